@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# compile_fail.sh COMPILER INCLUDE_DIR FILE: code that must not compile, and must say why. The file compiles as it stands;
+# for each line in it of the form
+#   // FAILS NAME: text
+# it must not compile with -DNAME, and the compiler's message must contain the text.
+set -euo pipefail
+compiler=$1 include_dir=$2 file=$3
+
+if [[ $file == *.cu ]]; then
+  flags=(-std=c++17 -arch=sm_80 -Werror all-warnings -c -o /dev/null)
+else
+  flags=(-std=c++17 -Wall -Wextra -Werror -fsyntax-only)
+fi
+compile() { "$compiler" "${flags[@]}" -I "$include_dir" "$@" "$file" 2>&1; }
+
+compile || { echo "the file itself does not compile"; exit 1; }
+
+cases=0 failures=0
+while IFS=: read -r name text; do
+  cases=$((cases + 1)) text=${text# }
+  if output=$(compile "-D$name"); then
+    echo "$name: compiles, and must not"
+    failures=$((failures + 1))
+  elif ! grep -qF -- "$text" <<< "$output"; then
+    printf '%s: fails without saying "%s":\n%s\n' "$name" "$text" "$output"
+    failures=$((failures + 1))
+  fi
+done < <(sed -n 's:^ *// FAILS ::p' "$file")
+
+echo "$cases cases, $failures wrong"
+[[ $cases -gt 0 && $failures -eq 0 ]]
