@@ -1,0 +1,234 @@
+// What the engines ask of functors, and how they find out which form one has.
+//
+//   Source   reads:   Pack<C,N> load<N>(row, col)                 ours
+//                     void load<N>(Dst* dst, row, col)            OneFlow's
+//                     fetch<N>(row, col) + resolve(fetched, row, col)   split, see below
+//   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col) with fetch<N>(row, col)
+//   Sink     writes:  store<N>(Pack, row, col)                    ours
+//                     void store<N>(const Src* src, row, col)     OneFlow's
+//   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
+//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), finish(State), write_row(State, row),
+//            store(Pack, result, row, col)
+//
+// The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so
+// many loads are in flight at once even when one of the maps also writes memory (tee).
+//
+// Optional members, all const:
+//   static constexpr Role role      what it is; without it, found out from its members
+//   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
+//   int max_pack()                  the widest pack that pointer and stride allow now
+//   Status check(rows, cols)        what is wrong with the arguments
+//   reload<N>(row, col)             a Source whose second load would not give the same value supplies this
+#pragma once
+
+#include <utility>
+
+#include "math.h"
+#include "status.h"
+
+KERNELS_BEGIN
+
+// Base of every functor, so that operator| is found. Users derive their own maps, sources and sinks from it.
+struct Functor {};
+
+struct Nothing {};
+
+enum class Role { none, source, map, sink, row_sink };
+
+namespace detail {
+
+template <class... > using void_t = void;
+
+#define KERNELS_DETECT(name, expression)                                              \
+  template <class F, class = void>                                                    \
+  struct name : std::false_type {};                                                   \
+  template <class F>                                                                  \
+  struct name<F, void_t<decltype(expression)>> : std::true_type {};
+
+constexpr int64_t kAny = 0;
+KERNELS_DETECT(has_role, F::role)
+KERNELS_DETECT(has_fetch, std::declval<const F&>().template fetch<1>(kAny, kAny))
+KERNELS_DETECT(has_load, std::declval<const F&>().template load<1>(kAny, kAny))
+KERNELS_DETECT(has_reload, std::declval<const F&>().template reload<1>(kAny, kAny))
+KERNELS_DETECT(has_second_pass, std::declval<const F&>().second_pass())
+KERNELS_DETECT(has_without_effects, std::declval<const F&>().without_effects())
+KERNELS_DETECT(has_widest, F::widest)
+KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
+KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
+KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
+KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
+#undef KERNELS_DETECT
+
+// OneFlow's forms name their own element type; it is float or double.
+template <class F, class C, class = void>
+struct loads_into : std::false_type {};
+template <class F, class C>
+struct loads_into<F, C, void_t<decltype(std::declval<const F&>().template load<1>(std::declval<C*>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct stores_from : std::false_type {};
+template <class F, class C>
+struct stores_from<F, C,
+                   void_t<decltype(std::declval<const F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct stores_pack : std::false_type {};
+template <class F, class C>
+struct stores_pack<
+    F, C, void_t<decltype(std::declval<const F&>().template store<1>(std::declval<Pack<C, 1>>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct maps : std::false_type {};
+template <class F, class C>
+struct maps<F, C, void_t<decltype(std::declval<const F&>().map(std::declval<Pack<C, 1>>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct maps_fetched : std::false_type {};
+template <class F, class C>
+struct maps_fetched<F, C,
+                    void_t<decltype(std::declval<const F&>().map(
+                        std::declval<Pack<C, 1>>(), std::declval<const F&>().template fetch<1>(kAny, kAny), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F>
+constexpr bool oneflow_load = loads_into<F, float>::value || loads_into<F, double>::value;
+template <class F>
+constexpr bool oneflow_store = stores_from<F, float>::value || stores_from<F, double>::value;
+
+// What a functor is: it says so itself (`static constexpr Role role`), or its members tell.
+template <class F>
+constexpr Role role_of() {
+  if constexpr (has_role<F>::value) return F::role;
+  else if constexpr (has_row_state<F>::value) return Role::row_sink;
+  else if constexpr (maps<F, float>::value || maps<F, double>::value) return Role::map;
+  else if constexpr (maps_fetched<F, float>::value || maps_fetched<F, double>::value) return Role::map;
+  else if constexpr (has_load<F>::value || oneflow_load<F> || has_fetch<F>::value) return Role::source;
+  else if constexpr (stores_pack<F, float>::value || stores_pack<F, double>::value || oneflow_store<F>) return Role::sink;
+  else return Role::none;
+}
+template <class F>
+constexpr bool is_source = role_of<F>() == Role::source;
+template <class F>
+constexpr bool is_map = role_of<F>() == Role::map;
+template <class F>
+constexpr bool is_row_sink = role_of<F>() == Role::row_sink;
+template <class F>
+constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
+
+// ---- fetch: everything a functor reads from memory at (row, col) ---------------------------------------------------
+
+template <int N, class F>
+KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
+  if constexpr (has_fetch<F>::value) {
+    return f.template fetch<N>(row, col);
+  } else if constexpr (has_load<F>::value) {
+    return f.template load<N>(row, col);
+  } else if constexpr (oneflow_load<F>) {
+    using C = std::conditional_t<loads_into<F, float>::value, float, double>;
+    Pack<C, N> out;
+    f.template load<N>(out.v, row, col);
+    return out;
+  } else {
+    return Nothing{};
+  }
+}
+
+// ---- Source --------------------------------------------------------------------------------------------------------
+
+template <class S, class Fetched>
+KERNELS_HD auto resolve(const S& source, const Fetched& fetched, int64_t row, int64_t col) {
+  if constexpr (has_fetch<S>::value) return source.resolve(fetched, row, col);
+  else return fetched;
+}
+
+// The element type a source computes in.
+template <class S>
+using compute_type = typename decltype(resolve(
+    std::declval<const S&>(), fetch<1>(std::declval<const S&>(), kAny, kAny), kAny, kAny))::value_type;
+
+// Reads again through a user's own `reload`.
+template <class S>
+struct Reloaded : Functor {
+  static constexpr Role role = Role::source;
+  S source;
+  template <int N>
+  KERNELS_HD auto load(int64_t row, int64_t col) const { return source.template reload<N>(row, col); }
+};
+
+// The source to use when a row is read a second time: itself, unless the first pass had side effects.
+template <class S>
+KERNELS_HD auto second_pass(const S& source) {
+  if constexpr (has_second_pass<S>::value) return source.second_pass();
+  else if constexpr (has_reload<S>::value) return Reloaded<S>{{}, source};
+  else return source;
+}
+
+// ---- Map -----------------------------------------------------------------------------------------------------------
+
+// What a map reads from memory: nothing, unless it says so.
+template <int N, class M>
+KERNELS_HD auto fetch_operands(const M& map, int64_t row, int64_t col) {
+  if constexpr (has_fetch<M>::value) return map.template fetch<N>(row, col);
+  else return Nothing{};
+}
+
+template <class M, class C, int N, class Fetched>
+KERNELS_HD auto apply_map(const M& map, const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) {
+  if constexpr (has_fetch<M>::value) return map.map(v, fetched, row, col);
+  else return map.map(v, row, col);
+}
+
+// The same map without writes to memory, for an engine that has to evaluate it once more than the rest.
+template <class M>
+KERNELS_HD auto without_effects(const M& map) {
+  if constexpr (has_without_effects<M>::value) return map.without_effects();
+  else return map;
+}
+
+// ---- Sink ----------------------------------------------------------------------------------------------------------
+
+template <class S, class C, int N>
+KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
+  if constexpr (stores_from<S, C>::value) sink.template store<N>(v.v, row, col);
+  else sink.template store<N>(v, row, col);
+}
+
+// ---- what a functor allows -----------------------------------------------------------------------------------------
+
+constexpr int kWidestPack = 16;
+constexpr int kWidestOneFlowPack = 4;
+
+template <class F>
+constexpr int widest_of() {
+  if constexpr (has_widest<F>::value) return F::widest;
+  else if constexpr (oneflow_load<F> || oneflow_store<F>) return kWidestOneFlowPack;
+  else return kWidestPack;
+}
+
+template <class F>
+int max_pack_of(const F& f) {
+  if constexpr (has_max_pack<F>::value) return f.max_pack();
+  else return widest_of<F>();
+}
+
+template <class F>
+void set_past_cache(F& f, bool past) {
+  if constexpr (has_past_cache<F>::value) f.set_past_cache(past);
+}
+
+template <class F>
+Status check_of(const F& f, int64_t rows, int64_t cols) {
+  if constexpr (has_check<F>::value) return f.check(rows, cols);
+  else return {};
+}
+
+}  // namespace detail
+
+template <class Source>
+using compute_type = detail::compute_type<Source>;
+
+KERNELS_END

@@ -1,0 +1,56 @@
+// Compiler and platform switches. The only header besides arch/arch.cuh that looks at __CUDA_ARCH__.
+#pragma once
+
+#if !defined(__CUDACC__) && !(defined(_MSVC_LANG) ? _MSVC_LANG >= 201703L : __cplusplus >= 201703L)
+#error "kernels needs C++17 or later"
+#endif
+
+#define KERNELS_VERSION_MAJOR 0
+#define KERNELS_VERSION_MINOR 1
+#define KERNELS_VERSION_PATCH 0
+
+// KERNELS_HD: callable from host and device, always inlined (the functor chains are only free when they inline).
+#if defined(__CUDACC__)
+#define KERNELS_HD __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+#define KERNELS_HD inline __attribute__((always_inline))
+#elif defined(_MSC_VER)
+#define KERNELS_HD __forceinline
+#else
+#define KERNELS_HD inline
+#endif
+
+// Defined while device code is being compiled: chooses between a CUDA intrinsic and its portable twin.
+#if defined(__CUDA_ARCH__)
+#define KERNELS_DEVICE_CODE 1
+#endif
+
+#if defined(KERNELS_DEVICE_CODE)
+#define KERNELS_UNROLL _Pragma("unroll")
+#else
+#define KERNELS_UNROLL
+#endif
+
+// The CUDA storage types (__half ...) are used wherever their headers can be found; otherwise the library's own,
+// which have the same bits. The two worlds are different types, so they get different symbol names.
+#if !defined(KERNELS_CUDA_TYPES)
+#if defined(__CUDACC__)
+#define KERNELS_CUDA_TYPES 1
+#elif defined(__has_include)
+#if __has_include(<cuda_fp16.h>) && __has_include(<cuda_bf16.h>) && __has_include(<cuda_fp8.h>)
+#define KERNELS_CUDA_TYPES 1
+#endif
+#endif
+#endif
+#if !defined(KERNELS_CUDA_TYPES)
+#define KERNELS_CUDA_TYPES 0
+#endif
+
+// A versioned inline namespace: two versions, or two flavours, of the library in one process do not clash.
+#if KERNELS_CUDA_TYPES
+#define KERNELS_ABI v0_1_cuda
+#else
+#define KERNELS_ABI v0_1_own
+#endif
+#define KERNELS_BEGIN namespace kernels { inline namespace KERNELS_ABI {
+#define KERNELS_END } }

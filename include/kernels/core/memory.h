@@ -1,0 +1,92 @@
+// Reading and writing packs. On the device: one access of up to 16 bytes, or several of 16; the address must be a
+// multiple of min(16, bytes). On the host: no alignment is needed.
+#pragma once
+
+#include "pack.h"
+#if !defined(__CUDACC__) && defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+KERNELS_BEGIN
+
+// How the caching hardware should treat the bytes.
+enum class Cache {
+  stream,  // touched once: do not keep. Coherent, so the same launch may also write them
+  keep,    // shared by many rows (a weight vector): read through the read-only path, never written by this launch
+};
+
+namespace detail {
+
+#if defined(KERNELS_DEVICE_CODE)
+template <int kBytes> struct Word;
+template <> struct Word<1> { using type = unsigned char; };
+template <> struct Word<2> { using type = unsigned short; };
+template <> struct Word<4> { using type = unsigned int; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+#endif
+
+}  // namespace detail
+
+template <int N, Cache kCache, class T>
+KERNELS_HD Pack<T, N> read(const T* from) {
+  Pack<T, N> out;
+#if defined(KERNELS_DEVICE_CODE)
+  constexpr int bytes = N * int(sizeof(T));
+  constexpr int step = bytes < 16 ? bytes : 16;
+  using Word = typename detail::Word<step>::type;
+  KERNELS_UNROLL
+  for (int i = 0; i < bytes / step; ++i) {
+    const Word* word = reinterpret_cast<const Word*>(from) + i;
+    Word value;
+    if constexpr (kCache == Cache::stream) value = __ldcs(word);
+    else value = __ldg(word);
+    memcpy(reinterpret_cast<char*>(out.v) + i * step, &value, step);
+  }
+#else
+  memcpy(static_cast<void*>(out.v), static_cast<const void*>(from), sizeof(out.v));
+#endif
+  return out;
+}
+
+// `past_cache`: on the host, write around the cache when the address allows (for outputs larger than the cache: it
+// saves reading the line first). The GPU ignores it: its caches write partial lines without reading them.
+template <int N, class T>
+KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
+#if defined(KERNELS_DEVICE_CODE)
+  constexpr int bytes = N * int(sizeof(T));
+  constexpr int step = bytes < 16 ? bytes : 16;
+  using Word = typename detail::Word<step>::type;
+  KERNELS_UNROLL
+  for (int i = 0; i < bytes / step; ++i) {
+    Word value;
+    memcpy(&value, reinterpret_cast<const char*>(pack.v) + i * step, step);
+    __stcs(reinterpret_cast<Word*>(to) + i, value);
+  }
+#else
+#if defined(__AVX__)
+  constexpr int bytes = N * int(sizeof(T));
+  if constexpr (bytes % 16 == 0) {
+    constexpr int step = bytes % 32 == 0 ? 32 : 16;
+    if (past_cache && reinterpret_cast<uintptr_t>(to) % step == 0) {
+      const char* from = reinterpret_cast<const char*>(pack.v);
+      char* address = reinterpret_cast<char*>(to);
+      for (int i = 0; i < bytes; i += step) {
+        if constexpr (step == 32) {
+          _mm256_stream_si256(reinterpret_cast<__m256i*>(address + i),
+                              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
+        } else {
+          _mm_stream_si128(reinterpret_cast<__m128i*>(address + i),
+                           _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+        }
+      }
+      return;
+    }
+  }
+#endif
+  (void)past_cache;
+  memcpy(static_cast<void*>(to), static_cast<const void*>(pack.v), sizeof(pack.v));
+#endif
+}
+
+KERNELS_END

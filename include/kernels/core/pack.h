@@ -1,0 +1,207 @@
+// Pack<T, N>: N elements that travel together, one per memory transaction on the GPU, one SIMD register or a few on
+// the CPU. Arithmetic is elementwise; loops have constant trip counts, so nvcc keeps packs in registers and g++ and
+// clang++ turn them into vector instructions.
+#pragma once
+
+#include "dtype.h"
+
+KERNELS_BEGIN
+
+template <class T, int N>
+struct Pack {
+  using value_type = T;
+  static constexpr int size = N;
+
+  T v[N];
+
+  KERNELS_HD T& operator[](int i) { return v[i]; }
+  KERNELS_HD const T& operator[](int i) const { return v[i]; }
+};
+
+template <int N, class T>
+KERNELS_HD Pack<T, N> broadcast(T value) {
+  Pack<T, N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) out.v[i] = value;
+  return out;
+}
+
+// f applied to every element.
+template <class T, int N, class F>
+KERNELS_HD auto transform(const Pack<T, N>& a, F f) {
+  Pack<decltype(f(a.v[0])), N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) out.v[i] = f(a.v[i]);
+  return out;
+}
+
+template <class T, class U, int N, class F>
+KERNELS_HD auto transform(const Pack<T, N>& a, const Pack<U, N>& b, F f) {
+  Pack<decltype(f(a.v[0], b.v[0])), N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) out.v[i] = f(a.v[i], b.v[i]);
+  return out;
+}
+
+#define KERNELS_PACK_OPERATOR(op)                                                                    \
+  template <class T, int N>                                                                          \
+  KERNELS_HD Pack<T, N> operator op(const Pack<T, N>& a, const Pack<T, N>& b) {                      \
+    Pack<T, N> out;                                                                                  \
+    KERNELS_UNROLL                                                                                   \
+    for (int i = 0; i < N; ++i) out.v[i] = a.v[i] op b.v[i];                                         \
+    return out;                                                                                      \
+  }                                                                                                  \
+  template <class T, int N>                                                                          \
+  KERNELS_HD Pack<T, N> operator op(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {        \
+    Pack<T, N> out;                                                                                  \
+    KERNELS_UNROLL                                                                                   \
+    for (int i = 0; i < N; ++i) out.v[i] = a.v[i] op b;                                              \
+    return out;                                                                                      \
+  }
+KERNELS_PACK_OPERATOR(+)
+KERNELS_PACK_OPERATOR(-)
+KERNELS_PACK_OPERATOR(*)
+KERNELS_PACK_OPERATOR(/)
+#undef KERNELS_PACK_OPERATOR
+
+// The smaller / larger of two numbers. Where one is NaN either may come back: callers must not rely on it.
+template <class T>
+KERNELS_HD T lesser(T a, T b) {
+#if defined(KERNELS_DEVICE_CODE)
+  if constexpr (std::is_same<T, float>::value) return ::fminf(a, b);
+#endif
+  return b < a ? b : a;
+}
+template <class T>
+KERNELS_HD T greater(T a, T b) {
+#if defined(KERNELS_DEVICE_CODE)
+  if constexpr (std::is_same<T, float>::value) return ::fmaxf(a, b);
+#endif
+  return b > a ? b : a;
+}
+
+template <class T, int N>
+KERNELS_HD Pack<T, N> min(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
+  return transform(a, [b](T x) { return lesser(x, b); });
+}
+template <class T, int N>
+KERNELS_HD Pack<T, N> max(const Pack<T, N>& a, typename Pack<T, N>::value_type b) {
+  return transform(a, [b](T x) { return greater(x, b); });
+}
+
+// Reductions keep a few partial results side by side (on the host as many as a vector register holds) and bring those
+// together pairwise: short dependency chains, few registers, and a shape that vectorizes.
+template <class T, int N, class F>
+KERNELS_HD T fold(const Pack<T, N>& a, F f) {
+#if defined(KERNELS_DEVICE_CODE)
+  constexpr int lanes = 4;
+#else
+  constexpr int lanes = 16;
+#endif
+  if constexpr (N == 1) {
+    return a.v[0];
+  } else if constexpr (N > lanes && N % lanes == 0) {
+    Pack<T, lanes> part;
+    KERNELS_UNROLL
+    for (int i = 0; i < lanes; ++i) part.v[i] = a.v[i];
+    KERNELS_UNROLL
+    for (int j = lanes; j < N; j += lanes) {
+      KERNELS_UNROLL
+      for (int i = 0; i < lanes; ++i) part.v[i] = f(part.v[i], a.v[j + i]);
+    }
+    return fold(part, f);
+  } else if constexpr (N % 2 == 0) {
+    Pack<T, N / 2> part;
+    KERNELS_UNROLL
+    for (int i = 0; i < N / 2; ++i) part.v[i] = f(a.v[i], a.v[i + N / 2]);
+    return fold(part, f);
+  } else {
+    T out = a.v[0];
+    KERNELS_UNROLL
+    for (int i = 1; i < N; ++i) out = f(out, a.v[i]);
+    return out;
+  }
+}
+
+template <class T, int N>
+KERNELS_HD T sum(const Pack<T, N>& a) {
+  return fold(a, [](T x, T y) { return x + y; });
+}
+template <class T, int N>
+KERNELS_HD T max_of(const Pack<T, N>& a) {
+  return fold(a, [](T x, T y) { return greater(x, y); });
+}
+template <class T, int N>
+KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
+  return sum(a * b);
+}
+
+// Elementwise conversion; pairs and eights go through the hardware's vector conversions.
+template <class To, class From, int N>
+KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
+  Pack<To, N> out;
+#if defined(KERNELS_DEVICE_CODE)
+  if constexpr (std::is_same<To, From>::value) {
+    return in;
+  } else if constexpr (N % 2 == 0 && std::is_same<To, float>::value && sizeof(From) <= 2 && !std::is_integral<From>::value) {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; i += 2) {
+      float2 pair;
+      if constexpr (std::is_same<From, half>::value) {
+        pair = __half22float2(__halves2half2(in.v[i], in.v[i + 1]));
+      } else if constexpr (std::is_same<From, bfloat16>::value) {
+        pair = __bfloat1622float2(__halves2bfloat162(in.v[i], in.v[i + 1]));
+      } else {
+        const auto kind = std::is_same<From, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
+        const auto codes = static_cast<__nv_fp8x2_storage_t>(in.v[i].__x | in.v[i + 1].__x << 8);
+        pair = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, kind)));
+      }
+      out.v[i] = pair.x;
+      out.v[i + 1] = pair.y;
+    }
+    return out;
+  } else if constexpr (N % 2 == 0 && std::is_same<From, float>::value && sizeof(To) <= 2 &&
+                       !std::is_integral<To>::value) {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; i += 2) {
+      const float2 pair = make_float2(in.v[i], in.v[i + 1]);
+      if constexpr (std::is_same<To, half>::value) {
+        const __half2 two = __float22half2_rn(pair);
+        out.v[i] = __low2half(two);
+        out.v[i + 1] = __high2half(two);
+      } else if constexpr (std::is_same<To, bfloat16>::value) {
+        const __nv_bfloat162 two = __float22bfloat162_rn(pair);
+        out.v[i] = __low2bfloat16(two);
+        out.v[i + 1] = __high2bfloat16(two);
+      } else {
+        const auto kind = std::is_same<To, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
+        const auto two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, kind);
+        out.v[i].__x = static_cast<__nv_fp8_storage_t>(two & 0xff);
+        out.v[i + 1].__x = static_cast<__nv_fp8_storage_t>(two >> 8);
+      }
+    }
+    return out;
+  } else
+#elif defined(__F16C__)
+  if constexpr (N % 8 == 0 && std::is_same<From, half>::value && std::is_same<To, float>::value) {
+    for (int i = 0; i < N; i += 8) {
+      const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.v + i));
+      _mm256_storeu_ps(out.v + i, _mm256_cvtph_ps(codes));
+    }
+    return out;
+  } else if constexpr (N % 8 == 0 && std::is_same<From, float>::value && std::is_same<To, half>::value) {
+    for (int i = 0; i < N; i += 8) {
+      const __m128i codes = _mm256_cvtps_ph(_mm256_loadu_ps(in.v + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out.v + i), codes);
+    }
+    return out;
+  } else
+#endif
+  {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) out.v[i] = convert<To>(in.v[i]);
+    return out;
+  }
+}
+
+KERNELS_END

@@ -1,0 +1,184 @@
+// The row ops: what is computed, apart from where a row lives and how it is read and written. GPU and CPU engines
+// drive these same structs.
+//
+// A RowOp<C> (C: float or double) has
+//   State                        default-constructed: nothing seen yet
+//   padding()                    a value that does not change a state, for the end of a partly filled pack
+//   accumulate(State&, Pack<C, N>, valid)   the first `valid` values of a pack, with padding behind them; any N
+//   merge(State& into, State from)   any order, any split of the row
+//   Result finish(State, cols)       once per row
+//   write_row(Result, row)           once per row, by one thread: per-row outputs
+//   Pack apply(Pack, Result)         once per element
+#pragma once
+
+#include "softmax_state.h"
+#include "status.h"
+#include "welford.h"
+
+KERNELS_BEGIN
+
+template <class C>
+struct SoftmaxOp {
+  using State = SoftmaxState<C>;
+  struct Result {
+    C reference;
+    C scale;
+  };
+
+  template <int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
+  KERNELS_HD C padding() const { return -infinity<C>(); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
+  KERNELS_HD Result finish(const State& s, int64_t) const {
+    return {s.reference(), s.m == -infinity<C>() && s.l == C(0) ? C(0) : C(1) / s.l};
+  }
+  KERNELS_HD void write_row(const Result&, int64_t) const {}
+  template <int N>
+  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const {
+    return transform(x, [r](C a) { return exp(a - r.reference) * r.scale; });
+  }
+};
+
+template <class C>
+struct LogSoftmaxOp {
+  using State = SoftmaxState<C>;
+  // log l is kept apart from m: m + log l would round away the small part of it under a large m.
+  struct Result {
+    C reference;
+    C log_sum;
+  };
+
+  template <int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
+  KERNELS_HD C padding() const { return -infinity<C>(); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
+  KERNELS_HD Result finish(const State& s, int64_t) const {
+    return {s.reference(), s.m == -infinity<C>() && s.l == C(0) ? C(0) : log(s.l)};
+  }
+  KERNELS_HD void write_row(const Result&, int64_t) const {}
+  template <int N>
+  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const {
+    return transform(x, [r](C a) { return (a - r.reference) - r.log_sum; });
+  }
+};
+
+// Per-row outputs are float, or double for double rows; a null pointer means not wanted.
+namespace detail {
+struct RowOutput {
+  float* single = nullptr;
+  double* twofold = nullptr;
+
+  template <class C>
+  KERNELS_HD void write(int64_t row, C value) const {
+    if (single) single[row] = static_cast<float>(value);
+    if (twofold) twofold[row] = static_cast<double>(value);
+  }
+};
+}  // namespace detail
+
+// (x - mean) * rstd with rstd = 1 / sqrt(variance + eps); the variance is the biased one (divided by cols).
+template <class C>
+struct LayerNormOp {
+  using State = WelfordState<C>;
+  struct Result {
+    C mean;
+    C mean_low;  // what rounding took from the mean
+    C rstd;
+  };
+
+  C eps;
+  detail::RowOutput mean_out, rstd_out;
+
+  template <int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int valid) const { s.accumulate(x, valid); }
+  KERNELS_HD C padding() const { return C(0); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
+  KERNELS_HD Result finish(const State& s, int64_t cols) const {
+    const C mean = s.mean();
+    return {mean, s.offset - (mean - s.origin), rsqrt(s.m2 / static_cast<C>(cols) + eps)};
+  }
+  KERNELS_HD void write_row(const Result& r, int64_t row) const {
+    mean_out.write(row, r.mean);
+    rstd_out.write(row, r.rstd);
+  }
+  template <int N>
+  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const {
+    return transform(x, [r](C a) { return ((a - r.mean) - r.mean_low) * r.rstd; });
+  }
+};
+
+// x * rstd with rstd = 1 / sqrt(mean of squares + eps).
+template <class C>
+struct RmsNormOp {
+  struct State {
+    C squares = C(0);
+  };
+  struct Result {
+    C rstd;
+  };
+
+  C eps;
+  detail::RowOutput rstd_out;
+
+  template <int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.squares = s.squares + dot(x, x); }
+  KERNELS_HD C padding() const { return C(0); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
+  KERNELS_HD Result finish(const State& s, int64_t cols) const {
+    return {rsqrt(s.squares / static_cast<C>(cols) + eps)};
+  }
+  KERNELS_HD void write_row(const Result& r, int64_t row) const { rstd_out.write(row, r.rstd); }
+  template <int N>
+  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const { return x * r.rstd; }
+};
+
+// ---- Options, as the caller writes them ----------------------------------------------------------------------------
+
+// k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value per row.
+class LayerNorm {
+ public:
+  LayerNorm& eps(double value) { eps_ = value; return *this; }
+  LayerNorm& mean(float* p) { mean_.single = p; return *this; }
+  LayerNorm& mean(double* p) { mean_.twofold = p; return *this; }
+  LayerNorm& rstd(float* p) { rstd_.single = p; return *this; }
+  LayerNorm& rstd(double* p) { rstd_.twofold = p; return *this; }
+
+  template <class C>
+  LayerNormOp<C> op() const { return {static_cast<C>(eps_), mean_, rstd_}; }
+  Status check() const { return eps_ >= 0 ? Status{} : invalid("layernorm: eps is negative or NaN"); }
+
+ private:
+  double eps_ = 1e-5;
+  detail::RowOutput mean_, rstd_;
+};
+
+// k::RmsNorm{}.eps(1e-6).rstd(rstd). For a weight stored minus one: affine(one_plus(weight)); for Hugging Face's cast
+// before the multiplication: round_to<half>() | affine(weight).
+class RmsNorm {
+ public:
+  RmsNorm& eps(double value) { eps_ = value; return *this; }
+  RmsNorm& rstd(float* p) { rstd_.single = p; return *this; }
+  RmsNorm& rstd(double* p) { rstd_.twofold = p; return *this; }
+
+  template <class C>
+  RmsNormOp<C> op() const { return {static_cast<C>(eps_), rstd_}; }
+  Status check() const { return eps_ >= 0 ? Status{} : invalid("rmsnorm: eps is negative or NaN"); }
+
+ private:
+  double eps_ = 1e-5;
+  detail::RowOutput rstd_;
+};
+
+// Softmax has no options; the struct carries the op through the same door as the others.
+struct Softmax {
+  template <class C>
+  SoftmaxOp<C> op() const { return {}; }
+  Status check() const { return {}; }
+};
+struct LogSoftmax {
+  template <class C>
+  LogSoftmaxOp<C> op() const { return {}; }
+  Status check() const { return {}; }
+};
+
+KERNELS_END

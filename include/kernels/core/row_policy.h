@@ -1,0 +1,52 @@
+// RowPolicy: where a row of softmax, layernorm or rmsnorm lives between being read and being written.
+//
+// Leave it out and the tuning table chooses. A caller who knows better fills in what matters and leaves the rest 0:
+//
+//   k::softmax(ex, in, out, rows, cols, k::RowPolicy{k::Residency::registers, /*threads*/ 256, /*cluster*/ 2});
+//
+// A policy that cannot serve the row is refused with the reason, never replaced.
+#pragma once
+
+#include "status.h"
+
+KERNELS_BEGIN
+
+enum class Residency {
+  automatic,
+  group,      // registers of 1 to 32 lanes of a warp, one or two rows each
+  registers,  // registers of a block, or of the blocks of a cluster
+  shared,     // shared memory of a block, or of the blocks of a cluster
+  streamed,   // nowhere: the row is read twice
+  split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace
+};
+
+struct RowPolicy {
+  Residency residency = Residency::automatic;
+  int threads = 0;         // per row in a group (a power of two up to 32), per block otherwise (a multiple of 32)
+  int cluster = 1;         // blocks that share a row through distributed shared memory (sm_90): 1, 2, 4, 8 or 16
+  int rows_per_group = 1;  // 1 or 2
+  int max_pack = 0;        // an upper limit on the pack width; 0: none
+  int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results do not depend on it
+};
+
+// What a call does: the policy with every field filled in.
+struct RowPlan {
+  RowPolicy policy;
+  int pack = 0;       // elements per memory transaction
+  int chunks = 1;     // blocks per row when split
+  int width = 0;      // columns per block
+};
+
+inline const char* to_string(Residency residency) {
+  switch (residency) {
+    case Residency::automatic: return "automatic";
+    case Residency::group: return "group";
+    case Residency::registers: return "registers";
+    case Residency::shared: return "shared";
+    case Residency::streamed: return "streamed";
+    case Residency::split: return "split";
+  }
+  return "?";
+}
+
+KERNELS_END

@@ -1,0 +1,39 @@
+// SoftmaxState: the mergeable state of an online softmax. m is the largest score so far, l the sum of exp(score - m).
+//
+// merge() is associative and commutative up to rounding, and the empty state is its neutral element, so a row may be
+// cut into any pieces. A row without any visible score has m = -inf, l = 0: its probabilities are 0 and its logsumexp
+// is -inf. A NaN, or a +inf, makes l NaN and with it the whole row.
+#pragma once
+
+#include "math.h"
+
+KERNELS_BEGIN
+
+template <class C>
+struct SoftmaxState {
+  C m = -infinity<C>();
+  C l = C(0);
+
+  // What to subtract from scores: m, or 0 while nothing is visible (-inf - -inf would be NaN).
+  KERNELS_HD C reference() const { return m == -infinity<C>() ? C(0) : m; }
+  KERNELS_HD C logsumexp() const { return m + log(l); }
+
+  template <int N>
+  KERNELS_HD void accumulate(const Pack<C, N>& scores) {
+    SoftmaxState part;
+    part.m = max_of(scores);
+    const C reference = part.reference();
+    part.l = sum(transform(scores, [reference](C x) { return exp(x - reference); }));
+    merge(part);
+  }
+
+  KERNELS_HD void merge(const SoftmaxState& other) {
+    SoftmaxState both;
+    both.m = greater(m, other.m);
+    const C reference = both.reference();
+    both.l = l * exp(m - reference) + other.l * exp(other.m - reference);
+    *this = both;
+  }
+};
+
+KERNELS_END

@@ -1,0 +1,419 @@
+// The row engine's kernels: read a row, bring its state together, write the row.
+//
+// They differ in where the row waits between the two passes, and in nothing else:
+//   ResidentBody  in registers: of a group of lanes, of a block, or of the blocks of a cluster
+//   StagedBody    in shared memory of a block or a cluster, or nowhere (the row is read again)
+//   PartialBody, FinishBody   nowhere, with the row cut into chunks for many blocks: two launches
+#pragma once
+
+#include "../functor.h"
+#include "team.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class Op_, class Source_, class Sink_>
+struct RowProblem {
+  using Op = Op_;
+  using Source = Source_;
+  using Sink = Sink_;
+  using C = compute_type<Source>;
+  using Map = decltype(sink_map(std::declval<const Sink&>()));
+  using End = decltype(sink_end(std::declval<const Sink&>()));
+  static constexpr bool row_sink = is_row_sink<End>;
+
+  Op op;
+  Source source;
+  Sink sink;
+  int64_t rows;
+  int64_t cols;
+};
+
+// What a sink keeps per row, or nothing.
+template <class End, bool = is_row_sink<End>>
+struct SinkState {
+  using type = Nothing;
+};
+template <class End>
+struct SinkState<End, true> {
+  using type = typename End::State;
+};
+
+template <class P>
+using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkState<typename P::End>::type>()>;
+
+// One thread's part of a row, K packs of N: pack k starts at column first + k * stride. The packs that lie in the row
+// come first; `count` says how many.
+template <class C, int N, int K>
+struct Tile {
+  Pack<C, N * K> values;
+  int first = 0;  // columns fit 31 bits; only their products with rows do not
+  int stride = 0;
+  int count = 0;
+
+  __device__ __forceinline__ void place(int first_col, int pack_stride, int end) {
+    first = first_col;
+    stride = pack_stride;
+    count = 0;
+    KERNELS_UNROLL
+    for (int k = 0; k < K; ++k) count += first + k * stride < end ? 1 : 0;
+  }
+  __device__ __forceinline__ int col(int k) const { return first + k * stride; }
+  __device__ __forceinline__ Pack<C, N> get(int k) const {
+    Pack<C, N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) out.v[i] = values.v[k * N + i];
+    return out;
+  }
+  __device__ __forceinline__ void set(int k, const Pack<C, N>& pack) {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) values.v[k * N + i] = pack.v[i];
+  }
+
+  // f(k) for every pack in the row.
+  template <class F>
+  __device__ __forceinline__ void each(F f) const {
+    KERNELS_UNROLL
+    for (int k = 0; k < K; ++k) {
+      if (k < count) f(k);
+    }
+  }
+
+  // f(k) gives the value of every pack in the row; the others are filled with padding.
+  template <class F>
+  __device__ __forceinline__ void fill(C padding, F f) {
+    KERNELS_UNROLL
+    for (int k = 0; k < K; ++k) {
+      Pack<C, N> pack = broadcast<N>(padding);
+      if (k < count) pack = f(k);
+      set(k, pack);
+    }
+  }
+
+  template <class Op, class State>
+  __device__ __forceinline__ void accumulate(const Op& op, State& state) const {
+    op.accumulate(state, values, count * N);
+  }
+};
+
+// Fetches for several rows are all issued before the first value is used.
+template <int N, int K, class Source>
+struct Fetches {
+  using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
+  Fetched items[K];
+
+  template <class C>
+  __device__ __forceinline__ void issue(const Source& source, int64_t row, const Tile<C, N, K>& tile) {
+    tile.each([&](int k) { items[k] = fetch<N>(source, row, tile.col(k)); });
+  }
+  template <class C>
+  __device__ __forceinline__ void resolve_into(Tile<C, N, K>& tile, const Source& source, int64_t row, C padding) const {
+    tile.fill(padding, [&](int k) { return resolve(source, items[k], row, tile.col(k)); });
+  }
+};
+
+template <int N, int K, class Source, class C>
+__device__ __forceinline__ void read_tile(Tile<C, N, K>& tile, const Source& source, int64_t row, C padding) {
+  Fetches<N, K, Source> fetches;
+  fetches.issue(source, row, tile);
+  fetches.resolve_into(tile, source, row, padding);
+}
+
+// ---- a row in registers --------------------------------------------------------------------------------------------
+
+// R rows at once: row, row + row_step ... Each member of the team holds K packs of every row.
+template <int N, int K, int R, class P, class Team>
+__device__ __forceinline__ void resident_rows(const P& p, Team& team, int64_t row, int64_t row_step, int begin, int end,
+                                              bool leader) {
+  using C = typename P::C;
+  const auto map = sink_map(p.sink);
+  const auto sink = sink_end(p.sink);
+  using Operands = decltype(fetch_operands<N>(map, kAny, kAny));
+  // With few packs there are registers to spare for fetching the maps' operands together with the row.
+  constexpr bool early = K == 1;
+
+  Tile<C, N, K> tile[R];
+  Fetches<N, K, typename P::Source> fetches[R];
+  Operands operands[R];
+  KERNELS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const int64_t this_row = row + r * row_step;
+    tile[r].place(begin + team.rank() * N, team.size() * N, this_row < p.rows ? end : 0);
+    fetches[r].issue(p.source, this_row, tile[r]);
+    if constexpr (early) {
+      if (tile[r].count > 0) operands[r] = fetch_operands<N>(map, this_row, tile[r].col(0));
+    }
+  }
+
+  typename P::Op::State state[R];
+  KERNELS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    fetches[r].resolve_into(tile[r], p.source, row + r * row_step, p.op.padding());
+    tile[r].accumulate(p.op, state[r]);
+  }
+  KERNELS_UNROLL
+  for (int r = 0; r < R; ++r) state[r] = team.reduce(p.op, state[r]);
+
+  KERNELS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const int64_t this_row = row + r * row_step;
+    const auto result = p.op.finish(state[r], p.cols);
+    if (leader && this_row < p.rows) p.op.write_row(result, this_row);
+
+    const auto mapped = [&](int k) {
+      if constexpr (!early) operands[r] = fetch_operands<N>(map, this_row, tile[r].col(k));
+      return apply_map(map, p.op.apply(tile[r].get(k), result), operands[r], this_row, tile[r].col(k));
+    };
+    if constexpr (P::row_sink) {
+      tile[r].fill(sink.padding(), mapped);
+      typename P::End::State sink_state;
+      tile[r].accumulate(sink, sink_state);
+      sink_state = team.reduce(sink, sink_state);
+      if (leader && this_row < p.rows) sink.write_row(sink_state, this_row);
+      const auto sink_result = sink.finish(sink_state);
+      tile[r].each([&](int k) { sink.store(tile[r].get(k), sink_result, this_row, tile[r].col(k)); });
+    } else {
+      tile[r].each([&](int k) { put(sink, mapped(k), this_row, tile[r].col(k)); });
+    }
+  }
+}
+
+// R rows per group of 1 to 32 lanes.
+template <class P, int N, int K, int R>
+struct GroupBody {
+  static constexpr int max_threads = 256;
+  struct Params {
+    P problem;
+    int lanes;
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    GroupTeam team{params.lanes};
+    const int groups = blockDim.x / params.lanes;
+    const int group = threadIdx.x / params.lanes;
+    // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory.
+    const int64_t rows_per_block = int64_t(groups) * R;
+    for (int64_t base = blockIdx.x * rows_per_block; base < params.problem.rows; base += gridDim.x * rows_per_block) {
+      resident_rows<N, K, R>(params.problem, team, base + group, groups, 0, params.problem.cols, team.rank() == 0);
+    }
+  }
+};
+
+// Where a block's part of a row lies when the blocks of a cluster share rows: `width` columns each.
+template <class Team>
+struct Slice {
+  int begin, end;
+  __device__ Slice(const Team& team, int width, int cols)
+      : begin(width * team.block()), end(begin + width < cols ? begin + width : cols) {}
+};
+
+// One row per block or cluster, in registers.
+template <class P, int N, int K>
+struct BlockBody {
+  static constexpr int max_threads = 1024;
+  struct Params {
+    P problem;
+    int width;
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    __shared__ Scratch<P> scratch;
+    BlockTeam team(scratch);
+    const Slice slice(team, params.width, params.problem.cols);
+    const bool leader = team.rank() == 0 && team.block() == 0;
+    for (int64_t row = blockIdx.x / team.blocks(); row < params.problem.rows; row += gridDim.x / team.blocks()) {
+      resident_rows<N, K, 1>(params.problem, team, row, 0, slice.begin, slice.end, leader);
+    }
+  }
+};
+
+// ---- a row in shared memory, or nowhere ----------------------------------------------------------------------------
+
+// Computed values in shared memory, cut into units of at most 16 bytes laid out so that a warp's accesses do not
+// collide. Every thread reads back only what it wrote.
+template <class C, int N>
+struct RowCache {
+  static constexpr int unit_bytes = N * int(sizeof(C)) < 16 ? N * int(sizeof(C)) : 16;
+  static constexpr int units = N * int(sizeof(C)) / unit_bytes;
+  unsigned char* memory;
+  int packs;  // in this block's slice
+
+  __device__ __forceinline__ unsigned char* unit(int pack, int u) const {
+    return memory + (int64_t(u) * packs + pack) * unit_bytes;
+  }
+  __device__ __forceinline__ void put(int pack, const Pack<C, N>& v) const {
+    KERNELS_UNROLL
+    for (int u = 0; u < units; ++u) copy(unit(pack, u), reinterpret_cast<const unsigned char*>(v.v) + u * unit_bytes);
+  }
+  __device__ __forceinline__ Pack<C, N> get(int pack) const {
+    Pack<C, N> v;
+    KERNELS_UNROLL
+    for (int u = 0; u < units; ++u) copy(reinterpret_cast<unsigned char*>(v.v) + u * unit_bytes, unit(pack, u));
+    return v;
+  }
+
+ private:
+  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from) {
+    memcpy(__builtin_assume_aligned(to, sizeof(C)), __builtin_assume_aligned(from, sizeof(C)), unit_bytes);
+  }
+};
+
+template <class P, int N, int K>
+struct StagedBody {
+  static constexpr int max_threads = 512;
+  struct Params {
+    P problem;
+    int width;
+    bool keep;  // in shared memory; otherwise the row is read again
+  };
+  using C = typename P::C;
+  using T = Tile<C, N, K>;
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    __shared__ Scratch<P> scratch;
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    const P& p = params.problem;
+    BlockTeam team(scratch);
+    const Slice slice(team, params.width, p.cols);
+    const bool leader = team.rank() == 0 && team.block() == 0;
+    const RowCache<C, N> cache{dynamic_shared, params.keep ? params.width / N : 0};
+    const auto again = second_pass(p.source);
+    const auto map = sink_map(p.sink);
+    const auto silent = without_effects(map);
+    const auto sink = sink_end(p.sink);
+
+    for (int64_t row = blockIdx.x / team.blocks(); row < p.rows; row += gridDim.x / team.blocks()) {
+      const auto cached_at = [&](const T& tile, int k) { return (tile.col(k) - slice.begin) / N; };
+      const auto each_tile = [&](auto f) {
+        const int stride = team.size() * N;
+        for (int at = slice.begin + team.rank() * N; at < slice.end; at += K * stride) {
+          T tile;
+          tile.place(at, stride, slice.end);
+          f(tile);
+        }
+      };
+      const auto recall = [&](T& tile) {
+        if (params.keep) tile.fill(C(0), [&](int k) { return cache.get(cached_at(tile, k)); });
+        else read_tile(tile, again, row, C(0));
+      };
+      const auto keep = [&](const T& tile) {
+        if (params.keep) tile.each([&](int k) { cache.put(cached_at(tile, k), tile.get(k)); });
+      };
+
+      typename P::Op::State state;
+      each_tile([&](T& tile) {
+        read_tile(tile, p.source, row, p.op.padding());
+        tile.accumulate(p.op, state);
+        keep(tile);
+      });
+      const auto result = p.op.finish(team.reduce(p.op, state), p.cols);
+      if (leader) p.op.write_row(result, row);
+
+      const auto finished = [&](const auto& m, const T& tile, int k) {
+        return apply_map(m, p.op.apply(tile.get(k), result), fetch_operands<N>(m, row, tile.col(k)), row, tile.col(k));
+      };
+      const auto finish = [&](const auto& m, T& tile) {
+        tile.fill(C(0), [&](int k) { return finished(m, tile, k); });
+      };
+      if constexpr (P::row_sink) {
+        typename P::End::State sink_state;
+        each_tile([&](T& tile) {
+          recall(tile);
+          if (params.keep) finish(map, tile);
+          else finish(silent, tile);
+          tile.accumulate(sink, sink_state);
+          keep(tile);
+        });
+        sink_state = team.reduce(sink, sink_state);
+        if (leader) sink.write_row(sink_state, row);
+        const auto sink_result = sink.finish(sink_state);
+        each_tile([&](T& tile) {
+          recall(tile);
+          if (!params.keep) finish(map, tile);
+          tile.each([&](int k) { sink.store(tile.get(k), sink_result, row, tile.col(k)); });
+        });
+      } else {
+        each_tile([&](T& tile) {
+          recall(tile);
+          tile.each([&](int k) { put(sink, finished(map, tile, k), row, tile.col(k)); });
+        });
+      }
+    }
+  }
+};
+
+// ---- a row cut into chunks for many blocks -------------------------------------------------------------------------
+
+template <class P>
+struct SplitParams {
+  P problem;
+  typename P::Op::State* partial;  // rows x chunks
+  int chunks;
+  int width;                       // columns per chunk
+};
+
+template <class P, int N, int K>
+struct PartialBody {
+  static constexpr int max_threads = 512;
+  using Params = SplitParams<P>;
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    __shared__ Scratch<P> scratch;
+    const P& p = params.problem;
+    BlockTeam team(scratch);
+    const int stride = team.size() * N;
+    for (int64_t piece = blockIdx.x; piece < p.rows * params.chunks; piece += gridDim.x) {
+      const int64_t row = piece / params.chunks;
+      const int begin = int(piece % params.chunks) * params.width;
+      const int end = begin + params.width < p.cols ? begin + params.width : int(p.cols);
+      typename P::Op::State state;
+      for (int at = begin + team.rank() * N; at < end; at += K * stride) {
+        Tile<typename P::C, N, K> tile;
+        tile.place(at, stride, end);
+        read_tile(tile, p.source, row, p.op.padding());
+        tile.accumulate(p.op, state);
+      }
+      state = team.reduce(p.op, state);
+      if (team.rank() == 0) params.partial[piece] = state;
+    }
+  }
+};
+
+template <class P, int N, int K>
+struct FinishBody {
+  static constexpr int max_threads = 512;
+  using Params = SplitParams<P>;
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    __shared__ Scratch<P> scratch;
+    const P& p = params.problem;
+    BlockTeam team(scratch);
+    const auto again = second_pass(p.source);
+    const auto map = sink_map(p.sink);
+    const auto sink = sink_end(p.sink);
+    const int stride = team.size() * N;
+    for (int64_t piece = blockIdx.x; piece < p.rows * params.chunks; piece += gridDim.x) {
+      const int64_t row = piece / params.chunks;
+      const int begin = int(piece % params.chunks) * params.width;
+      const int end = begin + params.width < p.cols ? begin + params.width : int(p.cols);
+      typename P::Op::State state;
+      for (int i = team.rank(); i < params.chunks; i += team.size()) {
+        p.op.merge(state, params.partial[row * params.chunks + i]);
+      }
+      const auto result = p.op.finish(team.reduce(p.op, state), p.cols);
+      if (team.rank() == 0 && begin == 0) p.op.write_row(result, row);
+      for (int at = begin + team.rank() * N; at < end; at += K * stride) {
+        Tile<typename P::C, N, K> tile;
+        tile.place(at, stride, end);
+        read_tile(tile, again, row, typename P::C(0));
+        tile.each([&](int k) {
+          const int col = tile.col(k);
+          put(sink, apply_map(map, p.op.apply(tile.get(k), result), fetch_operands<N>(map, row, col), row, col), row, col);
+        });
+      }
+    }
+  }
+};
+
+}  // namespace detail
+KERNELS_END

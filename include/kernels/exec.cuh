@@ -1,0 +1,138 @@
+// Exec: where work goes (a stream of the current device) and what that device can do; launch<Body>() starts a kernel.
+//
+//   k::Exec ex{stream};                        // queries the device once; a bare stream converts to one
+//   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
+//
+// The stream must belong to the device that was current when the Exec was made. Making one costs a few device
+// attribute reads, no allocation and no synchronization, so it is allowed during graph capture.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "arch/arch.cuh"
+#include "arch/sm90.cuh"
+#include "core/status.h"
+
+KERNELS_BEGIN
+
+struct DeviceInfo {
+  int device = 0;
+  int sm_count = 0;
+  int shared_per_block = 0;  // with opt-in
+  int shared_per_sm = 0;
+  int capability = 0;        // 80, 90 ...
+};
+
+// Caller-owned scratch memory. Calls on different streams need different ones.
+struct Workspace {
+  void* ptr = nullptr;
+  size_t bytes = 0;
+};
+
+namespace detail {
+inline Status from_cuda(cudaError_t error) {
+  return error == cudaSuccess ? Status{} : Status{Code::device, cudaGetErrorString(error), static_cast<int>(error)};
+}
+}  // namespace detail
+
+class Exec {
+ public:
+  Exec(cudaStream_t stream = nullptr) : stream_(stream) { query(); }
+
+  Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }
+  // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it
+  // waits for it before reading anything.
+  Exec& programmatic(bool on) { programmatic_ = on; return *this; }
+
+  cudaStream_t stream() const { return stream_; }
+  const DeviceInfo& device() const { return device_; }
+  const Workspace& workspace() const { return workspace_; }
+  bool programmatic() const { return programmatic_; }
+  const Status& status() const { return status_; }
+
+ private:
+  void query() {
+    const auto attribute = [this](int& value, cudaDeviceAttr name) {
+      if (status_) status_ = detail::from_cuda(cudaDeviceGetAttribute(&value, name, device_.device));
+    };
+    status_ = detail::from_cuda(cudaGetDevice(&device_.device));
+    int major = 0, minor = 0;
+    attribute(device_.sm_count, cudaDevAttrMultiProcessorCount);
+    attribute(device_.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    attribute(device_.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    attribute(major, cudaDevAttrComputeCapabilityMajor);
+    attribute(minor, cudaDevAttrComputeCapabilityMinor);
+    device_.capability = 10 * major + minor;
+  }
+
+  cudaStream_t stream_;
+  DeviceInfo device_;
+  Workspace workspace_;
+  bool programmatic_ = false;
+  Status status_;
+};
+
+namespace detail {
+
+// The one kernel: every Body is a struct with Params, max_threads and a static device function run(Params).
+template <class Body>
+__global__ void __launch_bounds__(Body::max_threads, 1) entry(const __grid_constant__ typename Body::Params params) {
+  arch::grid_dependency_wait();
+  Body::run(params);
+}
+
+struct Launch {
+  dim3 grid = dim3(1, 1, 1);
+  int threads = 1;
+  size_t shared = 0;
+  int cluster = 1;  // blocks along x that form a cluster
+};
+
+constexpr size_t kSharedWithoutOptIn = 48 << 10;
+constexpr int kPortableCluster = 8;
+
+// The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
+// it for a newer GPU. Tells whether cluster instructions are in it.
+template <class Body>
+Status image_architecture(int& capability) {
+  cudaFuncAttributes attributes;
+  KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, entry<Body>)));
+  capability = attributes.ptxVersion;
+  return {};
+}
+
+template <class Body>
+Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
+  static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");
+  KERNELS_TRY(ex.status());
+  if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the row needs more shared memory than a block can have");
+  if (how.shared > kSharedWithoutOptIn) {
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared))));
+  }
+  if (how.cluster > kPortableCluster) {
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
+  }
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = how.grid;
+  config.blockDim = dim3(how.threads, 1, 1);
+  config.dynamicSmemBytes = how.shared;
+  config.stream = ex.stream();
+  config.attrs = attributes;
+  if (how.cluster > 1) {
+    cudaLaunchAttribute& a = attributes[config.numAttrs++];
+    a.id = cudaLaunchAttributeClusterDimension;
+    a.val.clusterDim.x = how.cluster;
+    a.val.clusterDim.y = 1;
+    a.val.clusterDim.z = 1;
+  }
+  if (ex.programmatic() && ex.device().capability >= 90) {
+    cudaLaunchAttribute& a = attributes[config.numAttrs++];
+    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    a.val.programmaticStreamSerializationAllowed = 1;
+  }
+  return from_cuda(cudaLaunchKernelEx(&config, entry<Body>, params));
+}
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,693 @@
+// Sources, maps and sinks: what every kernel reads through, passes through and writes through.
+//
+//   auto in  = k::load(x, ld) | k::add(k::row(bias)) | k::add(k::load(res, ld)) | k::tee(res, ld);
+//   auto out = k::affine(gamma, beta) | k::gelu() | k::store(y, ld);
+//   k::layernorm(stream, in, out, rows, cols);            // one pass over memory
+//
+// The same objects drive the CPU versions, with host pointers. All are plain values: copy them, build them anywhere.
+//
+// Sources      load(p, ld)  row(p)  per_row(p)  one_plus(p)  cycle(source, period)
+// Maps         scale(s)  shift(s)  add(source)  mul(source)  bias(p)  affine(gamma[, beta])
+//              gelu()  gelu_erf()  silu()  relu()  mask(source)  causal(q_len, kv_len)  round_to<T>()  tee(p, ld)
+// Sinks        store(p, ld)  both(sink, sink)  quantize(p, ld, scales)
+//
+// Rows may be any distance apart: ld counts elements from one row to the next (ld >= cols for what is written; 0 in a
+// load repeats one row). Reading and writing the same tensor in place is fine; other overlaps are not. Vectors read by
+// row(), affine() and bias() must not be written by the same call.
+//
+// To fuse your own, derive from k::Functor and give it one member (core/concepts.h lists all forms):
+//
+//   struct Clamp : k::Functor {
+//     float hi;
+//     template <int N> KERNELS_HD auto map(k::Pack<float, N> v, int64_t row, int64_t col) const { return k::min(v, hi); }
+//   };
+#pragma once
+
+#include <limits>
+
+#include "core/concepts.h"
+#include "core/memory.h"
+
+KERNELS_BEGIN
+
+namespace detail {
+
+template <class A, class B>
+struct Pair {
+  A first;
+  B second;
+};
+template <class A, class B>
+KERNELS_HD Pair<A, B> pair(A a, B b) { return {a, b}; }
+
+// The widest pack that an address and a row stride allow, in elements.
+template <class T>
+int aligned_pack(const T* p, int64_t ld, int widest) {
+  int n = widest;
+  for (; n > 1; n /= 2) {
+    const uintptr_t unit = n * sizeof(T) < 16 ? n * sizeof(T) : 16;
+    if (reinterpret_cast<uintptr_t>(p) % unit == 0 && (uint64_t(ld) * sizeof(T)) % unit == 0) break;
+  }
+  return n;
+}
+
+// rows and cols are not negative here.
+template <class T>
+bool rows_overflow(int64_t rows, int64_t ld) {
+  const int64_t limit = std::numeric_limits<int64_t>::max() / int64_t(sizeof(T));
+  return ld > 0 && rows > limit / ld;
+}
+
+}  // namespace detail
+
+// ---- Sources -------------------------------------------------------------------------------------------------------
+
+// A matrix of Src, computed on as Dst.
+template <class Src, class Dst = compute_t<Src>>
+class DirectLoad : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD DirectLoad(const Src* src, int64_t row_stride) : src_(src), ld_(row_stride) {}
+
+  static constexpr int widest = 16 / int(sizeof(Src));
+  int max_pack() const { return detail::aligned_pack(src_, ld_, widest); }
+  Status check(int64_t rows, int64_t) const {
+    if (src_ == nullptr) return invalid("load: the pointer is null");
+    if (ld_ < 0) return invalid("load: the row stride is negative");
+    if (detail::rows_overflow<Src>(rows, ld_)) return invalid("load: rows x row stride exceeds 64 bits");
+    return {};
+  }
+
+  template <int N>
+  KERNELS_HD Pack<Src, N> fetch(int64_t row, int64_t col) const {
+    return read<N, Cache::stream>(src_ + row * ld_ + col);
+  }
+  template <int N>
+  KERNELS_HD Pack<Dst, N> resolve(const Pack<Src, N>& fetched, int64_t, int64_t) const {
+    return convert<Dst>(fetched);
+  }
+
+ private:
+  const Src* src_;
+  int64_t ld_;
+};
+
+template <class T>
+DirectLoad<T> load(const T* p, int64_t ld) { return {p, ld}; }
+
+// One vector, the same for every row: value(row, col) = p[col].
+template <class T>
+class RowVector : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  explicit RowVector(const T* p) : p_(p) {}
+
+  // Two transactions are fine here: the vector stays in the cache.
+  static constexpr int widest = 32 / int(sizeof(T)) < 16 ? 32 / int(sizeof(T)) : 16;
+  int max_pack() const { return detail::aligned_pack(p_, 0, widest); }
+  Status check(int64_t, int64_t) const { return p_ ? Status{} : invalid("row: the vector's pointer is null"); }
+
+  template <int N>
+  KERNELS_HD Pack<T, N> fetch(int64_t, int64_t col) const { return read<N, Cache::keep>(p_ + col); }
+  template <int N>
+  KERNELS_HD auto resolve(const Pack<T, N>& fetched, int64_t, int64_t) const { return convert<compute_t<T>>(fetched); }
+
+ private:
+  const T* p_;
+};
+
+template <class T>
+RowVector<T> row(const T* p) { return RowVector<T>(p); }
+
+// One value per row: value(row, col) = p[row].
+template <class T>
+class PerRow : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  explicit PerRow(const T* p) : p_(p) {}
+
+  Status check(int64_t, int64_t) const { return p_ ? Status{} : invalid("per_row: the vector's pointer is null"); }
+
+  // A pack of N equal values: what is read is one element.
+  template <int N>
+  struct One {
+    Pack<T, 1> value;
+  };
+  template <int N>
+  KERNELS_HD One<N> fetch(int64_t row, int64_t) const { return {read<1, Cache::keep>(p_ + row)}; }
+  template <int N>
+  KERNELS_HD auto resolve(const One<N>& fetched, int64_t, int64_t) const {
+    return broadcast<N>(convert<compute_t<T>>(fetched.value.v[0]));
+  }
+
+ private:
+  const T* p_;
+};
+
+template <class T>
+PerRow<T> per_row(const T* p) { return PerRow<T>(p); }
+
+// A source whose rows repeat: row r reads row r % period. For a mask shared by the batch, say.
+template <class S>
+class Cycle : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Cycle(S source, int64_t period) : source_(source), period_(period) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (period_ < 1) return invalid("cycle: the period is less than 1");
+    return detail::check_of(source_, rows < period_ ? rows : period_, cols);
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row % period_, col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, row % period_, col);
+  }
+
+ private:
+  S source_;
+  int64_t period_;
+};
+
+template <class S>
+Cycle<S> cycle(S source, int64_t period) { return {source, period}; }
+
+namespace detail {
+
+// A pointer given where a source is expected means a row vector.
+template <class T>
+RowVector<T> as_source(const T* p) { return RowVector<T>(p); }
+template <class T>
+RowVector<T> as_source(T* p) { return RowVector<T>(p); }
+template <class S, class = std::enable_if_t<std::is_class<S>::value>>
+S as_source(S source) {
+  static_assert(is_source<S>, "expected a source (k::load, k::row, k::per_row ...) or a pointer");
+  return source;
+}
+template <class S>
+using source_t = decltype(as_source(std::declval<S>()));
+
+}  // namespace detail
+
+// ---- Maps ----------------------------------------------------------------------------------------------------------
+
+template <class F>
+struct Elementwise : Functor {
+  static constexpr Role role = Role::map;
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const {
+    return transform(v, static_cast<const F&>(*this));
+  }
+};
+
+struct Scale : Elementwise<Scale> {
+  double s;
+  float s_float;
+  explicit Scale(double value) : s(value), s_float(static_cast<float>(value)) {}
+  KERNELS_HD float operator()(float x) const { return x * s_float; }
+  KERNELS_HD double operator()(double x) const { return x * s; }
+};
+inline Scale scale(double s) { return Scale(s); }
+
+struct Shift : Elementwise<Shift> {
+  double s;
+  float s_float;
+  explicit Shift(double value) : s(value), s_float(static_cast<float>(value)) {}
+  KERNELS_HD float operator()(float x) const { return x + s_float; }
+  KERNELS_HD double operator()(double x) const { return x + s; }
+};
+inline Shift shift(double s) { return Shift(s); }
+
+struct Relu : Elementwise<Relu> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return x < C(0) ? C(0) : x; }
+};
+inline Relu relu() { return {}; }
+
+struct Silu : Elementwise<Silu> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return x * sigmoid(x); }
+};
+inline Silu silu() { return {}; }
+
+// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+struct GeluTanh : Elementwise<GeluTanh> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const {
+    const C inner = C(0.79788456080286536) * (x + C(0.044715) * x * x * x);
+    return C(0.5) * x * (C(1) + tanh(inner));
+  }
+};
+inline GeluTanh gelu() { return {}; }
+
+// x Phi(x), with the exact error function
+struct GeluErf : Elementwise<GeluErf> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return C(0.5) * x * (C(1) + erf(x * C(0.70710678118654752))); }
+};
+inline GeluErf gelu_erf() { return {}; }
+
+// Rounds to what T can hold, and goes on in the compute type (Hugging Face's RMSNorm casts before it multiplies).
+template <class T>
+struct RoundTo : Elementwise<RoundTo<T>> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return convert<C>(convert<T>(x)); }
+};
+template <class T>
+RoundTo<T> round_to() { return {}; }
+
+// A map with one source as its second operand. Op is a stateless struct with a static apply(Pack, Pack).
+template <class S, class Op>
+class Binary : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  explicit Binary(S source) : source_(source) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const { return detail::check_of(source_, rows, cols); }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
+  template <class C, int N, class Fetched>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
+    return Op::apply(v, convert<C>(detail::resolve(source_, fetched, row, col)));
+  }
+
+ private:
+  S source_;
+};
+
+struct AddOp {
+  template <class C, int N>
+  static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v + w; }
+};
+struct MulOp {
+  template <class C, int N>
+  static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v * w; }
+};
+struct MaskOp {
+  template <class C, int N>
+  static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& keep) {
+    return transform(v, keep, [](C x, C k) { return k != C(0) ? x : -infinity<C>(); });
+  }
+};
+
+// v + source. A pointer means a row vector.
+template <class S>
+auto add(S source) { return Binary<detail::source_t<S>, AddOp>(detail::as_source(source)); }
+// v * source. A pointer means a row vector.
+template <class S>
+auto mul(S source) { return Binary<detail::source_t<S>, MulOp>(detail::as_source(source)); }
+// v where the source is not zero, -infinity elsewhere: mask(k::load(keep, ld)) with keep of bool.
+template <class S>
+auto mask(S source) { return Binary<detail::source_t<S>, MaskOp>(detail::as_source(source)); }
+
+template <class T>
+auto bias(const T* p) { return add(row(p)); }
+
+// gamma * v, and gamma * v + beta. Pointers mean row vectors.
+template <class Gamma, class Beta>
+class Affine : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  Affine(Gamma gamma, Beta beta) : gamma_(gamma), beta_(beta) {}
+
+  static constexpr int widest =
+      detail::widest_of<Gamma>() < detail::widest_of<Beta>() ? detail::widest_of<Gamma>() : detail::widest_of<Beta>();
+  int max_pack() const { return lesser(detail::max_pack_of(gamma_), detail::max_pack_of(beta_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gamma_, rows, cols));
+    return detail::check_of(beta_, rows, cols);
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return detail::pair(detail::fetch<N>(gamma_, row, col), detail::fetch<N>(beta_, row, col));
+  }
+  template <class C, int N, class Fetched>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
+    return v * convert<C>(detail::resolve(gamma_, fetched.first, row, col)) +
+           convert<C>(detail::resolve(beta_, fetched.second, row, col));
+  }
+
+ private:
+  Gamma gamma_;
+  Beta beta_;
+};
+
+template <class Gamma>
+auto affine(Gamma gamma) { return mul(gamma); }
+template <class Gamma, class Beta>
+auto affine(Gamma gamma, Beta beta) {
+  return Affine<detail::source_t<Gamma>, detail::source_t<Beta>>(detail::as_source(gamma), detail::as_source(beta));
+}
+
+// Causal mask for score rows laid out as (batch x heads, q_len): query i sees key j when j <= i + kv_len - q_len,
+// that is, the last query sees every key.
+struct Causal : Functor {
+  static constexpr Role role = Role::map;
+  int64_t q_len, kv_len;
+  Causal(int64_t q, int64_t kv) : q_len(q), kv_len(kv) {}
+
+  Status check(int64_t, int64_t) const {
+    if (q_len < 1) return invalid("causal: q_len is less than 1");
+    if (kv_len < 0) return invalid("causal: kv_len is negative");
+    return {};
+  }
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    const int64_t last = row % q_len + kv_len - q_len;
+    Pack<C, N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) out.v[i] = col + i <= last ? v.v[i] : -infinity<C>();
+    return out;
+  }
+};
+inline Causal causal(int64_t q_len, int64_t kv_len) { return {q_len, kv_len}; }
+
+// Changes nothing.
+struct Identity : Functor {
+  static constexpr Role role = Role::map;
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const { return v; }
+};
+
+// ---- Sinks, and tee ------------------------------------------------------------------------------------------------
+
+// A matrix of Dst, given values of Src.
+template <class Src, class Dst>
+class DirectStore : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  KERNELS_HD DirectStore(Dst* dst, int64_t row_stride) : dst_(dst), ld_(row_stride) {}
+
+  static constexpr int widest = 16 / int(sizeof(Dst));
+  int max_pack() const { return detail::aligned_pack(dst_, ld_, widest); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (dst_ == nullptr) return invalid("store: the pointer is null");
+    if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than cols");
+    if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
+    return {};
+  }
+  void set_past_cache(bool past) { past_cache_ = past; }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write<N>(dst_ + row * ld_ + col, convert<Dst>(v), past_cache_);
+  }
+
+ protected:
+  Dst* dst_;
+  int64_t ld_;
+  bool past_cache_ = false;
+};
+
+template <class T>
+DirectStore<compute_t<T>, T> store(T* p, int64_t ld) { return {p, ld}; }
+
+// A map that also writes: stores the value, rounded to T, and passes the unrounded value on. An engine that reads a
+// row a second time reads what was written here instead of evaluating what stood before.
+template <class T>
+class Tee : public DirectStore<compute_t<T>, T> {
+ public:
+  static constexpr Role role = Role::map;
+  using DirectStore<compute_t<T>, T>::DirectStore;
+
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write<N>(this->dst_ + row * this->ld_ + col, convert<T>(v), this->past_cache_);
+    return v;
+  }
+  template <class C>
+  KERNELS_HD DirectLoad<T, C> read_back() const { return {this->dst_, this->ld_}; }
+  KERNELS_HD Identity without_effects() const { return {}; }
+
+ private:
+  using DirectStore<compute_t<T>, T>::store;
+};
+
+template <class T>
+Tee<T> tee(T* p, int64_t ld) { return {p, ld}; }
+
+namespace detail {
+template <class M>
+struct is_tee : std::false_type {};
+template <class T>
+struct is_tee<Tee<T>> : std::true_type {};
+}  // namespace detail
+
+// Two sinks, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
+template <class A, class B>
+class Both : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  Both(A a, B b) : a_(a), b_(b) {
+    static_assert(detail::is_sink<A> && detail::is_sink<B>, "both() takes two sinks");
+    static_assert(!detail::is_row_sink<A> && !detail::is_row_sink<B>,
+                  "quantize() cannot be one of both(): write the plain copy with tee() in front of it");
+  }
+
+  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  int max_pack() const { return lesser(detail::max_pack_of(a_), detail::max_pack_of(b_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(a_, rows, cols));
+    return detail::check_of(b_, rows, cols);
+  }
+  void set_past_cache(bool past) {
+    detail::set_past_cache(a_, past);
+    detail::set_past_cache(b_, past);
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    detail::put(a_, v, row, col);
+    detail::put(b_, v, row, col);
+  }
+
+ private:
+  A a_;
+  B b_;
+};
+
+template <class A, class B>
+Both<A, B> both(A a, B b) { return {a, b}; }
+
+// Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
+// scales[row] receives the scale. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3, float8_e5m2.
+template <class T>
+class Quantize : public Functor {
+ public:
+  static constexpr Role role = Role::row_sink;
+  Quantize(T* q, int64_t ld, float* scales) : q_(q), ld_(ld), scales_(scales) {}
+
+  static constexpr int widest = 16 / int(sizeof(T));
+  int max_pack() const { return detail::aligned_pack(q_, ld_, widest); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (q_ == nullptr) return invalid("quantize: the pointer is null");
+    if (scales_ == nullptr) return invalid("quantize: the pointer to the scales is null");
+    if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
+    if (detail::rows_overflow<T>(rows, ld_)) return invalid("quantize: rows x row stride exceeds 64 bits");
+    return {};
+  }
+
+  struct State {
+    float largest = 0.f;
+  };
+  KERNELS_HD float padding() const { return 0.f; }
+  template <class C, int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const {
+    // NaN must win, so that the scale and with it the whole row shows it.
+    const float m = static_cast<float>(fold(transform(v, [](C x) { return magnitude(x); }), [](C a, C b) { return louder(a, b); }));
+    s.largest = louder(s.largest, m);
+  }
+  KERNELS_HD void merge(State& a, const State& b) const { a.largest = louder(a.largest, b.largest); }
+
+  // What a row's codes are multiplied from: the reciprocal of its scale.
+  KERNELS_HD float finish(const State& s) const {
+    return s.largest > 0.f ? detail::Largest<T>::value / s.largest : s.largest;
+  }
+  KERNELS_HD void write_row(const State& s, int64_t row) const {
+    scales_[row] = s.largest / detail::Largest<T>::value;
+  }
+  template <class C, int N>
+  KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
+    write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * reciprocal));
+  }
+
+ private:
+  template <class C>
+  static KERNELS_HD C louder(C a, C b) { return b > a || b != b ? b : a; }
+
+  T* q_;
+  int64_t ld_;
+  float* scales_;
+};
+
+template <class T>
+Quantize<T> quantize(T* q, int64_t ld, float* scales) { return {q, ld, scales}; }
+
+// ---- Composition: source | maps | sink -----------------------------------------------------------------------------
+
+template <class S, class M>
+class MappedSource : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD MappedSource(S source, M map) : source_(source), map_(map) {}
+
+  static constexpr int widest = detail::widest_of<S>() < detail::widest_of<M>() ? detail::widest_of<S>() : detail::widest_of<M>();
+  int max_pack() const { return lesser(detail::max_pack_of(source_), detail::max_pack_of(map_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(source_, rows, cols));
+    return detail::check_of(map_, rows, cols);
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return detail::pair(detail::fetch<N>(source_, row, col), detail::fetch_operands<N>(map_, row, col));
+  }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::apply_map(map_, detail::resolve(source_, fetched.first, row, col), fetched.second, row, col);
+  }
+  KERNELS_HD auto second_pass() const {
+    if constexpr (detail::is_tee<M>::value) {
+      return map_.template read_back<compute_type<S>>();
+    } else {
+      auto before = detail::second_pass(source_);
+      return MappedSource<decltype(before), M>(before, map_);
+    }
+  }
+
+ private:
+  S source_;
+  M map_;
+};
+
+template <class A, class B>
+class MapChain : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  KERNELS_HD MapChain(A first, B second) : first_(first), second_(second) {}
+
+  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  int max_pack() const { return lesser(detail::max_pack_of(first_), detail::max_pack_of(second_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(first_, rows, cols));
+    return detail::check_of(second_, rows, cols);
+  }
+  void set_past_cache(bool past) {
+    detail::set_past_cache(first_, past);
+    detail::set_past_cache(second_, past);
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return detail::pair(detail::fetch_operands<N>(first_, row, col), detail::fetch_operands<N>(second_, row, col));
+  }
+  template <class C, int N, class Fetched>
+  KERNELS_HD auto map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::apply_map(second_, detail::apply_map(first_, v, fetched.first, row, col), fetched.second, row, col);
+  }
+  KERNELS_HD auto without_effects() const {
+    auto first = detail::without_effects(first_);
+    auto second = detail::without_effects(second_);
+    return MapChain<decltype(first), decltype(second)>(first, second);
+  }
+
+  KERNELS_HD const A& first() const { return first_; }
+  KERNELS_HD const B& second() const { return second_; }
+
+ private:
+  A first_;
+  B second_;
+};
+
+template <class M, class S>
+class MappedSink : public Functor {
+ public:
+  static constexpr Role role = detail::role_of<S>();
+  MappedSink(M map, S sink) : map_(map), sink_(sink) {}
+
+  static constexpr int widest = detail::widest_of<M>() < detail::widest_of<S>() ? detail::widest_of<M>() : detail::widest_of<S>();
+  int max_pack() const { return lesser(detail::max_pack_of(map_), detail::max_pack_of(sink_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(map_, rows, cols));
+    return detail::check_of(sink_, rows, cols);
+  }
+  void set_past_cache(bool past) {
+    detail::set_past_cache(map_, past);
+    detail::set_past_cache(sink_, past);
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    detail::put(sink_, detail::apply_map(map_, v, detail::fetch_operands<N>(map_, row, col), row, col), row, col);
+  }
+
+  // Engines take a sink apart, to fetch the maps' operands early and to look at mapped values before they are stored.
+  KERNELS_HD const M& map() const { return map_; }
+  KERNELS_HD const S& end() const { return sink_; }
+
+ private:
+  M map_;
+  S sink_;
+};
+
+namespace detail {
+
+template <class T>
+struct is_chain : std::false_type {};
+template <class A, class B>
+struct is_chain<MapChain<A, B>> : std::true_type {};
+template <class T>
+struct is_mapped_sink : std::false_type {};
+template <class M, class S>
+struct is_mapped_sink<MappedSink<M, S>> : std::true_type {};
+
+// The maps in front of a sink, and the sink behind them.
+template <class S>
+KERNELS_HD auto sink_map(const S& sink) {
+  if constexpr (is_mapped_sink<S>::value) return sink.map();
+  else return Identity{};
+}
+template <class S>
+KERNELS_HD auto sink_end(const S& sink) {
+  if constexpr (is_mapped_sink<S>::value) return sink.end();
+  else return sink;
+}
+
+template <class A, class B>
+auto compose(const A& a, const B& b) {
+  if constexpr (is_source<A>) {
+    // A source takes a chain's links one by one, so that each tee in it is found.
+    if constexpr (is_chain<B>::value) return compose(compose(a, b.first()), b.second());
+    else return MappedSource<A, B>(a, b);
+  } else if constexpr (is_map<B>) {
+    return MapChain<A, B>(a, b);
+  } else if constexpr (is_mapped_sink<B>::value) {
+    return compose(compose(a, b.map()), b.end());
+  } else {
+    return MappedSink<A, B>(a, b);
+  }
+}
+
+}  // namespace detail
+
+// source | map, map | map, map | sink.
+template <class A, class B,
+          class = std::enable_if_t<(detail::is_source<A> && detail::is_map<B>) ||
+                                   (detail::is_map<A> && (detail::is_map<B> || detail::is_sink<B>))>>
+auto operator|(const A& a, const B& b) {
+  return detail::compose(a, b);
+}
+
+// 1 + p[col], for models that store their norm weight minus one: affine(one_plus(weight)).
+template <class T>
+auto one_plus(const T* p) { return row(p) | shift(1.0); }
+
+KERNELS_END

@@ -1,0 +1,23 @@
+// RMSNorm over rows: x / sqrt(mean(x^2) + eps), fused with whatever stands before and after.
+//
+//   k::rmsnorm(stream, k::load(x, ld), k::affine(gamma) | k::store(y, ld), rows, cols, k::RmsNorm{}.eps(1e-6));
+//
+// The model families differ in what follows the division; each is a composition:
+//   Llama, Mistral         k::affine(weight) | ...
+//   Hugging Face's Llama   k::round_to<half>() | k::affine(weight) | ...      (casts before it multiplies)
+//   Gemma                  k::affine(k::one_plus(weight)) | ...
+//
+// Squares are summed in float: |x| above about 1e19 overflows. Shapes, types, aliasing, determinism: as in softmax.cuh.
+#pragma once
+
+#include "detail/row_engine.cuh"
+
+KERNELS_BEGIN
+
+template <class Load, class Store>
+Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols,
+               const RmsNorm& options = {}, const RowPolicy& policy = {}) {
+  return detail::run_rows(ex, options, in, out, rows, cols, policy);
+}
+
+KERNELS_END

@@ -1,0 +1,32 @@
+// Softmax and log-softmax over rows, fused with whatever stands before and after.
+//
+//   k::softmax(stream, k::load(x, ld), k::store(y, ld), rows, cols);
+//   k::log_softmax(stream, k::load(x, ld) | k::scale(s) | k::add(k::row(mask)), k::store(y, ld), rows, cols);
+//
+// rows >= 0, 0 <= cols <= 2^30, any alignment, any row stride. Types: half, bfloat16, float, double, float8_e4m3,
+// float8_e5m2, int8 in and out, freely mixed; computed in float (double when the source is double). In place is fine.
+// A row that is -inf throughout gives zeros (log-softmax: -inf); a NaN or a +inf makes its row NaN.
+// Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits, whatever
+// the grid.
+//
+// Functors in OneFlow's form are taken as they are, and explicit template arguments
+// softmax<Load, Store, float>(...) mean what they mean there (the compute type is the one the load produces).
+#pragma once
+
+#include "detail/row_engine.cuh"
+
+KERNELS_BEGIN
+
+template <class Load, class Store, class Compute = compute_type<Load>>
+Status softmax(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, const RowPolicy& policy = {}) {
+  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  return detail::run_rows(ex, Softmax{}, in, out, rows, cols, policy);
+}
+
+template <class Load, class Store, class Compute = compute_type<Load>>
+Status log_softmax(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, const RowPolicy& policy = {}) {
+  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  return detail::run_rows(ex, LogSoftmax{}, in, out, rows, cols, policy);
+}
+
+KERNELS_END
