@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # compile_budget.sh NVCC ARCH INCLUDE_DIR FILE: what one call in FILE costs whoever compiles it, above FILE's includes alone:
-# at most 16 kernels and 3 CPU-seconds for one architecture. A kernel's number is exact; for the time a slower machine is
-# allowed a factor, KERNELS_BUDGET_SLACK (2 unless set).
+# at most 16 kernels and 3 CPU-seconds for one architecture, and no warning. The number of kernels is exact; for the time
+# a slower machine is allowed a factor, KERNELS_BUDGET_SLACK (2 unless set).
 set -euo pipefail
 nvcc=$1 arch=$2 include_dir=$3 file=$4
 kernel_budget=16 seconds_budget=3 slack=${KERNELS_BUDGET_SLACK:-2.0}
@@ -19,7 +19,7 @@ cpu_seconds() {
   [[ ! -e $work/failed ]] || { cat "$work/log" >&2; return 1; }
 }
 
-"$nvcc" -std=c++17 -arch="compute_$arch" -I "$include_dir" -ptx "$file" -o "$work/out.ptx"
+"$nvcc" -std=c++17 -arch="compute_$arch" -Werror all-warnings -I "$include_dir" -ptx "$file" -o "$work/out.ptx"
 kernels=$(grep -cE '^ *(\.visible|\.weak)? *\.entry' "$work/out.ptx" || true)
 echo "kernels: $kernels (budget $kernel_budget)"
 [[ $kernels -ge 1 && $kernels -le $kernel_budget ]] || exit 1
