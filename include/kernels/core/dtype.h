@@ -1,8 +1,9 @@
 // Storage types and their conversions.
 //
 // half, bfloat16, float8_e4m3 and float8_e5m2 are CUDA's types when the CUDA headers can be found and the library's own
-// bit-compatible ones otherwise. convert<To>(x) rounds to nearest even; fp8 and int8 saturate, NaN stays NaN
-// (int8 has none: it becomes 0). compute_t<T> is what kernels calculate in: double for double, float for all else.
+// bit-compatible ones otherwise. convert<To>(x) rounds to nearest even (a double to float first, and from there once
+// more to what is narrower); fp8 and int8 saturate, NaN stays NaN (int8 has none: it becomes 0). compute_t<T> is what
+// kernels calculate in: double for double, float for all else.
 #pragma once
 
 #include <cstdint>
