@@ -209,16 +209,20 @@ template <class T, class C> Real<C> rounded_to(Real<C> x) {
 // ---- comparing -----------------------------------------------------------------------------------------------------
 
 // Whether T could hold `got` after rounding some number within the bound. NaN equals NaN, an infinity equals itself.
+// Doubles become narrow types by way of float.
 template <class T, class C>
 bool within(T got, Real<C> want) {
-  constexpr DType type = dtype_of<T>::value;
+  const auto stored = [](double x) {
+    constexpr DType type = dtype_of<T>::value;
+    return round_to(type, type == DType::f64 ? x : round_to(DType::f32, x));
+  };
   const double g = value_of(got);
   if (!std::isfinite(want.v)) {
-    const double w = round_to(type, want.v);
+    const double w = stored(want.v);
     return g == w || (g != g && w != w);
   }
   if (std::fabs(g - want.v) <= want.e) return true;
-  return round_to(type, want.v - want.e) <= g && g <= round_to(type, want.v + want.e);
+  return stored(want.v - want.e) <= g && g <= stored(want.v + want.e);
 }
 
 template <class C = float>
@@ -301,8 +305,8 @@ struct RowStatistics {
   Real<C> mean, rstd;
 };
 
-// The mean is off by a few units of the row's largest deviation at most, not of its size: that is what Welford's
-// recurrence is for. A constant row has no deviation and therefore no tolerance.
+// The mean is off by a few units of the row's largest deviation at most, and of its own size only to second order: nothing
+// cancels under a large mean.
 template <class C>
 RowStatistics<C> layernorm(Row<C>& x, double eps) {
   const long double n = static_cast<long double>(x.size());
@@ -321,7 +325,8 @@ RowStatistics<C> layernorm(Row<C>& x, double eps) {
   }
   const long double variance = squares / n + eps;
   const double rstd = static_cast<double>(1 / std::sqrt(variance));
-  const double mean_error = static_cast<double>(16 * unit<C> * largest + error / n);
+  const double mean_error = static_cast<double>(
+      16 * unit<C> * largest + 64 * unit<C> * unit<C> * std::fabs(mean) + error / n);
   const double rstd_error = rstd * (32 * unit<C> + static_cast<double>(squares_error / n / variance));
   for (Real<C>& a : x) {
     const double d = static_cast<double>(a.v - mean);

@@ -36,15 +36,16 @@ class Random {
 enum class Kind { normal, outlier_last, outlier_first, wide, offset, holes };
 constexpr int kKinds = 6;
 
-// value(i), for one row after another: each row is of the next kind.
+// One row after another, each of the next kind.
 class RandomRows {
  public:
   // `holes` are columns of -inf: for softmax only.
-  RandomRows(uint64_t seed, bool holes) : random_(seed), kinds_(holes ? kKinds : kKinds - 1) {}
+  RandomRows(uint64_t seed, bool holes)
+      : random_(seed), first_(static_cast<int64_t>(seed % kKinds)), kinds_(holes ? kKinds : kKinds - 1) {}
 
   template <class Put>
-  void row(int64_t index, int64_t cols, Put put) {
-    const Kind kind = static_cast<Kind>(index % kinds_);
+  void row(int64_t index, int64_t cols, Put put) {  // put(col, value)
+    const Kind kind = static_cast<Kind>((first_ + index) % kinds_);
     const double outlier = random_.uniform(8.0, 24.0);
     const double offset = random_.uniform(-40.0, 40.0);
     for (int64_t c = 0; c < cols; ++c) {
@@ -60,6 +61,7 @@ class RandomRows {
 
  private:
   Random random_;
+  int64_t first_;
   int kinds_;
 };
 
