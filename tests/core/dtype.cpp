@@ -1,36 +1,60 @@
-// Every code of every narrow type, decoded and encoded, against tables made with ldexp.
+// Every code of every narrow type, decoded with ldexp and encoded by a search among all values.
 #include <kernels/core/dtype.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
-#include "support/small_float.h"
+#include "support/oracle.h"
 #include "support/tally.h"
 
 namespace k = kernels;
-using test::SmallFloatReference;
 
 namespace {
 
-template <class T> struct Format;
-template <> struct Format<k::half> {
-  static SmallFloatReference reference() { return {5, 10, true, false}; }
-  using Layout = k::detail::Fp16Format;
+// What a type can hold, in double.
+class Reference {
+ public:
+  explicit Reference(test::DType type) : type_(type), format_(test::format(type)) {
+    for (uint32_t code = 0; std::isfinite(decode(code)); ++code) finite_.push_back(decode(code));
+  }
+
+  uint32_t codes() const { return 2u << (format_.exponent_bits + format_.mantissa_bits); }
+  uint32_t sign_bit() const { return codes() / 2; }
+  uint32_t largest_finite() const { return uint32_t(finite_.size()) - 1; }
+  double decode(uint32_t code) const { return test::decode_small(format_, code); }
+  uint32_t oracle_encode(double x) const { return test::encode_small(format_, type_, x); }
+
+  // The code nearest to x, an even one from two equally near. x is not NaN.
+  uint32_t encode(double x) const {
+    const double size = std::fabs(x);
+    const uint32_t sign = std::signbit(x) ? sign_bit() : 0;
+    const uint32_t last = largest_finite();
+    if (size >= finite_[last]) {
+      // As if the format went on: the value after the largest is one more step away.
+      const bool rounds_down = size < finite_[last] + (finite_[last] - finite_[last - 1]) / 2;
+      return sign | (format_.saturates || rounds_down ? last : last + 1);
+    }
+    const uint32_t above = uint32_t(std::upper_bound(finite_.begin(), finite_.end(), size) - finite_.begin());
+    const double down = size - finite_[above - 1], up = finite_[above] - size;
+    const bool take_above = up < down || (up == down && above % 2 == 0);
+    return sign | (take_above ? above : above - 1);
+  }
+
+ private:
+  test::DType type_;
+  test::Format format_;
+  std::vector<double> finite_;
 };
-template <> struct Format<k::bfloat16> {
-  static SmallFloatReference reference() { return {8, 7, true, false}; }
-  struct Layout {
-    static float decode(uint32_t code) { return k::detail::decode_bfloat16(code); }
-    static uint32_t encode(float x) { return k::detail::encode_bfloat16(x); }
-  };
-};
-template <> struct Format<k::float8_e4m3> {
-  static SmallFloatReference reference() { return {4, 3, false, true}; }
-  using Layout = k::detail::E4m3Format;
-};
-template <> struct Format<k::float8_e5m2> {
-  static SmallFloatReference reference() { return {5, 2, true, true}; }
-  using Layout = k::detail::E5m2Format;
+
+// The library's portable conversions, whatever the hardware offers.
+template <class T> struct Portable;
+template <> struct Portable<k::half> : k::detail::Fp16Format {};
+template <> struct Portable<k::float8_e4m3> : k::detail::E4m3Format {};
+template <> struct Portable<k::float8_e5m2> : k::detail::E5m2Format {};
+template <> struct Portable<k::bfloat16> {
+  static float decode(uint32_t code) { return k::detail::decode_bfloat16(code); }
+  static uint32_t encode(float x) { return k::detail::encode_bfloat16(x); }
 };
 
 template <class T>
@@ -46,7 +70,7 @@ float from_bits(uint32_t bits) { return k::bit_cast<float>(bits); }
 bool same(double a, double b) { return a == b ? std::signbit(a) == std::signbit(b) : a != a && b != b; }
 
 // Floats where rounding changes its mind: every value, the middle to the next one, and the floats beside both.
-std::vector<float> decisive_floats(const SmallFloatReference& reference) {
+std::vector<float> decisive_floats(const Reference& reference) {
   std::vector<float> out;
   const auto add = [&out](double exact) {
     const float x = float(exact);
@@ -70,14 +94,14 @@ std::vector<float> decisive_floats(const SmallFloatReference& reference) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("narrow floats decode", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
-  const SmallFloatReference reference = Format<TestType>::reference();
+  const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   for (uint32_t code = 0; code < reference.codes(); ++code) {
     const double want = reference.decode(code);
     const TestType x = from_code<TestType>(code);
     t.expect(same(k::convert<float>(x), want), "code %x: got %g, want %g", code, double(k::convert<float>(x)), want);
     t.expect(same(k::convert<double>(x), want), "code %x to double: got %g, want %g", code, k::convert<double>(x), want);
-    const double portable = Format<TestType>::Layout::decode(code);
+    const double portable = Portable<TestType>::decode(code);
     t.expect(same(portable, want), "code %x without hardware help: got %g, want %g", code, portable, want);
   }
   CHECK_TALLY(t);
@@ -85,14 +109,16 @@ TEMPLATE_TEST_CASE("narrow floats decode", "", k::half, k::bfloat16, k::float8_e
 }
 
 TEMPLATE_TEST_CASE("narrow floats encode", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
-  const SmallFloatReference reference = Format<TestType>::reference();
+  const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   const auto check = [&](float x) {
     const uint32_t want = reference.encode(x);
     const uint32_t got = code_of(k::convert<TestType>(x));
     t.expect(got == want, "%.9g: got %x, want %x", x, got, want);
-    const uint32_t portable = Format<TestType>::Layout::encode(x);
+    const uint32_t portable = Portable<TestType>::encode(x);
     t.expect(portable == want, "%.9g without hardware help: got %x, want %x", x, portable, want);
+    // The other tests rely on this one.
+    t.expect(reference.oracle_encode(x) == want, "%.9g: the oracle gives %x, not %x", x, reference.oracle_encode(x), want);
   };
   for (const float x : decisive_floats(reference)) check(x);
   std::mt19937 random(1);
@@ -104,7 +130,7 @@ TEMPLATE_TEST_CASE("narrow floats encode", "", k::half, k::bfloat16, k::float8_e
 }
 
 TEMPLATE_TEST_CASE("narrow floats come back from float unchanged", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
-  const SmallFloatReference reference = Format<TestType>::reference();
+  const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   for (uint32_t code = 0; code < reference.codes(); ++code) {
     const double value = reference.decode(code);
@@ -122,14 +148,14 @@ TEMPLATE_TEST_CASE("narrow floats come back from float unchanged", "", k::half, 
 }
 
 TEMPLATE_TEST_CASE("NaN stays NaN, with either sign and any payload", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
-  const SmallFloatReference reference = Format<TestType>::reference();
+  const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   for (int bit = 0; bit < 23; ++bit) {
     for (const uint32_t sign : {0u, 0x80000000u}) {
       for (const uint32_t bits : {0x7f800000u | 1u << bit, 0x7fffffffu}) {
         const float x = from_bits(sign | bits);
         t.expect(std::isnan(reference.decode(code_of(k::convert<TestType>(x)))), "%x", sign | bits);
-        const uint32_t portable = Format<TestType>::Layout::encode(x);
+        const uint32_t portable = Portable<TestType>::encode(x);
         t.expect(portable < reference.codes() && std::isnan(reference.decode(portable)), "%x without hardware help", sign | bits);
       }
     }
@@ -138,7 +164,7 @@ TEMPLATE_TEST_CASE("NaN stays NaN, with either sign and any payload", "", k::hal
 }
 
 TEMPLATE_TEST_CASE("double converts by way of float", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
-  const SmallFloatReference reference = Format<TestType>::reference();
+  const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   const auto check = [&](double x) {
     const uint32_t want = reference.encode(float(x));
@@ -218,6 +244,6 @@ TEST_CASE("storage sizes and compute types") {
 
 TEST_CASE("the largest values of the quantized types") {
   CHECK(k::detail::Largest<int8_t>::value == 127.f);
-  CHECK(double(k::detail::Largest<k::float8_e4m3>::value) == Format<k::float8_e4m3>::reference().decode(0x7e));
-  CHECK(double(k::detail::Largest<k::float8_e5m2>::value) == Format<k::float8_e5m2>::reference().decode(0x7b));
+  CHECK(double(k::detail::Largest<k::float8_e4m3>::value) == test::decode_small(test::format(test::DType::e4m3), 0x7e));
+  CHECK(double(k::detail::Largest<k::float8_e5m2>::value) == test::decode_small(test::format(test::DType::e5m2), 0x7b));
 }
