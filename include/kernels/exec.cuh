@@ -30,8 +30,11 @@ struct Workspace {
 };
 
 namespace detail {
+// The error goes into the Status and nowhere else: the runtime's own "last error" is cleared.
 inline Status from_cuda(cudaError_t error) {
-  return error == cudaSuccess ? Status{} : Status{Code::device, cudaGetErrorString(error), static_cast<int>(error)};
+  if (error == cudaSuccess) return {};
+  (void)cudaGetLastError();
+  return {Code::device, cudaGetErrorString(error), static_cast<int>(error)};
 }
 }  // namespace detail
 
@@ -74,9 +77,10 @@ class Exec {
 
 namespace detail {
 
-// The one kernel: every Body is a struct with Params, max_threads and a static device function run(Params).
+// The one kernel: every Body is a struct with Params, max_threads and min_blocks (launch bounds) and a static device
+// function run(Params).
 template <class Body>
-__global__ void __launch_bounds__(Body::max_threads, 1) entry(const __grid_constant__ typename Body::Params params) {
+__global__ void __launch_bounds__(Body::max_threads, Body::min_blocks) entry(const __grid_constant__ typename Body::Params params) {
   arch::grid_dependency_wait();
   Body::run(params);
 }
@@ -88,7 +92,7 @@ struct Launch {
   int cluster = 1;  // blocks along x that form a cluster
 };
 
-constexpr size_t kSharedWithoutOptIn = 48 << 10;
+constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
 constexpr int kPortableCluster = 8;
 
 // The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
@@ -101,18 +105,8 @@ Status image_architecture(int& capability) {
   return {};
 }
 
-template <class Body>
-Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
-  static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");
-  KERNELS_TRY(ex.status());
-  if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the row needs more shared memory than a block can have");
-  if (how.shared > kSharedWithoutOptIn) {
-    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared))));
-  }
-  if (how.cluster > kPortableCluster) {
-    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
-  }
-  cudaLaunchAttribute attributes[2];
+// Fills a launch's configuration; `attributes` must outlive its use.
+inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config = {};
   config.gridDim = how.grid;
   config.blockDim = dim3(how.threads, 1, 1);
@@ -131,6 +125,45 @@ Status launch(const Exec& ex, const Launch& how, const typename Body::Params& pa
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = 1;
   }
+  return config;
+}
+
+template <class Body>
+Status prepare(const Exec& ex, const Launch& how) {
+  if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the row needs more shared memory than a block can have");
+  if (how.shared > kSharedWithoutOptIn) {
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared))));
+  }
+  if (how.cluster > kPortableCluster) {
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
+  }
+  return {};
+}
+
+// How many blocks of this kind run at the same time on the whole device.
+template <class Body>
+Status resident_blocks(const Exec& ex, const Launch& how, int64_t& blocks) {
+  KERNELS_TRY(prepare<Body>(ex, how));
+  int count = 0;
+  if (how.cluster > 1) {
+    cudaLaunchAttribute attributes[2];
+    const cudaLaunchConfig_t config = configure(ex, how, attributes);
+    KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveClusters(&count, entry<Body>, &config)));
+    blocks = int64_t(count) * how.cluster;
+  } else {
+    KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, entry<Body>, how.threads, how.shared)));
+    blocks = int64_t(count) * ex.device().sm_count;
+  }
+  return blocks > 0 ? Status{} : unsupported("a block or cluster of this size does not fit the device");
+}
+
+template <class Body>
+Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
+  static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");
+  KERNELS_TRY(ex.status());
+  KERNELS_TRY(prepare<Body>(ex, how));
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = configure(ex, how, attributes);
   return from_cuda(cudaLaunchKernelEx(&config, entry<Body>, params));
 }
 

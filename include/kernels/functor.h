@@ -79,12 +79,12 @@ class DirectLoad : public Functor {
   }
 
   template <int N>
-  KERNELS_HD Pack<Src, N> fetch(int64_t row, int64_t col) const {
+  KERNELS_HD Packed<Src, N> fetch(int64_t row, int64_t col) const {
     return read<N, Cache::stream>(src_ + row * ld_ + col);
   }
   template <int N>
-  KERNELS_HD Pack<Dst, N> resolve(const Pack<Src, N>& fetched, int64_t, int64_t) const {
-    return convert<Dst>(fetched);
+  KERNELS_HD Pack<Dst, N> resolve(const Packed<Src, N>& fetched, int64_t, int64_t) const {
+    return convert<Dst>(fetched.unpack());
   }
 
  private:
@@ -108,9 +108,11 @@ class RowVector : public Functor {
   Status check(int64_t, int64_t) const { return p_ ? Status{} : invalid("row: the vector's pointer is null"); }
 
   template <int N>
-  KERNELS_HD Pack<T, N> fetch(int64_t, int64_t col) const { return read<N, Cache::keep>(p_ + col); }
+  KERNELS_HD Packed<T, N> fetch(int64_t, int64_t col) const { return read<N, Cache::keep>(p_ + col); }
   template <int N>
-  KERNELS_HD auto resolve(const Pack<T, N>& fetched, int64_t, int64_t) const { return convert<compute_t<T>>(fetched); }
+  KERNELS_HD auto resolve(const Packed<T, N>& fetched, int64_t, int64_t) const {
+    return convert<compute_t<T>>(fetched.unpack());
+  }
 
  private:
   const T* p_;
@@ -131,13 +133,13 @@ class PerRow : public Functor {
   // A pack of N equal values: what is read is one element.
   template <int N>
   struct One {
-    Pack<T, 1> value;
+    Packed<T, 1> value;
   };
   template <int N>
   KERNELS_HD One<N> fetch(int64_t row, int64_t) const { return {read<1, Cache::keep>(p_ + row)}; }
   template <int N>
   KERNELS_HD auto resolve(const One<N>& fetched, int64_t, int64_t) const {
-    return broadcast<N>(convert<compute_t<T>>(fetched.value.v[0]));
+    return broadcast<N>(convert<compute_t<T>>(fetched.value.unpack().v[0]));
   }
 
  private:
@@ -495,34 +497,31 @@ class Quantize : public Functor {
     return {};
   }
 
+  // The largest |value| as the bits of a float: they order as the values do, with NaN above all, so that a NaN shows
+  // in the scale and with it in the whole row.
   struct State {
-    float largest = 0.f;
+    uint32_t largest = 0;
+    KERNELS_HD float value() const { return bit_cast<float>(largest); }
   };
   KERNELS_HD float padding() const { return 0.f; }
   template <class C, int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const {
-    // NaN must win, so that the scale and with it the whole row shows it.
-    const float m = static_cast<float>(fold(transform(v, [](C x) { return magnitude(x); }), [](C a, C b) { return louder(a, b); }));
-    s.largest = louder(s.largest, m);
+    const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
+    merge(s, {fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
   }
-  KERNELS_HD void merge(State& a, const State& b) const { a.largest = louder(a.largest, b.largest); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.largest = a.largest > b.largest ? a.largest : b.largest; }
 
-  // What a row's codes are multiplied from: the reciprocal of its scale.
+  // What a row's values are multiplied by: the reciprocal of its scale.
   KERNELS_HD float finish(const State& s) const {
-    return s.largest > 0.f ? detail::Largest<T>::value / s.largest : s.largest;
+    return s.largest > 0 ? detail::Largest<T>::value / s.value() : 0.f;
   }
-  KERNELS_HD void write_row(const State& s, int64_t row) const {
-    scales_[row] = s.largest / detail::Largest<T>::value;
-  }
+  KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.value() / detail::Largest<T>::value; }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
     write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * reciprocal));
   }
 
  private:
-  template <class C>
-  static KERNELS_HD C louder(C a, C b) { return b > a || b != b ? b : a; }
-
   T* q_;
   int64_t ld_;
   float* scales_;

@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "../arch/scalar.h"
 #include "pack.h"
 
 KERNELS_BEGIN
@@ -25,9 +26,17 @@ KERNELS_HD float fma(float a, float b, float c) {
 #endif
 }
 
+KERNELS_HD double fma(double a, double b, double c) {
+#if defined(KERNELS_DEVICE_CODE) || defined(__FMA__)
+  return ::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 KERNELS_HD float exp(float x) {
 #if defined(KERNELS_DEVICE_CODE)
-  return __expf(x);
+  return arch::exp2_flushed(x * 1.44269504f);
 #else
   // exp(x) = 2^n exp(r), |r| <= ln2 / 2. Comparisons are written so that NaN passes through.
   x = x > 89.f ? 89.f : x;
@@ -138,6 +147,10 @@ KERNELS_HD double erf(double x) { return ::erf(x); }
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
   return transform(x, [](C a) { return exp(a); });
+}
+template <class C, int N>
+KERNELS_HD Pack<C, N> exp_minus(const Pack<C, N>& x, C reference) {
+  return transform(x, [reference](C a) { return exp(a - reference); });
 }
 
 KERNELS_END

@@ -28,9 +28,24 @@ template <> struct Word<16> { using type = uint4; };
 
 }  // namespace detail
 
+// A pack as it lies in memory. Kept in whole words, so that carrying it through a loop costs no repacking.
+template <class T, int N>
+class Packed {
+ public:
+  using Word = std::conditional_t<(N * sizeof(T)) % 4 == 0, uint32_t, std::conditional_t<(N * sizeof(T)) % 2 == 0, uint16_t, uint8_t>>;
+
+  KERNELS_HD Pack<T, N> unpack() const {
+    Pack<T, N> out;
+    memcpy(static_cast<void*>(out.v), static_cast<const void*>(words), sizeof(words));
+    return out;
+  }
+
+  Word words[N * sizeof(T) / sizeof(Word)];
+};
+
 template <int N, Cache kCache, class T>
-KERNELS_HD Pack<T, N> read(const T* from) {
-  Pack<T, N> out;
+KERNELS_HD Packed<T, N> read(const T* from) {
+  Packed<T, N> out;
 #if defined(KERNELS_DEVICE_CODE)
   constexpr int bytes = N * int(sizeof(T));
   constexpr int step = bytes < 16 ? bytes : 16;
@@ -41,10 +56,10 @@ KERNELS_HD Pack<T, N> read(const T* from) {
     Word value;
     if constexpr (kCache == Cache::stream) value = __ldcs(word);
     else value = __ldg(word);
-    memcpy(reinterpret_cast<char*>(out.v) + i * step, &value, step);
+    memcpy(reinterpret_cast<char*>(out.words) + i * step, &value, step);
   }
 #else
-  memcpy(static_cast<void*>(out.v), static_cast<const void*>(from), sizeof(out.v));
+  memcpy(static_cast<void*>(out.words), static_cast<const void*>(from), sizeof(out.words));
 #endif
   return out;
 }

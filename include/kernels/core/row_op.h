@@ -1,14 +1,22 @@
 // The row ops: what is computed, apart from where a row lives and how it is read and written. GPU and CPU engines
 // drive these same structs.
 //
-// A RowOp<C> (C: float or double) has
-//   State                        default-constructed: nothing seen yet
-//   padding()                    a value that does not change a state, for the end of a partly filled pack
-//   accumulate(State&, Pack<C, N>, valid)   the first `valid` values of a pack, with padding behind them; any N
-//   merge(State& into, State from)   any order, any split of the row
-//   Result finish(State, cols)       once per row
-//   write_row(Result, row)           once per row, by one thread: per-row outputs
-//   Pack apply(Pack, Result)         once per element
+// A RowOp<C> (C: float or double) reduces a row to a State and then maps every element:
+//
+//   State                                default-constructed: nothing seen yet
+//   padding()                            a value that does not change a state, for the end of a partly filled pack
+//   accumulate(State&, Pack, valid)      takes in the first `valid` values of a pack, with padding behind them; any N
+//   merge(State& into, State from)       any order, any split of the row
+//   Result finish(State, cols)           once per row
+//   write_row(Result, row)               once per row, by one thread: per-row outputs
+//
+//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
+//   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
+//
+// Where a whole team of threads holds its values in registers, there is a shorter way to the state than merging:
+//
+//   State resident(Pack& x, valid, n, team)   the state of the team's n values; leaves x centered on it.
+//                                        team.sum(v) and team.max(v) reduce over the team
 #pragma once
 
 #include "softmax_state.h"
@@ -18,29 +26,60 @@
 KERNELS_BEGIN
 
 template <class C>
-struct SoftmaxOp {
+struct Linear {
+  C a, b;
+
+  template <int N>
+  KERNELS_HD Pack<C, N> operator()(const Pack<C, N>& v) const {
+    const Linear self = *this;
+    return transform(v, [self](C x) { return fma(x, self.a, self.b); });
+  }
+};
+
+namespace detail {
+
+// What softmax and log-softmax share.
+template <class C>
+struct SoftmaxBase {
+  using State = SoftmaxState<C>;
+
+  KERNELS_HD C padding() const { return -infinity<C>(); }
+  template <int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
+};
+
+}  // namespace detail
+
+template <class C>
+struct SoftmaxOp : detail::SoftmaxBase<C> {
   using State = SoftmaxState<C>;
   struct Result {
     C reference;
     C scale;
   };
 
-  template <int N>
-  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
-  KERNELS_HD C padding() const { return -infinity<C>(); }
-  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
-  KERNELS_HD Result finish(const State& s, int64_t) const {
-    return {s.reference(), s.m == -infinity<C>() && s.l == C(0) ? C(0) : C(1) / s.l};
-  }
+  KERNELS_HD Result finish(const State& s, int64_t) const { return {s.reference(), s.empty() ? C(0) : C(1) / s.l}; }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
+
   template <int N>
-  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const {
-    return transform(x, [r](C a) { return exp(a - r.reference) * r.scale; });
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return exp_minus(x, s.reference()); }
+  KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
+    return {exp(s.reference() - r.reference) * r.scale, C(0)};
+  }
+
+  template <int N, class Team>
+  KERNELS_HD State resident(Pack<C, N>& x, int, int64_t, Team& team) const {
+    State s;
+    s.m = team.max(max_of(x));
+    x = center(x, s);
+    s.l = team.sum(sum(x));
+    return s;
   }
 };
 
 template <class C>
-struct LogSoftmaxOp {
+struct LogSoftmaxOp : detail::SoftmaxBase<C> {
   using State = SoftmaxState<C>;
   // log l is kept apart from m: m + log l would round away the small part of it under a large m.
   struct Result {
@@ -48,17 +87,22 @@ struct LogSoftmaxOp {
     C log_sum;
   };
 
-  template <int N>
-  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
-  KERNELS_HD C padding() const { return -infinity<C>(); }
-  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
-  KERNELS_HD Result finish(const State& s, int64_t) const {
-    return {s.reference(), s.m == -infinity<C>() && s.l == C(0) ? C(0) : log(s.l)};
-  }
+  KERNELS_HD Result finish(const State& s, int64_t) const { return {s.reference(), s.empty() ? C(0) : log(s.l)}; }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
+
   template <int N>
-  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const {
-    return transform(x, [r](C a) { return (a - r.reference) - r.log_sum; });
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return x - s.reference(); }
+  KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
+    return {C(1), (s.reference() - r.reference) - r.log_sum};
+  }
+
+  template <int N, class Team>
+  KERNELS_HD State resident(Pack<C, N>& x, int, int64_t, Team& team) const {
+    State s;
+    s.m = team.max(max_of(x));
+    x = center(x, s);
+    s.l = team.sum(sum(exp(x)));
+    return s;
   }
 };
 
@@ -89,21 +133,44 @@ struct LayerNormOp {
   C eps;
   detail::RowOutput mean_out, rstd_out;
 
+  KERNELS_HD C padding() const { return C(0); }
   template <int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int valid) const { s.accumulate(x, valid); }
-  KERNELS_HD C padding() const { return C(0); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   KERNELS_HD Result finish(const State& s, int64_t cols) const {
     const C mean = s.mean();
-    return {mean, s.offset - (mean - s.origin), rsqrt(s.m2 / static_cast<C>(cols) + eps)};
+    return {mean, s.offset - (mean - s.origin), rsqrt(divide(s.m2, static_cast<C>(cols)) + eps)};
   }
   KERNELS_HD void write_row(const Result& r, int64_t row) const {
     mean_out.write(row, r.mean);
     rstd_out.write(row, r.rstd);
   }
+
   template <int N>
-  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const {
-    return transform(x, [r](C a) { return ((a - r.mean) - r.mean_low) * r.rstd; });
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return x - s.origin; }
+  KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
+    return {r.rstd, ((s.origin - r.mean) - r.mean_low) * r.rstd};
+  }
+
+  // Mean first, then the deviations from it. What rounding left in the mean shows as the mean of the deviations and is
+  // taken out of the squares: nothing cancels, however large the mean.
+  template <int N, class Team>
+  KERNELS_HD State resident(Pack<C, N>& x, int valid, int64_t n, Team& team) const {
+    State s;
+    s.n = static_cast<C>(n);
+    const C share = n > 0 ? divide(C(1), s.n) : C(0);
+    s.origin = team.sum(sum(x)) * share;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) x.v[i] = x.v[i] - s.origin;
+    if (valid < N) {
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) x.v[i] = i < valid ? x.v[i] : C(0);
+    }
+    const Pack<C, 2> sums = team.sum(Pack<C, 2>{{sum(x), dot(x, x)}});
+    s.offset = sums.v[0] * share;
+    s.m2 = sums.v[1] - sums.v[0] * s.offset;
+    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
+    return s;
   }
 };
 
@@ -120,16 +187,21 @@ struct RmsNormOp {
   C eps;
   detail::RowOutput rstd_out;
 
+  KERNELS_HD C padding() const { return C(0); }
   template <int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.squares = s.squares + dot(x, x); }
-  KERNELS_HD C padding() const { return C(0); }
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
   KERNELS_HD Result finish(const State& s, int64_t cols) const {
-    return {rsqrt(s.squares / static_cast<C>(cols) + eps)};
+    return {rsqrt(divide(s.squares, static_cast<C>(cols)) + eps)};
   }
   KERNELS_HD void write_row(const Result& r, int64_t row) const { rstd_out.write(row, r.rstd); }
+
   template <int N>
-  KERNELS_HD Pack<C, N> apply(const Pack<C, N>& x, const Result& r) const { return x * r.rstd; }
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State&) const { return x; }
+  KERNELS_HD Linear<C> linear(const State&, const Result& r) const { return {r.rstd, C(0)}; }
+
+  template <int N, class Team>
+  KERNELS_HD State resident(Pack<C, N>& x, int, int64_t, Team& team) const { return {team.sum(dot(x, x))}; }
 };
 
 // ---- Options, as the caller writes them ----------------------------------------------------------------------------

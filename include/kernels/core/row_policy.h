@@ -7,6 +7,8 @@
 // A policy that cannot serve the row is refused with the reason, never replaced.
 #pragma once
 
+#include <cstdint>
+
 #include "status.h"
 
 KERNELS_BEGIN
@@ -35,6 +37,7 @@ struct RowPlan {
   int pack = 0;       // elements per memory transaction
   int chunks = 1;     // blocks per row when split
   int width = 0;      // columns per block
+  bool persistent = false;  // blocks stay and walk over rows, reading one ahead
 };
 
 inline const char* to_string(Residency residency) {

@@ -16,14 +16,14 @@ struct SoftmaxState {
 
   // What to subtract from scores: m, or 0 while nothing is visible (-inf - -inf would be NaN).
   KERNELS_HD C reference() const { return m == -infinity<C>() ? C(0) : m; }
+  KERNELS_HD bool empty() const { return m == -infinity<C>() && l == C(0); }
   KERNELS_HD C logsumexp() const { return m + log(l); }
 
   template <int N>
   KERNELS_HD void accumulate(const Pack<C, N>& scores) {
     SoftmaxState part;
     part.m = max_of(scores);
-    const C reference = part.reference();
-    part.l = sum(transform(scores, [reference](C x) { return exp(x - reference); }));
+    part.l = sum(exp_minus(scores, part.reference()));
     merge(part);
   }
 

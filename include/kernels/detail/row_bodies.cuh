@@ -40,7 +40,8 @@ struct SinkState<End, true> {
 };
 
 template <class P>
-using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkState<typename P::End>::type>()>;
+using Scratch =
+    TeamScratch<largest_state<typename P::Op::State, typename SinkState<typename P::End>::type, Pack<typename P::C, 2>>()>;
 
 // One thread's part of a row, K packs of N: pack k starts at column first + k * stride. The packs that lie in the row
 // come first; `count` says how many.
@@ -84,9 +85,12 @@ struct Tile {
   __device__ __forceinline__ void fill(C padding, F f) {
     KERNELS_UNROLL
     for (int k = 0; k < K; ++k) {
-      Pack<C, N> pack = broadcast<N>(padding);
-      if (k < count) pack = f(k);
-      set(k, pack);
+      if (k < count) set(k, f(k));
+    }
+    if (count == K) return;
+    KERNELS_UNROLL
+    for (int k = 0; k < K; ++k) {
+      if (k >= count) set(k, broadcast<N>(padding));
     }
   }
 
@@ -121,59 +125,79 @@ __device__ __forceinline__ void read_tile(Tile<C, N, K>& tile, const Source& sou
 
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
-// R rows at once: row, row + row_step ... Each member of the team holds K packs of every row.
+// Which rows a team works on: base + offset + r * spacing for r < R, then the same with base + stride, and so on.
+struct RowWalk {
+  int64_t base, offset, spacing, stride;
+  __device__ __forceinline__ int64_t row(int r) const { return base + offset + r * spacing; }
+};
+
+// Each member of the team holds K packs of each of R rows. A block reads ahead: while a row is being worked on, the next
+// one is on its way, so memory stays busy through the reductions even where one block fills a multiprocessor.
 template <int N, int K, int R, class P, class Team>
-__device__ __forceinline__ void resident_rows(const P& p, Team& team, int64_t row, int64_t row_step, int begin, int end,
-                                              bool leader) {
+__device__ __forceinline__ void resident_rows(const P& p, Team& team, RowWalk walk, int begin, int end, bool leader) {
   using C = typename P::C;
   const auto map = sink_map(p.sink);
   const auto sink = sink_end(p.sink);
   using Operands = decltype(fetch_operands<N>(map, kAny, kAny));
-  // With few packs there are registers to spare for fetching the maps' operands together with the row.
+  // With few packs there are registers to spare for fetching the maps' operands before they are needed.
   constexpr bool early = K == 1;
 
   Tile<C, N, K> tile[R];
   Fetches<N, K, typename P::Source> fetches[R];
   Operands operands[R];
-  KERNELS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    const int64_t this_row = row + r * row_step;
-    tile[r].place(begin + team.rank() * N, team.size() * N, this_row < p.rows ? end : 0);
-    fetches[r].issue(p.source, this_row, tile[r]);
-    if constexpr (early) {
-      if (tile[r].count > 0) operands[r] = fetch_operands<N>(map, this_row, tile[r].col(0));
+  const auto issue = [&] {
+    KERNELS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      tile[r].place(begin + team.rank() * N, team.size() * N, walk.row(r) < p.rows ? end : 0);
+      fetches[r].issue(p.source, walk.row(r), tile[r]);
     }
-  }
+  };
 
-  typename P::Op::State state[R];
-  KERNELS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    fetches[r].resolve_into(tile[r], p.source, row + r * row_step, p.op.padding());
-    tile[r].accumulate(p.op, state[r]);
-  }
-  KERNELS_UNROLL
-  for (int r = 0; r < R; ++r) state[r] = team.reduce(p.op, state[r]);
+  if (Team::reads_ahead) issue();
+  while (walk.base < p.rows) {
+    if (!Team::reads_ahead) issue();
+    int64_t row[R];
+    int count[R];
+    typename P::Op::State local[R];
+    KERNELS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      row[r] = walk.row(r);
+      count[r] = tile[r].count;
+      if constexpr (early) {
+        if (count[r] > 0) operands[r] = fetch_operands<N>(map, row[r], tile[r].col(0));
+      }
+      fetches[r].resolve_into(tile[r], p.source, row[r], p.op.padding());
+    }
+    walk.base += walk.stride;
+    if (Team::reads_ahead) issue();
+    KERNELS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      tile[r].count = count[r];
+      local[r] = p.op.resident(tile[r].values, count[r] * N, end - begin, team);
+    }
 
-  KERNELS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    const int64_t this_row = row + r * row_step;
-    const auto result = p.op.finish(state[r], p.cols);
-    if (leader && this_row < p.rows) p.op.write_row(result, this_row);
+    KERNELS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const auto result = p.op.finish(team.across_blocks(p.op, local[r]), p.cols);
+      const auto linear = p.op.linear(local[r], result);
+      if (leader && row[r] < p.rows) p.op.write_row(result, row[r]);
 
-    const auto mapped = [&](int k) {
-      if constexpr (!early) operands[r] = fetch_operands<N>(map, this_row, tile[r].col(k));
-      return apply_map(map, p.op.apply(tile[r].get(k), result), operands[r], this_row, tile[r].col(k));
-    };
-    if constexpr (P::row_sink) {
-      tile[r].fill(sink.padding(), mapped);
-      typename P::End::State sink_state;
-      tile[r].accumulate(sink, sink_state);
-      sink_state = team.reduce(sink, sink_state);
-      if (leader && this_row < p.rows) sink.write_row(sink_state, this_row);
-      const auto sink_result = sink.finish(sink_state);
-      tile[r].each([&](int k) { sink.store(tile[r].get(k), sink_result, this_row, tile[r].col(k)); });
-    } else {
-      tile[r].each([&](int k) { put(sink, mapped(k), this_row, tile[r].col(k)); });
+      const auto mapped = [&](int k) {
+        if constexpr (!early) operands[r] = fetch_operands<N>(map, row[r], tile[r].col(k));
+        return apply_map(map, linear(tile[r].get(k)), operands[r], row[r], tile[r].col(k));
+      };
+      if constexpr (P::row_sink) {
+        tile[r].fill(sink.padding(), mapped);
+        typename P::End::State sink_state;
+        tile[r].accumulate(sink, sink_state);
+        sink_state = team.reduce(sink, sink_state);
+        if (leader && row[r] < p.rows) sink.write_row(sink_state, row[r]);
+        const auto sink_result = sink.finish(sink_state);
+        tile[r].each([&](int k) { sink.store(tile[r].get(k), sink_result, row[r], tile[r].col(k)); });
+      } else {
+        tile[r].each([&](int k) { put(sink, mapped(k), row[r], tile[r].col(k)); });
+      }
+      if (Team::reads_ahead) tile[r].place(begin + team.rank() * N, team.size() * N, walk.row(r) < p.rows ? end : 0);
     }
   }
 }
@@ -181,7 +205,10 @@ __device__ __forceinline__ void resident_rows(const P& p, Team& team, int64_t ro
 // R rows per group of 1 to 32 lanes.
 template <class P, int N, int K, int R>
 struct GroupBody {
-  static constexpr int max_threads = 256;
+  static constexpr int max_threads = 128;
+  // Registers for the values and as much again, but no more: with enough warps the rest hides itself.
+  static constexpr int values = N * K * R * int(sizeof(typename P::C)) / 4;
+  static constexpr int min_blocks = (values <= 8 ? 12 : values <= 16 ? 8 : values <= 32 ? 6 : 4) / (N == 1 ? 2 : 1);
   struct Params {
     P problem;
     int lanes;
@@ -190,12 +217,10 @@ struct GroupBody {
   static __device__ __forceinline__ void run(const Params& params) {
     GroupTeam team{params.lanes};
     const int groups = blockDim.x / params.lanes;
-    const int group = threadIdx.x / params.lanes;
     // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory.
     const int64_t rows_per_block = int64_t(groups) * R;
-    for (int64_t base = blockIdx.x * rows_per_block; base < params.problem.rows; base += gridDim.x * rows_per_block) {
-      resident_rows<N, K, R>(params.problem, team, base + group, groups, 0, params.problem.cols, team.rank() == 0);
-    }
+    const RowWalk walk{blockIdx.x * rows_per_block, int64_t(threadIdx.x / params.lanes), groups, gridDim.x * rows_per_block};
+    resident_rows<N, K, R>(params.problem, team, walk, 0, int(params.problem.cols), team.rank() == 0);
   }
 };
 
@@ -210,7 +235,8 @@ struct Slice {
 // One row per block or cluster, in registers.
 template <class P, int N, int K>
 struct BlockBody {
-  static constexpr int max_threads = 1024;
+  static constexpr int max_threads = 512;
+  static constexpr int min_blocks = 1;
   struct Params {
     P problem;
     int width;
@@ -219,11 +245,10 @@ struct BlockBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ Scratch<P> scratch;
     BlockTeam team(scratch);
-    const Slice slice(team, params.width, params.problem.cols);
+    const Slice slice(team, params.width, int(params.problem.cols));
     const bool leader = team.rank() == 0 && team.block() == 0;
-    for (int64_t row = blockIdx.x / team.blocks(); row < params.problem.rows; row += gridDim.x / team.blocks()) {
-      resident_rows<N, K, 1>(params.problem, team, row, 0, slice.begin, slice.end, leader);
-    }
+    const RowWalk walk{int64_t(blockIdx.x / team.blocks()), 0, 0, int64_t(gridDim.x / team.blocks())};
+    resident_rows<N, K, 1>(params.problem, team, walk, slice.begin, slice.end, leader);
   }
 };
 
@@ -261,6 +286,7 @@ struct RowCache {
 template <class P, int N, int K>
 struct StagedBody {
   static constexpr int max_threads = 512;
+  static constexpr int min_blocks = 1;
   struct Params {
     P problem;
     int width;
@@ -274,7 +300,7 @@ struct StagedBody {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     const P& p = params.problem;
     BlockTeam team(scratch);
-    const Slice slice(team, params.width, p.cols);
+    const Slice slice(team, params.width, int(p.cols));
     const bool leader = team.rank() == 0 && team.block() == 0;
     const RowCache<C, N> cache{dynamic_shared, params.keep ? params.width / N : 0};
     const auto again = second_pass(p.source);
@@ -306,11 +332,14 @@ struct StagedBody {
         tile.accumulate(p.op, state);
         keep(tile);
       });
-      const auto result = p.op.finish(team.reduce(p.op, state), p.cols);
+      state = team.reduce(p.op, state);
+      const auto result = p.op.finish(state, p.cols);
+      const auto linear = p.op.linear(state, result);
       if (leader) p.op.write_row(result, row);
 
       const auto finished = [&](const auto& m, const T& tile, int k) {
-        return apply_map(m, p.op.apply(tile.get(k), result), fetch_operands<N>(m, row, tile.col(k)), row, tile.col(k));
+        const auto y = linear(p.op.center(tile.get(k), state));
+        return apply_map(m, y, fetch_operands<N>(m, row, tile.col(k)), row, tile.col(k));
       };
       const auto finish = [&](const auto& m, T& tile) {
         tile.fill(C(0), [&](int k) { return finished(m, tile, k); });
@@ -355,6 +384,7 @@ struct SplitParams {
 template <class P, int N, int K>
 struct PartialBody {
   static constexpr int max_threads = 512;
+  static constexpr int min_blocks = 1;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -382,6 +412,7 @@ struct PartialBody {
 template <class P, int N, int K>
 struct FinishBody {
   static constexpr int max_threads = 512;
+  static constexpr int min_blocks = 1;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -400,7 +431,9 @@ struct FinishBody {
       for (int i = team.rank(); i < params.chunks; i += team.size()) {
         p.op.merge(state, params.partial[row * params.chunks + i]);
       }
-      const auto result = p.op.finish(team.reduce(p.op, state), p.cols);
+      state = team.reduce(p.op, state);
+      const auto result = p.op.finish(state, p.cols);
+      const auto linear = p.op.linear(state, result);
       if (team.rank() == 0 && begin == 0) p.op.write_row(result, row);
       for (int at = begin + team.rank() * N; at < end; at += K * stride) {
         Tile<typename P::C, N, K> tile;
@@ -408,7 +441,8 @@ struct FinishBody {
         read_tile(tile, again, row, typename P::C(0));
         tile.each([&](int k) {
           const int col = tile.col(k);
-          put(sink, apply_map(map, p.op.apply(tile.get(k), result), fetch_operands<N>(map, row, col), row, col), row, col);
+          const auto y = linear(p.op.center(tile.get(k), state));
+          put(sink, apply_map(map, y, fetch_operands<N>(map, row, col), row, col), row, col);
         });
       }
     }

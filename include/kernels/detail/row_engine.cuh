@@ -21,6 +21,7 @@ constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 // Compute values of a row per thread, in units of 4 bytes; narrow packs need more registers for addresses.
 constexpr int kTile = 32;
 constexpr int kNarrowTile = 16;
+constexpr int kMaxBlock = 512;
 constexpr int64_t kMaxCols = 1ll << 30;
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
@@ -90,7 +91,7 @@ class RowEngine {
   Status choose(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     const int64_t cols = p_.cols * scale;
-    const int64_t limit_per_block = 1024 * kTile;
+    const int64_t limit_per_block = kMaxBlock * kTile;
     bool clusters = false;
     if (cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
@@ -103,7 +104,7 @@ class RowEngine {
         const int64_t width = ceil_div(cols, policy.cluster);
         policy.residency = width <= limit_per_block ? Residency::registers : shared_or_streamed(policy.cluster);
         if (policy.residency == Residency::registers) {
-          policy.threads = int(lesser<int64_t>(1024, round_up(ceil_div(width, tuning::kFewRowsPerThread), 32)));
+          policy.threads = int(lesser<int64_t>(kMaxBlock, round_up(ceil_div(width, tuning::kFewRowsPerThread), 32)));
         }
         return {};
       }
@@ -138,13 +139,13 @@ class RowEngine {
     policy.residency = row.residency;
     policy.cluster = row.cluster;
     policy.rows_per_group = row.rows_per_group;
-    const int64_t threads = ceil_div(ceil_div(p_.cols * scale, row.cluster), row.elements);
+    const int64_t threads = ceil_div(ceil_div(p_.cols * scale, row.cluster), lesser(row.elements, tile(plan.pack)));
     if (row.residency == Residency::group && has_groups(plan.pack)) {
       policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, row.elements / scale)))));
     } else {
       policy.residency = Residency::registers;
       policy.rows_per_group = 1;
-      policy.threads = int(lesser<int64_t>(1024, round_up(threads, 32)));
+      policy.threads = int(lesser<int64_t>(kMaxBlock, round_up(threads, 32)));
     }
     return {};
   }
@@ -188,11 +189,11 @@ class RowEngine {
 
     if (policy.threads == 0) {
       policy.threads = policy.residency == Residency::registers
-                           ? int(lesser<int64_t>(1024, round_up(ceil_div(plan.width, elements), 32)))
+                           ? int(lesser<int64_t>(kMaxBlock, round_up(ceil_div(plan.width, elements), 32)))
                            : tuning::kStreamThreads;
     }
-    if (policy.threads < 32 || policy.threads > 1024 || policy.threads % 32 != 0) {
-      return invalid("policy: threads of a block is not a multiple of 32 up to 1024");
+    if (policy.threads < 32 || policy.threads > kMaxBlock || policy.threads % 32 != 0) {
+      return invalid("policy: threads of a block is not a multiple of 32 up to 512");
     }
     if (policy.residency == Residency::registers) {
       if (ceil_div(plan.width, plan.pack) > int64_t(policy.threads) * packs(plan.pack, tile(plan.pack))) {
@@ -202,6 +203,7 @@ class RowEngine {
     if (policy.residency == Residency::shared && shared_or_streamed(policy.cluster) != Residency::shared) {
       return unsupported("policy: the row does not fit the shared memory of the block or cluster");
     }
+    plan.persistent = policy.residency == Residency::registers && (policy.cluster > 1 || policy.threads >= tuning::kPersistentThreads);
     if (policy.residency == Residency::split) return complete_split(plan);
     return {};
   }
@@ -209,7 +211,6 @@ class RowEngine {
   Status complete_split(RowPlan& plan) const {
     if (Problem::row_sink) return unsupported("policy: a split row cannot be quantized with a scale per row");
     if (plan.pack != wide && plan.pack != 1) plan.pack = 1;
-    if (plan.policy.threads > 512) return invalid("policy: a split row's blocks have at most 512 threads");
     const int64_t blocks_wanted = ceil_div(4 * ex_.device().sm_count, p_.rows);
     const int64_t chunks = lesser<int64_t>(tuning::kMaxChunks, greater<int64_t>(1, lesser<int64_t>(blocks_wanted, p_.cols * scale / tuning::kFewRowsElements)));
     plan.width = int(round_up(ceil_div(p_.cols, chunks), kWidestPack));
@@ -237,6 +238,12 @@ class RowEngine {
     how.grid.x = unsigned(blocks(plan, p_.rows * policy.cluster));
     switch (policy.residency) {
       case Residency::registers:
+        // As many blocks as fit at once, each walking over rows: the next row is read while one is worked on.
+        if (plan.persistent) {
+          int64_t fit = 0;
+          KERNELS_TRY((resident_blocks<BlockBody<Problem, N, K>>(ex_, how, fit)));
+          how.grid.x = unsigned(lesser<int64_t>(how.grid.x, fit));
+        }
         return launch<BlockBody<Problem, N, K>>(ex_, how, {p_, plan.width});
       case Residency::shared:
         how.shared = shared_bytes(plan.width);

@@ -37,6 +37,12 @@ constexpr RowTuning kRowsWithoutClusters[] = {
 constexpr int kGroupBlock = 128;
 constexpr int kStreamThreads = 512;
 
+// Blocks of at least this size stay and walk over rows; smaller ones are many enough to overlap by themselves.
+#ifndef KERNELS_DEV_PERSIST
+#define KERNELS_DEV_PERSIST 192
+#endif
+constexpr int kPersistentThreads = KERNELS_DEV_PERSIST;
+
 // Few rows: below this many blocks per multiprocessor a row is shared by more blocks, but not by so many that one has
 // fewer than kFewRowsElements of it.
 constexpr int kFewRowsElements = 2048;

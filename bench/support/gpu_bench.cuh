@@ -1,0 +1,159 @@
+// Measuring on the GPU: random buffers rotated beyond the L2 cache, CUDA-graph replay, medians, and the copy kernel
+// that everything is held against.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#define BENCH_CHECK(call)                                                                          \
+  do {                                                                                             \
+    const cudaError_t bench_error = (call);                                                        \
+    if (bench_error != cudaSuccess) {                                                              \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(bench_error));    \
+      std::exit(1);                                                                                \
+    }                                                                                              \
+  } while (false)
+
+namespace bench {
+
+// Buffers of this many times the cache in all: no replay finds its input there.
+constexpr double kRotation = 4.0;
+
+inline size_t l2_bytes() {
+  int device = 0, bytes = 0;
+  BENCH_CHECK(cudaGetDevice(&device));
+  BENCH_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device));
+  return size_t(bytes);
+}
+
+__device__ inline uint32_t hash(uint64_t x) {
+  x ^= x >> 33; x *= 0xff51afd7ed558ccdull;
+  x ^= x >> 33; x *= 0xc4ceb9fe1a85ec53ull;
+  return uint32_t(x >> 32);
+}
+
+// Roughly normal, standard deviation 1: the sum of four uniforms.
+template <class T>
+__global__ void fill_random(T* p, size_t n, uint64_t seed) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+    float sum = 0.f;
+    for (int k = 0; k < 4; ++k) sum += float(hash((i * 4 + k) ^ (seed << 40))) * (1.f / 4294967296.f) - 0.5f;
+    p[i] = T(sum * 1.7320508f);
+  }
+}
+
+// One large allocation from which each case takes its rotating buffers.
+class Arena {
+ public:
+  explicit Arena(size_t bytes) : bytes_(bytes) { BENCH_CHECK(cudaMalloc(&base_, bytes)); }
+  ~Arena() { cudaFree(base_); }
+  Arena(const Arena&) = delete;
+
+  void reset() { used_ = 0; }
+  size_t left() const { return bytes_ - used_; }
+
+  template <class T>
+  T* take(size_t count, uint64_t seed) {
+    const size_t bytes = (count * sizeof(T) + 255) / 256 * 256;
+    if (used_ + bytes > bytes_) {
+      std::fprintf(stderr, "the benchmark's memory (%zu bytes) is too small\n", bytes_);
+      std::exit(1);
+    }
+    T* p = reinterpret_cast<T*>(base_ + used_);
+    used_ += bytes;
+    fill_random<<<1024, 256>>>(p, count, seed);
+    BENCH_CHECK(cudaGetLastError());
+    return p;
+  }
+
+ private:
+  char* base_ = nullptr;
+  size_t bytes_, used_ = 0;
+};
+
+// How many buffer sets of `bytes` each keep every replay out of the cache.
+inline int sets_for(double bytes) {
+  return int(std::min(256.0, std::max(1.0, std::ceil(kRotation * double(l2_bytes()) / bytes))));
+}
+
+// Median microseconds of one call: `call(stream, i)` for i = 0 .. sets - 1 is captured into a graph, which is replayed.
+// The graph holds at least `calls` calls, so that its launch is not what is timed.
+inline double time_us(int sets, const std::function<void(cudaStream_t, int)>& call, int calls = 20, int replays = 15) {
+  cudaStream_t stream;
+  BENCH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  BENCH_CHECK(cudaDeviceSynchronize());
+  call(stream, 0);
+  BENCH_CHECK(cudaStreamSynchronize(stream));
+  const int rounds = (calls + sets - 1) / sets;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  BENCH_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int round = 0; round < rounds; ++round) {
+    for (int i = 0; i < sets; ++i) call(stream, i);
+  }
+  BENCH_CHECK(cudaStreamEndCapture(stream, &graph));
+  BENCH_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t begin, end;
+  BENCH_CHECK(cudaEventCreate(&begin));
+  BENCH_CHECK(cudaEventCreate(&end));
+  std::vector<double> times;
+  for (int i = 0; i < replays + 2; ++i) {
+    BENCH_CHECK(cudaEventRecord(begin, stream));
+    BENCH_CHECK(cudaGraphLaunch(exec, stream));
+    BENCH_CHECK(cudaEventRecord(end, stream));
+    BENCH_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    BENCH_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms * 1e3 / (rounds * sets));  // the first two warm up
+  }
+  BENCH_CHECK(cudaEventDestroy(begin));
+  BENCH_CHECK(cudaEventDestroy(end));
+  BENCH_CHECK(cudaGraphExecDestroy(exec));
+  BENCH_CHECK(cudaGraphDestroy(graph));
+  BENCH_CHECK(cudaStreamDestroy(stream));
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+// The yardstick: copies `n` units of 16 bytes, kUnroll of them per thread in flight.
+template <int kUnroll>
+__global__ void __launch_bounds__(256) copy_kernel(const uint4* __restrict__ from, uint4* __restrict__ to, size_t n) {
+  const size_t first = size_t(blockIdx.x) * blockDim.x * kUnroll + threadIdx.x;
+  uint4 values[kUnroll];
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    const size_t i = first + size_t(k) * blockDim.x;
+    if (i < n) values[k] = __ldcs(from + i);
+  }
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    const size_t i = first + size_t(k) * blockDim.x;
+    if (i < n) __stcs(to + i, values[k]);
+  }
+}
+
+template <int kUnroll>
+void copy(cudaStream_t stream, const void* from, void* to, size_t bytes) {
+  const size_t n = bytes / 16;
+  const size_t per_block = 256 * size_t(kUnroll);
+  copy_kernel<kUnroll><<<unsigned((n + per_block - 1) / per_block), 256, 0, stream>>>(
+      static_cast<const uint4*>(from), static_cast<uint4*>(to), n);
+}
+
+// The best of three unrollings: what a kernel that reads and writes these buffers once can hope for.
+inline double copy_us(int sets, const std::function<const void*(int)>& from, const std::function<void*(int)>& to, size_t bytes) {
+  double best = 1e30;
+  best = std::min(best, time_us(sets, [&](cudaStream_t s, int i) { copy<1>(s, from(i), to(i), bytes); }));
+  best = std::min(best, time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }));
+  best = std::min(best, time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }));
+  return best;
+}
+
+}  // namespace bench
