@@ -239,8 +239,8 @@ TEMPLATE_TEST_CASE("packs are read and written at any address, and nothing besid
         k::Pack<TestType, N> pack;
         for (size_t i = 0; i < bytes; ++i) reinterpret_cast<unsigned char*>(pack.v)[i] = static_cast<unsigned char>(i + 1);
         k::write<N>(at, pack, past_cache);
-        const k::Pack<TestType, N> stream = k::read<N, k::Cache::stream>(at);
-        const k::Pack<TestType, N> keep = k::read<N, k::Cache::keep>(at);
+        const k::Pack<TestType, N> stream = k::read<N, k::Cache::stream>(at).unpack();
+        const k::Pack<TestType, N> keep = k::read<N, k::Cache::keep>(at).unpack();
         t.expect(std::memcmp(at, pack.v, bytes) == 0, "N %d, offset %zu: written wrongly", N, offset);
         t.expect(std::memcmp(stream.v, pack.v, bytes) == 0, "N %d, offset %zu: read wrongly", N, offset);
         t.expect(std::memcmp(keep.v, pack.v, bytes) == 0, "N %d, offset %zu: read wrongly through the cache", N, offset);

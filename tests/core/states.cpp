@@ -1,0 +1,442 @@
+// The mergeable states: a row cut anywhere, taken in by packs of any width and merged in any order gives the same result.
+#include <kernels/core/row_op.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/oracle.h"
+#include "support/random.h"
+#include "support/tally.h"
+
+namespace k = kernels;
+
+namespace {
+
+template <class C> constexpr C kInf = std::numeric_limits<C>::infinity();
+template <class C> constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
+
+template <int N, class Op, class C>
+void accumulate_piece(const Op& op, typename Op::State& state, const C* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += N) {
+    const int valid = int(n - i < N ? n - i : N);
+    auto pack = k::broadcast<N>(op.padding());
+    for (int j = 0; j < valid; ++j) pack[j] = x[i + j];
+    op.accumulate(state, pack, valid);
+  }
+}
+
+// The state of a row that is cut into at most `pieces` random pieces, some empty, each taken in with a random pack width;
+// the pieces are merged two by two in random order.
+template <class Op, class C>
+typename Op::State cut_and_merged(const Op& op, const std::vector<C>& x, int pieces, test::Random& random) {
+  std::vector<int64_t> cuts = {0, int64_t(x.size())};
+  for (int i = 1; i < pieces; ++i) cuts.push_back(random.below(int64_t(x.size()) + 1));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<typename Op::State> states(1);  // and one that saw nothing
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    typename Op::State state;
+    const C* from = x.data() + cuts[i];
+    const int64_t n = cuts[i + 1] - cuts[i];
+    switch (random.below(6)) {
+      case 0: accumulate_piece<1>(op, state, from, n); break;
+      case 1: accumulate_piece<2>(op, state, from, n); break;
+      case 2: accumulate_piece<3>(op, state, from, n); break;
+      case 3: accumulate_piece<8>(op, state, from, n); break;
+      case 4: accumulate_piece<16>(op, state, from, n); break;
+      default: accumulate_piece<32>(op, state, from, n);
+    }
+    states.push_back(state);
+  }
+  while (states.size() > 1) {
+    const size_t a = size_t(random.below(int64_t(states.size())));
+    std::swap(states[a], states.back());
+    const auto last = states.back();
+    states.pop_back();
+    op.merge(states[size_t(random.below(int64_t(states.size())))], last);
+  }
+  return states[0];
+}
+
+template <class C>
+test::Row<C> exact(const std::vector<C>& x) {
+  test::Row<C> row;
+  for (const C a : x) row.push_back(test::Real<C>(double(a)));
+  return row;
+}
+
+// Rows of every kind, short and long, with many different cuts: f(row, state, pieces).
+template <class C, class Op, class Check>
+void for_cut_rows(const Op& op, bool holes, Check check) {
+  test::Random random(7);
+  test::RandomRows rows(8, holes);
+  int64_t index = 0;
+  for (const int64_t cols : {1, 2, 3, 5, 8, 31, 33, 100, 257, 1000}) {
+    for (int round = 0; round < 12; ++round, ++index) {
+      std::vector<C> x(size_t(cols), C(0));
+      rows.row(index, cols, [&](int64_t c, double value) { x[size_t(c)] = C(value); });
+      for (const int pieces : {1, 2, 5, 40}) check(x, cut_and_merged(op, x, pieces, random), pieces);
+    }
+  }
+}
+
+}  // namespace
+
+// ---- softmax -------------------------------------------------------------------------------------------------------
+
+TEMPLATE_TEST_CASE("a softmax state does not depend on how its row was cut", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  for_cut_rows<C>(k::SoftmaxOp<C>{}, true, [&t](const std::vector<C>& x, const k::SoftmaxState<C>& s, int pieces) {
+    double largest;
+    const test::Real<C> want = test::log_sum_exp(exact(x), largest);
+    t.expect(double(s.m) == largest, "%zu cols, %d pieces: m %g, want %g", x.size(), pieces, double(s.m), largest);
+    if (largest == -HUGE_VAL) {
+      t.expect(s.l == C(0) && s.empty(), "%zu cols, %d pieces: l %g of a row without scores", x.size(), pieces, double(s.l));
+      return;
+    }
+    // Each merge multiplies by two rounded exponentials; a path through the tree has at most `pieces` of them.
+    const double limit = want.e + 4 * test::unit<C> * pieces;
+    const double got = std::log(double(s.l));
+    t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: log l %.17g, want %.17g", x.size(), pieces, got, want.v);
+    const double lse = double(s.logsumexp()), lse_want = largest + want.v;
+    t.expect(std::fabs(lse - lse_want) <= limit + 2 * test::unit<C> * (std::fabs(want.v) + std::fabs(lse_want)),
+             "%zu cols, %d pieces: logsumexp %.17g, want %.17g", x.size(), pieces, lse, lse_want);
+  });
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("the empty softmax state is neutral", "", float, double) {
+  using C = TestType;
+  using State = k::SoftmaxState<C>;
+  State empty, other;
+  CHECK(empty.empty());
+  CHECK(empty.logsumexp() == -kInf<C>);
+  empty.merge(other);
+  CHECK(empty.empty());
+  CHECK(empty.m == -kInf<C>);
+  CHECK(empty.l == C(0));
+
+  for (const C value : {C(0), C(-1e30), C(1e30), C(60000), C(-60000), C(3.3)}) {
+    State s;
+    s.accumulate(k::Pack<C, 2>{{value, value - C(1)}});
+    const State before = s;
+    s.merge(State{});
+    CHECK(s.m == before.m);
+    CHECK(s.l == before.l);
+    State from_empty;
+    from_empty.merge(before);
+    CHECK(from_empty.m == before.m);
+    CHECK(from_empty.l == before.l);
+    s.accumulate(k::broadcast<8>(-kInf<C>));  // scores that are not visible
+    CHECK(s.m == before.m);
+    CHECK(s.l == before.l);
+  }
+}
+
+TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
+  using C = TestType;
+  using State = k::SoftmaxState<C>;
+  const k::SoftmaxOp<C> softmax;
+  const k::LogSoftmaxOp<C> log_softmax;
+
+  State hidden;
+  hidden.accumulate(k::broadcast<4>(-kInf<C>));
+  CHECK(hidden.empty());
+  CHECK(hidden.logsumexp() == -kInf<C>);
+  CHECK(softmax.finish(hidden, 4).scale == C(0));
+  CHECK(log_softmax.finish(hidden, 4).log_sum == C(0));
+
+  // One bad score anywhere, then merged with good ones on either side: the row stays bad.
+  test::Tally t;
+  for (const C bad : {kInf<C>, kNaN<C>, -kNaN<C>}) {
+    for (int at = 0; at < 8; ++at) {
+      for (const C other : {C(1), -kInf<C>, C(-1e30)}) {
+        auto x = k::broadcast<8>(other);
+        x[at] = bad;
+        State s, good;
+        s.accumulate(x);
+        t.expect(s.l != s.l && !s.empty(), "%g at %d among %g: l %g", double(bad), at, double(other), double(s.l));
+        good.accumulate(k::broadcast<4>(C(5)));
+        State left = s, right = good;
+        left.merge(good);
+        right.merge(s);
+        t.expect(left.l != left.l, "%g at %d: lost by a merge with good scores", double(bad), at);
+        t.expect(right.l != right.l, "%g at %d: lost by a merge into good scores", double(bad), at);
+        State with_empty;
+        with_empty.merge(s);
+        t.expect(with_empty.l != with_empty.l, "%g at %d: lost by a merge into nothing", double(bad), at);
+        t.expect(!(softmax.finish(s, 8).scale == softmax.finish(s, 8).scale), "%g at %d: the scale is a number", double(bad), at);
+        t.expect(!(log_softmax.finish(s, 8).log_sum == log_softmax.finish(s, 8).log_sum), "%g at %d: log", double(bad), at);
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("softmax states far apart: the small one vanishes, and nothing overflows") {
+  k::SoftmaxState<float> low, high;
+  low.accumulate(k::broadcast<4>(-3e38f));
+  high.accumulate(k::broadcast<2>(3e38f));
+  low.merge(high);
+  CHECK(low.m == 3e38f);
+  CHECK(low.l == 2.f);
+}
+
+// ---- Welford -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+template <class C>
+struct Moments {
+  double mean, m2, largest;  // largest deviation
+};
+
+template <class C>
+Moments<C> moments(const std::vector<C>& x) {
+  long double sum = 0, m2 = 0, largest = 0;
+  for (const C a : x) sum += a;
+  const long double mean = sum / x.size();
+  for (const C a : x) {
+    m2 += (a - mean) * (a - mean);
+    largest = std::fmax(largest, std::fabs(a - mean));
+  }
+  return {double(mean), double(m2), double(largest)};
+}
+
+template <class C>
+void check_moments(test::Tally& t, const std::vector<C>& x, const k::WelfordState<C>& s, int pieces) {
+  const Moments<C> want = moments(x);
+  const double n = double(x.size());
+  t.expect(s.n == C(n), "%zu cols, %d pieces: n is %g", x.size(), pieces, double(s.n));
+  // origin + offset is the mean to within a few roundings of the offsets, which are no larger than the deviations; one
+  // more rounding for each merge on the way.
+  const double units = 16 + 4 * pieces;
+  const double mean = double(s.origin) + double(s.offset);
+  t.expect(std::fabs(mean - want.mean) <= units * test::unit<C> * 2 * want.largest, "%zu cols, %d pieces: mean %.17g, want %.17g",
+           x.size(), pieces, mean, want.mean);
+  // Each square is off by two roundings and what the mean is off; the sum by its chain.
+  const double limit = (64 + 4 * pieces) * test::unit<C> * want.m2 + std::pow(units * test::unit<C> * 2 * want.largest, 2) * n;
+  t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %d pieces: m2 %.17g, want %.17g", x.size(), pieces,
+           double(s.m2), want.m2);
+}
+
+template <class C>
+k::LayerNormOp<C> layernorm_op() { return k::LayerNorm{}.eps(0).op<C>(); }
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a Welford state does not depend on how its row was cut", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  for_cut_rows<C>(layernorm_op<C>(), false,
+                  [&t](const std::vector<C>& x, const k::WelfordState<C>& s, int pieces) { check_moments(t, x, s, pieces); });
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("Welford under a mean of 1e6 with a spread of 1e-3", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  test::Random random(3);
+  for (const double spread : {1e-3, 1.0}) {
+    for (const int64_t cols : {2, 7, 100, 1000, 5000}) {
+      std::vector<C> x(static_cast<size_t>(cols));
+      for (C& a : x) a = C(1e6 + spread * random.normal());
+      for (const int pieces : {1, 2, 5, 40}) check_moments(t, x, cut_and_merged(layernorm_op<C>(), x, pieces, random), pieces);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("a constant row has m2 of 0 and its own mean, exactly", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  test::Random random(4);
+  for (const double value : {0.0, 1.0, 0.1, -3.3e-30, 1e6 + 1.0 / 3, -6e4, 3e38, 1e-45}) {
+    for (const int64_t cols : {1, 2, 3, 7, 31, 100, 1001}) {
+      const std::vector<C> x(static_cast<size_t>(cols), C(value));
+      for (const int pieces : {1, 2, 5, 40}) {
+        const auto s = cut_and_merged(layernorm_op<C>(), x, pieces, random);
+        t.expect(s.m2 == C(0), "%g, %d cols, %d pieces: m2 %g", value, int(cols), pieces, double(s.m2));
+        t.expect(s.mean() == C(value), "%g, %d cols, %d pieces: mean %g", value, int(cols), pieces, double(s.mean()));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("the empty Welford state is neutral, and what stands behind the valid values is passed over", "", float, double) {
+  using C = TestType;
+  using State = k::WelfordState<C>;
+  k::Pack<C, 8> x{{C(1), C(2), C(4), C(8), C(16), kNaN<C>, kInf<C>, kNaN<C>}};
+  State s;
+  s.accumulate(k::broadcast<4>(kNaN<C>), 0);
+  s.accumulate(x, 5);
+  CHECK(s.n == C(5));
+  CHECK(double(s.mean()) == Approx(6.2));
+  CHECK(double(s.m2) == Approx(148.8));
+
+  const State before = s;
+  s.merge(State{});
+  CHECK(s.mean() == before.mean());
+  CHECK(s.m2 == before.m2);
+  CHECK(s.n == before.n);
+  State from_empty;
+  from_empty.merge(before);
+  CHECK(from_empty.mean() == before.mean());
+  CHECK(from_empty.m2 == before.m2);
+  CHECK(from_empty.n == before.n);
+  // An empty state may come with any origin.
+  State odd;
+  odd.origin = kNaN<C>;
+  odd.offset = kInf<C>;
+  from_empty.merge(odd);
+  CHECK(from_empty.mean() == before.mean());
+  CHECK(from_empty.m2 == before.m2);
+  odd.merge(before);
+  CHECK(odd.mean() == before.mean());
+  CHECK(odd.m2 == before.m2);
+  State both;
+  both.merge(State{});
+  CHECK(both.n == C(0));
+  CHECK(both.m2 == C(0));
+}
+
+TEMPLATE_TEST_CASE("Welford shows NaN and infinity", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  for (const C bad : {kNaN<C>, kInf<C>, -kInf<C>}) {
+    for (int at = 0; at < 20; ++at) {
+      std::vector<C> x(20, C(1));
+      x[size_t(at)] = bad;
+      test::Random random(static_cast<uint64_t>(at));
+      for (const int pieces : {1, 3, 8}) {
+        const auto s = cut_and_merged(layernorm_op<C>(), x, pieces, random);
+        t.expect(s.m2 != s.m2, "%g at %d, %d pieces: m2 %g", double(bad), at, pieces, double(s.m2));
+        t.expect(!std::isfinite(double(s.mean())), "%g at %d, %d pieces: mean %g", double(bad), at, pieces, double(s.mean()));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- RMS -----------------------------------------------------------------------------------------------------------
+
+TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  const k::RmsNormOp<C> op = k::RmsNorm{}.eps(1e-5).op<C>();
+  for_cut_rows<C>(op, false, [&](const std::vector<C>& x, const typename k::RmsNormOp<C>::State& s, int pieces) {
+    test::Row<C> row = exact(x);
+    const test::Real<C> want = test::rmsnorm(row, 1e-5);
+    const double got = double(op.finish(s, int64_t(x.size())).rstd);
+    const double limit = want.e + 4 * pieces * test::unit<C> * want.v;
+    t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: rstd %.17g, want %.17g", x.size(), pieces, got, want.v);
+  });
+  CHECK_TALLY(t);
+
+  typename k::RmsNormOp<C>::State s, empty;
+  op.accumulate(s, k::broadcast<4>(C(3)), 4);
+  op.merge(s, empty);
+  CHECK(s.squares == C(36));
+  op.merge(empty, s);
+  CHECK(empty.squares == C(36));
+  op.accumulate(s, k::broadcast<4>(op.padding()), 0);
+  CHECK(s.squares == C(36));
+  op.accumulate(s, k::Pack<C, 2>{{C(0), kNaN<C>}}, 2);
+  CHECK(std::isnan(double(op.finish(s, 6).rstd)));
+}
+
+// ---- the ops over a state ------------------------------------------------------------------------------------------
+
+namespace {
+
+// A team of one.
+struct Alone {
+  template <class T>
+  T sum(const T& x) const { return x; }
+  template <class T>
+  T max(const T& x) const { return x; }
+};
+
+template <class Op, class C>
+k::Pack<C, 32> padded(const Op& op, const std::vector<C>& x) {
+  auto pack = k::broadcast<32>(op.padding());
+  for (size_t i = 0; i < x.size(); ++i) pack[int(i)] = x[i];
+  return pack;
+}
+
+// Both ways to a row's values, by merging parts and by a team that holds the row, against the oracle.
+template <class C, class Op, class Oracle>
+void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
+  test::Tally t;
+  test::Random random(11);
+  test::RandomRows rows(12, holes);
+  for (int64_t index = 0; index < 300; ++index) {
+    const int cols = 1 + int(index % 32);
+    std::vector<C> x(static_cast<size_t>(cols));
+    rows.row(index, cols, [&](int64_t c, double value) { x[size_t(c)] = C(value); });
+    test::Row<C> want = exact(x);
+    oracle(want);
+    const auto check = [&](const char* way, const k::Pack<C, 32>& got) {
+      for (int c = 0; c < cols; ++c) {
+        t.expect(test::within(got[c], want[size_t(c)]), "%s %s, %d cols, col %d: got %.9g, want %.9g +- %g", name, way, cols, c,
+                 double(got[c]), want[size_t(c)].v, want[size_t(c)].e);
+      }
+    };
+    const auto whole = cut_and_merged(op, x, 4, random);
+    const auto result = op.finish(whole, cols);
+    check("merged", op.linear(whole, result)(op.center(padded(op, x), whole)));
+
+    // Centered on a part of the row, and finished with the whole.
+    const std::vector<C> front(x.begin(), x.begin() + (cols + 1) / 2);
+    const auto part = cut_and_merged(op, front, 1, random);
+    check("part", op.linear(part, result)(op.center(padded(op, x), part)));
+
+    auto held = padded(op, x);
+    Alone team;
+    const auto local = op.resident(held, cols, cols, team);
+    check("resident", op.linear(local, op.finish(local, cols))(held));
+  }
+  CHECK_TALLY(t);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("the row ops against the oracle", "", float, double) {
+  using C = TestType;
+  check_op<C>("softmax", k::SoftmaxOp<C>{}, true, [](test::Row<C>& row) { test::softmax(row); });
+  check_op<C>("log_softmax", k::LogSoftmaxOp<C>{}, true, [](test::Row<C>& row) { test::log_softmax(row); });
+  check_op<C>("layernorm", k::LayerNorm{}.eps(1e-5).op<C>(), false, [](test::Row<C>& row) { test::layernorm(row, 1e-5); });
+  check_op<C>("rmsnorm", k::RmsNorm{}.eps(1e-5).op<C>(), false, [](test::Row<C>& row) { test::rmsnorm(row, 1e-5); });
+}
+
+TEST_CASE("options refuse a negative eps and NaN") {
+  CHECK(k::LayerNorm{}.check().ok());
+  CHECK(k::LayerNorm{}.eps(0).check().ok());
+  CHECK(k::LayerNorm{}.eps(-1e-5).check().code() == k::Code::invalid);
+  CHECK(k::LayerNorm{}.eps(kNaN<double>).check().code() == k::Code::invalid);
+  CHECK(k::RmsNorm{}.check().ok());
+  CHECK(k::RmsNorm{}.eps(0).check().ok());
+  CHECK(k::RmsNorm{}.eps(-1).check().code() == k::Code::invalid);
+  CHECK(k::RmsNorm{}.eps(kNaN<double>).check().code() == k::Code::invalid);
+  CHECK(k::Softmax{}.check().ok());
+  CHECK(k::LogSoftmax{}.check().ok());
+}
+
+TEST_CASE("per-row outputs go where they were asked to, as float or double") {
+  float mean = 0, rstd = 0;
+  double mean2 = 0, rstd2 = 0;
+  const auto op = k::LayerNorm{}.mean(&mean).rstd(&rstd).op<float>();
+  op.write_row({2.5f, 0.f, 0.25f}, 0);
+  CHECK(mean == 2.5f);
+  CHECK(rstd == 0.25f);
+  const auto op2 = k::LayerNorm{}.mean(&mean2).rstd(&rstd2).op<double>();
+  op2.write_row({0.1, 0., 0.7}, 0);
+  CHECK(mean2 == 0.1);
+  CHECK(rstd2 == 0.7);
+  k::RmsNorm{}.rstd(&rstd).op<double>().write_row({0.125}, 0);
+  CHECK(rstd == 0.125f);
+  k::LayerNorm{}.op<float>().write_row({1.f, 0.f, 1.f}, 0);  // nothing asked for: nothing written
+}
