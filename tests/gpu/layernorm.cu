@@ -1,0 +1,163 @@
+// layernorm: shapes, layouts, types, large means and special values. Policies: policy.cu; fused: fused.cu.
+#include "support/gpu.cuh"
+
+using namespace test;
+
+TEST_CASE("layernorm: every number of columns up to 1100") {
+  Stream stream;
+  Trials<Trial<LayerNorm, k::half>> trials;
+  for (int64_t cols = 1; cols <= 1100; ++cols) trials.add(Shape{3, cols});
+  trials.run(stream);
+}
+
+TEST_CASE("layernorm: many columns") {
+  Stream stream;
+  Trials<Trial<LayerNorm, float>> trials;
+  for (const int64_t cols : kLargeCols) {
+    trials.add(Shape{2, cols});
+    trials.add(Shape{2, cols, 1, 3, 1, 0});
+  }
+  trials.run(stream);
+}
+
+TEST_CASE("layernorm: misaligned pointers and row strides") {
+  Stream stream;
+  Trials<Trial<LayerNorm, k::half>> trials;
+  for (const Shape& shape : awkward_shapes()) trials.add(shape);
+  trials.run(stream);
+}
+
+TEST_CASE("layernorm: numbers of rows") {
+  Stream stream;
+  Trials<Trial<LayerNorm, k::half>> trials;
+  for (const int64_t rows : {0, 1, 2, 31, 127, 128, 129, 4097}) {
+    for (const int64_t cols : {1, 8, 40, 264, 1032}) trials.add(Shape{rows, cols});
+  }
+  trials.add(Shape{65537, 8});
+  trials.add(Shape{70001, 264});
+  trials.run(stream, /*step*/ 7);
+}
+
+TEST_CASE("layernorm: pairs of types") { some_pairs_of_types<LayerNorm>(); }
+
+TEST_CASE("layernorm: double") {
+  Stream stream;
+  Trials<Trial<LayerNorm, double>> trials;
+  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003}) trials.add(Shape{6, cols, cols % 3, cols % 2});
+  trials.run(stream);
+}
+
+TEST_CASE("layernorm: a double source and a half sink") {
+  Stream stream;
+  Trials<Trial<LayerNorm, double, k::half>> trials;
+  for (const int64_t cols : {1, 7, 64, 1000, 4104}) trials.add(Shape{6, cols});
+  trials.run(stream);
+}
+
+TEST_CASE("layernorm: eps") {
+  Stream stream;
+  for (const double eps : {0.0, 1e-12, 1e-3, 10.0}) {
+    Trials<Trial<LayerNorm, float>> trials;
+    for (const int64_t cols : {7, 100, 3000}) trials.add(Shape{6, cols}, k::RowPolicy{}, LayerNorm{eps});
+    trials.run(stream);
+  }
+}
+
+// A mean of 1e6 with a spread of 1e-3. In float such inputs are a few neighbouring numbers, in double a true spread; both
+// leave no digit to a formula that subtracts squares.
+template <class T>
+static void large_mean() {
+  Stream stream;
+  Workspace workspace(6);
+  for (const int64_t cols : {2, 100, 1000, 5000, 40000}) {
+    for (const k::RowPolicy& policy : residencies(cols, sizeof(T))) {
+      Random random{uint64_t(cols)};
+      Trials<Trial<LayerNorm, T>> trials;
+      trials.add(Shape{6, cols}, policy, LayerNorm{1e-12}).input([&](int64_t r, int64_t) {
+        const double mean = r < 2 ? 1e6 : r < 4 ? -3e4 : 1e3;
+        const double spread = sizeof(T) == 8 ? 1e-3 : r % 2 ? 1e-3 : 0.25;
+        return mean + spread * random.normal();
+      });
+      trials.run(workspace.exec(stream));
+    }
+  }
+  CHECK(workspace.intact());
+}
+TEST_CASE("layernorm: a large mean in float") { large_mean<float>(); }
+TEST_CASE("layernorm: a large mean in double") { large_mean<double>(); }
+
+// A constant row has variance 0: nothing but eps is left in rstd, and nothing of the row in the output.
+TEST_CASE("layernorm: constant rows") {
+  Stream stream;
+  const double values[] = {0.0, 1.0, 0.1, -3.3, 1e6, 65504.0, 1e-3};
+  Workspace workspace(7);
+  for (const int64_t cols : {1, 3, 100, 1000, 5000, 40001}) {
+    for (const k::RowPolicy& policy : residencies(cols)) {
+      Trial<LayerNorm, float> trial(Shape{7, cols}, policy);
+      trial.input([&](int64_t r, int64_t) { return values[r]; });
+      REQUIRE(trial.launch(workspace.exec(stream)));
+      stream.wait();
+      trial.fetch();
+      INFO(trial.describe());
+      CHECK(trial.verify() == "");
+      for (int64_t r = 0; r < 7; ++r) {
+        CHECK(trial.rstd(r) == Approx(1 / std::sqrt(1e-5)).epsilon(1e-6));
+        CHECK(std::fabs(trial.output(r, cols - 1)) <= 1e-6 * std::fabs(values[r]));
+      }
+    }
+  }
+}
+
+TEST_CASE("layernorm: NaN and infinity spoil their row and no other") {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  Stream stream;
+  Workspace workspace(8);
+  for (const int64_t cols : {1, 5, 33, 256, 1000, 5001, 40000}) {
+    for (const k::RowPolicy& policy : residencies(cols)) {
+      Trials<Trial<LayerNorm, k::half>> trials;
+      trials.add(Shape{8, cols}, policy).input([&](int64_t r, int64_t c) {
+        if (r == 1 && c == cols - 1) return std::numeric_limits<double>::quiet_NaN();
+        if (r == 3 && c == cols / 2) return infinity;
+        if (r == 5 && c == 0) return -infinity;
+        if (r == 6) return c % 2 ? infinity : -infinity;
+        return 0.25 * double((c * 7 + r) % 64);
+      });
+      trials.run(workspace.exec(stream));
+    }
+  }
+}
+
+TEST_CASE("layernorm: extreme magnitudes") {
+  Stream stream;
+  for (const double size : {1e-30, 1e-18, 1e-6, 1e6, 1e15}) {
+    Random random{42};
+    Trials<Trial<LayerNorm, float>> trials;
+    for (const int64_t cols : {9, 1000, 20000}) {
+      trials.add(Shape{4, cols}, k::RowPolicy{}, LayerNorm{size < 1 ? size * size : 1e-5}).input([&](int64_t, int64_t) {
+        return size * random.normal();
+      });
+    }
+    trials.run(stream);
+  }
+}
+
+TEST_CASE("layernorm: mean and rstd are optional, and may be double for float rows") {
+  Stream stream;
+  const int64_t rows = 5, cols = 100;
+  Device<float> x(rows, cols, cols), y(rows, cols, cols);
+  Device<double> mean(rows, 1, 1), rstd(rows, 1, 1);
+  randomize(x, 1);
+  REQUIRE(k::layernorm(stream, k::load(x.data(), cols), k::store(y.data(), cols), rows, cols));
+  REQUIRE(k::layernorm(stream, k::load(x.data(), cols), k::store(y.data(), cols), rows, cols,
+                       k::LayerNorm{}.mean(mean.data()).rstd(rstd.data())));
+  stream.wait();
+  mean.download();
+  rstd.download();
+  CHECK((mean.intact() && rstd.intact()));
+  for (int64_t r = 0; r < rows; ++r) {
+    Row<float> row = row_of(x, r);
+    const auto want = layernorm(row, 1e-5);
+    CHECK(mean.get(r, 0) == Approx(want.mean.v).margin(want.mean.e));
+    CHECK(rstd.get(r, 0) == Approx(want.rstd.v).margin(want.rstd.e));
+  }
+}

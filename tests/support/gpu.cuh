@@ -1,0 +1,523 @@
+// What the GPU tests share: guarded device memory, the operations with their oracles, and Trial, one call with its check.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+#include <kernels/layernorm.cuh>
+#include <kernels/rmsnorm.cuh>
+#include <kernels/softmax.cuh>
+
+#include "catch.h"
+#include "guarded.h"
+#include "oracle.h"
+#include "random.h"
+
+namespace k = kernels;
+
+namespace test {
+
+// ---- device ----------------------------------------------------------------------------------------------------------
+
+inline void cuda(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+}
+
+struct DeviceMemory {
+  static void* allocate(size_t bytes) {
+    void* p = nullptr;
+    cuda(cudaMalloc(&p, bytes));
+    return p;
+  }
+  static void release(void* p) { cudaFree(p); }
+  // Back only when the bytes are there: streams need not wait for the default one.
+  static void upload(void* to, const void* from, size_t bytes) {
+    cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    cuda(cudaStreamSynchronize(nullptr));
+  }
+  static void download(void* to, const void* from, size_t bytes) { cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost)); }
+};
+
+template <class T>
+using Device = Guarded<T, DeviceMemory>;
+
+class Stream {
+ public:
+  Stream() { cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  operator k::Exec() const { return k::Exec(stream_); }
+  void wait() const { cuda(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+inline int sm_count() { return k::Exec{}.device().sm_count; }
+
+// Memory for split rows, guarded.
+class Workspace {
+ public:
+  explicit Workspace(int64_t rows) : bytes_(1, int64_t(k::row_workspace_bytes(rows)), int64_t(k::row_workspace_bytes(rows))) {}
+  k::Exec exec(cudaStream_t stream) const { return k::Exec{stream}.workspace(bytes_.data(), size_t(bytes_.cols())); }
+  bool intact() {
+    bytes_.download();
+    return bytes_.intact();
+  }
+
+ private:
+  Device<unsigned char> bytes_;
+};
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+// f(0) ... f(n - 1), on all cores. f must not use Catch's macros.
+template <class F>
+void in_parallel(size_t n, F f) {
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next++) < n;) f(i);
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = 1; t < std::thread::hardware_concurrency() && t < n; ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Problems are texts; "" is none.
+inline void report(const std::vector<std::string>& problems) {
+  int wrong = 0;
+  for (const std::string& problem : problems) {
+    if (!problem.empty() && ++wrong <= 8) FAIL_CHECK(problem);
+  }
+  INFO(wrong << " of " << problems.size() << " wrong");
+  CHECK(wrong == 0);
+}
+
+template <class T>
+void randomize(Device<T>& m, uint64_t seed, bool holes = false) {
+  RandomRows rows(seed, holes);
+  for (int64_t r = 0; r < m.rows(); ++r) {
+    rows.row(r, m.cols(), [&](int64_t c, double x) { m.set(r, c, make<T>(x)); });
+  }
+  m.upload();
+}
+
+template <class C = float, class T>
+Row<C> row_of(const Device<T>& m, int64_t row) {
+  Row<C> x(static_cast<size_t>(m.cols()));
+  for (int64_t c = 0; c < m.cols(); ++c) x[size_t(c)] = value_of(m.get(row, c));
+  return x;
+}
+
+// Downloads `got` and compares every row with want(row), a Row.
+template <class T, class Want>
+std::string compare(Device<T>& got, Want want) {
+  got.download();
+  if (!got.intact()) return "wrote outside its rows";
+  std::vector<std::string> problems(static_cast<size_t>(got.rows()));
+  in_parallel(problems.size(), [&](size_t row) {
+    const int64_t r = static_cast<int64_t>(row);
+    problems[row] = mismatch(r, want(r), [&](int64_t c) { return got.get(r, c); });
+  });
+  for (const std::string& problem : problems) {
+    if (!problem.empty()) return problem;
+  }
+  return "";
+}
+
+inline std::string text(const k::RowPolicy& p) {
+  std::ostringstream out;
+  out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " rows_per_group "
+      << p.rows_per_group << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
+  return out.str();
+}
+inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }
+
+// ---- operations, with their oracles ------------------------------------------------------------------------------------
+
+struct Softmax {
+  static constexpr const char* name = "softmax";
+  static constexpr bool holes = true, has_mean = false, has_rstd = false;
+
+  template <class In, class Out, class C>
+  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy, C*, C*) const {
+    return k::softmax(ex, in, out, rows, cols, policy);
+  }
+  k::Softmax options() const { return {}; }
+  template <class C>
+  RowStatistics<C> expect(Row<C>& x) const {
+    softmax(x);
+    return {};
+  }
+};
+
+struct LogSoftmax {
+  static constexpr const char* name = "log_softmax";
+  static constexpr bool holes = true, has_mean = false, has_rstd = false;
+
+  template <class In, class Out, class C>
+  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy, C*, C*) const {
+    return k::log_softmax(ex, in, out, rows, cols, policy);
+  }
+  k::LogSoftmax options() const { return {}; }
+  template <class C>
+  RowStatistics<C> expect(Row<C>& x) const {
+    log_softmax(x);
+    return {};
+  }
+};
+
+struct LayerNorm {
+  static constexpr const char* name = "layernorm";
+  static constexpr bool holes = false, has_mean = true, has_rstd = true;
+  double eps = 1e-5;
+
+  template <class In, class Out, class C>
+  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy,
+                C* mean, C* rstd) const {
+    return k::layernorm(ex, in, out, rows, cols, options().mean(mean).rstd(rstd), policy);
+  }
+  k::LayerNorm options() const { return k::LayerNorm{}.eps(eps); }
+  template <class C>
+  RowStatistics<C> expect(Row<C>& x) const { return layernorm(x, eps); }
+};
+
+struct RmsNorm {
+  static constexpr const char* name = "rmsnorm";
+  static constexpr bool holes = false, has_mean = false, has_rstd = true;
+  double eps = 1e-5;
+
+  template <class In, class Out, class C>
+  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy,
+                C*, C* rstd) const {
+    return k::rmsnorm(ex, in, out, rows, cols, options().rstd(rstd), policy);
+  }
+  k::RmsNorm options() const { return k::RmsNorm{}.eps(eps); }
+  template <class C>
+  RowStatistics<C> expect(Row<C>& x) const { return {{}, rmsnorm(x, eps)}; }
+};
+
+// ---- sources and sinks -------------------------------------------------------------------------------------------------
+
+// The widest pack of at most `widest` elements of `size` bytes that an address and a row stride allow.
+inline int allowed_pack(const void* p, int64_t ld, int64_t size, int widest) {
+  const uint64_t misaligned = reinterpret_cast<uintptr_t>(p) | uint64_t(ld * size);
+  int n = widest;
+  while (n > 1 && misaligned % uint64_t(n * size < 16 ? n * size : 16) != 0) n /= 2;
+  return n;
+}
+inline int64_t size_of(DType type) {
+  return type == DType::f64 ? 8 : type == DType::f32 ? 4 : type == DType::f16 || type == DType::bf16 ? 2 : 1;
+}
+
+// What is moved at once.
+template <class T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Chunk {
+  T v[N];
+};
+
+// A user's own source and sink whose element type is known at run time: one instantiation for all pairs of types.
+struct AnyLoad : k::Functor {
+  const void* p;
+  int64_t ld;
+  DType type;
+  AnyLoad(const void* pointer, int64_t stride, DType t) : p(pointer), ld(stride), type(t) {}
+
+  static constexpr int widest = 8;
+  int max_pack() const { return allowed_pack(p, ld, size_of(type), widest); }
+  template <class T, int N>
+  __device__ k::Pack<float, N> as(int64_t row, int64_t col) const {
+    const auto chunk = *reinterpret_cast<const Chunk<T, N>*>(static_cast<const T*>(p) + row * ld + col);
+    k::Pack<float, N> out;
+    for (int i = 0; i < N; ++i) out.v[i] = static_cast<float>(chunk.v[i]);
+    return out;
+  }
+  template <int N>
+  __device__ k::Pack<float, N> load(int64_t row, int64_t col) const {
+    switch (type) {
+      case DType::f16: return as<k::half, N>(row, col);
+      case DType::bf16: return as<k::bfloat16, N>(row, col);
+      case DType::e4m3: return as<k::float8_e4m3, N>(row, col);
+      case DType::e5m2: return as<k::float8_e5m2, N>(row, col);
+      default: return as<float, N>(row, col);
+    }
+  }
+};
+
+struct AnyStore : k::Functor {
+  void* p;
+  int64_t ld;
+  DType type;
+  AnyStore(void* pointer, int64_t stride, DType t) : p(pointer), ld(stride), type(t) {}
+
+  static constexpr int widest = 8;
+  int max_pack() const { return allowed_pack(p, ld, size_of(type), widest); }
+  template <class T, int N>
+  __device__ void as(const k::Pack<float, N>& v, int64_t row, int64_t col) const {
+    Chunk<T, N> chunk;
+    for (int i = 0; i < N; ++i) chunk.v[i] = static_cast<T>(v.v[i]);
+    *reinterpret_cast<Chunk<T, N>*>(static_cast<T*>(p) + row * ld + col) = chunk;
+  }
+  template <int N>
+  __device__ void store(const k::Pack<float, N>& v, int64_t row, int64_t col) const {
+    switch (type) {
+      case DType::f16: return as<k::half, N>(v, row, col);
+      case DType::bf16: return as<k::bfloat16, N>(v, row, col);
+      case DType::e4m3: return as<k::float8_e4m3, N>(v, row, col);
+      case DType::e5m2: return as<k::float8_e5m2, N>(v, row, col);
+      default: return as<float, N>(v, row, col);
+    }
+  }
+};
+
+// How a Trial reads and writes.
+struct Direct {
+  template <class T> static auto load(const T* p, int64_t ld) { return k::load(p, ld); }
+  template <class T> static auto store(T* p, int64_t ld) { return k::store(p, ld); }
+};
+struct Any {
+  template <class T> static auto load(const T* p, int64_t ld) { return AnyLoad(p, ld, dtype_of<T>::value); }
+  template <class T> static auto store(T* p, int64_t ld) { return AnyStore(p, ld, dtype_of<T>::value); }
+};
+
+// ---- shapes and policies -----------------------------------------------------------------------------------------------
+
+struct Shape {
+  int64_t rows, cols;
+  int64_t in_gap = 0, out_gap = 0;      // row stride - cols
+  int64_t in_shift = 0, out_shift = 0;  // elements past an aligned address
+  bool in_place = false;
+};
+
+// Misaligned pointers and row strides above cols, odd and even, below and above every change of path up to 5000 columns.
+inline std::vector<Shape> awkward_shapes() {
+  std::vector<Shape> shapes;
+  const int64_t gaps[][2] = {{0, 0}, {1, 0}, {0, 1}, {3, 6}, {8, 24}, {16, 16}};
+  const int64_t shifts[][2] = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {4, 2}};
+  for (const int64_t cols : {1, 2, 3, 8, 17, 64, 100, 255, 256, 258, 1000, 1023, 1024, 1025, 2048, 4095, 5000}) {
+    for (const auto& gap : gaps) {
+      for (const auto& shift : shifts) shapes.push_back({5, cols, gap[0], gap[1], shift[0], shift[1]});
+    }
+  }
+  return shapes;
+}
+
+constexpr int64_t kLargeCols[] = {2049,   4097,   12289,  32769,  65537,  100003,
+                                  131072, 262144, 262151, 524289, 1048575, 1048576};
+
+// A policy for every residency, with clusters where the GPU has them, that can hold `cols` values of `bytes` bytes.
+inline std::vector<k::RowPolicy> residencies(int64_t cols, int64_t bytes = 4, bool split = true) {
+  using R = k::Residency;
+  std::vector<k::RowPolicy> all = {{}, {R::streamed}};
+  const int64_t words = cols * bytes / 4;
+  if (words <= 512) all.push_back({R::group, 32, 1, 1, /*max_pack*/ 1});
+  if (words <= 256 && cols % 16 == 0) {
+    all.push_back({R::group, 32});
+    all.push_back({R::group, 32, 1, /*rows_per_group*/ 2});
+  }
+  if (words <= 16 * 1024) all.push_back({R::registers});
+  if (words <= 24 * 1024) all.push_back({R::shared});
+  if (split) all.push_back({R::split});
+  if (k::Exec{}.device().capability < 90) return all;
+  if (words <= 2 * 16 * 1024) all.push_back({R::registers, 0, 2});
+  if (words <= 8 * 16 * 1024) all.push_back({R::registers, 0, 8});
+  if (words <= 4 * 24 * 1024) all.push_back({R::shared, 0, 4});
+  all.push_back({R::streamed, 0, 2});
+  return all;
+}
+
+// ---- Trial -------------------------------------------------------------------------------------------------------------
+
+// One call on random rows: made, launched, and after the stream was waited for, fetched and checked.
+template <class Op, class S, class D = S, class Io = Direct>
+class Trial {
+ public:
+  using C = k::compute_t<S>;
+
+  explicit Trial(const Shape& shape, const k::RowPolicy& policy = {}, const Op& op = {})
+      : shape_(shape), policy_(policy), op_(op),
+        in_(shape.rows, shape.cols, shape.cols + shape.in_gap, shape.in_shift, shape.in_place ? Poison::garbage : Poison::nan),
+        out_(shape.in_place ? 0 : shape.rows, shape.cols, shape.cols + shape.out_gap, shape.out_shift),
+        mean_(Op::has_mean ? shape.rows : 0, 1, 1), rstd_(Op::has_rstd ? shape.rows : 0, 1, 1) {
+    randomize(in_, mix(uint64_t(shape.cols)) + uint64_t(shape.rows), Op::holes);
+    remember();
+  }
+
+  // Other inputs: value(row, col).
+  template <class F>
+  void input(F value) {
+    for (int64_t r = 0; r < in_.rows(); ++r) {
+      for (int64_t c = 0; c < in_.cols(); ++c) in_.set(r, c, make<S>(value(r, c)));
+    }
+    in_.upload();
+    remember();
+  }
+
+  k::Status launch(const k::Exec& ex) {
+    return op_.run(ex, source(), sink(), shape_.rows, shape_.cols, policy_, Op::has_mean ? mean_.data() : nullptr,
+                   Op::has_rstd ? rstd_.data() : nullptr);
+  }
+  k::Status plan(const k::Exec& ex, k::RowPlan& plan) const {
+    return k::row_plan(ex, op_.options(), source(), sink(), shape_.rows, shape_.cols, policy_, plan);
+  }
+
+  void fetch() {
+    in_.download();
+    out_.download();
+    mean_.download();
+    rstd_.download();
+  }
+
+  // "" or what is wrong first. Only every `step`th row is compared with the oracle, and the last.
+  std::string verify(int64_t step = 1) const {
+    if (!in_.intact() || !out_.intact()) return describe() + ": wrote outside its rows";
+    if (!mean_.intact() || !rstd_.intact()) return describe() + ": wrote outside mean or rstd";
+    for (int64_t r = 0; r < shape_.rows; ++r) {
+      if (r % step != 0 && r != shape_.rows - 1) continue;
+      if (const std::string problem = verify_row(r); !problem.empty()) return describe() + ", " + problem;
+    }
+    return "";
+  }
+
+  // After a refused call.
+  std::string untouched() {
+    if (in_.unchanged() && out_.unchanged() && mean_.unchanged() && rstd_.unchanged()) return "";
+    return describe() + ": something was written though the call was refused";
+  }
+
+  // The bits of all outputs.
+  std::vector<unsigned char> bits() const {
+    std::vector<unsigned char> all;
+    const auto append = [&all](const auto& m) {
+      for (int64_t r = 0; r < m.rows(); ++r) {
+        for (int64_t c = 0; c < m.cols(); ++c) {
+          const auto value = m.get(r, c);
+          const auto* bytes = reinterpret_cast<const unsigned char*>(&value);
+          all.insert(all.end(), bytes, bytes + sizeof(value));
+        }
+      }
+    };
+    if (shape_.in_place) append(in_);
+    else append(out_);
+    append(mean_);
+    append(rstd_);
+    return all;
+  }
+
+  k::RowPolicy& policy() { return policy_; }
+  const Shape& shape() const { return shape_; }
+  double output(int64_t row, int64_t col) const { return shape_.in_place ? value_of(in_.get(row, col)) : value_of(out_.get(row, col)); }
+  C mean(int64_t row) const { return mean_.get(row, 0); }
+  C rstd(int64_t row) const { return rstd_.get(row, 0); }
+
+  std::string describe() const {
+    std::ostringstream out;
+    out << Op::name << " " << name(dtype_of<S>::value) << " to " << name(dtype_of<D>::value) << " " << shape_.rows << " x "
+        << shape_.cols << ", gaps " << shape_.in_gap << " " << shape_.out_gap << ", shifts " << shape_.in_shift << " "
+        << shape_.out_shift << (shape_.in_place ? ", in place, " : ", ") << text(policy_);
+    return out.str();
+  }
+
+ private:
+  auto source() const { return Io::load(static_cast<const S*>(in_.data()), in_.ld()); }
+  auto sink() const {
+    if (shape_.in_place) return Io::store(reinterpret_cast<D*>(in_.data()), in_.ld());
+    return Io::store(out_.data(), out_.ld());
+  }
+  void remember() {
+    given_.clear();
+    for (int64_t r = 0; r < in_.rows(); ++r) {
+      for (int64_t c = 0; c < in_.cols(); ++c) given_.push_back(in_.get(r, c));
+    }
+  }
+
+  std::string verify_row(int64_t r) const {
+    Row<C> x(static_cast<size_t>(shape_.cols));
+    const S* given = given_.data() + r * shape_.cols;
+    for (int64_t c = 0; c < shape_.cols; ++c) {
+      x[size_t(c)] = value_of(given[c]);
+      const S now = in_.get(r, c);
+      if (!shape_.in_place && std::memcmp(&now, given + c, sizeof(S)) != 0) return "the input was changed";
+    }
+    const RowStatistics<C> statistics = op_.expect(x);
+    const std::string problem = shape_.in_place ? mismatch(r, x, [&](int64_t c) { return in_.get(r, c); })
+                                                : mismatch(r, x, [&](int64_t c) { return out_.get(r, c); });
+    if (!problem.empty()) return problem;
+    if (Op::has_mean && std::isfinite(statistics.mean.v) && !within(mean(r), statistics.mean)) return wrong("mean", r, mean(r), statistics.mean);
+    if (Op::has_rstd && !within(rstd(r), statistics.rstd)) return wrong("rstd", r, rstd(r), statistics.rstd);
+    return "";
+  }
+  static std::string wrong(const char* what, int64_t row, C got, Real<C> want) {
+    std::ostringstream out;
+    out.precision(17);
+    out << what << " of row " << row << ": got " << got << ", want " << want.v << " +- " << want.e;
+    return out.str();
+  }
+
+  Shape shape_;
+  k::RowPolicy policy_;
+  Op op_;
+  Device<S> in_;
+  Device<D> out_;
+  Device<C> mean_, rstd_;
+  std::vector<S> given_;
+};
+
+// Many trials on one stream, with one synchronization.
+template <class T>
+class Trials {
+ public:
+  template <class... Args>
+  T& add(const Args&... args) {
+    all_.push_back(std::make_unique<T>(args...));
+    return *all_.back();
+  }
+
+  // Every call must be accepted and give the right result.
+  void run(const k::Exec& ex, int64_t step = 1) {
+    std::vector<std::string> problems(all_.size());
+    for (size_t i = 0; i < all_.size(); ++i) {
+      if (const k::Status status = all_[i]->launch(ex); !status) problems[i] = all_[i]->describe() + ": " + text(status);
+    }
+    cuda(cudaStreamSynchronize(ex.stream()));
+    for (auto& trial : all_) trial->fetch();
+    in_parallel(all_.size(), [&](size_t i) {
+      if (problems[i].empty()) problems[i] = all_[i]->verify(step);
+    });
+    report(problems);
+    all_.clear();
+  }
+
+ private:
+  std::vector<std::unique_ptr<T>> all_;
+};
+
+// The diagonal and a few more pairs of types, through AnyLoad and AnyStore.
+template <class Op>
+void some_pairs_of_types() {
+  Stream stream;
+  const auto pair = [&stream](auto s, auto d) {
+    Trials<Trial<Op, decltype(s), decltype(d), Any>> trials;
+    for (const int64_t cols : {7, 64, 258, 1000, 4104}) trials.add(Shape{6, cols, 0, 8, cols % 2, 0});
+    trials.run(stream);
+  };
+  pair(k::half{}, k::half{});
+  pair(k::bfloat16{}, k::bfloat16{});
+  pair(float{}, float{});
+  pair(k::float8_e4m3{}, k::float8_e4m3{});
+  pair(k::float8_e5m2{}, k::float8_e5m2{});
+  pair(k::half{}, float{});
+  pair(float{}, k::bfloat16{});
+  pair(k::bfloat16{}, k::float8_e4m3{});
+  pair(k::float8_e4m3{}, k::half{});
+  pair(k::float8_e5m2{}, k::bfloat16{});
+}
+
+}  // namespace test
