@@ -420,6 +420,13 @@ class Tee : public DirectStore<compute_t<T>, T> {
   static constexpr Role role = Role::map;
   using DirectStore<compute_t<T>, T>::DirectStore;
 
+  Status check(int64_t rows, int64_t cols) const {
+    if (this->dst_ == nullptr) return invalid("tee: the pointer is null");
+    if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than cols");
+    if (detail::rows_overflow<T>(rows, this->ld_)) return invalid("tee: rows x row stride exceeds 64 bits");
+    return {};
+  }
+
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
     write<N>(this->dst_ + row * this->ld_ + col, convert<T>(v), this->past_cache_);
