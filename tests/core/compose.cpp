@@ -107,7 +107,7 @@ struct OneFlowLoad {
   int64_t row_size;
   template <int N>
   KERNELS_HD void load(Dst* dst, int64_t row, int64_t col) const {
-    for (int i = 0; i < N; ++i) dst[i] = static_cast<Dst>(src[row * row_size + col + i]);
+    for (int i = 0; i < N; ++i) dst[i] = k::convert<Dst>(src[row * row_size + col + i]);
   }
 };
 
