@@ -508,7 +508,12 @@ class Quantize : public Functor {
   // in the scale and with it in the whole row.
   struct State {
     uint32_t largest = 0;
-    KERNELS_HD float value() const { return bit_cast<float>(largest); }
+    // At least 2^-126 largest T, unless 0: the reciprocal of the scale must not overflow.
+    KERNELS_HD float value() const {
+      constexpr float least = detail::Largest<T>::value * 0x1p-126f;
+      const float x = bit_cast<float>(largest);
+      return x > 0.f && x < least ? least : x;
+    }
   };
   KERNELS_HD float padding() const { return 0.f; }
   template <class C, int N>

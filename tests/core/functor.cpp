@@ -401,3 +401,22 @@ TEST_CASE("quantize: NaN and infinity show in the scale") {
   CHECK(std::isnan(scales.get(1, 0)));
   CHECK(scales.get(2, 0) == float(kInf));
 }
+
+// largest T / largest value would overflow here: no code may become NaN, and none be wrong by more than a float's smallest.
+TEMPLATE_TEST_CASE("quantize: rows of tiny values", "", int8_t, k::float8_e4m3, k::float8_e5m2) {
+  Guarded<TestType> q(1, 4, 4);
+  Guarded<float> scales(1, 1, 1);
+  for (const float tiny : {1e-34f, 1e-37f, 1e-38f, 1e-40f, 1e-45f}) {
+    quantize_row<float, 4>(k::quantize(q.data(), 4, scales.data()), {tiny, 0.f, -tiny, tiny / 2}, 0);
+    q.download();
+    scales.download();
+    CHECK(scales.get(0, 0) >= std::numeric_limits<float>::min());
+    CHECK(scales.get(0, 0) < 1e-36f);
+    for (int c = 0; c < 4; ++c) {
+      const double values[] = {tiny, 0, -tiny, tiny / 2};
+      const double back = test::value_of(q.get(0, c)) * scales.get(0, 0);
+      // Half a step of e5m2 is an eighth; int8 and fp8 lose what is below half of their smallest code.
+      CHECK(std::fabs(back - values[c]) <= 0.125 * std::fabs(values[c]) + 0x1p-127);
+    }
+  }
+}
