@@ -64,6 +64,9 @@ class Guarded {
     std::memcpy(copy_.data() + offset(row, col), static_cast<const void*>(&value), sizeof(T));
   }
 
+  // All of the host's copy, guards included.
+  const std::vector<unsigned char>& bytes() const { return copy_; }
+
   void upload() { Memory::upload(live_, copy_.data(), copy_.size()); }
   void download() { Memory::download(copy_.data(), live_, copy_.size()); }
 

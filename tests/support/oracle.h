@@ -346,7 +346,8 @@ Real<C> rmsnorm(Row<C>& x, double eps) {
   }
   const long double mean = squares / n + eps;
   const double rstd = static_cast<double>(1 / std::sqrt(mean));
-  const double rstd_error = rstd * (32 * unit<C> + static_cast<double>(squares_error / n / mean));
+  // Of an infinite row nothing but 0 and NaN is left.
+  const double rstd_error = rstd == 0 ? 0 : rstd * (32 * unit<C> + static_cast<double>(squares_error / n / mean));
   for (Real<C>& a : x) {
     const double y = a.v * rstd;
     a = {y, rstd * a.e + std::fabs(a.v) * rstd_error + 2 * unit<C> * std::fabs(y) + tiny<C>};
