@@ -310,15 +310,17 @@ struct RowStatistics {
 template <class C>
 RowStatistics<C> layernorm(Row<C>& x, double eps) {
   const long double n = static_cast<long double>(x.size());
+  const long double base = x[0].v;  // what the values have in common would take digits from a long double, too
   long double sum = 0, error = 0;
   for (const Real<C>& a : x) {
-    sum += a.v;
+    sum += a.v - base;
     error += a.e;
   }
-  const long double mean = sum / n;
+  const long double shift = sum / n;
+  const double mean = static_cast<double>(base + shift);
   long double squares = 0, squares_error = 0, largest = 0;
   for (const Real<C>& a : x) {
-    const long double d = a.v - mean;
+    const long double d = (a.v - base) - shift;
     squares += d * d;
     squares_error += std::fabs(d) * a.e;
     largest = std::fabs(d) > largest ? std::fabs(d) : largest;
@@ -329,11 +331,11 @@ RowStatistics<C> layernorm(Row<C>& x, double eps) {
       16 * unit<C> * largest + 64 * unit<C> * unit<C> * std::fabs(mean) + error / n);
   const double rstd_error = rstd * (32 * unit<C> + static_cast<double>(squares_error / n / variance));
   for (Real<C>& a : x) {
-    const double d = static_cast<double>(a.v - mean);
+    const double d = static_cast<double>((a.v - base) - shift);
     const double y = d * rstd;
     a = {y, rstd * (a.e + mean_error) + std::fabs(d) * rstd_error + 4 * unit<C> * std::fabs(y)};
   }
-  return {{static_cast<double>(mean), mean_error + unit<C> * std::fabs(static_cast<double>(mean))}, {rstd, rstd_error}};
+  return {{mean, mean_error + unit<C> * std::fabs(mean)}, {rstd, rstd_error}};
 }
 
 template <class C>
