@@ -5,9 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "support/guarded.h"
-#include "support/oracle.h"
-#include "support/random.h"
+#include "support/random_matrix.h"
 #include "support/tally.h"
 
 namespace k = kernels;
@@ -20,16 +18,9 @@ constexpr int64_t kRows = 5, kCols = 48;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 template <class T>
-struct Data : Guarded<T> {
+struct Data : test::RandomMatrix<T> {
   explicit Data(uint64_t seed, int64_t ld = kCols + 3, int64_t shift = 1, int64_t rows = kRows, int64_t cols = kCols)
-      : Guarded<T>(rows, cols, ld, shift) {
-    test::Random random(seed);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < cols; ++c) this->set(r, c, test::make<T>(3 * random.normal()));
-    }
-    this->upload();
-  }
-  double value(int64_t row, int64_t col) const { return test::value_of(this->get(row, col)); }
+      : test::RandomMatrix<T>(seed, rows, cols, ld, shift) {}
 };
 
 // Reads every element of a source in packs of N and compares with want(row, col), a Real.
