@@ -208,22 +208,20 @@ template <class T, class C> Real<C> rounded_to(Real<C> x) {
 
 // ---- comparing -----------------------------------------------------------------------------------------------------
 
-// Whether T could hold `got` after rounding some number within the bound. NaN equals NaN, an infinity equals itself.
+// Whether a type could hold `got` after rounding some number within the bound. NaN equals NaN, an infinity equals itself.
 // Doubles become narrow types by way of float.
-template <class T, class C>
-bool within(T got, Real<C> want) {
-  const auto stored = [](double x) {
-    constexpr DType type = dtype_of<T>::value;
-    return round_to(type, type == DType::f64 ? x : round_to(DType::f32, x));
-  };
-  const double g = value_of(got);
+template <class C>
+bool within(DType type, double got, Real<C> want) {
+  const auto stored = [type](double x) { return round_to(type, type == DType::f64 ? x : round_to(DType::f32, x)); };
   if (!std::isfinite(want.v)) {
     const double w = stored(want.v);
-    return g == w || (g != g && w != w);
+    return got == w || (got != got && w != w);
   }
-  if (std::fabs(g - want.v) <= want.e) return true;
-  return stored(want.v - want.e) <= g && g <= stored(want.v + want.e);
+  if (std::fabs(got - want.v) <= want.e) return true;
+  return stored(want.v - want.e) <= got && got <= stored(want.v + want.e);
 }
+template <class T, class C>
+bool within(T got, Real<C> want) { return within(dtype_of<T>::value, value_of(got), want); }
 
 template <class C = float>
 using Row = std::vector<Real<C>>;
