@@ -109,11 +109,21 @@ void randomize(Device<T>& m, uint64_t seed, bool holes = false) {
   m.upload();
 }
 
+inline void wait(const k::Exec& ex) { cuda(cudaStreamSynchronize(ex.stream())); }
+
 template <class C = float, class T>
 Row<C> row_of(const Device<T>& m, int64_t row) {
   Row<C> x(static_cast<size_t>(m.cols()));
   for (int64_t c = 0; c < m.cols(); ++c) x[size_t(c)] = value_of(m.get(row, c));
   return x;
+}
+
+// want(r) for every row, computed once.
+template <class Want>
+auto all_rows(int64_t rows, Want want) {
+  std::vector<decltype(want(0))> all(static_cast<size_t>(rows));
+  in_parallel(all.size(), [&](size_t r) { all[r] = want(static_cast<int64_t>(r)); });
+  return all;
 }
 
 // Downloads `got` and compares every row with want(row), a Row.
@@ -130,6 +140,10 @@ std::string compare(Device<T>& got, Want want) {
     if (!problem.empty()) return problem;
   }
   return "";
+}
+template <class T, class C>
+std::string compare(Device<T>& got, const std::vector<Row<C>>& want) {
+  return compare(got, [&](int64_t r) -> const Row<C>& { return want[size_t(r)]; });
 }
 
 inline std::string text(const k::RowPolicy& p) {
@@ -312,25 +326,54 @@ inline std::vector<Shape> awkward_shapes() {
 constexpr int64_t kLargeCols[] = {2049,   4097,   12289,  32769,  65537,  100003,
                                   131072, 262144, 262151, 524289, 1048575, 1048576};
 
+inline k::RowPolicy policy(k::Residency residency, int threads = 0, int cluster = 1, int max_pack = 0) {
+  k::RowPolicy p;
+  p.residency = residency;
+  p.threads = threads;
+  p.cluster = cluster;
+  p.max_pack = max_pack;
+  return p;
+}
+inline k::RowPolicy two_rows(int threads) {
+  k::RowPolicy p = policy(k::Residency::group, threads);
+  p.rows_per_group = 2;
+  return p;
+}
+
 // A policy for every residency, with clusters where the GPU has them, that can hold `cols` values of `bytes` bytes.
 inline std::vector<k::RowPolicy> residencies(int64_t cols, int64_t bytes = 4, bool split = true) {
   using R = k::Residency;
-  std::vector<k::RowPolicy> all = {{}, {R::streamed}};
+  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed)};
   const int64_t words = cols * bytes / 4;
-  if (words <= 512) all.push_back({R::group, 32, 1, 1, /*max_pack*/ 1});
+  if (words <= 512) all.push_back(policy(R::group, 32, 1, /*max_pack*/ 1));
   if (words <= 256 && cols % 16 == 0) {
-    all.push_back({R::group, 32});
-    all.push_back({R::group, 32, 1, /*rows_per_group*/ 2});
+    all.push_back(policy(R::group, 32));
+    all.push_back(two_rows(32));
   }
-  if (words <= 16 * 1024) all.push_back({R::registers});
-  if (words <= 24 * 1024) all.push_back({R::shared});
-  if (split) all.push_back({R::split});
+  if (words <= 8 * 512) all.push_back(policy(R::registers));
+  if (words <= 24 * 1024) all.push_back(policy(R::shared));
+  if (split) all.push_back(policy(R::split));
   if (k::Exec{}.device().capability < 90) return all;
-  if (words <= 2 * 16 * 1024) all.push_back({R::registers, 0, 2});
-  if (words <= 8 * 16 * 1024) all.push_back({R::registers, 0, 8});
-  if (words <= 4 * 24 * 1024) all.push_back({R::shared, 0, 4});
-  all.push_back({R::streamed, 0, 2});
+  if (words <= 2 * 8 * 512) all.push_back(policy(R::registers, 0, 2));
+  if (words <= 8 * 8 * 512) all.push_back(policy(R::registers, 0, 8));
+  if (words <= 4 * 24 * 1024) all.push_back(policy(R::shared, 0, 4));
+  all.push_back(policy(R::streamed, 0, 2));
   return all;
+}
+
+// Whether a row is read a second time, so that what a tee wrote comes back rounded.
+inline bool rereads(const k::RowPolicy& p) { return p.residency == k::Residency::streamed || p.residency == k::Residency::split; }
+
+// f(exec, policy) for every residency; f launches and checks.
+template <class F>
+void each_residency(int64_t rows, int64_t cols, F f) {
+  Stream stream;
+  Workspace workspace(rows);
+  for (const k::RowPolicy& p : residencies(cols)) {
+    INFO(rows << " x " << cols << ", " << text(p));
+    f(workspace.exec(stream), p);
+  }
+  CHECK(workspace.intact());
 }
 
 // ---- Trial -------------------------------------------------------------------------------------------------------------

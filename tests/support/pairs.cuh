@@ -15,12 +15,9 @@ void softmax_pair() {
     trials.add(Shape{6, cols, 16, 16, 0, 1});
   }
   for (const int64_t cols : {48, 2096}) {
-    Shape in_place{6, cols};
-    in_place.in_place = true;
-    if (std::is_same<S, D>::value) trials.add(in_place);
-    trials.add(Shape{6, cols}, k::RowPolicy{k::Residency::shared});
-    trials.add(Shape{6, cols}, k::RowPolicy{k::Residency::streamed});
-    trials.add(Shape{6, cols}, k::RowPolicy{k::Residency::registers, 256});
+    trials.add(Shape{6, cols}, policy(k::Residency::shared));
+    trials.add(Shape{6, cols}, policy(k::Residency::streamed));
+    trials.add(Shape{6, cols}, policy(k::Residency::registers, 256));
   }
   trials.run(stream);
 }

@@ -1,0 +1,178 @@
+// What stands before the operation, fused into it, in every residency. What stands behind it: fused_after.cu.
+#include "support/gpu.cuh"
+
+using namespace test;
+
+namespace {
+
+constexpr int64_t kCols[] = {1, 48, 257, 1000, 5000, 20001};
+
+// A row as it comes back from an R: somewhere between itself and its rounded values.
+template <class R>
+Row<float> read_back(Row<float> row) {
+  for (Real<float>& a : row) {
+    const Real<float> stored = rounded_to<R>(a);
+    a.e = std::fmax(a.e, std::fabs(stored.v - a.v) + stored.e);
+  }
+  return row;
+}
+
+}  // namespace
+
+TEST_CASE("fused: scale, shift, add and mul before softmax") {
+  for (const int64_t cols : kCols) {
+    const int64_t rows = 6;
+    Device<k::half> x(rows, cols, cols + 5, 1, Poison::nan), other(rows, cols, cols + 2, 0, Poison::nan);
+    Device<float> bias(1, cols, cols, 1), weight(1, cols, cols);
+    Device<k::bfloat16> per_row(rows, 1, 1);
+    randomize(x, 1, /*holes*/ true);
+    randomize(other, 2);
+    randomize(bias, 3);
+    randomize(weight, 4);
+    randomize(per_row, 5);
+    const auto in = k::load(x.data(), x.ld()) | k::scale(0.3) | k::shift(-1.1) | k::add(k::row(bias.data())) |
+                    k::add(k::per_row(per_row.data())) | k::add(k::load(other.data(), other.ld())) | k::mul(weight.data());
+    const auto want = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(x, r), added = row_of(other, r);
+      for (size_t c = 0; c < row.size(); ++c) {
+        const Real<float> b = value_of(bias.get(0, int64_t(c))), w = value_of(weight.get(0, int64_t(c)));
+        const Real<float> p = value_of(per_row.get(r, 0));
+        row[c] = (row[c] * constant(0.3) + constant(-1.1) + b + p + added[c]) * w;
+      }
+      softmax(row);
+      return row;
+    });
+    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+      Device<float> y(rows, cols, cols + 3);
+      REQUIRE(k::softmax(ex, in, k::store(y.data(), y.ld()), rows, cols, policy));
+      wait(ex);
+      CHECK(compare(y, want) == "");
+    });
+    CHECK((x.unchanged() && other.unchanged() && bias.unchanged() && weight.unchanged() && per_row.unchanged()));
+  }
+}
+
+TEST_CASE("fused: a mask of bool that the batch shares") {
+  for (const int64_t cols : kCols) {
+    const int64_t rows = 10, period = 4;
+    Device<k::half> x(rows, cols, cols, 0, Poison::nan);
+    Device<bool> keep(period, cols, cols + 1, 0);
+    randomize(x, 1);
+    Random random{uint64_t(cols)};
+    for (int64_t r = 0; r < period; ++r) {
+      // Row 0 is masked throughout; row 1 but for its last column.
+      for (int64_t c = 0; c < cols; ++c) keep.set(r, c, r == 0 ? false : r == 1 ? c == cols - 1 : random.below(2) == 1);
+    }
+    keep.upload();
+    const auto in = k::load(x.data(), x.ld()) | k::mask(k::cycle(k::load(keep.data(), keep.ld()), period));
+    const auto want = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(x, r);
+      for (size_t c = 0; c < row.size(); ++c) {
+        if (!keep.get(r % period, int64_t(c))) row[c] = -std::numeric_limits<double>::infinity();
+      }
+      softmax(row);
+      return row;
+    });
+    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+      Device<k::half> y(rows, cols, cols);
+      REQUIRE(k::softmax(ex, in, k::store(y.data(), y.ld()), rows, cols, policy));
+      wait(ex);
+      CHECK(compare(y, want) == "");
+      CHECK(value_of(y.get(0, cols / 2)) == 0);
+      CHECK(value_of(y.get(1, cols - 1)) == 1);
+    });
+  }
+}
+
+// Rows are (batch x heads, q_len); the last query sees every key. With more queries than keys the first see none.
+TEST_CASE("fused: causal") {
+  for (const int64_t cols : {1, 48, 257, 1000, 5000}) {
+    for (const int64_t q_len : {int64_t(1), int64_t(5), cols + 3}) {
+      const int64_t rows = q_len > 5 ? 7 : 3 * q_len;
+      Device<float> x(rows, cols, cols, 0, Poison::nan);
+      randomize(x, 1);
+      const auto in = k::load(x.data(), x.ld()) | k::causal(q_len, cols);
+      const auto want = all_rows(rows, [&](int64_t r) {
+        Row<float> row = row_of(x, r);
+        for (int64_t c = 0; c < cols; ++c) {
+          if (c > r % q_len + cols - q_len) row[size_t(c)] = -std::numeric_limits<double>::infinity();
+        }
+        log_softmax(row);
+        return row;
+      });
+      each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+        Device<float> y(rows, cols, cols);
+        REQUIRE(k::log_softmax(ex, in, k::store(y.data(), y.ld()), rows, cols, policy));
+        wait(ex);
+        CHECK(compare(y, want) == "");
+      });
+    }
+  }
+}
+
+namespace {
+
+// bias + residual + layernorm, the residual stream updated in place. X: the input's type, R: the residual's.
+template <class X, class R>
+void residual_layernorm() {
+  for (const int64_t cols : kCols) {
+    for (const int64_t shift : {0, 1}) {
+      const int64_t rows = 6;
+      Device<X> x(rows, cols, cols + 2 * shift, 0, Poison::nan);
+      Device<R> res(rows, cols, cols + 3 * shift, shift);
+      Device<float> bias(1, cols, cols), gamma(1, cols, cols);
+      Device<k::half> beta(1, cols, cols, shift);
+      randomize(x, 1);
+      randomize(res, 2);
+      randomize(bias, 3);
+      randomize(gamma, 4);
+      randomize(beta, 5);
+      const auto sum = all_rows(rows, [&](int64_t r) {
+        Row<float> h = row_of(x, r), added = row_of(res, r);
+        for (size_t c = 0; c < h.size(); ++c) h[c] = h[c] + Real<float>(value_of(bias.get(0, int64_t(c)))) + added[c];
+        return h;
+      });
+      // One for rows that are kept, one for rows that are read again.
+      std::vector<Row<float>> want[2];
+      std::vector<RowStatistics<float>> statistics;
+      for (const bool again : {false, true}) {
+        statistics.clear();
+        for (int64_t r = 0; r < rows; ++r) {
+          Row<float> row = again ? read_back<R>(sum[size_t(r)]) : sum[size_t(r)];
+          statistics.push_back(layernorm(row, 1e-5));
+          for (size_t c = 0; c < row.size(); ++c) {
+            row[c] = row[c] * Real<float>(value_of(gamma.get(0, int64_t(c)))) + Real<float>(value_of(beta.get(0, int64_t(c))));
+          }
+          want[again].push_back(row);
+        }
+      }
+      const Device<R>& before = res;
+      each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+        Device<R> stream(rows, cols, before.ld(), shift);
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < cols; ++c) stream.set(r, c, before.get(r, c));
+        }
+        stream.upload();
+        Device<k::half> y(rows, cols, cols);
+        Device<float> mean(rows, 1, 1), rstd(rows, 1, 1);
+        const auto h = k::load(x.data(), x.ld()) | k::add(k::row(bias.data())) | k::add(k::load(stream.data(), stream.ld())) |
+                       k::tee(stream.data(), stream.ld());
+        REQUIRE(k::layernorm(ex, h, k::affine(gamma.data(), beta.data()) | k::store(y.data(), y.ld()), rows, cols,
+                             k::LayerNorm{}.mean(mean.data()).rstd(rstd.data()), policy));
+        wait(ex);
+        CHECK(compare(stream, sum) == "");
+        CHECK(compare(y, want[rereads(policy)]) == "");
+        CHECK(compare(mean, [&](int64_t r) { return Row<float>{statistics[size_t(r)].mean}; }) == "");
+        CHECK(compare(rstd, [&](int64_t r) { return Row<float>{statistics[size_t(r)].rstd}; }) == "");
+      });
+      CHECK((x.unchanged() && bias.unchanged() && gamma.unchanged() && beta.unchanged()));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("fused: bias, residual, tee in place and layernorm, all half") { residual_layernorm<k::half, k::half>(); }
+TEST_CASE("fused: bias, residual, tee in place and layernorm, bfloat16 into a float residual") {
+  residual_layernorm<k::bfloat16, float>();
+}
