@@ -23,14 +23,14 @@ void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, d
   for (const k::RowPolicy& policy : policies) {
     if (!run(nullptr, 0, policy)) continue;
     BENCH_CHECK(cudaDeviceSynchronize());
-    results.push_back({policy, bench::time_us(sets, [&](cudaStream_t s, int i) { (void)!run(s, i, policy).ok(); }, 8, 7)});
+    results.push_back({policy, bench::time_us(sets, [&](cudaStream_t s, int i) { (void)!run(s, i, policy).ok(); }, 6, 5)});
   }
   const double automatic = results.empty() ? 0 : results[0].us;
   std::sort(results.begin() + (results.empty() ? 0 : 1), results.end(), [](const Candidate& a, const Candidate& b) { return a.us < b.us; });
   std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols, copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
   for (size_t i = 1; i < std::min<size_t>(7, results.size()); ++i) {
     const k::RowPolicy& p = results[i].policy;
-    std::printf(" [%s t%d c%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.rows_per_group, 100 * copy / results[i].us);
+    std::printf(" [%s t%d c%d w%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.walk, p.rows_per_group, 100 * copy / results[i].us);
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -44,7 +44,10 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
       for (int per : {1, 2}) {
         k::RowPolicy p{R::group, lanes};
         p.rows_per_group = per;
-        out.push_back(p);
+        for (int walk : {1, 2, 4}) {
+          p.walk = walk;
+          out.push_back(p);
+        }
       }
     }
   }
@@ -54,10 +57,15 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
       if (cluster == 16 && rows > 64) continue;
       for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
         const double each = double(cols) / cluster / threads;
-        if (each > 32 || each < (rows < 200 ? 3 : 8)) continue;
-        out.push_back({R::registers, threads, cluster});
+        if (each > 32 || each < (rows < 200 ? 3 : 17)) continue;
+        for (int walk : {1, 2, 4, 8, 16, 32}) {
+          if (rows < 200 && walk > 1) continue;
+          k::RowPolicy p{R::registers, threads, cluster};
+          p.walk = walk;
+          out.push_back(p);
+        }
       }
-      if (cols >= 8192) {
+      if (cols >= 24576) {
         for (int threads : {256, 512}) out.push_back({R::shared, threads, cluster});
         if (rows < 200) out.push_back({R::streamed, 512, cluster});
       }

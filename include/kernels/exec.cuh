@@ -140,23 +140,6 @@ Status prepare(const Exec& ex, const Launch& how) {
   return {};
 }
 
-// How many blocks of this kind run at the same time on the whole device.
-template <class Body>
-Status resident_blocks(const Exec& ex, const Launch& how, int64_t& blocks) {
-  KERNELS_TRY(prepare<Body>(ex, how));
-  int count = 0;
-  if (how.cluster > 1) {
-    cudaLaunchAttribute attributes[2];
-    const cudaLaunchConfig_t config = configure(ex, how, attributes);
-    KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveClusters(&count, entry<Body>, &config)));
-    blocks = int64_t(count) * how.cluster;
-  } else {
-    KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, entry<Body>, how.threads, how.shared)));
-    blocks = int64_t(count) * ex.device().sm_count;
-  }
-  return blocks > 0 ? Status{} : unsupported("a block or cluster of this size does not fit the device");
-}
-
 template <class Body>
 Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
   static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");

@@ -12,8 +12,7 @@
 // Sinks        store(p, ld)  both(sink, sink)  quantize(p, ld, scales)
 //
 // Rows may be any distance apart: ld counts elements from one row to the next (ld >= cols for what is written; 0 in a
-// load repeats one row). Reading and writing the same tensor in place is fine; other overlaps are not. Vectors read by
-// row(), affine() and bias() must not be written by the same call.
+// load repeats one row). Reading and writing the same tensor in place is fine; other overlaps are not.
 //
 // To fuse your own, derive from k::Functor and give it one member (core/concepts.h lists all forms):
 //
@@ -522,6 +521,9 @@ class Quantize : public Functor {
     merge(s, {fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
   }
   KERNELS_HD void merge(State& a, const State& b) const { a.largest = a.largest > b.largest ? a.largest : b.largest; }
+
+  template <class Lanes>
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.max(s.largest)}; }
 
   // What a row's values are multiplied by: the reciprocal of its scale.
   KERNELS_HD float finish(const State& s) const {

@@ -32,10 +32,6 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-// Arrive without ordering memory: "this block is running".
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  if constexpr (kClusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (kClusters) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -43,12 +39,54 @@ __device__ __forceinline__ void cluster_wait() {
   if constexpr (kClusters) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Writes 4 bytes to the same shared-memory variable of another block of the cluster.
-__device__ __forceinline__ void store_remote(void* local, unsigned rank, uint32_t value) {
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// The same shared-memory variable in another block of the cluster.
+__device__ __forceinline__ uint32_t remote_address(const void* local, unsigned rank) {
+  uint32_t there = 0;
   if constexpr (kClusters) {
-    uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(local)), there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(value) : "memory");
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(local)), "r"(rank));
+  }
+  return there;
+}
+
+// mbarrier: completes a phase when `count` arrivals and all expected bytes are in.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
+  if constexpr (kClusters) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+  }
+}
+// Makes initialized barriers visible to the other blocks of the cluster.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  if constexpr (kClusters) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+  if constexpr (kClusters) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
+  if constexpr (kClusters) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "KERNELS_AGAIN_%=:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra KERNELS_AGAIN_%=;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+  }
+}
+// Writes 4 bytes into another block's shared memory and counts them on a barrier of that block.
+__device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uint32_t remote_barrier) {
+  if constexpr (kClusters) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(remote), "r"(value),
+                 "r"(remote_barrier)
+                 : "memory");
   }
 }
 

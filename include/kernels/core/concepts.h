@@ -7,8 +7,8 @@
 //   Sink     writes:  store<N>(Pack, row, col)                    ours
 //                     void store<N>(const Src* src, row, col)     OneFlow's
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
-//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), finish(State), write_row(State, row),
-//            store(Pack, result, row, col)
+//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
+//            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so
 // many loads are in flight at once even when one of the maps also writes memory (tee).
@@ -70,7 +70,7 @@ template <class F, class C, class = void>
 struct stores_from : std::false_type {};
 template <class F, class C>
 struct stores_from<F, C,
-                   void_t<decltype(std::declval<const F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
+                   void_t<decltype(std::declval<F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
     : std::true_type {};
 
 template <class F, class C, class = void>
@@ -193,7 +193,8 @@ KERNELS_HD auto without_effects(const M& map) {
 
 template <class S, class C, int N>
 KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
-  if constexpr (stores_from<S, C>::value) sink.template store<N>(v.v, row, col);
+  // OneFlow's stores are not declared const, though they change nothing but memory.
+  if constexpr (stores_from<S, C>::value) const_cast<S&>(sink).template store<N>(v.v, row, col);
   else sink.template store<N>(v, row, col);
 }
 

@@ -11,8 +11,8 @@ KERNELS_BEGIN
 
 // How the caching hardware should treat the bytes.
 enum class Cache {
-  stream,  // touched once: do not keep. Coherent, so the same launch may also write them
-  keep,    // shared by many rows (a weight vector): read through the read-only path, never written by this launch
+  stream,  // touched once: not kept
+  keep,    // shared by many rows, like a weight vector
 };
 
 namespace detail {
@@ -54,8 +54,10 @@ KERNELS_HD Packed<T, N> read(const T* from) {
   for (int i = 0; i < bytes / step; ++i) {
     const Word* word = reinterpret_cast<const Word*>(from) + i;
     Word value;
+    // Neither is the read-only path: what is read may also be written by the same launch (in place, tee), and the
+    // compiler must not gather all of a row's weights in registers before the first result is stored.
     if constexpr (kCache == Cache::stream) value = __ldcs(word);
-    else value = __ldg(word);
+    else value = *word;
     memcpy(reinterpret_cast<char*>(out.words) + i * step, &value, step);
   }
 #else

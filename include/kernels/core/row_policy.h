@@ -26,9 +26,10 @@ struct RowPolicy {
   Residency residency = Residency::automatic;
   int threads = 0;         // per row in a group (a power of two up to 32), per block otherwise (a multiple of 32)
   int cluster = 1;         // blocks that share a row through distributed shared memory (sm_90): 1, 2, 4, 8 or 16
+  int walk = 0;            // group, registers: rows (passes of a group block) that a block stays for
   int rows_per_group = 1;  // 1 or 2
   int max_pack = 0;        // an upper limit on the pack width; 0: none
-  int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results do not depend on it
+  int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results depend neither on it nor on walk
 };
 
 // What a call does: the policy with every field filled in.
@@ -37,7 +38,7 @@ struct RowPlan {
   int pack = 0;       // elements per memory transaction
   int chunks = 1;     // blocks per row when split
   int width = 0;      // columns per block
-  bool persistent = false;  // blocks stay and walk over rows, reading one ahead
+  int64_t walk = 1;   // passes per block
 };
 
 inline const char* to_string(Residency residency) {

@@ -40,11 +40,22 @@ struct SinkState<End, true> {
 };
 
 template <class P>
-using Scratch =
-    TeamScratch<largest_state<typename P::Op::State, typename SinkState<typename P::End>::type, Pack<typename P::C, 2>>()>;
+using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkState<typename P::End>::type>()>;
 
-// One thread's part of a row, K packs of N: pack k starts at column first + k * stride. The packs that lie in the row
-// come first; `count` says how many.
+// The columns of one thread: K packs, the k-th at first + k * stride. Those that lie in the row come first.
+struct Place {
+  int first, stride, count;
+
+  template <int N, int K>
+  static __device__ __forceinline__ Place at(int first, int stride, int end) {
+    int count = 0;
+    KERNELS_UNROLL
+    for (int k = 0; k < K; ++k) count += first + k * stride < end ? 1 : 0;
+    return {first, stride, count};
+  }
+};
+
+// One thread's part of a row in registers.
 template <class C, int N, int K>
 struct Tile {
   Pack<C, N * K> values;
@@ -52,12 +63,10 @@ struct Tile {
   int stride = 0;
   int count = 0;
 
-  __device__ __forceinline__ void place(int first_col, int pack_stride, int end) {
-    first = first_col;
-    stride = pack_stride;
-    count = 0;
-    KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) count += first + k * stride < end ? 1 : 0;
+  __device__ __forceinline__ void place(const Place& place) {
+    first = arch::opaque(place.first);
+    stride = place.stride;
+    count = place.count;
   }
   __device__ __forceinline__ int col(int k) const { return first + k * stride; }
   __device__ __forceinline__ Pack<C, N> get(int k) const {
@@ -71,26 +80,34 @@ struct Tile {
     for (int i = 0; i < N; ++i) values.v[k * N + i] = pack.v[i];
   }
 
-  // f(k) for every pack in the row.
+  // f(k) for every pack in the row. The usual case, all of them, is kept free of conditions: addresses are then computed
+  // once for all packs.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
-    KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) {
-      if (k < count) f(k);
+    if (count == K) {
+      KERNELS_UNROLL
+      for (int k = 0; k < K; ++k) f(k);
+    } else {
+      KERNELS_UNROLL
+      for (int k = 0; k < K; ++k) {
+        if (k < count) f(k);
+      }
     }
   }
 
   // f(k) gives the value of every pack in the row; the others are filled with padding.
   template <class F>
   __device__ __forceinline__ void fill(C padding, F f) {
-    KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) {
-      if (k < count) set(k, f(k));
-    }
-    if (count == K) return;
-    KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) {
-      if (k >= count) set(k, broadcast<N>(padding));
+    if (count == K) {
+      KERNELS_UNROLL
+      for (int k = 0; k < K; ++k) set(k, f(k));
+    } else {
+      KERNELS_UNROLL
+      for (int k = 0; k < K; ++k) {
+        Pack<C, N> pack = broadcast<N>(padding);
+        if (k < count) pack = f(k);
+        set(k, pack);
+      }
     }
   }
 
@@ -125,16 +142,17 @@ __device__ __forceinline__ void read_tile(Tile<C, N, K>& tile, const Source& sou
 
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
-// Which rows a team works on: base + offset + r * spacing for r < R, then the same with base + stride, and so on.
+// Which rows a team works on: base + offset + r * spacing for r < R, then the same with base + stride, up to end.
 struct RowWalk {
-  int64_t base, offset, spacing, stride;
+  int64_t base, offset, spacing, stride, end;
   __device__ __forceinline__ int64_t row(int r) const { return base + offset + r * spacing; }
 };
 
-// Each member of the team holds K packs of each of R rows. A block reads ahead: while a row is being worked on, the next
-// one is on its way, so memory stays busy through the reductions even where one block fills a multiprocessor.
-template <int N, int K, int R, class P, class Team>
-__device__ __forceinline__ void resident_rows(const P& p, Team& team, RowWalk walk, int begin, int end, bool leader) {
+// Each thread holds K packs of each of R rows; n columns belong to its warp's part of the team. With kAhead a team reads
+// ahead: while a row is being worked on, the next one is on its way, so that memory stays busy through the reductions
+// even where one block fills a multiprocessor.
+template <int N, int K, int R, bool kAhead, class P, class Team>
+__device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk walk, const Place& place, int64_t n, bool leader) {
   using C = typename P::C;
   const auto map = sink_map(p.sink);
   const auto sink = sink_end(p.sink);
@@ -148,14 +166,15 @@ __device__ __forceinline__ void resident_rows(const P& p, Team& team, RowWalk wa
   const auto issue = [&] {
     KERNELS_UNROLL
     for (int r = 0; r < R; ++r) {
-      tile[r].place(begin + team.rank() * N, team.size() * N, walk.row(r) < p.rows ? end : 0);
+      tile[r].place(place);
+      if (walk.row(r) >= walk.end) tile[r].count = 0;
       fetches[r].issue(p.source, walk.row(r), tile[r]);
     }
   };
 
-  if (Team::reads_ahead) issue();
-  while (walk.base < p.rows) {
-    if (!Team::reads_ahead) issue();
+  if (kAhead) issue();
+  while (walk.base < walk.end) {
+    if (!kAhead) issue();
     int64_t row[R];
     int count[R];
     typename P::Op::State local[R];
@@ -169,16 +188,16 @@ __device__ __forceinline__ void resident_rows(const P& p, Team& team, RowWalk wa
       fetches[r].resolve_into(tile[r], p.source, row[r], p.op.padding());
     }
     walk.base += walk.stride;
-    if (Team::reads_ahead) issue();
+    if (kAhead) issue();
     KERNELS_UNROLL
     for (int r = 0; r < R; ++r) {
       tile[r].count = count[r];
-      local[r] = p.op.resident(tile[r].values, count[r] * N, end - begin, team);
+      local[r] = p.op.resident(tile[r].values, count[r] * N, n, team.warp());
     }
 
     KERNELS_UNROLL
     for (int r = 0; r < R; ++r) {
-      const auto result = p.op.finish(team.across_blocks(p.op, local[r]), p.cols);
+      const auto result = p.op.finish(team.across(p.op, local[r]), p.cols);
       const auto linear = p.op.linear(local[r], result);
       if (leader && row[r] < p.rows) p.op.write_row(result, row[r]);
 
@@ -190,17 +209,22 @@ __device__ __forceinline__ void resident_rows(const P& p, Team& team, RowWalk wa
         tile[r].fill(sink.padding(), mapped);
         typename P::End::State sink_state;
         tile[r].accumulate(sink, sink_state);
-        sink_state = team.reduce(sink, sink_state);
+        sink_state = team.across(sink, sink.gather(sink_state, team.warp()));
         if (leader && row[r] < p.rows) sink.write_row(sink_state, row[r]);
         const auto sink_result = sink.finish(sink_state);
         tile[r].each([&](int k) { sink.store(tile[r].get(k), sink_result, row[r], tile[r].col(k)); });
       } else {
         tile[r].each([&](int k) { put(sink, mapped(k), row[r], tile[r].col(k)); });
       }
-      if (Team::reads_ahead) tile[r].place(begin + team.rank() * N, team.size() * N, walk.row(r) < p.rows ? end : 0);
+      tile[r].count = walk.row(r) < walk.end ? place.count : 0;  // of what was read ahead
     }
   }
 }
+
+// A source that reads several tensors, or wide elements, needs registers for more than the values.
+template <class P, int N, int K>
+constexpr bool heavy =
+    K * sizeof(typename Fetches<N, K, typename P::Source>::Fetched) > N * K * sizeof(typename P::C);
 
 // R rows per group of 1 to 32 lanes.
 template <class P, int N, int K, int R>
@@ -208,19 +232,25 @@ struct GroupBody {
   static constexpr int max_threads = 128;
   // Registers for the values and as much again, but no more: with enough warps the rest hides itself.
   static constexpr int values = N * K * R * int(sizeof(typename P::C)) / 4;
-  static constexpr int min_blocks = (values <= 8 ? 12 : values <= 16 ? 8 : values <= 32 ? 6 : 4) / (N == 1 ? 2 : 1);
+  static constexpr int min_blocks = (values <= 8 ? 12 : values <= 16 ? 8 : values <= 32 ? 6 : 4) / (N == 1 || heavy<P, N, K> ? 2 : 1);
   struct Params {
     P problem;
+    int64_t walk;  // passes per block
     int lanes;
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
-    GroupTeam team{params.lanes};
+    const GroupTeam team{Lanes<>(params.lanes)};
     const int groups = blockDim.x / params.lanes;
     // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory.
-    const int64_t rows_per_block = int64_t(groups) * R;
-    const RowWalk walk{blockIdx.x * rows_per_block, int64_t(threadIdx.x / params.lanes), groups, gridDim.x * rows_per_block};
-    resident_rows<N, K, R>(params.problem, team, walk, 0, int(params.problem.cols), team.rank() == 0);
+    const int64_t pass = int64_t(groups) * R, begin = blockIdx.x * pass * params.walk;
+    const int64_t end = begin + pass * params.walk;
+    const int64_t rows = params.problem.rows;
+    const RowWalk walk{begin, int64_t(threadIdx.x / params.lanes), groups, pass, end < rows ? end : rows};
+    const int cols = int(params.problem.cols);
+    const int lane = team.lanes.rank();
+    const Place place = Place::at<N, K>(lane * N, params.lanes * N, cols);
+    resident_rows<N, K, R, false>(params.problem, team, walk, place, cols, lane == 0);
   }
 };
 
@@ -232,13 +262,16 @@ struct Slice {
       : begin(width * team.block()), end(begin + width < cols ? begin + width : cols) {}
 };
 
-// One row per block or cluster, in registers.
-template <class P, int N, int K>
+// One row per block or cluster, in registers, and the next one on its way. A block stays for `walk` rows: long enough to
+// read ahead, short enough for the hardware to balance the multiprocessors. Every warp has a run of columns of its own,
+// so that a thread's packs are a fixed distance apart.
+template <class P, int N, int K, int kThreads>
 struct BlockBody {
-  static constexpr int max_threads = 512;
-  static constexpr int min_blocks = 1;
+  static constexpr int max_threads = kThreads;
+  static constexpr int min_blocks = kThreads > 256 ? 1 : heavy<P, N, K> ? 2 : 3;
   struct Params {
     P problem;
+    int64_t walk;
     int width;
   };
 
@@ -246,9 +279,14 @@ struct BlockBody {
     __shared__ Scratch<P> scratch;
     BlockTeam team(scratch);
     const Slice slice(team, params.width, int(params.problem.cols));
+    const int run = (params.width + blockDim.x * N - 1) / (blockDim.x * N) * 32 * N;  // columns of a warp
+    const int begin = slice.begin + int(threadIdx.x / 32) * run;
+    const int end = begin + run < slice.end ? begin + run : slice.end;
+    const Place place = Place::at<N, K>(begin + int(threadIdx.x & 31) * N, 32 * N, end);
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const RowWalk walk{int64_t(blockIdx.x / team.blocks()), 0, 0, int64_t(gridDim.x / team.blocks())};
-    resident_rows<N, K, 1>(params.problem, team, walk, slice.begin, slice.end, leader);
+    const int64_t first = blockIdx.x / team.blocks() * params.walk, last = first + params.walk;
+    const RowWalk walk{first, 0, 0, 1, last < params.problem.rows ? last : params.problem.rows};
+    resident_rows<N, K, 1, true>(params.problem, team, walk, place, end > begin ? end - begin : 0, leader);
   }
 };
 
@@ -314,7 +352,7 @@ struct StagedBody {
         const int stride = team.size() * N;
         for (int at = slice.begin + team.rank() * N; at < slice.end; at += K * stride) {
           T tile;
-          tile.place(at, stride, slice.end);
+          tile.place(Place::at<N, K>(at, stride, slice.end));
           f(tile);
         }
       };
@@ -399,7 +437,7 @@ struct PartialBody {
       typename P::Op::State state;
       for (int at = begin + team.rank() * N; at < end; at += K * stride) {
         Tile<typename P::C, N, K> tile;
-        tile.place(at, stride, end);
+        tile.place(Place::at<N, K>(at, stride, end));
         read_tile(tile, p.source, row, p.op.padding());
         tile.accumulate(p.op, state);
       }
@@ -437,7 +475,7 @@ struct FinishBody {
       if (team.rank() == 0 && begin == 0) p.op.write_row(result, row);
       for (int at = begin + team.rank() * N; at < end; at += K * stride) {
         Tile<typename P::C, N, K> tile;
-        tile.place(at, stride, end);
+        tile.place(Place::at<N, K>(at, stride, end));
         read_tile(tile, again, row, typename P::C(0));
         tile.each([&](int k) {
           const int col = tile.col(k);

@@ -22,6 +22,7 @@ constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 constexpr int kTile = 32;
 constexpr int kNarrowTile = 16;
 constexpr int kMaxBlock = 512;
+constexpr int kSmallBlock = 256;  // up to here more registers per thread would only mean fewer blocks
 constexpr int64_t kMaxCols = 1ll << 30;
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
@@ -82,7 +83,7 @@ class RowEngine {
     yes = false;
     if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
-    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile)>>(compiled_for)));
+    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile), kMaxBlock>>(compiled_for)));
     yes = compiled_for >= 90;
     return {};
   }
@@ -91,7 +92,7 @@ class RowEngine {
   Status choose(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     const int64_t cols = p_.cols * scale;
-    const int64_t limit_per_block = kMaxBlock * kTile;
+    const int64_t limit_per_block = kMaxBlock * tile(plan.pack);
     bool clusters = false;
     if (cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
@@ -139,6 +140,7 @@ class RowEngine {
     policy.residency = row.residency;
     policy.cluster = row.cluster;
     policy.rows_per_group = row.rows_per_group;
+    policy.walk = row.walk;
     const int64_t threads = ceil_div(ceil_div(p_.cols * scale, row.cluster), lesser(row.elements, tile(plan.pack)));
     if (row.residency == Residency::group && has_groups(plan.pack)) {
       policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, row.elements / scale)))));
@@ -157,7 +159,7 @@ class RowEngine {
   Status complete(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     const int64_t cols = p_.cols;
-    const int64_t elements = kTile / scale;
+    const int64_t elements = tile(plan.pack) / scale;
     if (policy.cluster < 1 || policy.cluster > kMaxCluster || !is_power_of_two(policy.cluster)) {
       return invalid("policy: cluster is not 1, 2, 4, 8 or 16");
     }
@@ -175,6 +177,7 @@ class RowEngine {
     }
     plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : round_up(cols, plan.pack));
 
+    if (policy.walk < 0) return invalid("policy: walk is negative");
     if (policy.residency == Residency::group) {
       if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
       const int most = plan.pack * packs(plan.pack, policy.rows_per_group == 2 ? 8 : tile(plan.pack));
@@ -184,6 +187,7 @@ class RowEngine {
       }
       if (cols > int64_t(most) * policy.threads) return unsupported("policy: the row does not fit the registers of the group");
       if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
+      fit_walk(plan, ceil_div(p_.rows, int64_t(tuning::kGroupBlock / policy.threads) * policy.rows_per_group));
       return {};
     }
 
@@ -203,9 +207,15 @@ class RowEngine {
     if (policy.residency == Residency::shared && shared_or_streamed(policy.cluster) != Residency::shared) {
       return unsupported("policy: the row does not fit the shared memory of the block or cluster");
     }
-    plan.persistent = policy.residency == Residency::registers && (policy.cluster > 1 || policy.threads >= tuning::kPersistentThreads);
+    if (policy.residency == Residency::registers) fit_walk(plan, p_.rows);
     if (policy.residency == Residency::split) return complete_split(plan);
     return {};
+  }
+
+  // Blocks stay for as many passes as asked, or more where the grid would be too large otherwise.
+  void fit_walk(RowPlan& plan, int64_t passes) const {
+    const int64_t most = blocks(plan, kMaxGrid) / plan.policy.cluster;
+    plan.walk = greater<int64_t>(greater(plan.policy.walk, 1), ceil_div(passes, most));
   }
 
   Status complete_split(RowPlan& plan) const {
@@ -238,13 +248,13 @@ class RowEngine {
     how.grid.x = unsigned(blocks(plan, p_.rows * policy.cluster));
     switch (policy.residency) {
       case Residency::registers:
-        // As many blocks as fit at once, each walking over rows: the next row is read while one is worked on.
-        if (plan.persistent) {
-          int64_t fit = 0;
-          KERNELS_TRY((resident_blocks<BlockBody<Problem, N, K>>(ex_, how, fit)));
-          how.grid.x = unsigned(lesser<int64_t>(how.grid.x, fit));
+        how.grid.x = unsigned(ceil_div(p_.rows, plan.walk) * policy.cluster);
+        if constexpr (N == wide) {
+          if (policy.threads <= kSmallBlock) {
+            return launch<BlockBody<Problem, N, K, kSmallBlock>>(ex_, how, {p_, plan.walk, plan.width});
+          }
         }
-        return launch<BlockBody<Problem, N, K>>(ex_, how, {p_, plan.width});
+        return launch<BlockBody<Problem, N, K, kMaxBlock>>(ex_, how, {p_, plan.walk, plan.width});
       case Residency::shared:
         how.shared = shared_bytes(plan.width);
         return launch<StagedBody<Problem, N, K>>(ex_, how, {p_, plan.width, true});
@@ -273,14 +283,13 @@ class RowEngine {
     const int rows = plan.policy.rows_per_group;
     Launch how;
     how.threads = tuning::kGroupBlock;
-    how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads / lanes) * rows)));
-    constexpr int small = packs(N, 8), medium = packs(N, 16), large = packs(N, tile(N));
+    how.grid.x = unsigned(ceil_div(p_.rows, int64_t(how.threads / lanes) * rows * plan.walk));
+    constexpr int small = packs(N, 8), large = packs(N, tile(N));
     if constexpr (kTwoRows) {
-      if (rows == 2) return launch<GroupBody<Problem, N, small, 2>>(ex_, how, {p_, lanes});
-      if (held > small && held <= medium) return launch<GroupBody<Problem, N, medium, 1>>(ex_, how, {p_, lanes});
+      if (rows == 2) return launch<GroupBody<Problem, N, small, 2>>(ex_, how, {p_, plan.walk, lanes});
     }
-    if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, lanes});
-    return launch<GroupBody<Problem, N, large, 1>>(ex_, how, {p_, lanes});
+    if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, plan.walk, lanes});
+    return launch<GroupBody<Problem, N, large, 1>>(ex_, how, {p_, plan.walk, lanes});
   }
 
   const Exec& ex_;

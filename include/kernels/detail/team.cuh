@@ -1,7 +1,7 @@
 // Teams: the threads that share a row, and how they bring their values together.
 //
-// GroupTeam: 1 to 32 lanes of a warp. BlockTeam: a block, or the blocks of a cluster. Every member gets the same bits:
-// sum and max exchange crosswise (a + b == b + a), states are merged in the order of the ranks that they cover.
+// Lanes: 1 to 32 lanes of a warp; sum and max by crosswise exchange, so that every lane gets the same bits. A row op
+// gathers states over lanes (core/row_op.h). BlockTeam: the warps of a block, or of the blocks of a cluster.
 #pragma once
 
 #include "../arch/arch.cuh"
@@ -24,70 +24,61 @@ __device__ __forceinline__ State shuffle_xor(const State& state, int mask) {
   return out;
 }
 
-struct Add {
-  template <class C>
-  static __device__ __forceinline__ C neutral() { return C{}; }
-  template <class C>
-  __device__ __forceinline__ C operator()(const C& a, const C& b) const { return a + b; }
-};
-struct Max {
-  template <class C>
-  static __device__ __forceinline__ C neutral() { return -infinity<C>(); }
-  template <class C>
-  __device__ __forceinline__ C operator()(const C& a, const C& b) const { return greater(a, b); }
-};
+// Some lanes of a warp side by side, a power of two of them: kCount, or as many as the constructor says when that is 0.
+// All lanes of the warp call, also those of other teams.
+template <int kCount = 0>
+class Lanes {
+ public:
+  __device__ __forceinline__ explicit Lanes(int count = kCount) : count_(count) {}
 
-// A commutative operation over `lanes` lanes (a power of two); all lanes of the warp call this.
-template <class C, class F>
-__device__ __forceinline__ C exchange(C value, F f, int lanes) {
-  KERNELS_UNROLL
-  for (int distance = 1; distance < 32; distance *= 2) {
-    if (distance < lanes) value = f(value, shuffle_xor(value, distance));
+  __device__ __forceinline__ int count() const { return kCount ? kCount : count_; }
+  __device__ __forceinline__ int rank() const { return threadIdx.x & (count() - 1); }
+  template <class V>
+  __device__ __forceinline__ V sum(const V& value) const {
+    return exchange(value, [](const V& a, const V& b) { return a + b; });
   }
-  return value;
-}
-
-// Merges states in the order of their lanes. Op has merge(State&, const State&).
-template <class Op, class State>
-__device__ __forceinline__ State reduce_lanes(const Op& op, State state, int lanes) {
-  const int lane = threadIdx.x & 31;
-  for (int distance = 1; distance < lanes; distance *= 2) {
-    const State other = shuffle_xor(state, distance);
-    const bool upper = lane & distance;
-    State low = upper ? other : state;
-    const State high = upper ? state : other;
-    op.merge(low, high);
-    state = low;
+  template <class V>
+  __device__ __forceinline__ V max(const V& value) const {
+    return exchange(value, [](const V& a, const V& b) { return greater(a, b); });
   }
-  return state;
-}
+  template <class V>
+  __device__ __forceinline__ V first(const V& value) const {
+    static_assert(sizeof(V) == 4 || sizeof(V) == 8, "a number");
+    return __shfl_sync(0xffffffffu, value, 0, count());
+  }
 
+ private:
+  template <class V, class F>
+  __device__ __forceinline__ V exchange(V value, F f) const {
+    KERNELS_UNROLL
+    for (int distance = 1; distance < (kCount ? kCount : 32); distance *= 2) {
+      if (kCount || distance < count_) value = f(value, shuffle_xor(value, distance));
+    }
+    return value;
+  }
+
+  int count_;
+};
+
+// A team of one warp or less: the state of its lanes is the state of the row.
 struct GroupTeam {
-  static constexpr bool reads_ahead = false;  // there are many groups, and they overlap each other
-  int lanes;
+  Lanes<> lanes;
 
-  __device__ __forceinline__ int rank() const { return threadIdx.x & (lanes - 1); }
-  __device__ __forceinline__ int size() const { return lanes; }
-  template <class C>
-  __device__ __forceinline__ C sum(const C& value) const { return exchange(value, Add{}, lanes); }
-  template <class C>
-  __device__ __forceinline__ C max(const C& value) const { return exchange(value, Max{}, lanes); }
-  // The state of the team is the state of the row.
+  __device__ __forceinline__ Lanes<> warp() const { return lanes; }
   template <class Op, class State>
-  __device__ __forceinline__ State across_blocks(const Op&, const State& state) const { return state; }
-  template <class Op, class State>
-  __device__ __forceinline__ State reduce(const Op& op, const State& state) const { return reduce_lanes(op, state, lanes); }
+  __device__ __forceinline__ State across(const Op&, const State& state) const { return state; }
 };
 
-constexpr int kMaxWarps = 32;
+constexpr int kMaxWarps = 16;
 constexpr int kMaxCluster = 16;
 
-// Room for the states of a block's warps and a cluster's blocks, twice: consecutive reductions alternate, so that one
-// barrier per reduction is enough.
+// Room for the states of a block's warps and a cluster's blocks, twice: consecutive uses alternate, so that one barrier
+// per use is enough. Whoever writes to a set again has passed the barrier that its readers reached after reading.
 template <int kBytes>
 struct alignas(16) TeamScratch {
   unsigned char warps[2][kMaxWarps][kBytes];
   unsigned char blocks[2][kMaxCluster][kBytes];
+  uint64_t arrived[2];
 };
 
 template <class... States>
@@ -101,94 +92,86 @@ constexpr int largest_state() {
 template <int kBytes>
 class BlockTeam {
  public:
-  static constexpr bool reads_ahead = true;
-
-  // Begins with an arrival at the cluster's barrier, so that by the first exchange every block is known to run.
   __device__ __forceinline__ explicit BlockTeam(TeamScratch<kBytes>& scratch)
       : scratch_(scratch), blocks_(arch::cluster_size()), warps_(blockDim.x / 32) {
-    if (blocks_ > 1) arch::cluster_arrive_relaxed();
+    if (blocks_ > 1) {
+      if (threadIdx.x == 0) {
+        arch::mbarrier_init(&scratch_.arrived[0], 1);
+        arch::mbarrier_init(&scratch_.arrived[1], 1);
+        arch::mbarrier_init_fence();
+      }
+      arch::cluster_arrive();  // waited for before the first exchange
+    }
+  }
+  __device__ __forceinline__ ~BlockTeam() {
+    if (blocks_ > 1 && exchanges_ == 0) arch::cluster_wait();
   }
 
   __device__ __forceinline__ int rank() const { return threadIdx.x; }
   __device__ __forceinline__ int size() const { return blockDim.x; }
   __device__ __forceinline__ int block() const { return arch::cluster_rank(); }
   __device__ __forceinline__ int blocks() const { return blocks_; }
+  __device__ __forceinline__ Lanes<32> warp() const { return Lanes<32>(); }
 
-  // Over the threads of this block.
-  template <class C>
-  __device__ __forceinline__ C sum(const C& value) { return combine(value, Add{}); }
-  template <class C>
-  __device__ __forceinline__ C max(const C& value) { return combine(value, Max{}); }
-
-  // From the state of this block to that of the cluster.
+  // From the state of each warp to that of the row. One barrier, and one message between blocks.
   template <class Op, class State>
-  __device__ __forceinline__ State across_blocks(const Op& op, const State& state) {
-    if (blocks_ == 1) return state;
-    if (!met_) arch::cluster_wait();
-    met_ = true;
-    block_turn_ ^= 1;
-    if (threadIdx.x < blocks_) {
-      constexpr int words = sizeof(State) / 4;
-      uint32_t raw[words];
-      memcpy(raw, &state, sizeof(State));
-      KERNELS_UNROLL
-      for (int i = 0; i < words; ++i) {
-        arch::store_remote(scratch_.blocks[block_turn_][block()] + 4 * i, threadIdx.x, raw[i]);
-      }
+  __device__ __forceinline__ State across(const Op& op, State state) {
+    static_assert(sizeof(State) <= kBytes, "the scratch was sized for smaller states");
+    if (warps_ > 1) {
+      turn_ ^= 1;
+      if ((threadIdx.x & 31) == 0) memcpy(scratch_.warps[turn_][threadIdx.x / 32], &state, sizeof(State));
+      __syncthreads();
+      state = gather<State>(op, scratch_.warps[turn_], warps_);
     }
-    arch::cluster_arrive();
-    arch::cluster_wait();
-    return reduce_lanes(op, slot(scratch_.blocks[block_turn_], blocks_, State{}), blocks_);
+    if (blocks_ > 1) {
+      if (exchanges_ == 0) arch::cluster_wait();
+      const int turn = exchanges_ & 1;
+      send(state, turn);
+      arch::mbarrier_wait(&scratch_.arrived[turn], (exchanges_ >> 1) & 1);
+      ++exchanges_;
+      state = gather<State>(op, scratch_.blocks[turn], blocks_);
+    }
+    return state;
   }
 
-  // From the state of this thread to that of the whole team.
+  // From the state of each thread to that of the row.
   template <class Op, class State>
-  __device__ __forceinline__ State reduce(const Op& op, State state) {
-    state = reduce_lanes(op, state, 32);
-    if (warps_ > 1) {
-      share(state);
-      state = reduce_lanes(op, slot(scratch_.warps[warp_turn_], warps_, State{}), lanes_for(warps_));
-    }
-    return across_blocks(op, state);
+  __device__ __forceinline__ State reduce(const Op& op, const State& state) {
+    return across(op, op.gather(state, warp()));
   }
 
  private:
-  template <class C, class F>
-  __device__ __forceinline__ C combine(C value, F f) {
-    value = exchange(value, f, 32);
-    if (warps_ == 1) return value;
-    share(value);
-    return exchange(slot(scratch_.warps[warp_turn_], warps_, F::template neutral<C>()), f, lanes_for(warps_));
+  // Every warp does the same work on the same states, and gets the same result. Always 16 lanes: a fixed number of steps
+  // costs less than asking at each whether it is needed.
+  template <class State, class Op>
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count) {
+    static_assert(kMaxWarps == 16 && kMaxCluster == 16, "slots");
+    const Lanes<16> lanes;
+    State state;
+    if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(slots[lanes.rank()], 8), sizeof(State));
+    return op.gather(state, lanes);
   }
 
-  // Puts this warp's value where every warp can read it. One barrier per use is enough, because uses alternate between
-  // two sets of slots: whoever writes to a set again has passed the barrier that its readers reached after reading.
-  template <class V>
-  __device__ __forceinline__ void share(const V& value) {
-    static_assert(sizeof(V) <= kBytes, "the scratch was sized for smaller states");
-    warp_turn_ ^= 1;
-    if ((threadIdx.x & 31) == 0) memcpy(scratch_.warps[warp_turn_][threadIdx.x / 32], &value, sizeof(V));
-    __syncthreads();
-  }
-
-  static __device__ __forceinline__ int lanes_for(int count) { return count <= 1 ? 1 : 1 << (32 - __clz(count - 1)); }
-
-  // What this lane takes part with when `count` slots are brought together. The slots repeat across the warp, so that
-  // every lane ends with the result.
-  template <class V>
-  static __device__ __forceinline__ V slot(const unsigned char (*slots)[kBytes], int count, V neutral) {
-    const int index = threadIdx.x & (lanes_for(count) - 1);
-    V value = neutral;
-    if (index < count) memcpy(&value, __builtin_assume_aligned(slots[index], 8), sizeof(V));
-    return value;
+  // The block's state to every block of the cluster, itself included.
+  template <class State>
+  __device__ __forceinline__ void send(const State& state, int turn) {
+    if (threadIdx.x == 0) arch::mbarrier_arrive_expect(&scratch_.arrived[turn], blocks_ * int(sizeof(State)));
+    if (int(threadIdx.x) < blocks_) {
+      constexpr int words = sizeof(State) / 4;
+      uint32_t raw[words];
+      memcpy(raw, &state, sizeof(State));
+      const uint32_t slot = arch::remote_address(scratch_.blocks[turn][block()], threadIdx.x);
+      const uint32_t barrier = arch::remote_address(&scratch_.arrived[turn], threadIdx.x);
+      KERNELS_UNROLL
+      for (int i = 0; i < words; ++i) arch::store_async(slot + 4 * i, raw[i], barrier);
+    }
   }
 
   TeamScratch<kBytes>& scratch_;
   int blocks_;
   int warps_;
-  int warp_turn_ = 0;
-  int block_turn_ = 0;
-  bool met_ = false;
+  int turn_ = 0;
+  int exchanges_ = 0;
 };
 
 }  // namespace detail

@@ -11,37 +11,33 @@ struct RowTuning {
   Residency residency;
   int elements;        // of a row per thread
   int cluster;
+  int walk;            // rows that a block stays for
   int rows_per_group;
 };
 
 // Elements are counted in 4-byte compute values; double rows count twice.
 constexpr RowTuning kRows[] = {
-    {256, Residency::group, 8, 1, 1},
-    {512, Residency::group, 16, 1, 1},
-    {1024, Residency::group, 32, 1, 1},
-    {16384, Residency::registers, 32, 1, 1},
-    {32768, Residency::registers, 32, 2, 1},
-    {65536, Residency::registers, 32, 4, 1},
-    {262144, Residency::registers, 32, 8, 1},
+    {64, Residency::group, 8, 1, 1, 1},
+    {512, Residency::group, 32, 1, 1, 1},
+    {1024, Residency::group, 32, 1, 1, 1},
+    {8192, Residency::registers, 32, 1, 1, 1},
+    {16384, Residency::registers, 32, 1, 4, 1},
+    {32768, Residency::registers, 32, 2, 4, 1},
+    {65536, Residency::registers, 32, 4, 4, 1},
+    {131072, Residency::registers, 32, 8, 4, 1},
 };
 
 // The same for GPUs without clusters.
 constexpr RowTuning kRowsWithoutClusters[] = {
-    {256, Residency::group, 8, 1, 1},
-    {512, Residency::group, 16, 1, 1},
-    {1024, Residency::group, 32, 1, 1},
-    {32768, Residency::registers, 32, 1, 1},
+    {64, Residency::group, 8, 1, 1, 1},
+    {1024, Residency::group, 32, 1, 1, 1},
+    {8192, Residency::registers, 32, 1, 1, 1},
+    {16384, Residency::registers, 32, 1, 4, 1},
 };
 
 // Threads per group block and per block of the paths that stream.
 constexpr int kGroupBlock = 128;
 constexpr int kStreamThreads = 512;
-
-// Blocks of at least this size stay and walk over rows; smaller ones are many enough to overlap by themselves.
-#ifndef KERNELS_DEV_PERSIST
-#define KERNELS_DEV_PERSIST 192
-#endif
-constexpr int kPersistentThreads = KERNELS_DEV_PERSIST;
 
 // Few rows: below this many blocks per multiprocessor a row is shared by more blocks, but not by so many that one has
 // fewer than kFewRowsElements of it.
