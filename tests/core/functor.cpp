@@ -225,6 +225,12 @@ TEST_CASE("mask keeps what its source does not call zero") {
   keep.upload();
   check_source("mask", k::load(x.data(), x.ld()) | k::mask(k::load(keep.data(), keep.ld())),
                [&](int64_t r, int64_t c) { return (r + c) % 3 != 0 ? x.value(r, c) : -kInf; });
+  Guarded<float> weight(1, kCols, kCols);  // anything but a zero of either sign keeps
+  const float weights[] = {0.f, 1.f, -0.f, -2.f, 1e-45f, std::nanf("")};
+  for (int64_t c = 0; c < kCols; ++c) weight.set(0, c, weights[c % 6]);
+  weight.upload();
+  check_source("mask by numbers", k::load(x.data(), x.ld()) | k::mask(weight.data()),
+               [&](int64_t r, int64_t c) { return c % 6 == 0 || c % 6 == 2 ? -kInf : x.value(r, c); });
   check_source("mask by a row", k::load(x.data(), x.ld()) | k::mask(keep.data()),
                [&](int64_t r, int64_t c) { return c % 3 != 0 ? x.value(r, c) : -kInf; });
 }
