@@ -115,14 +115,16 @@ class RowEngine {
       }
     }
 
+    // The table speaks of wide packs; with others a thread holds less of a row.
+    const int64_t needed = cols * kTile / tile(plan.pack);
     if (clusters) {
       for (const tuning::RowTuning& row : tuning::kRows) {
-        if (cols <= row.max_cols) return take(plan, row);
+        if (needed <= row.max_cols) return take(plan, row);
       }
       policy.cluster = kPortableCluster;
     } else {
       for (const tuning::RowTuning& row : tuning::kRowsWithoutClusters) {
-        if (cols <= row.max_cols) return take(plan, row);
+        if (needed <= row.max_cols) return take(plan, row);
       }
     }
     policy.residency = shared_or_streamed(policy.cluster);
@@ -141,9 +143,10 @@ class RowEngine {
     policy.cluster = row.cluster;
     policy.rows_per_group = row.rows_per_group;
     policy.walk = row.walk;
-    const int64_t threads = ceil_div(ceil_div(p_.cols * scale, row.cluster), lesser(row.elements, tile(plan.pack)));
+    const int elements = lesser(row.elements, tile(plan.pack));
+    const int64_t threads = ceil_div(ceil_div(p_.cols * scale, row.cluster), elements);
     if (row.residency == Residency::group && has_groups(plan.pack)) {
-      policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, row.elements / scale)))));
+      policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, elements / scale)))));
     } else {
       policy.residency = Residency::registers;
       policy.rows_per_group = 1;
