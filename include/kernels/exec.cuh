@@ -128,14 +128,13 @@ inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, cudaLaunc
   return config;
 }
 
-template <class Body>
-Status prepare(const Exec& ex, const Launch& how) {
+inline Status prepare(const Exec& ex, const Launch& how, const void* kernel) {
   if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the row needs more shared memory than a block can have");
   if (how.shared > kSharedWithoutOptIn) {
-    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared))));
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared))));
   }
   if (how.cluster > kPortableCluster) {
-    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(entry<Body>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
   }
   return {};
 }
@@ -144,10 +143,12 @@ template <class Body>
 Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
   static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");
   KERNELS_TRY(ex.status());
-  KERNELS_TRY(prepare<Body>(ex, how));
+  // Each translation unit has its own entry<Body>: the one that is prepared must be the one that is launched.
+  const auto kernel = &entry<Body>;
+  KERNELS_TRY(prepare(ex, how, reinterpret_cast<const void*>(kernel)));
   cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = configure(ex, how, attributes);
-  return from_cuda(cudaLaunchKernelEx(&config, entry<Body>, params));
+  return from_cuda(cudaLaunchKernelEx(&config, kernel, params));
 }
 
 }  // namespace detail
