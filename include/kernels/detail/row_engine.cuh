@@ -1,6 +1,7 @@
 // The row engine's host side: checks the arguments, chooses pack width and policy, launches one body.
 #pragma once
 
+#include "../core/row_call.h"
 #include "../core/row_op.h"
 #include "../exec.cuh"
 #include "../tuning/row.h"
@@ -23,7 +24,6 @@ constexpr int kTile = 32;
 constexpr int kNarrowTile = 16;
 constexpr int kMaxBlock = 512;
 constexpr int kSmallBlock = 256;  // up to here more registers per thread would only mean fewer blocks
-constexpr int64_t kMaxCols = 1ll << 30;
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
 // The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
@@ -54,6 +54,11 @@ class RowEngine {
 
   Status plan(const RowPolicy& asked, RowPlan& plan) const {
     KERNELS_TRY(ex_.status());
+    if (asked.max_pack < 0 || asked.max_blocks < 0) return invalid("policy: max_pack or max_blocks is negative");
+    if (asked.residency == Residency::automatic &&
+        (asked.threads != 0 || asked.cluster != 1 || asked.walk != 0 || asked.rows_per_group != 1)) {
+      return invalid("policy: threads, cluster, walk and rows_per_group go with a residency");
+    }
     plan.policy = asked;
     plan.pack = choose_pack(asked.max_pack);
     if (asked.residency == Residency::automatic) KERNELS_TRY(choose(plan));
@@ -103,7 +108,7 @@ class RowEngine {
       if (clusters) {
         policy.cluster = int(lesser<int64_t>(power_of_two_from(useful + 1) / 2, kPortableCluster));
         const int64_t width = ceil_div(cols, policy.cluster);
-        policy.residency = width <= limit_per_block ? Residency::registers : shared_or_streamed(policy.cluster);
+        policy.residency = width <= limit_per_block ? Residency::registers : shared_or_streamed(plan.pack, policy.cluster);
         if (policy.residency == Residency::registers) {
           policy.threads = int(lesser<int64_t>(kMaxBlock, round_up(ceil_div(width, tuning::kFewRowsPerThread), 32)));
         }
@@ -127,14 +132,19 @@ class RowEngine {
         if (needed <= row.max_cols) return take(plan, row);
       }
     }
-    policy.residency = shared_or_streamed(policy.cluster);
+    policy.residency = shared_or_streamed(plan.pack, policy.cluster);
     return {};
   }
 
-  Residency shared_or_streamed(int cluster) const {
-    return shared_bytes(width_of(cluster)) <= size_t(ex_.device().shared_per_block) - sizeof(Scratch<Problem>)
-               ? Residency::shared
-               : Residency::streamed;
+  Residency shared_or_streamed(int pack, int cluster) const {
+    const int width = int(width_of(cluster));
+    const size_t bytes = pack == wide ? kept_bytes<wide>(width) : pack == 1 ? kept_bytes<1>(width) : kept_bytes<Widths::middle>(width);
+    return bytes + sizeof(Scratch<Problem>) <= size_t(ex_.device().shared_per_block) ? Residency::shared : Residency::streamed;
+  }
+
+  template <int N>
+  static size_t kept_bytes(int width) {
+    return size_t(width) / N * sizeof(typename StagedBody<Problem, N, packs(N, tile(N)), true>::Kept);
   }
 
   Status take(RowPlan& plan, const tuning::RowTuning& row) const {
@@ -156,7 +166,6 @@ class RowEngine {
   }
 
   int64_t width_of(int cluster) const { return round_up(ceil_div(p_.cols, cluster), kWidestPack); }
-  static size_t shared_bytes(int64_t width) { return size_t(width) * sizeof(C); }
 
   // Fills in what is open and refuses what cannot be.
   Status complete(RowPlan& plan) const {
@@ -181,6 +190,9 @@ class RowEngine {
     plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : round_up(cols, plan.pack));
 
     if (policy.walk < 0) return invalid("policy: walk is negative");
+    if (policy.walk > 0 && policy.residency != Residency::group && policy.residency != Residency::registers) {
+      return invalid("policy: walk goes with groups and registers only");
+    }
     if (policy.residency == Residency::group) {
       if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
       const int most = plan.pack * packs(plan.pack, policy.rows_per_group == 2 ? 8 : tile(plan.pack));
@@ -199,15 +211,16 @@ class RowEngine {
                            ? int(lesser<int64_t>(kMaxBlock, round_up(ceil_div(plan.width, elements), 32)))
                            : tuning::kStreamThreads;
     }
-    if (policy.threads < 32 || policy.threads > kMaxBlock || policy.threads % 32 != 0) {
-      return invalid("policy: threads of a block is not a multiple of 32 up to 512");
+    const bool staged = policy.residency == Residency::shared || policy.residency == Residency::streamed;
+    if (policy.threads < 32 || policy.threads > (staged ? kSmallBlock : kMaxBlock) || policy.threads % 32 != 0) {
+      return invalid("policy: threads of a block is not a multiple of 32 up to 512 (256 in shared memory or streamed)");
     }
     if (policy.residency == Residency::registers) {
       if (ceil_div(plan.width, plan.pack) > int64_t(policy.threads) * packs(plan.pack, tile(plan.pack))) {
         return unsupported("policy: the row does not fit the registers of the block or cluster");
       }
     }
-    if (policy.residency == Residency::shared && shared_or_streamed(policy.cluster) != Residency::shared) {
+    if (policy.residency == Residency::shared && shared_or_streamed(plan.pack, policy.cluster) != Residency::shared) {
       return unsupported("policy: the row does not fit the shared memory of the block or cluster");
     }
     if (policy.residency == Residency::registers) fit_walk(plan, p_.rows);
@@ -259,10 +272,10 @@ class RowEngine {
         }
         return launch<BlockBody<Problem, N, K, kMaxBlock>>(ex_, how, {p_, plan.walk, plan.width});
       case Residency::shared:
-        how.shared = shared_bytes(plan.width);
-        return launch<StagedBody<Problem, N, K>>(ex_, how, {p_, plan.width, true});
+        how.shared = kept_bytes<N>(plan.width);
+        return launch<StagedBody<Problem, N, K, true>>(ex_, how, {p_, plan.width});
       case Residency::streamed:
-        return launch<StagedBody<Problem, N, K>>(ex_, how, {p_, plan.width, false});
+        return launch<StagedBody<Problem, N, K, false>>(ex_, how, {p_, plan.width});
       case Residency::group:
         if constexpr (kGroups) return run_groups<N, kTwoRows>(plan);
         break;
@@ -298,26 +311,6 @@ class RowEngine {
   const Exec& ex_;
   const Problem& p_;
 };
-
-inline Status check_shape(int64_t rows, int64_t cols) {
-  if (rows < 0) return invalid("rows is negative");
-  if (cols < 0) return invalid("cols is negative");
-  if (cols > kMaxCols) return unsupported("cols is larger than 2^30");
-  return {};
-}
-
-// Everything before the launch. `empty` is set when there is nothing to do.
-template <class Options, class Source, class Sink>
-Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
-  static_assert(is_source<Source>, "the second argument must be a source: k::load(p, ld), with maps behind it if wanted");
-  static_assert(is_sink<Sink>, "the third argument must be a sink: k::store(p, ld), with maps before it if wanted");
-  KERNELS_TRY(check_shape(rows, cols));
-  KERNELS_TRY(options.check());
-  empty = rows == 0 || cols == 0;
-  if (empty) return {};
-  KERNELS_TRY(check_of(source, rows, cols));
-  return check_of(sink, rows, cols);
-}
 
 template <class Options, class Source, class Sink>
 Status plan_rows(const Exec& ex, const Options& options, const Source& source, const Sink& sink, int64_t rows,
