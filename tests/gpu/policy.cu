@@ -54,7 +54,7 @@ class Sweep {
     const k::RowPolicy& got = plan.policy;
     return (asked.residency == Residency::automatic || got.residency == asked.residency) &&
            (asked.threads == 0 || got.threads == asked.threads) && got.cluster == asked.cluster &&
-           got.rows_per_group == asked.rows_per_group && (asked.max_pack == 0 || plan.pack <= asked.max_pack) &&
+           got.rows_per_group == asked.rows_per_group && (asked.walk == 0 || got.walk == asked.walk) && (asked.max_pack == 0 || plan.pack <= asked.max_pack) &&
            got.threads > 0 && plan.pack > 0 && got.residency != Residency::automatic;
   }
   void fail(const std::string& problem) {
@@ -79,6 +79,7 @@ void groups() {
         for (const int64_t cols : {1, lanes, 3 * lanes, 8 * lanes - 1, 8 * lanes, 16 * lanes, 32 * lanes, 100 * lanes}) {
           const bool wide = max_pack == 0 && cols % 16 == 0;
           const bool fits = cols * sweep.words <= 8 * lanes;
+          p.walk = int(cols % 3);
           sweep.add({67, cols}, p, fits && (wide || (rows == 1 && max_pack == 1)));
         }
       }
@@ -95,7 +96,10 @@ void registers() {
     for (const int max_pack : {0, 1, 2}) {
       for (const int64_t cols : {1, threads, 8 * threads - 1, 8 * threads, 16 * threads, 32 * threads, 100 * threads}) {
         const bool fits = threads <= 256 && cols * sweep.words <= 8 * threads;
-        sweep.add({4, cols}, policy(Residency::registers, threads, 1, max_pack), fits);
+        k::RowPolicy p = policy(Residency::registers, threads, 1, max_pack);
+        sweep.add({4, cols}, p, fits);
+        p.walk = 3;
+        sweep.add({7, cols}, p, fits);
       }
     }
   }
@@ -114,7 +118,9 @@ void register_clusters() {
         for (const int64_t cols : {int64_t(1), int64_t(17), int64_t(8 * threads - 1), 7 * all / sweep.words, 16 * all + 1, 32 * all}) {
           // A block's part is rounded up to 16 columns.
           const bool fits = threads <= 256 && cols * sweep.words <= cluster * (8 * threads - 16 * sweep.words);
-          sweep.add({3, cols}, policy(Residency::registers, threads, cluster, max_pack), fits);
+          k::RowPolicy p = policy(Residency::registers, threads, cluster, max_pack);
+          p.walk = int(cols % 3);
+          sweep.add({3, cols}, p, fits);
         }
       }
     }
@@ -223,6 +229,16 @@ TEST_CASE("policies: what makes no sense is refused") {
     p.rows_per_group = 2;
     refused(with, p, 256);
   }
+  for (const Residency residency : {Residency::shared, Residency::streamed, Residency::split}) {
+    k::RowPolicy p = policy(residency);
+    p.walk = 2;
+    refused(with, p, 256);
+  }
+  for (const Residency residency : {Residency::group, Residency::registers}) {
+    k::RowPolicy p = policy(residency);
+    p.walk = -1;
+    refused(with, p, 256);
+  }
   refused(without, policy(Residency::split), 4096);
   refused(k::Exec(stream).workspace(nullptr, 1 << 20), policy(Residency::split), 65536);
   Device<unsigned char> small(1, 16, 16);
@@ -243,12 +259,13 @@ TEST_CASE("policies: an automatic residency keeps the other fields") {
   Stream stream;
   for (const int64_t rows : {2, 4096}) {
     for (const int64_t cols : {64, 1000, 6000, 30000}) {
-      k::RowPolicy threads, cluster, two, pack;
+      k::RowPolicy threads, cluster, two, pack, walk;
       threads.threads = 64;
       cluster.cluster = 2;
       two.rows_per_group = 2;
       pack.max_pack = 1;
-      for (const k::RowPolicy& p : {threads, cluster, two, pack}) {
+      walk.walk = 3;
+      for (const k::RowPolicy& p : {threads, cluster, two, pack, walk}) {
         k::half* x = reinterpret_cast<k::half*>(uintptr_t(1) << 20);  // planned with, never read
         k::RowPlan plan;
         if (!k::row_plan(stream, k::Softmax{}, k::load(x, cols), k::store(x, cols), rows, cols, p, plan)) continue;
@@ -256,6 +273,7 @@ TEST_CASE("policies: an automatic residency keeps the other fields") {
         CHECK((p.threads == 0 || plan.policy.threads == p.threads));
         CHECK((p.cluster == 1 || plan.policy.cluster == p.cluster));
         CHECK((p.rows_per_group == 1 || plan.policy.rows_per_group == p.rows_per_group));
+        CHECK((p.walk == 0 || plan.policy.walk == p.walk));
         CHECK((p.max_pack == 0 || plan.pack <= p.max_pack));
       }
     }
@@ -278,6 +296,7 @@ void check_table(const k::tuning::RowTuning (&table)[N]) {
       CHECK(plan.policy.residency == entry.residency);
       CHECK(plan.policy.cluster == entry.cluster);
       CHECK(plan.policy.rows_per_group == entry.rows_per_group);
+      CHECK(plan.policy.walk == entry.walk);
       CHECK(plan.pack == 8);
       REQUIRE(trial.launch(stream));
       stream.wait();

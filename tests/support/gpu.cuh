@@ -149,7 +149,7 @@ std::string compare(Device<T>& got, const std::vector<Row<C>>& want) {
 inline std::string text(const k::RowPolicy& p) {
   std::ostringstream out;
   out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " rows_per_group "
-      << p.rows_per_group << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
+      << p.rows_per_group << " walk " << p.walk << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
   return out.str();
 }
 inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }
