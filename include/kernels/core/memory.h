@@ -3,7 +3,7 @@
 #pragma once
 
 #include "pack.h"
-#if !defined(__CUDACC__) && defined(__AVX__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -103,6 +103,14 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
 #endif
   (void)past_cache;
   memcpy(static_cast<void*>(to), static_cast<const void*>(pack.v), sizeof(pack.v));
+#endif
+}
+
+// On the host: what was written past the cache by this thread is ordered before what it does next. A call that returns, or
+// a thread that ends, after such writes needs it.
+inline void fence_past_cache() {
+#if defined(__AVX__)
+  _mm_sfence();
 #endif
 }
 
