@@ -1,0 +1,27 @@
+// LayerNorm over rows on the CPU: (x - mean) / sqrt(variance + eps), fused with whatever stands before and after.
+//
+//   k::cpu::Exec cx{threads};
+//   k::cpu::layernorm(cx, k::load(x, ld), k::affine(gamma, beta) | k::store(y, ld), rows, cols);
+//
+//   // bias + residual + layernorm, updating the residual stream in place, one pass over memory:
+//   auto h = k::load(x, ld) | k::add(k::row(bias)) | k::add(k::load(res, ld)) | k::tee(res, ld);
+//   k::cpu::layernorm(cx, h, k::affine(gamma, beta) | k::store(y, ld), rows, cols,
+//                     k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd));
+//
+// No cancellation under a large mean. Shapes, types, aliasing, determinism, flags: as in softmax.h.
+#pragma once
+
+#include "detail/row_engine.h"
+
+KERNELS_BEGIN
+namespace cpu {
+inline namespace KERNELS_ISA {
+
+template <class Load, class Store>
+Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, const LayerNorm& options = {}) {
+  return detail::host::run_rows(cx, options, in, out, rows, cols);
+}
+
+}
+}  // namespace cpu
+KERNELS_END

@@ -1,0 +1,35 @@
+// Softmax and log-softmax over rows on the CPU, fused with whatever stands before and after.
+//
+//   k::cpu::Exec cx{threads};
+//   k::cpu::softmax(cx, k::load(x, ld), k::store(y, ld), rows, cols);
+//   k::cpu::log_softmax(cx, k::load(x, ld) | k::scale(s) | k::add(k::row(mask)), k::store(y, ld), rows, cols);
+//
+// The same functors as on the GPU, with host pointers. rows >= 0, 0 <= cols <= 2^30, any alignment, any row stride.
+// Types: half, bfloat16, float, double, float8_e4m3, float8_e5m2, int8 in and out, freely mixed; computed in float (double
+// when the source is double). In place is fine. A row that is -inf throughout gives zeros (log-softmax: -inf); a NaN or a
+// +inf makes its row NaN. The same input gives the same bits, whatever the number of threads.
+//
+// Compile with the flags of the machine (-march=native, or -mavx2 -mfma -mf16c): the code takes what they give.
+#pragma once
+
+#include "detail/row_engine.h"
+
+KERNELS_BEGIN
+namespace cpu {
+inline namespace KERNELS_ISA {
+
+template <class Load, class Store, class Compute = compute_type<Load>>
+Status softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
+  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  return detail::host::run_rows(cx, Softmax{}, in, out, rows, cols);
+}
+
+template <class Load, class Store, class Compute = compute_type<Load>>
+Status log_softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
+  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  return detail::host::run_rows(cx, LogSoftmax{}, in, out, rows, cols);
+}
+
+}
+}  // namespace cpu
+KERNELS_END
