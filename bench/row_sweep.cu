@@ -28,7 +28,7 @@ void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, d
   const double automatic = results.empty() ? 0 : results[0].us;
   std::sort(results.begin() + (results.empty() ? 0 : 1), results.end(), [](const Candidate& a, const Candidate& b) { return a.us < b.us; });
   std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols, copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
-  for (size_t i = 1; i < std::min<size_t>(7, results.size()); ++i) {
+  for (size_t i = 1; i < std::min<size_t>(6, results.size()); ++i) {
     const k::RowPolicy& p = results[i].policy;
     std::printf(" [%s t%d c%d w%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.walk, p.rows_per_group, 100 * copy / results[i].us);
   }
@@ -57,7 +57,7 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
       if (cluster == 16 && rows > 64) continue;
       for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
         const double each = double(cols) / cluster / threads;
-        if (each > 32 || each < (rows < 200 ? 3 : 17)) continue;
+        if (each > 32 || each < (rows < 200 ? 3 : 23)) continue;
         for (int walk : {1, 2, 4, 8, 16, 32}) {
           if (rows < 200 && walk > 1) continue;
           k::RowPolicy p{R::registers, threads, cluster};
@@ -65,9 +65,9 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
           out.push_back(p);
         }
       }
-      if (cols >= 24576) {
-        for (int threads : {256, 512}) out.push_back({R::shared, threads, cluster});
-        if (rows < 200) out.push_back({R::streamed, 512, cluster});
+      if (cols >= 6144) {
+        for (int threads : {128, 256}) out.push_back({R::shared, threads, cluster});
+        if (rows < 200) out.push_back({R::streamed, 256, cluster});
       }
     }
     if (rows < 200) for (int threads : {128, 256, 512}) out.push_back({R::split, threads, 1});

@@ -7,7 +7,7 @@
 //   Sink     writes:  store<N>(Pack, row, col)                    ours
 //                     void store<N>(const Src* src, row, col)     OneFlow's
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
-//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
+//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes, total),
 //            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so

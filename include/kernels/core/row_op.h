@@ -13,12 +13,9 @@
 //   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
 //   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
 //
-// Where threads work side by side there are shorter ways than merging one by one. `lanes` are the threads: lanes.sum(v)
-// and lanes.max(v) reduce over them, lanes.first(v) is what the first of them has; all get the same result.
-//
-//   State gather(State, lanes)           the states of all lanes in one
-//   State resident(Pack& x, valid, n, lanes)   the state of n values that the lanes hold in registers, each of them the
-//                                        first `valid` of its x; leaves x centered on that state
+//   State absorb(Pack& x, valid)         accumulate for the first pack of all, which leaves x centered on the state
+//   State gather(State, lanes, total)    the states of threads side by side in one, `total` values in all. lanes.sum(v) and
+//                                        lanes.max(v) reduce over them, lanes.first(v) is what the first one has
 #pragma once
 
 #include "softmax_state.h"
@@ -50,12 +47,7 @@ struct SoftmaxBase {
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes) const {
-    State all;
-    all.m = lanes.max(s.m);
-    all.l = lanes.sum(s.l * exp(s.m - all.reference()));
-    return all;
-  }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, C) const { return State::gather(s, lanes); }
 };
 
 }  // namespace detail
@@ -77,14 +69,8 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
     return {exp(s.reference() - r.reference) * r.scale, C(0)};
   }
 
-  template <int N, class Lanes>
-  KERNELS_HD State resident(Pack<C, N>& x, int, int64_t, const Lanes& lanes) const {
-    State s;
-    s.m = lanes.max(max_of(x));
-    x = center(x, s);
-    s.l = lanes.sum(sum(x));
-    return s;
-  }
+  template <int N>
+  KERNELS_HD State absorb(Pack<C, N>& x, int) const { return State::absorb(x); }
 };
 
 template <class C>
@@ -105,12 +91,12 @@ struct LogSoftmaxOp : detail::SoftmaxBase<C> {
     return {C(1), (s.reference() - r.reference) - r.log_sum};
   }
 
-  template <int N, class Lanes>
-  KERNELS_HD State resident(Pack<C, N>& x, int, int64_t, const Lanes& lanes) const {
+  template <int N>
+  KERNELS_HD State absorb(Pack<C, N>& x, int) const {
     State s;
-    s.m = lanes.max(max_of(x));
+    s.m = max_of(x);
     x = center(x, s);
-    s.l = lanes.sum(sum(exp(x)));
+    s.l = sum(exp(x));
     return s;
   }
 };
@@ -161,39 +147,10 @@ struct LayerNormOp {
     return {r.rstd, ((s.origin - r.mean) - r.mean_low) * r.rstd};
   }
 
+  template <int N>
+  KERNELS_HD State absorb(Pack<C, N>& x, int valid) const { return State::absorb(x, valid); }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes) const {
-    // Everyone's mean is taken relative to the first one's origin; a lane without values has weight 0.
-    State all;
-    all.origin = lanes.first(s.origin);
-    all.n = lanes.sum(s.n);
-    const C delta = s.n > C(0) ? (s.origin - all.origin) + s.offset : C(0);
-    all.offset = all.n > C(0) ? divide(lanes.sum(s.n * delta), all.n) : C(0);
-    const C off = delta - all.offset;
-    all.m2 = lanes.sum(s.m2 + s.n * (off * off));
-    return all;
-  }
-
-  // Mean first, then the deviations from it. What rounding left in the mean shows as the mean of the deviations and is
-  // taken out of the squares: nothing cancels, however large the mean.
-  template <int N, class Lanes>
-  KERNELS_HD State resident(Pack<C, N>& x, int valid, int64_t n, const Lanes& lanes) const {
-    State s;
-    s.n = static_cast<C>(n);
-    const C share = n > 0 ? divide(C(1), s.n) : C(0);
-    s.origin = lanes.sum(sum(x)) * share;
-    KERNELS_UNROLL
-    for (int i = 0; i < N; ++i) x.v[i] = x.v[i] - s.origin;
-    if (valid < N) {
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) x.v[i] = i < valid ? x.v[i] : C(0);
-    }
-    const Pack<C, 2> sums = lanes.sum(Pack<C, 2>{{sum(x), dot(x, x)}});
-    s.offset = sums.v[0] * share;
-    s.m2 = sums.v[1] - sums.v[0] * s.offset;
-    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
-    return s;
-  }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, C total) const { return State::gather(s, lanes, total); }
 };
 
 // x * rstd with rstd = 1 / sqrt(mean of squares + eps).
@@ -214,7 +171,7 @@ struct RmsNormOp {
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.squares = s.squares + dot(x, x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.sum(s.squares)}; }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, C) const { return {lanes.sum(s.squares)}; }
   KERNELS_HD Result finish(const State& s, int64_t cols) const {
     return {rsqrt(divide(s.squares, static_cast<C>(cols)) + eps)};
   }
@@ -224,8 +181,8 @@ struct RmsNormOp {
   KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State&) const { return x; }
   KERNELS_HD Linear<C> linear(const State&, const Result& r) const { return {r.rstd, C(0)}; }
 
-  template <int N, class Lanes>
-  KERNELS_HD State resident(Pack<C, N>& x, int, int64_t, const Lanes& lanes) const { return {lanes.sum(dot(x, x))}; }
+  template <int N>
+  KERNELS_HD State absorb(Pack<C, N>& x, int) const { return {dot(x, x)}; }
 };
 
 // ---- Options, as the caller writes them ----------------------------------------------------------------------------

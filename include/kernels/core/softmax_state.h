@@ -19,13 +19,18 @@ struct SoftmaxState {
   KERNELS_HD bool empty() const { return m == -infinity<C>() && l == C(0); }
   KERNELS_HD C logsumexp() const { return m + log(l); }
 
+  // The state of a pack of scores; x becomes exp(x - m).
   template <int N>
-  KERNELS_HD void accumulate(const Pack<C, N>& scores) {
-    SoftmaxState part;
-    part.m = max_of(scores);
-    part.l = sum(exp_minus(scores, part.reference()));
-    merge(part);
+  static KERNELS_HD SoftmaxState absorb(Pack<C, N>& x) {
+    SoftmaxState s;
+    s.m = max_of(x);
+    x = exp_minus(x, s.reference());
+    s.l = sum(x);
+    return s;
   }
+
+  template <int N>
+  KERNELS_HD void accumulate(Pack<C, N> scores) { merge(absorb(scores)); }
 
   KERNELS_HD void merge(const SoftmaxState& other) {
     SoftmaxState both;
@@ -33,6 +38,15 @@ struct SoftmaxState {
     const C reference = both.reference();
     both.l = l * exp(m - reference) + other.l * exp(other.m - reference);
     *this = both;
+  }
+
+  // The states of all lanes in one.
+  template <class Lanes>
+  static KERNELS_HD SoftmaxState gather(const SoftmaxState& s, const Lanes& lanes) {
+    SoftmaxState all;
+    all.m = lanes.max(s.m);
+    all.l = lanes.sum(s.l * exp(s.m - all.reference()));
+    return all;
   }
 };
 

@@ -1,4 +1,4 @@
-// WelfordState: mergeable mean and sum of squared deviations (Chan's formula over packs).
+// WelfordState: mergeable mean and sum of squared deviations (Welford's recurrence, in Chan's form over packs).
 //
 // The mean is kept as origin + offset, where origin is one of the row's own values: deviations are taken from it first,
 // so values that share a large common part (mean 1e6, spread 1e-3) lose nothing, and a constant row has variance 0
@@ -18,21 +18,28 @@ struct WelfordState {
 
   KERNELS_HD C mean() const { return origin + offset; }
 
-  // Takes in the first `valid` values of a pack; what stands behind them is passed over.
+  // The state of the first `valid` values of a pack; x becomes the deviations from its origin. One pass: taking the
+  // mean out of the squares afterwards costs at most a few units of rounding of the whole row's m2, because the origin is
+  // one of the row's own values.
   template <int N>
-  KERNELS_HD void accumulate(const Pack<C, N>& x, int valid = N) {
-    WelfordState part;
-    part.origin = x.v[0];
-    part.n = static_cast<C>(valid);
-    Pack<C, N> d;
-    KERNELS_UNROLL
-    for (int i = 0; i < N; ++i) d.v[i] = i < valid ? x.v[i] - part.origin : C(0);
-    part.offset = valid == N ? sum(d) * C(1.0 / N) : divide(sum(d), greater(part.n, C(1)));
-    KERNELS_UNROLL
-    for (int i = 0; i < N; ++i) d.v[i] = i < valid ? d.v[i] - part.offset : C(0);
-    part.m2 = dot(d, d);
-    merge(part);
+  static KERNELS_HD WelfordState absorb(Pack<C, N>& x, int valid = N) {
+    WelfordState s;
+    s.origin = x.v[0];
+    s.n = static_cast<C>(valid);
+    x = x - s.origin;
+    if (valid < N) {
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) x.v[i] = i < valid ? x.v[i] : C(0);
+    }
+    const C total = sum(x);
+    s.offset = valid == N ? total * C(1.0 / N) : divide(total, greater(s.n, C(1)));
+    s.m2 = dot(x, x) - total * s.offset;
+    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
+    return s;
   }
+
+  template <int N>
+  KERNELS_HD void accumulate(Pack<C, N> x, int valid = N) { merge(absorb(x, valid)); }
 
   KERNELS_HD void merge(const WelfordState& other) {
     const C total = n + other.n;
@@ -45,6 +52,20 @@ struct WelfordState {
     offset = mine + delta * weight;
     m2 = m2 + other.m2 + delta * delta * (n * weight);
     n = total;
+  }
+
+  // The states of all lanes in one; `total` is the number of values they have seen together.
+  template <class Lanes>
+  static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes, C total) {
+    // Every mean is taken relative to the first lane's origin; a lane without values has weight 0.
+    WelfordState all;
+    all.origin = lanes.first(s.origin);
+    all.n = total;
+    const C delta = s.n > C(0) ? (s.origin - all.origin) + s.offset : C(0);
+    all.offset = divide(lanes.sum(s.n * delta), greater(total, C(1)));
+    const C off = delta - all.offset;
+    all.m2 = lanes.sum(s.m2 + s.n * (off * off));
+    return all;
   }
 };
 

@@ -80,13 +80,16 @@ struct Tile {
     for (int i = 0; i < N; ++i) values.v[k * N + i] = pack.v[i];
   }
 
-  // f(k) for every pack in the row. The usual case, all of them, is kept free of conditions: addresses are then computed
-  // once for all packs.
+  // f(k) for every pack in the row. The usual cases, all of them or all but one (rows of 3 x 2^n), are kept free of
+  // conditions: addresses are then computed once for all packs.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
     if (count == K) {
       KERNELS_UNROLL
       for (int k = 0; k < K; ++k) f(k);
+    } else if (K == 4 && count == K - 1) {
+      KERNELS_UNROLL
+      for (int k = 0; k < K - 1; ++k) f(k);
     } else {
       KERNELS_UNROLL
       for (int k = 0; k < K; ++k) {
@@ -148,11 +151,12 @@ struct RowWalk {
   __device__ __forceinline__ int64_t row(int r) const { return base + offset + r * spacing; }
 };
 
-// Each thread holds K packs of each of R rows; n columns belong to its warp's part of the team. With kAhead a team reads
+// Each thread holds K packs of each of R rows. With kAhead a team reads
 // ahead: while a row is being worked on, the next one is on its way, so that memory stays busy through the reductions
 // even where one block fills a multiprocessor.
 template <int N, int K, int R, bool kAhead, class P, class Team>
-__device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk walk, const Place& place, int64_t n, bool leader) {
+__device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk walk, const Place& place,
+                                              const Columns<typename P::C>& columns, bool leader) {
   using C = typename P::C;
   const auto map = sink_map(p.sink);
   const auto sink = sink_end(p.sink);
@@ -192,12 +196,12 @@ __device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk w
     KERNELS_UNROLL
     for (int r = 0; r < R; ++r) {
       tile[r].count = count[r];
-      local[r] = p.op.resident(tile[r].values, count[r] * N, n, team.warp());
+      local[r] = p.op.absorb(tile[r].values, count[r] * N);
     }
 
     KERNELS_UNROLL
     for (int r = 0; r < R; ++r) {
-      const auto result = p.op.finish(team.across(p.op, local[r]), p.cols);
+      const auto result = p.op.finish(team.reduce(p.op, local[r], columns), p.cols);
       const auto linear = p.op.linear(local[r], result);
       if (leader && row[r] < p.rows) p.op.write_row(result, row[r]);
 
@@ -209,7 +213,7 @@ __device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk w
         tile[r].fill(sink.padding(), mapped);
         typename P::End::State sink_state;
         tile[r].accumulate(sink, sink_state);
-        sink_state = team.across(sink, sink.gather(sink_state, team.warp()));
+        sink_state = team.reduce(sink, sink_state, columns);
         if (leader && row[r] < p.rows) sink.write_row(sink_state, row[r]);
         const auto sink_result = sink.finish(sink_state);
         tile[r].each([&](int k) { sink.store(tile[r].get(k), sink_result, row[r], tile[r].col(k)); });
@@ -250,17 +254,30 @@ struct GroupBody {
     const int cols = int(params.problem.cols);
     const int lane = team.lanes.rank();
     const Place place = Place::at<N, K>(lane * N, params.lanes * N, cols);
-    resident_rows<N, K, R, false>(params.problem, team, walk, place, cols, lane == 0);
+    using C = typename P::C;
+    const Columns<C> columns{C(cols), C(cols), C(cols)};
+    resident_rows<N, K, R, false>(params.problem, team, walk, place, columns, lane == 0);
   }
 };
 
-// Where a block's part of a row lies when the blocks of a cluster share rows: `width` columns each.
+// Where a block's part of a row lies when the blocks of a cluster share rows: `width` columns each, but for the last.
 template <class Team>
 struct Slice {
   int begin, end;
   __device__ Slice(const Team& team, int width, int cols)
       : begin(width * team.block()), end(begin + width < cols ? begin + width : cols) {}
+  __device__ int columns() const { return end > begin ? end - begin : 0; }
 };
+
+// Threads take packs in turn: how many of `columns` columns, the first of them `begin`, fall to this warp.
+template <int N>
+__device__ __forceinline__ int warp_columns(int columns) {
+  const int stride = blockDim.x * N;
+  const int first = int(threadIdx.x / 32) * 32 * N;
+  const int rest = columns % stride - first;
+  const int most = 32 * N;
+  return columns / stride * most + (rest < 0 ? 0 : rest < most ? rest : most);
+}
 
 // One row per block or cluster, in registers, and the next one on its way. A block stays for `walk` rows: long enough to
 // read ahead, short enough for the hardware to balance the multiprocessors. Every warp has a run of columns of its own,
@@ -286,52 +303,54 @@ struct BlockBody {
     const bool leader = team.rank() == 0 && team.block() == 0;
     const int64_t first = blockIdx.x / team.blocks() * params.walk, last = first + params.walk;
     const RowWalk walk{first, 0, 0, 1, last < params.problem.rows ? last : params.problem.rows};
-    resident_rows<N, K, 1, true>(params.problem, team, walk, place, end > begin ? end - begin : 0, leader);
+    using C = typename P::C;
+    const Columns<C> columns{C(end > begin ? end - begin : 0), C(slice.columns()), C(params.problem.cols)};
+    resident_rows<N, K, 1, true>(params.problem, team, walk, place, columns, leader);
   }
 };
 
 // ---- a row in shared memory, or nowhere ----------------------------------------------------------------------------
 
-// Computed values in shared memory, cut into units of at most 16 bytes laid out so that a warp's accesses do not
-// collide. Every thread reads back only what it wrote.
-template <class C, int N>
+// What a block keeps of a row between the passes, in shared memory: for every pack what was fetched, or its values where
+// reading had side effects. Kept in units of at most 16 bytes laid out so that a warp's accesses do not collide. Every
+// thread reads back only what it wrote.
+template <class Item>
 struct RowCache {
-  static constexpr int unit_bytes = N * int(sizeof(C)) < 16 ? N * int(sizeof(C)) : 16;
-  static constexpr int units = N * int(sizeof(C)) / unit_bytes;
+  static constexpr int unit = sizeof(Item) % 16 == 0 ? 16 : sizeof(Item) % 8 == 0 ? 8 : sizeof(Item) % 4 == 0 ? 4 : sizeof(Item) % 2 == 0 ? 2 : 1;
   unsigned char* memory;
-  int packs;  // in this block's slice
+  int packs;
 
-  __device__ __forceinline__ unsigned char* unit(int pack, int u) const {
-    return memory + (int64_t(u) * packs + pack) * unit_bytes;
-  }
-  __device__ __forceinline__ void put(int pack, const Pack<C, N>& v) const {
+  __device__ __forceinline__ void put(int pack, const Item& item) const {
     KERNELS_UNROLL
-    for (int u = 0; u < units; ++u) copy(unit(pack, u), reinterpret_cast<const unsigned char*>(v.v) + u * unit_bytes);
+    for (int u = 0; u < int(sizeof(Item)) / unit; ++u) {
+      memcpy(__builtin_assume_aligned(memory + (int64_t(u) * packs + pack) * unit, unit), reinterpret_cast<const unsigned char*>(&item) + u * unit, unit);
+    }
   }
-  __device__ __forceinline__ Pack<C, N> get(int pack) const {
-    Pack<C, N> v;
+  __device__ __forceinline__ Item get(int pack) const {
+    Item item;
     KERNELS_UNROLL
-    for (int u = 0; u < units; ++u) copy(reinterpret_cast<unsigned char*>(v.v) + u * unit_bytes, unit(pack, u));
-    return v;
-  }
-
- private:
-  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from) {
-    memcpy(__builtin_assume_aligned(to, sizeof(C)), __builtin_assume_aligned(from, sizeof(C)), unit_bytes);
+    for (int u = 0; u < int(sizeof(Item)) / unit; ++u) {
+      memcpy(reinterpret_cast<unsigned char*>(&item) + u * unit, __builtin_assume_aligned(memory + (int64_t(u) * packs + pack) * unit, unit), unit);
+    }
+    return item;
   }
 };
 
-template <class P, int N, int K>
+template <class P, int N, int K, bool kKeep>
 struct StagedBody {
-  static constexpr int max_threads = 512;
-  static constexpr int min_blocks = 1;
+  static constexpr int max_threads = 256;
+  static constexpr int min_blocks = heavy<P, N, K> || N == 1 ? 2 : 3;
   struct Params {
     P problem;
     int width;
-    bool keep;  // in shared memory; otherwise the row is read again
   };
   using C = typename P::C;
   using T = Tile<C, N, K>;
+  using Source = typename P::Source;
+  using Again = decltype(second_pass(std::declval<const Source&>()));
+  using Fetched = typename Fetches<N, K, Source>::Fetched;
+  static constexpr bool keeps_fetched = std::is_same<Again, Source>::value;
+  using Kept = std::conditional_t<keeps_fetched, Fetched, Pack<C, N>>;
 
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ Scratch<P> scratch;
@@ -339,15 +358,15 @@ struct StagedBody {
     const P& p = params.problem;
     BlockTeam team(scratch);
     const Slice slice(team, params.width, int(p.cols));
+    const Columns<C> columns{C(warp_columns<N>(slice.columns())), C(slice.columns()), C(p.cols)};
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const RowCache<C, N> cache{dynamic_shared, params.keep ? params.width / N : 0};
-    const auto again = second_pass(p.source);
+    const RowCache<Kept> cache{dynamic_shared, params.width / N};
+    const Again again = second_pass(p.source);
     const auto map = sink_map(p.sink);
     const auto silent = without_effects(map);
     const auto sink = sink_end(p.sink);
 
     for (int64_t row = blockIdx.x / team.blocks(); row < p.rows; row += gridDim.x / team.blocks()) {
-      const auto cached_at = [&](const T& tile, int k) { return (tile.col(k) - slice.begin) / N; };
       const auto each_tile = [&](auto f) {
         const int stride = team.size() * N;
         for (int at = slice.begin + team.rank() * N; at < slice.end; at += K * stride) {
@@ -356,53 +375,48 @@ struct StagedBody {
           f(tile);
         }
       };
-      const auto recall = [&](T& tile) {
-        if (params.keep) tile.fill(C(0), [&](int k) { return cache.get(cached_at(tile, k)); });
-        else read_tile(tile, again, row, C(0));
-      };
-      const auto keep = [&](const T& tile) {
-        if (params.keep) tile.each([&](int k) { cache.put(cached_at(tile, k), tile.get(k)); });
-      };
+      const auto slot = [&](const T& tile, int k) { return (tile.col(k) - slice.begin) / N; };
 
       typename P::Op::State state;
       each_tile([&](T& tile) {
-        read_tile(tile, p.source, row, p.op.padding());
+        Fetches<N, K, Source> fetches;
+        fetches.issue(p.source, row, tile);
+        if constexpr (kKeep && keeps_fetched) tile.each([&](int k) { cache.put(slot(tile, k), fetches.items[k]); });
+        fetches.resolve_into(tile, p.source, row, p.op.padding());
+        if constexpr (kKeep && !keeps_fetched) tile.each([&](int k) { cache.put(slot(tile, k), tile.get(k)); });
         tile.accumulate(p.op, state);
-        keep(tile);
       });
-      state = team.reduce(p.op, state);
+      state = team.reduce(p.op, state, columns);
       const auto result = p.op.finish(state, p.cols);
       const auto linear = p.op.linear(state, result);
       if (leader) p.op.write_row(result, row);
 
-      const auto finished = [&](const auto& m, const T& tile, int k) {
-        const auto y = linear(p.op.center(tile.get(k), state));
-        return apply_map(m, y, fetch_operands<N>(m, row, tile.col(k)), row, tile.col(k));
-      };
-      const auto finish = [&](const auto& m, T& tile) {
-        tile.fill(C(0), [&](int k) { return finished(m, tile, k); });
+      // The values of a tile once more, finished: f(k, y).
+      const auto each_finished = [&](const auto& m, T& tile, auto f) {
+        if constexpr (!kKeep) {
+          read_tile(tile, again, row, p.op.padding());
+        } else if constexpr (keeps_fetched) {
+          tile.fill(p.op.padding(), [&](int k) { return resolve(p.source, cache.get(slot(tile, k)), row, tile.col(k)); });
+        } else {
+          tile.fill(p.op.padding(), [&](int k) { return cache.get(slot(tile, k)); });
+        }
+        tile.each([&](int k) {
+          const auto y = linear(p.op.center(tile.get(k), state));
+          f(k, apply_map(m, y, fetch_operands<N>(m, row, tile.col(k)), row, tile.col(k)));
+        });
       };
       if constexpr (P::row_sink) {
         typename P::End::State sink_state;
-        each_tile([&](T& tile) {
-          recall(tile);
-          if (params.keep) finish(map, tile);
-          else finish(silent, tile);
-          tile.accumulate(sink, sink_state);
-          keep(tile);
-        });
-        sink_state = team.reduce(sink, sink_state);
+        each_tile([&](T& tile) { each_finished(silent, tile, [&](int, const Pack<C, N>& y) { sink.accumulate(sink_state, y, N); }); });
+        sink_state = team.reduce(sink, sink_state, columns);
         if (leader) sink.write_row(sink_state, row);
         const auto sink_result = sink.finish(sink_state);
         each_tile([&](T& tile) {
-          recall(tile);
-          if (!params.keep) finish(map, tile);
-          tile.each([&](int k) { sink.store(tile.get(k), sink_result, row, tile.col(k)); });
+          each_finished(map, tile, [&](int k, const Pack<C, N>& y) { sink.store(y, sink_result, row, tile.col(k)); });
         });
       } else {
         each_tile([&](T& tile) {
-          recall(tile);
-          tile.each([&](int k) { put(sink, finished(map, tile, k), row, tile.col(k)); });
+          each_finished(map, tile, [&](int k, const Pack<C, N>& y) { put(sink, y, row, tile.col(k)); });
         });
       }
     }
@@ -441,7 +455,8 @@ struct PartialBody {
         read_tile(tile, p.source, row, p.op.padding());
         tile.accumulate(p.op, state);
       }
-      state = team.reduce(p.op, state);
+      const typename P::C n = end - begin;
+      state = team.reduce(p.op, state, Columns<typename P::C>{typename P::C(warp_columns<N>(end - begin)), n, n});
       if (team.rank() == 0) params.partial[piece] = state;
     }
   }
@@ -454,26 +469,23 @@ struct FinishBody {
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    __shared__ Scratch<P> scratch;
     const P& p = params.problem;
-    BlockTeam team(scratch);
     const auto again = second_pass(p.source);
     const auto map = sink_map(p.sink);
     const auto sink = sink_end(p.sink);
-    const int stride = team.size() * N;
+    const int stride = int(blockDim.x) * N;
     for (int64_t piece = blockIdx.x; piece < p.rows * params.chunks; piece += gridDim.x) {
       const int64_t row = piece / params.chunks;
       const int begin = int(piece % params.chunks) * params.width;
       const int end = begin + params.width < p.cols ? begin + params.width : int(p.cols);
       typename P::Op::State state;
-      for (int i = team.rank(); i < params.chunks; i += team.size()) {
-        p.op.merge(state, params.partial[row * params.chunks + i]);
-      }
-      state = team.reduce(p.op, state);
+      for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[row * params.chunks + i]);
+      // Every warp brings all the partial states together, one lane after the other where there are more than 32.
+      state = p.op.gather(state, Lanes<32>(), typename P::C(p.cols));
       const auto result = p.op.finish(state, p.cols);
       const auto linear = p.op.linear(state, result);
-      if (team.rank() == 0 && begin == 0) p.op.write_row(result, row);
-      for (int at = begin + team.rank() * N; at < end; at += K * stride) {
+      if (int(threadIdx.x) == 0 && begin == 0) p.op.write_row(result, row);
+      for (int at = begin + int(threadIdx.x) * N; at < end; at += K * stride) {
         Tile<typename P::C, N, K> tile;
         tile.place(Place::at<N, K>(at, stride, end));
         read_tile(tile, again, row, typename P::C(0));

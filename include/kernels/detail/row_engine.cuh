@@ -137,14 +137,13 @@ class RowEngine {
   }
 
   Residency shared_or_streamed(int pack, int cluster) const {
-    const int width = int(width_of(cluster));
-    const size_t bytes = pack == wide ? kept_bytes<wide>(width) : pack == 1 ? kept_bytes<1>(width) : kept_bytes<Widths::middle>(width);
-    return bytes + sizeof(Scratch<Problem>) <= size_t(ex_.device().shared_per_block) ? Residency::shared : Residency::streamed;
+    const size_t bytes = kept_bytes(width_of(cluster)) + sizeof(Scratch<Problem>);
+    return pack == wide && bytes <= size_t(ex_.device().shared_per_block) ? Residency::shared : Residency::streamed;
   }
 
-  template <int N>
-  static size_t kept_bytes(int width) {
-    return size_t(width) / N * sizeof(typename StagedBody<Problem, N, packs(N, tile(N)), true>::Kept);
+  // What a block keeps of `width` columns in shared memory.
+  static size_t kept_bytes(int64_t width) {
+    return size_t(width) / wide * sizeof(typename StagedBody<Problem, wide, packs(wide, kTile), true>::Kept);
   }
 
   Status take(RowPlan& plan, const tuning::RowTuning& row) const {
@@ -221,7 +220,7 @@ class RowEngine {
       }
     }
     if (policy.residency == Residency::shared && shared_or_streamed(plan.pack, policy.cluster) != Residency::shared) {
-      return unsupported("policy: the row does not fit the shared memory of the block or cluster");
+      return unsupported("policy: shared memory needs the widest packs and a row that fits the block or cluster");
     }
     if (policy.residency == Residency::registers) fit_walk(plan, p_.rows);
     if (policy.residency == Residency::split) return complete_split(plan);
@@ -272,8 +271,9 @@ class RowEngine {
         }
         return launch<BlockBody<Problem, N, K, kMaxBlock>>(ex_, how, {p_, plan.walk, plan.width});
       case Residency::shared:
-        how.shared = kept_bytes<N>(plan.width);
-        return launch<StagedBody<Problem, N, K, true>>(ex_, how, {p_, plan.width});
+        how.shared = kept_bytes(plan.width);
+        if constexpr (N == wide) return launch<StagedBody<Problem, N, K, true>>(ex_, how, {p_, plan.width});
+        break;
       case Residency::streamed:
         return launch<StagedBody<Problem, N, K, false>>(ex_, how, {p_, plan.width});
       case Residency::group:
@@ -303,8 +303,8 @@ class RowEngine {
     constexpr int small = packs(N, 8), large = packs(N, tile(N));
     if constexpr (kTwoRows) {
       if (rows == 2) return launch<GroupBody<Problem, N, small, 2>>(ex_, how, {p_, plan.walk, lanes});
+      if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, plan.walk, lanes});
     }
-    if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, plan.walk, lanes});
     return launch<GroupBody<Problem, N, large, 1>>(ex_, how, {p_, plan.walk, lanes});
   }
 

@@ -60,13 +60,20 @@ class Lanes {
   int count_;
 };
 
-// A team of one warp or less: the state of its lanes is the state of the row.
+// How many columns the parts of a team have: what a state has seen once it stands for that part.
+template <class C>
+struct Columns {
+  C warp, block, row;
+};
+
+// A team of one warp or less.
 struct GroupTeam {
   Lanes<> lanes;
 
-  __device__ __forceinline__ Lanes<> warp() const { return lanes; }
-  template <class Op, class State>
-  __device__ __forceinline__ State across(const Op&, const State& state) const { return state; }
+  template <class Op, class State, class C>
+  __device__ __forceinline__ State reduce(const Op& op, const State& state, const Columns<C>& columns) const {
+    return op.gather(state, lanes, columns.row);
+  }
 };
 
 constexpr int kMaxWarps = 16;
@@ -111,17 +118,17 @@ class BlockTeam {
   __device__ __forceinline__ int size() const { return blockDim.x; }
   __device__ __forceinline__ int block() const { return arch::cluster_rank(); }
   __device__ __forceinline__ int blocks() const { return blocks_; }
-  __device__ __forceinline__ Lanes<32> warp() const { return Lanes<32>(); }
 
-  // From the state of each warp to that of the row. One barrier, and one message between blocks.
-  template <class Op, class State>
-  __device__ __forceinline__ State across(const Op& op, State state) {
+  // From the state of each thread to that of the row. One barrier, and one message between blocks.
+  template <class Op, class State, class C>
+  __device__ __forceinline__ State reduce(const Op& op, State state, const Columns<C>& columns) {
     static_assert(sizeof(State) <= kBytes, "the scratch was sized for smaller states");
+    state = op.gather(state, Lanes<32>(), columns.warp);
     if (warps_ > 1) {
       turn_ ^= 1;
       if ((threadIdx.x & 31) == 0) memcpy(scratch_.warps[turn_][threadIdx.x / 32], &state, sizeof(State));
       __syncthreads();
-      state = gather<State>(op, scratch_.warps[turn_], warps_);
+      state = gather<State>(op, scratch_.warps[turn_], warps_, columns.block);
     }
     if (blocks_ > 1) {
       if (exchanges_ == 0) arch::cluster_wait();
@@ -129,27 +136,21 @@ class BlockTeam {
       send(state, turn);
       arch::mbarrier_wait(&scratch_.arrived[turn], (exchanges_ >> 1) & 1);
       ++exchanges_;
-      state = gather<State>(op, scratch_.blocks[turn], blocks_);
+      state = gather<State>(op, scratch_.blocks[turn], blocks_, columns.row);
     }
     return state;
-  }
-
-  // From the state of each thread to that of the row.
-  template <class Op, class State>
-  __device__ __forceinline__ State reduce(const Op& op, const State& state) {
-    return across(op, op.gather(state, warp()));
   }
 
  private:
   // Every warp does the same work on the same states, and gets the same result. Always 16 lanes: a fixed number of steps
   // costs less than asking at each whether it is needed.
-  template <class State, class Op>
-  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count) {
+  template <class State, class Op, class C>
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, C total) {
     static_assert(kMaxWarps == 16 && kMaxCluster == 16, "slots");
     const Lanes<16> lanes;
     State state;
     if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(slots[lanes.rank()], 8), sizeof(State));
-    return op.gather(state, lanes);
+    return op.gather(state, lanes, total);
   }
 
   // The block's state to every block of the cluster, itself included.

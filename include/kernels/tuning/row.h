@@ -37,7 +37,7 @@ constexpr RowTuning kRowsWithoutClusters[] = {
 
 // Threads per group block and per block of the paths that stream.
 constexpr int kGroupBlock = 128;
-constexpr int kStreamThreads = 512;
+constexpr int kStreamThreads = 256;
 
 // Few rows: below this many blocks per multiprocessor a row is shared by more blocks, but not by so many that one has
 // fewer than kFewRowsElements of it.
