@@ -94,13 +94,6 @@ constexpr int kMaxChunks = 64;
 // Results larger than this are written around the cache.
 constexpr int64_t kPastCacheBytes = 32ll << 20;
 
-// A single thread as a team of one.
-struct Alone {
-  template <class T> T sum(const T& v) const { return v; }
-  template <class T> T max(const T& v) const { return v; }
-  template <class T> T first(const T& v) const { return v; }
-};
-
 template <class Op_, class Source_, class Sink_>
 struct RowProblem {
   using Op = Op_;
@@ -194,7 +187,7 @@ class RowEngine {
         Block& block = blocks[col / P::block];
         State& state = states[col / P::block];
         read_block(block, p_.source, row, col, valid);
-        state = p_.op.resident(block, valid, valid, Alone{});
+        state = p_.op.absorb(block, valid);
         p_.op.merge(all, state);
       });
       const auto result = p_.op.finish(all, p_.cols);
@@ -247,7 +240,7 @@ class RowEngine {
       each_block(begin, end, [&](int64_t col, int valid) {
         Block block;
         read_block(block, p_.source, row, col, valid);
-        p_.op.merge(states[c], p_.op.resident(block, valid, valid, Alone{}));
+        p_.op.merge(states[c], p_.op.absorb(block, valid));
       });
     });
     State all;
