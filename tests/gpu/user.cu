@@ -64,10 +64,10 @@ TEST_CASE("user: a source") {
     Device<k::bfloat16> table(entries, cols, cols + 1);
     Device<float> gamma(1, cols, cols);
     int32_t* index = nullptr;
-    cuda(cudaMalloc(&index, rows * sizeof(int32_t)));
+    check_cuda(cudaMalloc(&index, rows * sizeof(int32_t)));
     int32_t chosen[9];
     for (int i = 0; i < 9; ++i) chosen[i] = (i * 3 + 1) % 5;
-    cuda(cudaMemcpy(index, chosen, sizeof(chosen), cudaMemcpyHostToDevice));
+    check_cuda(cudaMemcpy(index, chosen, sizeof(chosen), cudaMemcpyHostToDevice));
     randomize(table, 1);
     randomize(gamma, 2);
     const auto want = all_rows(rows, [&](int64_t r) {

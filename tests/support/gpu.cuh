@@ -23,23 +23,23 @@ namespace test {
 
 // ---- device ----------------------------------------------------------------------------------------------------------
 
-inline void cuda(cudaError_t error) {
+inline void check_cuda(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
 struct DeviceMemory {
   static void* allocate(size_t bytes) {
     void* p = nullptr;
-    cuda(cudaMalloc(&p, bytes));
+    check_cuda(cudaMalloc(&p, bytes));
     return p;
   }
   static void release(void* p) { cudaFree(p); }
   // Back only when the bytes are there: streams need not wait for the default one.
   static void upload(void* to, const void* from, size_t bytes) {
-    cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
-    cuda(cudaStreamSynchronize(nullptr));
+    check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    check_cuda(cudaStreamSynchronize(nullptr));
   }
-  static void download(void* to, const void* from, size_t bytes) { cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost)); }
+  static void download(void* to, const void* from, size_t bytes) { check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost)); }
 };
 
 template <class T>
@@ -47,13 +47,13 @@ using Device = Guarded<T, DeviceMemory>;
 
 class Stream {
  public:
-  Stream() { cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  Stream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
   ~Stream() { cudaStreamDestroy(stream_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   operator cudaStream_t() const { return stream_; }
   operator k::Exec() const { return k::Exec(stream_); }
-  void wait() const { cuda(cudaStreamSynchronize(stream_)); }
+  void wait() const { check_cuda(cudaStreamSynchronize(stream_)); }
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -109,7 +109,7 @@ void randomize(Device<T>& m, uint64_t seed, bool holes = false) {
   m.upload();
 }
 
-inline void wait(const k::Exec& ex) { cuda(cudaStreamSynchronize(ex.stream())); }
+inline void wait(const k::Exec& ex) { check_cuda(cudaStreamSynchronize(ex.stream())); }
 
 template <class C = float, class T>
 Row<C> row_of(const Device<T>& m, int64_t row) {
@@ -529,7 +529,7 @@ class Trials {
     for (size_t i = 0; i < all_.size(); ++i) {
       if (const k::Status status = all_[i]->launch(ex); !status) problems[i] = all_[i]->describe() + ": " + text(status);
     }
-    cuda(cudaStreamSynchronize(ex.stream()));
+    check_cuda(cudaStreamSynchronize(ex.stream()));
     for (auto& trial : all_) trial->fetch();
     in_parallel(all_.size(), [&](size_t i) {
       if (problems[i].empty()) problems[i] = all_[i]->verify(step);

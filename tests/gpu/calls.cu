@@ -1,0 +1,203 @@
+// How calls behave: the same bits every time, in graphs, after a predecessor that is still running, on failing streams.
+#include "support/gpu.cuh"
+
+using namespace test;
+
+namespace {
+
+template <class Op, class T>
+void same_bits() {
+  Stream stream;
+  const int64_t rows = 150;
+  Workspace workspace(rows);
+  for (const int64_t cols : {40, 256, 1001, 5000, 20000}) {
+    for (k::RowPolicy policy : residencies(cols)) {
+      Trial<Op, T> trial(Shape{rows, cols}, policy);
+      INFO(trial.describe());
+      std::vector<unsigned char> first;
+      for (const int64_t max_blocks : {0, 1, 7, 100, 0}) {
+        trial.policy().max_blocks = max_blocks;
+        REQUIRE(trial.launch(workspace.exec(stream)));
+        stream.wait();
+        trial.fetch();
+        if (first.empty()) {
+          first = trial.bits();
+          CHECK(trial.verify(/*step*/ 50) == "");
+        }
+        INFO("max_blocks " << max_blocks);
+        CHECK((trial.bits() == first));
+      }
+      trial.policy().max_blocks = 0;
+      if (policy.residency != k::Residency::group && policy.residency != k::Residency::registers) continue;
+      for (const int walk : {1, 2, 64}) {
+        trial.policy().walk = walk;
+        REQUIRE(trial.launch(workspace.exec(stream)));
+        stream.wait();
+        trial.fetch();
+        INFO("walk " << walk);
+        CHECK((trial.bits() == first));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("calls: softmax gives the same bits every time, whatever the grid") { same_bits<Softmax, k::half>(); }
+TEST_CASE("calls: layernorm gives the same bits every time, whatever the grid") { same_bits<LayerNorm, float>(); }
+
+namespace {
+
+class Graph {
+ public:
+  // What `record` launches into the stream.
+  template <class Record>
+  Graph(const Stream& stream, cudaStreamCaptureMode mode, Record record) : stream_(stream) {
+    check_cuda(cudaStreamBeginCapture(stream, mode));
+    const k::Status status = record();
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream, &graph));
+    INFO(text(status));
+    CHECK(status);
+    check_cuda(cudaGraphInstantiate(&graph_, graph, 0));
+    check_cuda(cudaGraphDestroy(graph));
+  }
+  ~Graph() { cudaGraphExecDestroy(graph_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void replay() const {
+    check_cuda(cudaGraphLaunch(graph_, stream_));
+    stream_.wait();
+  }
+
+ private:
+  const Stream& stream_;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+template <class Op, class T>
+void in_graphs() {
+  Stream stream;
+  const int64_t rows = 5;
+  Workspace workspace(rows);
+  for (const int64_t cols : {256, 5000, 40000}) {
+    for (const k::RowPolicy& policy : residencies(cols)) {
+      for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal}) {
+        Trial<Op, T> trial(Shape{rows, cols}, policy);
+        INFO(trial.describe());
+        // The Exec, too, is made while capturing.
+        const Graph graph(stream, mode, [&] { return trial.launch(workspace.exec(stream)); });
+        for (const int replay : {1, 2}) {
+          INFO("replay " << replay);
+          Random random{uint64_t(replay)};
+          trial.input([&](int64_t, int64_t) { return replay * random.normal(); });
+          graph.replay();
+          trial.fetch();
+          CHECK(trial.verify() == "");
+        }
+      }
+    }
+  }
+  CHECK(workspace.intact());
+}
+
+}  // namespace
+
+TEST_CASE("calls: softmax in a graph, replayed with other inputs") { in_graphs<Softmax, k::half>(); }
+TEST_CASE("calls: layernorm in a graph, replayed with other inputs") { in_graphs<LayerNorm, float>(); }
+
+namespace {
+
+// Lets its successor start at once, and writes late.
+__global__ void slow_copy(const k::half* from, k::half* to, int64_t n) {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+  const long long start = clock64();
+  while (clock64() - start < 200000) {
+  }
+  for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) to[i] = from[i];
+}
+
+}  // namespace
+
+TEST_CASE("calls: programmatic launches wait for what they read") {
+  Stream stream;
+  const int64_t rows = 8;
+  Workspace workspace(rows);
+  for (const int64_t cols : {256, 5000, 40000}) {
+    for (const k::RowPolicy& policy : residencies(cols)) {
+      Device<k::half> source(rows, cols, cols), x(rows, cols, cols), y(rows, cols, cols), z(rows, cols, cols);
+      randomize(source, 1);
+      const k::Exec ex = workspace.exec(stream).programmatic(true);
+      CHECK(ex.programmatic());
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        check_cuda(cudaMemsetAsync(x.data(), 0, rows * cols * sizeof(k::half), stream));
+        slow_copy<<<16, 256, 0, stream>>>(source.data(), x.data(), rows * cols);
+        check_cuda(cudaGetLastError());
+        REQUIRE(k::softmax(ex, k::load(x.data(), cols), k::store(y.data(), cols), rows, cols, policy));
+        // The second call reads what the first writes.
+        REQUIRE(k::softmax(ex, k::load(y.data(), cols), k::store(z.data(), cols), rows, cols, policy));
+        stream.wait();
+        INFO(cols << " columns, " << text(policy) << ", repeat " << repeat);
+        CHECK(compare(y, [&](int64_t r) {
+          Row<float> row = row_of(source, r);
+          softmax(row);
+          return row;
+        }) == "");
+        CHECK(compare(z, [&](int64_t r) {
+          Row<float> row = row_of(y, r);
+          softmax(row);
+          return row;
+        }) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("calls: two streams, two workspaces") {
+  Stream streams[2];
+  Workspace workspace_0(3), workspace_1(3);
+  const int64_t cols = 100000;
+  Trial<Softmax, k::half> a(Shape{3, cols}, policy(k::Residency::split)), b(Shape{3, cols}, policy(k::Residency::split));
+  b.input([](int64_t r, int64_t c) { return 0.001 * double((c * 31 + r) % 5000); });
+  for (int i = 0; i < 20; ++i) {
+    REQUIRE(a.launch(workspace_0.exec(streams[0])));
+    REQUIRE(b.launch(workspace_1.exec(streams[1])));
+  }
+  for (const Stream& stream : streams) stream.wait();
+  a.fetch();
+  b.fetch();
+  CHECK(a.verify() == "");
+  CHECK(b.verify() == "");
+}
+
+TEST_CASE("calls: the default stream") {
+  Trial<Softmax, k::half> trial(Shape{5, 300});
+  REQUIRE(trial.launch(cudaStream_t(nullptr)));
+  check_cuda(cudaStreamSynchronize(nullptr));
+  trial.fetch();
+  CHECK(trial.verify() == "");
+  CHECK(k::Exec{}.stream() == nullptr);
+  CHECK(k::Exec{}.status());
+  CHECK(k::Exec{}.device().sm_count > 0);
+}
+
+// A capture that something else has spoilt: the call reports what the runtime says, and leaves no error behind.
+TEST_CASE("calls: what the runtime refuses comes back as a status") {
+  Stream stream;
+  Trial<Softmax, k::half> trial(Shape{5, 300});
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK(cudaStreamSynchronize(stream) != cudaSuccess);
+  (void)cudaGetLastError();
+  const k::Status status = trial.launch(k::Exec(cudaStream_t(stream)));
+  CHECK(status.code() == k::Code::device);
+  CHECK(status.native() == int(cudaErrorStreamCaptureInvalidated));
+  CHECK(std::string(status.reason()) == cudaGetErrorString(cudaErrorStreamCaptureInvalidated));
+  CHECK(cudaGetLastError() == cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(stream, &graph) != cudaSuccess);
+  (void)cudaGetLastError();
+  CHECK(trial.untouched() == "");
+}
