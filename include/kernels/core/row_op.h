@@ -66,7 +66,8 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
   template <int N>
   KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return exp_minus(x, s.reference()); }
   KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
-    return {exp(s.reference() - r.reference) * r.scale, C(0)};
+    // The part of s may be hidden while the rest lies far below 0: then there is nothing to scale, but exp would overflow.
+    return {exp(lesser(s.reference() - r.reference, C(0))) * r.scale, C(0)};
   }
 
   template <int N>
