@@ -18,9 +18,11 @@ struct WelfordState {
 
   KERNELS_HD C mean() const { return origin + offset; }
 
-  // The state of the first `valid` values of a pack; x becomes the deviations from its origin. One pass: taking the
-  // mean out of the squares afterwards costs at most a few units of rounding of the whole row's m2, because the origin is
-  // one of the row's own values.
+  static constexpr int kOnePass = 32;
+
+  // The state of the first `valid` values of a pack; x becomes the deviations from its origin. Packs of up to kOnePass in
+  // one pass: taking the mean out of the squares afterwards costs at most N units of rounding of the whole row's m2, because
+  // the origin is one of the row's own values.
   template <int N>
   static KERNELS_HD WelfordState absorb(Pack<C, N>& x, int valid = N) {
     WelfordState s;
@@ -33,8 +35,14 @@ struct WelfordState {
     }
     const C total = sum(x);
     s.offset = valid == N ? total * C(1.0 / N) : divide(total, greater(s.n, C(1)));
-    s.m2 = dot(x, x) - total * s.offset;
-    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
+    if constexpr (N <= kOnePass) {
+      s.m2 = dot(x, x) - total * s.offset;
+      s.m2 = s.m2 < C(0) ? C(0) : s.m2;
+    } else {
+      Pack<C, N> d = x - s.offset;
+      for (int i = valid; i < N; ++i) d.v[i] = C(0);
+      s.m2 = dot(d, d);
+    }
     return s;
   }
 
