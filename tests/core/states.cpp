@@ -175,6 +175,20 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
   CHECK_TALLY(t);
 }
 
+// What is hidden has no reference of its own: it must not be scaled by its distance to the others.
+TEST_CASE("a hidden part of a row whose scores are far from zero") {
+  const k::SoftmaxOp<float> op;
+  for (const float score : {-6e4f, -3e38f, 6e4f, 3e38f}) {
+    k::SoftmaxState<float> hidden, row;
+    hidden.accumulate(k::broadcast<4>(-kInf<float>));
+    row.accumulate(k::broadcast<4>(score));
+    row.merge(hidden);
+    const auto result = op.finish(row, 8);
+    CHECK(op.linear(hidden, result)(op.center(k::broadcast<4>(-kInf<float>), hidden))[3] == 0.f);
+    CHECK(op.linear(row, result)(op.center(k::broadcast<4>(score), row))[3] == 0.25f);
+  }
+}
+
 TEST_CASE("softmax states far apart: the small one vanishes, and nothing overflows") {
   k::SoftmaxState<float> low, high;
   low.accumulate(k::broadcast<4>(-3e38f));
@@ -352,14 +366,6 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
 
 namespace {
 
-// A team of one.
-struct Alone {
-  template <class T>
-  T sum(const T& x) const { return x; }
-  template <class T>
-  T max(const T& x) const { return x; }
-};
-
 template <class Op, class C>
 k::Pack<C, 32> padded(const Op& op, const std::vector<C>& x) {
   auto pack = k::broadcast<32>(op.padding());
@@ -367,7 +373,7 @@ k::Pack<C, 32> padded(const Op& op, const std::vector<C>& x) {
   return pack;
 }
 
-// Both ways to a row's values, by merging parts and by a team that holds the row, against the oracle.
+// All ways to a row's values against the oracle: centered on the whole row's state, on a part's, and absorbed.
 template <class C, class Op, class Oracle>
 void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
   test::Tally t;
@@ -379,25 +385,26 @@ void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
     rows.row(index, cols, [&](int64_t c, double value) { x[size_t(c)] = C(value); });
     test::Row<C> want = exact(x);
     oracle(want);
-    const auto check = [&](const char* way, const k::Pack<C, 32>& got) {
-      for (int c = 0; c < cols; ++c) {
+    const auto check = [&](const char* way, const k::Pack<C, 32>& got, int from, int to) {
+      for (int c = from; c < to; ++c) {
         t.expect(test::within(got[c], want[size_t(c)]), "%s %s, %d cols, col %d: got %.9g, want %.9g +- %g", name, way, cols, c,
                  double(got[c]), want[size_t(c)].v, want[size_t(c)].e);
       }
     };
     const auto whole = cut_and_merged(op, x, 4, random);
     const auto result = op.finish(whole, cols);
-    check("merged", op.linear(whole, result)(op.center(padded(op, x), whole)));
+    check("merged", op.linear(whole, result)(op.center(padded(op, x), whole)), 0, cols);
 
-    // Centered on a part of the row, and finished with the whole.
-    const std::vector<C> front(x.begin(), x.begin() + (cols + 1) / 2);
-    const auto part = cut_and_merged(op, front, 1, random);
-    check("part", op.linear(part, result)(op.center(padded(op, x), part)));
+    // Each part centered on its own state, and finished with the whole row's.
+    const int middle = int(random.below(cols + 1));
+    const std::vector<C> front(x.begin(), x.begin() + middle), back(x.begin() + middle, x.end());
+    const auto front_state = cut_and_merged(op, front, 1, random), back_state = cut_and_merged(op, back, 1, random);
+    check("front", op.linear(front_state, result)(op.center(padded(op, x), front_state)), 0, middle);
+    check("back", op.linear(back_state, result)(op.center(padded(op, x), back_state)), middle, cols);
 
     auto held = padded(op, x);
-    Alone team;
-    const auto local = op.resident(held, cols, cols, team);
-    check("resident", op.linear(local, op.finish(local, cols))(held));
+    const auto local = op.absorb(held, cols);
+    check("absorbed", op.linear(local, op.finish(local, cols))(held), 0, cols);
   }
   CHECK_TALLY(t);
 }
