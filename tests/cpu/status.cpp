@@ -1,0 +1,115 @@
+// What the CPU operations refuse, with which words, and that a refused call writes nothing.
+#include "support/cpu.h"
+
+#include <functional>
+
+using namespace test;
+
+namespace {
+
+constexpr int64_t kCols = 8;
+
+struct Operation {
+  const char* name;
+  // (in, out, rows, cols)
+  std::function<k::Status(const k::DirectLoad<float>&, const k::DirectStore<float, float>&, int64_t, int64_t)> run;
+};
+
+const Operation kOperations[] = {
+    {"softmax", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"log_softmax", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::log_softmax(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"layernorm", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::layernorm(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"rmsnorm", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::rmsnorm(k::cpu::Exec{2}, in, out, rows, cols); }},
+};
+
+}  // namespace
+
+TEST_CASE("wrong arguments are refused with their reason") {
+  Guarded<float> x(4, kCols, kCols), y(4, kCols, kCols);
+  float* none = nullptr;
+  for (const Operation& op : kOperations) {
+    INFO(op.name);
+    const auto reason = [&](const float* from, int64_t from_ld, float* to, int64_t to_ld, int64_t rows, int64_t cols) {
+      const k::Status status = op.run(k::load(from, from_ld), k::store(to, to_ld), rows, cols);
+      CHECK(status.code() == (status.ok() ? k::Code::ok : k::Code::invalid));
+      return std::string(status.reason());
+    };
+    CHECK(reason(x.data(), 8, y.data(), 8, -1, 8) == "rows is negative");
+    CHECK(reason(x.data(), 8, y.data(), 8, 4, -8) == "cols is negative");
+    CHECK(reason(none, 8, y.data(), 8, 4, 8) == "load: the pointer is null");
+    CHECK(reason(x.data(), 8, none, 8, 4, 8) == "store: the pointer is null");
+    CHECK(reason(x.data(), -8, y.data(), 8, 4, 8) == "load: the row stride is negative");
+    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == "store: the row stride is smaller than cols");
+    CHECK(reason(x.data(), int64_t(1) << 61, y.data(), 8, 4, 8) == "load: rows x row stride exceeds 64 bits");
+    CHECK(reason(x.data(), 8, y.data(), int64_t(1) << 61, 4, 8) == "store: rows x row stride exceeds 64 bits");
+    CHECK(y.unchanged());
+    // Nothing to do: nothing is read, whatever the pointers.
+    CHECK(reason(none, 8, none, 8, 0, 8) == "ok");
+    CHECK(reason(none, 8, none, 8, 4, 0) == "ok");
+    CHECK(reason(none, 8, none, 8, 0, 0) == "ok");
+    CHECK(reason(none, 8, none, 8, 0, -1) == "cols is negative");
+    CHECK(y.unchanged());
+  }
+}
+
+TEST_CASE("wrong parts of compositions are refused") {
+  Guarded<float> x(4, kCols, kCols), y(4, kCols, kCols);
+  Guarded<int8_t> q(4, kCols, kCols);
+  float* none = nullptr;
+  const k::cpu::Exec cx{1};
+  const auto in = k::load(x.data(), kCols);
+  const auto out = k::store(y.data(), kCols);
+  const auto reason = [&](const auto& from, const auto& to) { return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason()); };
+  CHECK(reason(in | k::add(none), out) == "row: the vector's pointer is null");
+  CHECK(reason(in, k::affine(x.data(), none) | out) == "row: the vector's pointer is null");
+  CHECK(reason(in | k::tee(none, kCols), out) == "tee: the pointer is null");
+  CHECK(reason(in, k::both(out, k::store(none, kCols))) == "store: the pointer is null");
+  CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "quantize: the pointer to the scales is null");
+  CHECK(reason(in | k::causal(0, 1), out) == "causal: q_len is less than 1");
+  CHECK((y.unchanged() && q.unchanged()));
+}
+
+TEST_CASE("a negative eps is refused, also where there is nothing to do") {
+  Guarded<float> x(4, kCols, kCols), y(4, kCols, kCols);
+  const k::cpu::Exec cx{1};
+  const auto in = k::load(x.data(), kCols);
+  const auto out = k::store(y.data(), kCols);
+  for (const double eps : {-1e-5, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    for (const int64_t rows : {0, 4}) {
+      CHECK(std::string(k::cpu::layernorm(cx, in, out, rows, kCols, k::LayerNorm{}.eps(eps)).reason()) == "layernorm: eps is negative or NaN");
+      CHECK(std::string(k::cpu::rmsnorm(cx, in, out, rows, kCols, k::RmsNorm{}.eps(eps)).reason()) == "rmsnorm: eps is negative or NaN");
+    }
+  }
+  CHECK(y.unchanged());
+}
+
+TEST_CASE("a row of more than 2^30 columns is refused") {
+  Guarded<float> x(1, kCols, kCols), y(1, kCols, kCols);
+  for (const Operation& op : kOperations) {
+    INFO(op.name);
+    const k::Status status = op.run(k::load(x.data(), 0), k::store(y.data(), 0), 1, (int64_t(1) << 30) + 1);
+    CHECK(status.code() == k::Code::unsupported);
+    CHECK(std::string(status.reason()) == "cols is larger than 2^30");
+  }
+  CHECK(y.unchanged());
+}
+
+TEST_CASE("Exec: at least one thread, and as many as the machine has unless told otherwise") {
+  Guarded<float> x(1, kCols, kCols), y(1, kCols, kCols);
+  for (int64_t c = 0; c < kCols; ++c) x.set(0, c, 1.f);
+  x.upload();
+  const auto run = [&](const k::cpu::Exec& cx, int64_t rows) { return k::cpu::softmax(cx, k::load(x.data(), kCols), k::store(y.data(), kCols), rows, kCols); };
+  for (const int threads : {0, -1, std::numeric_limits<int>::min()}) {
+    for (const int64_t rows : {0, 1}) {
+      const k::Status status = run(k::cpu::Exec{threads}, rows);
+      CHECK(status.code() == k::Code::invalid);
+      CHECK(std::string(status.reason()) == "Exec: threads is less than 1");
+    }
+  }
+  CHECK(y.unchanged());
+  CHECK(k::cpu::Exec{}.threads() >= 1);
+  CHECK(k::cpu::Exec{5}.threads() == 5);
+  REQUIRE(run(k::cpu::Exec{}, 1));
+  y.download();
+  CHECK(y.get(0, 7) == 1.f / kCols);
+}
