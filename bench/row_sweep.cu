@@ -58,7 +58,7 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
       for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
         const double each = double(cols) / cluster / threads;
         if (each > 32 || each < (rows < 200 ? 3 : 23)) continue;
-        for (int walk : {1, 2, 4, 8, 16, 32}) {
+        for (int walk : {1, 2, 3, 4, 8, 16}) {
           if (rows < 200 && walk > 1) continue;
           k::RowPolicy p{R::registers, threads, cluster};
           p.walk = walk;
@@ -66,7 +66,9 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
         }
       }
       if (cols >= 6144) {
-        for (int threads : {128, 256}) out.push_back({R::shared, threads, cluster});
+        for (int threads : {96, 128, 192, 256}) {
+          if (cols / cluster / threads <= 256) out.push_back({R::shared, threads, cluster});
+        }
         if (rows < 200) out.push_back({R::streamed, 256, cluster});
       }
     }

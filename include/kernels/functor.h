@@ -31,14 +31,6 @@ KERNELS_BEGIN
 
 namespace detail {
 
-template <class A, class B>
-struct Pair {
-  A first;
-  B second;
-};
-template <class A, class B>
-KERNELS_HD Pair<A, B> pair(A a, B b) { return {a, b}; }
-
 // The widest pack that an address and a row stride allow, in elements.
 template <class T>
 int aligned_pack(const T* p, int64_t ld, int widest) {
@@ -80,6 +72,10 @@ class DirectLoad : public Functor {
   template <int N>
   KERNELS_HD Packed<Src, N> fetch(int64_t row, int64_t col) const {
     return read<N, Cache::stream>(src_ + row * ld_ + col);
+  }
+  template <int N>
+  KERNELS_HD void fetch_async(Packed<Src, N>* to, int64_t row, int64_t col) const {
+    read_async(to, src_ + row * ld_ + col);
   }
   template <int N>
   KERNELS_HD Pack<Dst, N> resolve(const Packed<Src, N>& fetched, int64_t, int64_t) const {
@@ -274,6 +270,10 @@ class Binary : public Functor {
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
+  template <int N, class Fetched>
+  KERNELS_HD void fetch_async(Fetched* to, int64_t row, int64_t col) const {
+    detail::fetch_async<N>(to, source_, row, col);
+  }
   template <class C, int N, class Fetched>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
     return Op::apply(v, convert<C>(detail::resolve(source_, fetched, row, col)));
@@ -332,8 +332,8 @@ class Affine : public Functor {
   }
   template <class C, int N, class Fetched>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
-    return v * convert<C>(detail::resolve(gamma_, fetched.first, row, col)) +
-           convert<C>(detail::resolve(beta_, fetched.second, row, col));
+    return v * convert<C>(detail::resolve(gamma_, detail::first_of(fetched), row, col)) +
+           convert<C>(detail::resolve(beta_, detail::second_of(fetched), row, col));
   }
 
  private:
@@ -563,9 +563,14 @@ class MappedSource : public Functor {
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
     return detail::pair(detail::fetch<N>(source_, row, col), detail::fetch_operands<N>(map_, row, col));
   }
+  template <int N, class Fetched>
+  KERNELS_HD void fetch_async(Fetched* to, int64_t row, int64_t col) const {
+    detail::fetch_async<N>(to->Fetched::First::place(), source_, row, col);
+    detail::fetch_operands_async<N>(to->Fetched::Second::place(), map_, row, col);
+  }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
-    return detail::apply_map(map_, detail::resolve(source_, fetched.first, row, col), fetched.second, row, col);
+    return detail::apply_map(map_, detail::resolve(source_, detail::first_of(fetched), row, col), detail::second_of(fetched), row, col);
   }
   KERNELS_HD auto second_pass() const {
     if constexpr (detail::is_tee<M>::value) {
@@ -574,6 +579,11 @@ class MappedSource : public Functor {
       auto before = detail::second_pass(source_);
       return MappedSource<decltype(before), M>(before, map_);
     }
+  }
+  KERNELS_HD auto without_effects() const {
+    auto before = detail::without_effects(source_);
+    auto map = detail::without_effects(map_);
+    return MappedSource<decltype(before), decltype(map)>(before, map);
   }
 
  private:
@@ -604,7 +614,7 @@ class MapChain : public Functor {
   }
   template <class C, int N, class Fetched>
   KERNELS_HD auto map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
-    return detail::apply_map(second_, detail::apply_map(first_, v, fetched.first, row, col), fetched.second, row, col);
+    return detail::apply_map(second_, detail::apply_map(first_, v, detail::first_of(fetched), row, col), detail::second_of(fetched), row, col);
   }
   KERNELS_HD auto without_effects() const {
     auto first = detail::without_effects(first_);

@@ -1,5 +1,5 @@
-// One function per scalar PTX instruction that CUDA has no intrinsic for. The only part of arch/ that core/ sees; it
-// depends on nothing and is empty for the host.
+// One function per PTX instruction that functors need and CUDA has no intrinsic for. The only part of arch/ that core/
+// and functor.h see; it depends on nothing and is empty for the host.
 #pragma once
 
 #include "../core/macros.h"
@@ -22,6 +22,23 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
+}
+
+// Copies kBytes (4, 8 or 16, aligned so) from global to shared memory while the thread goes on. wait_async<n>: all but the
+// n latest groups that this thread closed have arrived, for itself to read.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(kBytes) : "memory");
+  }
+}
+__device__ __forceinline__ void close_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kGroups>
+__device__ __forceinline__ void wait_async() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 #endif

@@ -33,6 +33,27 @@ struct Functor {};
 
 struct Nothing {};
 
+// What two functors fetch, side by side; Nothing takes no room.
+namespace detail {
+template <int kIndex, class T>
+struct Slot {
+  T item;
+  KERNELS_HD const T& get() const { return item; }
+  KERNELS_HD T* place() { return &item; }
+};
+template <int kIndex>
+struct Slot<kIndex, Nothing> {
+  KERNELS_HD Nothing get() const { return {}; }
+  KERNELS_HD Nothing* place() { return nullptr; }
+};
+}  // namespace detail
+
+template <class A, class B>
+struct Pair : detail::Slot<0, A>, detail::Slot<1, B> {
+  using First = detail::Slot<0, A>;
+  using Second = detail::Slot<1, B>;
+};
+
 enum class Role { none, source, map, sink, row_sink };
 
 namespace detail {
@@ -58,6 +79,13 @@ KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
 KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 #undef KERNELS_DETECT
+
+template <class F, int N, class Fetched, class = void>
+struct can_fetch_async : std::false_type {};
+template <class F, int N, class Fetched>
+struct can_fetch_async<
+    F, N, Fetched, void_t<decltype(std::declval<const F&>().template fetch_async<N>(std::declval<Fetched*>(), kAny, kAny))>>
+    : std::true_type {};
 
 // OneFlow's forms name their own element type; it is float or double.
 template <class F, class C, class = void>
@@ -119,6 +147,18 @@ constexpr bool is_row_sink = role_of<F>() == Role::row_sink;
 template <class F>
 constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 
+template <class A, class B>
+KERNELS_HD Pair<A, B> pair(const A& a, const B& b) {
+  Pair<A, B> out;
+  if constexpr (!std::is_same<A, Nothing>::value) out.First::item = a;
+  if constexpr (!std::is_same<B, Nothing>::value) out.Second::item = b;
+  return out;
+}
+template <class P>
+KERNELS_HD decltype(auto) first_of(const P& p) { return p.P::First::get(); }
+template <class P>
+KERNELS_HD decltype(auto) second_of(const P& p) { return p.P::Second::get(); }
+
 // ---- fetch: everything a functor reads from memory at (row, col) ---------------------------------------------------
 
 template <int N, class F>
@@ -135,6 +175,13 @@ KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
   } else {
     return Nothing{};
   }
+}
+
+// The same into shared memory; what a functor cannot copy by itself is fetched and put there.
+template <int N, class F, class Fetched>
+KERNELS_HD void fetch_async(Fetched* to, const F& f, int64_t row, int64_t col) {
+  if constexpr (can_fetch_async<F, N, Fetched>::value) f.template fetch_async<N>(to, row, col);
+  else *to = fetch<N>(f, row, col);
 }
 
 // ---- Source --------------------------------------------------------------------------------------------------------
@@ -176,13 +223,18 @@ KERNELS_HD auto fetch_operands(const M& map, int64_t row, int64_t col) {
   else return Nothing{};
 }
 
+template <int N, class M, class Fetched>
+KERNELS_HD void fetch_operands_async(Fetched* to, const M& map, int64_t row, int64_t col) {
+  if constexpr (has_fetch<M>::value) fetch_async<N>(to, map, row, col);
+}
+
 template <class M, class C, int N, class Fetched>
 KERNELS_HD auto apply_map(const M& map, const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) {
   if constexpr (has_fetch<M>::value) return map.map(v, fetched, row, col);
   else return map.map(v, row, col);
 }
 
-// The same map without writes to memory, for an engine that has to evaluate it once more than the rest.
+// The same map, or source, without writes to memory, for an engine that evaluates it once more.
 template <class M>
 KERNELS_HD auto without_effects(const M& map) {
   if constexpr (has_without_effects<M>::value) return map.without_effects();

@@ -30,7 +30,7 @@ template <> struct Word<16> { using type = uint4; };
 
 // A pack as it lies in memory. Kept in whole words, so that carrying it through a loop costs no repacking.
 template <class T, int N>
-class Packed {
+class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * sizeof(T) % 4 == 0 ? 4 : sizeof(T)) Packed {
  public:
   using Word = std::conditional_t<(N * sizeof(T)) % 4 == 0, uint32_t, std::conditional_t<(N * sizeof(T)) % 2 == 0, uint16_t, uint8_t>>;
 
@@ -64,6 +64,25 @@ KERNELS_HD Packed<T, N> read(const T* from) {
   memcpy(static_cast<void*>(out.words), static_cast<const void*>(from), sizeof(out.words));
 #endif
   return out;
+}
+
+// The same into shared memory, without waiting (arch::wait_async waits). Device only.
+template <int N, class T>
+KERNELS_HD void read_async(Packed<T, N>* to, const T* from) {
+#if defined(KERNELS_DEVICE_CODE)
+  constexpr int bytes = N * int(sizeof(T));
+  constexpr int step = bytes < 16 ? bytes : 16;
+  if constexpr (step >= 4) {
+    KERNELS_UNROLL
+    for (int i = 0; i < bytes; i += step) {
+      arch::copy_async<step>(reinterpret_cast<char*>(to->words) + i, reinterpret_cast<const char*>(from) + i);
+    }
+  } else {
+    *to = read<N, Cache::stream>(from);
+  }
+#else
+  *to = read<N, Cache::stream>(from);
+#endif
 }
 
 // `past_cache`: on the host, write around the cache when the address allows (for outputs larger than the cache: it

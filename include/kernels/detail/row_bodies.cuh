@@ -9,6 +9,9 @@
 #include "../functor.h"
 #include "team.cuh"
 
+#ifndef KERNELS_DEV_ST
+#define KERNELS_DEV_ST 3
+#endif
 KERNELS_BEGIN
 namespace detail {
 
@@ -311,35 +314,12 @@ struct BlockBody {
 
 // ---- a row in shared memory, or nowhere ----------------------------------------------------------------------------
 
-// What a block keeps of a row between the passes, in shared memory: for every pack what was fetched, or its values where
-// reading had side effects. Kept in units of at most 16 bytes laid out so that a warp's accesses do not collide. Every
-// thread reads back only what it wrote.
-template <class Item>
-struct RowCache {
-  static constexpr int unit = sizeof(Item) % 16 == 0 ? 16 : sizeof(Item) % 8 == 0 ? 8 : sizeof(Item) % 4 == 0 ? 4 : sizeof(Item) % 2 == 0 ? 2 : 1;
-  unsigned char* memory;
-  int packs;
-
-  __device__ __forceinline__ void put(int pack, const Item& item) const {
-    KERNELS_UNROLL
-    for (int u = 0; u < int(sizeof(Item)) / unit; ++u) {
-      memcpy(__builtin_assume_aligned(memory + (int64_t(u) * packs + pack) * unit, unit), reinterpret_cast<const unsigned char*>(&item) + u * unit, unit);
-    }
-  }
-  __device__ __forceinline__ Item get(int pack) const {
-    Item item;
-    KERNELS_UNROLL
-    for (int u = 0; u < int(sizeof(Item)) / unit; ++u) {
-      memcpy(reinterpret_cast<unsigned char*>(&item) + u * unit, __builtin_assume_aligned(memory + (int64_t(u) * packs + pack) * unit, unit), unit);
-    }
-    return item;
-  }
-};
-
+// kKeep: what a block fetches of a row goes straight to shared memory, all of it at once, and stays there for the second
+// pass. Otherwise the row is read twice. Every thread reads only the packs that it fetched itself.
 template <class P, int N, int K, bool kKeep>
 struct StagedBody {
   static constexpr int max_threads = 256;
-  static constexpr int min_blocks = heavy<P, N, K> || N == 1 ? 2 : 3;
+  static constexpr int min_blocks = kKeep ? KERNELS_DEV_ST : heavy<P, N, K> || N == 1 ? 2 : 3;
   struct Params {
     P problem;
     int width;
@@ -347,10 +327,7 @@ struct StagedBody {
   using C = typename P::C;
   using T = Tile<C, N, K>;
   using Source = typename P::Source;
-  using Again = decltype(second_pass(std::declval<const Source&>()));
-  using Fetched = typename Fetches<N, K, Source>::Fetched;
-  static constexpr bool keeps_fetched = std::is_same<Again, Source>::value;
-  using Kept = std::conditional_t<keeps_fetched, Fetched, Pack<C, N>>;
+  using Kept = typename Fetches<N, K, Source>::Fetched;
 
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ Scratch<P> scratch;
@@ -360,66 +337,84 @@ struct StagedBody {
     const Slice slice(team, params.width, int(p.cols));
     const Columns<C> columns{C(warp_columns<N>(slice.columns())), C(slice.columns()), C(p.cols)};
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const RowCache<Kept> cache{dynamic_shared, params.width / N};
-    const Again again = second_pass(p.source);
+    Kept* const kept = reinterpret_cast<Kept*>(dynamic_shared);
+    const auto again = second_pass(p.source);
+    const auto pure = without_effects(p.source);
     const auto map = sink_map(p.sink);
     const auto silent = without_effects(map);
     const auto sink = sink_end(p.sink);
 
-    for (int64_t row = blockIdx.x / team.blocks(); row < p.rows; row += gridDim.x / team.blocks()) {
-      const auto each_tile = [&](auto f) {
-        const int stride = team.size() * N;
-        for (int at = slice.begin + team.rank() * N; at < slice.end; at += K * stride) {
-          T tile;
-          tile.place(Place::at<N, K>(at, stride, slice.end));
-          f(tile);
-        }
-      };
-      const auto slot = [&](const T& tile, int k) { return (tile.col(k) - slice.begin) / N; };
+    const int stride = team.size() * N;
+    const int begin = slice.begin + team.rank() * N;
+    const auto tile_at = [&](int at) {
+      T tile;
+      tile.place(Place::at<N, K>(at, stride, slice.end));
+      return tile;
+    };
+    const auto slot = [&](const T& tile, int k) { return (tile.col(k) - slice.begin) / N; };
 
+    for (int64_t row = blockIdx.x / team.blocks(); row < p.rows; row += gridDim.x / team.blocks()) {
       typename P::Op::State state;
-      each_tile([&](T& tile) {
-        Fetches<N, K, Source> fetches;
-        fetches.issue(p.source, row, tile);
-        if constexpr (kKeep && keeps_fetched) tile.each([&](int k) { cache.put(slot(tile, k), fetches.items[k]); });
-        fetches.resolve_into(tile, p.source, row, p.op.padding());
-        if constexpr (kKeep && !keeps_fetched) tile.each([&](int k) { cache.put(slot(tile, k), tile.get(k)); });
+      if constexpr (kKeep) {
+        for (int at = begin; at < slice.end; at += K * stride) {
+          const T tile = tile_at(at);
+          tile.each([&](int k) { fetch_async<N>(kept + slot(tile, k), p.source, row, tile.col(k)); });
+          arch::close_async();
+        }
+      }
+      int left = kKeep && begin < slice.end ? (slice.end - 1 - begin) / (K * stride) : 0;  // groups after this one
+      for (int at = begin; at < slice.end; at += K * stride, --left) {
+        T tile = tile_at(at);
+        if constexpr (kKeep) {
+          wait_for(left);
+          tile.fill(p.op.padding(), [&](int k) { return resolve(p.source, kept[slot(tile, k)], row, tile.col(k)); });
+        } else {
+          read_tile(tile, p.source, row, p.op.padding());
+        }
         tile.accumulate(p.op, state);
-      });
+      }
       state = team.reduce(p.op, state, columns);
       const auto result = p.op.finish(state, p.cols);
       const auto linear = p.op.linear(state, result);
       if (leader) p.op.write_row(result, row);
 
-      // The values of a tile once more, finished: f(k, y).
-      const auto each_finished = [&](const auto& m, T& tile, auto f) {
-        if constexpr (!kKeep) {
-          read_tile(tile, again, row, p.op.padding());
-        } else if constexpr (keeps_fetched) {
-          tile.fill(p.op.padding(), [&](int k) { return resolve(p.source, cache.get(slot(tile, k)), row, tile.col(k)); });
-        } else {
-          tile.fill(p.op.padding(), [&](int k) { return cache.get(slot(tile, k)); });
+      // The row once more, finished: f(col, y).
+      const auto each_finished = [&](const auto& m, auto f) {
+        for (int at = begin; at < slice.end; at += K * stride) {
+          T tile = tile_at(at);
+          if constexpr (kKeep) {
+            tile.fill(p.op.padding(), [&](int k) { return resolve(pure, kept[slot(tile, k)], row, tile.col(k)); });
+          } else {
+            read_tile(tile, again, row, p.op.padding());
+          }
+          tile.each([&](int k) {
+            const int col = tile.col(k);
+            const auto y = linear(p.op.center(tile.get(k), state));
+            f(col, apply_map(m, y, fetch_operands<N>(m, row, col), row, col));
+          });
         }
-        tile.each([&](int k) {
-          const auto y = linear(p.op.center(tile.get(k), state));
-          f(k, apply_map(m, y, fetch_operands<N>(m, row, tile.col(k)), row, tile.col(k)));
-        });
       };
       if constexpr (P::row_sink) {
         typename P::End::State sink_state;
-        each_tile([&](T& tile) { each_finished(silent, tile, [&](int, const Pack<C, N>& y) { sink.accumulate(sink_state, y, N); }); });
+        each_finished(silent, [&](int, const Pack<C, N>& y) { sink.accumulate(sink_state, y, N); });
         sink_state = team.reduce(sink, sink_state, columns);
         if (leader) sink.write_row(sink_state, row);
         const auto sink_result = sink.finish(sink_state);
-        each_tile([&](T& tile) {
-          each_finished(map, tile, [&](int k, const Pack<C, N>& y) { sink.store(y, sink_result, row, tile.col(k)); });
-        });
+        each_finished(map, [&](int col, const Pack<C, N>& y) { sink.store(y, sink_result, row, col); });
       } else {
-        each_tile([&](T& tile) {
-          each_finished(map, tile, [&](int k, const Pack<C, N>& y) { put(sink, y, row, tile.col(k)); });
-        });
+        each_finished(map, [&](int col, const Pack<C, N>& y) { put(sink, y, row, col); });
       }
     }
+  }
+
+ private:
+  // All but the `left` latest groups are here. The instruction wants a constant; waiting for more is always right.
+  static __device__ __forceinline__ void wait_for(int left) {
+    if (left >= 8) arch::wait_async<8>();
+    else if (left >= 4) arch::wait_async<4>();
+    else if (left >= 2) arch::wait_async<2>();
+    else if (left >= 1) arch::wait_async<1>();
+    else arch::wait_async<0>();
   }
 };
 
