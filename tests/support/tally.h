@@ -22,7 +22,8 @@ class Tally {
     ++checked_;
     if (!ok && failed_++ == 0) {
       char text[512];
-      std::snprintf(text, sizeof(text), format, args...);
+      if constexpr (sizeof...(args) > 0) std::snprintf(text, sizeof(text), format, args...);
+      else std::snprintf(text, sizeof(text), "%s", format);
       first_ = text;
     }
     return ok;
