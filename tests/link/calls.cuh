@@ -1,11 +1,11 @@
-// What both translation units of a link test do: the same calls of the CUDA operations, checked.
+// What both translation units of a link test do: the same calls of the CUDA operations, checked. All public headers together.
 #pragma once
 
 #include <kernels/layernorm.cuh>
 #include <kernels/rmsnorm.cuh>
 #include <kernels/softmax.cuh>
 
-#include "expected.h"
+#include "calls.h"
 
 namespace {
 
@@ -45,7 +45,7 @@ inline int gpu_calls(const char* unit) {
     cudaFree(from);
     cudaFree(to);
   }
-  return verdict.failures();
+  return verdict.failures() + cpu_calls(unit);
 }
 
 }  // namespace
