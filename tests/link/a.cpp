@@ -1,0 +1,3 @@
+#include "calls.h"
+
+extern "C" int link_a() { return cpu_calls("a"); }

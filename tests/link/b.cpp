@@ -1,0 +1,3 @@
+#include "calls.h"
+
+extern "C" int link_b() { return cpu_calls("b"); }
