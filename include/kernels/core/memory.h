@@ -30,7 +30,7 @@ template <> struct Word<16> { using type = uint4; };
 
 // A pack as it lies in memory. Kept in whole words, so that carrying it through a loop costs no repacking.
 template <class T, int N>
-class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * sizeof(T) % 4 == 0 ? 4 : sizeof(T)) Packed {
+class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * sizeof(T) % 4 == 0 ? 4 : N * sizeof(T) % 2 == 0 ? 2 : 1) Packed {
  public:
   using Word = std::conditional_t<(N * sizeof(T)) % 4 == 0, uint32_t, std::conditional_t<(N * sizeof(T)) % 2 == 0, uint16_t, uint8_t>>;
 
