@@ -102,8 +102,8 @@ TEST_CASE("fused: a tee behind the operation") {
     for (Row<float>& row : want) {
       for (Real<float>& a : row) a = gelu(a);
     }
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
-      Device<float> h(rows, cols, cols + 1), y(rows, cols, cols);
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+      Device<float> h(rows, cols, cols + 4), y(rows, cols, cols);
       REQUIRE(k::layernorm(ex, k::load(x.data(), x.ld()),
                            k::affine(k::row(gamma.data()), k::row(beta.data())) | k::tee(h.data(), h.ld()) | k::gelu() |
                                k::store(y.data(), y.ld()),
@@ -132,7 +132,7 @@ TEST_CASE("fused: both") {
     for (Row<float>& row : want) {
       for (Real<float>& a : row) a = gelu_erf(a);
     }
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<k::half> plain(rows, cols, cols);
       Device<k::float8_e4m3> active(rows, cols, cols + 16);
       const auto out = k::affine(gamma.data()) | k::both(k::store(plain.data(), plain.ld()),
@@ -161,7 +161,7 @@ void rms_family(Out out, Finish finish) {
       for (size_t c = 0; c < row.size(); ++c) row[c] = finish(row[c], Real<float>(value_of(weight.get(0, int64_t(c)))));
       return row;
     });
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<float> y(rows, cols, cols);
       REQUIRE(k::rmsnorm(ex, k::load(x.data(), x.ld()), out(weight, y), rows, cols, k::RmsNorm{}.eps(1e-6), policy));
       wait(ex);

@@ -71,7 +71,7 @@ static void large_mean() {
   Workspace workspace(6);
   Trials<Trial<LayerNorm, T>> trials;
   for (const int64_t cols : {2, 100, 1000, 5000, 40000}) {
-    for (const k::RowPolicy& policy : residencies(cols, sizeof(T))) {
+    for (const k::RowPolicy& policy : residencies(cols, Needs{sizeof(T)})) {
       Random random{uint64_t(cols)};
       trials.add(Shape{6, cols}, policy, LayerNorm{1e-12}).input([&](int64_t r, int64_t) {
         const double mean = r < 2 ? 1e6 : r < 4 ? -3e4 : 1e3;

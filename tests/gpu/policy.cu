@@ -52,10 +52,11 @@ class Sweep {
  private:
   static bool as_asked(const k::RowPolicy& asked, const k::RowPlan& plan) {
     const k::RowPolicy& got = plan.policy;
-    return (asked.residency == Residency::automatic || got.residency == asked.residency) &&
-           (asked.threads == 0 || got.threads == asked.threads) && got.cluster == asked.cluster &&
-           got.rows_per_group == asked.rows_per_group && (asked.walk == 0 || got.walk == asked.walk) && (asked.max_pack == 0 || plan.pack <= asked.max_pack) &&
-           got.threads > 0 && plan.pack > 0 && got.residency != Residency::automatic;
+    if (got.threads <= 0 || plan.pack <= 0 || got.residency == Residency::automatic) return false;
+    if (asked.max_pack > 0 && plan.pack > asked.max_pack) return false;
+    return asked.residency == Residency::automatic ||
+           (got.residency == asked.residency && (asked.threads == 0 || got.threads == asked.threads) &&
+            got.cluster == asked.cluster && got.rows_per_group == asked.rows_per_group && (asked.walk == 0 || got.walk == asked.walk));
   }
   void fail(const std::string& problem) {
     if (!problem.empty()) problems_.push_back(problem);
@@ -133,19 +134,21 @@ void shared_and_streamed() {
   Sweep<Op, T> sweep;
   for (const int cluster : {1, 2, 8, 16}) {
     if (cluster > 1 && !have_clusters()) continue;
-    for (const int threads : {0, 32, 128, 512, 1024}) {
+    for (const int threads : {0, 32, 128, 256, 512, 1024}) {
       for (const int max_pack : {0, 1, 2}) {
-        for (const int64_t cols : {1, 33, 1000, 4096, 23000}) {
-          const bool fits = cols * sweep.words <= cluster * int64_t(23000);  // 92 KB: what every GPU has
-          sweep.add({3, cols}, policy(Residency::shared, threads, cluster, max_pack), fits && threads <= 512);
-          sweep.add({3, cols}, policy(Residency::streamed, threads, cluster, max_pack), threads <= 512);
+        for (const int64_t cols : {1, 33, 1000, 4096, 22400}) {
+          // Shared memory holds 92 KB on every GPU, and only rows that the widest packs divide.
+          const bool fits = cols * int64_t(sizeof(T)) <= cluster * 92 * 1024 && max_pack == 0 && cols % 16 == 0;
+          sweep.add({3, cols}, policy(Residency::shared, threads, cluster, max_pack), fits && threads <= 256);
+          sweep.add({3, cols}, policy(Residency::streamed, threads, cluster, max_pack), threads <= 256);
         }
       }
     }
-    sweep.add({3, 22000 * cluster + 1}, policy(Residency::shared, 0, cluster), sweep.words == 1);
-    sweep.add({3, 50001 * cluster}, policy(Residency::shared, 0, cluster), false);
+    const int64_t most = 92 * 1024 / int64_t(sizeof(T)) * cluster;
+    sweep.add({3, most}, policy(Residency::shared, 0, cluster), true);
+    sweep.add({3, most - 7}, policy(Residency::shared, 0, cluster), false);
+    sweep.add({3, 3 * most}, policy(Residency::shared, 0, cluster), false);
     sweep.add({3, 300000}, policy(Residency::streamed, 0, cluster), true);
-    sweep.add({3, 2000000}, policy(Residency::shared, 0, cluster), false);
   }
   sweep.finish();
   CHECK(sweep.refused() > 0);
@@ -154,12 +157,12 @@ void shared_and_streamed() {
 template <class Op, class T>
 void split() {
   Sweep<Op, T> sweep;
-  for (const int threads : {0, 32, 128, 512, 1024}) {
+  for (const int threads : {0, 32, 256, 512, 1024}) {
     for (const int max_pack : {0, 1, 2}) {
       for (const int64_t cols : {1, 33, 5000, 65536, 100003}) {
         for (const int64_t rows : {1, 3, 40}) {
           if (rows == 40 && cols > 5000) continue;
-          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 512);
+          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 256);
         }
       }
     }
@@ -171,8 +174,10 @@ template <class Op, class T>
 void in_place() {
   Sweep<Op, T> sweep;
   for (const int64_t cols : {1, 40, 256, 1000, 5001, 20000, 40000}) {
-    for (const k::RowPolicy& p : residencies(cols, 4 * sweep.words)) {
-      for (const int64_t gap : {0, 3}) sweep.add({9, cols, gap, gap, gap, gap, /*in_place*/ true}, p, true);
+    for (const int64_t gap : {0, 3}) {
+      for (const k::RowPolicy& p : residencies(cols, Needs{4 * sweep.words, int64_t(sizeof(T)), gap == 0})) {
+        sweep.add({9, cols, gap, gap, gap, gap, /*in_place*/ true}, p, true);
+      }
     }
   }
   sweep.finish();

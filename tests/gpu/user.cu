@@ -28,7 +28,7 @@ TEST_CASE("user: a map before and after softmax") {
       for (Real<float>& a : row) a.v = std::fmin(a.v, 1e-3f);
       return row;
     });
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<float> y(rows, cols, cols);
       REQUIRE(k::softmax(ex, k::load(x.data(), cols) | Clamp(0.5f), Clamp(1e-3f) | k::store(y.data(), cols), rows, cols, policy));
       wait(ex);
@@ -76,8 +76,7 @@ TEST_CASE("user: a source") {
       for (size_t c = 0; c < row.size(); ++c) row[c] = row[c] * Real<float>(gamma.get(0, int64_t(c)));
       return row;
     });
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
-      if (policy.residency == k::Residency::group && policy.max_pack != 1) return;  // this source has no wide packs
+    each_residency(rows, cols, Needs{4, 8, /*wide*/ false}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<k::half> y(rows, cols, cols);
       REQUIRE(k::rmsnorm(ex, Gather<k::bfloat16>(table.data(), index, table.ld()), k::affine(gamma.data()) | k::store(y.data(), cols),
                          rows, cols, k::RmsNorm{}, policy));
@@ -126,7 +125,7 @@ TEST_CASE("user: a source with its own reload") {
     });
     auto want = sum;
     for (Row<float>& row : want) layernorm(row, 1e-5);
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<float> total(rows, cols, cols), y(rows, cols, cols);
       randomize(total, 2);
       REQUIRE(k::layernorm(ex, Accumulate(x.data(), total.data(), cols), k::store(y.data(), cols), rows, cols, k::LayerNorm{}, policy));
@@ -209,7 +208,7 @@ TEST_CASE("user: OneFlow's functors, as they are") {
       for (Real<float>& a : row) a = a * Real<float>(8.0);
       return row;
     });
-    each_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<k::half> y(rows, cols, cols);
       ScaleMaskLoad<k::half, float> load(x.data(), mask.data(), cols, -10000.f, 0.125f);
       ScaleStore<float, k::half> store(y.data(), cols, 8.f);

@@ -340,23 +340,29 @@ inline k::RowPolicy two_rows(int threads) {
   return p;
 }
 
-// A policy for every residency, with clusters where the GPU has them, that can hold `cols` values of `bytes` bytes.
-inline std::vector<k::RowPolicy> residencies(int64_t cols, int64_t bytes = 4, bool split = true) {
+// What a row needs of a residency.
+struct Needs {
+  int64_t held = 4;     // bytes of a value in registers
+  int64_t fetched = 8;  // bytes of all that its sources read for a value, which is what shared memory keeps
+  bool wide = true;     // all pointers and row strides allow the widest packs
+};
+
+// A policy for every residency, with clusters where the GPU has them, that can hold rows of `cols` columns.
+inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = {}) {
   using R = k::Residency;
-  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed)};
-  const int64_t words = cols * bytes / 4;
+  const int64_t words = cols * needs.held / 4, bytes = cols * needs.fetched;
+  const int64_t block_words = 8 * 512, block_bytes = 92 * 1024;
+  const bool wide = needs.wide && cols % 16 == 0;
+  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::split)};
   if (words <= 512) all.push_back(policy(R::group, 32, 1, /*max_pack*/ 1));
-  if (words <= 256 && cols % 16 == 0) {
-    all.push_back(policy(R::group, 32));
-    all.push_back(two_rows(32));
-  }
-  if (words <= 8 * 512) all.push_back(policy(R::registers));
-  if (words <= 24 * 1024) all.push_back(policy(R::shared));
-  if (split) all.push_back(policy(R::split));
+  if (words <= 256 && wide) all.push_back(policy(R::group, 32));
+  if (words <= 256 && wide) all.push_back(two_rows(32));
+  if (words <= block_words) all.push_back(policy(R::registers));
+  if (bytes <= block_bytes && wide) all.push_back(policy(R::shared));
   if (k::Exec{}.device().capability < 90) return all;
-  if (words <= 2 * 8 * 512) all.push_back(policy(R::registers, 0, 2));
-  if (words <= 8 * 8 * 512) all.push_back(policy(R::registers, 0, 8));
-  if (words <= 4 * 24 * 1024) all.push_back(policy(R::shared, 0, 4));
+  if (words <= 2 * block_words) all.push_back(policy(R::registers, 0, 2));
+  if (words <= 8 * block_words) all.push_back(policy(R::registers, 0, 8));
+  if (bytes <= 4 * block_bytes && wide) all.push_back(policy(R::shared, 0, 4));
   all.push_back(policy(R::streamed, 0, 2));
   return all;
 }
@@ -366,10 +372,10 @@ inline bool rereads(const k::RowPolicy& p) { return p.residency == k::Residency:
 
 // f(exec, policy) for every residency; f launches and checks.
 template <class F>
-void each_residency(int64_t rows, int64_t cols, F f) {
+void each_residency(int64_t rows, int64_t cols, const Needs& needs, F f) {
   Stream stream;
   Workspace workspace(rows);
-  for (const k::RowPolicy& p : residencies(cols)) {
+  for (const k::RowPolicy& p : residencies(cols, needs)) {
     INFO(rows << " x " << cols << ", " << text(p));
     f(workspace.exec(stream), p);
   }

@@ -280,7 +280,7 @@ void softmax(Row<C>& x) {
     else if (a.v == -std::numeric_limits<double>::infinity()) a = {0.0};
     else {
       const double p = std::exp(a.v - largest - log_sum.v);
-      a = {p, p * (a.e + log_sum.e + unit<C> * (8 + 4 * (largest - a.v))) + tiny<C>};
+      a = {p, p * (a.e + log_sum.e + unit<C> * (12 + 4 * (largest - a.v))) + tiny<C>};
     }
   }
 }
@@ -304,7 +304,8 @@ struct RowStatistics {
 };
 
 // The mean is off by a few units of the row's largest deviation at most, and of its own size only to second order: nothing
-// cancels under a large mean.
+// cancels under a large mean. The squares of a pack of up to 32 values may be taken around one of its own values, however
+// far out: that costs up to 64 units of them, half as many of rstd; 64 units cover that and the sums.
 template <class C>
 RowStatistics<C> layernorm(Row<C>& x, double eps) {
   const long double n = static_cast<long double>(x.size());
@@ -327,7 +328,7 @@ RowStatistics<C> layernorm(Row<C>& x, double eps) {
   const double rstd = static_cast<double>(1 / std::sqrt(variance));
   const double mean_error = static_cast<double>(
       16 * unit<C> * largest + 64 * unit<C> * unit<C> * std::fabs(mean) + error / n);
-  const double rstd_error = rstd * (32 * unit<C> + static_cast<double>(squares_error / n / variance));
+  const double rstd_error = rstd * (64 * unit<C> + static_cast<double>(squares_error / n / variance));
   for (Real<C>& a : x) {
     const double d = static_cast<double>((a.v - base) - shift);
     const double y = d * rstd;
