@@ -77,10 +77,16 @@ class Exec {
 
 namespace detail {
 
-// The one kernel: every Body is a struct with Params, max_threads and min_blocks (launch bounds) and a static device
-// function run(Params).
+// Registers per thread are capped, not blocks: one kernel then serves small and large blocks alike.
+#if CUDART_VERSION >= 12040
+#define KERNELS_BOUNDS(Body) __maxnreg__(Body::registers)
+#else
+#define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
+#endif
+
+// The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
 template <class Body>
-__global__ void __launch_bounds__(Body::max_threads, Body::min_blocks) entry(const __grid_constant__ typename Body::Params params) {
+__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params) {
   arch::grid_dependency_wait();
   Body::run(params);
 }
@@ -136,6 +142,19 @@ inline Status prepare(const Exec& ex, const Launch& how, const void* kernel) {
   if (how.cluster > kPortableCluster) {
     KERNELS_TRY(from_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
   }
+  return {};
+}
+
+// How many clusters of this kind run at the same time on the device.
+template <class Body>
+Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
+  const auto kernel = &entry<Body>;
+  KERNELS_TRY(prepare(ex, how, reinterpret_cast<const void*>(kernel)));
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = configure(ex, how, attributes);
+  int count = 0;
+  KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config)));
+  clusters = count;
   return {};
 }
 

@@ -522,8 +522,8 @@ class Quantize : public Functor {
   }
   KERNELS_HD void merge(State& a, const State& b) const { a.largest = a.largest > b.largest ? a.largest : b.largest; }
 
-  template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, float) const { return {lanes.max(s.largest)}; }
+  template <class Lanes, class Count>
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count&) const { return {lanes.max(s.largest)}; }
 
   // What a row's values are multiplied by: the reciprocal of its scale.
   KERNELS_HD float finish(const State& s) const {

@@ -145,8 +145,8 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
   hidden.accumulate(k::broadcast<4>(-kInf<C>));
   CHECK(hidden.empty());
   CHECK(hidden.logsumexp() == -kInf<C>);
-  CHECK(softmax.finish(hidden, 4).scale == C(0));
-  CHECK(log_softmax.finish(hidden, 4).log_sum == C(0));
+  CHECK(softmax.finish(hidden, k::Count<C>(4)).scale == C(0));
+  CHECK(log_softmax.finish(hidden, k::Count<C>(4)).log_sum == C(0));
 
   // One bad score anywhere, then merged with good ones on either side: the row stays bad.
   test::Tally t;
@@ -167,8 +167,8 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
         State with_empty;
         with_empty.merge(s);
         t.expect(with_empty.l != with_empty.l, "%g at %d: lost by a merge into nothing", double(bad), at);
-        t.expect(!(softmax.finish(s, 8).scale == softmax.finish(s, 8).scale), "%g at %d: the scale is a number", double(bad), at);
-        t.expect(!(log_softmax.finish(s, 8).log_sum == log_softmax.finish(s, 8).log_sum), "%g at %d: log", double(bad), at);
+        t.expect(!(softmax.finish(s, k::Count<C>(8)).scale == softmax.finish(s, k::Count<C>(8)).scale), "%g at %d: the scale is a number", double(bad), at);
+        t.expect(!(log_softmax.finish(s, k::Count<C>(8)).log_sum == log_softmax.finish(s, k::Count<C>(8)).log_sum), "%g at %d: log", double(bad), at);
       }
     }
   }
@@ -183,7 +183,7 @@ TEST_CASE("a hidden part of a row whose scores are far from zero") {
     hidden.accumulate(k::broadcast<4>(-kInf<float>));
     row.accumulate(k::broadcast<4>(score));
     row.merge(hidden);
-    const auto result = op.finish(row, 8);
+    const auto result = op.finish(row, k::Count<C>(8));
     CHECK(op.linear(hidden, result)(op.center(k::broadcast<4>(-kInf<float>), hidden))[3] == 0.f);
     CHECK(op.linear(row, result)(op.center(k::broadcast<4>(score), row))[3] == 0.25f);
   }
@@ -344,7 +344,7 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
   for_cut_rows<C>(op, false, [&](const std::vector<C>& x, const typename k::RmsNormOp<C>::State& s, int pieces) {
     test::Row<C> row = exact(x);
     const test::Real<C> want = test::rmsnorm(row, 1e-5);
-    const double got = double(op.finish(s, int64_t(x.size())).rstd);
+    const double got = double(op.finish(s, k::Count<C>(int(x.size()))).rstd);
     const double limit = want.e + 4 * pieces * test::unit<C> * want.v;
     t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: rstd %.17g, want %.17g", x.size(), pieces, got, want.v);
   });

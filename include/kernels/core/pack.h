@@ -182,7 +182,28 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     }
     return out;
   } else
-#elif defined(__F16C__)
+#else
+  if constexpr (std::is_same<To, From>::value) {
+    return in;
+  } else
+#if defined(__AVX512F__)
+  // Vectors as long as those of the loops around: a value stored in two halves would have to wait for both in the cache.
+  // Masked with all ones, because g++ 12 warns about the plain forms.
+  if constexpr (N % 16 == 0 && std::is_same<From, half>::value && std::is_same<To, float>::value) {
+    for (int i = 0; i < N; i += 16) {
+      const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in.v + i));
+      _mm512_storeu_ps(out.v + i, _mm512_maskz_cvtph_ps(0xffff, codes));
+    }
+    return out;
+  } else if constexpr (N % 16 == 0 && std::is_same<From, float>::value && std::is_same<To, half>::value) {
+    for (int i = 0; i < N; i += 16) {
+      const __m256i codes = _mm512_maskz_cvtps_ph(0xffff, _mm512_loadu_ps(in.v + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.v + i), codes);
+    }
+    return out;
+  } else
+#endif
+#if defined(__F16C__)
   if constexpr (N % 8 == 0 && std::is_same<From, half>::value && std::is_same<To, float>::value) {
     for (int i = 0; i < N; i += 8) {
       const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.v + i));
@@ -196,6 +217,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     }
     return out;
   } else
+#endif
 #endif
   {
     KERNELS_UNROLL

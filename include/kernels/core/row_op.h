@@ -7,14 +7,14 @@
 //   padding()                            a value that does not change a state, for the end of a partly filled pack
 //   accumulate(State&, Pack, valid)      takes in the first `valid` values of a pack, with padding behind them; any N
 //   merge(State& into, State from)       any order, any split of the row
-//   Result finish(State, cols)           once per row
+//   Result finish(State, Count)          once per row, with the number of columns
 //   write_row(Result, row)               once per row, by one thread: per-row outputs
 //
 //   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
 //   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
 //
 //   State absorb(Pack& x, valid)         accumulate for the first pack of all, which leaves x centered on the state
-//   State gather(State, lanes, total)    the states of threads side by side in one, `total` values in all. lanes.sum(v) and
+//   State gather(State, lanes, Count)    the states of threads side by side in one, Count values in all. lanes.sum(v) and
 //                                        lanes.max(v) reduce over them, lanes.first(v) is what the first one has
 #pragma once
 
@@ -47,7 +47,7 @@ struct SoftmaxBase {
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, C) const { return State::gather(s, lanes); }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>&) const { return State::gather(s, lanes); }
 };
 
 }  // namespace detail
@@ -60,7 +60,7 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
     C scale;
   };
 
-  KERNELS_HD Result finish(const State& s, int64_t) const { return {s.reference(), s.empty() ? C(0) : C(1) / s.l}; }
+  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.empty() ? C(0) : C(1) / s.l}; }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
 
   template <int N>
@@ -83,7 +83,7 @@ struct LogSoftmaxOp : detail::SoftmaxBase<C> {
     C log_sum;
   };
 
-  KERNELS_HD Result finish(const State& s, int64_t) const { return {s.reference(), s.empty() ? C(0) : log(s.l)}; }
+  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.empty() ? C(0) : log(s.l)}; }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
 
   template <int N>
@@ -133,9 +133,9 @@ struct LayerNormOp {
   template <int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int valid) const { s.accumulate(x, valid); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
-  KERNELS_HD Result finish(const State& s, int64_t cols) const {
+  KERNELS_HD Result finish(const State& s, const Count<C>& cols) const {
     const C mean = s.mean();
-    return {mean, s.offset - (mean - s.origin), rsqrt(divide(s.m2, static_cast<C>(cols)) + eps)};
+    return {mean, s.offset - (mean - s.origin), rsqrt(s.m2 * cols.inverse + eps)};
   }
   KERNELS_HD void write_row(const Result& r, int64_t row) const {
     mean_out.write(row, r.mean);
@@ -151,7 +151,7 @@ struct LayerNormOp {
   template <int N>
   KERNELS_HD State absorb(Pack<C, N>& x, int valid) const { return State::absorb(x, valid); }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, C total) const { return State::gather(s, lanes, total); }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>& total) const { return State::gather(s, lanes, total); }
 };
 
 // x * rstd with rstd = 1 / sqrt(mean of squares + eps).
@@ -172,9 +172,9 @@ struct RmsNormOp {
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.squares = s.squares + dot(x, x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, C) const { return {lanes.sum(s.squares)}; }
-  KERNELS_HD Result finish(const State& s, int64_t cols) const {
-    return {rsqrt(divide(s.squares, static_cast<C>(cols)) + eps)};
+  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>&) const { return {lanes.sum(s.squares)}; }
+  KERNELS_HD Result finish(const State& s, const Count<C>& cols) const {
+    return {rsqrt(s.squares * cols.inverse + eps)};
   }
   KERNELS_HD void write_row(const Result& r, int64_t row) const { rstd_out.write(row, r.rstd); }
 

@@ -9,6 +9,13 @@
 
 KERNELS_BEGIN
 
+// How many values, and one over it (0 for none), for a division that is made once and used for every row.
+template <class C>
+struct Count {
+  C n, inverse;
+  KERNELS_HD explicit Count(int count) : n(static_cast<C>(count)), inverse(count > 0 ? divide(C(1), n) : C(0)) {}
+};
+
 template <class C>
 struct WelfordState {
   C origin = C(0);
@@ -62,15 +69,15 @@ struct WelfordState {
     n = total;
   }
 
-  // The states of all lanes in one; `total` is the number of values they have seen together.
+  // The states of all lanes in one, which have seen `total` values together.
   template <class Lanes>
-  static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes, C total) {
+  static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes, const Count<C>& total) {
     // Every mean is taken relative to the first lane's origin; a lane without values has weight 0.
     WelfordState all;
     all.origin = lanes.first(s.origin);
-    all.n = total;
+    all.n = total.n;
     const C delta = s.n > C(0) ? (s.origin - all.origin) + s.offset : C(0);
-    all.offset = divide(lanes.sum(s.n * delta), greater(total, C(1)));
+    all.offset = lanes.sum(s.n * delta) * total.inverse;
     const C off = delta - all.offset;
     all.m2 = lanes.sum(s.m2 + s.n * (off * off));
     return all;

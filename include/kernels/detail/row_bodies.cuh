@@ -9,9 +9,6 @@
 #include "../functor.h"
 #include "team.cuh"
 
-#ifndef KERNELS_DEV_ST
-#define KERNELS_DEV_ST 3
-#endif
 KERNELS_BEGIN
 namespace detail {
 
@@ -30,6 +27,7 @@ struct RowProblem {
   Sink sink;
   int64_t rows;
   int64_t cols;
+  Count<C> columns;  // of a row, for the ops
 };
 
 // What a sink keeps per row, or nothing.
@@ -204,7 +202,7 @@ __device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk w
 
     KERNELS_UNROLL
     for (int r = 0; r < R; ++r) {
-      const auto result = p.op.finish(team.reduce(p.op, local[r], columns), p.cols);
+      const auto result = p.op.finish(team.reduce(p.op, local[r], columns), columns.row);
       const auto linear = p.op.linear(local[r], result);
       if (leader && row[r] < p.rows) p.op.write_row(result, row[r]);
 
@@ -228,10 +226,9 @@ __device__ __forceinline__ void resident_rows(const P& p, Team&& team, RowWalk w
   }
 }
 
-// A source that reads several tensors, or wide elements, needs registers for more than the values.
+// A source that reads 4 bytes or more for each value, and doubles, need more registers.
 template <class P, int N, int K>
-constexpr bool heavy =
-    K * sizeof(typename Fetches<N, K, typename P::Source>::Fetched) > N * K * sizeof(typename P::C);
+constexpr bool heavy = sizeof(typename P::C) > 4 || sizeof(typename Fetches<N, K, typename P::Source>::Fetched) >= 4 * N;
 
 // R rows per group of 1 to 32 lanes.
 template <class P, int N, int K, int R>
@@ -239,7 +236,7 @@ struct GroupBody {
   static constexpr int max_threads = 128;
   // Registers for the values and as much again, but no more: with enough warps the rest hides itself.
   static constexpr int values = N * K * R * int(sizeof(typename P::C)) / 4;
-  static constexpr int min_blocks = (values <= 8 ? 12 : values <= 16 ? 8 : values <= 32 ? 6 : 4) / (N == 1 || heavy<P, N, K> ? 2 : 1);
+  static constexpr int registers = (values <= 8 ? 40 : values <= 16 ? 64 : 80) * (N == 1 || heavy<P, N, K> ? 8 : 5) / 5;
   struct Params {
     P problem;
     int64_t walk;  // passes per block
@@ -258,7 +255,8 @@ struct GroupBody {
     const int lane = team.lanes.rank();
     const Place place = Place::at<N, K>(lane * N, params.lanes * N, cols);
     using C = typename P::C;
-    const Columns<C> columns{C(cols), C(cols), C(cols)};
+    const Count<C>& all = params.problem.columns;
+    const Columns<C> columns{all, all, all};
     resident_rows<N, K, R, false>(params.problem, team, walk, place, columns, lane == 0);
   }
 };
@@ -282,16 +280,36 @@ __device__ __forceinline__ int warp_columns(int columns) {
   return columns / stride * most + (rest < 0 ? 0 : rest < most ? rest : most);
 }
 
-// One row per block or cluster, in registers, and the next one on its way. A block stays for `walk` rows: long enough to
+// The rows of a block: `walk` of them, but fewer for the last blocks, which then end more nearly together.
+struct Walk {
+  int64_t rows;
+  int64_t long_blocks;
+  int64_t short_rows;
+
+  // `even`: as few blocks as possible.
+  static Walk over(int64_t passes, int64_t walk, bool even) {
+    if (even || walk == 1) return {walk, (passes + walk - 1) / walk, 1};
+    return {walk, passes * 7 / 8 / walk, walk >= 4 ? walk / 4 : 1};
+  }
+  int64_t blocks(int64_t passes) const {
+    const int64_t rest = passes - long_blocks * rows;
+    return long_blocks + (rest > 0 ? (rest + short_rows - 1) / short_rows : 0);
+  }
+  __device__ __forceinline__ int64_t first(int64_t block) const {
+    return block < long_blocks ? block * rows : long_blocks * rows + (block - long_blocks) * short_rows;
+  }
+};
+
+// One row per block or cluster, in registers, and the next one on its way. A block stays for a few rows: long enough to
 // read ahead, short enough for the hardware to balance the multiprocessors. Every warp has a run of columns of its own,
 // so that a thread's packs are a fixed distance apart.
-template <class P, int N, int K, int kThreads>
+template <class P, int N, int K>
 struct BlockBody {
-  static constexpr int max_threads = kThreads;
-  static constexpr int min_blocks = kThreads > 256 ? 1 : heavy<P, N, K> ? 2 : 3;
+  static constexpr int registers = heavy<P, N, K> ? 128 : 80;
+  static constexpr int max_threads = heavy<P, N, K> ? 512 : 768;
   struct Params {
     P problem;
-    int64_t walk;
+    Walk walk;
     int width;
   };
 
@@ -304,10 +322,11 @@ struct BlockBody {
     const int end = begin + run < slice.end ? begin + run : slice.end;
     const Place place = Place::at<N, K>(begin + int(threadIdx.x & 31) * N, 32 * N, end);
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const int64_t first = blockIdx.x / team.blocks() * params.walk, last = first + params.walk;
-    const RowWalk walk{first, 0, 0, 1, last < params.problem.rows ? last : params.problem.rows};
+    const int64_t index = blockIdx.x / team.blocks();
+    const int64_t last = params.walk.first(index + 1);
+    const RowWalk walk{params.walk.first(index), 0, 0, 1, last < params.problem.rows ? last : params.problem.rows};
     using C = typename P::C;
-    const Columns<C> columns{C(end > begin ? end - begin : 0), C(slice.columns()), C(params.problem.cols)};
+    const Columns<C> columns{Count<C>(end > begin ? end - begin : 0), Count<C>(slice.columns()), params.problem.columns};
     resident_rows<N, K, 1, true>(params.problem, team, walk, place, columns, leader);
   }
 };
@@ -319,7 +338,7 @@ struct BlockBody {
 template <class P, int N, int K, bool kKeep>
 struct StagedBody {
   static constexpr int max_threads = 256;
-  static constexpr int min_blocks = kKeep ? KERNELS_DEV_ST : heavy<P, N, K> || N == 1 ? 2 : 3;
+  static constexpr int registers = !kKeep ? 128 : heavy<P, N, K> ? 80 : 64;
   struct Params {
     P problem;
     int width;
@@ -335,7 +354,7 @@ struct StagedBody {
     const P& p = params.problem;
     BlockTeam team(scratch);
     const Slice slice(team, params.width, int(p.cols));
-    const Columns<C> columns{C(warp_columns<N>(slice.columns())), C(slice.columns()), C(p.cols)};
+    const Columns<C> columns{Count<C>(warp_columns<N>(slice.columns())), Count<C>(slice.columns()), p.columns};
     const bool leader = team.rank() == 0 && team.block() == 0;
     Kept* const kept = reinterpret_cast<Kept*>(dynamic_shared);
     const auto again = second_pass(p.source);
@@ -374,7 +393,7 @@ struct StagedBody {
         tile.accumulate(p.op, state);
       }
       state = team.reduce(p.op, state, columns);
-      const auto result = p.op.finish(state, p.cols);
+      const auto result = p.op.finish(state, columns.row);
       const auto linear = p.op.linear(state, result);
       if (leader) p.op.write_row(result, row);
 
@@ -431,7 +450,7 @@ struct SplitParams {
 template <class P, int N, int K>
 struct PartialBody {
   static constexpr int max_threads = 512;
-  static constexpr int min_blocks = 1;
+  static constexpr int registers = 128;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -450,8 +469,8 @@ struct PartialBody {
         read_tile(tile, p.source, row, p.op.padding());
         tile.accumulate(p.op, state);
       }
-      const typename P::C n = end - begin;
-      state = team.reduce(p.op, state, Columns<typename P::C>{typename P::C(warp_columns<N>(end - begin)), n, n});
+      const Count<typename P::C> all(end - begin);
+      state = team.reduce(p.op, state, Columns<typename P::C>{Count<typename P::C>(warp_columns<N>(end - begin)), all, all});
       if (team.rank() == 0) params.partial[piece] = state;
     }
   }
@@ -460,7 +479,7 @@ struct PartialBody {
 template <class P, int N, int K>
 struct FinishBody {
   static constexpr int max_threads = 512;
-  static constexpr int min_blocks = 1;
+  static constexpr int registers = 128;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -476,8 +495,8 @@ struct FinishBody {
       typename P::Op::State state;
       for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[row * params.chunks + i]);
       // Every warp brings all the partial states together, one lane after the other where there are more than 32.
-      state = p.op.gather(state, Lanes<32>(), typename P::C(p.cols));
-      const auto result = p.op.finish(state, p.cols);
+      state = p.op.gather(state, Lanes<32>(), p.columns);
+      const auto result = p.op.finish(state, p.columns);
       const auto linear = p.op.linear(state, result);
       if (int(threadIdx.x) == 0 && begin == 0) p.op.write_row(result, row);
       for (int at = begin + int(threadIdx.x) * N; at < end; at += K * stride) {

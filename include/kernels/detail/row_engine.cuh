@@ -22,8 +22,6 @@ constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 // Compute values of a row per thread, in units of 4 bytes; narrow packs need more registers for addresses.
 constexpr int kTile = 32;
 constexpr int kNarrowTile = 16;
-constexpr int kMaxBlock = 512;
-constexpr int kSmallBlock = 256;  // up to here more registers per thread would only mean fewer blocks
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
 // The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
@@ -48,6 +46,12 @@ class RowEngine {
   static constexpr int wide = Widths::wide;
   static constexpr int scale = int(sizeof(C)) / 4;
   static constexpr int tile(int pack) { return pack == wide ? kTile : kNarrowTile; }
+  // The largest block that keeps rows in registers.
+  static int max_block(int pack) {
+    return pack == wide ? BlockBody<Problem, wide, packs(wide, kTile)>::max_threads
+           : pack == 1  ? BlockBody<Problem, 1, packs(1, kNarrowTile)>::max_threads
+                        : BlockBody<Problem, Widths::middle, packs(Widths::middle, kNarrowTile)>::max_threads;
+  }
   static constexpr int packs(int pack, int elements) { return tile_packs(pack, elements, int(sizeof(C))); }
 
   RowEngine(const Exec& ex, const Problem& problem) : ex_(ex), p_(problem) {}
@@ -88,7 +92,7 @@ class RowEngine {
     yes = false;
     if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
-    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile), kMaxBlock>>(compiled_for)));
+    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile)>>(compiled_for)));
     yes = compiled_for >= 90;
     return {};
   }
@@ -97,23 +101,12 @@ class RowEngine {
   Status choose(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     const int64_t cols = p_.cols * scale;
-    const int64_t limit_per_block = kMaxBlock * tile(plan.pack);
     bool clusters = false;
     if (cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
-    // Few rows: give each as many blocks as there are multiprocessors for it.
-    const int64_t share = ex_.device().sm_count / (p_.rows < ex_.device().sm_count ? p_.rows : ex_.device().sm_count);
-    const int64_t useful = lesser<int64_t>(share, cols / tuning::kFewRowsElements);
-    if (useful >= 2) {
-      if (clusters) {
-        policy.cluster = int(lesser<int64_t>(power_of_two_from(useful + 1) / 2, kPortableCluster));
-        const int64_t width = ceil_div(cols, policy.cluster);
-        policy.residency = width <= limit_per_block ? Residency::registers : shared_or_streamed(plan.pack, policy.cluster);
-        if (policy.residency == Residency::registers) {
-          policy.threads = int(lesser<int64_t>(kMaxBlock, round_up(ceil_div(width, tuning::kFewRowsPerThread), 32)));
-        }
-        return {};
-      }
+    // Few rows: as many blocks for each as keep the multiprocessors busy, but every block with enough to do.
+    if (p_.rows < ex_.device().sm_count && cols >= 2 * tuning::kFewRowsElements) {
+      if (clusters) return choose_cluster(plan);
       if (!Problem::row_sink && ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
         policy.residency = Residency::split;
         return {};
@@ -136,6 +129,35 @@ class RowEngine {
     return {};
   }
 
+  Status choose_cluster(RowPlan& plan) const {
+    RowPolicy& policy = plan.policy;
+    const int64_t cols = p_.cols * scale;
+    const int64_t wanted = lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), cols / tuning::kFewRowsElements);
+    const int64_t in_registers = int64_t(max_block(plan.pack)) * tile(plan.pack);
+    const int most = fits_largest_cluster() ? kMaxCluster : kPortableCluster;
+    while (policy.cluster < most && (2 * policy.cluster <= wanted || width_of(policy.cluster) * scale > in_registers)) policy.cluster *= 2;
+    const int64_t width = width_of(policy.cluster) * scale;
+    if (width > in_registers) {
+      policy.residency = shared_or_streamed(plan.pack, policy.cluster);
+      return {};
+    }
+    policy.residency = Residency::registers;
+    policy.threads = int(lesser<int64_t>(max_block(plan.pack), round_up(ceil_div(width, lesser(tuning::kFewRowsPerThread, tile(plan.pack))), 32)));
+    const int64_t at_once = ex_.device().sm_count * greater(1, tuning::kThreadsPerMultiprocessor / policy.threads);
+    policy.walk = int(ceil_div(p_.rows * policy.cluster, at_once));
+    return {};
+  }
+
+  // Clusters of 16 are an option of the hardware.
+  bool fits_largest_cluster() const {
+    Launch how;
+    how.threads = 256;
+    how.cluster = kMaxCluster;
+    how.grid.x = kMaxCluster;
+    int64_t clusters = 0;
+    return resident_clusters<BlockBody<Problem, wide, packs(wide, kTile)>>(ex_, how, clusters).ok() && clusters > 0;
+  }
+
   Residency shared_or_streamed(int pack, int cluster) const {
     const size_t bytes = kept_bytes(width_of(cluster)) + sizeof(Scratch<Problem>);
     return pack == wide && bytes <= size_t(ex_.device().shared_per_block) ? Residency::shared : Residency::streamed;
@@ -153,13 +175,24 @@ class RowEngine {
     policy.rows_per_group = row.rows_per_group;
     policy.walk = row.walk;
     const int elements = lesser(row.elements, tile(plan.pack));
-    const int64_t threads = ceil_div(ceil_div(p_.cols * scale, row.cluster), elements);
     if (row.residency == Residency::group && has_groups(plan.pack)) {
       policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, elements / scale)))));
+      return {};
+    }
+    policy.residency = Residency::registers;
+    policy.rows_per_group = 1;
+    // Functors that need more registers leave room for fewer threads: then more blocks share the row.
+    const auto threads = [&] { return round_up(ceil_div(width_of(policy.cluster) * scale, elements), 32); };
+    if (threads() > max_block(plan.pack)) {
+      bool clusters = false;
+      KERNELS_TRY(has_clusters(clusters));
+      while (clusters && policy.cluster < kPortableCluster && threads() > max_block(plan.pack)) policy.cluster *= 2;
+    }
+    if (threads() > max_block(plan.pack)) {
+      policy.walk = 0;
+      policy.residency = shared_or_streamed(plan.pack, policy.cluster);
     } else {
-      policy.residency = Residency::registers;
-      policy.rows_per_group = 1;
-      policy.threads = int(lesser<int64_t>(kMaxBlock, round_up(threads, 32)));
+      policy.threads = int(threads());
     }
     return {};
   }
@@ -207,12 +240,12 @@ class RowEngine {
 
     if (policy.threads == 0) {
       policy.threads = policy.residency == Residency::registers
-                           ? int(lesser<int64_t>(kMaxBlock, round_up(ceil_div(plan.width, elements), 32)))
+                           ? int(lesser<int64_t>(max_block(plan.pack), round_up(ceil_div(plan.width, elements), 32)))
                            : tuning::kStreamThreads;
     }
-    const bool staged = policy.residency == Residency::shared || policy.residency == Residency::streamed;
-    if (policy.threads < 32 || policy.threads > (staged ? kSmallBlock : kMaxBlock) || policy.threads % 32 != 0) {
-      return invalid("policy: threads of a block is not a multiple of 32 up to 512 (256 in shared memory or streamed)");
+    const int most = policy.residency == Residency::registers ? max_block(plan.pack) : policy.residency == Residency::split ? 512 : 256;
+    if (policy.threads < 32 || policy.threads > most || policy.threads % 32 != 0) {
+      return invalid("policy: threads of a block is not a multiple of 32 up to 768 in registers (512 for functors that read much), 512 split, 256 otherwise");
     }
     if (policy.residency == Residency::registers) {
       if (ceil_div(plan.width, plan.pack) > int64_t(policy.threads) * packs(plan.pack, tile(plan.pack))) {
@@ -263,13 +296,11 @@ class RowEngine {
     how.grid.x = unsigned(blocks(plan, p_.rows * policy.cluster));
     switch (policy.residency) {
       case Residency::registers:
-        how.grid.x = unsigned(ceil_div(p_.rows, plan.walk) * policy.cluster);
-        if constexpr (N == wide) {
-          if (policy.threads <= kSmallBlock) {
-            return launch<BlockBody<Problem, N, K, kSmallBlock>>(ex_, how, {p_, plan.walk, plan.width});
-          }
+        {
+          const Walk walk = Walk::over(p_.rows, plan.walk, plan.walk > policy.walk || p_.rows < ex_.device().sm_count);
+          how.grid.x = unsigned(walk.blocks(p_.rows) * policy.cluster);
+          return launch<BlockBody<Problem, N, K>>(ex_, how, {p_, walk, plan.width});
         }
-        return launch<BlockBody<Problem, N, K, kMaxBlock>>(ex_, how, {p_, plan.walk, plan.width});
       case Residency::shared:
         how.shared = kept_bytes(plan.width);
         if constexpr (N == wide) return launch<StagedBody<Problem, N, K, true>>(ex_, how, {p_, plan.width});
@@ -321,7 +352,7 @@ Status plan_rows(const Exec& ex, const Options& options, const Source& source, c
   using C = compute_type<Source>;
   using Op = decltype(options.template op<C>());
   using Problem = RowProblem<Op, Source, Sink>;
-  const Problem problem{options.template op<C>(), source, sink, rows, cols};
+  const Problem problem{options.template op<C>(), source, sink, rows, cols, Count<C>(int(cols))};
   const RowEngine<Problem> engine(ex, problem);
   KERNELS_TRY(engine.plan(policy, plan));
   return start ? engine.run(plan) : Status{};

@@ -6,7 +6,7 @@
 
 #include "../arch/arch.cuh"
 #include "../arch/sm90.cuh"
-#include "../core/math.h"
+#include "../core/welford.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -63,7 +63,7 @@ class Lanes {
 // How many columns the parts of a team have: what a state has seen once it stands for that part.
 template <class C>
 struct Columns {
-  C warp, block, row;
+  Count<C> warp, block, row;
 };
 
 // A team of one warp or less.
@@ -76,7 +76,7 @@ struct GroupTeam {
   }
 };
 
-constexpr int kMaxWarps = 16;
+constexpr int kMaxWarps = 24;
 constexpr int kMaxCluster = 16;
 
 // Room for the states of a block's warps and a cluster's blocks, twice: consecutive uses alternate, so that one barrier
@@ -142,12 +142,15 @@ class BlockTeam {
   }
 
  private:
-  // Every warp does the same work on the same states, and gets the same result. Always 16 lanes: a fixed number of steps
-  // costs less than asking at each whether it is needed.
+  // Every warp does the same work on the same states, and gets the same result. Always 16 or 32 lanes: a fixed number of
+  // steps costs less than asking at each whether it is needed.
   template <class State, class Op, class C>
-  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, C total) {
-    static_assert(kMaxWarps == 16 && kMaxCluster == 16, "slots");
-    const Lanes<16> lanes;
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>& total) {
+    if (count > 16) return gather_lanes<State>(op, slots, count, total, Lanes<32>());
+    return gather_lanes<State>(op, slots, count, total, Lanes<16>());
+  }
+  template <class State, class Op, class C, class L>
+  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>& total, L lanes) {
     State state;
     if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(slots[lanes.rank()], 8), sizeof(State));
     return op.gather(state, lanes, total);

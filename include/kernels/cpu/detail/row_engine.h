@@ -59,7 +59,7 @@ template <class Source, class Sink>
 class Packs {
   static constexpr bool any = any_width<Source, Sink>;
   static constexpr int narrower = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
-  static constexpr int wide = any ? kWidestPack : narrower;
+  static constexpr int wide = any ? KW : narrower;
   static constexpr int middle = wide >= 8 ? 4 : wide == 4 ? 2 : 1;
 
  public:
@@ -190,7 +190,7 @@ class RowEngine {
         state = p_.op.absorb(block, valid);
         p_.op.merge(all, state);
       });
-      const auto result = p_.op.finish(all, p_.cols);
+      const auto result = p_.op.finish(all, Count<C>(int(p_.cols)));
       p_.op.write_row(result, row);
 
       const auto finished = [&](int64_t begin) {
@@ -245,7 +245,7 @@ class RowEngine {
     });
     State all;
     for (int c = 0; c < chunks; ++c) p_.op.merge(all, states[c]);
-    const auto result = p_.op.finish(all, p_.cols);
+    const auto result = p_.op.finish(all, Count<C>(int(p_.cols)));
     const auto linear = p_.op.linear(all, result);
     p_.op.write_row(result, row);
 
