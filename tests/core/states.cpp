@@ -183,7 +183,7 @@ TEST_CASE("a hidden part of a row whose scores are far from zero") {
     hidden.accumulate(k::broadcast<4>(-kInf<float>));
     row.accumulate(k::broadcast<4>(score));
     row.merge(hidden);
-    const auto result = op.finish(row, k::Count<C>(8));
+    const auto result = op.finish(row, k::Count<float>(8));
     CHECK(op.linear(hidden, result)(op.center(k::broadcast<4>(-kInf<float>), hidden))[3] == 0.f);
     CHECK(op.linear(row, result)(op.center(k::broadcast<4>(score), row))[3] == 0.25f);
   }
@@ -359,7 +359,7 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
   op.accumulate(s, k::broadcast<4>(op.padding()), 0);
   CHECK(s.squares == C(36));
   op.accumulate(s, k::Pack<C, 2>{{C(0), kNaN<C>}}, 2);
-  CHECK(std::isnan(double(op.finish(s, 6).rstd)));
+  CHECK(std::isnan(double(op.finish(s, k::Count<C>(6)).rstd)));
 }
 
 // ---- the ops over a state ------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
       }
     };
     const auto whole = cut_and_merged(op, x, 4, random);
-    const auto result = op.finish(whole, cols);
+    const auto result = op.finish(whole, k::Count<C>(cols));
     check("merged", op.linear(whole, result)(op.center(padded(op, x), whole)), 0, cols);
 
     // Each part centered on its own state, and finished with the whole row's.
@@ -404,7 +404,7 @@ void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
 
     auto held = padded(op, x);
     const auto local = op.absorb(held, cols);
-    check("absorbed", op.linear(local, op.finish(local, cols))(held), 0, cols);
+    check("absorbed", op.linear(local, op.finish(local, k::Count<C>(cols)))(held), 0, cols);
   }
   CHECK_TALLY(t);
 }
