@@ -55,8 +55,8 @@ KERNELS_HD float exp(float x) {
   // 2^n in two factors, so that n = 128 and the subnormal results come out right.
   const int32_t exponent = bit_cast<int32_t>(shifted) - 0x4b400000;
   const int32_t first = exponent >> 1;
-  const float low = bit_cast<float>((first + 127) << 23);
-  const float high = bit_cast<float>((exponent - first + 127) << 23);
+  const float low = bit_cast<float>(uint32_t(first + 127) << 23);
+  const float high = bit_cast<float>(uint32_t(exponent - first + 127) << 23);
   return p * low * high;
 #endif
 }
