@@ -130,7 +130,7 @@ TEST_CASE("layernorm: NaN and infinity spoil their row and no other") {
 
 TEST_CASE("layernorm: extreme magnitudes") {
   Stream stream;
-  for (const double size : {1e-30, 1e-18, 1e-6, 1e6, 1e15}) {
+  for (const double size : {1e-15, 1e-6, 1e6, 1e15}) {
     Random random{42};
     Trials<Trial<LayerNorm, float>> trials;
     for (const int64_t cols : {9, 1000, 20000}) {

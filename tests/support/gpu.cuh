@@ -367,8 +367,10 @@ inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = 
   return all;
 }
 
-// Whether a row is read a second time, so that what a tee wrote comes back rounded.
-inline bool rereads(const k::RowPolicy& p) { return p.residency == k::Residency::streamed || p.residency == k::Residency::split; }
+// Whether a row may be read a second time, so that what a tee wrote comes back rounded.
+inline bool rereads(const k::RowPolicy& p) {
+  return p.residency == k::Residency::automatic || p.residency == k::Residency::streamed || p.residency == k::Residency::split;
+}
 
 // f(exec, policy) for every residency; f launches and checks.
 template <class F>

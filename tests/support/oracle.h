@@ -356,7 +356,8 @@ Real<C> rmsnorm(Row<C>& x, double eps) {
   return {rstd, rstd_error};
 }
 
-// One scale per row: largest |value| / largest T. The codes are value / scale, still to be rounded to T.
+// One scale per row: largest |value| / largest T, but no subnormal one. The codes are value / scale, still to be rounded
+// to T.
 template <class T, class C>
 Real<C> quantize(Row<C>& x) {
   const double most = dtype_of<T>::value == DType::i8 ? 127 : format(dtype_of<T>::value).largest();
@@ -365,6 +366,7 @@ Real<C> quantize(Row<C>& x) {
     if (!(std::fabs(a.v) <= largest.v) && largest.v == largest.v) largest.v = std::fabs(a.v);
     largest.e = std::fmax(largest.e, a.e);
   }
+  if (largest.v > 0 && largest.v < most * 0x1p-126) largest = {most * 0x1p-126};
   for (Real<C>& a : x) {
     if (largest.v != largest.v) a = {largest.v};
     else if (largest.v > 0) {
