@@ -5,11 +5,13 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #define BENCH_CHECK(call)                                                                          \
@@ -39,14 +41,21 @@ __device__ inline uint32_t hash(uint64_t x) {
   return uint32_t(x >> 32);
 }
 
-// Roughly normal, standard deviation 1: the sum of four uniforms.
+// Roughly normal, standard deviation 1: the sum of four uniforms. A bool is true seven times in eight.
 template <class T>
 __global__ void fill_random(T* p, size_t n, uint64_t seed) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
     float sum = 0.f;
     for (int k = 0; k < 4; ++k) sum += float(hash((i * 4 + k) ^ (seed << 40))) * (1.f / 4294967296.f) - 0.5f;
-    p[i] = T(sum * 1.7320508f);
+    if constexpr (std::is_same<T, bool>::value) p[i] = sum > -0.664f;
+    else p[i] = T(sum * 1.7320508f);
   }
+}
+
+template <class T>
+void fill(T* p, size_t n, uint64_t seed) {
+  fill_random<<<1024, 256>>>(p, n, seed);
+  BENCH_CHECK(cudaGetLastError());
 }
 
 // One large allocation from which each case takes its rotating buffers.
@@ -60,7 +69,7 @@ class Arena {
   size_t left() const { return bytes_ - used_; }
 
   template <class T>
-  T* take(size_t count, uint64_t seed) {
+  T* reserve(size_t count) {
     const size_t bytes = (count * sizeof(T) + 255) / 256 * 256;
     if (used_ + bytes > bytes_) {
       std::fprintf(stderr, "the benchmark's memory (%zu bytes) is too small\n", bytes_);
@@ -68,8 +77,13 @@ class Arena {
     }
     T* p = reinterpret_cast<T*>(base_ + used_);
     used_ += bytes;
-    fill_random<<<1024, 256>>>(p, count, seed);
-    BENCH_CHECK(cudaGetLastError());
+    return p;
+  }
+
+  template <class T>
+  T* take(size_t count, uint64_t seed) {
+    T* p = reserve<T>(count);
+    fill(p, count, seed);
     return p;
   }
 
@@ -80,8 +94,11 @@ class Arena {
 
 // How many buffer sets of `bytes` each keep every replay out of the cache.
 inline int sets_for(double bytes) {
-  return int(std::min(256.0, std::max(1.0, std::ceil(kRotation * double(l2_bytes()) / bytes))));
+  return int(std::min(1024.0, std::max(1.0, std::ceil(kRotation * double(l2_bytes()) / bytes))));
 }
+
+// How many calls of `bytes` each make a replay of some 2 ms at 4 TB/s: at least 4, at most 20.
+inline int calls_for(double bytes) { return int(std::min(20.0, std::max(4.0, 8e9 / bytes))); }
 
 // Median microseconds of one call: `call(stream, i)` for i = 0 .. sets - 1 is captured into a graph, which is replayed.
 // The graph holds at least `calls` calls, so that its launch is not what is timed.
@@ -91,6 +108,7 @@ inline double time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
   BENCH_CHECK(cudaDeviceSynchronize());
   call(stream, 0);
   BENCH_CHECK(cudaStreamSynchronize(stream));
+  constexpr int kWarmups = 2;  // replays that do not count
   const int rounds = (calls + sets - 1) / sets;
   cudaGraph_t graph;
   cudaGraphExec_t exec;
@@ -100,21 +118,22 @@ inline double time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
   }
   BENCH_CHECK(cudaStreamEndCapture(stream, &graph));
   BENCH_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  BENCH_CHECK(cudaEventCreate(&begin));
-  BENCH_CHECK(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int i = 0; i < replays + 2; ++i) {
-    BENCH_CHECK(cudaEventRecord(begin, stream));
+  // All replays are queued at once: between two events lies one graph, and no wait for the host.
+  std::vector<cudaEvent_t> events(replays + kWarmups + 1);
+  for (cudaEvent_t& event : events) BENCH_CHECK(cudaEventCreate(&event));
+  BENCH_CHECK(cudaEventRecord(events[0], stream));
+  for (size_t i = 1; i < events.size(); ++i) {
     BENCH_CHECK(cudaGraphLaunch(exec, stream));
-    BENCH_CHECK(cudaEventRecord(end, stream));
-    BENCH_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    BENCH_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms * 1e3 / (rounds * sets));  // the first two warm up
+    BENCH_CHECK(cudaEventRecord(events[i], stream));
   }
-  BENCH_CHECK(cudaEventDestroy(begin));
-  BENCH_CHECK(cudaEventDestroy(end));
+  BENCH_CHECK(cudaStreamSynchronize(stream));
+  std::vector<double> times;
+  for (size_t i = kWarmups; i + 1 < events.size(); ++i) {
+    float ms = 0;
+    BENCH_CHECK(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
+    times.push_back(ms * 1e3 / (rounds * sets));
+  }
+  for (cudaEvent_t event : events) BENCH_CHECK(cudaEventDestroy(event));
   BENCH_CHECK(cudaGraphExecDestroy(exec));
   BENCH_CHECK(cudaGraphDestroy(graph));
   BENCH_CHECK(cudaStreamDestroy(stream));
@@ -148,12 +167,12 @@ void copy(cudaStream_t stream, const void* from, void* to, size_t bytes) {
 }
 
 // The best of three unrollings: what a kernel that reads and writes these buffers once can hope for.
-inline double copy_us(int sets, const std::function<const void*(int)>& from, const std::function<void*(int)>& to, size_t bytes) {
-  double best = 1e30;
-  best = std::min(best, time_us(sets, [&](cudaStream_t s, int i) { copy<1>(s, from(i), to(i), bytes); }));
-  best = std::min(best, time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }));
-  best = std::min(best, time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }));
-  return best;
+inline double copy_us(int sets, const std::function<const void*(int)>& from, const std::function<void*(int)>& to,
+                      size_t bytes, int calls = 20) {
+  const double one = time_us(sets, [&](cudaStream_t s, int i) { copy<1>(s, from(i), to(i), bytes); }, calls);
+  const double two = time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }, calls);
+  const double four = time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }, calls);
+  return std::min(one, std::min(two, four));
 }
 
 }  // namespace bench
