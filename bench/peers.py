@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""PyTorch, torch.compile and Triton on the shapes of the row benchmarks, in the same way: random data, buffers rotated
+beyond the L2 cache, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
+
+    bench/peers.py --out peers.json [--quick] [--budget SECONDS]
+
+torch.compile runs in its default mode, which is what its users get; "torch.compile tuned" lets Inductor try several
+tilings for its kernels (max_autotune_pointwise) on the shapes of --quick. The mode max-autotune-no-cudagraphs would
+add a search that takes many seconds for each shape. Nothing is compiled once the budget is spent: what is then
+missing is said.
+Exit status 77: PyTorch, Triton or the GPU is missing.
+"""
+import argparse
+import datetime
+import json
+import math
+import os
+import sys
+import time
+
+BEGIN = time.monotonic()
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(os.cpu_count()))
+try:
+    import torch
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    print(f"peers.py: {error.name} is not installed", file=sys.stderr)
+    sys.exit(77)
+
+ROWS = 49152
+COLS = [32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
+QUICK = [1024, 4096, 8192, 32768]
+EPS = 1e-5
+ROTATION = 4
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+# ---- Triton: one pass, ROWS rows in a program, a row in the registers of its warps ----------------------------------
+
+
+@triton.jit
+def softmax_kernel(x, y, rows, cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    at = row * cols + col
+    inside = (row < rows) & (col < cols)
+    v = tl.load(x + at, inside, other=-float("inf")).to(tl.float32)
+    v = tl.exp(v - tl.max(v, axis=1, keep_dims=True))
+    v = v / tl.sum(v, axis=1, keep_dims=True)
+    tl.store(y + at, v.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def layernorm_kernel(x, y, gamma, beta, mean, rstd, rows, cols, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    at = row * cols + col
+    inside = (row < rows) & (col < cols)
+    v = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    m = tl.sum(v, axis=1, keep_dims=True) / cols
+    v = tl.where(col < cols, v - m, 0.0)
+    r = tl.rsqrt(tl.sum(v * v, axis=1, keep_dims=True) / cols + eps)
+    tl.store(mean + row, m, row < rows)
+    tl.store(rstd + row, r, row < rows)
+    g = tl.load(gamma + col, col < cols, other=0.0).to(tl.float32)
+    b = tl.load(beta + col, col < cols, other=0.0).to(tl.float32)
+    tl.store(y + at, (v * r * g + b).to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def rmsnorm_kernel(x, y, gamma, rows, cols, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    at = row * cols + col
+    inside = (row < rows) & (col < cols)
+    v = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    r = tl.rsqrt(tl.sum(v * v, axis=1, keep_dims=True) / cols + eps)
+    g = tl.load(gamma + col, col < cols, other=0.0).to(tl.float32)
+    tl.store(y + at, (v * r * g).to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def copy_kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, at < n, eviction_policy="evict_first"), at < n, cache_modifier=".cs")
+
+
+def tilings(cols):
+    """(rows in a program, block, warps): 8 to 64 elements for each thread."""
+    block = 1 << (cols - 1).bit_length()
+    rows = max(1, 2048 // block)
+    warps = [w for w in (1, 2, 4, 8, 16, 32) if 8 <= rows * block / (32 * w) <= 64]
+    return [(rows, block, w) for w in warps[-3:]]
+
+
+# ---- Timing ---------------------------------------------------------------------------------------------------------
+
+
+def time_us(calls, at_least, replays=15):
+    """Median microseconds of a call: the calls, one for each set of buffers, as a graph that is replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    results = [None] * len(calls)  # kept, so that every set has its own output
+    rounds = math.ceil(at_least / len(calls))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            calls[0]()
+        torch.cuda.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        for _ in range(rounds):
+            for i, call in enumerate(calls):
+                results[i] = call()
+        graph.capture_end()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 3)]
+        events[0].record()
+        for event in events[1:]:
+            graph.replay()
+            event.record()
+        torch.cuda.synchronize()
+    times = [a.elapsed_time(b) * 1e3 / (rounds * len(calls)) for a, b in zip(events[2:], events[3:])]
+    return sorted(times)[len(times) // 2]
+
+
+class Case:
+    def __init__(self, op, dtype, rows, cols):
+        self.op, self.dtype, self.rows, self.cols = op, dtype, rows, cols
+        self.name = f"{op}/{NAMES[dtype]}/{rows}x{cols}/"
+        matrices = 4 if op == "layernorm_residual" else 2
+        self.bytes = matrices * rows * cols * dtype.itemsize
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        self.sets = min(1024, max(1, math.ceil(ROTATION * l2 / self.bytes)))
+        self.calls = int(min(20, max(4, 8e9 / self.bytes)))
+        torch.cuda.empty_cache()
+
+        def random(*shape):
+            return torch.randn(*shape, device="cuda", dtype=dtype)
+
+        # As the C++ programs do, the copy kernel has room for half of the bytes in x and in y.
+        self.x_room = [random(matrices // 2 * rows, cols) for _ in range(self.sets)]
+        self.y_room = [random(matrices // 2 * rows, cols) for _ in range(self.sets)]
+        self.x = [t[:rows] for t in self.x_room]
+        self.y = [t[:rows] for t in self.y_room]
+        self.residual = [random(rows, cols) for _ in range(self.sets)] if matrices == 4 else [None] * self.sets
+        self.gamma, self.beta, self.bias = random(cols), random(cols), random(cols)
+        self.mean, self.rstd = torch.empty(rows, device="cuda"), torch.empty(rows, device="cuda")
+        self.expected = self.reference()
+
+    def each_set(self, call):
+        return [lambda i=i: call(i) for i in range(self.sets)]
+
+    def time(self, call, replays=15):
+        return time_us(self.each_set(call), self.calls, replays)
+
+    # The op as PyTorch writes it. Also what torch.compile is given.
+    def function(self):
+        shape = (self.cols,)
+
+        def softmax(x):
+            return torch.softmax(x, -1)
+
+        def layernorm(x, gamma, beta):
+            return torch.native_layer_norm(x, shape, gamma, beta, EPS)  # y, mean, rstd
+
+        def rmsnorm(x, gamma):
+            return torch.nn.functional.rms_norm(x, shape, gamma, EPS)
+
+        def layernorm_residual(x, residual, bias, gamma, beta):
+            residual.add_(x + bias)
+            return torch.nn.functional.layer_norm(residual, shape, gamma, beta, EPS)
+
+        return locals()[self.op]
+
+    def arguments(self, i):
+        return {"softmax": (self.x[i],),
+                "layernorm": (self.x[i], self.gamma, self.beta),
+                "rmsnorm": (self.x[i], self.gamma),
+                "layernorm_residual": (self.x[i], self.residual[i], self.bias, self.gamma, self.beta)}[self.op]
+
+    def triton_call(self, tiling):
+        rows_each, block, warps = tiling
+        grid = (triton.cdiv(self.rows, rows_each),)
+        shape = (self.rows, self.cols)
+        how = dict(ROWS=rows_each, BLOCK=block, num_warps=warps)
+        if self.op == "softmax":
+            return lambda i: softmax_kernel[grid](self.x[i], self.y[i], *shape, **how)
+        if self.op == "layernorm":
+            return lambda i: layernorm_kernel[grid](self.x[i], self.y[i], self.gamma, self.beta, self.mean, self.rstd,
+                                                    *shape, EPS, **how)
+        if self.op == "rmsnorm":
+            return lambda i: rmsnorm_kernel[grid](self.x[i], self.y[i], self.gamma, *shape, EPS, **how)
+        return None
+
+    def reference(self):
+        """The first rows, in float32."""
+        arguments = [None if a is None else (a[:8] if a.dim() == 2 else a).float() for a in self.arguments(0)]
+        result = self.function()(*arguments)
+        return result[0] if isinstance(result, tuple) else result
+
+    def check(self, result):
+        result = result[0] if isinstance(result, tuple) else result
+        typical = self.expected.square().mean().sqrt()
+        right = (result[:8].float() - self.expected).abs() <= 0.02 * (self.expected.abs() + typical)
+        if not right.all():
+            raise RuntimeError("its result is wrong")
+
+
+# ---- What is timed --------------------------------------------------------------------------------------------------
+
+
+def time_copy(case):
+    n = case.x_room[0].numel()
+
+    def call(block):
+        kernel = copy_kernel[(triton.cdiv(n, block),)]
+        return lambda i: kernel(case.x_room[i], case.y_room[i], n, BLOCK=block, num_warps=block // 1024)
+
+    return min(case.time(call(block)) for block in (2048, 4096, 8192)), ""
+
+
+def time_eager(case):
+    function = case.function()
+    return case.time(lambda i: function(*case.arguments(i))), ""
+
+
+def time_compiled(case, options):
+    torch._dynamo.reset()  # else the ninth shape would run uncompiled
+    function = torch.compile(case.function(), dynamic=False, fullgraph=True, options=options)
+    if case.op != "layernorm_residual":  # which changes its input
+        case.check(function(*case.arguments(0)))
+    return case.time(lambda i: function(*case.arguments(i))), ""
+
+
+def time_triton(case):
+    best, best_tiling = math.inf, None
+    for tiling in tilings(case.cols):
+        call = case.triton_call(tiling)
+        case.y[0].fill_(math.nan)
+        call(0)
+        case.check(case.y[0])
+        us = case.time(call, replays=5)
+        if us < best:
+            best, best_tiling = us, tiling
+    return case.time(case.triton_call(best_tiling)), "rows %d block %d warps %d" % best_tiling
+
+
+def measure(case, who, how, results):
+    copy = results.get(case.name + "copy", {}).get("real_time")
+    row = {"name": case.name + who, "run_type": "iteration", "time_unit": "us"}
+    try:
+        us, row["label"] = how(case)
+        row.update({"real_time": us, "GB/s": case.bytes / us * 1e-3, "share_of_copy": copy / us if copy else 1.0})
+    except Exception as error:  # a peer that fails must not end the others
+        row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
+        torch.cuda.synchronize()
+    results[row["name"]] = row
+    print("%-50s %s" % (row["name"], "%8.2f us" % us if "real_time" in row else row["error_message"]), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="the JSON file to write")
+    parser.add_argument("--quick", action="store_true", help="a few shapes only")
+    parser.add_argument("--budget", type=float, default=170, help="seconds after which nothing more is compiled")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("peers.py: PyTorch finds no GPU", file=sys.stderr)
+        sys.exit(77)
+
+    # The most telling shapes first, should the budget end the run early.
+    ops = ["softmax", "layernorm", "rmsnorm"]
+    shapes = [(op, torch.float16, cols) for cols in QUICK for op in ops + ["layernorm_residual"]]
+    if not options.quick:
+        shapes += [(op, torch.float16, cols) for cols in COLS if cols not in QUICK for op in ops]
+    shapes += [(op, torch.bfloat16, cols) for cols in QUICK for op in ops]
+
+    context = {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": " ".join(["bench/peers.py", *sys.argv[1:]]),
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+    }
+    results, skipped = {}, []
+
+    def save():
+        with open(options.out, "w") as file:
+            json.dump({"context": context, "benchmarks": list(results.values())}, file, indent=1)
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for op, dtype, cols in shapes:
+            case = None  # lets go of the last one's memory first
+            case = Case(op, dtype, ROWS, cols)
+            todo = [("copy", time_copy, False), ("pytorch", time_eager, False)]
+            if op != "layernorm_residual":
+                todo.append(("triton", time_triton, True))
+            todo.append(("torch.compile", lambda case: time_compiled(case, {}), True))
+            if cols in QUICK and dtype == torch.float16:
+                tuned = {"max_autotune_pointwise": True}
+                todo.append(("torch.compile tuned", lambda case: time_compiled(case, tuned), True))
+            for who, how, compiles in todo:
+                if compiles and time.monotonic() - BEGIN > options.budget:
+                    skipped.append(case.name + who)
+                else:
+                    measure(case, who, how, results)
+            save()
+    context["seconds"] = round(time.monotonic() - BEGIN)
+    context["skipped_for_time"] = len(skipped)
+    save()
+    if skipped:
+        print(f"peers.py: the budget of {options.budget:.0f} s ended before {len(skipped)}: {', '.join(skipped)}")
+
+
+if __name__ == "__main__":
+    main()
