@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Prints what bench/run.sh measured, one table for each op.
+
+    bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json
+    bench/report.py stamp FILE KEY=VALUE ...    adds to the context of a JSON file
+"""
+import json
+import os
+import re
+import statistics
+import sys
+
+OPS = ["softmax", "softmax_scale_add", "softmax_scale_mask", "layernorm", "layernorm_residual", "rmsnorm",
+       "rmsnorm_int8"]
+PEERS = ["cudnn", "cub", "pytorch", "torch.compile", "torch.compile tuned", "triton", "oneflow", "apex"]
+PROGRAMS = ["softmax", "layernorm", "rmsnorm", "peers"]
+SAME_RUN, OTHER_RUN = 0.01, 0.03  # differences below this are noise
+
+
+def read(path):
+    """{(op, dtype, rows, cols): {who: row}} and the context; nothing where there is no file."""
+    if not os.path.exists(path):
+        return {}, None
+    with open(path) as file:
+        data = json.load(file)
+    cases = {}
+    for row in data["benchmarks"]:
+        op, dtype, shape, who = row["name"].split("/")[:4]
+        rows, cols = map(int, shape.split("x"))
+        cases.setdefault((op, dtype, rows, cols), {})[who] = row
+    return cases, data["context"]
+
+
+def stamp(path, pairs):
+    with open(path) as file:
+        data = json.load(file)
+    for key in ("host_name", "load_avg"):
+        data["context"].pop(key, None)
+    data["context"].update(pair.split("=", 1) for pair in pairs)
+    with open(path, "w") as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+
+
+def time_of(row):
+    return None if row is None or row.get("error_occurred") else row["real_time"]
+
+
+def aligned(lines):
+    """The first three columns and the last to the left, the others to the right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        cells = [cell.ljust(width) if i < 3 or i == len(line) - 1 else cell.rjust(width)
+                 for i, (cell, width) in enumerate(zip(line, widths))]
+        yield "  ".join(cells).rstrip()
+
+
+class Table:
+    """One op. `others`: {name: (cases, from another run?)}, a column for each peer that has a figure."""
+
+    def __init__(self, op, ours, others):
+        self.op, self.wins, self.ties, self.compared, self.failures = op, [], 0, 0, []
+        keys = [key for key in ours if key[0] == op]
+        self.columns = []
+        for peer in PEERS:
+            for cases, other_run in others:
+                if any(peer in cases.get(key, {}) for key in keys):
+                    self.columns.append((peer, cases, other_run))
+                    break
+        lines = [["", "type", "rows x cols", "copy", "kernels", "GB/s", "share"]]
+        lines[0] += [peer + ("*" if other_run else "") for peer, _, other_run in self.columns] + ["plan"]
+        lines += [self.line(key, ours[key]) for key in keys]
+        self.text = "\n".join(aligned(lines))
+
+    def line(self, key, case):
+        _, dtype, rows, cols = key
+        us, row = time_of(case.get("kernels")), case.get("kernels", {})
+        cells = [self.cell(key, us, *column) for column in self.columns]
+        lost = any(cell.endswith("<") for cell in cells)
+        figures = ["-", "-", "-"]
+        if us:
+            figures = [f"{us:.2f}", f"{row['GB/s']:.0f}", f"{100 * row['share_of_copy']:.1f}%"]
+        if row.get("error_occurred"):
+            self.failures.append(f"{'/'.join(map(str, key))} kernels: {row.get('error_message')}")
+        copy = time_of(case.get("copy"))
+        first = ["!" if lost else "", dtype, f"{rows} x {cols}", f"{copy:.2f}" if copy else "-"]
+        return first + figures + cells + [row.get("label", "")]
+
+    def cell(self, key, us, peer, cases, other_run):
+        row = cases.get(key, {}).get(peer)
+        theirs = time_of(row)
+        if row is not None and row.get("error_occurred"):
+            self.failures.append(f"{'/'.join(map(str, key))} {peer}: {row.get('error_message')}")
+            return "failed"
+        if not us or not theirs:
+            return "-"
+        ratio = theirs / us
+        noise = OTHER_RUN if other_run else SAME_RUN
+        mark = "<" if ratio < 1 - noise else "~" if ratio < 1 + noise else " "
+        self.compared += 1
+        self.ties += mark == "~"
+        if mark == "<":
+            self.wins.append(f"{key[1]} {key[2]} x {key[3]} {peer}{'*' if other_run else ''} {ratio:.2f}x")
+        return f"{theirs:.2f} {ratio:.2f}x{mark}"
+
+    def show(self):
+        print(f"\n{self.op}\n{self.text}")
+        if self.compared:
+            print(f"A peer is faster in {len(self.wins)} of {self.compared} comparisons, level in {self.ties}."
+                  + (" Faster: " + "; ".join(self.wins) if self.wins else ""))
+        for failure in self.failures:
+            print("failed: " + failure)
+
+
+def report(directory):
+    found = {name: read(os.path.join(directory, name + ".json")) for name in PROGRAMS}
+    here = os.path.dirname(os.path.abspath(__file__))
+    reference, origin = read(os.path.join(directory, "reference.json"))
+    if origin is None:
+        reference, origin = read(os.path.join(here, "results", "h200", "reference.json"))
+
+    ours = {}
+    for name, (cases, context) in found.items():
+        if context is None:
+            print(f"{name}.json: missing" + (" (PyTorch, torch.compile, Triton)" if name == "peers" else ""))
+            continue
+        facts = ["gpu", "cuda", "cudnn", "cub", "torch", "triton", "date", "clocks_before", "clocks_after", "command"]
+        print(f"{name}.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
+        if name != "peers":
+            ours.update(cases)
+            if name == "softmax" and "cudnn" not in context:
+                print("cuDNN: not found when the benchmarks were built")
+    peers = found["peers"][0]
+    gpu = next((context["gpu"] for _, context in found.values() if context and "gpu" in context), "")
+    others = [(ours, False), (peers, False)]
+    if origin and origin["gpu"] == gpu:
+        others.append((reference, True))
+
+    print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
+          "\nof the time of kernels; < the peer is faster (and ! before the line),"
+          f" ~ level within {SAME_RUN:.0%} ({OTHER_RUN:.0%} for *).")
+    if len(others) == 3:
+        print("* from another run: " + re.sub(r"\s+", " ", origin["provenance"]))
+        print("  " + origin["notes"])
+    copies = [peers[key]["copy"]["real_time"] / ours[key]["copy"]["real_time"]
+              for key in peers if time_of(peers[key].get("copy")) and time_of(ours.get(key, {}).get("copy"))]
+    if copies:
+        print(f"The copy kernel of peers.py takes {min(copies):.2f} to {max(copies):.2f} of the time of ours"
+              f" (median {statistics.median(copies):.2f}).")
+    for op in OPS:
+        if any(key[0] == op for key in ours):
+            Table(op, ours, others).show()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) >= 3 and sys.argv[1] == "stamp":
+        stamp(sys.argv[2], sys.argv[3:])
+    elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+        report(sys.argv[1])
+    else:
+        sys.exit(__doc__.strip())

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Builds the row benchmarks, measures them and their peers on this machine's first GPU, and prints a table for each op.
+#   bench/run.sh [--quick]      --quick: a few shapes
+# Writes softmax.json, layernorm.json, rmsnorm.json and peers.json to OUT_DIR (default: bench/results/<gpu>), in place
+# of those that are there.
+# Peers that are missing are left out and said. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
+set -euo pipefail
+invoked="bench/run.sh${*:+ $*}"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '== %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+has() { command -v "$1" > /dev/null; }
+
+quick=false
+for option in "$@"; do
+  case $option in
+    --quick) quick=true ;;
+    *) die "unknown option: $option" ;;
+  esac
+done
+
+PATH=$PATH:/usr/local/cuda/bin
+python=${PYTHON:-python3}
+has nvcc || die "nvcc is not on the PATH"
+nvidia-smi -L > /dev/null 2>&1 || die "no NVIDIA GPU"
+has "$python" || die "$python was not found (PYTHON=... names another)"
+
+ask_gpu() { nvidia-smi -i 0 --query-gpu="$1" --format=csv,noheader | head -n 1; }
+clocks() { echo "sm $(ask_gpu clocks.sm), mem $(ask_gpu clocks.mem)"; }
+gpu=$(ask_gpu name)
+arch=$(ask_gpu compute_cap | tr -d .)
+if [[ $arch -ge 90 ]]; then arch+=a; fi
+slug=$(tr '[:upper:] ' '[:lower:]-' <<< "${gpu#NVIDIA }")
+out=${OUT_DIR:-bench/results/$slug}
+build=build/bench
+mkdir -p "$out" "$build"
+
+cudnn=$("$python" -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])' 2> /dev/null || true)
+say "$gpu; building for sm_$arch"
+options=(-DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES="$arch-real"
+         -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
+if [[ -n $cudnn ]]; then options+=("-DCUDNN_ROOT=$cudnn"); fi
+{ cmake -S . -B "$build" "${options[@]}" &&
+  cmake --build "$build" -j "$(nproc)" --target bench_softmax bench_layernorm bench_rmsnorm; } &> "$build/build.log" ||
+  { tail -n 40 "$build/build.log" >&2; die "the build failed"; }
+
+stamp() {  # stamp NAME COMMAND: what made NAME.json goes into its context
+  "$python" bench/report.py stamp "$out/$1.json" "command=$invoked: $2" "clocks_before=$before" "clocks_after=$(clocks)"
+}
+
+failed=0
+for op in softmax layernorm rmsnorm; do
+  command=("$build/bench/bench_$op")
+  if $quick; then command+=('--benchmark_filter=x(128|1024|4096|8192|32768|128256)/'); fi
+  say "${command[*]}"
+  rm -f "$out/$op.json"
+  before=$(clocks)
+  if "${command[@]}" --benchmark_out="$build/$op.json" --benchmark_out_format=json > "$build/$op.log" 2>&1; then
+    cp "$build/$op.json" "$out/$op.json"
+    stamp "$op" "${command[*]}"
+  else
+    tail -n 20 "$build/$op.log" >&2
+    say "bench_$op failed"
+    failed=1
+  fi
+done
+
+peers=(bench/peers.py --out "$out/peers.json")
+if $quick; then peers+=(--quick); fi
+say "$python ${peers[*]}"
+rm -f "$out/peers.json"
+before=$(clocks)
+status=0
+"$python" "${peers[@]}" > "$build/peers.log" 2>&1 || status=$?
+if [[ $status -eq 0 ]]; then
+  grep '^peers.py:' "$build/peers.log" || true
+  stamp peers "${peers[0]} ${peers[*]:3}"
+else
+  tail -n 5 "$build/peers.log" >&2
+  say "without PyTorch, torch.compile and Triton"
+  if [[ $status -ne 77 ]]; then failed=1; fi
+fi
+
+"$python" bench/report.py "$out"
+exit "$failed"
