@@ -115,16 +115,10 @@ class RowEngine {
 
     // The table speaks of wide packs; with others a thread holds less of a row.
     const int64_t needed = cols * kTile / tile(plan.pack);
-    if (clusters) {
-      for (const tuning::RowTuning& row : tuning::kRows) {
-        if (needed <= row.max_cols) return take(plan, row);
-      }
-      policy.cluster = kPortableCluster;
-    } else {
-      for (const tuning::RowTuning& row : tuning::kRowsWithoutClusters) {
-        if (needed <= row.max_cols) return take(plan, row);
-      }
+    for (const tuning::RowTuning& row : tuning::kRows) {
+      if (needed <= row.max_cols && (clusters || row.cluster == 1)) return take(plan, row);
     }
+    if (clusters) policy.cluster = kPortableCluster;
     policy.residency = shared_or_streamed(plan.pack, policy.cluster);
     return {};
   }

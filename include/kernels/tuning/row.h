@@ -16,10 +16,10 @@ struct RowTuning {
 };
 
 // Measured on an H200 (CUDA 13.0, driver 580) with bench_row_sweep: softmax, LayerNorm with weights and RMSNorm of halves,
-// 49,152 rows (4 GB in all beyond 32,768 columns), cold cache; the entry is what serves the three best together. What
-// decided: below 768 columns groups with 32 values a lane beat smaller tiles by 5 to 10 % of the copy bandwidth; blocks
-// that stay for 2 to 4 rows beat single rows by 3 to 10 %; above, one block of up to 768 threads beats clusters until the
-// row no longer fits it. Elements are counted in 4-byte compute values; double rows count twice.
+// 49,152 rows, cold cache; an entry is what serves the three best together. What decided: below 768 columns 32 values a
+// lane beat smaller tiles by 5 to 10 % of the copy bandwidth; blocks that stay for 2 to 4 rows beat single rows by 3 to
+// 10 %; one block of up to 768 threads beats clusters until the row no longer fits it. Without clusters the entries that
+// ask for them are passed over. Elements are counted in 4-byte compute values; double rows count twice.
 constexpr RowTuning kRows[] = {
     {32, Residency::group, 8, 1, 1, 1},
     {64, Residency::group, 8, 1, 2, 1},
@@ -32,16 +32,6 @@ constexpr RowTuning kRows[] = {
     {24576, Residency::registers, 32, 1, 16, 1},
     {32768, Residency::registers, 32, 4, 16, 1},
     {65536, Residency::registers, 32, 8, 16, 1},
-};
-
-// The same for GPUs without clusters.
-constexpr RowTuning kRowsWithoutClusters[] = {
-    {32, Residency::group, 8, 1, 1, 1},
-    {64, Residency::group, 8, 1, 2, 1},
-    {512, Residency::group, 32, 1, 1, 1},
-    {2048, Residency::registers, 32, 1, 4, 1},
-    {8192, Residency::registers, 32, 1, 2, 1},
-    {24576, Residency::registers, 32, 1, 16, 1},
 };
 
 // Threads per group block and per block of the paths that stream.
