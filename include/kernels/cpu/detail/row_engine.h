@@ -59,7 +59,7 @@ template <class Source, class Sink>
 class Packs {
   static constexpr bool any = any_width<Source, Sink>;
   static constexpr int narrower = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
-  static constexpr int wide = any ? KW : narrower;
+  static constexpr int wide = any ? kWidestPack : narrower;
   static constexpr int middle = wide >= 8 ? 4 : wide == 4 ? 2 : 1;
 
  public:
