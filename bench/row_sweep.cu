@@ -55,10 +55,10 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
     for (int cluster : {1, 2, 4, 8, 16}) {
       if (cols < 4096 && cluster > 1) continue;
       if (cluster == 16 && rows > 64) continue;
-      for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768}) {
+      for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
         const double each = double(cols) / cluster / threads;
         if (each > 32 || each < (rows < 200 ? 3 : 23)) continue;
-        for (int walk : {1, 2, 4, 8, 16}) {
+        for (int walk : {1, 2, 4}) {
           if (rows < 128 && walk > 1) continue;
           k::RowPolicy p{R::registers, threads, cluster};
           p.walk = walk;

@@ -4,6 +4,7 @@
 // A RowOp<C> (C: float or double) reduces a row to a State and then maps every element:
 //
 //   State                                default-constructed: nothing seen yet
+//   long_walks                           tuning: a GPU block should stay for several rows
 //   padding()                            a value that does not change a state, for the end of a partly filled pack
 //   accumulate(State&, Pack, valid)      takes in the first `valid` values of a pack, with padding behind them; any N
 //   merge(State& into, State from)       any order, any split of the row
@@ -14,6 +15,8 @@
 //   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
 //
 //   State absorb(Pack& x, valid)         accumulate for the first pack of all, which leaves x centered on the state
+//   State scan(packs)                    the state of the packs that packs.each(f(col, pack)) shows, looked at as often as
+//                                        needed; packs.first() is one of their values, packs.count() how many there are
 //   State gather(State, lanes, Count)    the states of threads side by side in one, Count values in all. lanes.sum(v) and
 //                                        lanes.max(v) reduce over them, lanes.first(v) is what the first one has
 #pragma once
@@ -41,11 +44,14 @@ namespace detail {
 template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
+  static constexpr bool long_walks = false;
 
   KERNELS_HD C padding() const { return -infinity<C>(); }
   template <int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
+  template <class Packs>
+  KERNELS_HD State scan(const Packs& packs) const { return State::scan(packs); }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>&) const { return State::gather(s, lanes); }
 };
@@ -126,6 +132,8 @@ struct LayerNormOp {
     C rstd;
   };
 
+  static constexpr bool long_walks = true;
+
   C eps;
   detail::RowOutput mean_out, rstd_out;
 
@@ -150,6 +158,8 @@ struct LayerNormOp {
 
   template <int N>
   KERNELS_HD State absorb(Pack<C, N>& x, int valid) const { return State::absorb(x, valid); }
+  template <class Packs>
+  KERNELS_HD State scan(const Packs& packs) const { return State::scan(packs); }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>& total) const { return State::gather(s, lanes, total); }
 };
@@ -164,6 +174,8 @@ struct RmsNormOp {
     C rstd;
   };
 
+  static constexpr bool long_walks = false;
+
   C eps;
   detail::RowOutput rstd_out;
 
@@ -173,6 +185,12 @@ struct RmsNormOp {
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>&) const { return {lanes.sum(s.squares)}; }
+  template <class Packs>
+  KERNELS_HD State scan(const Packs& packs) const {
+    State s;
+    packs.each([&](int, const auto& x) { s.squares = s.squares + dot(x, x); });
+    return s;
+  }
   KERNELS_HD Result finish(const State& s, const Count<C>& cols) const {
     return {rsqrt(s.squares * cols.inverse + eps)};
   }

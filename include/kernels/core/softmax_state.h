@@ -40,6 +40,16 @@ struct SoftmaxState {
     *this = both;
   }
 
+  // The state of several packs: first the largest score, then the sum under it.
+  template <class Packs>
+  static KERNELS_HD SoftmaxState scan(const Packs& packs) {
+    SoftmaxState s;
+    packs.each([&](int, const auto& x) { s.m = greater(s.m, max_of(x)); });
+    const C reference = s.reference();
+    packs.each([&](int, const auto& x) { s.l = s.l + sum(exp_minus(x, reference)); });
+    return s;
+  }
+
   // The states of all lanes in one.
   template <class Lanes>
   static KERNELS_HD SoftmaxState gather(const SoftmaxState& s, const Lanes& lanes) {

@@ -53,6 +53,25 @@ struct WelfordState {
     return s;
   }
 
+  // The state of several packs, at most kOnePass values in all.
+  template <class Packs>
+  static KERNELS_HD WelfordState scan(const Packs& packs) {
+    static_assert(Packs::most <= kOnePass, "more values than one pass may take");
+    WelfordState s;
+    s.origin = packs.first();
+    s.n = static_cast<C>(packs.count());
+    C total = C(0), squares = C(0);
+    packs.each([&](int, const auto& x) {
+      const auto d = x - s.origin;
+      total = total + sum(d);
+      squares = squares + dot(d, d);
+    });
+    s.offset = packs.count() == Packs::most ? total * C(1.0 / Packs::most) : divide(total, greater(s.n, C(1)));
+    s.m2 = squares - total * s.offset;
+    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
+    return s;
+  }
+
   template <int N>
   KERNELS_HD void accumulate(Pack<C, N> x, int valid = N) { merge(absorb(x, valid)); }
 

@@ -48,9 +48,9 @@ class RowEngine {
   static constexpr int tile(int pack) { return pack == wide ? kTile : kNarrowTile; }
   // The largest block that keeps rows in registers.
   static int max_block(int pack) {
-    return pack == wide ? BlockBody<Problem, wide, packs(wide, kTile)>::max_threads
-           : pack == 1  ? BlockBody<Problem, 1, packs(1, kNarrowTile)>::max_threads
-                        : BlockBody<Problem, Widths::middle, packs(Widths::middle, kNarrowTile)>::max_threads;
+    return pack == wide ? BlockBody<Problem, wide, packs(wide, kTile), true>::max_threads
+           : pack == 1  ? BlockBody<Problem, 1, packs(1, kNarrowTile), true>::max_threads
+                        : BlockBody<Problem, Widths::middle, packs(Widths::middle, kNarrowTile), true>::max_threads;
   }
   static constexpr int packs(int pack, int elements) { return tile_packs(pack, elements, int(sizeof(C))); }
 
@@ -92,7 +92,7 @@ class RowEngine {
     yes = false;
     if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
-    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile)>>(compiled_for)));
+    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile), true>>(compiled_for)));
     yes = compiled_for >= 90;
     return {};
   }
@@ -137,8 +137,7 @@ class RowEngine {
     }
     policy.residency = Residency::registers;
     policy.threads = int(lesser<int64_t>(max_block(plan.pack), round_up(ceil_div(width, lesser(tuning::kFewRowsPerThread, tile(plan.pack))), 32)));
-    const int64_t at_once = ex_.device().sm_count * greater(1, tuning::kThreadsPerMultiprocessor / policy.threads);
-    policy.walk = int(ceil_div(p_.rows * policy.cluster, at_once));
+    policy.walk = 1;
     return {};
   }
 
@@ -149,7 +148,7 @@ class RowEngine {
     how.cluster = kMaxCluster;
     how.grid.x = kMaxCluster;
     int64_t clusters = 0;
-    return resident_clusters<BlockBody<Problem, wide, packs(wide, kTile)>>(ex_, how, clusters).ok() && clusters > 0;
+    return resident_clusters<BlockBody<Problem, wide, packs(wide, kTile), true>>(ex_, how, clusters).ok() && clusters > 0;
   }
 
   Residency shared_or_streamed(int pack, int cluster) const {
@@ -167,7 +166,7 @@ class RowEngine {
     policy.residency = row.residency;
     policy.cluster = row.cluster;
     policy.rows_per_group = row.rows_per_group;
-    policy.walk = row.walk;
+    policy.walk = Problem::Op::long_walks ? row.long_walk : row.walk;
     const int elements = lesser(row.elements, tile(plan.pack));
     if (row.residency == Residency::group && has_groups(plan.pack)) {
       policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, elements / scale)))));
@@ -239,7 +238,7 @@ class RowEngine {
     }
     const int most = policy.residency == Residency::registers ? max_block(plan.pack) : policy.residency == Residency::split ? 512 : 256;
     if (policy.threads < 32 || policy.threads > most || policy.threads % 32 != 0) {
-      return invalid("policy: threads of a block is not a multiple of 32 up to 768 in registers (512 for functors that read much), 512 split, 256 otherwise");
+      return invalid("policy: threads of a block is not a multiple of 32 up to 1024 in registers (768 or 512 for functors that need more of them), 512 split, 256 otherwise");
     }
     if (policy.residency == Residency::registers) {
       if (ceil_div(plan.width, plan.pack) > int64_t(policy.threads) * packs(plan.pack, tile(plan.pack))) {
@@ -293,7 +292,10 @@ class RowEngine {
         {
           const Walk walk = Walk::over(p_.rows, plan.walk, plan.walk > policy.walk || p_.rows < ex_.device().sm_count);
           how.grid.x = unsigned(walk.blocks(p_.rows) * policy.cluster);
-          return launch<BlockBody<Problem, N, K>>(ex_, how, {p_, walk, plan.width});
+          if constexpr (N == wide) {
+            if (policy.threads <= 256) return launch<BlockBody<Problem, N, K, false>>(ex_, how, {p_, walk, plan.width});
+          }
+          return launch<BlockBody<Problem, N, K, true>>(ex_, how, {p_, walk, plan.width});
         }
       case Residency::shared:
         how.shared = kept_bytes(plan.width);
@@ -324,13 +326,15 @@ class RowEngine {
     const int rows = plan.policy.rows_per_group;
     Launch how;
     how.threads = tuning::kGroupBlock;
-    how.grid.x = unsigned(ceil_div(p_.rows, int64_t(how.threads / lanes) * rows * plan.walk));
+    const int64_t passes = ceil_div(p_.rows, int64_t(how.threads / lanes) * rows);
+    const Walk walk = Walk::over(passes, plan.walk, plan.walk > plan.policy.walk);
+    how.grid.x = unsigned(walk.blocks(passes));
     constexpr int small = packs(N, 8), large = packs(N, tile(N));
     if constexpr (kTwoRows) {
-      if (rows == 2) return launch<GroupBody<Problem, N, small, 2>>(ex_, how, {p_, plan.walk, lanes});
-      if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, plan.walk, lanes});
+      if (rows == 2) return launch<GroupBody<Problem, N, small, 2>>(ex_, how, {p_, walk, lanes});
+      if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, walk, lanes});
     }
-    return launch<GroupBody<Problem, N, large, 1>>(ex_, how, {p_, plan.walk, lanes});
+    return launch<GroupBody<Problem, N, large, 1>>(ex_, how, {p_, walk, lanes});
   }
 
   const Exec& ex_;

@@ -76,7 +76,7 @@ struct GroupTeam {
   }
 };
 
-constexpr int kMaxWarps = 24;
+constexpr int kMaxWarps = 32;
 constexpr int kMaxCluster = 16;
 
 // Room for the states of a block's warps and a cluster's blocks, twice: consecutive uses alternate, so that one barrier

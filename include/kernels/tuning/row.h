@@ -11,27 +11,31 @@ struct RowTuning {
   Residency residency;
   int elements;        // of a row per thread
   int cluster;
-  int walk;            // rows that a block stays for
   int rows_per_group;
+  int walk;            // rows that a block stays for
+  int long_walk;       // the same for ops that say so (LayerNorm)
 };
 
-// Measured on an H200 (CUDA 13.0, driver 580) with bench_row_sweep: softmax, LayerNorm with weights and RMSNorm of halves,
-// 49,152 rows, cold cache; an entry is what serves the three best together. What decided: below 768 columns 32 values a
-// lane beat smaller tiles by 5 to 10 % of the copy bandwidth; blocks that stay for 2 to 4 rows beat single rows by 3 to
-// 10 %; one block of up to 768 threads beats clusters until the row no longer fits it. Without clusters the entries that
-// ask for them are passed over. Elements are counted in 4-byte compute values; double rows count twice.
+// Measured on an H200 (CUDA 13.0, driver 580) with bench_row_sweep: softmax and LayerNorm with weights of halves, 49,152
+// rows, cold cache. What decided: below 768 columns 32 values a lane beat smaller tiles by 5 to 10 % of the copy bandwidth;
+// above, one block of up to 768 threads beats clusters until the row no longer fits it; LayerNorm gains 1 to 8 % when a
+// block stays for several rows. Without clusters the entries that ask for them are passed over. Elements are counted in
+// 4-byte compute values; double rows count twice.
 constexpr RowTuning kRows[] = {
-    {32, Residency::group, 8, 1, 1, 1},
-    {64, Residency::group, 8, 1, 2, 1},
-    {512, Residency::group, 32, 1, 1, 1},
-    {768, Residency::registers, 32, 1, 4, 1},
-    {1024, Residency::registers, 32, 1, 2, 1},
-    {2048, Residency::registers, 32, 1, 4, 1},
-    {8192, Residency::registers, 32, 1, 2, 1},
-    {12288, Residency::registers, 32, 1, 4, 1},
-    {24576, Residency::registers, 32, 1, 16, 1},
-    {32768, Residency::registers, 32, 4, 16, 1},
-    {65536, Residency::registers, 32, 8, 16, 1},
+    {32, Residency::group, 8, 1, 1, 1, 1},
+    {64, Residency::group, 8, 1, 1, 2, 2},
+    {512, Residency::group, 32, 1, 1, 1, 2},
+    {768, Residency::registers, 32, 1, 1, 2, 2},
+    {1024, Residency::registers, 32, 1, 1, 1, 2},
+    {1536, Residency::registers, 32, 1, 1, 2, 4},
+    {3072, Residency::registers, 32, 1, 1, 1, 2},
+    {4096, Residency::registers, 32, 1, 1, 1, 1},
+    {6144, Residency::registers, 32, 1, 1, 1, 2},
+    {8192, Residency::registers, 32, 1, 1, 1, 1},
+    {12288, Residency::registers, 32, 1, 1, 1, 4},
+    {24576, Residency::registers, 32, 1, 1, 1, 16},
+    {32768, Residency::registers, 32, 4, 1, 16, 16},
+    {65536, Residency::registers, 32, 8, 1, 16, 16},
 };
 
 // Threads per group block and per block of the paths that stream.
@@ -41,7 +45,6 @@ constexpr int kStreamThreads = 256;
 // Few rows: a row is shared by more blocks, but none gets fewer than kFewRowsElements of it.
 constexpr int kFewRowsElements = 2048;
 constexpr int kFewRowsPerThread = 32;
-constexpr int kThreadsPerMultiprocessor = 768;
 constexpr int kMaxChunks = 256;
 
 }  // namespace tuning
