@@ -277,6 +277,41 @@ struct OneFlowStore {
   }
 };
 
+// A source and a sink that move vectors: they say how wide with `widest` and max_pack(), and note when they were not heeded.
+struct Picky : k::Functor {
+  const float* p;
+  int64_t ld;
+  std::atomic<int64_t>* broken;
+  Picky(const float* pointer, int64_t stride, std::atomic<int64_t>* count) : p(pointer), ld(stride), broken(count) {}
+
+  static constexpr int widest = 8;
+  int max_pack() const {
+    int n = widest;
+    while (n > 1 && (reinterpret_cast<uintptr_t>(p) % (size_t(n) * 4) != 0 || ld % n != 0)) n /= 2;
+    return n;
+  }
+  template <int N>
+  void note(int64_t row, int64_t col) const {
+    if (N > widest || reinterpret_cast<uintptr_t>(p + row * ld + col) % (size_t(N) * 4) != 0) ++*broken;
+  }
+};
+struct PickyLoad : Picky {
+  using Picky::Picky;
+  template <int N>
+  k::Pack<float, N> load(int64_t row, int64_t col) const {
+    note<N>(row, col);
+    return k::read<N, k::Cache::stream>(p + row * ld + col).unpack();
+  }
+};
+struct PickyStore : Picky {
+  using Picky::Picky;
+  template <int N>
+  void store(const k::Pack<float, N>& v, int64_t row, int64_t col) const {
+    note<N>(row, col);
+    k::write<N>(const_cast<float*>(p) + row * ld + col, v);
+  }
+};
+
 // Counts how often each element is loaded and stored.
 struct Counts {
   explicit Counts(int64_t n) : loads(static_cast<size_t>(n)), stores(static_cast<size_t>(n)) {}
@@ -328,6 +363,26 @@ TEST_CASE("users' maps, and functors in OneFlow's form") {
     run<Softmax>(t, in | Clamp(1), k::scale(2) | out, kRows, cols);
     check_matrix(t, "with maps", Softmax{}, y, [&](int64_t r, int64_t c) { return Real<>(std::fmin(x.value(r, c), 1)); },
                  [](int64_t, int64_t, Real<> v) { return v * Real<>(2.0); });
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a user's functor gets packs no wider than it allows") {
+  Tally t;
+  for (const int64_t cols : {1, 7, 8, 12, 30, 64, 1001, 20000}) {
+    for (const int64_t gap : {0, 1, 2, 4}) {
+      for (const int64_t shift : {0, 1, 2, 4}) {
+        const Matrix<float> x(24, kRows, cols, cols + gap, shift);
+        Guarded<float> y(kRows, cols, cols + 4 - gap, 4 - shift);
+        std::atomic<int64_t> broken{0};
+        run<RmsNorm>(t, PickyLoad(x.data(), x.ld(), &broken), k::store(y.data(), y.ld()), kRows, cols);
+        check_matrix(t, "a picky source", RmsNorm{}, y, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, unchanged);
+        run<RmsNorm>(t, k::load(x.data(), x.ld()) | k::scale(2), k::scale(0.5) | PickyStore(y.data(), y.ld(), &broken), kRows, cols);
+        check_matrix(t, "a picky sink", RmsNorm{}, y, [&](int64_t r, int64_t c) { return Real<>(2 * x.value(r, c)); },
+                     [](int64_t, int64_t, Real<> v) { return v * Real<>(0.5); });
+        t.expect(broken == 0, "%d cols, gap %d, shift %d: %d packs too wide", int(cols), int(gap), int(shift), int(broken));
+      }
+    }
   }
   CHECK_TALLY(t);
 }
