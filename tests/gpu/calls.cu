@@ -46,6 +46,36 @@ void same_bits() {
 TEST_CASE("calls: softmax gives the same bits every time, whatever the grid") { same_bits<Softmax, k::half>(); }
 TEST_CASE("calls: layernorm gives the same bits every time, whatever the grid") { same_bits<LayerNorm, float>(); }
 
+// Of a policy that is spelt out; the automatic choice and split rows look at the number of rows.
+TEST_CASE("calls: a row gives the same bits alone and inside a batch") {
+  Stream stream;
+  const int64_t rows = 40, chosen = 17;
+  for (const int64_t cols : {256, 1001, 5000, 20000}) {
+    Device<k::half> x(rows, cols, cols + 8), all(rows, cols, cols + 8), one(1, cols, cols);
+    randomize(x, 1);
+    for (const k::RowPolicy& p : residencies(cols)) {
+      if (p.residency == k::Residency::automatic || p.residency == k::Residency::split) continue;
+      INFO(cols << " columns, " << text(p));
+      REQUIRE(k::softmax(stream, k::load(x.data(), x.ld()), k::store(all.data(), all.ld()), rows, cols, p));
+      REQUIRE(k::softmax(stream, k::load(x.data() + chosen * x.ld(), x.ld()), k::store(one.data(), cols), 1, cols, p));
+      stream.wait();
+      all.download();
+      one.download();
+      bool same = true;
+      for (int64_t c = 0; c < cols; ++c) {
+        const k::half a = all.get(chosen, c), b = one.get(0, c);
+        same = same && std::memcmp(&a, &b, sizeof(a)) == 0;
+      }
+      CHECK(same);
+      CHECK(mismatch(0, [&] {
+        Row<float> row = row_of(x, chosen);
+        softmax(row);
+        return row;
+      }(), [&](int64_t c) { return one.get(0, c); }) == "");
+    }
+  }
+}
+
 namespace {
 
 class Graph {

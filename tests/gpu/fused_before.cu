@@ -120,7 +120,7 @@ void residual_layernorm() {
       const int64_t rows = 6;
       Device<X> x(rows, cols, cols + 16 - 2 * shift, 0, Poison::nan);
       Device<R> res(rows, cols, cols + 3 * shift, shift);
-      Device<float> bias(1, cols, cols), gamma(1, cols, cols);
+      Device<float> bias(1, cols, cols, shift), gamma(1, cols, cols, shift);
       Device<k::half> beta(1, cols, cols, shift);
       randomize(x, 1);
       randomize(res, 2);

@@ -40,6 +40,16 @@ TEST_CASE("rmsnorm: numbers of rows") {
 
 TEST_CASE("rmsnorm: pairs of types") { some_pairs_of_types<RmsNorm>(); }
 
+TEST_CASE("rmsnorm: int8") {
+  Stream stream;
+  Trials<Trial<RmsNorm, int8_t>> trials;
+  for (const int64_t cols : {1, 7, 64, 1000, 4112}) {
+    Random random{uint64_t(cols)};
+    trials.add(Shape{6, cols}).input([&](int64_t, int64_t) { return 50 * random.normal(); });
+  }
+  trials.run(stream);
+}
+
 TEST_CASE("rmsnorm: double") {
   Stream stream;
   Trials<Trial<RmsNorm, double>> trials;

@@ -123,3 +123,17 @@ TEST_CASE("log_softmax: large equal logits") {
     CHECK(trial.output(1, 999) == Approx(-std::log(1000.0)).epsilon(1e-6));
   }
 }
+
+TEST_CASE("softmax: a row stride of 0 repeats one row") {
+  Stream stream;
+  const int64_t rows = 9, cols = 264;
+  Device<k::half> x(1, cols, cols), y(rows, cols, cols);
+  randomize(x, 1);
+  REQUIRE(k::softmax(stream, k::load(x.data(), 0), k::store(y.data(), cols), rows, cols));
+  stream.wait();
+  CHECK(compare(y, [&](int64_t) {
+    Row<float> row = row_of(x, 0);
+    softmax(row);
+    return row;
+  }) == "");
+}
