@@ -67,11 +67,14 @@ TEST_CASE("calls: a row gives the same bits alone and inside a batch") {
         same = same && std::memcmp(&a, &b, sizeof(a)) == 0;
       }
       CHECK(same);
-      CHECK(mismatch(0, [&] {
-        Row<float> row = row_of(x, chosen);
-        softmax(row);
-        return row;
-      }(), [&](int64_t c) { return one.get(0, c); }) == "");
+      CHECK(mismatch(
+                0,
+                [&] {
+                  Row<float> row = row_of(x, chosen);
+                  softmax(row);
+                  return row;
+                }(),
+                [&](int64_t c) { return one.get(0, c); }) == "");
     }
   }
 }
@@ -172,15 +175,15 @@ TEST_CASE("calls: programmatic launches wait for what they read") {
         stream.wait();
         INFO(cols << " columns, " << text(policy) << ", repeat " << repeat);
         CHECK(compare(y, [&](int64_t r) {
-          Row<float> row = row_of(source, r);
-          softmax(row);
-          return row;
-        }) == "");
+                Row<float> row = row_of(source, r);
+                softmax(row);
+                return row;
+              }) == "");
         CHECK(compare(z, [&](int64_t r) {
-          Row<float> row = row_of(y, r);
-          softmax(row);
-          return row;
-        }) == "");
+                Row<float> row = row_of(y, r);
+                softmax(row);
+                return row;
+              }) == "");
       }
     }
   }
@@ -190,7 +193,8 @@ TEST_CASE("calls: two streams, two workspaces") {
   Stream streams[2];
   Workspace workspace_0(3), workspace_1(3);
   const int64_t cols = 100000;
-  Trial<Softmax, k::half> a(Shape{3, cols}, policy(k::Residency::split)), b(Shape{3, cols}, policy(k::Residency::split));
+  Trial<Softmax, k::half> a(Shape{3, cols}, policy(k::Residency::split)),
+      b(Shape{3, cols}, policy(k::Residency::split));
   b.input([](int64_t r, int64_t c) { return 0.001 * double((c * 31 + r) % 5000); });
   for (int i = 0; i < 20; ++i) {
     REQUIRE(a.launch(workspace_0.exec(streams[0])));

@@ -46,7 +46,8 @@ std::vector<double> take(Pinned<T>& m) {
   return values;
 }
 
-std::string difference(const std::vector<double>& gpu, const std::vector<double>& cpu, double relative, double absolute) {
+std::string difference(const std::vector<double>& gpu, const std::vector<double>& cpu, double relative,
+                       double absolute) {
   for (size_t i = 0; i < gpu.size(); ++i) {
     if (std::fabs(gpu[i] - cpu[i]) <= relative * std::fabs(cpu[i]) + absolute) continue;
     std::ostringstream text;

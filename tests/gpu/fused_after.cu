@@ -26,30 +26,50 @@ struct AnyMap : k::Functor {
   template <int N>
   __device__ __noinline__ k::Pack<float, N> map(const k::Pack<float, N>& v, int64_t row, int64_t col) const {
     switch (which) {
-      case gelu: return gelu_tanh.map(v, row, col);
-      case gelu_erf: return gelu_exact.map(v, row, col);
-      case silu: return silu_map.map(v, row, col);
-      case relu: return relu_map.map(v, row, col);
-      case scale: return scale_map.map(v, row, col);
-      case shift: return shift_map.map(v, row, col);
-      case to_half: return half_map.map(v, row, col);
-      case to_bfloat16: return bfloat16_map.map(v, row, col);
-      case to_e4m3: return e4m3_map.map(v, row, col);
-      default: return e5m2_map.map(v, row, col);
+      case gelu:
+        return gelu_tanh.map(v, row, col);
+      case gelu_erf:
+        return gelu_exact.map(v, row, col);
+      case silu:
+        return silu_map.map(v, row, col);
+      case relu:
+        return relu_map.map(v, row, col);
+      case scale:
+        return scale_map.map(v, row, col);
+      case shift:
+        return shift_map.map(v, row, col);
+      case to_half:
+        return half_map.map(v, row, col);
+      case to_bfloat16:
+        return bfloat16_map.map(v, row, col);
+      case to_e4m3:
+        return e4m3_map.map(v, row, col);
+      default:
+        return e5m2_map.map(v, row, col);
     }
   }
   static Real<float> expect(Which w, Real<float> x) {
     switch (w) {
-      case gelu: return test::gelu(x);
-      case gelu_erf: return test::gelu_erf(x);
-      case silu: return test::silu(x);
-      case relu: return test::relu(x);
-      case scale: return x * constant(-0.7);
-      case shift: return x + constant(2.3);
-      case to_half: return rounded_to<k::half>(x);
-      case to_bfloat16: return rounded_to<k::bfloat16>(x);
-      case to_e4m3: return rounded_to<k::float8_e4m3>(x);
-      default: return rounded_to<k::float8_e5m2>(x);
+      case gelu:
+        return test::gelu(x);
+      case gelu_erf:
+        return test::gelu_erf(x);
+      case silu:
+        return test::silu(x);
+      case relu:
+        return test::relu(x);
+      case scale:
+        return x * constant(-0.7);
+      case shift:
+        return x + constant(2.3);
+      case to_half:
+        return rounded_to<k::half>(x);
+      case to_bfloat16:
+        return rounded_to<k::bfloat16>(x);
+      case to_e4m3:
+        return rounded_to<k::float8_e4m3>(x);
+      default:
+        return rounded_to<k::float8_e5m2>(x);
     }
   }
 };
@@ -73,11 +93,11 @@ TEST_CASE("fused: activations and roundings after layernorm") {
       stream.wait();
       INFO("map " << which << ", " << cols << " columns");
       CHECK(compare(y, [&](int64_t r) {
-        Row<float> row = row_of(x, r);
-        layernorm(row, 1e-5);
-        for (Real<float>& a : row) a = AnyMap::expect(map.which, a);
-        return row;
-      }) == "");
+              Row<float> row = row_of(x, r);
+              layernorm(row, 1e-5);
+              for (Real<float>& a : row) a = AnyMap::expect(map.which, a);
+              return row;
+            }) == "");
     }
   }
 }

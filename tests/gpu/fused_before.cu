@@ -31,7 +31,8 @@ TEST_CASE("fused: scale, shift, add and mul before softmax") {
     randomize(weight, 4);
     randomize(per_row, 5);
     const auto in = k::load(x.data(), x.ld()) | k::scale(0.3) | k::shift(-1.1) | k::add(k::row(bias.data())) |
-                    k::add(k::per_row(per_row.data())) | k::add(k::load(other.data(), other.ld())) | k::mul(weight.data());
+                    k::add(k::per_row(per_row.data())) | k::add(k::load(other.data(), other.ld())) |
+                    k::mul(weight.data());
     const auto want = all_rows(rows, [&](int64_t r) {
       Row<float> row = row_of(x, r), added = row_of(other, r);
       for (size_t c = 0; c < row.size(); ++c) {
@@ -141,7 +142,8 @@ void residual_layernorm() {
           Row<float> row = again ? read_back<R>(sum[size_t(r)]) : sum[size_t(r)];
           statistics.push_back(layernorm(row, 1e-5));
           for (size_t c = 0; c < row.size(); ++c) {
-            row[c] = row[c] * Real<float>(value_of(gamma.get(0, int64_t(c)))) + Real<float>(value_of(beta.get(0, int64_t(c))));
+            row[c] = row[c] * Real<float>(value_of(gamma.get(0, int64_t(c)))) +
+                     Real<float>(value_of(beta.get(0, int64_t(c))));
           }
           want[again].push_back(row);
         }
@@ -155,8 +157,8 @@ void residual_layernorm() {
         stream.upload();
         Device<k::half> y(rows, cols, cols);
         Device<float> mean(rows, 1, 1), rstd(rows, 1, 1);
-        const auto h = k::load(x.data(), x.ld()) | k::add(k::row(bias.data())) | k::add(k::load(stream.data(), stream.ld())) |
-                       k::tee(stream.data(), stream.ld());
+        const auto h = k::load(x.data(), x.ld()) | k::add(k::row(bias.data())) |
+                       k::add(k::load(stream.data(), stream.ld())) | k::tee(stream.data(), stream.ld());
         REQUIRE(k::layernorm(ex, h, k::affine(gamma.data(), beta.data()) | k::store(y.data(), y.ld()), rows, cols,
                              k::LayerNorm{}.mean(mean.data()).rstd(rstd.data()), policy));
         wait(ex);

@@ -1,5 +1,5 @@
-// More rows, columns and elements than 32 bits or a grid's limits hold. Data stays on the GPU: made there by a hash that
-// the host can repeat, checked there as a whole, and row by row on the host for some.
+// More rows, columns and elements than 32 bits or a grid's limits hold. Data stays on the GPU: made there by a hash
+// that the host can repeat, checked there as a whole, and row by row on the host for some.
 #include "support/gpu.cuh"
 
 using namespace test;
@@ -16,7 +16,8 @@ __host__ __device__ uint16_t hashed_half(uint64_t i) {
 }
 
 __global__ void fill_hashed(uint16_t* p, int64_t n) {
-  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) p[i] = hashed_half(i);
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
+    p[i] = hashed_half(i);
 }
 
 // How many rows do not sum to 1; a warp each.
@@ -32,7 +33,8 @@ __global__ void count_bad_sums(const k::half* p, int64_t rows, int64_t cols, int
 
 __global__ void count_others(const uint16_t* p, int64_t n, uint16_t expected, unsigned long long* bad) {
   unsigned long long others = 0;
-  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) others += p[i] != expected;
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
+    others += p[i] != expected;
   if (others) atomicAdd(bad, others);
 }
 
@@ -137,7 +139,8 @@ TEST_CASE("large: ten million rows", "[large]") {
   Huge in(rows * 8), out(rows * 8);
   in.hash();
   for (const int64_t cols : {3, 8}) {
-    for (const k::RowPolicy& p : {k::RowPolicy{}, policy(k::Residency::registers, 32), policy(k::Residency::streamed, 32)}) {
+    for (const k::RowPolicy& p :
+         {k::RowPolicy{}, policy(k::Residency::registers, 32), policy(k::Residency::streamed, 32)}) {
       INFO(cols << " columns, " << text(p));
       out.poison();
       REQUIRE(k::softmax(stream, k::load(in.data(), cols), k::store(out.data(), cols), rows, cols, p));

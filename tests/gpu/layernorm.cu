@@ -43,7 +43,8 @@ TEST_CASE("layernorm: pairs of types") { some_pairs_of_types<LayerNorm>(); }
 TEST_CASE("layernorm: double") {
   Stream stream;
   Trials<Trial<LayerNorm, double>> trials;
-  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003}) trials.add(Shape{6, cols, cols % 3, cols % 2});
+  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003})
+    trials.add(Shape{6, cols, cols % 3, cols % 2});
   trials.run(stream);
 }
 
@@ -63,8 +64,8 @@ TEST_CASE("layernorm: eps") {
   }
 }
 
-// A mean of 1e6 with a spread of 1e-3. In float such inputs are a few neighbouring numbers, in double a true spread; both
-// leave no digit to a formula that subtracts squares.
+// A mean of 1e6 with a spread of 1e-3. In float such inputs are a few neighbouring numbers, in double a true spread;
+// both leave no digit to a formula that subtracts squares.
 template <class T>
 static void large_mean() {
   Stream stream;

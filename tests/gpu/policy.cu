@@ -1,4 +1,5 @@
-// Every row policy: served and right, or refused with a reason and nothing written; and what the automatic choice takes.
+// Every row policy: served and right, or refused with a reason and nothing written; and what the automatic choice
+// takes.
 #include "support/gpu.cuh"
 
 #include <kernels/tuning/row.h>
@@ -32,7 +33,8 @@ class Sweep {
     }
     ++refused_;
     if (must_be_served) fail(what + text(status));
-    if (status.code() == k::Code::device || *status.reason() == 0) fail(what + "refused without a proper reason: " + text(status));
+    if (status.code() == k::Code::device || *status.reason() == 0)
+      fail(what + "refused without a proper reason: " + text(status));
     fail(trial->untouched());
   }
 
@@ -56,7 +58,8 @@ class Sweep {
     if (asked.max_pack > 0 && plan.pack > asked.max_pack) return false;
     return asked.residency == Residency::automatic ||
            (got.residency == asked.residency && (asked.threads == 0 || got.threads == asked.threads) &&
-            got.cluster == asked.cluster && got.rows_per_group == asked.rows_per_group && (asked.walk == 0 || got.walk == asked.walk));
+            got.cluster == asked.cluster && got.rows_per_group == asked.rows_per_group &&
+            (asked.walk == 0 || got.walk == asked.walk));
   }
   void fail(const std::string& problem) {
     if (!problem.empty()) problems_.push_back(problem);
@@ -77,7 +80,8 @@ void groups() {
       for (const int rows : {1, 2}) {
         k::RowPolicy p = rows == 2 ? two_rows(lanes) : policy(Residency::group, lanes);
         p.max_pack = max_pack;
-        for (const int64_t cols : {1, lanes, 3 * lanes, 8 * lanes - 1, 8 * lanes, 16 * lanes, 32 * lanes, 100 * lanes}) {
+        for (const int64_t cols :
+             {1, lanes, 3 * lanes, 8 * lanes - 1, 8 * lanes, 16 * lanes, 32 * lanes, 100 * lanes}) {
           const bool wide = max_pack == 0 && cols % 16 == 0;
           const bool fits = cols * sweep.words <= 8 * lanes;
           p.walk = int(cols % 3);
@@ -116,7 +120,8 @@ void register_clusters() {
     for (const int threads : {32, 128, 256, 512}) {
       const int64_t all = int64_t(cluster) * threads;
       for (const int max_pack : {0, 1, 2}) {
-        for (const int64_t cols : {int64_t(1), int64_t(17), int64_t(8 * threads - 1), 7 * all / sweep.words, 16 * all + 1, 32 * all}) {
+        for (const int64_t cols :
+             {int64_t(1), int64_t(17), int64_t(8 * threads - 1), 7 * all / sweep.words, 16 * all + 1, 32 * all}) {
           // A block's part is rounded up to 16 columns.
           const bool fits = threads <= 256 && cols * sweep.words <= cluster * (8 * threads - 16 * sweep.words);
           k::RowPolicy p = policy(Residency::registers, threads, cluster, max_pack);
@@ -314,7 +319,8 @@ void check_table() {
 
 k::Status automatic(int64_t rows, int64_t cols, const k::Exec& ex, k::RowPlan& plan, int shift = 0) {
   const k::half* x = reinterpret_cast<const k::half*>(uintptr_t(1) << 20);  // planned with, never read
-  return k::row_plan(ex, k::Softmax{}, k::load(x + shift, cols), k::store(const_cast<k::half*>(x), cols), rows, cols, {}, plan);
+  return k::row_plan(ex, k::Softmax{}, k::load(x + shift, cols), k::store(const_cast<k::half*>(x), cols), rows, cols,
+                     {}, plan);
 }
 k::RowPlan automatic(int64_t rows, int64_t cols, const k::Exec& ex) {
   k::RowPlan plan;
@@ -325,9 +331,7 @@ k::RowPlan automatic(int64_t rows, int64_t cols, const k::Exec& ex) {
 
 }  // namespace
 
-TEST_CASE("policies: the automatic choice follows the tuning table") {
-  check_table();
-}
+TEST_CASE("policies: the automatic choice follows the tuning table") { check_table(); }
 
 TEST_CASE("policies: the automatic choice beyond the table, for few rows and for narrow packs") {
   Stream stream;
@@ -343,8 +347,10 @@ TEST_CASE("policies: the automatic choice beyond the table, for few rows and for
   for (const int64_t cols : {8192, 65536, 1 << 20}) {
     const k::RowPolicy few = automatic(2, cols, workspace.exec(stream)).policy;
     INFO("2 x " << cols << ": " << text(few));
-    if (have_clusters()) CHECK(few.cluster > 1);
-    else CHECK(few.residency == Residency::split);
+    if (have_clusters())
+      CHECK(few.cluster > 1);
+    else
+      CHECK(few.residency == Residency::split);
   }
 
   // Every number of columns is served, whatever the pack width that pointer and columns leave.

@@ -55,8 +55,9 @@ TEST_CASE("quantize: rmsnorm to int8, with rows of zeros and of NaN") {
         INFO("gamma of size " << size);
         Device<int8_t> q(rows, cols, cols + 16);
         Device<float> scales(rows, 1, 1);
-        REQUIRE(k::rmsnorm(ex, k::load(x.data(), x.ld()), k::affine(gamma.data()) | k::quantize(q.data(), q.ld(), scales.data()),
-                           rows, cols, k::RmsNorm{}, policy));
+        REQUIRE(k::rmsnorm(ex, k::load(x.data(), x.ld()),
+                           k::affine(gamma.data()) | k::quantize(q.data(), q.ld(), scales.data()), rows, cols,
+                           k::RmsNorm{}, policy));
         wait(ex);
         CHECK(want.check(q, scales) == "");
       });
@@ -91,8 +92,8 @@ TEST_CASE("quantize: residual in place and layernorm to e4m3") {
       Device<k::float8_e4m3> q(rows, cols, cols);
       Device<float> scales(rows, 1, 1);
       const auto h = k::load(x.data(), x.ld()) | k::add(k::load(res.data(), res.ld())) | k::tee(res.data(), res.ld());
-      REQUIRE(k::layernorm(ex, h, k::affine(gamma.data(), beta.data()) | k::quantize(q.data(), q.ld(), scales.data()), rows,
-                           cols, k::LayerNorm{}, policy));
+      REQUIRE(k::layernorm(ex, h, k::affine(gamma.data(), beta.data()) | k::quantize(q.data(), q.ld(), scales.data()),
+                           rows, cols, k::LayerNorm{}, policy));
       wait(ex);
       CHECK(compare(res, sum) == "");
       CHECK(want.check(q, scales) == "");
@@ -112,17 +113,20 @@ TEST_CASE("quantize: rmsnorm to e5m2, with a plain copy in front") {
       return row;
     });
     const Quantized<k::float8_e5m2> want(normed);
-    each_quantizing_residency(rows, cols, [&](const k::Exec& ex, const k::RowPolicy& policy) {
-      Device<k::half> copy(rows, cols, cols + off);
-      Device<k::float8_e5m2> q(rows, cols, cols + 5 * off, off);
-      Device<float> scales(rows, 1, 1);
-      REQUIRE(k::rmsnorm(ex, k::load(x.data(), x.ld()),
-                         k::tee(copy.data(), copy.ld()) | k::quantize(q.data(), q.ld(), scales.data()), rows, cols,
-                         k::RmsNorm{}, policy));
-      wait(ex);
-      CHECK(compare(copy, normed) == "");
-      CHECK(want.check(q, scales) == "");
-    }, off == 0);
+    each_quantizing_residency(
+        rows, cols,
+        [&](const k::Exec& ex, const k::RowPolicy& policy) {
+          Device<k::half> copy(rows, cols, cols + off);
+          Device<k::float8_e5m2> q(rows, cols, cols + 5 * off, off);
+          Device<float> scales(rows, 1, 1);
+          REQUIRE(k::rmsnorm(ex, k::load(x.data(), x.ld()),
+                             k::tee(copy.data(), copy.ld()) | k::quantize(q.data(), q.ld(), scales.data()), rows, cols,
+                             k::RmsNorm{}, policy));
+          wait(ex);
+          CHECK(compare(copy, normed) == "");
+          CHECK(want.check(q, scales) == "");
+        },
+        off == 0);
   }
 }
 
@@ -133,10 +137,9 @@ TEST_CASE("quantize: a split row is refused") {
   Device<float> x(rows, cols, cols), scales(rows, 1, 1);
   Device<k::half> copy(rows, cols, cols);
   Device<k::float8_e5m2> q(rows, cols, cols);
-  const k::Status status =
-      k::rmsnorm(workspace.exec(stream), k::load(x.data(), cols),
-                 k::tee(copy.data(), cols) | k::quantize(q.data(), cols, scales.data()), rows, cols, k::RmsNorm{},
-                 policy(k::Residency::split));
+  const k::Status status = k::rmsnorm(workspace.exec(stream), k::load(x.data(), cols),
+                                      k::tee(copy.data(), cols) | k::quantize(q.data(), cols, scales.data()), rows,
+                                      cols, k::RmsNorm{}, policy(k::Residency::split));
   CHECK(status.code() == k::Code::unsupported);
   stream.wait();
   CHECK((q.unchanged() && copy.unchanged() && scales.unchanged()));

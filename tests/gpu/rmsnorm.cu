@@ -53,7 +53,8 @@ TEST_CASE("rmsnorm: int8") {
 TEST_CASE("rmsnorm: double") {
   Stream stream;
   Trials<Trial<RmsNorm, double>> trials;
-  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003}) trials.add(Shape{6, cols, cols % 3, cols % 2});
+  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003})
+    trials.add(Shape{6, cols, cols % 3, cols % 2});
   trials.run(stream);
 }
 
@@ -64,7 +65,9 @@ TEST_CASE("rmsnorm: eps, zeros and extreme magnitudes") {
       Random random{42};
       Trials<Trial<RmsNorm, float>> trials;
       for (const int64_t cols : {7, 1000, 20000}) {
-        trials.add(Shape{4, cols}, k::RowPolicy{}, RmsNorm{eps}).input([&](int64_t, int64_t) { return size * random.normal(); });
+        trials.add(Shape{4, cols}, k::RowPolicy{}, RmsNorm{eps}).input([&](int64_t, int64_t) {
+          return size * random.normal();
+        });
       }
       trials.run(stream);
     }

@@ -39,21 +39,36 @@ void awkward() {
 // would overflow or vanish.
 double special(int64_t row, int64_t col, int64_t cols) {
   switch (row) {
-    case 0: return -kInfinity;
-    case 1: return col == cols / 2 ? kInfinity : 0.01 * double(col % 100);
-    case 2: return col == cols - 1 ? kNaN : 0.01 * double(col % 100);
-    case 3: return col % 2 ? -6e4 : 6e4;
-    case 4: return 3.5;
-    case 5: return col == 0 ? -6e4 : -kInfinity;
-    case 6: return kNaN;
-    case 7: return col <= cols / 8 ? -300 : -kInfinity;
-    case 8: return col == cols - 1 ? 6e4 : -kInfinity;
-    case 9: return kInfinity;
-    case 10: return col % 3 == 0 ? kNaN : col % 3 == 1 ? kInfinity : -kInfinity;
-    case 11: return 65504;
-    case 12: return col >= cols - cols / 8 - 1 ? -100 : -kInfinity;
-    case 13: return col == 0 ? kNaN : -kInfinity;
-    default: return -0.25 * double(col % 64);
+    case 0:
+      return -kInfinity;
+    case 1:
+      return col == cols / 2 ? kInfinity : 0.01 * double(col % 100);
+    case 2:
+      return col == cols - 1 ? kNaN : 0.01 * double(col % 100);
+    case 3:
+      return col % 2 ? -6e4 : 6e4;
+    case 4:
+      return 3.5;
+    case 5:
+      return col == 0 ? -6e4 : -kInfinity;
+    case 6:
+      return kNaN;
+    case 7:
+      return col <= cols / 8 ? -300 : -kInfinity;
+    case 8:
+      return col == cols - 1 ? 6e4 : -kInfinity;
+    case 9:
+      return kInfinity;
+    case 10:
+      return col % 3 == 0 ? kNaN : col % 3 == 1 ? kInfinity : -kInfinity;
+    case 11:
+      return 65504;
+    case 12:
+      return col >= cols - cols / 8 - 1 ? -100 : -kInfinity;
+    case 13:
+      return col == 0 ? kNaN : -kInfinity;
+    default:
+      return -0.25 * double(col % 64);
   }
 }
 
@@ -107,7 +122,8 @@ TEST_CASE("log_softmax: pairs of types") { some_pairs_of_types<LogSoftmax>(); }
 TEST_CASE("log_softmax: double") {
   Stream stream;
   Trials<Trial<LogSoftmax, double>> trials;
-  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003}) trials.add(Shape{6, cols, cols % 3, cols % 2});
+  for (const int64_t cols : {1, 7, 64, 255, 1000, 1024, 4100, 33000, 100003})
+    trials.add(Shape{6, cols, cols % 3, cols % 2});
   trials.run(stream);
 }
 
@@ -132,8 +148,8 @@ TEST_CASE("softmax: a row stride of 0 repeats one row") {
   REQUIRE(k::softmax(stream, k::load(x.data(), 0), k::store(y.data(), cols), rows, cols));
   stream.wait();
   CHECK(compare(y, [&](int64_t) {
-    Row<float> row = row_of(x, 0);
-    softmax(row);
-    return row;
-  }) == "");
+          Row<float> row = row_of(x, 0);
+          softmax(row);
+          return row;
+        }) == "");
 }

@@ -86,10 +86,12 @@ TEST_CASE("status: layernorm and what is fused into it") {
     int64_t period = 2, q_len = 4, kv_len = 16;
     double eps = 1e-5;
   };
-  const Arguments right{x.data(), res.data(), res.data(), y.data(), z.data(), bias.data(), gamma.data(), beta.data(), each.data(), keep.data()};
+  const Arguments right{x.data(),    res.data(),   res.data(),  y.data(),    z.data(),
+                        bias.data(), gamma.data(), beta.data(), each.data(), keep.data()};
   const auto call = [&](const Arguments& a) {
-    const auto in = k::load(a.x, a.ld) | k::add(k::row(a.bias)) | k::mul(k::per_row(a.each)) | k::add(k::load(a.added, a.added_ld)) |
-                    k::mask(k::cycle(k::load(a.keep, a.keep_ld), a.period)) | k::causal(a.q_len, a.kv_len) | k::tee(a.res, a.res_ld);
+    const auto in = k::load(a.x, a.ld) | k::add(k::row(a.bias)) | k::mul(k::per_row(a.each)) |
+                    k::add(k::load(a.added, a.added_ld)) | k::mask(k::cycle(k::load(a.keep, a.keep_ld), a.period)) |
+                    k::causal(a.q_len, a.kv_len) | k::tee(a.res, a.res_ld);
     const auto out = k::affine(a.gamma, a.beta) | k::both(k::store(a.y, a.y_ld), k::relu() | k::store(a.z, a.z_ld));
     return k::layernorm(stream, in, out, rows, cols, k::LayerNorm{}.eps(a.eps));
   };
@@ -137,7 +139,8 @@ TEST_CASE("status: rmsnorm and quantize") {
   Device<int8_t> q(rows, cols, cols);
   Device<float> scales(rows, 1, 1);
   const auto call = [&](int8_t* codes, int64_t ld, float* scale, double eps) {
-    return k::rmsnorm(stream, k::load(x.data(), cols), k::quantize(codes, ld, scale), rows, cols, k::RmsNorm{}.eps(eps));
+    return k::rmsnorm(stream, k::load(x.data(), cols), k::quantize(codes, ld, scale), rows, cols,
+                      k::RmsNorm{}.eps(eps));
   };
   refused(call(nullptr, cols, scales.data(), 1e-5), "quantize: the pointer");
   refused(call(q.data(), cols, nullptr, 1e-5), "scales");

@@ -11,7 +11,9 @@ struct Clamp : k::Functor {
   float hi;
   explicit Clamp(float limit) : hi(limit) {}
   template <int N>
-  KERNELS_HD auto map(k::Pack<float, N> v, int64_t, int64_t) const { return k::min(v, hi); }
+  KERNELS_HD auto map(k::Pack<float, N> v, int64_t, int64_t) const {
+    return k::min(v, hi);
+  }
 };
 
 }  // namespace
@@ -30,7 +32,8 @@ TEST_CASE("user: a map before and after softmax") {
     });
     each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<float> y(rows, cols, cols);
-      REQUIRE(k::softmax(ex, k::load(x.data(), cols) | Clamp(0.5f), Clamp(1e-3f) | k::store(y.data(), cols), rows, cols, policy));
+      REQUIRE(k::softmax(ex, k::load(x.data(), cols) | Clamp(0.5f), Clamp(1e-3f) | k::store(y.data(), cols), rows, cols,
+                         policy));
       wait(ex);
       CHECK(compare(y, want) == "");
     });
@@ -78,8 +81,8 @@ TEST_CASE("user: a source") {
     });
     each_residency(rows, cols, Needs{4, 8, /*wide*/ false}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<k::half> y(rows, cols, cols);
-      REQUIRE(k::rmsnorm(ex, Gather<k::bfloat16>(table.data(), index, table.ld()), k::affine(gamma.data()) | k::store(y.data(), cols),
-                         rows, cols, k::RmsNorm{}, policy));
+      REQUIRE(k::rmsnorm(ex, Gather<k::bfloat16>(table.data(), index, table.ld()),
+                         k::affine(gamma.data()) | k::store(y.data(), cols), rows, cols, k::RmsNorm{}, policy));
       wait(ex);
       CHECK(compare(y, want) == "");
     });
@@ -128,7 +131,8 @@ TEST_CASE("user: a source with its own reload") {
     each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<float> total(rows, cols, cols), y(rows, cols, cols);
       randomize(total, 2);
-      REQUIRE(k::layernorm(ex, Accumulate(x.data(), total.data(), cols), k::store(y.data(), cols), rows, cols, k::LayerNorm{}, policy));
+      REQUIRE(k::layernorm(ex, Accumulate(x.data(), total.data(), cols), k::store(y.data(), cols), rows, cols,
+                           k::LayerNorm{}, policy));
       wait(ex);
       CHECK(compare(total, sum) == "");
       CHECK(compare(y, want) == "");
@@ -136,7 +140,8 @@ TEST_CASE("user: a source with its own reload") {
   }
 }
 
-// ---- OneFlow's form ----------------------------------------------------------------------------------------------------
+// ---- OneFlow's form
+// ----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -230,8 +235,8 @@ TEST_CASE("user: calls as they are written for OneFlow") {
   REQUIRE(k::softmax<decltype(load), decltype(store), float>(stream, load, store, rows, cols));
   owner.wait();
   CHECK(compare(out, [&](int64_t r) {
-    Row<float> row = row_of(in, r);
-    softmax(row);
-    return row;
-  }) == "");
+          Row<float> row = row_of(in, r);
+          softmax(row);
+          return row;
+        }) == "");
 }

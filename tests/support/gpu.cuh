@@ -1,4 +1,5 @@
-// What the GPU tests share: guarded device memory, the operations with their oracles, and Trial, one call with its check.
+// What the GPU tests share: guarded device memory, the operations with their oracles, and Trial, one call with its
+// check.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +22,8 @@ namespace k = kernels;
 
 namespace test {
 
-// ---- device ----------------------------------------------------------------------------------------------------------
+// ---- device
+// ----------------------------------------------------------------------------------------------------------
 
 inline void check_cuda(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
@@ -39,7 +41,9 @@ struct DeviceMemory {
     check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
     check_cuda(cudaStreamSynchronize(nullptr));
   }
-  static void download(void* to, const void* from, size_t bytes) { check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost)); }
+  static void download(void* to, const void* from, size_t bytes) {
+    check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
+  }
 };
 
 template <class T>
@@ -64,7 +68,8 @@ inline int sm_count() { return k::Exec{}.device().sm_count; }
 // Memory for split rows, guarded.
 class Workspace {
  public:
-  explicit Workspace(int64_t rows) : bytes_(1, int64_t(k::row_workspace_bytes(rows)), int64_t(k::row_workspace_bytes(rows))) {}
+  explicit Workspace(int64_t rows)
+      : bytes_(1, int64_t(k::row_workspace_bytes(rows)), int64_t(k::row_workspace_bytes(rows))) {}
   k::Exec exec(cudaStream_t stream) const { return k::Exec{stream}.workspace(bytes_.data(), size_t(bytes_.cols())); }
   bool intact() {
     bytes_.download();
@@ -75,7 +80,8 @@ class Workspace {
   Device<unsigned char> bytes_;
 };
 
-// ---- host ------------------------------------------------------------------------------------------------------------
+// ---- host
+// ------------------------------------------------------------------------------------------------------------
 
 // f(0) ... f(n - 1), on all cores. f must not use Catch's macros.
 template <class F>
@@ -154,14 +160,16 @@ inline std::string text(const k::RowPolicy& p) {
 }
 inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }
 
-// ---- operations, with their oracles ------------------------------------------------------------------------------------
+// ---- operations, with their oracles
+// ------------------------------------------------------------------------------------
 
 struct Softmax {
   static constexpr const char* name = "softmax";
   static constexpr bool holes = true, has_mean = false, has_rstd = false;
 
   template <class In, class Out, class C>
-  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy, C*, C*) const {
+  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy,
+                C*, C*) const {
     return k::softmax(ex, in, out, rows, cols, policy);
   }
   k::Softmax options() const { return {}; }
@@ -177,7 +185,8 @@ struct LogSoftmax {
   static constexpr bool holes = true, has_mean = false, has_rstd = false;
 
   template <class In, class Out, class C>
-  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy, C*, C*) const {
+  k::Status run(const k::Exec& ex, const In& in, const Out& out, int64_t rows, int64_t cols, const k::RowPolicy& policy,
+                C*, C*) const {
     return k::log_softmax(ex, in, out, rows, cols, policy);
   }
   k::LogSoftmax options() const { return {}; }
@@ -200,7 +209,9 @@ struct LayerNorm {
   }
   k::LayerNorm options() const { return k::LayerNorm{}.eps(eps); }
   template <class C>
-  RowStatistics<C> expect(Row<C>& x) const { return layernorm(x, eps); }
+  RowStatistics<C> expect(Row<C>& x) const {
+    return layernorm(x, eps);
+  }
 };
 
 struct RmsNorm {
@@ -215,10 +226,13 @@ struct RmsNorm {
   }
   k::RmsNorm options() const { return k::RmsNorm{}.eps(eps); }
   template <class C>
-  RowStatistics<C> expect(Row<C>& x) const { return {{}, rmsnorm(x, eps)}; }
+  RowStatistics<C> expect(Row<C>& x) const {
+    return {{}, rmsnorm(x, eps)};
+  }
 };
 
-// ---- sources and sinks -------------------------------------------------------------------------------------------------
+// ---- sources and sinks
+// -------------------------------------------------------------------------------------------------
 
 // The widest pack of at most `widest` elements of `size` bytes that an address and a row stride allow.
 inline int allowed_pack(const void* p, int64_t ld, int64_t size, int widest) {
@@ -256,11 +270,16 @@ struct AnyLoad : k::Functor {
   template <int N>
   __device__ k::Pack<float, N> load(int64_t row, int64_t col) const {
     switch (type) {
-      case DType::f16: return as<k::half, N>(row, col);
-      case DType::bf16: return as<k::bfloat16, N>(row, col);
-      case DType::e4m3: return as<k::float8_e4m3, N>(row, col);
-      case DType::e5m2: return as<k::float8_e5m2, N>(row, col);
-      default: return as<float, N>(row, col);
+      case DType::f16:
+        return as<k::half, N>(row, col);
+      case DType::bf16:
+        return as<k::bfloat16, N>(row, col);
+      case DType::e4m3:
+        return as<k::float8_e4m3, N>(row, col);
+      case DType::e5m2:
+        return as<k::float8_e5m2, N>(row, col);
+      default:
+        return as<float, N>(row, col);
     }
   }
 };
@@ -282,26 +301,44 @@ struct AnyStore : k::Functor {
   template <int N>
   __device__ void store(const k::Pack<float, N>& v, int64_t row, int64_t col) const {
     switch (type) {
-      case DType::f16: return as<k::half, N>(v, row, col);
-      case DType::bf16: return as<k::bfloat16, N>(v, row, col);
-      case DType::e4m3: return as<k::float8_e4m3, N>(v, row, col);
-      case DType::e5m2: return as<k::float8_e5m2, N>(v, row, col);
-      default: return as<float, N>(v, row, col);
+      case DType::f16:
+        return as<k::half, N>(v, row, col);
+      case DType::bf16:
+        return as<k::bfloat16, N>(v, row, col);
+      case DType::e4m3:
+        return as<k::float8_e4m3, N>(v, row, col);
+      case DType::e5m2:
+        return as<k::float8_e5m2, N>(v, row, col);
+      default:
+        return as<float, N>(v, row, col);
     }
   }
 };
 
 // How a Trial reads and writes.
 struct Direct {
-  template <class T> static auto load(const T* p, int64_t ld) { return k::load(p, ld); }
-  template <class T> static auto store(T* p, int64_t ld) { return k::store(p, ld); }
+  template <class T>
+  static auto load(const T* p, int64_t ld) {
+    return k::load(p, ld);
+  }
+  template <class T>
+  static auto store(T* p, int64_t ld) {
+    return k::store(p, ld);
+  }
 };
 struct Any {
-  template <class T> static auto load(const T* p, int64_t ld) { return AnyLoad(p, ld, dtype_of<T>::value); }
-  template <class T> static auto store(T* p, int64_t ld) { return AnyStore(p, ld, dtype_of<T>::value); }
+  template <class T>
+  static auto load(const T* p, int64_t ld) {
+    return AnyLoad(p, ld, dtype_of<T>::value);
+  }
+  template <class T>
+  static auto store(T* p, int64_t ld) {
+    return AnyStore(p, ld, dtype_of<T>::value);
+  }
 };
 
-// ---- shapes and policies -----------------------------------------------------------------------------------------------
+// ---- shapes and policies
+// -----------------------------------------------------------------------------------------------
 
 struct Shape {
   int64_t rows, cols;
@@ -310,7 +347,8 @@ struct Shape {
   bool in_place = false;
 };
 
-// Misaligned pointers and row strides above cols, odd and even, below and above every change of path up to 5000 columns.
+// Misaligned pointers and row strides above cols, odd and even, below and above every change of path up to 5000
+// columns.
 inline std::vector<Shape> awkward_shapes() {
   std::vector<Shape> shapes;
   const int64_t gaps[][2] = {{0, 0}, {1, 0}, {0, 1}, {3, 6}, {8, 24}, {16, 16}};
@@ -323,7 +361,7 @@ inline std::vector<Shape> awkward_shapes() {
   return shapes;
 }
 
-constexpr int64_t kLargeCols[] = {2049,   4097,   12289,  32769,  65537,  100003,
+constexpr int64_t kLargeCols[] = {2049,   4097,   12289,  32769,  65537,   100003,
                                   131072, 262144, 262151, 524289, 1048575, 1048576};
 
 inline k::RowPolicy policy(k::Residency residency, int threads = 0, int cluster = 1, int max_pack = 0) {
@@ -369,7 +407,8 @@ inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = 
 
 // Whether a row may be read a second time, so that what a tee wrote comes back rounded.
 inline bool rereads(const k::RowPolicy& p) {
-  return p.residency == k::Residency::automatic || p.residency == k::Residency::streamed || p.residency == k::Residency::split;
+  return p.residency == k::Residency::automatic || p.residency == k::Residency::streamed ||
+         p.residency == k::Residency::split;
 }
 
 // f(exec, policy) for every residency; f launches and checks.
@@ -384,7 +423,8 @@ void each_residency(int64_t rows, int64_t cols, const Needs& needs, F f) {
   CHECK(workspace.intact());
 }
 
-// ---- Trial -------------------------------------------------------------------------------------------------------------
+// ---- Trial
+// -------------------------------------------------------------------------------------------------------------
 
 // One call on random rows: made, launched, and after the stream was waited for, fetched and checked.
 template <class Op, class S, class D = S, class Io = Direct>
@@ -393,10 +433,14 @@ class Trial {
   using C = k::compute_t<S>;
 
   explicit Trial(const Shape& shape, const k::RowPolicy& policy = {}, const Op& op = {})
-      : shape_(shape), policy_(policy), op_(op),
-        in_(shape.rows, shape.cols, shape.cols + shape.in_gap, shape.in_shift, shape.in_place ? Poison::garbage : Poison::nan),
+      : shape_(shape),
+        policy_(policy),
+        op_(op),
+        in_(shape.rows, shape.cols, shape.cols + shape.in_gap, shape.in_shift,
+            shape.in_place ? Poison::garbage : Poison::nan),
         out_(shape.in_place ? 0 : shape.rows, shape.cols, shape.cols + shape.out_gap, shape.out_shift),
-        mean_(Op::has_mean ? shape.rows : 0, 1, 1), rstd_(Op::has_rstd ? shape.rows : 0, 1, 1) {
+        mean_(Op::has_mean ? shape.rows : 0, 1, 1),
+        rstd_(Op::has_rstd ? shape.rows : 0, 1, 1) {
     randomize(in_, mix(uint64_t(shape.cols)) + uint64_t(shape.rows), Op::holes);
     remember();
   }
@@ -455,8 +499,10 @@ class Trial {
         }
       }
     };
-    if (shape_.in_place) append(in_);
-    else append(out_);
+    if (shape_.in_place)
+      append(in_);
+    else
+      append(out_);
     append(mean_);
     append(rstd_);
     return all;
@@ -464,15 +510,17 @@ class Trial {
 
   k::RowPolicy& policy() { return policy_; }
   const Shape& shape() const { return shape_; }
-  double output(int64_t row, int64_t col) const { return shape_.in_place ? value_of(in_.get(row, col)) : value_of(out_.get(row, col)); }
+  double output(int64_t row, int64_t col) const {
+    return shape_.in_place ? value_of(in_.get(row, col)) : value_of(out_.get(row, col));
+  }
   C mean(int64_t row) const { return mean_.get(row, 0); }
   C rstd(int64_t row) const { return rstd_.get(row, 0); }
 
   std::string describe() const {
     std::ostringstream out;
-    out << Op::name << " " << name(dtype_of<S>::value) << " to " << name(dtype_of<D>::value) << " " << shape_.rows << " x "
-        << shape_.cols << ", gaps " << shape_.in_gap << " " << shape_.out_gap << ", shifts " << shape_.in_shift << " "
-        << shape_.out_shift << (shape_.in_place ? ", in place, " : ", ") << text(policy_);
+    out << Op::name << " " << name(dtype_of<S>::value) << " to " << name(dtype_of<D>::value) << " " << shape_.rows
+        << " x " << shape_.cols << ", gaps " << shape_.in_gap << " " << shape_.out_gap << ", shifts " << shape_.in_shift
+        << " " << shape_.out_shift << (shape_.in_place ? ", in place, " : ", ") << text(policy_);
     return out.str();
   }
 
@@ -501,7 +549,8 @@ class Trial {
     const std::string problem = shape_.in_place ? mismatch(r, x, [&](int64_t c) { return in_.get(r, c); })
                                                 : mismatch(r, x, [&](int64_t c) { return out_.get(r, c); });
     if (!problem.empty()) return problem;
-    if (Op::has_mean && std::isfinite(statistics.mean.v) && !within(mean(r), statistics.mean)) return wrong("mean", r, mean(r), statistics.mean);
+    if (Op::has_mean && std::isfinite(statistics.mean.v) && !within(mean(r), statistics.mean))
+      return wrong("mean", r, mean(r), statistics.mean);
     if (Op::has_rstd && !within(rstd(r), statistics.rstd)) return wrong("rstd", r, rstd(r), statistics.rstd);
     return "";
   }
@@ -535,7 +584,8 @@ class Trials {
   void run(const k::Exec& ex, int64_t step = 1) {
     std::vector<std::string> problems(all_.size());
     for (size_t i = 0; i < all_.size(); ++i) {
-      if (const k::Status status = all_[i]->launch(ex); !status) problems[i] = all_[i]->describe() + ": " + text(status);
+      if (const k::Status status = all_[i]->launch(ex); !status)
+        problems[i] = all_[i]->describe() + ": " + text(status);
     }
     check_cuda(cudaStreamSynchronize(ex.stream()));
     for (auto& trial : all_) trial->fetch();
