@@ -12,8 +12,10 @@ fail() {
 }
 
 # The folder a file belongs to; the headers at the top are layers of their own.
+# arch/scalar.h is the one part of arch/ without CUDA's runtime: core/ and functor.h may see it.
 layer_of() {
   case $1 in
+    arch/scalar.h) echo scalar ;;
     */*) echo "${1%%/*}" ;;
     functor.h) echo functor ;;
     exec.cuh) echo exec ;;
@@ -23,14 +25,15 @@ layer_of() {
 
 may_see() {
   case $1 in
-    core) echo core ;;
-    functor) echo core functor ;;
+    scalar) echo core scalar ;;
+    core) echo core scalar ;;
+    functor) echo core scalar functor ;;
     tuning) echo core tuning ;;
-    cpu) echo core functor cpu ;;
-    arch) echo core arch ;;
-    exec) echo core arch exec ;;
-    detail) echo core arch exec functor tuning detail ;;
-    door) echo core arch exec functor tuning detail door ;;
+    cpu) echo core scalar functor cpu ;;
+    arch) echo core scalar arch ;;
+    exec) echo core scalar arch exec ;;
+    detail) echo core scalar arch exec functor tuning detail ;;
+    door) echo core scalar arch exec functor tuning detail door ;;
     *) fail "unknown folder: $1" ;;
   esac
 }

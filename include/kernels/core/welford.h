@@ -13,6 +13,7 @@ KERNELS_BEGIN
 template <class C>
 struct Count {
   C n, inverse;
+  KERNELS_HD constexpr Count(C count, C one_over) : n(count), inverse(one_over) {}
   KERNELS_HD explicit Count(int count) : n(static_cast<C>(count)), inverse(count > 0 ? divide(C(1), n) : C(0)) {}
 };
 

@@ -340,7 +340,7 @@ constexpr int more_registers(bool large) {
   using Held = HeldPacks<typename P::Source, N, K>;
   if (sizeof(typename P::C) > 4) return 64;
   if (!Held::as_fetched) return 24 + int(sizeof(typename Held::Fetched)) / 4 * K;
-  return N == 1 ? 40 : large && sizeof(typename P::Op::State) <= 8 ? 24 : 32;
+  return N == 1 ? 40 : large ? 24 : 32;
 }
 
 // One row per block or cluster, in registers.
@@ -353,6 +353,8 @@ struct BlockBody {
     P problem;
     Walk walk;
     int width;
+    bool even;                          // every thread holds K packs
+    Count<typename P::C> block_columns; // then
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -361,11 +363,15 @@ struct BlockBody {
     const P& p = params.problem;
     BlockTeam team(scratch);
     const Slice slice(team, params.width, int(p.cols));
-    const Columns<C> columns{Count<C>(warp_columns_of<N, K>(slice.columns())), Count<C>(slice.columns()), p.columns};
-    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns); };
+    constexpr Count<C> whole_warp(C(32 * N * K), C(1.0 / (32 * N * K)));
+    const auto reduce = [&](const auto& op, const auto& state) {
+      Columns<C> columns{whole_warp, params.block_columns, p.columns};
+      if (!params.even) columns = {Count<C>(warp_columns_of<N, K>(slice.columns())), Count<C>(slice.columns()), p.columns};
+      return team.reduce(op, state, columns);
+    };
     const Place place = Place::at<N, K>(slice.begin + team.rank() * N, team.size() * N, slice.end);
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const int64_t index = blockIdx.x / team.blocks(), last = params.walk.first(index + 1);
+    const int64_t index = team.cluster(), last = params.walk.first(index + 1);
     for (int64_t row = params.walk.first(index); row < last && row < p.rows; ++row) {
       const Held held(p.source, row, place);
       finish_row<N>(p, held, reduce(p.op, p.op.scan(held)), row, leader, reduce);
@@ -412,7 +418,7 @@ struct StagedBody {
       for (int at = begin; at < slice.end; at += K * stride) f(at, Place::at<N, K>(at, stride, slice.end));
     };
 
-    for (int64_t row = blockIdx.x / team.blocks(); row < p.rows; row += gridDim.x / team.blocks()) {
+    for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
       typename P::Op::State state;
       if constexpr (kKeep) {
         steps([&](int at, const Place& place) {

@@ -120,6 +120,9 @@ class RowEngine {
     }
     if (clusters) policy.cluster = kPortableCluster;
     policy.residency = shared_or_streamed(plan.pack, policy.cluster);
+    if (policy.residency == Residency::streamed && width_of(policy.cluster) * scale <= int64_t(max_block(plan.pack)) * tile(plan.pack)) {
+      policy.residency = Residency::registers;
+    }
     return {};
   }
 
@@ -234,7 +237,7 @@ class RowEngine {
     if (policy.threads == 0) {
       policy.threads = policy.residency == Residency::registers
                            ? int(lesser<int64_t>(max_block(plan.pack), round_up(ceil_div(plan.width, elements), 32)))
-                           : tuning::kStreamThreads;
+                           : plan.width > tuning::kStreamLong ? tuning::kStreamThreadsLong : tuning::kStreamThreads;
     }
     const int most = policy.residency == Residency::registers ? max_block(plan.pack) : policy.residency == Residency::split ? 512 : 256;
     if (policy.threads < 32 || policy.threads > most || policy.threads % 32 != 0) {
@@ -292,10 +295,12 @@ class RowEngine {
         {
           const Walk walk = Walk::over(p_.rows, plan.walk, plan.walk > policy.walk || p_.rows < ex_.device().sm_count);
           how.grid.x = unsigned(walk.blocks(p_.rows) * policy.cluster);
+          const bool even = plan.width == policy.threads * N * K && int64_t(plan.width) * policy.cluster == p_.cols;
+          const Count<C> block_columns(plan.width);
           if constexpr (N == wide) {
-            if (policy.threads <= 256) return launch<BlockBody<Problem, N, K, false>>(ex_, how, {p_, walk, plan.width});
+            if (policy.threads <= 256) return launch<BlockBody<Problem, N, K, false>>(ex_, how, {p_, walk, plan.width, even, block_columns});
           }
-          return launch<BlockBody<Problem, N, K, true>>(ex_, how, {p_, walk, plan.width});
+          return launch<BlockBody<Problem, N, K, true>>(ex_, how, {p_, walk, plan.width, even, block_columns});
         }
       case Residency::shared:
         how.shared = kept_bytes(plan.width);

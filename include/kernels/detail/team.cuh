@@ -118,6 +118,9 @@ class BlockTeam {
   __device__ __forceinline__ int size() const { return blockDim.x; }
   __device__ __forceinline__ int block() const { return arch::cluster_rank(); }
   __device__ __forceinline__ int blocks() const { return blocks_; }
+  // Which of the grid's clusters this is, and how many there are; their size is a power of two.
+  __device__ __forceinline__ int64_t cluster() const { return blockIdx.x >> (31 - __clz(blocks_)); }
+  __device__ __forceinline__ int64_t clusters() const { return gridDim.x >> (31 - __clz(blocks_)); }
 
   // From the state of each thread to that of the row. One barrier, and one message between blocks.
   template <class Op, class State, class C>
