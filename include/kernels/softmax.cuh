@@ -17,15 +17,15 @@
 
 KERNELS_BEGIN
 
-template <class Load, class Store, class Compute = compute_type<Load>>
+template <class Load, class Store, class Compute = void>
 Status softmax(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, const RowPolicy& policy = {}) {
-  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  detail::check_compute<Load, Compute>();
   return detail::run_rows(ex, Softmax{}, in, out, rows, cols, policy);
 }
 
-template <class Load, class Store, class Compute = compute_type<Load>>
+template <class Load, class Store, class Compute = void>
 Status log_softmax(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, const RowPolicy& policy = {}) {
-  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  detail::check_compute<Load, Compute>();
   return detail::run_rows(ex, LogSoftmax{}, in, out, rows, cols, policy);
 }
 

@@ -192,10 +192,18 @@ KERNELS_HD auto resolve(const S& source, const Fetched& fetched, int64_t row, in
   else return fetched;
 }
 
-// The element type a source computes in.
+// The element type a source computes in. A OneFlow functor names it itself, and may be for the device only.
+template <class S, bool = oneflow_load<S> && !has_fetch<S>::value && !has_load<S>::value>
+struct ComputeType {
+  using type = std::conditional_t<loads_into<S, float>::value, float, double>;
+};
 template <class S>
-using compute_type = typename decltype(resolve(
-    std::declval<const S&>(), fetch<1>(std::declval<const S&>(), kAny, kAny), kAny, kAny))::value_type;
+struct ComputeType<S, false> {
+  using type = typename decltype(resolve(std::declval<const S&>(), fetch<1>(std::declval<const S&>(), kAny, kAny), kAny,
+                                         kAny))::value_type;
+};
+template <class S>
+using compute_type = typename ComputeType<S>::type;
 
 // Reads again through a user's own `reload`.
 template <class S>

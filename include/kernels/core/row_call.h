@@ -15,6 +15,15 @@ inline Status check_shape(int64_t rows, int64_t cols) {
   return {};
 }
 
+// The explicit compute type of a OneFlow call, if there is one, is the one that the load produces.
+template <class Source, class Compute>
+constexpr void check_compute() {
+  static_assert(is_source<Source>, "the second argument must be a source: k::load(p, ld), with maps behind it if wanted");
+  if constexpr (is_source<Source> && !std::is_void<Compute>::value) {
+    static_assert(std::is_same<Compute, compute_type<Source>>::value, "the compute type is the one the load produces");
+  }
+}
+
 // `empty` is set when there is nothing to do.
 template <class Options, class Source, class Sink>
 Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {

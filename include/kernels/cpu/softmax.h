@@ -18,15 +18,15 @@ KERNELS_BEGIN
 namespace cpu {
 inline namespace KERNELS_ISA {
 
-template <class Load, class Store, class Compute = compute_type<Load>>
+template <class Load, class Store, class Compute = void>
 Status softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
-  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  ::kernels::detail::check_compute<Load, Compute>();
   return detail::host::run_rows(cx, Softmax{}, in, out, rows, cols);
 }
 
-template <class Load, class Store, class Compute = compute_type<Load>>
+template <class Load, class Store, class Compute = void>
 Status log_softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
-  static_assert(std::is_same<Compute, compute_type<Load>>::value, "the compute type is the one the load produces");
+  ::kernels::detail::check_compute<Load, Compute>();
   return detail::host::run_rows(cx, LogSoftmax{}, in, out, rows, cols);
 }
 

@@ -1,5 +1,5 @@
-// FAILS POINTER_AS_SOURCE: kernels::
-// FAILS SINK_AS_SOURCE: kernels::
+// FAILS POINTER_AS_SOURCE: must be a source
+// FAILS SINK_AS_SOURCE: must be a source
 // FAILS SOURCE_AS_SINK: must be a sink
 // FAILS WRONG_COMPUTE_TYPE: the compute type is the one the load produces
 // FAILS IGNORED_STATUS: nodiscard

@@ -1,4 +1,4 @@
-// FAILS POINTER_AS_SOURCE: no instance of function template
+// FAILS POINTER_AS_SOURCE: must be a source
 // FAILS SOURCE_AS_SINK: must be a sink
 // FAILS NUMBER_AS_SOURCE: as_source
 #include <kernels/softmax.cuh>
