@@ -486,7 +486,8 @@ template <class A, class B>
 Both<A, B> both(A a, B b) { return {a, b}; }
 
 // Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
-// scales[row] receives the scale. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3, float8_e5m2.
+// scales[row] receives the scale, 2^-126 at the least. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3,
+// float8_e5m2.
 template <class T>
 class Quantize : public Functor {
  public:
