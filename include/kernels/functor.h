@@ -77,6 +77,9 @@ class DirectLoad : public Functor {
   KERNELS_HD void fetch_async(Packed<Src, N>* to, int64_t row, int64_t col) const {
     read_async(to, src_ + row * ld_ + col);
   }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);
+  }
   template <int N>
   KERNELS_HD Pack<Dst, N> resolve(const Packed<Src, N>& fetched, int64_t, int64_t) const {
     return convert<Dst>(fetched.unpack());
@@ -274,6 +277,7 @@ class Binary : public Functor {
   KERNELS_HD void fetch_async(Fetched* to, int64_t row, int64_t col) const {
     detail::fetch_async<N>(to, source_, row, col);
   }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
   template <class C, int N, class Fetched>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
     return Op::apply(v, convert<C>(detail::resolve(source_, fetched, row, col)));
@@ -523,8 +527,8 @@ class Quantize : public Functor {
   }
   KERNELS_HD void merge(State& a, const State& b) const { a.largest = a.largest > b.largest ? a.largest : b.largest; }
 
-  template <class Lanes, class Count>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count&) const { return {lanes.max(s.largest)}; }
+  template <class Lanes>
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.max(s.largest)}; }
 
   // What a row's values are multiplied by: the reciprocal of its scale.
   KERNELS_HD float finish(const State& s) const {
@@ -568,6 +572,10 @@ class MappedSource : public Functor {
   KERNELS_HD void fetch_async(Fetched* to, int64_t row, int64_t col) const {
     detail::fetch_async<N>(to->Fetched::First::place(), source_, row, col);
     detail::fetch_operands_async<N>(to->Fetched::Second::place(), map_, row, col);
+  }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(source_, row, begin, end);
+    detail::prefetch(map_, row, begin, end);
   }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {

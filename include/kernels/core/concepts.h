@@ -7,7 +7,7 @@
 //   Sink     writes:  store<N>(Pack, row, col)                    ours
 //                     void store<N>(const Src* src, row, col)     OneFlow's
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
-//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes, total),
+//            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
 //            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so
@@ -77,6 +77,7 @@ KERNELS_DETECT(has_widest, F::widest)
 KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
 KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
 KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
+KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 #undef KERNELS_DETECT
 
@@ -279,6 +280,12 @@ int max_pack_of(const F& f) {
 template <class F>
 void set_past_cache(F& f, bool past) {
   if constexpr (has_past_cache<F>::value) f.set_past_cache(past);
+}
+
+// On the host: asks for the columns [begin, end) of a row to be brought into the cache.
+template <class F>
+void prefetch(const F& f, int64_t row, int64_t begin, int64_t end) {
+  if constexpr (has_prefetch<F>::value) f.prefetch(row, begin, end);
 }
 
 template <class F>

@@ -97,8 +97,10 @@ KERNELS_HD float decode_bfloat16(uint32_t code) { return bit_cast<float>(code <<
 
 KERNELS_HD uint32_t encode_bfloat16(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded;
+  // Branch-free: a NaN keeps its bits, made quiet.
+  const uint32_t nan = 0u - uint32_t((bits & 0x7fffffffu) > 0x7f800000u);
+  const uint32_t round_up = (0x7fffu + ((bits >> 16) & 1u)) & ~nan;
+  return (bits + round_up) >> 16 | (nan & 0x40u);
 }
 
 // What the largest finite value of a quantized storage type is.

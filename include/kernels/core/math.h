@@ -34,15 +34,13 @@ KERNELS_HD double fma(double a, double b, double c) {
 #endif
 }
 
-KERNELS_HD float exp(float x) {
-#if defined(KERNELS_DEVICE_CODE)
-  return arch::exp2_flushed(x * 1.44269504f);
-#else
-  // exp(x) = 2^n exp(r), |r| <= ln2 / 2. Comparisons are written so that NaN passes through.
-  x = x > 89.f ? 89.f : x;
-  x = x < -104.f ? -104.f : x;
+namespace detail {
+
+// exp(r) - 1 for x = n ln2 + r, |r| <= ln2 / 2. `code` becomes the bits of 1.5 2^23 + n.
+KERNELS_HD float exp_reduced(float x, uint32_t& code) {
   const float shifted = fma(x, 1.44269504f, 12582912.f);
   const float n = shifted - 12582912.f;
+  code = bit_cast<uint32_t>(shifted);
   float r = fma(n, -0.693359375f, x);
   r = fma(n, 2.12194440e-4f, r);
   float p = 1.99076145e-4f;
@@ -51,9 +49,22 @@ KERNELS_HD float exp(float x) {
   p = fma(p, r, 4.16664646e-2f);
   p = fma(p, r, 1.66666668e-1f);
   p = fma(p, r, 0.5f);
-  p = fma(p, r * r, r) + 1.f;
+  return fma(p, r * r, r);
+}
+
+}  // namespace detail
+
+KERNELS_HD float exp(float x) {
+#if defined(KERNELS_DEVICE_CODE)
+  return arch::exp2_flushed(x * 1.44269504f);
+#else
+  // Comparisons are written so that NaN passes through.
+  x = x > 89.f ? 89.f : x;
+  x = x < -104.f ? -104.f : x;
+  uint32_t code;
+  const float p = detail::exp_reduced(x, code) + 1.f;
   // 2^n in two factors, so that n = 128 and the subnormal results come out right.
-  const int32_t exponent = bit_cast<int32_t>(shifted) - 0x4b400000;
+  const int32_t exponent = int32_t(code) - 0x4b400000;
   const int32_t first = exponent >> 1;
   const float low = bit_cast<float>(uint32_t(first + 127) << 23);
   const float high = bit_cast<float>(uint32_t(exponent - first + 127) << 23);
@@ -148,8 +159,22 @@ template <class C, int N>
 KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
   return transform(x, [](C a) { return exp(a); });
 }
+// For a reference that is not less than any x.
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp_minus(const Pack<C, N>& x, C reference) {
+#if !defined(KERNELS_DEVICE_CODE)
+  if constexpr (std::is_same<C, float>::value) {
+    return transform(x, [reference](float a) {
+      a = a - reference;
+      a = a < -104.f ? -104.f : a;
+      uint32_t code;
+      const float p = detail::exp_reduced(a, code);
+      // n is not positive, so that 2^(n + 64) is normal; what is not is rounded by the multiplication.
+      const float power = bit_cast<float>((code << 23) + (uint32_t(127 + 64) << 23));
+      return fma(p, power, power) * 0x1p-64f;
+    });
+  }
+#endif
   return transform(x, [reference](C a) { return exp(a - reference); });
 }
 

@@ -26,6 +26,56 @@ template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
 #endif
 
+// memcpy of kBytes, on the host in registers as long as those that compute: the compiler's own is in shorter pieces, and a
+// load must not wait for several stores.
+template <int kBytes>
+KERNELS_HD void copy_bytes(void* to, const void* from) {
+#if !defined(KERNELS_DEVICE_CODE) && defined(__AVX512F__)
+  if constexpr (kBytes % 64 == 0) {
+    for (int i = 0; i < kBytes; i += 64) {
+      _mm512_storeu_si512(static_cast<char*>(to) + i, _mm512_loadu_si512(static_cast<const char*>(from) + i));
+    }
+    return;
+  }
+#endif
+#if !defined(KERNELS_DEVICE_CODE) && defined(__AVX__)
+  if constexpr (kBytes % 32 == 0) {
+    for (int i = 0; i < kBytes; i += 32) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<char*>(to) + i),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const char*>(from) + i)));
+    }
+    return;
+  }
+#endif
+  memcpy(to, from, kBytes);
+}
+
+#if defined(__AVX__)
+// The same around the cache; the address is a multiple of the size, or of 64.
+template <int kBytes>
+void stream_bytes(void* to, const void* from) {
+  char* address = static_cast<char*>(to);
+  const char* value = static_cast<const char*>(from);
+#if defined(__AVX512F__)
+  if constexpr (kBytes % 64 == 0) {
+    for (int i = 0; i < kBytes; i += 64) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(address + i), _mm512_loadu_si512(value + i));
+    }
+    return;
+  }
+#endif
+  if constexpr (kBytes % 32 == 0) {
+    for (int i = 0; i < kBytes; i += 32) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(address + i), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + i)));
+    }
+  } else {
+    for (int i = 0; i < kBytes; i += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(address + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(value + i)));
+    }
+  }
+}
+#endif
+
 }  // namespace detail
 
 // A pack as it lies in memory. Kept in whole words, so that carrying it through a loop costs no repacking.
@@ -36,7 +86,7 @@ class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * si
 
   KERNELS_HD Pack<T, N> unpack() const {
     Pack<T, N> out;
-    memcpy(static_cast<void*>(out.v), static_cast<const void*>(words), sizeof(words));
+    detail::copy_bytes<int(sizeof(words))>(out.v, words);
     return out;
   }
 
@@ -61,7 +111,7 @@ KERNELS_HD Packed<T, N> read(const T* from) {
     memcpy(reinterpret_cast<char*>(out.words) + i * step, &value, step);
   }
 #else
-  memcpy(static_cast<void*>(out.words), static_cast<const void*>(from), sizeof(out.words));
+  detail::copy_bytes<int(sizeof(out.words))>(out.words, from);
 #endif
   return out;
 }
@@ -100,28 +150,25 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
     __stcs(reinterpret_cast<Word*>(to) + i, value);
   }
 #else
-#if defined(__AVX__)
   constexpr int bytes = N * int(sizeof(T));
+#if defined(__AVX__)
   if constexpr (bytes % 16 == 0) {
-    constexpr int step = bytes % 32 == 0 ? 32 : 16;
-    if (past_cache && reinterpret_cast<uintptr_t>(to) % step == 0) {
-      const char* from = reinterpret_cast<const char*>(pack.v);
-      char* address = reinterpret_cast<char*>(to);
-      for (int i = 0; i < bytes; i += step) {
-        if constexpr (step == 32) {
-          _mm256_stream_si256(reinterpret_cast<__m256i*>(address + i),
-                              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
-        } else {
-          _mm_stream_si128(reinterpret_cast<__m128i*>(address + i),
-                           _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-        }
-      }
-      return;
-    }
+    if (past_cache && reinterpret_cast<uintptr_t>(to) % lesser(bytes & -bytes, 64) == 0) return detail::stream_bytes<bytes>(to, pack.v);
   }
 #endif
   (void)past_cache;
-  memcpy(static_cast<void*>(to), static_cast<const void*>(pack.v), sizeof(pack.v));
+  detail::copy_bytes<bytes>(to, pack.v);
+#endif
+}
+
+// On the host: asks for [begin, end) to be brought into the cache.
+template <class T>
+void prefetch_lines(const T* begin, const T* end) {
+#if defined(__GNUC__)
+  constexpr int line = 64;
+  for (auto p = reinterpret_cast<const char*>(begin); p < reinterpret_cast<const char*>(end); p += line) __builtin_prefetch(p);
+#else
+  (void)begin, (void)end;
 #endif
 }
 

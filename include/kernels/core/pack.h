@@ -218,6 +218,20 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     return out;
   } else
 #endif
+  // On plain integers, which the compilers gather in vectors.
+  if constexpr (std::is_same<From, bfloat16>::value && std::is_same<To, float>::value) {
+    uint16_t codes[N];
+    memcpy(codes, static_cast<const void*>(in.v), sizeof(codes));
+    for (int i = 0; i < N; ++i) out.v[i] = detail::decode_bfloat16(codes[i]);
+    return out;
+  } else if constexpr (std::is_same<From, float>::value && std::is_same<To, bfloat16>::value) {
+    uint32_t wide[N];
+    uint16_t codes[N];
+    for (int i = 0; i < N; ++i) wide[i] = detail::encode_bfloat16(in.v[i]);
+    for (int i = 0; i < N; ++i) codes[i] = static_cast<uint16_t>(wide[i]);
+    memcpy(static_cast<void*>(out.v), codes, sizeof(codes));
+    return out;
+  } else
 #endif
   {
     KERNELS_UNROLL

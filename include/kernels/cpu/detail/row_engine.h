@@ -1,17 +1,18 @@
 // The row engine on the CPU: drives the row ops, sources, maps and sinks that the GPU's drives.
 //
-// Sources and sinks move packs; the ops work on blocks of kBlock columns, large enough that bringing a row's states
-// together costs little. A row of up to kCached columns stays in the cache, on the stack, between its two passes, each
-// block centered on its own state; a longer one is read twice. Whatever decides how a row is computed is fixed by cols
-// alone, so that results do not depend on the number of threads.
+// A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (row_lanes.h).
+// Between the two passes over it, it stays on the stack as it was centered, if it has at most kCached columns and to read
+// and center it once more would cost more than that. While a row is written, the next one is fetched into the cache.
+// Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number of threads.
 #pragma once
 
+#include <new>
 #include <type_traits>
 
 #include "../../core/row_call.h"
-#include "../../core/row_op.h"
 #include "../../functor.h"
 #include "../exec.h"
+#include "row_lanes.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -58,8 +59,9 @@ using Width = std::integral_constant<int, N>;
 template <class Source, class Sink>
 class Packs {
   static constexpr bool any = any_width<Source, Sink>;
+  static constexpr int vector = kLanes<compute_type<Source>>;
   static constexpr int narrower = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
-  static constexpr int wide = any ? kWidestPack : narrower;
+  static constexpr int wide = any || narrower > vector ? vector : narrower;
   static constexpr int middle = wide >= 8 ? 4 : wide == 4 ? 2 : 1;
 
  public:
@@ -73,7 +75,7 @@ class Packs {
   template <class F>
   void each(int64_t begin, int64_t end, const F& f) const {
     if (any || width_ == wide) begin = run<wide>(begin, end, f);
-    if (any || width_ == middle) begin = run<middle>(begin, end, f);
+    if (middle < wide && (any || width_ == middle)) begin = run<middle>(begin, end, f);
     if (any || width_ == 1) run<1>(begin, end, f);
   }
 
@@ -87,12 +89,25 @@ class Packs {
   int width_ = wide;
 };
 
-constexpr int kBlockBytes = 1024;
+// Whether a source costs no more than reading memory, and may be read twice.
+template <class Source>
+struct IsPlain : std::false_type {};
+template <class Src, class Dst>
+struct IsPlain<DirectLoad<Src, Dst>> : std::true_type {};
+// Whether it costs little to center a value.
+template <class Op>
+struct CentersFast : std::true_type {};
+template <class C>
+struct CentersFast<SoftmaxOp<C>> : std::false_type {};
+
+constexpr int kBlockBytes = 4 << 10;
 constexpr int kCachedBytes = 64 << 10;
 constexpr int64_t kChunkCols = 16384;
 constexpr int kMaxChunks = 64;
 // Results larger than this are written around the cache.
 constexpr int64_t kPastCacheBytes = 32ll << 20;
+// A row of more columns than this would push the next one out of the cache again.
+constexpr int64_t kPrefetchedCols = 65536;
 
 template <class Op_, class Source_, class Sink_>
 struct RowProblem {
@@ -101,6 +116,8 @@ struct RowProblem {
   using Sink = Sink_;
   using C = compute_type<Source>;
   static constexpr bool row_sink = is_row_sink<decltype(sink_end(std::declval<const Sink&>()))>;
+  static constexpr bool plain = IsPlain<Source>::value;
+  static constexpr bool reads_again = plain && CentersFast<Op>::value && !row_sink;
   static constexpr int block = kBlockBytes / int(sizeof(C));
   static constexpr int64_t cached = kCachedBytes / int(sizeof(C));
 
@@ -109,6 +126,22 @@ struct RowProblem {
   Sink sink;
   int64_t rows, cols;
   Packs<Source, Sink> packs;
+
+  bool keeps_rows() const { return !reads_again && cols <= cached; }
+};
+
+// States of a row's chunks: of those that there are, because a row may be short.
+template <class State>
+class ChunkStates {
+ public:
+  explicit ChunkStates(int count) {
+    for (int c = 0; c < count; ++c) new (at(c)) State;
+  }
+  State& operator[](int c) { return *at(c); }
+
+ private:
+  State* at(int c) { return reinterpret_cast<State*>(room_) + c; }
+  alignas(State) unsigned char room_[kMaxChunks * sizeof(State)];
 };
 
 template <class P>
@@ -125,8 +158,8 @@ class RowEngine {
     const int parts = int(p_.rows < threads ? p_.rows : threads);
     parallel(parts, [&](int part) {
       const int64_t first = share(part, parts), last = share(part + 1, parts);
-      if (p_.cols <= P::cached) cached_rows(first, last);
-      else for (int64_t row = first; row < last; ++row) streamed_row(row, 1);
+      if (p_.keeps_rows()) kept_rows(first, last);
+      else for (int64_t row = first; row < last; ++row) streamed_row(row, 1, last);
       fence_past_cache();
     });
   }
@@ -135,7 +168,9 @@ class RowEngine {
   using C = typename P::C;
   using Op = typename P::Op;
   using State = typename Op::State;
-  using Block = Pack<C, P::block>;
+  using Lanes = InLanes<Op>;
+  static constexpr int N = kLanes<C>;
+  using Vector = Pack<C, N>;
 
   // rows * part / parts, which must not overflow.
   int64_t share(int part, int parts) const {
@@ -146,76 +181,159 @@ class RowEngine {
 
   // f(first column, number of columns) for the blocks of [begin, end).
   template <class F>
-  void each_block(int64_t begin, int64_t end, const F& f) const {
+  static void each_block(int64_t begin, int64_t end, const F& f) {
     for (int64_t col = begin; col < end; col += P::block) f(col, int(lesser<int64_t>(P::block, end - col)));
   }
 
-  // Sets the block's first `valid` values, f(Width<N>, col) giving packs of them, and pads the rest.
+  // values[i] = f(Width<n>, begin + i) for the block's columns, in packs.
   template <class F>
-  void fill(Block& block, int64_t begin, int valid, C padding, const F& f) const {
-    p_.packs.each(begin, begin + valid, [&](auto width, int64_t col) { put_pack<width()>(block, col - begin, f(width, col)); });
-    for (int i = valid; i < P::block; ++i) block.v[i] = padding;
-  }
-  template <class Source>
-  void read_block(Block& block, const Source& source, int64_t row, int64_t begin, int valid) const {
-    fill(block, begin, valid, p_.op.padding(), [&](auto width, int64_t col) {
-      return resolve(source, fetch<width()>(source, row, col), row, col);
+  void fill(C* values, int64_t begin, int count, const F& f) const {
+    p_.packs.each(begin, begin + count, [&](auto width, int64_t col) KERNELS_INLINE {
+      const Pack<C, width()> v = f(width, col);
+      put_pack(values + (col - begin), v);
     });
   }
-  template <int N>
-  static void put_pack(Block& block, int64_t at, const Pack<C, N>& v) { memcpy(block.v + at, v.v, sizeof(v.v)); }
-  template <int N>
-  static Pack<C, N> get_pack(const Block& block, int64_t at) {
-    Pack<C, N> v;
-    memcpy(v.v, block.v + at, sizeof(v.v));
+  template <int M>
+  static KERNELS_HD Pack<C, M> pack_at(const C* values) {
+    Pack<C, M> v;
+    copy_bytes<int(sizeof(v.v))>(v.v, values);
+    return v;
+  }
+  template <int M>
+  static KERNELS_HD void put_pack(C* values, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(values, v.v); }
+
+  // Functors are copied into what a loop calls: the compiler then knows that no write changes them.
+  template <class Source>
+  auto reader(const Source& source, int64_t row) const {
+    return [source, row](auto width, int64_t col) KERNELS_INLINE {
+      return resolve(source, fetch<width()>(source, row, col), row, col);
+    };
+  }
+
+  // f(stream, i, n) for the vectors of `count` values: i is where one begins, n how many values it has. The streams are
+  // independent of each other, so that their additions need not wait for one another.
+  static constexpr int kStreams = 4;
+  template <class F>
+  static KERNELS_HD void each_vector(int count, const F& f) {
+    int i = 0;
+    for (; i + kStreams * N <= count; i += kStreams * N) {
+      f(Width<0>{}, i, Width<N>{});
+      f(Width<1>{}, i + N, Width<N>{});
+      f(Width<2>{}, i + 2 * N, Width<N>{});
+      f(Width<3>{}, i + 3 * N, Width<N>{});
+    }
+    for (; i + N <= count; i += N) f(Width<0>{}, i, Width<N>{});
+    if (i < count) f(Width<0>{}, i, count - i);
+  }
+  // The n values at i, and behind them, where n is less than a vector, a value that does not count.
+  template <class Read>
+  static KERNELS_HD Vector vector_at(const Read& read, int i, Width<N>, C) { return read(Width<N>{}, i); }
+  template <class Read>
+  static KERNELS_HD Vector vector_at(const Read& read, int i, int n, C neutral) {
+    Vector v = broadcast<N>(neutral);
+    for (int j = 0; j < n; ++j) v.v[j] = read(Width<1>{}, i + j).v[0];
     return v;
   }
 
-  template <int N, class Map>
-  static auto mapped(const Map& map, const Pack<C, N>& v, int64_t row, int64_t col) {
-    return apply_map(map, v, fetch_operands<N>(map, row, col), row, col);
+  // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them centered.
+  template <class Read, class Keep>
+  KERNELS_HD State reduce(const Read& read, int count, const Keep& keep) const {
+    State s;
+    if constexpr (Lanes::by_largest) {
+      Register<C> most[kStreams];
+      for (auto& m : most) m = in_register(broadcast<N>(-infinity<C>()));
+      each_vector(count, [&](auto stream, int i, auto n) KERNELS_INLINE {
+        most[stream()] = larger<C>(most[stream()], in_register(vector_at(read, i, n, -infinity<C>())));
+      });
+      s = Lanes::open(max_of(as_pack<C>(larger<C>(larger<C>(most[0], most[1]), larger<C>(most[2], most[3])))));
+    } else {
+      Pack<C, kFirst> first = broadcast<kFirst>(read(Width<1>{}, 0).v[0]);
+      each_vector(lesser(count, kFirst), [&](auto, int i, auto n) KERNELS_INLINE {
+        const Vector v = vector_at(read, i, n, first.v[0]);
+        put_pack(first.v + i, v);
+      });
+      s = Lanes::open(first, lesser(count, kFirst));
+    }
+    const C neutral = Lanes::neutral(s);
+    Register<C> sums[kStreams][Lanes::kSums] = {};
+    each_vector(count, [&](auto stream, int i, auto n) KERNELS_INLINE {
+      const Vector x = p_.op.center(vector_at(read, i, n, neutral), s);
+      keep(i, x);
+      Lanes::add(sums[stream()], x);
+    });
+    C totals[Lanes::kSums];
+    for (int k = 0; k < Lanes::kSums; ++k) {
+      totals[k] = sum(as_pack<C>((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k])));
+    }
+    return Lanes::close(s, totals, count);
   }
 
-  // ---- a row that stays in the cache -------------------------------------------------------------------------------
+  // The same for the columns from `begin` on of a row. What must not be read twice goes through `block`.
+  template <class Keep>
+  State reduce_block(const typename P::Source& source, int64_t row, int64_t begin, int count, C* block, const Keep& keep) const {
+    const auto at = reader(source, row);
+    if constexpr (P::plain) {
+      return reduce([&](auto width, int i) KERNELS_INLINE { return at(width, begin + i); }, count, keep);
+    } else {
+      fill(block, begin, count, at);
+      return reduce([&](auto width, int i) KERNELS_INLINE { return pack_at<width()>(block + i); }, count, keep);
+    }
+  }
 
-  void cached_rows(int64_t first, int64_t last) const {
-    alignas(64) Block blocks[P::cached / P::block];
+  // For a row sink.
+  template <class SinkState>
+  void accumulate(SinkState& state, const C* values, int count) const {
+    each_vector(count, [&](auto, int i, auto n) KERNELS_INLINE {
+      const auto at = [&](auto width, int j) KERNELS_INLINE { return pack_at<width()>(values + j); };
+      end_.accumulate(state, vector_at(at, i, n, end_.padding()), n);
+    });
+  }
+
+  template <int M, class Map>
+  static KERNELS_HD auto mapped(const Map& map, const Pack<C, M>& v, int64_t row, int64_t col) {
+    return apply_map(map, v, fetch_operands<M>(map, row, col), row, col);
+  }
+
+  // ---- a row that is kept ------------------------------------------------------------------------------------------
+
+  void kept_rows(int64_t first, int64_t last) const {
+    alignas(64) C values[P::cached];
     State states[P::cached / P::block];
     for (int64_t row = first; row < last; ++row) {
       State all;
-      each_block(0, p_.cols, [&](int64_t col, int valid) {
-        Block& block = blocks[col / P::block];
-        State& state = states[col / P::block];
-        read_block(block, p_.source, row, col, valid);
-        state = p_.op.absorb(block, valid);
+      each_block(0, p_.cols, [&](int64_t begin, int count) {
+        C* const block = values + begin;
+        const auto keep = [&](int i, const Vector& x) KERNELS_INLINE { put_pack(block + i, x); };
+        State& state = states[begin / P::block];
+        state = reduce_block(p_.source, row, begin, count, block, keep);
         p_.op.merge(all, state);
       });
       const auto result = p_.op.finish(all, Count<C>(int(p_.cols)));
       p_.op.write_row(result, row);
 
       const auto finished = [&](int64_t begin) {
-        return [&, begin, linear = p_.op.linear(states[begin / P::block], result)](auto width, int64_t col) {
-          return mapped(map_, linear(get_pack<width()>(blocks[begin / P::block], col - begin)), row, col);
+        return [values = static_cast<const C*>(values), row, map = map_, linear = p_.op.linear(states[begin / P::block], result)](auto width, int64_t col) KERNELS_INLINE {
+          return mapped(map, linear(pack_at<width()>(values + col)), row, col);
         };
       };
       if constexpr (P::row_sink) {
         typename decltype(end_)::State sink_state;
-        each_block(0, p_.cols, [&](int64_t col, int valid) {
-          Block& block = blocks[col / P::block];
-          fill(block, col, valid, end_.padding(), finished(col));
-          end_.accumulate(sink_state, block, valid);
+        each_block(0, p_.cols, [&](int64_t begin, int count) {
+          fill(values + begin, begin, count, finished(begin));
+          accumulate(sink_state, values + begin, count);
         });
         end_.write_row(sink_state, row);
         const auto sink_result = end_.finish(sink_state);
-        each_block(0, p_.cols, [&](int64_t begin, int valid) {
-          p_.packs.each(begin, begin + valid, [&](auto width, int64_t col) {
-            end_.store(get_pack<width()>(blocks[begin / P::block], col - begin), sink_result, row, col);
-          });
+        p_.packs.each(0, p_.cols, [&](auto width, int64_t col) KERNELS_INLINE {
+          end_.store(pack_at<width()>(values + col), sink_result, row, col);
         });
       } else {
-        each_block(0, p_.cols, [&](int64_t begin, int valid) {
+        each_block(0, p_.cols, [&](int64_t begin, int count) {
+          if (row + 1 < last) prefetch(p_.source, row + 1, begin, begin + count);
           const auto value = finished(begin);
-          p_.packs.each(begin, begin + valid, [&](auto width, int64_t col) { put(end_, value(width, col), row, col); });
+          p_.packs.each(begin, begin + count, [value, end = end_, row](auto width, int64_t col) KERNELS_INLINE {
+            put(end, value(width, col), row, col);
+          });
         });
       }
     }
@@ -223,24 +341,23 @@ class RowEngine {
 
   // ---- a row that is read again ------------------------------------------------------------------------------------
 
-  // Chunks are what threads share a row by; their states are merged in order.
-  void streamed_row(int64_t row, int threads) const {
+  // Chunks are what threads share a row by; their states are merged in order. `last` is where this thread's rows end.
+  void streamed_row(int64_t row, int threads, int64_t last = 0) const {
     const int64_t width = greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
     const int chunks = int((p_.cols + width - 1) / width);
     const auto each_chunk = [&](const auto& f) {
       const int parts = lesser(threads, chunks);
       parallel(parts, [&](int part) {
         for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) f(c, c * width, lesser(p_.cols, (c + 1) * width));
-        fence_past_cache();
+        if (parts > 1) fence_past_cache();
       });
     };
 
-    State states[kMaxChunks];
+    ChunkStates<State> states(chunks);
     each_chunk([&](int c, int64_t begin, int64_t end) {
-      each_block(begin, end, [&](int64_t col, int valid) {
-        Block block;
-        read_block(block, p_.source, row, col, valid);
-        p_.op.merge(states[c], p_.op.absorb(block, valid));
+      each_block(begin, end, [&](int64_t col, int count) {
+        alignas(64) C block[P::block];
+        p_.op.merge(states[c], reduce_block(p_.source, row, col, count, block, [](int, const Vector&) {}));
       });
     });
     State all;
@@ -250,19 +367,18 @@ class RowEngine {
     p_.op.write_row(result, row);
 
     const auto finished = [&](const auto& map) {
-      return [&](auto width, int64_t col) {
-        const Pack<C, width()> x = resolve(again_, fetch<width()>(again_, row, col), row, col);
-        return mapped(map, linear(p_.op.center(x, all)), row, col);
+      return [at = reader(again_, row), op = p_.op, all, linear, map, row](auto width, int64_t col) KERNELS_INLINE {
+        return mapped(map, linear(op.center(at(width, col), all)), row, col);
       };
     };
     if constexpr (P::row_sink) {
       using SinkState = typename decltype(end_)::State;
-      SinkState sink_states[kMaxChunks];
+      ChunkStates<SinkState> sink_states(chunks);
       each_chunk([&](int c, int64_t begin, int64_t end) {
-        each_block(begin, end, [&](int64_t col, int valid) {
-          Block block;
-          fill(block, col, valid, end_.padding(), finished(silent_));
-          end_.accumulate(sink_states[c], block, valid);
+        each_block(begin, end, [&](int64_t col, int count) {
+          alignas(64) C block[P::block];
+          fill(block, col, count, finished(silent_));
+          accumulate(sink_states[c], block, count);
         });
       });
       SinkState sink_state;
@@ -271,12 +387,20 @@ class RowEngine {
       const auto sink_result = end_.finish(sink_state);
       each_chunk([&](int, int64_t begin, int64_t end) {
         const auto value = finished(map_);
-        p_.packs.each(begin, end, [&](auto width, int64_t col) { end_.store(value(width, col), sink_result, row, col); });
+        p_.packs.each(begin, end, [value, end = end_, sink_result, row](auto width, int64_t col) KERNELS_INLINE {
+          end.store(value(width, col), sink_result, row, col);
+        });
       });
     } else {
+      const bool ahead = row + 1 < last && p_.cols <= kPrefetchedCols;
       each_chunk([&](int, int64_t begin, int64_t end) {
         const auto value = finished(map_);
-        p_.packs.each(begin, end, [&](auto width, int64_t col) { put(end_, value(width, col), row, col); });
+        each_block(begin, end, [&](int64_t first, int count) {
+          if (ahead) prefetch(again_, row + 1, first, first + count);
+          p_.packs.each(first, first + count, [value, end = end_, row](auto width, int64_t col) KERNELS_INLINE {
+            put(end, value(width, col), row, col);
+          });
+        });
       });
     }
   }

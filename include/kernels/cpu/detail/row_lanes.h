@@ -1,0 +1,131 @@
+// The row ops as a CPU core runs them: many columns of a row at once, one sum per vector lane.
+//
+//   by_largest                        whether a run of columns is looked at for its largest value first
+//   open(largest), open(first, count) the state to center the run on, from its largest value or its first ones (how many;
+//                                     behind them stands the very first again)
+//   neutral(State)                    what stands for the values that the last vector of a run lacks
+//   kSums, add(sums, centered)        what is summed, lane by lane
+//   close(State, sums, count)         the state of the run
+#pragma once
+
+#include "../../core/row_op.h"
+#include "threads.h"
+
+KERNELS_BEGIN
+namespace detail {
+namespace host {
+inline namespace KERNELS_ISA {
+
+// For lambdas: the compilers keep a pack in a register only where everything that touches it is inlined.
+#if defined(__GNUC__)
+#define KERNELS_INLINE __attribute__((always_inline))
+#else
+#define KERNELS_INLINE
+#endif
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+// Packs of as many values as a vector register holds: the compilers then keep each pack in a register. Wider ones live in
+// memory between two operations.
+template <class C>
+constexpr int kLanes = kVectorBytes / int(sizeof(C));
+
+// A pack in a register whatever the compiler makes of arrays: what a loop carries from one turn to the next.
+#if defined(__GNUC__)
+template <class C>
+struct RegisterOf {
+  typedef C type __attribute__((vector_size(kVectorBytes)));
+};
+template <class C>
+using Register = typename RegisterOf<C>::type;
+
+template <class C>
+KERNELS_HD Register<C> larger(Register<C> a, Register<C> b) { return a > b ? a : b; }
+#else
+template <class C>
+using Register = Pack<C, kLanes<C>>;
+
+template <class C>
+KERNELS_HD Register<C> larger(const Register<C>& a, const Register<C>& b) {
+  return transform(a, b, [](C x, C y) { return greater(x, y); });
+}
+#endif
+
+template <class C>
+KERNELS_HD Register<C> in_register(const Pack<C, kLanes<C>>& v) { return bit_cast<Register<C>>(v); }
+template <class C>
+KERNELS_HD Pack<C, kLanes<C>> as_pack(const Register<C>& v) { return bit_cast<Pack<C, kLanes<C>>>(v); }
+
+// So many of a run's first values may have a say in what it is centered on.
+constexpr int kFirst = 32;
+
+template <class Op>
+struct InLanes;
+
+template <class C>
+struct SoftmaxInLanes {
+  using State = SoftmaxState<C>;
+  static constexpr bool by_largest = true;
+  static constexpr int kSums = 1;
+
+  static KERNELS_HD State open(C largest) { return {largest, C(0)}; }
+  static KERNELS_HD C neutral(const State&) { return -infinity<C>(); }
+  static KERNELS_HD State close(const State& s, const C* sums, int) { return {s.m, sums[0]}; }
+};
+template <class C>
+struct InLanes<SoftmaxOp<C>> : SoftmaxInLanes<C> {
+  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(x); }
+};
+template <class C>
+struct InLanes<LogSoftmaxOp<C>> : SoftmaxInLanes<C> {
+  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(exp(x)); }
+};
+
+// The origin is the mean of the first values, so that taking the mean out of the squares afterwards costs no more than
+// count / kFirst units of rounding of the whole row's m2.
+template <class C>
+struct InLanes<LayerNormOp<C>> {
+  using State = WelfordState<C>;
+  static constexpr bool by_largest = false;
+  static constexpr int kSums = 2;
+
+  static KERNELS_HD State open(const Pack<C, kFirst>& first, int count) {
+    return {first.v[0] + sum(first - first.v[0]) / C(count), C(0), C(0), C(0)};
+  }
+  static KERNELS_HD C neutral(const State& s) { return s.origin; }
+  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
+    const Register<C> v = in_register(x);
+    sums[0] = sums[0] + v;
+    sums[1] = sums[1] + v * v;
+  }
+  static KERNELS_HD State close(const State& s, const C* sums, int count) {
+    const C offset = sums[0] / C(count), m2 = sums[1] - sums[0] * offset;
+    return {s.origin, offset, m2 < C(0) ? C(0) : m2, C(count)};
+  }
+};
+
+template <class C>
+struct InLanes<RmsNormOp<C>> {
+  using State = typename RmsNormOp<C>::State;
+  static constexpr bool by_largest = false;
+  static constexpr int kSums = 1;
+
+  static KERNELS_HD State open(const Pack<C, kFirst>&, int) { return {}; }
+  static KERNELS_HD C neutral(const State&) { return C(0); }
+  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
+    const Register<C> v = in_register(x);
+    sums[0] = sums[0] + v * v;
+  }
+  static KERNELS_HD State close(const State&, const C* sums, int) { return {sums[0]}; }
+};
+
+}
+}  // namespace host
+}  // namespace detail
+KERNELS_END
