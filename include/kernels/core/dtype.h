@@ -95,13 +95,14 @@ using E5m2Format = SmallFloat<5, 2, true, true>;
 
 KERNELS_HD float decode_bfloat16(uint32_t code) { return bit_cast<float>(code << 16); }
 
-KERNELS_HD uint32_t encode_bfloat16(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value);
-  // Branch-free: a NaN keeps its bits, made quiet.
-  const uint32_t nan = 0u - uint32_t((bits & 0x7fffffffu) > 0x7f800000u);
-  const uint32_t round_up = (0x7fffu + ((bits >> 16) & 1u)) & ~nan;
+// Of the bits of a float, or of a vector of them. Branch-free: a NaN, all ones here, keeps its bits and is made quiet.
+template <class Signed, class Bits>
+KERNELS_HD Bits encode_bfloat16(Bits bits) {
+  const Bits nan = (Bits)((Signed)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
+  const Bits round_up = (0x7fffu + ((bits >> 16) & 1u)) & ~nan;
   return (bits + round_up) >> 16 | (nan & 0x40u);
 }
+KERNELS_HD uint32_t encode_bfloat16(float value) { return encode_bfloat16<int32_t>(bit_cast<uint32_t>(value)); }
 
 // What the largest finite value of a quantized storage type is.
 template <class T> struct Largest;

@@ -36,20 +36,47 @@ KERNELS_HD double fma(double a, double b, double c) {
 
 namespace detail {
 
-// exp(r) - 1 for x = n ln2 + r, |r| <= ln2 / 2. `code` becomes the bits of 1.5 2^23 + n.
-KERNELS_HD float exp_reduced(float x, uint32_t& code) {
-  const float shifted = fma(x, 1.44269504f, 12582912.f);
-  const float n = shifted - 12582912.f;
-  code = bit_cast<uint32_t>(shifted);
-  float r = fma(n, -0.693359375f, x);
-  r = fma(n, 2.12194440e-4f, r);
-  float p = 1.99076145e-4f;
-  p = fma(p, r, 1.39336793e-3f);
-  p = fma(p, r, 8.33328597e-3f);
-  p = fma(p, r, 4.16664646e-2f);
-  p = fma(p, r, 1.66666668e-1f);
-  p = fma(p, r, 0.5f);
-  return fma(p, r * r, r);
+// For the host. T is float and Code uint32_t, or both are vectors of these; comparisons are written so that NaN passes
+// through. exp(x) = 2^n exp(r), |r| <= ln2 / 2: the result is exp(r) - 1, and code the bits of 1.5 2^23 + n.
+template <class T, class Code>
+KERNELS_HD T exp_reduced(T x, Code& code) {
+  const T shifted = x * 1.44269504f + 12582912.f;
+  const T n = shifted - 12582912.f;
+  code = bit_cast<Code>(shifted);
+  T r = n * -0.693359375f + x;
+  r = n * 2.12194440e-4f + r;
+  T p = r * 1.99076145e-4f + 1.39336793e-3f;
+  p = p * r + 8.33328597e-3f;
+  p = p * r + 4.16664646e-2f;
+  p = p * r + 1.66666668e-1f;
+  p = p * r + 0.5f;
+  return p * (r * r) + r;
+}
+
+template <class T, class Code>
+KERNELS_HD T exp_host(T x) {
+  const T lowest = T{} - 104.f, highest = T{} + 89.f;
+  x = x > highest ? highest : x;
+  x = x < lowest ? lowest : x;
+  Code code;
+  const T p = exp_reduced(x, code) + 1.f;
+  // 2^n in two factors, so that n = 128 and the subnormal results come out right. 1024 keeps what is halved positive.
+  const Code exponent = code - (0x4b400000u - 1024u), first = exponent >> 1;
+  const T low = bit_cast<T>((first - (512u - 127u)) << 23);
+  const T high = bit_cast<T>((exponent - first - (512u - 127u)) << 23);
+  return p * low * high;
+}
+
+// The same for an x that is not positive.
+template <class T, class Code>
+KERNELS_HD T exp_host_falling(T x) {
+  const T lowest = T{} - 104.f;
+  x = x < lowest ? lowest : x;
+  Code code;
+  const T p = exp_reduced(x, code);
+  // 2^(n + 64) is normal; what is not is rounded by the last multiplication.
+  const T power = bit_cast<T>((code << 23) + (uint32_t(127 + 64) << 23));
+  return (p * power + power) * 0x1p-64f;
 }
 
 }  // namespace detail
@@ -58,17 +85,7 @@ KERNELS_HD float exp(float x) {
 #if defined(KERNELS_DEVICE_CODE)
   return arch::exp2_flushed(x * 1.44269504f);
 #else
-  // Comparisons are written so that NaN passes through.
-  x = x > 89.f ? 89.f : x;
-  x = x < -104.f ? -104.f : x;
-  uint32_t code;
-  const float p = detail::exp_reduced(x, code) + 1.f;
-  // 2^n in two factors, so that n = 128 and the subnormal results come out right.
-  const int32_t exponent = int32_t(code) - 0x4b400000;
-  const int32_t first = exponent >> 1;
-  const float low = bit_cast<float>(uint32_t(first + 127) << 23);
-  const float high = bit_cast<float>(uint32_t(exponent - first + 127) << 23);
-  return p * low * high;
+  return detail::exp_host<float, uint32_t>(x);
 #endif
 }
 KERNELS_HD double exp(double x) { return ::exp(x); }
@@ -157,25 +174,28 @@ KERNELS_HD double erf(double x) { return ::erf(x); }
 
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
-  return transform(x, [](C a) { return exp(a); });
+#if !defined(KERNELS_DEVICE_CODE) && defined(__GNUC__)
+  if constexpr (detail::in_vectors<C, N>) {
+    using V = detail::VectorOf<float, N>;
+    return bit_cast<Pack<C, N>>(detail::exp_host<V, detail::VectorOf<uint32_t, N>>(bit_cast<V>(x)));
+  } else
+#endif
+  {
+    return transform(x, [](C a) { return exp(a); });
+  }
 }
 // For a reference that is not less than any x.
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp_minus(const Pack<C, N>& x, C reference) {
-#if !defined(KERNELS_DEVICE_CODE)
-  if constexpr (std::is_same<C, float>::value) {
-    return transform(x, [reference](float a) {
-      a = a - reference;
-      a = a < -104.f ? -104.f : a;
-      uint32_t code;
-      const float p = detail::exp_reduced(a, code);
-      // n is not positive, so that 2^(n + 64) is normal; what is not is rounded by the multiplication.
-      const float power = bit_cast<float>((code << 23) + (uint32_t(127 + 64) << 23));
-      return fma(p, power, power) * 0x1p-64f;
-    });
-  }
+#if !defined(KERNELS_DEVICE_CODE) && defined(__GNUC__)
+  if constexpr (detail::in_vectors<C, N>) {
+    using V = detail::VectorOf<float, N>;
+    return bit_cast<Pack<C, N>>(detail::exp_host_falling<V, detail::VectorOf<uint32_t, N>>(bit_cast<V>(x) - reference));
+  } else
 #endif
-  return transform(x, [reference](C a) { return exp(a - reference); });
+  {
+    return transform(x, [reference](C a) { return exp(a - reference); });
+  }
 }
 
 KERNELS_END

@@ -136,6 +136,21 @@ KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
   return sum(a * b);
 }
 
+#if defined(__GNUC__)
+namespace detail {
+// The compilers' own vectors, for the loops in which they do not find them.
+template <class T, int N>
+struct VectorType {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <class T, int N>
+using VectorOf = typename VectorType<T, N>::type;
+// Whether to use them on packs of floats and what is narrower.
+template <class C, int N>
+constexpr bool in_vectors = std::is_same<C, float>::value && N > 1 && (N & (N - 1)) == 0;
+}  // namespace detail
+#endif
+
 // Elementwise conversion; pairs and eights go through the hardware's vector conversions.
 template <class To, class From, int N>
 KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
@@ -218,20 +233,15 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     return out;
   } else
 #endif
-  // On plain integers, which the compilers gather in vectors.
-  if constexpr (std::is_same<From, bfloat16>::value && std::is_same<To, float>::value) {
-    uint16_t codes[N];
-    memcpy(codes, static_cast<const void*>(in.v), sizeof(codes));
-    for (int i = 0; i < N; ++i) out.v[i] = detail::decode_bfloat16(codes[i]);
-    return out;
-  } else if constexpr (std::is_same<From, float>::value && std::is_same<To, bfloat16>::value) {
-    uint32_t wide[N];
-    uint16_t codes[N];
-    for (int i = 0; i < N; ++i) wide[i] = detail::encode_bfloat16(in.v[i]);
-    for (int i = 0; i < N; ++i) codes[i] = static_cast<uint16_t>(wide[i]);
-    memcpy(static_cast<void*>(out.v), codes, sizeof(codes));
-    return out;
+#if defined(__GNUC__)
+  if constexpr (detail::in_vectors<To, N> && std::is_same<From, bfloat16>::value) {
+    const auto codes = bit_cast<detail::VectorOf<uint16_t, N>>(in);
+    return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint32_t, N>) << 16);
+  } else if constexpr (detail::in_vectors<From, N> && std::is_same<To, bfloat16>::value) {
+    const auto codes = detail::encode_bfloat16<detail::VectorOf<int32_t, N>>(bit_cast<detail::VectorOf<uint32_t, N>>(in));
+    return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint16_t, N>));
   } else
+#endif
 #endif
   {
     KERNELS_UNROLL

@@ -6,7 +6,6 @@
 // Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number of threads.
 #pragma once
 
-#include <new>
 #include <type_traits>
 
 #include "../../core/row_call.h"
@@ -108,6 +107,7 @@ constexpr int kMaxChunks = 64;
 constexpr int64_t kPastCacheBytes = 32ll << 20;
 // A row of more columns than this would push the next one out of the cache again.
 constexpr int64_t kPrefetchedCols = 65536;
+constexpr int kGroup = 4;
 
 template <class Op_, class Source_, class Sink_>
 struct RowProblem {
@@ -128,20 +128,13 @@ struct RowProblem {
   Packs<Source, Sink> packs;
 
   bool keeps_rows() const { return !reads_again && cols <= cached; }
-};
-
-// States of a row's chunks: of those that there are, because a row may be short.
-template <class State>
-class ChunkStates {
- public:
-  explicit ChunkStates(int count) {
-    for (int c = 0; c < count; ++c) new (at(c)) State;
+  int blocks() const { return int((cols + block - 1) / block); }
+  // How many rows a thread takes at a time: what they share is then read once, and one row's sums are brought together
+  // while the next one's are being added up. They and as many that come next must fit into the cache.
+  int group() const {
+    if (keeps_rows()) return int(lesser<int64_t>(kGroup, cached / (blocks() * block)));
+    return cols <= kPrefetchedCols / kGroup ? kGroup : cols <= kPrefetchedCols ? kGroup / 2 : 1;
   }
-  State& operator[](int c) { return *at(c); }
-
- private:
-  State* at(int c) { return reinterpret_cast<State*>(room_) + c; }
-  alignas(State) unsigned char room_[kMaxChunks * sizeof(State)];
 };
 
 template <class P>
@@ -158,8 +151,9 @@ class RowEngine {
     const int parts = int(p_.rows < threads ? p_.rows : threads);
     parallel(parts, [&](int part) {
       const int64_t first = share(part, parts), last = share(part + 1, parts);
-      if (p_.keeps_rows()) kept_rows(first, last);
-      else for (int64_t row = first; row < last; ++row) streamed_row(row, 1, last);
+      if (p_.keeps_rows()) grouped_rows<true>(first, last);
+      else if (!P::row_sink) grouped_rows<false>(first, last);
+      else for (int64_t row = first; row < last; ++row) streamed_row(row, 1);
       fence_past_cache();
     });
   }
@@ -265,19 +259,42 @@ class RowEngine {
     for (int k = 0; k < Lanes::kSums; ++k) {
       totals[k] = sum(as_pack<C>((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k])));
     }
-    return Lanes::close(s, totals, count);
+    return Lanes::close(s, totals, count == P::block ? Count<C>(C(P::block), C(1.0 / P::block)) : Count<C>(count));
   }
 
   // The same for the columns from `begin` on of a row. What must not be read twice goes through `block`.
   template <class Keep>
-  State reduce_block(const typename P::Source& source, int64_t row, int64_t begin, int count, C* block, const Keep& keep) const {
-    const auto at = reader(source, row);
+  State reduce_block(int64_t row, int64_t begin, int count, C* block, const Keep& keep) const {
+    const auto at = reader(p_.source, row);
     if constexpr (P::plain) {
       return reduce([&](auto width, int i) KERNELS_INLINE { return at(width, begin + i); }, count, keep);
     } else {
       fill(block, begin, count, at);
       return reduce([&](auto width, int i) KERNELS_INLINE { return pack_at<width()>(block + i); }, count, keep);
     }
+  }
+  void join(State& all, const State& next, bool first) const {
+    if (first) all = next;
+    else p_.op.merge(all, next);
+  }
+  auto finish_row(const State& all, int64_t row) const {
+    const auto result = p_.op.finish(all, Count<C>(int(p_.cols)));
+    p_.op.write_row(result, row);
+    return result;
+  }
+
+  // The finished values of a row that is read again, and of any row into the sink.
+  template <class Map>
+  auto read_again(const Map& map, int64_t row, const State& all, const Linear<C>& linear) const {
+    return [at = reader(again_, row), op = p_.op, all, linear, map, row](auto width, int64_t col) KERNELS_INLINE {
+      return mapped(map, linear(op.center(at(width, col), all)), row, col);
+    };
+  }
+  template <class Value>
+  void write(const Value& value, int64_t row, int64_t begin, int64_t end) const {
+    p_.packs.each(begin, end, [value, sink = end_, row](auto width, int64_t col) KERNELS_INLINE {
+      put(sink, value(width, col), row, col);
+    });
   }
 
   // For a row sink.
@@ -294,114 +311,126 @@ class RowEngine {
     return apply_map(map, v, fetch_operands<M>(map, row, col), row, col);
   }
 
-  // ---- a row that is kept ------------------------------------------------------------------------------------------
+  // ---- rows of one thread ------------------------------------------------------------------------------------------
 
-  void kept_rows(int64_t first, int64_t last) const {
-    alignas(64) C values[P::cached];
-    State states[P::cached / P::block];
-    for (int64_t row = first; row < last; ++row) {
-      State all;
-      each_block(0, p_.cols, [&](int64_t begin, int count) {
-        C* const block = values + begin;
-        const auto keep = [&](int i, const Vector& x) KERNELS_INLINE { put_pack(block + i, x); };
-        State& state = states[begin / P::block];
-        state = reduce_block(p_.source, row, begin, count, block, keep);
-        p_.op.merge(all, state);
-      });
-      const auto result = p_.op.finish(all, Count<C>(int(p_.cols)));
-      p_.op.write_row(result, row);
+  // Rows that are kept, each block with its own state, or that are read again.
+  template <bool kKept>
+  void grouped_rows(int64_t first, int64_t last) const {
+    constexpr int places = kKept ? P::cached / P::block : kGroup;
+    alignas(64) C values[kKept ? P::cached : 1];
+    State states[places];
+    Linear<C> linears[places];
+    const int group = p_.group(), blocks = p_.blocks();
+    for (int64_t row = first; row < last; row += group) {
+      const int rows = int(lesser<int64_t>(group, last - row));
+      for (int r = 0; r < rows; ++r) {
+        C* const kept = values + r * blocks * P::block;
+        State* const kept_states = states + r * blocks;
+        if constexpr (kKept) {
+          State all;
+          each_block(0, p_.cols, [&](int64_t begin, int count) {
+            C* const block = kept + begin;
+            const auto keep = [block](int i, const Vector& x) KERNELS_INLINE { put_pack(block + i, x); };
+            State& state = kept_states[begin / P::block];
+            state = reduce_block(row + r, begin, count, block, keep);
+            join(all, state, begin == 0);
+          });
+          const auto result = finish_row(all, row + r);
+          for (int b = 0; b < blocks; ++b) linears[r * blocks + b] = p_.op.linear(kept_states[b], result);
+        } else {
+          states[r] = reduce_chunks(row + r, 1);
+          linears[r] = p_.op.linear(states[r], finish_row(states[r], row + r));
+        }
+      }
 
-      const auto finished = [&](int64_t begin) {
-        return [values = static_cast<const C*>(values), row, map = map_, linear = p_.op.linear(states[begin / P::block], result)](auto width, int64_t col) KERNELS_INLINE {
-          return mapped(map, linear(pack_at<width()>(values + col)), row, col);
-        };
+      const auto finished = [&](int r, int64_t begin) {
+        if constexpr (kKept) {
+          const int b = r * blocks + int(begin / P::block);
+          return [kept = static_cast<const C*>(values) + r * blocks * P::block, at = row + r, map = map_, linear = linears[b]](
+                     auto width, int64_t col) KERNELS_INLINE { return mapped(map, linear(pack_at<width()>(kept + col)), at, col); };
+        } else {
+          return read_again(map_, row + r, states[r], linears[r]);
+        }
       };
       if constexpr (P::row_sink) {
-        typename decltype(end_)::State sink_state;
-        each_block(0, p_.cols, [&](int64_t begin, int count) {
-          fill(values + begin, begin, count, finished(begin));
-          accumulate(sink_state, values + begin, count);
-        });
-        end_.write_row(sink_state, row);
-        const auto sink_result = end_.finish(sink_state);
-        p_.packs.each(0, p_.cols, [&](auto width, int64_t col) KERNELS_INLINE {
-          end_.store(pack_at<width()>(values + col), sink_result, row, col);
-        });
-      } else {
-        each_block(0, p_.cols, [&](int64_t begin, int count) {
-          if (row + 1 < last) prefetch(p_.source, row + 1, begin, begin + count);
-          const auto value = finished(begin);
-          p_.packs.each(begin, begin + count, [value, end = end_, row](auto width, int64_t col) KERNELS_INLINE {
-            put(end, value(width, col), row, col);
+        for (int r = 0; r < rows; ++r) {
+          C* const kept = values + r * blocks * P::block;
+          typename decltype(end_)::State sink_state;
+          each_block(0, p_.cols, [&](int64_t begin, int count) {
+            fill(kept + begin, begin, count, finished(r, begin));
+            accumulate(sink_state, kept + begin, count);
           });
+          end_.write_row(sink_state, row + r);
+          p_.packs.each(0, p_.cols, [kept, end = end_, result = end_.finish(sink_state), at = row + r](auto width, int64_t col) KERNELS_INLINE {
+            end.store(pack_at<width()>(kept + col), result, at, col);
+          });
+        }
+      } else {
+        const bool ahead = p_.cols <= kPrefetchedCols;
+        each_block(0, p_.cols, [&](int64_t begin, int count) {
+          for (int r = 0; r < rows; ++r) {
+            if (ahead && row + group + r < last) prefetch(again_, row + group + r, begin, begin + count);
+            write(finished(r, begin), row + r, begin, begin + count);
+          }
         });
       }
     }
   }
 
-  // ---- a row that is read again ------------------------------------------------------------------------------------
+  // ---- a row that threads share ------------------------------------------------------------------------------------
 
-  // Chunks are what threads share a row by; their states are merged in order. `last` is where this thread's rows end.
-  void streamed_row(int64_t row, int threads, int64_t last = 0) const {
+  // f(c, first column, end) for the chunks of a row.
+  template <class F>
+  void each_chunk(int threads, const F& f) const {
     const int64_t width = greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
-    const int chunks = int((p_.cols + width - 1) / width);
-    const auto each_chunk = [&](const auto& f) {
-      const int parts = lesser(threads, chunks);
-      parallel(parts, [&](int part) {
-        for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) f(c, c * width, lesser(p_.cols, (c + 1) * width));
-        if (parts > 1) fence_past_cache();
-      });
-    };
+    const int chunks = int((p_.cols + width - 1) / width), parts = lesser(threads, chunks);
+    parallel(parts, [&](int part) {
+      for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) f(c, c * width, lesser(p_.cols, (c + 1) * width));
+      if (parts > 1) fence_past_cache();
+    });
+  }
 
-    ChunkStates<State> states(chunks);
-    each_chunk([&](int c, int64_t begin, int64_t end) {
+  // The states of the chunks are merged in order, whoever made them.
+  State reduce_chunks(int64_t row, int threads) const {
+    const auto reduce_chunk = [&](int64_t begin, int64_t end) {
+      State chunk;
       each_block(begin, end, [&](int64_t col, int count) {
         alignas(64) C block[P::block];
-        p_.op.merge(states[c], reduce_block(p_.source, row, col, count, block, [](int, const Vector&) {}));
+        join(chunk, reduce_block(row, col, count, block, [](int, const Vector&) {}), col == begin);
       });
-    });
-    State all;
-    for (int c = 0; c < chunks; ++c) p_.op.merge(all, states[c]);
-    const auto result = p_.op.finish(all, Count<C>(int(p_.cols)));
-    const auto linear = p_.op.linear(all, result);
-    p_.op.write_row(result, row);
-
-    const auto finished = [&](const auto& map) {
-      return [at = reader(again_, row), op = p_.op, all, linear, map, row](auto width, int64_t col) KERNELS_INLINE {
-        return mapped(map, linear(op.center(at(width, col), all)), row, col);
-      };
+      return chunk;
     };
+    State all;
+    if (threads == 1) {
+      each_chunk(1, [&](int c, int64_t begin, int64_t end) { join(all, reduce_chunk(begin, end), c == 0); });
+    } else {
+      State states[kMaxChunks];
+      each_chunk(threads, [&](int c, int64_t begin, int64_t end) { states[c] = reduce_chunk(begin, end); });
+      each_chunk(1, [&](int c, int64_t, int64_t) { join(all, states[c], c == 0); });
+    }
+    return all;
+  }
+
+  void streamed_row(int64_t row, int threads) const {
+    const State all = reduce_chunks(row, threads);
+    const auto linear = p_.op.linear(all, finish_row(all, row));
     if constexpr (P::row_sink) {
-      using SinkState = typename decltype(end_)::State;
-      ChunkStates<SinkState> sink_states(chunks);
-      each_chunk([&](int c, int64_t begin, int64_t end) {
+      typename decltype(end_)::State states[kMaxChunks], sink_state;
+      each_chunk(threads, [&](int c, int64_t begin, int64_t end) {
         each_block(begin, end, [&](int64_t col, int count) {
           alignas(64) C block[P::block];
-          fill(block, col, count, finished(silent_));
-          accumulate(sink_states[c], block, count);
+          fill(block, col, count, read_again(silent_, row, all, linear));
+          accumulate(states[c], block, count);
         });
       });
-      SinkState sink_state;
-      for (int c = 0; c < chunks; ++c) end_.merge(sink_state, sink_states[c]);
+      each_chunk(1, [&](int c, int64_t, int64_t) { end_.merge(sink_state, states[c]); });
       end_.write_row(sink_state, row);
-      const auto sink_result = end_.finish(sink_state);
-      each_chunk([&](int, int64_t begin, int64_t end) {
-        const auto value = finished(map_);
-        p_.packs.each(begin, end, [value, end = end_, sink_result, row](auto width, int64_t col) KERNELS_INLINE {
-          end.store(value(width, col), sink_result, row, col);
-        });
+      each_chunk(threads, [&](int, int64_t begin, int64_t end) {
+        p_.packs.each(begin, end, [value = read_again(map_, row, all, linear), sink = end_, result = end_.finish(sink_state), row](
+                                      auto width, int64_t col) KERNELS_INLINE { sink.store(value(width, col), result, row, col); });
       });
     } else {
-      const bool ahead = row + 1 < last && p_.cols <= kPrefetchedCols;
-      each_chunk([&](int, int64_t begin, int64_t end) {
-        const auto value = finished(map_);
-        each_block(begin, end, [&](int64_t first, int count) {
-          if (ahead) prefetch(again_, row + 1, first, first + count);
-          p_.packs.each(first, first + count, [value, end = end_, row](auto width, int64_t col) KERNELS_INLINE {
-            put(end, value(width, col), row, col);
-          });
-        });
-      });
+      each_chunk(threads, [&](int, int64_t begin, int64_t end) { write(read_again(map_, row, all, linear), row, begin, end); });
     }
   }
 

@@ -39,11 +39,7 @@ constexpr int kLanes = kVectorBytes / int(sizeof(C));
 // A pack in a register whatever the compiler makes of arrays: what a loop carries from one turn to the next.
 #if defined(__GNUC__)
 template <class C>
-struct RegisterOf {
-  typedef C type __attribute__((vector_size(kVectorBytes)));
-};
-template <class C>
-using Register = typename RegisterOf<C>::type;
+using Register = VectorOf<C, kLanes<C>>;
 
 template <class C>
 KERNELS_HD Register<C> larger(Register<C> a, Register<C> b) { return a > b ? a : b; }
@@ -76,7 +72,7 @@ struct SoftmaxInLanes {
 
   static KERNELS_HD State open(C largest) { return {largest, C(0)}; }
   static KERNELS_HD C neutral(const State&) { return -infinity<C>(); }
-  static KERNELS_HD State close(const State& s, const C* sums, int) { return {s.m, sums[0]}; }
+  static KERNELS_HD State close(const State& s, const C* sums, const Count<C>&) { return {s.m, sums[0]}; }
 };
 template <class C>
 struct InLanes<SoftmaxOp<C>> : SoftmaxInLanes<C> {
@@ -96,7 +92,8 @@ struct InLanes<LayerNormOp<C>> {
   static constexpr int kSums = 2;
 
   static KERNELS_HD State open(const Pack<C, kFirst>& first, int count) {
-    return {first.v[0] + sum(first - first.v[0]) / C(count), C(0), C(0), C(0)};
+    const C total = sum(first - first.v[0]);
+    return {first.v[0] + (count == kFirst ? total * C(1.0 / kFirst) : total / C(count)), C(0), C(0), C(0)};
   }
   static KERNELS_HD C neutral(const State& s) { return s.origin; }
   static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
@@ -104,9 +101,9 @@ struct InLanes<LayerNormOp<C>> {
     sums[0] = sums[0] + v;
     sums[1] = sums[1] + v * v;
   }
-  static KERNELS_HD State close(const State& s, const C* sums, int count) {
-    const C offset = sums[0] / C(count), m2 = sums[1] - sums[0] * offset;
-    return {s.origin, offset, m2 < C(0) ? C(0) : m2, C(count)};
+  static KERNELS_HD State close(const State& s, const C* sums, const Count<C>& count) {
+    const C offset = sums[0] * count.inverse, m2 = sums[1] - sums[0] * offset;
+    return {s.origin, offset, m2 < C(0) ? C(0) : m2, count.n};
   }
 };
 
@@ -122,7 +119,7 @@ struct InLanes<RmsNormOp<C>> {
     const Register<C> v = in_register(x);
     sums[0] = sums[0] + v * v;
   }
-  static KERNELS_HD State close(const State&, const C* sums, int) { return {sums[0]}; }
+  static KERNELS_HD State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
 };
 
 }
