@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "support/oracle.h"
@@ -360,6 +362,358 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
   CHECK(s.squares == C(36));
   op.accumulate(s, k::Pack<C, 2>{{C(0), kNaN<C>}}, 2);
   CHECK(std::isnan(double(op.finish(s, k::Count<C>(6)).rstd)));
+}
+
+// ---- what a GPU thread does: many packs at a time, then the states of lanes ------------------------------------------
+
+namespace {
+
+// K packs, as an engine hands them to take().
+template <class C, int N, int K>
+struct Packs {
+  static constexpr int most = N * K;
+  const C* x;
+
+  template <class A, class F>
+  A fold(A folded, F f) const {
+    for (int k = 0; k < K; ++k) {
+      k::Pack<C, N> pack;
+      for (int i = 0; i < N; ++i) pack[i] = x[k * N + i];
+      folded = f(folded, pack);
+    }
+    return folded;
+  }
+  C first() const { return x[0]; }
+  constexpr int count() const { return most; }
+};
+
+// Takes in what is left of n values from x on, K packs at a time and then K / 2 ..., packs of one value at the end.
+template <int N, int K, class Op, class C>
+void take_all(const Op& op, typename Op::Running& running, const C* x, int64_t n) {
+  for (; n >= N * K; x += N * K, n -= N * K) op.take(running, Packs<C, N, K>{x});
+  if constexpr (K > 1) take_all<N, K / 2>(op, running, x, n);
+  else if constexpr (N > 1) take_all<1, 16>(op, running, x, n);
+}
+
+// f(name, state) for all ways to take a row in.
+template <class Op, class C, class F>
+void each_taken(const Op& op, const std::vector<C>& x, F f) {
+  const auto way = [&](const char* name, auto n, auto k) {
+    typename Op::Running running;
+    take_all<decltype(n)::value, decltype(k)::value>(op, running, x.data(), int64_t(x.size()));
+    const typename Op::State state = op.state(running);
+    f(name, state);
+  };
+  using std::integral_constant;
+  if (x.size() <= 32) way("1 x 1", integral_constant<int, 1>{}, integral_constant<int, 1>{});  // what is held in registers
+  way("1 x 16", integral_constant<int, 1>{}, integral_constant<int, 16>{});
+  way("2 x 8", integral_constant<int, 2>{}, integral_constant<int, 8>{});
+  way("4 x 4", integral_constant<int, 4>{}, integral_constant<int, 4>{});
+  way("8 x 4", integral_constant<int, 8>{}, integral_constant<int, 4>{});
+  way("16 x 2", integral_constant<int, 16>{}, integral_constant<int, 2>{});
+  way("16 x 16", integral_constant<int, 16>{}, integral_constant<int, 16>{});  // more than a run at once
+}
+
+// Lanes in lockstep, one after the other: a lane stops at the first exchange to which not all have brought their values
+// yet, and is started again when they have.
+template <class Op, class State>
+class Lockstep {
+ public:
+  Lockstep(const Op& op, const std::vector<State>& states) : op_(op), states_(states) {}
+
+  std::vector<State> run() {
+    for (;;) {
+      std::vector<State> results;
+      brought_.clear();
+      for (const State& state : states_) {
+        at_ = 0;
+        try {
+          results.push_back(op_.gather(state, *this));
+        } catch (const NotYet&) {
+        }
+      }
+      if (results.size() == states_.size()) return results;
+      REQUIRE((results.empty() && brought_.size() == states_.size()));
+      known_.push_back(brought_);
+    }
+  }
+
+  // What gather() asks for.
+  template <class V>
+  V sum(const V& mine) const {
+    return over(mine, [](V a, V b) { return a + b; });
+  }
+  template <class V>
+  V max(const V& mine) const {
+    return over(mine, [](V a, V b) { return k::greater(a, b); });
+  }
+  template <class V>
+  V first(const V& mine) const { return V(exchange(mine)[0]); }
+  template <class C>
+  k::Count<C> total(C mine) const {
+    int n = 0;
+    for (const long double count : exchange(mine)) n += int(count);
+    return k::Count<C>(n);
+  }
+
+ private:
+  struct NotYet {};
+
+  const std::vector<long double>& exchange(long double mine) const {
+    if (at_ < known_.size()) return known_[at_++];
+    brought_.push_back(mine);
+    throw NotYet{};
+  }
+  template <class V, class F>
+  V over(V mine, F f) const {
+    std::vector<long double> all = exchange(static_cast<long double>(mine));
+    for (size_t distance = 1; distance < all.size(); distance *= 2) {
+      std::vector<long double> next;
+      for (size_t i = 0; i < all.size(); ++i) next.push_back(f(V(all[i]), V(all[i ^ distance])));
+      all = next;
+    }
+    return V(all[0]);
+  }
+
+  const Op& op_;
+  const std::vector<State>& states_;
+  std::vector<std::vector<long double>> known_;
+  mutable std::vector<long double> brought_;
+  mutable size_t at_ = 0;
+};
+
+// f(lanes, state) for rows that are dealt out to lanes, of which some may get nothing.
+template <class Op, class C, class F>
+void each_gathered(const Op& op, const std::vector<C>& x, F f) {
+  for (const int lanes : {1, 2, 8, 32}) {
+    for (const int64_t each : {(int64_t(x.size()) + lanes - 1) / lanes, int64_t(x.size())}) {
+      std::vector<typename Op::State> states;
+      for (int lane = 0; lane < lanes; ++lane) {
+        const int64_t from = std::min(int64_t(x.size()), lane * each), to = std::min(int64_t(x.size()), from + each);
+        typename Op::Running running;
+        take_all<4, 4>(op, running, x.data() + from, to - from);
+        states.push_back(op.state(running));
+      }
+      const auto all = Lockstep<Op, typename Op::State>(op, states).run();
+      for (const auto& state : all) CHECK(std::memcmp(&state, &all[0], sizeof(state)) == 0);
+      f(lanes, all[0]);
+    }
+  }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("softmax states take in many packs at a time and are gathered over lanes", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  const k::SoftmaxOp<C> op;
+  test::RandomRows rows(21, /*holes*/ true);
+  int64_t index = 0;
+  for (const int64_t cols : {1, 5, 16, 33, 128, 257, 1000, 3000}) {
+    for (int round = 0; round < 12; ++round, ++index) {
+      std::vector<C> x(static_cast<size_t>(cols));
+      rows.row(index, cols, [&](int64_t c, double value) { x[size_t(c)] = C(value); });
+      double largest;
+      const test::Real<C> want = test::log_sum_exp(exact(x), largest);
+      const auto check = [&](const std::string& how, const k::SoftmaxState<C>& s) {
+        t.expect(double(s.m) == largest, "%d cols, %s: m %g, want %g", int(cols), how.c_str(), double(s.m), largest);
+        if (largest == -HUGE_VAL) {
+          t.expect(s.empty(), "%d cols, %s: l %g of a row without scores", int(cols), how.c_str(), double(s.l));
+          return;
+        }
+        // A running maximum is raised about log(cols) times, by two rounded exponentials each. Under a score far above the
+        // others every addition of a chain, up to `cols` long, may lose up to a unit of it.
+        const double limit = want.e + (32 + double(cols)) * test::unit<C>;
+        const double got = std::log(double(s.l));
+        t.expect(std::fabs(got - want.v) <= limit, "%d cols, %s: log l %.17g, want %.17g", int(cols), how.c_str(), got, want.v);
+      };
+      each_taken(op, x, check);
+      each_gathered(op, x, [&](int lanes, const auto& s) { check(std::to_string(lanes) + " lanes", s); });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("softmax states take in -inf, +inf and NaN", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  const k::SoftmaxOp<C> op;
+  for (const int cols : {1, 16, 40, 300}) {
+    const std::vector<C> hidden(size_t(cols), -kInf<C>);
+    const auto is_empty = [&](auto how, const k::SoftmaxState<C>& s) {
+      t.expect(s.m == -kInf<C> && s.l == C(0) && s.empty(), "%d hidden scores: m %g, l %g", cols, double(s.m), double(s.l));
+      (void)how;
+    };
+    each_taken(op, hidden, is_empty);
+    each_gathered(op, hidden, is_empty);
+    for (int at = 0; at < cols; at += 1 + cols / 20) {
+      // One visible score among hidden ones, however far from 0.
+      for (const C score : {C(0), C(-300), C(-3e38), C(3e38)}) {
+        auto x = hidden;
+        x[size_t(at)] = score;
+        const auto is_one = [&](auto how, const k::SoftmaxState<C>& s) {
+          t.expect(s.m == score && s.l == C(1), "%g at %d of %d: m %g, l %g", double(score), at, cols, double(s.m), double(s.l));
+          (void)how;
+        };
+        each_taken(op, x, is_one);
+        each_gathered(op, x, is_one);
+      }
+      for (const C bad : {kNaN<C>, -kNaN<C>, kInf<C>}) {
+        for (const C other : {-kInf<C>, C(2), C(-1e30)}) {
+          std::vector<C> x(size_t(cols), other);
+          x[size_t(at)] = bad;
+          const auto is_bad = [&](auto how, const k::SoftmaxState<C>& s) {
+            t.expect(s.l != s.l && !s.empty(), "%g at %d of %d, others %g: l %g", double(bad), at, cols, double(other), double(s.l));
+            (void)how;
+          };
+          each_taken(op, x, is_bad);
+          each_gathered(op, x, is_bad);
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+namespace {
+
+// All ways to take in a row and to gather it, against its moments. `units` as in the oracle's layernorm, of m2: what the
+// sums and a far-out origin may cost.
+template <class C>
+void check_taken_moments(test::Tally& t, const std::vector<C>& x) {
+  const Moments<C> want = moments(x);
+  const auto op = layernorm_op<C>();
+  const double n = double(x.size());
+  const auto check = [&](const std::string& how, const k::WelfordState<C>& s) {
+    t.expect(s.n == C(n), "%zu cols, %s: n is %g", x.size(), how.c_str(), double(s.n));
+    const double mean = double(s.origin) + double(s.offset), mean_limit = 16 * test::unit<C> * 2 * want.largest;
+    t.expect(std::fabs(mean - want.mean) <= mean_limit, "%zu cols, %s: mean %.17g, want %.17g +- %g, largest %g", x.size(),
+             how.c_str(), mean, want.mean, mean_limit, want.largest);
+    const double limit = 128 * test::unit<C> * want.m2;
+    t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %s: m2 %.17g, want %.17g, off by %.0f units", x.size(),
+             how.c_str(), double(s.m2), want.m2, std::fabs(double(s.m2) - want.m2) / want.m2 / test::unit<C>);
+  };
+  each_taken(op, x, check);
+  each_gathered(op, x, [&](int lanes, const auto& s) { check(std::to_string(lanes) + " lanes", s); });
+}
+
+constexpr int64_t kTakenCols[] = {1, 2, 16, 33, 127, 128, 129, 256, 1000, 5000};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("Welford states take in many packs at a time and are gathered over lanes", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  test::RandomRows rows(22, /*holes*/ false);
+  int64_t index = 0;
+  for (const int64_t cols : kTakenCols) {
+    for (int round = 0; round < 10; ++round, ++index) {
+      std::vector<C> x(static_cast<size_t>(cols));
+      rows.row(index, cols, [&](int64_t c, double value) { x[size_t(c)] = C(value); });
+      check_taken_moments(t, x);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("Welford states taken in under a mean of 1e6 with a spread of 1e-3", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  test::Random random(23);
+  for (const double spread : {1e-3, 1.0}) {
+    for (const int64_t cols : kTakenCols) {
+      std::vector<C> x(static_cast<size_t>(cols));
+      for (C& a : x) a = C(1e6 + spread * random.normal());
+      check_taken_moments(t, x);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// The first value of all is what deviations are taken from at first.
+TEMPLATE_TEST_CASE("Welford states taken in after an outlier", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  test::Random random(24);
+  for (const double outlier : {3.0, 10.0, -100.0, 1e4, 1e9}) {
+    for (const int64_t cols : {16, 64, 128, 500, 5000}) {
+      for (int round = 0; round < 5; ++round) {
+        std::vector<C> x(static_cast<size_t>(cols));
+        for (C& a : x) a = C(random.normal());
+        x[0] = C(outlier * random.uniform(1, 2));
+        check_taken_moments(t, x);
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("equal values are taken in as m2 of 0 and their own mean, exactly", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  for (const double value : {0.0, 1.0, 0.1, -3.3e-30, 1e6 + 1.0 / 3, -6e4, 3e38, 1e-45}) {
+    for (const int64_t cols : kTakenCols) {
+      const std::vector<C> x(static_cast<size_t>(cols), C(value));
+      const auto check = [&](auto how, const k::WelfordState<C>& s) {
+        t.expect(s.m2 == C(0), "%g, %d cols: m2 %g", value, int(cols), double(s.m2));
+        t.expect(s.mean() == C(value) && s.n == C(cols), "%g, %d cols: mean %g of %g", value, int(cols), double(s.mean()), double(s.n));
+        (void)how;
+      };
+      each_taken(layernorm_op<C>(), x, check);
+      each_gathered(layernorm_op<C>(), x, check);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEMPLATE_TEST_CASE("Welford states take in NaN and infinity, and nothing at all", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  const auto op = layernorm_op<C>();
+  for (const C bad : {kNaN<C>, kInf<C>, -kInf<C>}) {
+    for (const int cols : {1, 20, 128, 300}) {
+      for (int at = 0; at < cols; at += 1 + cols / 20) {
+        std::vector<C> x(size_t(cols), C(1));
+        x[size_t(at)] = bad;
+        const auto check = [&](auto how, const k::WelfordState<C>& s) {
+          t.expect(s.m2 != s.m2, "%g at %d of %d: m2 %g", double(bad), at, cols, double(s.m2));
+          t.expect(!std::isfinite(double(s.mean())), "%g at %d of %d: mean %g", double(bad), at, cols, double(s.mean()));
+          (void)how;
+        };
+        each_taken(op, x, check);
+        each_gathered(op, x, check);
+      }
+    }
+  }
+  CHECK_TALLY(t);
+  const auto nothing = op.state(typename k::LayerNormOp<C>::Running{});
+  CHECK(nothing.n == C(0));
+  CHECK(nothing.m2 == C(0));
+}
+
+TEMPLATE_TEST_CASE("sums of squares take in many packs at a time and are gathered over lanes", "", float, double) {
+  using C = TestType;
+  test::Tally t;
+  const k::RmsNormOp<C> op = k::RmsNorm{}.eps(1e-5).op<C>();
+  test::RandomRows rows(25, /*holes*/ false);
+  int64_t index = 0;
+  for (const int64_t cols : kTakenCols) {
+    for (int round = 0; round < 10; ++round, ++index) {
+      std::vector<C> x(static_cast<size_t>(cols));
+      rows.row(index, cols, [&](int64_t c, double value) { x[size_t(c)] = C(value); });
+      test::Row<C> row = exact(x);
+      const test::Real<C> want = test::rmsnorm(row, 1e-5);
+      const auto check = [&](auto how, const typename k::RmsNormOp<C>::State& s) {
+        const double got = double(op.finish(s, k::Count<C>(int(cols))).rstd);
+        const double limit = want.e + std::sqrt(double(cols)) * test::unit<C> * want.v;  // chains are up to `cols` long
+        t.expect(std::fabs(got - want.v) <= limit, "%d cols: rstd %.17g, want %.17g", int(cols), got, want.v);
+        (void)how;
+      };
+      each_taken(op, x, check);
+      each_gathered(op, x, check);
+    }
+  }
+  CHECK_TALLY(t);
 }
 
 // ---- the ops over a state ------------------------------------------------------------------------------------------
