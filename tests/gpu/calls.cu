@@ -27,16 +27,6 @@ void same_bits() {
         INFO("max_blocks " << max_blocks);
         CHECK((trial.bits() == first));
       }
-      trial.policy().max_blocks = 0;
-      if (policy.residency != k::Residency::group && policy.residency != k::Residency::registers) continue;
-      for (const int walk : {1, 2, 64}) {
-        trial.policy().walk = walk;
-        REQUIRE(trial.launch(workspace.exec(stream)));
-        stream.wait();
-        trial.fetch();
-        INFO("walk " << walk);
-        CHECK((trial.bits() == first));
-      }
     }
   }
 }
@@ -50,8 +40,10 @@ TEST_CASE("calls: layernorm gives the same bits every time, whatever the grid") 
 TEST_CASE("calls: a row gives the same bits alone and inside a batch") {
   Stream stream;
   const int64_t rows = 40, chosen = 17;
-  for (const int64_t cols : {256, 1001, 5000, 20000}) {
-    Device<k::half> x(rows, cols, cols + 8), all(rows, cols, cols + 8), one(1, cols, cols);
+  for (const int64_t cols : {48, 256, 1001, 5000, 20000}) {
+    // The output is not rounded to half: a difference of one bit shows.
+    Device<k::half> x(rows, cols, cols + 8);
+    Device<float> all(rows, cols, cols + 8), one(1, cols, cols);
     randomize(x, 1);
     for (const k::RowPolicy& p : residencies(cols)) {
       if (p.residency == k::Residency::automatic || p.residency == k::Residency::split) continue;
@@ -63,7 +55,7 @@ TEST_CASE("calls: a row gives the same bits alone and inside a batch") {
       one.download();
       bool same = true;
       for (int64_t c = 0; c < cols; ++c) {
-        const k::half a = all.get(chosen, c), b = one.get(0, c);
+        const float a = all.get(chosen, c), b = one.get(0, c);
         same = same && std::memcmp(&a, &b, sizeof(a)) == 0;
       }
       CHECK(same);

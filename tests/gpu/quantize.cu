@@ -23,7 +23,7 @@ struct Quantized {
 
 template <class F>
 void each_quantizing_residency(int64_t rows, int64_t cols, F f, bool wide = true) {
-  each_residency(rows, cols, Needs{4, 8, wide}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+  each_residency(rows, cols, Needs{4, wide}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
     if (policy.residency != k::Residency::split) f(ex, policy);
   });
 }

@@ -79,7 +79,7 @@ TEST_CASE("user: a source") {
       for (size_t c = 0; c < row.size(); ++c) row[c] = row[c] * Real<float>(gamma.get(0, int64_t(c)));
       return row;
     });
-    each_residency(rows, cols, Needs{4, 8, /*wide*/ false}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+    each_residency(rows, cols, Needs{4, /*wide*/ false}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<k::half> y(rows, cols, cols);
       REQUIRE(k::rmsnorm(ex, Gather<k::bfloat16>(table.data(), index, table.ld()),
                          k::affine(gamma.data()) | k::store(y.data(), cols), rows, cols, k::RmsNorm{}, policy));

@@ -155,7 +155,7 @@ std::string compare(Device<T>& got, const std::vector<Row<C>>& want) {
 inline std::string text(const k::RowPolicy& p) {
   std::ostringstream out;
   out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " rows_per_group "
-      << p.rows_per_group << " walk " << p.walk << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
+      << p.rows_per_group << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
   return out.str();
 }
 inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }
@@ -378,37 +378,64 @@ inline k::RowPolicy two_rows(int threads) {
   return p;
 }
 
+// The engine of a call, for how much its threads hold.
+template <class Options, class Source, class Sink>
+using EngineOf = k::detail::RowEngine<k::detail::RowProblem<
+    decltype(std::declval<const Options&>().template op<k::compute_type<Source>>()), Source, Sink>>;
+
+// Whether a block of any size has shared memory for what the tests' functors read in one step. Elsewhere it may refuse.
+inline bool much_shared_memory() { return k::Exec{}.device().shared_per_sm >= 200 * 1024; }
+
 // What a row needs of a residency.
 struct Needs {
-  int64_t held = 4;     // bytes of a value in registers
-  int64_t fetched = 8;  // bytes of all that its sources read for a value, which is what shared memory keeps
-  bool wide = true;     // all pointers and row strides allow the widest packs
+  int64_t held = 4;  // bytes of a value in registers
+  bool wide = true;  // all pointers and row strides allow the widest packs
 };
 
 // A policy for every residency, with clusters where the GPU has them, that can hold rows of `cols` columns.
 inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = {}) {
   using R = k::Residency;
-  const int64_t words = cols * needs.held / 4, bytes = cols * needs.fetched;
-  const int64_t block_words = 8 * 512, block_bytes = 92 * 1024;
-  const bool wide = needs.wide && cols % 16 == 0;
-  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::split)};
+  const int64_t words = cols * needs.held / 4;
+  const int64_t block_words = 16 * 512;
+  const bool wide = needs.wide && cols % 16 == 0, shared = much_shared_memory();
+  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::streamed, 96), policy(R::split)};
   if (words <= 512) all.push_back(policy(R::group, 32, 1, /*max_pack*/ 1));
   if (words <= 256 && wide) all.push_back(policy(R::group, 32));
   if (words <= 256 && wide) all.push_back(two_rows(32));
   if (words <= block_words) all.push_back(policy(R::registers));
-  if (bytes <= block_bytes && wide) all.push_back(policy(R::shared));
+  // 32 threads keep short rows and the beginning of long ones.
+  if (shared) all.push_back(policy(R::shared));
+  if (shared) all.push_back(policy(R::shared, 32));
   if (k::Exec{}.device().capability < 90) return all;
   if (words <= 2 * block_words) all.push_back(policy(R::registers, 0, 2));
   if (words <= 8 * block_words) all.push_back(policy(R::registers, 0, 8));
-  if (bytes <= 4 * block_bytes && wide) all.push_back(policy(R::shared, 0, 4));
+  if (shared) all.push_back(policy(R::shared, 0, 4));
+  if (shared) all.push_back(policy(R::shared, 32, 2));
   all.push_back(policy(R::streamed, 0, 2));
   return all;
 }
 
-// Whether a row may be read a second time, so that what a tee wrote comes back rounded.
-inline bool rereads(const k::RowPolicy& p) {
-  return p.residency == k::Residency::automatic || p.residency == k::Residency::streamed ||
-         p.residency == k::Residency::split;
+// Whether shared memory keeps all of a row.
+template <class Engine>
+bool kept_wholly(const k::RowPlan& plan) {
+  return int64_t(plan.kept) * 32 * plan.pack * Engine::packs(plan.pack) >= plan.warp_width;
+}
+
+// Whether a part of a row is read a second time, so that what a tee wrote comes back rounded.
+template <class Options, class Source, class Sink>
+bool rereads(const k::Exec& ex, const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols,
+             const k::RowPolicy& policy) {
+  k::RowPlan plan;
+  REQUIRE(k::row_plan(ex, options, source, sink, rows, cols, policy, plan));
+  switch (plan.policy.residency) {
+    case k::Residency::group:
+    case k::Residency::registers:
+      return false;
+    case k::Residency::shared:
+      return !kept_wholly<EngineOf<Options, Source, Sink>>(plan);
+    default:
+      return true;
+  }
 }
 
 // f(exec, policy) for every residency; f launches and checks.
@@ -507,6 +534,9 @@ class Trial {
     append(rstd_);
     return all;
   }
+
+  using Engine = EngineOf<decltype(std::declval<const Op&>().options()), decltype(Io::load(std::declval<const S*>(), 0)),
+                          decltype(Io::store(std::declval<D*>(), 0))>;
 
   k::RowPolicy& policy() { return policy_; }
   const Shape& shape() const { return shape_; }

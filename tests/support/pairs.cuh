@@ -15,9 +15,10 @@ void softmax_pair() {
     trials.add(Shape{6, cols, 16, 16, 0, 1});
   }
   for (const int64_t cols : {48, 2096}) {
-    trials.add(Shape{6, cols}, policy(k::Residency::shared));
+    if (much_shared_memory()) trials.add(Shape{6, cols}, policy(k::Residency::shared));
+    if (much_shared_memory()) trials.add(Shape{6, cols}, policy(k::Residency::shared, 32));
     trials.add(Shape{6, cols}, policy(k::Residency::streamed));
-    trials.add(Shape{6, cols}, policy(k::Residency::registers, 256));
+    trials.add(Shape{6, cols}, policy(k::Residency::registers, 320));
   }
   trials.run(stream);
 }

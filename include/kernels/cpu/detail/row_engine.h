@@ -99,7 +99,7 @@ struct CentersFast : std::true_type {};
 template <class C>
 struct CentersFast<SoftmaxOp<C>> : std::false_type {};
 
-constexpr int kBlockBytes = 4 << 10;
+constexpr int kBlockBytes = 16 << 10;
 constexpr int kCachedBytes = 64 << 10;
 constexpr int64_t kChunkCols = 16384;
 constexpr int kMaxChunks = 64;
@@ -108,6 +108,10 @@ constexpr int64_t kPastCacheBytes = 32ll << 20;
 // A row of more columns than this would push the next one out of the cache again.
 constexpr int64_t kPrefetchedCols = 65536;
 constexpr int kGroup = 4;
+// What such rows share stays in the first-level cache by itself.
+constexpr int64_t kShortCols = 2048;
+// So many values of a group are written, and as many of the next one fetched, before the following columns.
+constexpr int kStride = 2048;
 
 template <class Op_, class Source_, class Sink_>
 struct RowProblem {
@@ -129,9 +133,10 @@ struct RowProblem {
 
   bool keeps_rows() const { return !reads_again && cols <= cached; }
   int blocks() const { return int((cols + block - 1) / block); }
-  // How many rows a thread takes at a time: what they share is then read once, and one row's sums are brought together
-  // while the next one's are being added up. They and as many that come next must fit into the cache.
+  // How many rows a thread takes at a time, so that vectors that they share are read from afar only once. They and as many
+  // that come next must fit into the cache.
   int group() const {
+    if (cols <= kShortCols) return 1;
     if (keeps_rows()) return int(lesser<int64_t>(kGroup, cached / (blocks() * block)));
     return cols <= kPrefetchedCols / kGroup ? kGroup : cols <= kPrefetchedCols ? kGroup / 2 : 1;
   }
@@ -321,22 +326,21 @@ class RowEngine {
     State states[places];
     Linear<C> linears[places];
     const int group = p_.group(), blocks = p_.blocks();
+    const auto kept = [&](int r) { return values + r * blocks * P::block; };
     for (int64_t row = first; row < last; row += group) {
       const int rows = int(lesser<int64_t>(group, last - row));
       for (int r = 0; r < rows; ++r) {
-        C* const kept = values + r * blocks * P::block;
-        State* const kept_states = states + r * blocks;
         if constexpr (kKept) {
           State all;
           each_block(0, p_.cols, [&](int64_t begin, int count) {
-            C* const block = kept + begin;
+            C* const block = kept(r) + begin;
             const auto keep = [block](int i, const Vector& x) KERNELS_INLINE { put_pack(block + i, x); };
-            State& state = kept_states[begin / P::block];
+            State& state = states[r * blocks + begin / P::block];
             state = reduce_block(row + r, begin, count, block, keep);
             join(all, state, begin == 0);
           });
           const auto result = finish_row(all, row + r);
-          for (int b = 0; b < blocks; ++b) linears[r * blocks + b] = p_.op.linear(kept_states[b], result);
+          for (int b = r * blocks; b < (r + 1) * blocks; ++b) linears[b] = p_.op.linear(states[b], result);
         } else {
           states[r] = reduce_chunks(row + r, 1);
           linears[r] = p_.op.linear(states[r], finish_row(states[r], row + r));
@@ -345,34 +349,35 @@ class RowEngine {
 
       const auto finished = [&](int r, int64_t begin) {
         if constexpr (kKept) {
-          const int b = r * blocks + int(begin / P::block);
-          return [kept = static_cast<const C*>(values) + r * blocks * P::block, at = row + r, map = map_, linear = linears[b]](
-                     auto width, int64_t col) KERNELS_INLINE { return mapped(map, linear(pack_at<width()>(kept + col)), at, col); };
+          return [from = kept(r), at = row + r, map = map_, linear = linears[r * blocks + begin / P::block]](
+                     auto width, int64_t col) KERNELS_INLINE { return mapped(map, linear(pack_at<width()>(from + col)), at, col); };
         } else {
           return read_again(map_, row + r, states[r], linears[r]);
         }
       };
       if constexpr (P::row_sink) {
         for (int r = 0; r < rows; ++r) {
-          C* const kept = values + r * blocks * P::block;
           typename decltype(end_)::State sink_state;
           each_block(0, p_.cols, [&](int64_t begin, int count) {
-            fill(kept + begin, begin, count, finished(r, begin));
-            accumulate(sink_state, kept + begin, count);
+            fill(kept(r) + begin, begin, count, finished(r, begin));
+            accumulate(sink_state, kept(r) + begin, count);
           });
           end_.write_row(sink_state, row + r);
-          p_.packs.each(0, p_.cols, [kept, end = end_, result = end_.finish(sink_state), at = row + r](auto width, int64_t col) KERNELS_INLINE {
-            end.store(pack_at<width()>(kept + col), result, at, col);
+          const auto result = end_.finish(sink_state);
+          p_.packs.each(0, p_.cols, [from = kept(r), sink = end_, result, at = row + r](auto width, int64_t col) KERNELS_INLINE {
+            sink.store(pack_at<width()>(from + col), result, at, col);
           });
         }
       } else {
         const bool ahead = p_.cols <= kPrefetchedCols;
-        each_block(0, p_.cols, [&](int64_t begin, int count) {
+        const int64_t stride = kStride / group;
+        for (int64_t begin = 0; begin < p_.cols; begin += stride) {
+          const int64_t end = lesser(p_.cols, begin + stride);
           for (int r = 0; r < rows; ++r) {
-            if (ahead && row + group + r < last) prefetch(again_, row + group + r, begin, begin + count);
-            write(finished(r, begin), row + r, begin, begin + count);
+            if (ahead && row + group + r < last) prefetch(p_.source, row + group + r, begin, end);
+            write(finished(r, begin), row + r, begin, end);
           }
-        });
+        }
       }
     }
   }
