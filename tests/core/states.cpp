@@ -416,16 +416,16 @@ void each_taken(const Op& op, const std::vector<C>& x, F f) {
 
 // Lanes in lockstep, one after the other: a lane stops at the first exchange to which not all have brought their values
 // yet, and is started again when they have.
-template <class Op, class State>
+template <class Op, class Mine, class State>
 class Lockstep {
  public:
-  Lockstep(const Op& op, const std::vector<State>& states) : op_(op), states_(states) {}
+  Lockstep(const Op& op, const std::vector<Mine>& states) : op_(op), states_(states) {}
 
   std::vector<State> run() {
     for (;;) {
       std::vector<State> results;
       brought_.clear();
-      for (const State& state : states_) {
+      for (const Mine& state : states_) {
         at_ = 0;
         try {
           results.push_back(op_.gather(state, *this));
@@ -476,7 +476,7 @@ class Lockstep {
   }
 
   const Op& op_;
-  const std::vector<State>& states_;
+  const std::vector<Mine>& states_;
   std::vector<std::vector<long double>> known_;
   mutable std::vector<long double> brought_;
   mutable size_t at_ = 0;
@@ -488,15 +488,21 @@ void each_gathered(const Op& op, const std::vector<C>& x, F f) {
   for (const int lanes : {1, 2, 8, 32}) {
     for (const int64_t each : {(int64_t(x.size()) + lanes - 1) / lanes, int64_t(x.size())}) {
       std::vector<typename Op::State> states;
+      std::vector<typename Op::Running> runnings;
       for (int lane = 0; lane < lanes; ++lane) {
         const int64_t from = std::min(int64_t(x.size()), lane * each), to = std::min(int64_t(x.size()), from + each);
         typename Op::Running running;
         take_all<4, 4>(op, running, x.data() + from, to - from);
         states.push_back(op.state(running));
+        runnings.push_back(running);
       }
-      const auto all = Lockstep<Op, typename Op::State>(op, states).run();
-      for (const auto& state : all) CHECK(std::memcmp(&state, &all[0], sizeof(state)) == 0);
-      f(lanes, all[0]);
+      const auto agreed = [&](const std::vector<typename Op::State>& all) {
+        for (const auto& state : all) CHECK(std::memcmp(&state, &all[0], sizeof(state)) == 0);
+        f(lanes, all[0]);
+      };
+      agreed(Lockstep<Op, typename Op::State, typename Op::State>(op, states).run());
+      // Without the states in between, when no lane has more than fits into registers.
+      if (each <= 32) agreed(Lockstep<Op, typename Op::Running, typename Op::State>(op, runnings).run());
     }
   }
 }
