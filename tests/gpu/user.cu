@@ -140,6 +140,157 @@ TEST_CASE("user: a source with its own reload") {
   }
 }
 
+namespace {
+
+// A sink of one's own that looks at the whole row first: writes how far every value is above the row's smallest. Counts the
+// values, too.
+struct AboveSmallest : k::Functor {
+  float *y, *smallest, *largest;
+  int32_t* counts;
+  int64_t ld;
+  AboveSmallest(float* to, float* low, float* high, int32_t* n, int64_t stride)
+      : y(to), smallest(low), largest(high), counts(n), ld(stride) {}
+
+  struct State {
+    float low = k::infinity<float>(), high = -k::infinity<float>();
+    int32_t count = 0;
+  };
+  template <int N>
+  __device__ void accumulate(State& s, const k::Pack<float, N>& v, int valid) const {
+    for (int i = 0; i < N; ++i) {
+      if (i < valid) merge(s, State{v[i], v[i], 1});
+    }
+  }
+  __device__ void merge(State& a, const State& b) const {
+    a.low = fminf(a.low, b.low);
+    a.high = fmaxf(a.high, b.high);
+    a.count += b.count;
+  }
+  template <class Lanes>
+  __device__ State gather(const State& s, const Lanes& lanes) const {
+    return {-lanes.max(-s.low), lanes.max(s.high), lanes.sum(s.count)};
+  }
+  __device__ float finish(const State& s) const { return s.low; }
+  __device__ void write_row(const State& s, int64_t row) const {
+    smallest[row] = s.low;
+    largest[row] = s.high;
+    counts[row] += s.count;
+  }
+  template <int N>
+  __device__ void store(const k::Pack<float, N>& v, float low, int64_t row, int64_t col) const {
+    for (int i = 0; i < N; ++i) y[row * ld + col + i] = v[i] - low;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("user: a sink that looks at the row first") {
+  for (const int64_t cols : kCols) {
+    const int64_t rows = 9;
+    Device<k::half> x(rows, cols, cols);
+    randomize(x, 1);
+    const auto normed = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(x, r);
+      layernorm(row, 1e-5);
+      return row;
+    });
+    std::vector<Row<float>> want = normed, low, high;
+    for (Row<float>& row : want) {
+      Real<float> least = row[0], most = row[0];
+      for (const Real<float>& a : row) {
+        least = {std::fmin(least.v, a.v), std::fmax(least.e, a.e)};
+        most = {std::fmax(most.v, a.v), std::fmax(most.e, a.e)};
+      }
+      for (Real<float>& a : row) a = a - least;
+      low.push_back({least});
+      high.push_back({most});
+    }
+    int32_t* counts = nullptr;
+    check_cuda(cudaMalloc(&counts, rows * sizeof(int32_t)));
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+      if (policy.residency == k::Residency::split) return;
+      Device<float> y(rows, cols, cols + 3), smallest(rows, 1, 1), largest(rows, 1, 1);
+      check_cuda(cudaMemset(counts, 0, rows * sizeof(int32_t)));
+      check_cuda(cudaDeviceSynchronize());
+      REQUIRE(k::layernorm(ex, k::load(x.data(), cols),
+                           AboveSmallest(y.data(), smallest.data(), largest.data(), counts, y.ld()), rows, cols,
+                           k::LayerNorm{}, policy));
+      wait(ex);
+      CHECK(compare(y, want) == "");
+      CHECK(compare(smallest, low) == "");
+      CHECK(compare(largest, high) == "");
+      int32_t counted[9];
+      check_cuda(cudaMemcpy(counted, counts, sizeof(counted), cudaMemcpyDeviceToHost));
+      for (const int32_t n : counted) CHECK(n == cols);
+    });
+    cudaFree(counts);
+  }
+}
+
+namespace {
+
+// Reads 128 bytes for every value.
+struct Bulky : k::Functor {
+  static constexpr int widest = 1;
+  const float* x;
+  int64_t ld;
+  Bulky(const float* from, int64_t stride) : x(from), ld(stride) {}
+
+  struct Words {
+    float v[32];
+  };
+  template <int N>
+  __device__ Words fetch(int64_t row, int64_t col) const {
+    static_assert(N == 1, "single values only");
+    Words words;
+    for (float& word : words.v) word = x[row * ld + col];
+    return words;
+  }
+  __device__ k::Pack<float, 1> resolve(const Words& words, int64_t, int64_t) const { return {{words.v[31]}}; }
+};
+
+}  // namespace
+
+// Then shared memory has little room or none. That is no reason for the automatic choice to refuse.
+TEST_CASE("user: a source that reads very much for every value") {
+  Stream stream;
+  const int64_t rows = 2;
+  for (const int64_t cols : {100, 2100, 40000, 300000}) {
+    Device<float> x(rows, cols, cols);
+    randomize(x, 1);
+    const auto want = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(x, r);
+      rmsnorm(row, 1e-5);
+      return row;
+    });
+    const auto call = [&](const k::RowPolicy& p, bool must_be_served) {
+      INFO(cols << " columns, " << text(p));
+      Device<float> y(rows, cols, cols);
+      const k::Status status =
+          k::rmsnorm(stream, Bulky(x.data(), cols), k::store(y.data(), cols), rows, cols, k::RmsNorm{}, p);
+      INFO(text(status));
+      stream.wait();
+      if (status) {
+        CHECK(compare(y, want) == "");
+      } else {
+        CHECK(!must_be_served);
+        CHECK(status.code() == k::Code::unsupported);
+        CHECK(y.unchanged());
+      }
+    };
+    call(k::RowPolicy{}, true);
+    for (const int threads : {32, 128, 256, 512}) {
+      call(policy(k::Residency::streamed, threads), true);
+      call(policy(k::Residency::shared, threads), false);
+    }
+    k::RowPlan plan;
+    CHECK(k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), 0), k::store(x.data(), cols), 100000, cols, {}, plan));
+    CHECK(k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), 0), k::store(x.data(), cols), sm_count() / 2, cols, {}, plan));
+    if (cols > 40000) CHECK(!k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), cols), k::store(x.data(), cols), rows, cols,
+                                         policy(k::Residency::shared, 512), plan));
+  }
+}
+
 // ---- OneFlow's form
 // ----------------------------------------------------------------------------------------------------
 
