@@ -87,6 +87,58 @@ static void large_mean() {
 TEST_CASE("layernorm: a large mean in float") { large_mean<float>(); }
 TEST_CASE("layernorm: a large mean in double") { large_mean<double>(); }
 
+// Packs of two values, so that a block has fewer threads and each of them more to do.
+TEST_CASE("layernorm: float, a float residual and a double sink, in blocks of every size") {
+  Stream stream;
+  const int64_t rows = 3;
+  for (const int64_t cols : {1000, 24576, 24578, 60001}) {
+    Device<float> x(rows, cols, cols), res(rows, cols, cols);
+    randomize(x, 1);
+    randomize(res, 2);
+    const auto want = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(x, r), added = row_of(res, r);
+      for (size_t c = 0; c < row.size(); ++c) row[c] = row[c] + added[c];
+      layernorm(row, 1e-5);
+      return row;
+    });
+    const auto in = k::load(x.data(), cols) | k::add(k::load(res.data(), cols));
+    std::vector<k::RowPolicy> policies = {k::RowPolicy{}};
+    for (const int threads : {32, 256, 512, 544, 640, 768, 1024}) {
+      for (const auto residency : {k::Residency::registers, k::Residency::shared, k::Residency::streamed})
+        policies.push_back(policy(residency, threads));
+    }
+    for (const k::RowPolicy& p : policies) {
+      INFO(cols << " columns, " << text(p));
+      Device<double> y(rows, cols, cols);
+      const k::Status status = k::layernorm(stream, in, k::store(y.data(), cols), rows, cols, k::LayerNorm{}, p);
+      INFO(text(status));
+      stream.wait();
+      CHECK(status.code() != k::Code::device);
+      CHECK((status || p.residency != k::Residency::automatic));
+      CHECK((status || p.residency != k::Residency::streamed || p.threads > 512));
+      if (status) CHECK(compare(y, want) == "");
+    }
+  }
+}
+
+// An outlier where a thread begins: what the others' deviations are taken from must not cost their digits.
+TEST_CASE("layernorm: outliers in the first columns") {
+  Stream stream;
+  Workspace workspace(6);
+  Trials<Trial<LayerNorm, float>> trials;
+  for (const int64_t cols : {16, 500, 1000, 4096, 20001}) {
+    for (const k::RowPolicy& policy : residencies(cols)) {
+      Random random{uint64_t(cols)};
+      trials.add(Shape{6, cols}, policy).input([&](int64_t r, int64_t c) {
+        const double outlier = r % 3 == 0 ? 10.0 : r % 3 == 1 ? -100.0 : 1e4;
+        return c == 0 || (r > 2 && c < 128) ? outlier * random.uniform(1, 2) : random.normal();
+      });
+    }
+  }
+  trials.run(workspace.exec(stream));
+  CHECK(workspace.intact());
+}
+
 // A constant row has variance 0: nothing but eps is left in rstd, and nothing of the row in the output.
 TEST_CASE("layernorm: constant rows") {
   Stream stream;
