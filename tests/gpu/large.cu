@@ -166,7 +166,7 @@ TEST_CASE("large: more than 2^31 elements", "[large]") {
     check_softmax(out, rows, cols, ld, samples);
   };
   run(ld, {});
-  run(ld, policy(k::Residency::shared));
+  run(ld, policy(k::Residency::shared, 256));  // a part of the row is kept, the rest read again
   run(ld, policy(k::Residency::streamed));
   run(5000, policy(k::Residency::registers));
   run(100, {});
@@ -193,7 +193,8 @@ TEST_CASE("large: 2^30 columns", "[large]") {
   Huge in(most), out(most);
   const k::half last = make<k::half>(24);
   for (const int64_t cols : {most, most - 1}) {
-    for (const k::RowPolicy& p : {k::RowPolicy{}, policy(k::Residency::streamed), policy(k::Residency::split)}) {
+    for (const k::RowPolicy& p : {k::RowPolicy{}, policy(k::Residency::shared), policy(k::Residency::streamed), policy(k::Residency::split)}) {
+      if (p.residency == k::Residency::shared && !much_shared_memory()) continue;
       INFO(cols << " columns, " << text(p));
       check_cuda(cudaMemset(in.data(), 0, size_t(cols) * 2));
       check_cuda(cudaMemcpy(in.data() + cols - 1, &last, 2, cudaMemcpyHostToDevice));
