@@ -174,7 +174,7 @@ KERNELS_HD double erf(double x) { return ::erf(x); }
 
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
-#if !defined(KERNELS_DEVICE_CODE) && defined(__GNUC__)
+#if KERNELS_VECTORS
   if constexpr (detail::in_vectors<C, N>) {
     using V = detail::VectorOf<float, N>;
     return bit_cast<Pack<C, N>>(detail::exp_host<V, detail::VectorOf<uint32_t, N>>(bit_cast<V>(x)));
@@ -187,7 +187,7 @@ KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
 // For a reference that is not less than any x.
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp_minus(const Pack<C, N>& x, C reference) {
-#if !defined(KERNELS_DEVICE_CODE) && defined(__GNUC__)
+#if KERNELS_VECTORS
   if constexpr (detail::in_vectors<C, N>) {
     using V = detail::VectorOf<float, N>;
     return bit_cast<Pack<C, N>>(detail::exp_host_falling<V, detail::VectorOf<uint32_t, N>>(bit_cast<V>(x) - reference));

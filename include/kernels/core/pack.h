@@ -136,9 +136,15 @@ KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
   return sum(a * b);
 }
 
-#if defined(__GNUC__)
+// g++'s and clang's own vectors, for the loops in which they do not find them. nvcc has none in functions for both sides.
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define KERNELS_VECTORS 1
+#else
+#define KERNELS_VECTORS 0
+#endif
+
+#if KERNELS_VECTORS
 namespace detail {
-// The compilers' own vectors, for the loops in which they do not find them.
 template <class T, int N>
 struct VectorType {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
@@ -233,7 +239,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     return out;
   } else
 #endif
-#if defined(__GNUC__)
+#if KERNELS_VECTORS
   if constexpr (detail::in_vectors<To, N> && std::is_same<From, bfloat16>::value) {
     const auto codes = bit_cast<detail::VectorOf<uint16_t, N>>(in);
     return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint32_t, N>) << 16);

@@ -193,13 +193,13 @@ class RowEngine {
     });
   }
   template <int M>
-  static KERNELS_HD Pack<C, M> pack_at(const C* values) {
+  static KERNELS_INLINE Pack<C, M> pack_at(const C* values) {
     Pack<C, M> v;
     copy_bytes<int(sizeof(v.v))>(v.v, values);
     return v;
   }
   template <int M>
-  static KERNELS_HD void put_pack(C* values, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(values, v.v); }
+  static KERNELS_INLINE void put_pack(C* values, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(values, v.v); }
 
   // Functors are copied into what a loop calls: the compiler then knows that no write changes them.
   template <class Source>
@@ -213,7 +213,7 @@ class RowEngine {
   // independent of each other, so that their additions need not wait for one another.
   static constexpr int kStreams = 4;
   template <class F>
-  static KERNELS_HD void each_vector(int count, const F& f) {
+  static KERNELS_INLINE void each_vector(int count, const F& f) {
     int i = 0;
     for (; i + kStreams * N <= count; i += kStreams * N) {
       f(Width<0>{}, i, Width<N>{});
@@ -226,9 +226,9 @@ class RowEngine {
   }
   // The n values at i, and behind them, where n is less than a vector, a value that does not count.
   template <class Read>
-  static KERNELS_HD Vector vector_at(const Read& read, int i, Width<N>, C) { return read(Width<N>{}, i); }
+  static KERNELS_INLINE Vector vector_at(const Read& read, int i, Width<N>, C) { return read(Width<N>{}, i); }
   template <class Read>
-  static KERNELS_HD Vector vector_at(const Read& read, int i, int n, C neutral) {
+  static KERNELS_INLINE Vector vector_at(const Read& read, int i, int n, C neutral) {
     Vector v = broadcast<N>(neutral);
     for (int j = 0; j < n; ++j) v.v[j] = read(Width<1>{}, i + j).v[0];
     return v;
@@ -236,7 +236,7 @@ class RowEngine {
 
   // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them centered.
   template <class Read, class Keep>
-  KERNELS_HD State reduce(const Read& read, int count, const Keep& keep) const {
+  KERNELS_INLINE State reduce(const Read& read, int count, const Keep& keep) const {
     State s;
     if constexpr (Lanes::by_largest) {
       Register<C> most[kStreams];
@@ -274,6 +274,7 @@ class RowEngine {
     if constexpr (P::plain) {
       return reduce([&](auto width, int i) KERNELS_INLINE { return at(width, begin + i); }, count, keep);
     } else {
+      block[0] = C(0);  // g++ 12 does not see that fill() sets it, and warns
       fill(block, begin, count, at);
       return reduce([&](auto width, int i) KERNELS_INLINE { return pack_at<width()>(block + i); }, count, keep);
     }
@@ -312,7 +313,7 @@ class RowEngine {
   }
 
   template <int M, class Map>
-  static KERNELS_HD auto mapped(const Map& map, const Pack<C, M>& v, int64_t row, int64_t col) {
+  static KERNELS_INLINE auto mapped(const Map& map, const Pack<C, M>& v, int64_t row, int64_t col) {
     return apply_map(map, v, fetch_operands<M>(map, row, col), row, col);
   }
 

@@ -16,7 +16,7 @@ namespace detail {
 namespace host {
 inline namespace KERNELS_ISA {
 
-// For lambdas: the compilers keep a pack in a register only where everything that touches it is inlined.
+// For functions and lambdas: the compilers keep a pack in a register only where all that touches it is inlined.
 #if defined(__GNUC__)
 #define KERNELS_INLINE __attribute__((always_inline))
 #else
@@ -37,26 +37,28 @@ template <class C>
 constexpr int kLanes = kVectorBytes / int(sizeof(C));
 
 // A pack in a register whatever the compiler makes of arrays: what a loop carries from one turn to the next.
-#if defined(__GNUC__)
+#if KERNELS_VECTORS
 template <class C>
 using Register = VectorOf<C, kLanes<C>>;
 
 template <class C>
-KERNELS_HD Register<C> larger(Register<C> a, Register<C> b) { return a > b ? a : b; }
+inline KERNELS_INLINE Register<C> larger(Register<C> a, Register<C> b) { return a > b ? a : b; }
 #else
 template <class C>
 using Register = Pack<C, kLanes<C>>;
 
 template <class C>
-KERNELS_HD Register<C> larger(const Register<C>& a, const Register<C>& b) {
-  return transform(a, b, [](C x, C y) { return greater(x, y); });
+inline KERNELS_INLINE Register<C> larger(const Register<C>& a, const Register<C>& b) {
+  Register<C> out;
+  for (int i = 0; i < out.size; ++i) out.v[i] = greater(a.v[i], b.v[i]);
+  return out;
 }
 #endif
 
 template <class C>
-KERNELS_HD Register<C> in_register(const Pack<C, kLanes<C>>& v) { return bit_cast<Register<C>>(v); }
+inline KERNELS_INLINE Register<C> in_register(const Pack<C, kLanes<C>>& v) { return bit_cast<Register<C>>(v); }
 template <class C>
-KERNELS_HD Pack<C, kLanes<C>> as_pack(const Register<C>& v) { return bit_cast<Pack<C, kLanes<C>>>(v); }
+inline KERNELS_INLINE Pack<C, kLanes<C>> as_pack(const Register<C>& v) { return bit_cast<Pack<C, kLanes<C>>>(v); }
 
 // So many of a run's first values may have a say in what it is centered on.
 constexpr int kFirst = 32;
@@ -70,17 +72,17 @@ struct SoftmaxInLanes {
   static constexpr bool by_largest = true;
   static constexpr int kSums = 1;
 
-  static KERNELS_HD State open(C largest) { return {largest, C(0)}; }
-  static KERNELS_HD C neutral(const State&) { return -infinity<C>(); }
-  static KERNELS_HD State close(const State& s, const C* sums, const Count<C>&) { return {s.m, sums[0]}; }
+  static KERNELS_INLINE State open(C largest) { return {largest, C(0)}; }
+  static KERNELS_INLINE C neutral(const State&) { return -infinity<C>(); }
+  static KERNELS_INLINE State close(const State& s, const C* sums, const Count<C>&) { return {s.m, sums[0]}; }
 };
 template <class C>
 struct InLanes<SoftmaxOp<C>> : SoftmaxInLanes<C> {
-  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(x); }
+  static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(x); }
 };
 template <class C>
 struct InLanes<LogSoftmaxOp<C>> : SoftmaxInLanes<C> {
-  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(exp(x)); }
+  static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(exp(x)); }
 };
 
 // The origin is the mean of the first values, so that taking the mean out of the squares afterwards costs no more than
@@ -91,17 +93,17 @@ struct InLanes<LayerNormOp<C>> {
   static constexpr bool by_largest = false;
   static constexpr int kSums = 2;
 
-  static KERNELS_HD State open(const Pack<C, kFirst>& first, int count) {
+  static KERNELS_INLINE State open(const Pack<C, kFirst>& first, int count) {
     const C total = sum(first - first.v[0]);
     return {first.v[0] + (count == kFirst ? total * C(1.0 / kFirst) : total / C(count)), C(0), C(0), C(0)};
   }
-  static KERNELS_HD C neutral(const State& s) { return s.origin; }
-  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
+  static KERNELS_INLINE C neutral(const State& s) { return s.origin; }
+  static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
     const Register<C> v = in_register(x);
     sums[0] = sums[0] + v;
     sums[1] = sums[1] + v * v;
   }
-  static KERNELS_HD State close(const State& s, const C* sums, const Count<C>& count) {
+  static KERNELS_INLINE State close(const State& s, const C* sums, const Count<C>& count) {
     const C offset = sums[0] * count.inverse, m2 = sums[1] - sums[0] * offset;
     return {s.origin, offset, m2 < C(0) ? C(0) : m2, count.n};
   }
@@ -113,13 +115,13 @@ struct InLanes<RmsNormOp<C>> {
   static constexpr bool by_largest = false;
   static constexpr int kSums = 1;
 
-  static KERNELS_HD State open(const Pack<C, kFirst>&, int) { return {}; }
-  static KERNELS_HD C neutral(const State&) { return C(0); }
-  static KERNELS_HD void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
+  static KERNELS_INLINE State open(const Pack<C, kFirst>&, int) { return {}; }
+  static KERNELS_INLINE C neutral(const State&) { return C(0); }
+  static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
     const Register<C> v = in_register(x);
     sums[0] = sums[0] + v * v;
   }
-  static KERNELS_HD State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
+  static KERNELS_INLINE State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
 };
 
 }
