@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Prints what bench/run.sh measured, one table for each op.
+"""Prints what bench/run.sh and bench/run_cpu.sh measured, one table for each op.
 
-    bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json
+    bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json,
+                                                or cpu_row.json
+    bench/report.py slug FILE                   a name for the machine that a cpu_row.json comes from
     bench/report.py stamp FILE KEY=VALUE ...    adds to the context of a JSON file
 """
 import json
@@ -113,6 +115,9 @@ class Table:
 
 
 def report(directory):
+    cpu, context = read(os.path.join(directory, "cpu_row.json"))
+    if context is not None:
+        return report_cpu(cpu, context)
     found = {name: read(os.path.join(directory, name + ".json")) for name in PROGRAMS}
     here = os.path.dirname(os.path.abspath(__file__))
     reference, origin = read(os.path.join(directory, "reference.json"))
@@ -152,9 +157,45 @@ def report(directory):
             Table(op, ours, others).show()
 
 
+def slug(path):
+    context = read(path)[1]
+    name = re.sub(r"[^a-z0-9]+", "-", context["cpu"].lower()).strip("-")
+    return f"{name}-{context['isa']}-{context['threads']}t"
+
+
+def report_cpu(cases, context):
+    facts = ["cpu", "isa", "threads", "compiler", "onednn", "date", "command"]
+    print("cpu_row.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
+    print("\nMicroseconds. share: a copy's time / kernels' time. avx2: the same, compiled for AVX2. For oneDNN: its time, and that"
+          "\nas a multiple of the time of kernels and of that for AVX2; < oneDNN is faster.")
+    for op in OPS:
+        keys = [key for key in cases if key[0] == op]
+        lines = [["", "type", "rows x cols", "copy", "GB/s", "kernels", "share", "avx2", "share", "onednn", ""]]
+        for key in keys:
+            case = cases[key]
+            ours, avx2, onednn = case["kernels"], case.get("kernels_avx2"), case.get("onednn")
+            theirs = time_of(onednn)
+            if time_of(ours) is None:
+                print("failed: " + "/".join(map(str, key)) + ": " + ours["error_message"])
+                continue
+            line = ["", key[1], f"{key[2]} x {key[3]}", f"{time_of(case['copy']):.0f}", f"{case['copy']['GB/s']:.0f}",
+                    f"{time_of(ours):.0f}", f"{ours['share_of_copy']:.0%}"]
+            line += [f"{time_of(avx2):.0f}", f"{avx2['share_of_copy']:.0%}"] if avx2 else ["-", "-"]
+            if theirs:
+                ratios = [onednn["over_kernels"]] + ([onednn["over_kernels"] / avx2["over_kernels"]] if avx2 else [])
+                line += [f"{theirs:.0f}", " ".join(f"{ratio:.2f}x{'<' if ratio < 1 else ' '}" for ratio in ratios)]
+            else:
+                line += ["-", ""]
+            lines.append(line)
+        if keys:
+            print(f"\n{op}\n" + "\n".join(aligned(lines)))
+
+
 if __name__ == "__main__":
     if len(sys.argv) >= 3 and sys.argv[1] == "stamp":
         stamp(sys.argv[2], sys.argv[3:])
+    elif len(sys.argv) == 3 and sys.argv[1] == "slug":
+        print(slug(sys.argv[2]))
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         report(sys.argv[1])
     else:
