@@ -421,23 +421,6 @@ bool kept_wholly(const k::RowPlan& plan) {
   return int64_t(plan.kept) * 32 * plan.pack * Engine::packs(plan.pack) >= plan.warp_width;
 }
 
-// Whether a part of a row is read a second time, so that what a tee wrote comes back rounded.
-template <class Options, class Source, class Sink>
-bool rereads(const k::Exec& ex, const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols,
-             const k::RowPolicy& policy) {
-  k::RowPlan plan;
-  REQUIRE(k::row_plan(ex, options, source, sink, rows, cols, policy, plan));
-  switch (plan.policy.residency) {
-    case k::Residency::group:
-    case k::Residency::registers:
-      return false;
-    case k::Residency::shared:
-      return !kept_wholly<EngineOf<Options, Source, Sink>>(plan);
-    default:
-      return true;
-  }
-}
-
 // f(exec, policy) for every residency; f launches and checks.
 template <class F>
 void each_residency(int64_t rows, int64_t cols, const Needs& needs, F f) {
