@@ -29,8 +29,9 @@ class Sweep {
     }
     return 1;
   }
-  // Columns that a thread holds in registers.
-  static int64_t held(int pack) { return int64_t(pack) * Engine::packs(pack); }
+  // Columns that a thread of a block works on at a time, and that it holds in registers.
+  static int64_t step(int pack) { return int64_t(pack) * Engine::packs(pack); }
+  static int64_t held(int pack) { return int64_t(pack) * Engine::held_packs(pack); }
   static int64_t held_in_group(int pack) { return int64_t(pack) * Engine::group_packs(pack); }
   static bool allows(Residency residency, int pack, int threads) { return threads <= Engine::max_block(pack, residency); }
 
@@ -144,7 +145,7 @@ std::vector<int64_t> block_cols(int threads, int pack, int64_t held, int64_t ste
     cols.push_back(warps * per_warp * stripe - 5 * pack);
   }
   cols.push_back(warps * steps * packs * stripe - 5 * pack);
-  for (int64_t even = 1; even < packs; even = even < 4 ? even + 1 : 2 * even) cols.push_back(warps * even * stripe);
+  for (int64_t even = 1; even < packs; even += packs > 8 ? 3 : 1) cols.push_back(warps * even * stripe);
   if (warps > 1) cols.push_back((warps - 1) * stripe);
   if (warps > 2) cols.push_back((warps - 1) * 2 * stripe - 7 * pack);
   for (int64_t& n : cols) n = n < 1 ? pack : n;
@@ -172,7 +173,7 @@ void registers() {
     sweep.finish();
   }
   CHECK(sweep.refused_calls() > 0);
-  for (int count = 1; count <= Calls::Engine::packs(Calls::wide); ++count) CHECK(sweep.counts().count(count) == 1);
+  for (int count = 1; count <= Calls::Engine::held_packs(Calls::wide); ++count) CHECK(sweep.counts().count(count) == 1);
 }
 
 template <class Op, class T>
@@ -223,7 +224,7 @@ void shared_and_streamed(int cluster) {
     if (threads * cluster > (cluster == 2 ? 2048 : 1024)) continue;  // rows get long
     for (const int max_pack : {0, 1, 2}) {
       const int widest = max_pack == 0 ? Calls::wide : Calls::pack(16, max_pack);
-      const int64_t held = Calls::held(widest);
+      const int64_t held = Calls::step(widest);
       for (const Residency residency : {Residency::shared, Residency::streamed}) {
         const k::RowPolicy p = policy(residency, threads, cluster, max_pack);
         const bool shared = residency == Residency::shared;
