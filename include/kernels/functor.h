@@ -399,7 +399,9 @@ class DirectStore : public Functor {
     if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
     return {};
   }
-  void set_past_cache(bool past) { past_cache_ = past; }
+  // Around the cache only where rows are whole lines: a part of one costs more than it saves.
+  void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
+  int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
 
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {

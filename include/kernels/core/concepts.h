@@ -78,6 +78,7 @@ KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
 KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
 KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
 KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny))
+KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 #undef KERNELS_DETECT
 
@@ -286,6 +287,13 @@ void set_past_cache(F& f, bool past) {
 template <class F>
 void prefetch(const F& f, int64_t row, int64_t begin, int64_t end) {
   if constexpr (has_prefetch<F>::value) f.prefetch(row, begin, end);
+}
+
+// On the host: how many columns of a row should be written on their own, so that whole cache lines follow.
+template <class F>
+int lead_of(const F& f, int64_t row) {
+  if constexpr (has_lead<F>::value) return f.lead(row);
+  else return 0;
 }
 
 template <class F>

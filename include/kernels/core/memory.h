@@ -161,12 +161,20 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
 #endif
 }
 
+// On the host: whether `count` elements fill cache lines, and how many elements lie between an address and the next line.
+constexpr int kLineBytes = 64;
+template <class T>
+bool whole_lines(int64_t count) { return count * int64_t(sizeof(T)) % kLineBytes == 0; }
+template <class T>
+int until_line(const T* p) {
+  return int((kLineBytes - reinterpret_cast<uintptr_t>(p) % kLineBytes) % kLineBytes / sizeof(T));
+}
+
 // On the host: asks for [begin, end) to be brought into the cache.
 template <class T>
 void prefetch_lines(const T* begin, const T* end) {
 #if defined(__GNUC__)
-  constexpr int line = 64;
-  for (auto p = reinterpret_cast<const char*>(begin); p < reinterpret_cast<const char*>(end); p += line) __builtin_prefetch(p);
+  for (auto p = reinterpret_cast<const char*>(begin); p < reinterpret_cast<const char*>(end); p += kLineBytes) __builtin_prefetch(p);
 #else
   (void)begin, (void)end;
 #endif

@@ -70,9 +70,14 @@ class Packs {
     while (width_ > 1 && (width_ > most || cols % width_ != 0)) width_ = width_ == wide ? middle : 1;
   }
 
-  // f(Width<N>, col) for all packs in [begin, end).
+  // f(Width<N>, col) for all packs in [begin, end); the widest ones stand at multiples of their width after `lead`, if the
+  // functors do not mind.
   template <class F>
-  void each(int64_t begin, int64_t end, const F& f) const {
+  void each(int64_t begin, int64_t end, const F& f, int lead = 0) const {
+    if (any && lead > 0) {
+      const int64_t wides = lesser(end, begin + (lead - begin % wide + wide) % wide);
+      begin = run<1>(run<middle>(begin, wides, f), wides, f);
+    }
     if (any || width_ == wide) begin = run<wide>(begin, end, f);
     if (middle < wide && (any || width_ == middle)) begin = run<middle>(begin, end, f);
     if (any || width_ == 1) run<1>(begin, end, f);
@@ -298,10 +303,12 @@ class RowEngine {
   }
   template <class Value>
   void write(const Value& value, int64_t row, int64_t begin, int64_t end) const {
-    p_.packs.each(begin, end, [value, sink = end_, row](auto width, int64_t col) KERNELS_INLINE {
-      put(sink, value(width, col), row, col);
-    });
+    const auto store = [value, sink = end_, row](auto width, int64_t col) KERNELS_INLINE { put(sink, value(width, col), row, col); };
+    p_.packs.each(begin, end, store, lead_of(end_, row));
   }
+
+  // Where a strip of columns begins or ends in a row: where lines do, unless a block or the row does.
+  int64_t strip(int64_t col, int lead) const { return col % P::block == 0 ? col : lesser(p_.cols, col + lead % N); }
 
   // For a row sink.
   template <class SinkState>
@@ -376,7 +383,8 @@ class RowEngine {
           const int64_t end = lesser(p_.cols, begin + stride);
           for (int r = 0; r < rows; ++r) {
             if (ahead && row + group + r < last) prefetch(p_.source, row + group + r, begin, end);
-            write(finished(r, begin), row + r, begin, end);
+            const int lead = lead_of(end_, row + r);
+            write(finished(r, begin), row + r, strip(begin, lead), strip(end, lead));
           }
         }
       }
