@@ -84,8 +84,9 @@ class Packs {
   }
 
  private:
+  // f is a copy: the compiler then knows that no write changes what is in it.
   template <int N, class F>
-  static int64_t run(int64_t col, int64_t end, const F& f) {
+  static KERNELS_INLINE int64_t run(int64_t col, int64_t end, const F f) {
     for (; col + N <= end; col += N) f(Width<N>{}, col);
     return col;
   }
@@ -206,7 +207,7 @@ class RowEngine {
   template <int M>
   static KERNELS_INLINE void put_pack(C* values, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(values, v.v); }
 
-  // Functors are copied into what a loop calls: the compiler then knows that no write changes them.
+  // Functors are copied into what a loop calls, see Packs::run.
   template <class Source>
   auto reader(const Source& source, int64_t row) const {
     return [source, row](auto width, int64_t col) KERNELS_INLINE {
