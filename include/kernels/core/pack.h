@@ -143,8 +143,17 @@ KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
 #define KERNELS_VECTORS 0
 #endif
 
-#if KERNELS_VECTORS
 namespace detail {
+// How long a vector register of the host is.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+#if KERNELS_VECTORS
 template <class T, int N>
 struct VectorType {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
@@ -153,9 +162,9 @@ template <class T, int N>
 using VectorOf = typename VectorType<T, N>::type;
 // Whether to use them on packs of floats and what is narrower.
 template <class C, int N>
-constexpr bool in_vectors = std::is_same<C, float>::value && N > 1 && (N & (N - 1)) == 0;
-}  // namespace detail
+constexpr bool in_vectors = std::is_same<C, float>::value && N > 1 && (N & (N - 1)) == 0 && N * sizeof(C) <= kVectorBytes;
 #endif
+}  // namespace detail
 
 // Elementwise conversion; pairs and eights go through the hardware's vector conversions.
 template <class To, class From, int N>

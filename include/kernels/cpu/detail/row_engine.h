@@ -1,8 +1,8 @@
 // The row engine on the CPU: drives the row ops, sources, maps and sinks that the GPU's drives.
 //
 // A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (row_lanes.h).
-// Between the two passes over it, it stays on the stack as it was centered, if it has at most kCached columns and to read
-// and center it once more would cost more than that. While a row is written, the next one is fetched into the cache.
+// Between the two passes over it, it stays on the stack as it was centered, if it fits kCachedBytes and to read and center
+// it once more would cost more than that. While some rows are written, the next ones are fetched into the cache.
 // Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number of threads.
 #pragma once
 
@@ -152,7 +152,8 @@ template <class P>
 class RowEngine {
  public:
   explicit RowEngine(const P& problem)
-      : p_(problem), again_(second_pass(p_.source)), map_(sink_map(p_.sink)), silent_(without_effects(map_)), end_(sink_end(p_.sink)) {}
+      : p_(problem), again_(second_pass(p_.source)), map_(sink_map(p_.sink)), silent_(without_effects(map_)),
+        end_(sink_end(p_.sink)) {}
 
   void run(int threads) const {
     if (p_.cols > P::cached && p_.rows < threads) {
@@ -304,7 +305,9 @@ class RowEngine {
   }
   template <class Value>
   void write(const Value& value, int64_t row, int64_t begin, int64_t end) const {
-    const auto store = [value, sink = end_, row](auto width, int64_t col) KERNELS_INLINE { put(sink, value(width, col), row, col); };
+    const auto store = [value, sink = end_, row](auto width, int64_t col) KERNELS_INLINE {
+      put(sink, value(width, col), row, col);
+    };
     p_.packs.each(begin, end, store, lead_of(end_, row));
   }
 
@@ -358,8 +361,10 @@ class RowEngine {
 
       const auto finished = [&](int r, int64_t begin) {
         if constexpr (kKept) {
-          return [from = kept(r), at = row + r, map = map_, linear = linears[r * blocks + begin / P::block]](
-                     auto width, int64_t col) KERNELS_INLINE { return mapped(map, linear(pack_at<width()>(from + col)), at, col); };
+          const Linear<C> linear = linears[r * blocks + begin / P::block];
+          return [from = kept(r), at = row + r, map = map_, linear](auto width, int64_t col) KERNELS_INLINE {
+            return mapped(map, linear(pack_at<width()>(from + col)), at, col);
+          };
         } else {
           return read_again(map_, row + r, states[r], linears[r]);
         }
@@ -373,9 +378,10 @@ class RowEngine {
           });
           end_.write_row(sink_state, row + r);
           const auto result = end_.finish(sink_state);
-          p_.packs.each(0, p_.cols, [from = kept(r), sink = end_, result, at = row + r](auto width, int64_t col) KERNELS_INLINE {
+          const auto store = [from = kept(r), sink = end_, result, at = row + r](auto width, int64_t col) KERNELS_INLINE {
             sink.store(pack_at<width()>(from + col), result, at, col);
-          });
+          };
+          p_.packs.each(0, p_.cols, store);
         }
       } else {
         const bool ahead = p_.cols <= kPrefetchedCols;
@@ -400,7 +406,9 @@ class RowEngine {
     const int64_t width = greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
     const int chunks = int((p_.cols + width - 1) / width), parts = lesser(threads, chunks);
     parallel(parts, [&](int part) {
-      for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) f(c, c * width, lesser(p_.cols, (c + 1) * width));
+      for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) {
+        f(c, c * width, lesser(p_.cols, (c + 1) * width));
+      }
       if (parts > 1) fence_past_cache();
     });
   }
@@ -440,12 +448,17 @@ class RowEngine {
       });
       each_chunk(1, [&](int c, int64_t, int64_t) { end_.merge(sink_state, states[c]); });
       end_.write_row(sink_state, row);
+      const auto result = end_.finish(sink_state);
       each_chunk(threads, [&](int, int64_t begin, int64_t end) {
-        p_.packs.each(begin, end, [value = read_again(map_, row, all, linear), sink = end_, result = end_.finish(sink_state), row](
-                                      auto width, int64_t col) KERNELS_INLINE { sink.store(value(width, col), result, row, col); });
+        const auto value = read_again(map_, row, all, linear);
+        p_.packs.each(begin, end, [value, sink = end_, result, row](auto width, int64_t col) KERNELS_INLINE {
+          sink.store(value(width, col), result, row, col);
+        });
       });
     } else {
-      each_chunk(threads, [&](int, int64_t begin, int64_t end) { write(read_again(map_, row, all, linear), row, begin, end); });
+      each_chunk(threads, [&](int, int64_t begin, int64_t end) {
+        write(read_again(map_, row, all, linear), row, begin, end);
+      });
     }
   }
 
@@ -457,7 +470,8 @@ class RowEngine {
 };
 
 template <class Options, class Source, class Sink>
-Status run_rows(const cpu::Exec& cx, const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols) {
+Status run_rows(const cpu::Exec& cx, const Options& options, const Source& source, const Sink& sink, int64_t rows,
+                int64_t cols) {
   bool empty = false;
   KERNELS_TRY(check_rows(options, source, sink, rows, cols, empty));
   KERNELS_TRY(cx.status());

@@ -23,14 +23,6 @@ inline namespace KERNELS_ISA {
 #define KERNELS_INLINE
 #endif
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
-
 // Packs of as many values as a vector register holds: the compilers then keep each pack in a register. Wider ones live in
 // memory between two operations.
 template <class C>
