@@ -1,4 +1,4 @@
-// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused] [few]
+// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused] [few|small|large]
 #include <cmath>
 #include <cstring>
 
@@ -30,7 +30,7 @@ void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, d
   std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols, copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
   for (size_t i = 1; i < std::min<size_t>(6, results.size()); ++i) {
     const k::RowPolicy& p = results[i].policy;
-    std::printf(" [%s t%d c%d w%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.walk, p.rows_per_group, 100 * copy / results[i].us);
+    std::printf(" [%s t%d c%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.rows_per_group, 100 * copy / results[i].us);
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -44,33 +44,18 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
       for (int per : {1, 2}) {
         k::RowPolicy p{R::group, lanes};
         p.rows_per_group = per;
-        for (int walk : {1, 2, 4}) {
-          p.walk = walk;
-          out.push_back(p);
-        }
+        out.push_back(p);
       }
     }
   }
-  if (cols >= 512) {
-    for (int cluster : {1, 2, 4, 8, 16}) {
-      if (cols < 4096 && cluster > 1) continue;
-      if (cluster == 16 && rows > 64) continue;
-      for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
-        const double each = double(cols) / cluster / threads;
-        if (each > 32 || each < (rows < 200 ? 3 : 23)) continue;
-        for (int walk : {1, 2, 4}) {
-          if (rows < 128 && walk > 1) continue;
-          k::RowPolicy p{R::registers, threads, cluster};
-          p.walk = walk;
-          out.push_back(p);
-        }
-      }
-      if (cols >= 6144) {
-        for (int threads : {96, 128, 192, 256}) {
-          if (cols / cluster / threads <= 256) out.push_back({R::shared, threads, cluster});
-        }
-        if (rows < 200) out.push_back({R::streamed, 256, cluster});
-      }
+  for (int cluster : {1, 2, 4, 8, 16}) {
+    if (cluster > 1 && (cluster == 16 || cols < 65536) && rows > 200) continue;
+    for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
+      const double each = double(cols) / cluster / threads;
+      if (each < (rows < 200 ? 3 : 12)) continue;
+      if (each <= 32) out.push_back({R::registers, threads, cluster});
+      if (each <= 300 && each >= 12) out.push_back({R::streamed, threads, cluster});
+      if (each <= 300 && each >= 24 && cols >= 16384) out.push_back({R::shared, threads, cluster});
     }
     if (rows < 200) for (int threads : {128, 256, 512}) out.push_back({R::split, threads, 1});
   }
@@ -126,8 +111,9 @@ int main(int argc, char** argv) {
     for (int64_t rows : {1, 16, 128}) for (int64_t cols : {32000, 128256}) run_case<float>(arena, op, rows, cols);
     return 0;
   }
+  const std::string part = argc > 2 ? argv[2] : "";
   for (int64_t cols : {32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768}) {
-    run_case<__half>(arena, op, 49152, cols);
+    if (part == "" || (part == "small") == (cols <= 1536)) run_case<__half>(arena, op, 49152, cols);
   }
-  for (int64_t cols : {65536, 131072, 262144}) run_case<__half>(arena, op, 8192 * 65536 / cols, cols);
+  if (part != "small") for (int64_t cols : {65536, 131072, 262144}) run_case<__half>(arena, op, 8192 * 65536 / cols, cols);
 }

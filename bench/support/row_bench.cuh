@@ -135,15 +135,14 @@ class Case : public std::enable_shared_from_this<Case> {
     state.counters["share_of_copy"] = copy_us_ / us;
   }
 
-  // Residency, t: threads, c: blocks in a cluster, r: rows per group, x: blocks of a split row, w: rows a block stays
-  // for, p: elements per transaction.
+  // Residency, t: threads, c: blocks in a cluster, r: rows per group, x: blocks of a split row, p: elements per
+  // transaction.
   static std::string describe(const k::RowPlan& plan) {
     const k::RowPolicy& p = plan.policy;
     std::string text = std::string(k::to_string(p.residency)) + " t" + std::to_string(p.threads);
     if (p.cluster > 1) text += " c" + std::to_string(p.cluster);
     if (p.rows_per_group > 1) text += " r" + std::to_string(p.rows_per_group);
     if (plan.chunks > 1) text += " x" + std::to_string(plan.chunks);
-    if (plan.walk > 1) text += " w" + std::to_string(plan.walk);
     return text + " p" + std::to_string(plan.pack);
   }
 

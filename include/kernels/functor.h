@@ -54,7 +54,7 @@ bool rows_overflow(int64_t rows, int64_t ld) {
 // ---- Sources -------------------------------------------------------------------------------------------------------
 
 // A matrix of Src, computed on as Dst.
-template <class Src, class Dst = compute_t<Src>>
+template <class Src, class Dst = compute_t<Src>, Cache kCache = Cache::stream>
 class DirectLoad : public Functor {
  public:
   static constexpr Role role = Role::source;
@@ -71,12 +71,9 @@ class DirectLoad : public Functor {
 
   template <int N>
   KERNELS_HD Packed<Src, N> fetch(int64_t row, int64_t col) const {
-    return read<N, Cache::stream>(src_ + row * ld_ + col);
+    return read<N, kCache>(src_ + row * ld_ + col);
   }
-  template <int N>
-  KERNELS_HD void fetch_async(Packed<Src, N>* to, int64_t row, int64_t col) const {
-    read_async(to, src_ + row * ld_ + col);
-  }
+  KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);
   }
@@ -265,7 +262,7 @@ template <class S, class Op>
 class Binary : public Functor {
  public:
   static constexpr Role role = Role::map;
-  explicit Binary(S source) : source_(source) {}
+  KERNELS_HD explicit Binary(S source) : source_(source) {}
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
@@ -273,9 +270,9 @@ class Binary : public Functor {
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
-  template <int N, class Fetched>
-  KERNELS_HD void fetch_async(Fetched* to, int64_t row, int64_t col) const {
-    detail::fetch_async<N>(to, source_, row, col);
+  KERNELS_HD auto read_twice() const {
+    auto source = detail::read_twice(source_);
+    return Binary<decltype(source), Op>(source);
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
   template <class C, int N, class Fetched>
@@ -417,8 +414,8 @@ class DirectStore : public Functor {
 template <class T>
 DirectStore<compute_t<T>, T> store(T* p, int64_t ld) { return {p, ld}; }
 
-// A map that also writes: stores the value, rounded to T, and passes the unrounded value on. An engine that reads a
-// row a second time reads what was written here instead of evaluating what stood before.
+// A map that also writes: stores the value, and passes on what was stored, rounded to T. An engine that reads a row a second
+// time reads what was written here instead of evaluating what stood before.
 template <class T>
 class Tee : public DirectStore<compute_t<T>, T> {
  public:
@@ -434,12 +431,13 @@ class Tee : public DirectStore<compute_t<T>, T> {
 
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
-    write<N>(this->dst_ + row * this->ld_ + col, convert<T>(v), this->past_cache_);
-    return v;
+    const Pack<T, N> rounded = convert<T>(v);
+    write<N>(this->dst_ + row * this->ld_ + col, rounded, this->past_cache_);
+    return convert<C>(rounded);
   }
   template <class C>
   KERNELS_HD DirectLoad<T, C> read_back() const { return {this->dst_, this->ld_}; }
-  KERNELS_HD Identity without_effects() const { return {}; }
+  KERNELS_HD RoundTo<T> without_effects() const { return {}; }
 
  private:
   using DirectStore<compute_t<T>, T>::store;
@@ -570,10 +568,10 @@ class MappedSource : public Functor {
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
     return detail::pair(detail::fetch<N>(source_, row, col), detail::fetch_operands<N>(map_, row, col));
   }
-  template <int N, class Fetched>
-  KERNELS_HD void fetch_async(Fetched* to, int64_t row, int64_t col) const {
-    detail::fetch_async<N>(to->Fetched::First::place(), source_, row, col);
-    detail::fetch_operands_async<N>(to->Fetched::Second::place(), map_, row, col);
+  KERNELS_HD auto read_twice() const {
+    auto before = detail::read_twice(source_);
+    auto map = detail::read_twice(map_);
+    return MappedSource<decltype(before), decltype(map)>(before, map);
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
     detail::prefetch(source_, row, begin, end);

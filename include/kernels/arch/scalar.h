@@ -24,21 +24,11 @@ __device__ __forceinline__ int opaque(int x) {
   return x;
 }
 
-// Copies kBytes (4, 8 or 16, aligned so) from global to shared memory while the thread goes on. wait_async<n>: all but the
-// n latest groups that this thread closed have arrived, for itself to read.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(kBytes) : "memory");
-  }
-}
-__device__ __forceinline__ void close_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kGroups>
-__device__ __forceinline__ void wait_async() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+// threadIdx.x, read where this stands: the compiler would rather keep it, and all that it computes from it, from row to row.
+__device__ __forceinline__ int thread_here() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
 }
 
 #endif

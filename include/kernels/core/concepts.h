@@ -33,25 +33,23 @@ struct Functor {};
 
 struct Nothing {};
 
-// What two functors fetch, side by side; Nothing takes no room.
+// What two functors fetch, side by side; Nothing takes no room, as each one is of a type of its own.
 namespace detail {
-template <int kIndex, class T>
+template <int kIndex, class T, class Owner>
 struct Slot {
   T item;
   KERNELS_HD const T& get() const { return item; }
-  KERNELS_HD T* place() { return &item; }
 };
-template <int kIndex>
-struct Slot<kIndex, Nothing> {
+template <int kIndex, class Owner>
+struct Slot<kIndex, Nothing, Owner> {
   KERNELS_HD Nothing get() const { return {}; }
-  KERNELS_HD Nothing* place() { return nullptr; }
 };
 }  // namespace detail
 
 template <class A, class B>
-struct Pair : detail::Slot<0, A>, detail::Slot<1, B> {
-  using First = detail::Slot<0, A>;
-  using Second = detail::Slot<1, B>;
+struct Pair : detail::Slot<0, A, Pair<A, B>>, detail::Slot<1, B, Pair<A, B>> {
+  using First = detail::Slot<0, A, Pair>;
+  using Second = detail::Slot<1, B, Pair>;
 };
 
 enum class Role { none, source, map, sink, row_sink };
@@ -72,6 +70,7 @@ KERNELS_DETECT(has_fetch, std::declval<const F&>().template fetch<1>(kAny, kAny)
 KERNELS_DETECT(has_load, std::declval<const F&>().template load<1>(kAny, kAny))
 KERNELS_DETECT(has_reload, std::declval<const F&>().template reload<1>(kAny, kAny))
 KERNELS_DETECT(has_second_pass, std::declval<const F&>().second_pass())
+KERNELS_DETECT(has_read_twice, std::declval<const F&>().read_twice())
 KERNELS_DETECT(has_without_effects, std::declval<const F&>().without_effects())
 KERNELS_DETECT(has_widest, F::widest)
 KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
@@ -81,13 +80,6 @@ KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny)
 KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 #undef KERNELS_DETECT
-
-template <class F, int N, class Fetched, class = void>
-struct can_fetch_async : std::false_type {};
-template <class F, int N, class Fetched>
-struct can_fetch_async<
-    F, N, Fetched, void_t<decltype(std::declval<const F&>().template fetch_async<N>(std::declval<Fetched*>(), kAny, kAny))>>
-    : std::true_type {};
 
 // OneFlow's forms name their own element type; it is float or double.
 template <class F, class C, class = void>
@@ -179,13 +171,6 @@ KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
   }
 }
 
-// The same into shared memory; what a functor cannot copy by itself is fetched and put there.
-template <int N, class F, class Fetched>
-KERNELS_HD void fetch_async(Fetched* to, const F& f, int64_t row, int64_t col) {
-  if constexpr (can_fetch_async<F, N, Fetched>::value) f.template fetch_async<N>(to, row, col);
-  else *to = fetch<N>(f, row, col);
-}
-
 // ---- Source --------------------------------------------------------------------------------------------------------
 
 template <class S, class Fetched>
@@ -224,6 +209,14 @@ KERNELS_HD auto second_pass(const S& source) {
   else return source;
 }
 
+// The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with the
+// source itself, tells the cache that it is not needed any more; so nothing pushes out what others have yet to read again.
+template <class F>
+KERNELS_HD auto read_twice(const F& f) {
+  if constexpr (has_read_twice<F>::value) return f.read_twice();
+  else return f;
+}
+
 // ---- Map -----------------------------------------------------------------------------------------------------------
 
 // What a map reads from memory: nothing, unless it says so.
@@ -231,11 +224,6 @@ template <int N, class M>
 KERNELS_HD auto fetch_operands(const M& map, int64_t row, int64_t col) {
   if constexpr (has_fetch<M>::value) return map.template fetch<N>(row, col);
   else return Nothing{};
-}
-
-template <int N, class M, class Fetched>
-KERNELS_HD void fetch_operands_async(Fetched* to, const M& map, int64_t row, int64_t col) {
-  if constexpr (has_fetch<M>::value) fetch_async<N>(to, map, row, col);
 }
 
 template <class M, class C, int N, class Fetched>

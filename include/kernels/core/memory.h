@@ -116,25 +116,6 @@ KERNELS_HD Packed<T, N> read(const T* from) {
   return out;
 }
 
-// The same into shared memory, without waiting (arch::wait_async waits). Device only.
-template <int N, class T>
-KERNELS_HD void read_async(Packed<T, N>* to, const T* from) {
-#if defined(KERNELS_DEVICE_CODE)
-  constexpr int bytes = N * int(sizeof(T));
-  constexpr int step = bytes < 16 ? bytes : 16;
-  if constexpr (step >= 4) {
-    KERNELS_UNROLL
-    for (int i = 0; i < bytes; i += step) {
-      arch::copy_async<step>(reinterpret_cast<char*>(to->words) + i, reinterpret_cast<const char*>(from) + i);
-    }
-  } else {
-    *to = read<N, Cache::stream>(from);
-  }
-#else
-  *to = read<N, Cache::stream>(from);
-#endif
-}
-
 // `past_cache`: on the host, write around the cache when the address allows (for outputs larger than the cache: it
 // saves reading the line first). The GPU ignores it: its caches write partial lines without reading them.
 template <int N, class T>

@@ -4,21 +4,26 @@
 // A RowOp<C> (C: float or double) reduces a row to a State and then maps every element:
 //
 //   State                                default-constructed: nothing seen yet
-//   long_walks                           tuning: a GPU block should stay for several rows
 //   padding()                            a value that does not change a state, for the end of a partly filled pack
 //   accumulate(State&, Pack, valid)      takes in the first `valid` values of a pack, with padding behind them; any N
 //   merge(State& into, State from)       any order, any split of the row
 //   Result finish(State, Count)          once per row, with the number of columns
 //   write_row(Result, row)               once per row, by one thread: per-row outputs
 //
-//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
+//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in, which on
+//                                        the GPU may also be a Running, see below
 //   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
 //
+// The CPU takes a row in by blocks:
 //   State absorb(Pack& x, valid)         accumulate for the first pack of all, which leaves x centered on the state
-//   State scan(packs)                    the state of the packs that packs.each(f(col, pack)) shows, looked at as often as
-//                                        needed; packs.first() is one of their values, packs.count() how many there are
-//   State gather(State, lanes, Count)    the states of threads side by side in one, Count values in all. lanes.sum(v) and
-//                                        lanes.max(v) reduce over them, lanes.first(v) is what the first one has
+//
+// A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
+//   Running, take(Running&, packs)       packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for more
+//                                        than once; packs.typical() is like their values, packs.count() how many there are
+//   looks_twice                          whether take() asks for a fold more than once
+//   State state(Running)                 of all that was taken in
+//   State gather(State or Running, lanes)   the states of all lanes in one, a Running being what one run of packs left. lanes.sum(v) and lanes.max(v) reduce over them,
+//                                        lanes.first(v) is what the first one has, lanes.total(n) the Count of all values
 #pragma once
 
 #include "softmax_state.h"
@@ -44,16 +49,18 @@ namespace detail {
 template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
-  static constexpr bool long_walks = false;
+  using Running = State;
+  static constexpr bool looks_twice = true;
 
   KERNELS_HD C padding() const { return -infinity<C>(); }
   template <int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Packs>
-  KERNELS_HD State scan(const Packs& packs) const { return State::scan(packs); }
+  KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
+  KERNELS_HD const State& state(const Running& running) const { return running; }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>&) const { return State::gather(s, lanes); }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return State::gather(s, lanes); }
 };
 
 }  // namespace detail
@@ -66,7 +73,7 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
     C scale;
   };
 
-  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.empty() ? C(0) : C(1) / s.l}; }
+  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.empty() ? C(0) : divide(C(1), s.l)}; }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
 
   template <int N>
@@ -110,15 +117,22 @@ struct LogSoftmaxOp : detail::SoftmaxBase<C> {
 
 // Per-row outputs are float, or double for double rows; a null pointer means not wanted.
 namespace detail {
-struct RowOutput {
-  float* single = nullptr;
-  double* twofold = nullptr;
+class RowOutput {
+ public:
+  RowOutput() = default;
+  explicit RowOutput(float* p) : to_(p) {}
+  explicit RowOutput(double* p) : to_(p), twofold_(true) {}
 
   template <class C>
   KERNELS_HD void write(int64_t row, C value) const {
-    if (single) single[row] = static_cast<float>(value);
-    if (twofold) twofold[row] = static_cast<double>(value);
+    if (to_ == nullptr) return;
+    if (twofold_) static_cast<double*>(to_)[row] = static_cast<double>(value);
+    else static_cast<float*>(to_)[row] = static_cast<float>(value);
   }
+
+ private:
+  void* to_ = nullptr;
+  bool twofold_ = false;
 };
 }  // namespace detail
 
@@ -126,13 +140,13 @@ struct RowOutput {
 template <class C>
 struct LayerNormOp {
   using State = WelfordState<C>;
+  using Running = WelfordRun<C>;
+  static constexpr bool looks_twice = false;
   struct Result {
     C mean;
     C mean_low;  // what rounding took from the mean
     C rstd;
   };
-
-  static constexpr bool long_walks = true;
 
   C eps;
   detail::RowOutput mean_out, rstd_out;
@@ -150,18 +164,22 @@ struct LayerNormOp {
     rstd_out.write(row, r.rstd);
   }
 
-  template <int N>
-  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return x - s.origin; }
-  KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
+  template <int N, class Seen>
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const Seen& s) const { return x - s.origin; }
+  template <class Seen>
+  KERNELS_HD Linear<C> linear(const Seen& s, const Result& r) const {
     return {r.rstd, ((s.origin - r.mean) - r.mean_low) * r.rstd};
   }
 
   template <int N>
   KERNELS_HD State absorb(Pack<C, N>& x, int valid) const { return State::absorb(x, valid); }
   template <class Packs>
-  KERNELS_HD State scan(const Packs& packs) const { return State::scan(packs); }
+  KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
+  KERNELS_HD State state(const Running& running) const { return running.state(); }
   template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>& total) const { return State::gather(s, lanes, total); }
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return State::gather(s, lanes); }
+  template <class Lanes>
+  KERNELS_HD State gather(const Running& running, const Lanes& lanes) const { return running.gather(lanes); }
 };
 
 // x * rstd with rstd = 1 / sqrt(mean of squares + eps).
@@ -170,11 +188,12 @@ struct RmsNormOp {
   struct State {
     C squares = C(0);
   };
+  using Running = State;
+  static constexpr bool looks_twice = false;
   struct Result {
     C rstd;
   };
 
-  static constexpr bool long_walks = false;
 
   C eps;
   detail::RowOutput rstd_out;
@@ -183,14 +202,13 @@ struct RmsNormOp {
   template <int N>
   KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.squares = s.squares + dot(x, x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
-  template <class Lanes>
-  KERNELS_HD State gather(const State& s, const Lanes& lanes, const Count<C>&) const { return {lanes.sum(s.squares)}; }
   template <class Packs>
-  KERNELS_HD State scan(const Packs& packs) const {
-    State s;
-    packs.each([&](int, const auto& x) { s.squares = s.squares + dot(x, x); });
-    return s;
+  KERNELS_HD void take(Running& running, const Packs& packs) const {
+    running.squares = running.squares + packs.fold(C(0), [](C so_far, const auto& x) { return so_far + dot(x, x); });
   }
+  KERNELS_HD const State& state(const Running& running) const { return running; }
+  template <class Lanes>
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.sum(s.squares)}; }
   KERNELS_HD Result finish(const State& s, const Count<C>& cols) const {
     return {rsqrt(s.squares * cols.inverse + eps)};
   }
@@ -210,10 +228,10 @@ struct RmsNormOp {
 class LayerNorm {
  public:
   LayerNorm& eps(double value) { eps_ = value; return *this; }
-  LayerNorm& mean(float* p) { mean_.single = p; return *this; }
-  LayerNorm& mean(double* p) { mean_.twofold = p; return *this; }
-  LayerNorm& rstd(float* p) { rstd_.single = p; return *this; }
-  LayerNorm& rstd(double* p) { rstd_.twofold = p; return *this; }
+  LayerNorm& mean(float* p) { mean_ = detail::RowOutput(p); return *this; }
+  LayerNorm& mean(double* p) { mean_ = detail::RowOutput(p); return *this; }
+  LayerNorm& rstd(float* p) { rstd_ = detail::RowOutput(p); return *this; }
+  LayerNorm& rstd(double* p) { rstd_ = detail::RowOutput(p); return *this; }
 
   template <class C>
   LayerNormOp<C> op() const { return {static_cast<C>(eps_), mean_, rstd_}; }
@@ -229,8 +247,8 @@ class LayerNorm {
 class RmsNorm {
  public:
   RmsNorm& eps(double value) { eps_ = value; return *this; }
-  RmsNorm& rstd(float* p) { rstd_.single = p; return *this; }
-  RmsNorm& rstd(double* p) { rstd_.twofold = p; return *this; }
+  RmsNorm& rstd(float* p) { rstd_ = detail::RowOutput(p); return *this; }
+  RmsNorm& rstd(double* p) { rstd_ = detail::RowOutput(p); return *this; }
 
   template <class C>
   RmsNormOp<C> op() const { return {static_cast<C>(eps_), rstd_}; }

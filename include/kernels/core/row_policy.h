@@ -17,7 +17,7 @@ enum class Residency {
   automatic,
   group,      // registers of 1 to 32 lanes of a warp, one or two rows each
   registers,  // registers of a block, or of the blocks of a cluster
-  shared,     // shared memory of a block, or of the blocks of a cluster
+  shared,     // shared memory of a block, or of the blocks of a cluster; what has no room there is read twice
   streamed,   // nowhere: the row is read twice
   split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace
 };
@@ -26,10 +26,9 @@ struct RowPolicy {
   Residency residency = Residency::automatic;
   int threads = 0;         // per row in a group (a power of two up to 32), per block otherwise (a multiple of 32)
   int cluster = 1;         // blocks that share a row through distributed shared memory (sm_90): 1, 2, 4, 8 or 16
-  int walk = 0;            // group, registers: rows (passes of a group block) that a block stays for
   int rows_per_group = 1;  // 1 or 2
   int max_pack = 0;        // an upper limit on the pack width; 0: none
-  int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results depend neither on it nor on walk
+  int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results do not depend on it
 };
 
 // What a call does: the policy with every field filled in.
@@ -38,7 +37,9 @@ struct RowPlan {
   int pack = 0;       // elements per memory transaction
   int chunks = 1;     // blocks per row when split
   int width = 0;      // columns per block
-  int64_t walk = 1;   // passes per block
+  int warp_width = 0; // columns per warp
+  int count = 0;      // group, registers, streamed: packs per thread, where all have the same number
+  int kept = 0;       // of the steps in which a thread goes through its part of the row: those that stay in shared memory
 };
 
 inline const char* to_string(Residency residency) {

@@ -40,14 +40,15 @@ struct SoftmaxState {
     *this = both;
   }
 
-  // The state of several packs: first the largest score, then the sum under it.
+  // Takes in packs that can be looked at twice: first the largest score, then the sum under it.
   template <class Packs>
-  static KERNELS_HD SoftmaxState scan(const Packs& packs) {
-    SoftmaxState s;
-    packs.each([&](int, const auto& x) { s.m = greater(s.m, max_of(x)); });
-    const C reference = s.reference();
-    packs.each([&](int, const auto& x) { s.l = s.l + sum(exp_minus(x, reference)); });
-    return s;
+  KERNELS_HD void take(const Packs& packs) {
+    SoftmaxState both;
+    both.m = packs.fold(m, [](C so_far, const auto& x) { return greater(so_far, max_of(x)); });
+    const C reference = both.reference();
+    const C more = packs.fold(C(0), [reference](C so_far, const auto& x) { return so_far + sum(exp_minus(x, reference)); });
+    both.l = l * exp(m - reference) + more;
+    *this = both;
   }
 
   // The states of all lanes in one.

@@ -54,25 +54,6 @@ struct WelfordState {
     return s;
   }
 
-  // The state of several packs, at most kOnePass values in all.
-  template <class Packs>
-  static KERNELS_HD WelfordState scan(const Packs& packs) {
-    static_assert(Packs::most <= kOnePass, "more values than one pass may take");
-    WelfordState s;
-    s.origin = packs.first();
-    s.n = static_cast<C>(packs.count());
-    C total = C(0), squares = C(0);
-    packs.each([&](int, const auto& x) {
-      const auto d = x - s.origin;
-      total = total + sum(d);
-      squares = squares + dot(d, d);
-    });
-    s.offset = packs.count() == Packs::most ? total * C(1.0 / Packs::most) : divide(total, greater(s.n, C(1)));
-    s.m2 = squares - total * s.offset;
-    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
-    return s;
-  }
-
   template <int N>
   KERNELS_HD void accumulate(Pack<C, N> x, int valid = N) { merge(absorb(x, valid)); }
 
@@ -89,10 +70,11 @@ struct WelfordState {
     n = total;
   }
 
-  // The states of all lanes in one, which have seen `total` values together.
+  // The states of all lanes in one.
   template <class Lanes>
-  static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes, const Count<C>& total) {
+  static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes) {
     // Every mean is taken relative to the first lane's origin; a lane without values has weight 0.
+    const auto total = lanes.total(s.n);
     WelfordState all;
     all.origin = lanes.first(s.origin);
     all.n = total.n;
@@ -100,6 +82,60 @@ struct WelfordState {
     all.offset = lanes.sum(s.n * delta) * total.inverse;
     const C off = delta - all.offset;
     all.m2 = lanes.sum(s.m2 + s.n * (off * off));
+    return all;
+  }
+};
+
+// What one thread has seen of a row: sums of deviations from an origin and of their squares, with no division on the way.
+// The origin is the mean of the first few values: even a huge outlier among them lies within a few of its own sizes of it.
+// After every kRun values a new origin is taken and the old sums become a state.
+template <class C>
+struct WelfordRun {
+  static constexpr int kRun = 128;
+
+  WelfordState<C> before;
+  C origin = C(0), total = C(0), squares = C(0);
+  int count = 0;
+
+  template <class Packs>
+  KERNELS_HD void take(const Packs& packs) {
+    if (count + Packs::most > kRun) *this = WelfordRun{state()};
+    const C typical = packs.typical();  // a branch would cost more
+    origin = count == 0 ? typical : origin;
+    const C from = origin;
+    const auto sums = packs.fold(Pack<C, 2>{{C(0), C(0)}}, [from](const Pack<C, 2>& so_far, const auto& x) {
+      const auto d = x - from;
+      return Pack<C, 2>{{so_far.v[0] + sum(d), so_far.v[1] + dot(d, d)}};
+    });
+    total = total + sums.v[0];
+    squares = squares + sums.v[1];
+    count += packs.count();
+  }
+
+  KERNELS_HD WelfordState<C> state() const {
+    WelfordState<C> s;
+    s.origin = origin;
+    s.n = static_cast<C>(count);
+    s.offset = divide(total, greater(s.n, C(1)));
+    s.m2 = squares - total * s.offset;
+    s.m2 = s.m2 < C(0) ? C(0) : s.m2;
+    if (before.n > C(0)) s.merge(before);
+    return s;
+  }
+
+  // The states of all lanes in one, when none has seen more than kRun values: without a division for each.
+  template <class Lanes>
+  KERNELS_HD WelfordState<C> gather(const Lanes& lanes) const {
+    const C n = static_cast<C>(count);
+    const auto all_values = lanes.total(n);
+    WelfordState<C> all;
+    all.origin = lanes.first(origin);
+    all.n = all_values.n;
+    const C delta = count > 0 ? origin - all.origin : C(0);
+    all.offset = lanes.sum(fma(n, delta, total)) * all_values.inverse;
+    const C off = all.offset - delta;  // of the mean from this lane's origin
+    all.m2 = lanes.sum(fma(fma(n, off, C(-2) * total), off, squares));
+    all.m2 = all.m2 < C(0) ? C(0) : all.m2;
     return all;
   }
 };

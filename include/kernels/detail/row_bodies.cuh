@@ -3,13 +3,12 @@
 // They differ in where the row waits between the two passes, and in nothing else:
 //   GroupBody    in registers of 1 to 32 lanes
 //   BlockBody    in registers of a block, or of the blocks of a cluster
-//   StagedBody   in shared memory of a block or a cluster, or nowhere (the row is read again)
+//   StreamBody   in shared memory of a block or a cluster, as much of it as there is room for; the rest is read again
 //   PartialBody, FinishBody   nowhere, with the row cut into chunks for many blocks: two launches
 //
-// In blocks a row waits as it was fetched, not as it is computed on: that takes half the registers for 16-bit types, and
-// the warps that then fit hide more than converting once more costs. In groups, where rows are short and instructions
-// count, it waits as values that are already relative to what the lane knows. (H200, halves: 3 to 6 % and 4 to 9 % of the
-// copy bandwidth against the other way round.)
+// Reading again is fast: the row comes out of the cache (H200: the L1 up to 32,768 halves, the L2 up to 131,072), no
+// register waits with it, and more warps fit. So StreamBody serves all rows that are too long for a warp, and what decides
+// its speed is how few instructions stand around each pack.
 #pragma once
 
 #include "../functor.h"
@@ -49,353 +48,323 @@ struct SinkState<End, true> {
 template <class P>
 using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkState<typename P::End>::type>()>;
 
-// The columns of one thread: K packs, the k-th at first + k * stride. Those that lie in the row come first.
-struct Place {
-  int first, stride, count;  // columns fit 31 bits; only their products with rows do not
+template <class Source, int N>
+using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
 
-  template <int N, int K>
-  static __device__ __forceinline__ Place at(int first, int stride, int end) {
-    int count = 0;
-    KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) count += first + k * stride < end ? 1 : 0;
-    return {first, stride, count};
-  }
-  __device__ __forceinline__ int col(int k) const { return first + k * stride; }
-  template <int K, class F>
-  __device__ __forceinline__ void each(F f) const {
-    KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) {
-      if (k < count) f(k);
-    }
-  }
-};
-
-// ---- what a thread holds of a row, to be looked at as often as needed ----------------------------------------------
-//
-// each(f): f(col, pack) for every pack. first(): one of the values. count(): how many values, at most `most`.
-
-// A source that can be resolved twice: nothing is written on the way.
+// A source that may be read any number of times: it changes nothing on the way.
 template <class Source>
-constexpr bool is_pure = std::is_same<decltype(without_effects(std::declval<const Source&>())), Source>::value;
+constexpr bool repeatable = std::is_same<decltype(second_pass(std::declval<const Source&>())), Source>::value;
 
-// K packs in registers: as fetched where that is not larger and can be resolved again, as values otherwise.
-template <class Source, int N, int K>
-class HeldPacks {
- public:
-  using C = compute_type<Source>;
-  using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
-  static constexpr int most = N * K;
-  static constexpr bool as_fetched = is_pure<Source> && sizeof(Fetched) <= sizeof(Pack<C, N>);
-  using Item = std::conditional_t<as_fetched, Fetched, Pack<C, N>>;
-  static constexpr int registers = K * int(sizeof(Item)) / 4;
+// ---- the packs of one thread ---------------------------------------------------------------------------------------
 
-  // Every fetch is issued before the first value is used.
-  __device__ __forceinline__ HeldPacks(const Source& source, int64_t row, const Place& place)
-      : source_(source), row_(row), place_{arch::opaque(place.first), place.stride, place.count} {
-    if constexpr (as_fetched) {
-      place_.each<K>([&](int k) { items_[k] = fetch<N>(source, row, place_.col(k)); });
-    } else {
-      Fetched fetched[K];
-      place_.each<K>([&](int k) { fetched[k] = fetch<N>(source, row, place_.col(k)); });
-      place_.each<K>([&](int k) { items_[k] = resolve(source, fetched[k], row, place_.col(k)); });
-    }
-  }
+// kCount packs that lie in the row: at column `first` and `stride` columns apart. How many there are is known at compile
+// time, so that no question stands around a pack. Columns fit 31 bits; only their products with rows do not.
+template <int kCount>
+struct Run {
+  static constexpr int count = kCount;
+  int first, stride;
 
-  template <class F>
-  __device__ __forceinline__ void each(F f) const {
-    place_.each<K>([&](int k) { f(place_.col(k), value(k)); });
-  }
-  __device__ __forceinline__ C first() const { return place_.count > 0 ? value(0).v[0] : C(0); }
-  __device__ __forceinline__ int count() const { return place_.count * N; }
-
- private:
-  __device__ __forceinline__ Pack<C, N> value(int k) const {
-    if constexpr (as_fetched) return resolve(source_, items_[k], row_, place_.col(k));
-    else return items_[k];
-  }
-
-  const Source& source_;
-  int64_t row_;
-  Place place_;
-  Item items_[K];
+  __device__ __forceinline__ int col(int k) const { return first + k * stride; }
 };
 
-// K packs in registers as values, absorbed into the lane's own state and centered on it (core/row_op.h).
-template <class P, int N, int K>
-class CenteredPacks {
- public:
-  using C = typename P::C;
-  using Source = typename P::Source;
-  using State = typename P::Op::State;
-  using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
-  static constexpr int registers = N * K * int(sizeof(C)) / 4;
+// Splits the packs at first, first + stride, ... before `end` into runs of K, then K / 2, K / 4 ... : f(run).
+template <int K, class F>
+__device__ __forceinline__ void each_run(int first, int stride, int end, F f) {
+  for (; first + (K - 1) * stride < end; first += K * stride) f(Run<K>{first, stride});
+  if constexpr (K > 1) each_run<K / 2>(first, stride, end, f);
+}
 
-  __device__ __forceinline__ void fetch_from(const Source& source, int64_t row, const Place& place) {
-    place_ = {arch::opaque(place.first), place.stride, place.count};
-    place_.each<K>([&](int k) { fetched_[k] = fetch<N>(source, row, place_.col(k)); });
-  }
-  __device__ __forceinline__ State absorb(const P& p, int64_t row) {
+// Every fetch of a run is issued before the first value is used.
+template <int N, class Source, class At>
+__device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Source& source, int64_t row, const At& at) {
+  KERNELS_UNROLL
+  for (int k = 0; k < At::count; ++k) fetched[k] = fetch<N>(source, row, at.col(k));
+}
+
+// A run's values, as a row op takes them in.
+template <class C, int N, int kCount>
+struct Taken {
+  static constexpr int most = N * kCount;
+  const Pack<C, N>* values;
+
+  template <class A, class F>
+  __device__ __forceinline__ A fold(A folded, F f) const {
     KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) {
-      Pack<C, N> pack = broadcast<N>(p.op.padding());
-      if (k < place_.count) pack = resolve(p.source, fetched_[k], row, place_.col(k));
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) values_.v[k * N + i] = pack.v[i];
-    }
-    return p.op.absorb(values_, place_.count * N);
+    for (int k = 0; k < kCount; ++k) folded = f(folded, values[k]);
+    return folded;
   }
-
-  template <class F>
-  __device__ __forceinline__ void each(F f) const {
-    place_.each<K>([&](int k) {
-      Pack<C, N> pack;
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) pack.v[i] = values_.v[k * N + i];
-      f(place_.col(k), pack);
-    });
+  // The mean of a few values, to take deviations from: exact when they are equal, and safe from overflow.
+  __device__ __forceinline__ C typical() const {
+    constexpr int few = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    Pack<C, few> some;
+    KERNELS_UNROLL
+    for (int i = 0; i < few; ++i) some.v[i] = values[i / N].v[i % N] * C(1.0 / few);
+    return sum(some);
   }
-
- private:
-  Place place_;
-  Fetched fetched_[K];
-  Pack<C, N * K> values_;
+  __device__ __forceinline__ constexpr int count() const { return most; }
 };
 
-// K packs in shared memory, as fetched. `pure` resolves them without writing, for every look but the first.
-template <class Source, int N, int K>
-class KeptPacks {
- public:
-  using C = compute_type<Source>;
-  using Fetched = typename HeldPacks<Source, N, K>::Fetched;
-  static constexpr int most = N * K;
+// Takes a fetched run into a row's running state, and leaves it as values.
+template <int N, class Op, class Source, class C, class At>
+__device__ __forceinline__ void take_run(const Op& op, const Source& source, typename Op::Running& running, const Fetched<Source, N>* fetched,
+                                         Pack<C, N>* values, int64_t row, const At& at) {
+  KERNELS_UNROLL
+  for (int k = 0; k < At::count; ++k) values[k] = resolve(source, fetched[k], row, at.col(k));
+  op.take(running, Taken<C, N, At::count>{values});
+}
 
-  __device__ __forceinline__ KeptPacks(const Source& source, const Fetched* kept, int64_t row, const Place& place)
-      : source_(source), kept_(kept), row_(row), place_(place) {}
+// ---- the second half of every body: from the state of the row to the sink ------------------------------------------
 
-  template <class F>
-  __device__ __forceinline__ void each(F f) const {
-    place_.each<K>([&](int k) { f(place_.col(k), value(k)); });
+template <class P, int N>
+using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>(), kAny, kAny));
+
+// f(pack, operands, column) for a run whose packs value(k) gives. What the sink's maps read for a pack is asked for while the
+// pack before it is worked on: a store in between would keep the compiler from doing so.
+template <int N, class P, class At, class Value, class F>
+__device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, const Value& value, const F& f) {
+  const auto map = sink_map(p.sink);
+  constexpr bool ahead = At::count > 2;  // a shorter run has no registers for that, nor much to gain
+  Operands<P, N> operands[2];
+  if constexpr (ahead) operands[0] = fetch_operands<N>(map, row, at.col(0));
+  KERNELS_UNROLL
+  for (int k = 0; k < At::count; ++k) {
+    if constexpr (!ahead) operands[k % 2] = fetch_operands<N>(map, row, at.col(k));
+    else if (k + 1 < At::count) operands[(k + 1) % 2] = fetch_operands<N>(map, row, at.col(k + 1));
+    f(value(k), operands[k % 2], at.col(k));
   }
-  __device__ __forceinline__ C first() const { return place_.count > 0 ? value(0).v[0] : C(0); }
-  __device__ __forceinline__ int count() const { return place_.count * N; }
+}
 
- private:
-  __device__ __forceinline__ Pack<C, N> value(int k) const {
-    return resolve(source_, kept_[k * (place_.stride / N)], row_, place_.col(k));
-  }
-
-  const Source& source_;
-  const Fetched* kept_;
-  int64_t row_;
-  Place place_;
-};
-
-// Packs that a function shows: show(f).
-template <class Show>
-struct ShownBy {
-  const Show& show;
-  template <class F>
-  __device__ __forceinline__ void each(F f) const { show(f); }
-};
-
-// The second half of every body: from the state of the row to the sink. packs.each() shows all that the thread holds;
-// center(values) makes it relative to `local`, if it is not already.
-template <int N, class P, class Packs, class Reduce, class Center>
-__device__ __forceinline__ void finish_row(const P& p, const Packs& packs, const typename P::Op::State& local,
-                                           const typename P::Op::State& state, int64_t row, bool leader,
-                                           const Reduce& reduce, Center center) {
-  using C = typename P::C;
+// visit(f) calls f(pack, what the sink's maps read for it, column) for every pack of the thread, centered on `local`, and
+// again whenever it is asked to.
+template <class P, class Local, class State, class Visit, class Reduce>
+__device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
+                                           const Visit& visit, const Reduce& reduce) {
   const auto map = sink_map(p.sink);
   const auto sink = sink_end(p.sink);
   const auto result = p.op.finish(state, p.columns);
   const auto linear = p.op.linear(local, result);
-  if (leader) p.op.write_row(result, row);
-  const auto finished = [&](const auto& m, auto f) {
-    packs.each([&](int col, const Pack<C, N>& x) {
-      const auto operands = fetch_operands<N>(m, row, col);
-      f(col, apply_map(m, linear(center(x)), operands, row, col));
-    });
-  };
   if constexpr (P::row_sink) {
     typename P::End::State sink_state;
-    finished(without_effects(map), [&](int, const Pack<C, N>& y) { sink.accumulate(sink_state, y, N); });
+    visit([&](const auto& x, const auto& operands, int col) {
+      sink.accumulate(sink_state, apply_map(without_effects(map), linear(x), operands, row, col), x.size);
+    });
     sink_state = reduce(sink, sink_state);
     if (leader) sink.write_row(sink_state, row);
     const auto sink_result = sink.finish(sink_state);
-    finished(map, [&](int col, const Pack<C, N>& y) { sink.store(y, sink_result, row, col); });
+    visit([&](const auto& x, const auto& operands, int col) {
+      sink.store(apply_map(map, linear(x), operands, row, col), sink_result, row, col);
+    });
   } else {
-    finished(map, [&](int col, const Pack<C, N>& y) { put(sink, y, row, col); });
+    visit([&](const auto& x, const auto& operands, int col) { put(sink, apply_map(map, linear(x), operands, row, col), row, col); });
   }
-}
-template <int N, class P, class Packs, class Reduce>
-__device__ __forceinline__ void finish_row(const P& p, const Packs& packs, const typename P::Op::State& state, int64_t row,
-                                           bool leader, const Reduce& reduce) {
-  finish_row<N>(p, packs, state, state, row, leader, reduce, [&](const Pack<typename P::C, N>& x) { return p.op.center(x, state); });
+  if (leader) p.op.write_row(result, row);
 }
 
-// Registers per thread for a body that holds `held` of them, `more` beside them for its arithmetic.
-constexpr int registers_for(int held, int more) {
-  const int wanted = held + more;
-  return wanted <= 40 ? 40 : wanted <= 48 ? 48 : wanted <= 64 ? 64 : wanted <= 80 ? 80 : 128;
+// Registers per thread when K packs are worked on at a time with `values` compute values among what is kept. Found by
+// compiling: no more than is needed without spilling, so that many threads fit.
+template <class P, int N, int K>
+constexpr int registers_for(int values, int others) {
+  if (sizeof(typename P::C) > 4) return 128;
+  if (N * sizeof(typename P::C) < 16) others += 32;  // more addresses for the same bytes
+  const int fetched = (int(sizeof(Fetched<typename P::Source, N>)) + 3) / 4 * K;
+  const int wanted = others + (values > fetched ? values : fetched);
+  return wanted <= 48 ? 48 : wanted <= 56 ? 56 : wanted <= 64 ? 64 : wanted <= 80 ? 80 : 128;
 }
+constexpr int threads_for(int registers) { return registers <= 64 ? 1024 : registers <= 80 ? 768 : 512; }
 
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
-// The rows of a block: `walk` of them, but fewer for the last blocks, which then end more nearly together.
-struct Walk {
-  int64_t rows;
-  int64_t long_blocks;
-  int64_t short_rows;
+// At most K packs, which a thread holds in registers. kCount: every thread of the team holds so many; 0: that differs.
+template <int K, int kCount>
+struct Place {
+  int first, stride, end;
 
-  // `even`: as few blocks as possible.
-  static Walk over(int64_t passes, int64_t walk, bool even) {
-    if (even || walk == 1) return {walk, (passes + walk - 1) / walk, 1};
-    return {walk, passes * 7 / 8 / walk, walk >= 4 ? walk / 4 : 1};
-  }
-  int64_t blocks(int64_t passes) const {
-    const int64_t rest = passes - long_blocks * rows;
-    return long_blocks + (rest > 0 ? (rest + short_rows - 1) / short_rows : 0);
-  }
-  __device__ __forceinline__ int64_t first(int64_t block) const {
-    return block < long_blocks ? block * rows : long_blocks * rows + (block - long_blocks) * short_rows;
-  }
-};
-
-
-// R rows per group of 1 to 32 lanes.
-template <class P, int N, int K, int R>
-struct GroupBody {
-  using Packs = CenteredPacks<P, N, K>;
-  static constexpr int max_threads = 128;
-  static constexpr bool heavy = sizeof(typename Packs::Fetched) > 4 * N || sizeof(typename P::C) > 4;
-  static constexpr int registers = registers_for(R * Packs::registers, heavy || N == 1 ? 72 : R * Packs::registers <= 8 ? 32 : 48);
-  struct Params {
-    P problem;
-    Walk walk;  // passes over R rows per group
-    int lanes;
-  };
-
-  static __device__ __forceinline__ void run(const Params& params) {
-    const P& p = params.problem;
-    const GroupTeam team{Lanes<>(params.lanes)};
-    const Columns<typename P::C> columns{p.columns, p.columns, p.columns};
-    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns); };
-    const int lane = team.lanes.rank(), group = threadIdx.x / params.lanes, groups = blockDim.x / params.lanes;
-    const Place place = Place::at<N, K>(lane * N, params.lanes * N, int(p.cols));
-    const int64_t last = params.walk.first(blockIdx.x + int64_t(1));
-    for (int64_t pass = params.walk.first(blockIdx.x); pass < last; ++pass) {
-      // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory. Lanes without a row
-      // still take part in the exchanges.
-      const auto row = [&](int r) { return (pass * R + r) * groups + group; };
-      Packs packs[R];
-      typename P::Op::State local[R];
+  // f(run, number of its first pack)
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+    if constexpr (kCount > 0) {
+      f(Run<kCount>{first, stride}, 0);
+    } else {
       KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) packs[r].fetch_from(p.source, row(r), row(r) < p.rows ? place : Place{0, 0, 0});
-      KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) local[r] = packs[r].absorb(p, row(r));
-      KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const bool leader = lane == 0 && row(r) < p.rows;
-        const auto centered = [](const auto& x) { return x; };
-        finish_row<N>(p, packs[r], local[r], reduce(p.op, local[r]), row(r), leader, reduce, centered);
+      for (int k = 0; k < K; ++k) {
+        if (first + k * stride < end) f(Run<1>{first + k * stride, stride}, k);
       }
     }
   }
 };
 
-// Where a block's part of a row lies when the blocks of a cluster share rows: `width` columns each, but for the last.
-template <class Team>
-struct Slice {
-  int begin, end;
-  __device__ Slice(const Team& team, int width, int cols)
-      : begin(width * team.block()), end(begin + width < cols ? begin + width : cols) {}
-  __device__ int columns() const { return end > begin ? end - begin : 0; }
-};
+template <int N, int K, int kCount, class Source>
+__device__ __forceinline__ void fetch_row(Fetched<Source, N> (&fetched)[K], const Source& source, int64_t row, const Place<K, kCount>& place) {
+  place.each([&](const auto& at, int k) { fetch_run<N>(fetched + k, source, row, at); });
+}
 
-// Threads take packs in turn: how many of `columns` columns fall to this warp. The first form knows that there are at
-// most K turns and does without divisions, which a block that works on one row would feel.
-template <int N, int K>
-__device__ __forceinline__ int warp_columns_of(int columns) {
-  const int packs = (columns + N - 1) / N - int(threadIdx.x / 32) * 32;
-  int mine = 0;
-  KERNELS_UNROLL
-  for (int k = 0; k < K; ++k) {
-    const int rest = packs - k * int(blockDim.x);
-    mine += rest < 0 ? 0 : rest < 32 ? rest : 32;
+// From what a thread has fetched of a row to the sink, with the row's values in registers on the way.
+template <int N, int K, int kCount, class P, class Reduce>
+__device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K], int64_t row,
+                                         const Place<K, kCount>& place, bool writes, bool leader, const Reduce& reduce) {
+  Pack<typename P::C, N> values[K];
+  if constexpr (kCount < K) {
+    KERNELS_UNROLL
+    for (int k = 0; k < K; ++k) values[k] = broadcast<N>(typename P::C(0));  // or the compiler carries what is not there from row to row
   }
-  return mine * N;
-}
-template <int N>
-__device__ __forceinline__ int warp_columns(int columns) {
-  const int stride = blockDim.x * N;
-  const int first = int(threadIdx.x / 32) * 32 * N;
-  const int rest = columns % stride - first;
-  const int most = 32 * N;
-  return columns / stride * most + (rest < 0 ? 0 : rest < most ? rest : most);
+  typename P::Op::Running running;
+  if (repeatable<typename P::Source> || writes) {
+    place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
+  }
+  KERNELS_UNROLL
+  for (int k = 0; k < K; ++k) values[k] = p.op.center(values[k], running);
+
+  // What little the sink reads is asked for before the threads meet, so that nobody waits for it afterwards.
+  const auto map = sink_map(p.sink);
+  constexpr bool early = K * sizeof(Operands<P, N>) <= 32;
+  Operands<P, N> operands[early ? K : 1];
+  const auto fetch_early = [&](const auto& at, int from) {
+    KERNELS_UNROLL
+    for (int k = 0; k < at.count; ++k) operands[from + k] = fetch_operands<N>(map, row, at.col(k));
+  };
+  if constexpr (early) place.each(fetch_early);
+  const auto visit = [&](const auto& f) {
+    if (!writes) return;
+    place.each([&](const auto& at, int from) {
+      if constexpr (early) {
+        KERNELS_UNROLL
+        for (int k = 0; k < at.count; ++k) f(values[from + k], operands[from + k], at.col(k));
+      } else {
+        show_run<N>(p, row, at, [&](int k) { return values[from + k]; }, f);
+      }
+    });
+  };
+  finish_row(p, running, reduce(p.op, running), row, leader, visit, reduce);
 }
 
-// What one thread of a block needs beside the packs it holds. Large blocks get along with less, so that several fit.
-template <class P, int N, int K>
-constexpr int more_registers(bool large) {
-  using Held = HeldPacks<typename P::Source, N, K>;
-  if (sizeof(typename P::C) > 4) return 64;
-  if (!Held::as_fetched) return 24 + int(sizeof(typename Held::Fetched)) / 4 * K;
-  return N == 1 ? 40 : large ? 24 : 32;
-}
-
-// One row per block or cluster, in registers.
-template <class P, int N, int K, bool kLarge>
-struct BlockBody {
-  using Held = HeldPacks<typename P::Source, N, K>;
-  static constexpr int registers = registers_for(Held::registers, more_registers<P, N, K>(kLarge));
-  static constexpr int max_threads = !kLarge ? 256 : registers <= 64 ? 1024 : registers <= 80 ? 768 : 512;
+// R rows per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are is known at
+// compile time as well.
+template <class P, int N, int K, int R, bool kAll>
+struct GroupBody {
+  using C = typename P::C;
+  using Source = typename P::Source;
+  static constexpr int max_threads = 128;
+  static constexpr int operands = sizeof(Operands<P, N>) / 4;
+  // Whole rows are short: it counts that all their blocks are under way at once.
+  static constexpr int registers = kAll && sizeof(C) == 4 && sizeof(Fetched<Source, N>) <= 16 ? 40 : registers_for<P, N, R * K>(R * N * K + operands, 28);
   struct Params {
     P problem;
-    Walk walk;
-    int width;
-    bool even;                          // every thread holds K packs
-    Count<typename P::C> block_columns; // then
+    int lanes_log2;
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
-    using C = typename P::C;
-    __shared__ Scratch<P> scratch;
-    const P& p = params.problem;
-    BlockTeam team(scratch);
-    const Slice slice(team, params.width, int(p.cols));
-    constexpr Count<C> whole_warp(C(32 * N * K), C(1.0 / (32 * N * K)));
-    const auto reduce = [&](const auto& op, const auto& state) {
-      Columns<C> columns{whole_warp, params.block_columns, p.columns};
-      if (!params.even) columns = {Count<C>(warp_columns_of<N, K>(slice.columns())), Count<C>(slice.columns()), p.columns};
-      return team.reduce(op, state, columns);
-    };
-    const Place place = Place::at<N, K>(slice.begin + team.rank() * N, team.size() * N, slice.end);
-    const bool leader = team.rank() == 0 && team.block() == 0;
-    const int64_t index = team.cluster(), last = params.walk.first(index + 1);
-    for (int64_t row = params.walk.first(index); row < last && row < p.rows; ++row) {
-      const Held held(p.source, row, place);
-      finish_row<N>(p, held, reduce(p.op, p.op.scan(held)), row, leader, reduce);
+    if constexpr (kAll) whole_rows<1>(params);
+    else rows(params.problem, GroupLanes<C>(1 << params.lanes_log2, params.problem.columns));
+  }
+
+ private:
+  template <int kLanes>
+  static __device__ __forceinline__ void whole_rows(const Params& params) {
+    if constexpr (kLanes < 32) {
+      if (1 << params.lanes_log2 != kLanes) return whole_rows<2 * kLanes>(params);
+    }
+    rows(params.problem, FullLanes<C, kLanes, kLanes * N * K>());
+  }
+
+  // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory. Groups without a row take part
+  // in the exchanges with the last row, which they do not write.
+  template <class L>
+  static __device__ __forceinline__ void rows(const P& p, const L& lanes) {
+    const int groups = blockDim.x / lanes.count();
+    for (int64_t first = int64_t(blockIdx.x) * (R * groups); first < p.rows; first += int64_t(gridDim.x) * (R * groups)) {
+      const int thread = arch::thread_here();
+      const int lane = thread & (lanes.count() - 1);
+      const int64_t mine = first + lanes.group_of(thread);
+      const auto reduce = [&](const auto& op, const auto& state) { return op.gather(state, lanes); };
+      const auto has = [&](int r) { return mine + r * groups < p.rows; };
+      const auto row = [&](int r) { return has(r) ? mine + r * groups : p.rows - 1; };
+      const Place<K, kAll ? K : 0> place{lane * N, lanes.count() * N, int(p.cols)};
+      Fetched<Source, N> fetched[R][K];
+      KERNELS_UNROLL
+      for (int r = 0; r < R; ++r) {
+        if (repeatable<Source> || has(r)) fetch_row<N>(fetched[r], p.source, row(r), place);
+      }
+      KERNELS_UNROLL
+      for (int r = 0; r < R; ++r) hold_row<N>(p, fetched[r], row(r), place, has(r), has(r) && lane == 0, reduce);
     }
   }
 };
 
-// ---- a row in shared memory, or nowhere ----------------------------------------------------------------------------
+// What a warp of a team works on when the blocks of a cluster and their warps share a row: `width` columns per block and
+// `warp_width` per warp, side by side, so that a thread's packs lie at constant distances.
+template <int N>
+struct Slice {
+  int first, end;
 
-// kKeep: what a block fetches of a row goes straight to shared memory, all of it at once, and stays there for the second
-// pass. Otherwise the row is read twice. Every thread reads only the packs that it fetched itself.
-template <class P, int N, int K, bool kKeep>
-struct StagedBody {
+  template <class Team>
+  __device__ __forceinline__ Slice(const Team& team, int width, int warp_width, int cols) {
+    const int begin = width * team.block(), block_end = begin + width < cols ? begin + width : cols;
+    const int warp_begin = begin + team.warp() * warp_width, warp_end = warp_begin + warp_width;
+    first = arch::opaque(warp_begin + team.lane() * N);
+    end = warp_end < block_end ? warp_end : block_end;
+  }
+};
+
+// One row per block or cluster, in registers.
+template <class P, int N, int K>
+struct BlockBody {
   using C = typename P::C;
-  using Source = typename P::Source;
-  using Held = HeldPacks<Source, N, K>;
-  using Kept = typename Held::Fetched;
-  using Again = decltype(second_pass(std::declval<const Source&>()));
-  using Pure = decltype(without_effects(std::declval<const Source&>()));
-  static constexpr int registers = kKeep ? (sizeof(C) > 4 ? 128 : 64) : registers_for(Held::registers, more_registers<P, N, K>(false) + 24);
-  static constexpr int max_threads = 256;
+  static constexpr int registers = registers_for<P, N, K>(N * K, 28);
+  static constexpr int max_threads = threads_for(registers);
   struct Params {
     P problem;
-    int width;
+    int width, warp_width;
+    int count;  // how many packs every thread of a block holds whose columns lie in the row; 0: that differs
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    __shared__ Scratch<P> scratch;
+    BlockTeam team(scratch);
+    const bool whole = params.width * (team.block() + 1) <= params.problem.cols;
+    counted<K>(params, team, whole ? params.count : 0);
+  }
+
+ private:
+  // Half a thread's packs and more are worth code of their own, where packs are few.
+  template <int kCount, class Team>
+  static __device__ __forceinline__ void counted(const Params& params, Team& team, int count) {
+    if (count == kCount) rows<kCount>(params, team);
+    else if constexpr (kCount <= K / 2 || K > 4) rows<0>(params, team);
+    else counted<kCount - 1>(params, team, count);
+  }
+
+  template <int kCount, class Team>
+  static __device__ __forceinline__ void rows(const Params& params, Team& team) {
+    const P& p = params.problem;
+    const auto reduce = [&](const auto& op, const auto& seen) { return team.template reduce<kCount * 32 * N>(op, seen, p.columns); };
+    const bool leader = team.rank() == 0 && team.block() == 0;
+    for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
+      const Slice<N> slice(team, params.width, params.warp_width, int(p.cols));
+      const Place<K, kCount> place{slice.first, 32 * N, slice.end};
+      Fetched<typename P::Source, N> fetched[K];
+      fetch_row<N>(fetched, p.source, row, place);
+      hold_row<N>(p, fetched, row, place, true, leader, reduce);
+    }
+  }
+};
+
+// ---- a row in shared memory, or read again -------------------------------------------------------------------------
+
+// Each thread goes through its part of the row K packs at a time; the first `kept` times it leaves what it fetched in
+// shared memory, where only itself will look for it.
+template <class P, int N, int K>
+struct StreamBody {
+  using C = typename P::C;
+  using Source = typename P::Source;
+  using First = decltype(read_twice(std::declval<const Source&>()));
+  using Kept = Fetched<Source, N>;
+  using Again = decltype(second_pass(std::declval<const Source&>()));
+  static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, K * N > 32 ? 32 : 24);
+  static constexpr int max_threads = threads_for(registers);
+  struct Params {
+    P problem;
+    int width, warp_width;
+    int kept;
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -403,59 +372,61 @@ struct StagedBody {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     const P& p = params.problem;
     BlockTeam team(scratch);
-    const Slice slice(team, params.width, int(p.cols));
-    const Columns<C> columns{Count<C>(warp_columns<N>(slice.columns())), Count<C>(slice.columns()), p.columns};
-    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns); };
+    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, p.columns); };
     const bool leader = team.rank() == 0 && team.block() == 0;
+    const First source = read_twice(p.source);
+    const auto pure = without_effects(p.source);
     const Again again = second_pass(p.source);
-    const Pure pure = without_effects(p.source);
-
-    const int stride = team.size() * N;
-    const int begin = slice.begin + team.rank() * N;
-    Kept* const kept = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();  // this thread's packs are size() apart
-    const auto kept_at = [&](int at) { return kept + (at - begin) / N; };
-    const auto steps = [&](auto f) {
-      for (int at = begin; at < slice.end; at += K * stride) f(at, Place::at<N, K>(at, stride, slice.end));
-    };
 
     for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
-      typename P::Op::State state;
-      if constexpr (kKeep) {
-        steps([&](int at, const Place& place) {
-          place.each<K>([&](int k) { fetch_async<N>(kept_at(at) + k * team.size(), p.source, row, place.col(k)); });
-          arch::close_async();
-        });
-        int left = begin < slice.end ? (slice.end - 1 - begin) / (K * stride) : 0;  // groups after this one
-        steps([&](int at, const Place& place) {
-          wait_for(left--);
-          if constexpr (!is_pure<Source>) {  // what is written on the way is written once
-            place.each<K>([&](int k) { (void)resolve(p.source, kept_at(at)[k * team.size()], row, place.col(k)); });
-          }
-          p.op.merge(state, p.op.scan(KeptPacks<Pure, N, K>(pure, kept_at(at), row, place)));
-        });
-      } else {
-        steps([&](int, const Place& place) { p.op.merge(state, p.op.scan(Held(p.source, row, place))); });
-      }
+      const Slice<N> slice(team, params.width, params.warp_width, int(p.cols));
+      // f(run, where its packs wait, one after the other `size()` apart); returns the first column after those runs.
+      const auto each_kept = [&](const auto& f) {
+        Kept* here = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();
+        int first = slice.first;
+        for (int i = 0; i < params.kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size()) {
+          f(Run<K>{first, 32 * N}, here);
+        }
+        return first;
+      };
 
-      // The whole of this thread's part once more.
-      const auto once_more = [&](auto f) {
-        steps([&](int at, const Place& place) {
-          if constexpr (kKeep) KeptPacks<Pure, N, K>(pure, kept_at(at), row, place).each(f);
-          else HeldPacks<Again, N, K>(again, row, place).each(f);
+      typename P::Op::Running running;
+      const auto take = [&](const auto& from, const auto& fetched, const auto& at) {
+        Pack<C, N> values[at.count];
+        take_run<N>(p.op, from, running, fetched, values, row, at);
+      };
+      const int rest = each_kept([&](const Run<K>& at, Kept* here) {
+        Kept fetched[K];
+        fetch_run<N>(fetched, p.source, row, at);
+        KERNELS_UNROLL
+        for (int k = 0; k < K; ++k) here[k * team.size()] = fetched[k];
+        take(p.source, fetched, at);
+      });
+      each_run<K>(rest, 32 * N, slice.end, [&](const auto& at) {
+        Fetched<First, N> fetched[at.count];
+        fetch_run<N>(fetched, source, row, at);
+        take(source, fetched, at);
+      });
+      const auto state = reduce(p.op, p.op.state(running));
+
+      const auto visit = [&](const auto& f) {
+        const auto show = [&](const auto& from, const auto& fetched, const auto& at) {
+          show_run<N>(p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
+        };
+        const int rest = each_kept([&](const Run<K>& at, const Kept* here) {
+          Kept fetched[K];
+          KERNELS_UNROLL
+          for (int k = 0; k < K; ++k) fetched[k] = here[k * team.size()];
+          show(pure, fetched, at);
+        });
+        each_run<K>(rest, 32 * N, slice.end, [&](const auto& at) {
+          Fetched<Again, N> fetched[at.count];
+          fetch_run<N>(fetched, again, row, at);
+          show(again, fetched, at);
         });
       };
-      finish_row<N>(p, ShownBy<decltype(once_more)>{once_more}, reduce(p.op, state), row, leader, reduce);
+      finish_row(p, state, state, row, leader, visit, reduce);
     }
-  }
-
- private:
-  // All but the `left` latest groups are here. The instruction wants a constant; waiting for more is always right.
-  static __device__ __forceinline__ void wait_for(int left) {
-    if (left >= 8) arch::wait_async<8>();
-    else if (left >= 4) arch::wait_async<4>();
-    else if (left >= 2) arch::wait_async<2>();
-    else if (left >= 1) arch::wait_async<1>();
-    else arch::wait_async<0>();
   }
 };
 
@@ -477,10 +448,10 @@ struct Piece {
   __device__ __forceinline__ Piece(const SplitParams<P>& params, int64_t index)
       : row(index / params.chunks), begin(int(index % params.chunks) * params.width),
         end(begin + params.width < params.problem.cols ? begin + params.width : int(params.problem.cols)) {}
+  // f(run) for all of a thread's packs.
   template <int N, int K, class F>
-  __device__ __forceinline__ void steps(F f) const {
-    const int stride = int(blockDim.x) * N;
-    for (int at = begin + int(threadIdx.x) * N; at < end; at += K * stride) f(Place::at<N, K>(at, stride, end));
+  __device__ __forceinline__ void each(F f) const {
+    each_run<K>(begin + int(threadIdx.x) * N, int(blockDim.x) * N, end, f);
   }
 };
 
@@ -491,18 +462,20 @@ struct PartialBody {
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    using C = typename P::C;
     __shared__ Scratch<P> scratch;
     const P& p = params.problem;
     BlockTeam team(scratch);
     for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
+      typename P::Op::Running running;
       const Piece piece(params, index);
-      typename P::Op::State state;
-      piece.steps<N, K>([&](const Place& place) {
-        p.op.merge(state, p.op.scan(HeldPacks<typename P::Source, N, K>(p.source, piece.row, place)));
+      const auto source = read_twice(p.source);
+      piece.each<N, K>([&](const auto& at) {
+        Fetched<typename P::Source, N> fetched[at.count];
+        Pack<typename P::C, N> values[at.count];
+        fetch_run<N>(fetched, source, piece.row, at);
+        take_run<N>(p.op, source, running, fetched, values, piece.row, at);
       });
-      const Count<C> all(piece.end - piece.begin);
-      state = team.reduce(p.op, state, Columns<C>{Count<C>(warp_columns<N>(piece.end - piece.begin)), all, all});
+      const auto state = team.reduce(p.op, p.op.state(running), Count<typename P::C>(piece.end - piece.begin));
       if (team.rank() == 0) params.partial[index] = state;
     }
   }
@@ -510,10 +483,11 @@ struct PartialBody {
 
 template <class P, int N, int K>
 struct FinishBody {
+  using C = typename P::C;
+  using Again = decltype(second_pass(std::declval<const typename P::Source&>()));
   static constexpr int max_threads = 512;
   static constexpr int registers = 128;
   using Params = SplitParams<P>;
-  using Again = decltype(second_pass(std::declval<const typename P::Source&>()));
 
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.problem;
@@ -523,13 +497,17 @@ struct FinishBody {
       // Every warp brings all the partial states together, one lane after the other where there are more than 32.
       typename P::Op::State state;
       for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
-      state = p.op.gather(state, Lanes<32>(), p.columns);
+      state = p.op.gather(state, PartLanes<C>(&p.columns));
       const bool leader = threadIdx.x == 0 && piece.begin == 0;
-      const auto once_more = [&](auto f) {
-        piece.template steps<N, K>([&](const Place& place) { HeldPacks<Again, N, K>(again, piece.row, place).each(f); });
+      const auto visit = [&](const auto& f) {
+        piece.each<N, K>([&](const auto& at) {
+          Fetched<Again, N> fetched[at.count];
+          fetch_run<N>(fetched, again, piece.row, at);
+          show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
+        });
       };
       const auto nothing_to_reduce = [](const auto&, const auto& s) { return s; };
-      finish_row<N>(p, ShownBy<decltype(once_more)>{once_more}, state, piece.row, leader, nothing_to_reduce);
+      finish_row(p, state, state, piece.row, leader, visit, nothing_to_reduce);
     }
   }
 };

@@ -18,10 +18,8 @@ constexpr int64_t power_of_two_from(int64_t n) {
   return p;
 }
 constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
+constexpr int within(int low, int n, int high) { return n < low ? low : n > high ? high : n; }
 
-// Compute values of a row per thread, in units of 4 bytes; narrow packs need more registers for addresses.
-constexpr int kTile = 32;
-constexpr int kNarrowTile = 16;
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
 // The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
@@ -32,12 +30,6 @@ struct PackWidths {
   static constexpr int middle = wide == 16 ? 4 : wide == 8 ? 2 : 1;
 };
 
-// Elements per thread that a compiled tile holds: whole packs, `elements` values of 4 bytes or half as many doubles.
-constexpr int tile_packs(int pack, int elements, int compute_bytes) {
-  const int packs = elements * 4 / compute_bytes / pack;
-  return packs < 1 ? 1 : packs;
-}
-
 template <class Problem>
 class RowEngine {
  public:
@@ -45,14 +37,26 @@ class RowEngine {
   using Widths = PackWidths<typename Problem::Source, typename Problem::Sink>;
   static constexpr int wide = Widths::wide;
   static constexpr int scale = int(sizeof(C)) / 4;
-  static constexpr int tile(int pack) { return pack == wide ? kTile : kNarrowTile; }
-  // The largest block that keeps rows in registers.
-  static int max_block(int pack) {
-    return pack == wide ? BlockBody<Problem, wide, packs(wide, kTile), true>::max_threads
-           : pack == 1  ? BlockBody<Problem, 1, packs(1, kNarrowTile), true>::max_threads
-                        : BlockBody<Problem, Widths::middle, packs(Widths::middle, kNarrowTile), true>::max_threads;
+
+  // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 16 values where
+  // packs are narrow, half as many packs in a group.
+  static constexpr int packs(int pack) {
+    return pack == wide ? within(1, 32 / (pack * scale), 4) : within(1, 16 / (pack * scale), 16);
   }
-  static constexpr int packs(int pack, int elements) { return tile_packs(pack, elements, int(sizeof(C))); }
+  static constexpr int group_packs(int pack) { return pack == wide ? within(1, packs(pack) / 2, 2) : packs(pack); }
+  // The same where more can be under way: what the threads hold must still fit.
+  static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
+                               (!Problem::Op::looks_twice || 2 * packs(wide) * wide * scale <= 32);
+  static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
+  // The largest block.
+  static int max_block(int pack, Residency residency) {
+    const auto largest = [&](auto n) {
+      constexpr int N = decltype(n)::value;
+      return residency == Residency::registers ? BlockBody<Problem, N, packs(N)>::max_threads : StreamBody<Problem, N, packs(N)>::max_threads;
+    };
+    if (residency == Residency::split) return PartialBody<Problem, wide, packs(wide)>::max_threads;
+    return pack == wide ? largest(std::integral_constant<int, wide>()) : pack == 1 ? largest(std::integral_constant<int, 1>()) : largest(std::integral_constant<int, Widths::middle>());
+  }
 
   RowEngine(const Exec& ex, const Problem& problem) : ex_(ex), p_(problem) {}
 
@@ -60,9 +64,10 @@ class RowEngine {
     KERNELS_TRY(ex_.status());
     if (asked.max_pack < 0 || asked.max_blocks < 0) return invalid("policy: max_pack or max_blocks is negative");
     if (asked.residency == Residency::automatic &&
-        (asked.threads != 0 || asked.cluster != 1 || asked.walk != 0 || asked.rows_per_group != 1)) {
-      return invalid("policy: threads, cluster, walk and rows_per_group go with a residency");
+        (asked.threads != 0 || asked.cluster != 1 || asked.rows_per_group != 1)) {
+      return invalid("policy: threads, cluster and rows_per_group go with a residency");
     }
+    plan = RowPlan{};
     plan.policy = asked;
     plan.pack = choose_pack(asked.max_pack);
     if (asked.residency == Residency::automatic) KERNELS_TRY(choose(plan));
@@ -92,7 +97,7 @@ class RowEngine {
     yes = false;
     if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
-    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide, kTile), true>>(compiled_for)));
+    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide)>>(compiled_for)));
     yes = compiled_for >= 90;
     return {};
   }
@@ -100,97 +105,86 @@ class RowEngine {
   // The automatic choice.
   Status choose(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
-    const int64_t cols = p_.cols * scale;
     bool clusters = false;
-    if (cols > 1024) KERNELS_TRY(has_clusters(clusters));
+    if (p_.cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
     // Few rows: as many blocks for each as keep the multiprocessors busy, but every block with enough to do.
-    if (p_.rows < ex_.device().sm_count && cols >= 2 * tuning::kFewRowsElements) {
+    if (p_.rows <= ex_.device().sm_count && p_.cols * scale >= 2 * tuning::kFewRowsElements) {
       if (clusters) return choose_cluster(plan);
-      if (!Problem::row_sink && ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
+      if (!Problem::row_sink && ex_.workspace().ptr != nullptr &&
+          ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
         policy.residency = Residency::split;
         return {};
       }
     }
 
-    // The table speaks of wide packs; with others a thread holds less of a row.
-    const int64_t needed = cols * kTile / tile(plan.pack);
+    // The table speaks of wide packs; of others a thread takes as many as make the same work.
+    const int64_t units = ceil_div(p_.cols, int64_t(plan.pack) * packs(plan.pack)) * packs(wide);
     for (const tuning::RowTuning& row : tuning::kRows) {
-      if (needed <= row.max_cols && (clusters || row.cluster == 1)) return take(plan, row);
-    }
-    if (clusters) policy.cluster = kPortableCluster;
-    policy.residency = shared_or_streamed(plan.pack, policy.cluster);
-    if (policy.residency == Residency::streamed && width_of(policy.cluster) * scale <= int64_t(max_block(plan.pack)) * tile(plan.pack)) {
-      policy.residency = Residency::registers;
+      if (units <= row.max_packs && (clusters || row.cluster == 1)) return take(plan, row, units);
     }
     return {};
   }
 
-  Status choose_cluster(RowPlan& plan) const {
+  Status take(RowPlan& plan, const tuning::RowTuning& row, int64_t units) const {
     RowPolicy& policy = plan.policy;
-    const int64_t cols = p_.cols * scale;
-    const int64_t wanted = lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), cols / tuning::kFewRowsElements);
-    const int64_t in_registers = int64_t(max_block(plan.pack)) * tile(plan.pack);
-    const int most = fits_largest_cluster() ? kMaxCluster : kPortableCluster;
-    while (policy.cluster < most && (2 * policy.cluster <= wanted || width_of(policy.cluster) * scale > in_registers)) policy.cluster *= 2;
-    const int64_t width = width_of(policy.cluster) * scale;
-    if (width > in_registers) {
-      policy.residency = shared_or_streamed(plan.pack, policy.cluster);
+    policy.residency = row.residency;
+    policy.cluster = row.cluster;
+    const bool groups = row.residency == Residency::group && has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack);
+    if (groups) {
+      policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
       return {};
     }
-    policy.residency = Residency::registers;
-    policy.threads = int(lesser<int64_t>(max_block(plan.pack), round_up(ceil_div(width, lesser(tuning::kFewRowsPerThread, tile(plan.pack))), 32)));
-    policy.walk = 1;
+    if (row.residency == Residency::group) policy.residency = Residency::registers;
+    const int most = max_block(plan.pack, policy.residency);
+    policy.threads = int(lesser<int64_t>(round_up(ceil_div(ceil_div(units, int64_t(policy.cluster)), int64_t(Problem::Op::looks_twice ? row.packs : row.packs_once)), 32), most));
+    if (policy.residency == Residency::registers && !choose_even(plan)) policy.residency = Residency::streamed;
+    return can_keep(plan);
+  }
+
+  // What has no room in shared memory at all is read again.
+  Status can_keep(RowPlan& plan) const {
+    RowPlan trial = plan;
+    if (plan.policy.residency == Residency::shared && !complete(trial)) plan.policy.residency = Residency::streamed;
     return {};
+  }
+
+  // A block in which every thread holds the same number of packs, as many as it can but at least half of that.
+  bool choose_even(RowPlan& plan) const {
+    const int64_t warp_packs = int64_t(32) * plan.pack;
+    if (plan.pack != wide || p_.cols % warp_packs != 0) return false;
+    for (int count = packs(wide); count >= packs(wide) / 2 && count > 0; --count) {
+      const int64_t threads = 32 * (p_.cols / warp_packs / count);
+      if (p_.cols / warp_packs % count != 0 || threads > max_block(wide, Residency::registers)) continue;
+      plan.policy.threads = int(threads);
+      return true;
+    }
+    return false;
+  }
+
+  Status choose_cluster(RowPlan& plan) const {
+    RowPolicy& policy = plan.policy;
+    const int64_t wanted = lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), p_.cols * scale / tuning::kFewRowsElements);
+    const int most = fits_largest_cluster() ? kMaxCluster : kPortableCluster;
+    while (policy.cluster < most && 2 * policy.cluster <= wanted) policy.cluster *= 2;
+    // In registers, if there is room for all the threads at once; otherwise fewer of them go through the row in steps.
+    const int64_t packs_each = ceil_div(width_of(policy.cluster), int64_t(plan.pack));
+    const int64_t threads = round_up(ceil_div(packs_each, int64_t(packs(plan.pack))), 32);
+    const int64_t room = int64_t(tuning::kFewRowsThreads) * ex_.device().sm_count / (p_.rows * policy.cluster);
+    const bool held = threads <= lesser<int64_t>(room, max_block(plan.pack, Residency::registers));
+    policy.residency = held ? Residency::registers : Residency::shared;
+    policy.threads = int(held ? threads : lesser<int64_t>(max_block(plan.pack, Residency::shared), round_up(ceil_div(threads, 2), 32)));
+    return can_keep(plan);
   }
 
   // Clusters of 16 are an option of the hardware.
   bool fits_largest_cluster() const {
     Launch how;
-    how.threads = 256;
+    how.threads = 1024;
     how.cluster = kMaxCluster;
     how.grid.x = kMaxCluster;
     int64_t clusters = 0;
-    return resident_clusters<BlockBody<Problem, wide, packs(wide, kTile), true>>(ex_, how, clusters).ok() && clusters > 0;
-  }
-
-  Residency shared_or_streamed(int pack, int cluster) const {
-    const size_t bytes = kept_bytes(width_of(cluster)) + sizeof(Scratch<Problem>);
-    return pack == wide && bytes <= size_t(ex_.device().shared_per_block) ? Residency::shared : Residency::streamed;
-  }
-
-  // What a block keeps of `width` columns in shared memory.
-  static size_t kept_bytes(int64_t width) {
-    return size_t(width) / wide * sizeof(typename StagedBody<Problem, wide, packs(wide, kTile), true>::Kept);
-  }
-
-  Status take(RowPlan& plan, const tuning::RowTuning& row) const {
-    RowPolicy& policy = plan.policy;
-    policy.residency = row.residency;
-    policy.cluster = row.cluster;
-    policy.rows_per_group = row.rows_per_group;
-    policy.walk = Problem::Op::long_walks ? row.long_walk : row.walk;
-    const int elements = lesser(row.elements, tile(plan.pack));
-    if (row.residency == Residency::group && has_groups(plan.pack)) {
-      policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, lesser<int64_t>(plan.pack * 32, elements / scale)))));
-      return {};
-    }
-    policy.residency = Residency::registers;
-    policy.rows_per_group = 1;
-    // Functors that need more registers leave room for fewer threads: then more blocks share the row.
-    const auto threads = [&] { return round_up(ceil_div(width_of(policy.cluster) * scale, elements), 32); };
-    if (threads() > max_block(plan.pack)) {
-      bool clusters = false;
-      KERNELS_TRY(has_clusters(clusters));
-      while (clusters && policy.cluster < kPortableCluster && threads() > max_block(plan.pack)) policy.cluster *= 2;
-    }
-    if (threads() > max_block(plan.pack)) {
-      policy.walk = 0;
-      policy.residency = shared_or_streamed(plan.pack, policy.cluster);
-    } else {
-      policy.threads = int(threads());
-    }
-    return {};
+    return resident_clusters<BlockBody<Problem, wide, packs(wide)>>(ex_, how, clusters).ok() && clusters > 0;
   }
 
   int64_t width_of(int cluster) const { return round_up(ceil_div(p_.cols, cluster), kWidestPack); }
@@ -198,68 +192,83 @@ class RowEngine {
   // Fills in what is open and refuses what cannot be.
   Status complete(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
-    const int64_t cols = p_.cols;
-    const int64_t elements = tile(plan.pack) / scale;
+    const Residency residency = policy.residency;
     if (policy.cluster < 1 || policy.cluster > kMaxCluster || !is_power_of_two(policy.cluster)) {
       return invalid("policy: cluster is not 1, 2, 4, 8 or 16");
     }
     if (policy.rows_per_group != 1 && policy.rows_per_group != 2) return invalid("policy: rows_per_group is not 1 or 2");
     if (policy.cluster > 1) {
-      if (policy.residency == Residency::group || policy.residency == Residency::split) {
+      if (residency == Residency::group || residency == Residency::split) {
         return invalid("policy: a cluster goes with registers, shared or streamed only");
       }
       bool clusters = false;
       KERNELS_TRY(has_clusters(clusters));
       if (!clusters) return unsupported("policy: clusters need an sm_90 GPU and code compiled for it");
     }
-    if (policy.rows_per_group == 2 && policy.residency != Residency::group) {
+    if (policy.rows_per_group == 2 && residency != Residency::group) {
       return invalid("policy: two rows at a time go with groups only");
     }
-    plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : round_up(cols, plan.pack));
+    if (residency == Residency::group) return complete_group(plan);
 
-    if (policy.walk < 0) return invalid("policy: walk is negative");
-    if (policy.walk > 0 && policy.residency != Residency::group && policy.residency != Residency::registers) {
-      return invalid("policy: walk goes with groups and registers only");
-    }
-    if (policy.residency == Residency::group) {
-      if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
-      const int most = plan.pack * packs(plan.pack, policy.rows_per_group == 2 ? 8 : tile(plan.pack));
-      if (policy.threads == 0) policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(cols, plan.pack))));
-      if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
-        return invalid("policy: threads of a group is not a power of two up to 32");
-      }
-      if (cols > int64_t(most) * policy.threads) return unsupported("policy: the row does not fit the registers of the group");
-      if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
-      fit_walk(plan, ceil_div(p_.rows, int64_t(tuning::kGroupBlock / policy.threads) * policy.rows_per_group));
-      return {};
-    }
-
+    plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : round_up(p_.cols, plan.pack));
+    const bool held = residency == Residency::registers;
+    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * (held ? packs(plan.pack) : packs(plan.pack)));  // for one thread at a time
+    const int most = max_block(plan.pack, residency);
     if (policy.threads == 0) {
-      policy.threads = policy.residency == Residency::registers
-                           ? int(lesser<int64_t>(max_block(plan.pack), round_up(ceil_div(plan.width, elements), 32)))
-                           : plan.width > tuning::kStreamLong ? tuning::kStreamThreadsLong : tuning::kStreamThreads;
+      const int64_t wanted = held ? tiles : ceil_div(tiles, 2);
+      policy.threads = int(lesser<int64_t>(most, round_up(wanted, 32)));
     }
-    const int most = policy.residency == Residency::registers ? max_block(plan.pack) : policy.residency == Residency::split ? 512 : 256;
     if (policy.threads < 32 || policy.threads > most || policy.threads % 32 != 0) {
-      return invalid("policy: threads of a block is not a multiple of 32 up to 1024 in registers (768 or 512 for functors that need more of them), 512 split, 256 otherwise");
+      return invalid("policy: threads of a block is not a multiple of 32 up to 1024 (768 or 512 for functors that need many registers, 512 split)");
     }
-    if (policy.residency == Residency::registers) {
-      if (ceil_div(plan.width, plan.pack) > int64_t(policy.threads) * packs(plan.pack, tile(plan.pack))) {
-        return unsupported("policy: the row does not fit the registers of the block or cluster");
-      }
+    if (residency == Residency::split) return complete_split(plan);
+    const int64_t warps = policy.threads / 32;
+    plan.warp_width = int(ceil_div(ceil_div(plan.width, int64_t(32) * plan.pack), warps) * 32 * plan.pack);
+    if (held) {
+      const int count = plan.warp_width / (32 * plan.pack), most = packs(plan.pack);
+      if (count > most) return unsupported("policy: the row does not fit the registers of the block or cluster");
+      // Blocks as wide as their threads can take, all but the last: then those have the same for every thread.
+      plan.width = int(warps * plan.warp_width);
+      plan.count = count;
     }
-    if (policy.residency == Residency::shared && shared_or_streamed(plan.pack, policy.cluster) != Residency::shared) {
-      return unsupported("policy: shared memory needs the widest packs and a row that fits the block or cluster");
+    if (residency == Residency::shared) {
+      plan.kept = kept_of(plan);
+      if (plan.kept <= 0) return unsupported("policy: shared memory has no room for what the functors read");
     }
-    if (policy.residency == Residency::registers) fit_walk(plan, p_.rows);
-    if (policy.residency == Residency::split) return complete_split(plan);
     return {};
   }
 
-  // Blocks stay for as many passes as asked, or more where the grid would be too large otherwise.
-  void fit_walk(RowPlan& plan, int64_t passes) const {
-    const int64_t most = blocks(plan, kMaxGrid) / plan.policy.cluster;
-    plan.walk = greater<int64_t>(greater(plan.policy.walk, 1), ceil_div(passes, most));
+  Status complete_group(RowPlan& plan) const {
+    RowPolicy& policy = plan.policy;
+    if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
+    if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
+    const int64_t tile = int64_t(plan.pack) * group_packs(plan.pack);
+    if (policy.threads == 0) policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, tile))));
+    if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
+      return invalid("policy: threads of a group is not a power of two up to 32");
+    }
+    if (p_.cols > tile * policy.threads) return unsupported("policy: the row does not fit the registers of the group");
+    plan.count = p_.cols == tile * policy.threads ? group_packs(plan.pack) : 0;
+    return {};
+  }
+
+  // How many of its steps a thread can leave in shared memory when as many blocks are to run beside each other as the
+  // registers allow.
+  int kept_of(const RowPlan& plan) const {
+    const int64_t steps = ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs(plan.pack));
+    const int64_t blocks = greater<int64_t>(1, max_block(plan.pack, Residency::shared) == 1024 ? 1024 / plan.policy.threads : 512 / plan.policy.threads);
+    constexpr int64_t reserved = 1024 + int64_t(sizeof(Scratch<Problem>));
+    const int64_t block = ex_.device().shared_per_block + 1024 - reserved;
+    const int64_t room = greater(lesser(ex_.device().shared_per_sm / blocks - reserved, block), kept_bytes(plan));
+    return room > block ? 0 : int(lesser(steps, room / kept_bytes(plan)));
+  }
+  // The shared memory of one step of a block.
+  int64_t kept_bytes(const RowPlan& plan) const {
+    return int64_t(plan.policy.threads) * packs(plan.pack) * int64_t(fetched_bytes(plan.pack));
+  }
+  static size_t fetched_bytes(int pack) {
+    using Source = typename Problem::Source;
+    return pack == wide ? sizeof(Fetched<Source, wide>) : pack == 1 ? sizeof(Fetched<Source, 1>) : sizeof(Fetched<Source, Widths::middle>);
   }
 
   Status complete_split(RowPlan& plan) const {
@@ -285,29 +294,26 @@ class RowEngine {
   template <int N, bool kGroups, bool kTwoRows>
   Status run_with(const RowPlan& plan) const {
     const RowPolicy& policy = plan.policy;
-    constexpr int K = packs(N, tile(N));
+    constexpr int K = packs(N);
     Launch how;
     how.threads = policy.threads;
     how.cluster = policy.cluster;
     how.grid.x = unsigned(blocks(plan, p_.rows * policy.cluster));
     switch (policy.residency) {
       case Residency::registers:
-        {
-          const Walk walk = Walk::over(p_.rows, plan.walk, plan.walk > policy.walk || p_.rows < ex_.device().sm_count);
-          how.grid.x = unsigned(walk.blocks(p_.rows) * policy.cluster);
-          const bool even = plan.width == policy.threads * N * K && int64_t(plan.width) * policy.cluster == p_.cols;
-          const Count<C> block_columns(plan.width);
-          if constexpr (N == wide) {
-            if (policy.threads <= 256) return launch<BlockBody<Problem, N, K, false>>(ex_, how, {p_, walk, plan.width, even, block_columns});
-          }
-          return launch<BlockBody<Problem, N, K, true>>(ex_, how, {p_, walk, plan.width, even, block_columns});
-        }
+        return launch<BlockBody<Problem, N, packs(N)>>(ex_, how, {p_, plan.width, plan.warp_width, plan.count});
       case Residency::shared:
-        how.shared = kept_bytes(plan.width);
-        if constexpr (N == wide) return launch<StagedBody<Problem, N, K, true>>(ex_, how, {p_, plan.width});
-        break;
       case Residency::streamed:
-        return launch<StagedBody<Problem, N, K, false>>(ex_, how, {p_, plan.width});
+        how.shared = size_t(plan.kept * kept_bytes(plan));
+        if constexpr (N == wide && kDeep > K) {
+          // Where one block fills a multiprocessor, or there are few, each thread must have more under way.
+          using Deep = StreamBody<Problem, N, kDeep>;
+          const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count;
+          if ((few || (policy.threads > 512 && plan.kept == 0)) && policy.threads <= Deep::max_threads && plan.warp_width >= 32 * N * kDeep && plan.kept % 2 == 0) {
+            return launch<Deep>(ex_, how, {p_, plan.width, plan.warp_width, plan.kept / 2});
+          }
+        }
+        return launch<StreamBody<Problem, N, K>>(ex_, how, {p_, plan.width, plan.warp_width, plan.kept});
       case Residency::group:
         if constexpr (kGroups) return run_groups<N, kTwoRows>(plan);
         break;
@@ -326,20 +332,18 @@ class RowEngine {
 
   template <int N, bool kTwoRows>
   Status run_groups(const RowPlan& plan) const {
-    const int lanes = plan.policy.threads;
-    const int64_t held = ceil_div(ceil_div(p_.cols, N), lanes);  // packs per lane
+    int lanes_log2 = 0;
+    while (1 << lanes_log2 < plan.policy.threads) ++lanes_log2;
     const int rows = plan.policy.rows_per_group;
     Launch how;
     how.threads = tuning::kGroupBlock;
-    const int64_t passes = ceil_div(p_.rows, int64_t(how.threads / lanes) * rows);
-    const Walk walk = Walk::over(passes, plan.walk, plan.walk > plan.policy.walk);
-    how.grid.x = unsigned(walk.blocks(passes));
-    constexpr int small = packs(N, 8), large = packs(N, tile(N));
+    how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads >> lanes_log2) * rows)));
+    constexpr int K = group_packs(N);
     if constexpr (kTwoRows) {
-      if (rows == 2) return launch<GroupBody<Problem, N, small, 2>>(ex_, how, {p_, walk, lanes});
-      if (held <= small) return launch<GroupBody<Problem, N, small, 1>>(ex_, how, {p_, walk, lanes});
+      if (rows == 2) return launch<GroupBody<Problem, N, K, 2, false>>(ex_, how, {p_, lanes_log2});
+      if (plan.count == K) return launch<GroupBody<Problem, N, K, 1, true>>(ex_, how, {p_, lanes_log2});
     }
-    return launch<GroupBody<Problem, N, large, 1>>(ex_, how, {p_, walk, lanes});
+    return launch<GroupBody<Problem, N, K, 1, false>>(ex_, how, {p_, lanes_log2});
   }
 
   const Exec& ex_;

@@ -33,6 +33,8 @@ class Lanes {
 
   __device__ __forceinline__ int count() const { return kCount ? kCount : count_; }
   __device__ __forceinline__ int rank() const { return threadIdx.x & (count() - 1); }
+  // Which of the groups of so many lanes a thread belongs to.
+  __device__ __forceinline__ unsigned group_of(unsigned thread) const { return kCount ? thread / (kCount ? unsigned(kCount) : 1u) : thread >> (31 - __clz(count_)); }
   template <class V>
   __device__ __forceinline__ V sum(const V& value) const {
     return exchange(value, [](const V& a, const V& b) { return a + b; });
@@ -52,7 +54,8 @@ class Lanes {
   __device__ __forceinline__ V exchange(V value, F f) const {
     KERNELS_UNROLL
     for (int distance = 1; distance < (kCount ? kCount : 32); distance *= 2) {
-      if (kCount || distance < count_) value = f(value, shuffle_xor(value, distance));
+      const V both = f(value, shuffle_xor(value, distance));
+      value = kCount || distance < count_ ? both : value;  // a choice costs less than a branch around the exchange
     }
     return value;
   }
@@ -60,20 +63,38 @@ class Lanes {
   int count_;
 };
 
-// How many columns the parts of a team have: what a state has seen once it stands for that part.
-template <class C>
-struct Columns {
-  Count<C> warp, block, row;
+// Lanes whose values are counted, unless it is known how many they are.
+template <class C, int kLanes = 32>
+class PartLanes : public Lanes<kLanes> {
+ public:
+  __device__ __forceinline__ explicit PartLanes(const Count<C>* known = nullptr) : known_(known) {}
+
+  __device__ __forceinline__ Count<C> total(C mine) const {
+    if (known_ != nullptr) return *known_;
+    if constexpr (kLanes == 32) return Count<C>(int(__reduce_add_sync(0xffffffffu, int(mine))));
+    else return Count<C>(this->sum(int(mine)));
+  }
+
+ private:
+  const Count<C>* known_;
 };
 
-// A team of one warp or less.
-struct GroupTeam {
-  Lanes<> lanes;
+// The lanes of a group, which share a row of so many columns.
+template <class C>
+class GroupLanes : public Lanes<> {
+ public:
+  __device__ __forceinline__ GroupLanes(int count, const Count<C>& columns) : Lanes<>(count), columns_(columns) {}
+  __device__ __forceinline__ const Count<C>& total(C) const { return columns_; }
 
-  template <class Op, class State, class C>
-  __device__ __forceinline__ State reduce(const Op& op, const State& state, const Columns<C>& columns) const {
-    return op.gather(state, lanes, columns.row);
-  }
+ private:
+  const Count<C>& columns_;
+};
+
+// kLanes lanes that share a row of exactly kColumns columns.
+template <class C, int kLanes, int kColumns>
+class FullLanes : public Lanes<kLanes> {
+ public:
+  __device__ __forceinline__ constexpr Count<C> total(C) const { return {C(kColumns), C(1.0 / kColumns)}; }
 };
 
 constexpr int kMaxWarps = 32;
@@ -122,16 +143,25 @@ class BlockTeam {
   __device__ __forceinline__ int64_t cluster() const { return blockIdx.x >> (31 - __clz(blocks_)); }
   __device__ __forceinline__ int64_t clusters() const { return gridDim.x >> (31 - __clz(blocks_)); }
 
-  // From the state of each thread to that of the row. One barrier, and one message between blocks.
-  template <class Op, class State, class C>
-  __device__ __forceinline__ State reduce(const Op& op, State state, const Columns<C>& columns) {
+  __device__ __forceinline__ int lane() const { return threadIdx.x & 31; }
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+
+  // From the state of each thread to that of the row. One barrier, and one message between blocks. kWarp: how many values
+  // every warp has seen, or 0.
+  template <int kWarp = 0, class Op, class Seen, class C>
+  __device__ __forceinline__ auto reduce(const Op& op, const Seen& seen, const Count<C>& row) {
+    const auto lanes = [&] {
+      if constexpr (kWarp > 0) return FullLanes<C, 32, kWarp>();
+      else return PartLanes<C>();
+    };
+    auto state = op.gather(seen, lanes());
+    using State = decltype(state);
     static_assert(sizeof(State) <= kBytes, "the scratch was sized for smaller states");
-    state = op.gather(state, Lanes<32>(), columns.warp);
     if (warps_ > 1) {
       turn_ ^= 1;
-      if ((threadIdx.x & 31) == 0) memcpy(scratch_.warps[turn_][threadIdx.x / 32], &state, sizeof(State));
+      if (lane() == 0) memcpy(scratch_.warps[turn_][warp()], &state, sizeof(State));
       __syncthreads();
-      state = gather<State>(op, scratch_.warps[turn_], warps_, columns.block);
+      state = gather<State>(op, scratch_.warps[turn_], warps_, blocks_ > 1 ? nullptr : &row);
     }
     if (blocks_ > 1) {
       if (exchanges_ == 0) arch::cluster_wait();
@@ -139,24 +169,22 @@ class BlockTeam {
       send(state, turn);
       arch::mbarrier_wait(&scratch_.arrived[turn], (exchanges_ >> 1) & 1);
       ++exchanges_;
-      state = gather<State>(op, scratch_.blocks[turn], blocks_, columns.row);
+      state = gather<State>(op, scratch_.blocks[turn], blocks_, &row);
     }
     return state;
   }
 
  private:
-  // Every warp does the same work on the same states, and gets the same result. Always 16 or 32 lanes: a fixed number of
-  // steps costs less than asking at each whether it is needed.
+  // Every warp does the same work on the same states, and gets the same result.
   template <class State, class Op, class C>
-  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>& total) {
-    if (count > 16) return gather_lanes<State>(op, slots, count, total, Lanes<32>());
-    return gather_lanes<State>(op, slots, count, total, Lanes<16>());
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>* total) {
+    return count <= 4 ? gather_lanes<State>(op, slots, count, PartLanes<C, 4>(total)) : gather_lanes<State>(op, slots, count, PartLanes<C>(total));
   }
-  template <class State, class Op, class C, class L>
-  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>& total, L lanes) {
+  template <class State, class Op, class L>
+  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count, const L& lanes) {
     State state;
     if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(slots[lanes.rank()], 8), sizeof(State));
-    return op.gather(state, lanes, total);
+    return op.gather(state, lanes);
   }
 
   // The block's state to every block of the cluster, itself included.
