@@ -55,17 +55,19 @@ bool near(k::half got, double want) {  // half a unit of half, and a little for 
 // Compares one row of res and y with what they should be.
 bool row_is_right(const k::half* res, const k::half* y, int64_t row) {
   const auto value = [](int64_t i) { return double(k::convert<float>(number(uint64_t(i)))); };
+  // The row that is normalized is the one that was written to res, rounded to half.
   std::vector<double> h(kCols);
   double mean = 0, variance = 0;
   for (int64_t c = 0; c < kCols; ++c) {
-    h[c] = value(row * kCols + c) + value(2 * kCount + c) + value(kCount + row * kCols + c);
+    const k::half written = res[row * kCols + c];
+    if (!near(written, value(row * kCols + c) + value(2 * kCount + c) + value(kCount + row * kCols + c))) return false;
+    h[c] = k::convert<float>(written);
     mean += h[c] / kCols;
   }
   for (const double v : h) variance += (v - mean) * (v - mean) / kCols;
   for (int64_t c = 0; c < kCols; ++c) {
     const double gamma = value(2 * kCount + kCols + c), beta = value(2 * kCount + 2 * kCols + c);
-    const double want = (h[c] - mean) / std::sqrt(variance + kEps) * gamma + beta;
-    if (!near(res[row * kCols + c], h[c]) || !near(y[row * kCols + c], want)) return false;
+    if (!near(y[row * kCols + c], (h[c] - mean) / std::sqrt(variance + kEps) * gamma + beta)) return false;
   }
   return true;
 }

@@ -1,6 +1,8 @@
-// One function per PTX instruction that functors need and CUDA has no intrinsic for. The only part of arch/ that core/
+// PTX instructions that functors need and CUDA has no intrinsic for. The only part of arch/ that core/
 // and functor.h see; it depends on nothing and is empty for the host.
 #pragma once
+
+#include <cstdint>
 
 #include "../core/macros.h"
 
@@ -15,6 +17,22 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Two halves that share a word, and two floats that are to share one as halves or bfloat16s; low is the first in memory. One
+// instruction string for both: the intrinsics make seven, and the compiler's time goes by their number.
+__device__ __forceinline__ void halves_to_floats(uint32_t word, float& low, float& high) {
+  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(word));
+}
+__device__ __forceinline__ uint32_t floats_to_halves(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(word) : "f"(low), "f"(high));
+  return word;
+}
+__device__ __forceinline__ uint32_t floats_to_bfloats(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(word) : "f"(low), "f"(high));
+  return word;
 }
 
 // x, with its origin hidden from the compiler. In a loop over rows it keeps the addresses of a row together, as one base

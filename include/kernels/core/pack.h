@@ -3,6 +3,7 @@
 // clang++ turn them into vector instructions.
 #pragma once
 
+#include "../arch/scalar.h"
 #include "dtype.h"
 
 KERNELS_BEGIN
@@ -176,36 +177,34 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
   } else if constexpr (N % 2 == 0 && std::is_same<To, float>::value && sizeof(From) <= 2 && !std::is_integral<From>::value) {
     KERNELS_UNROLL
     for (int i = 0; i < N; i += 2) {
-      float2 pair;
-      if constexpr (std::is_same<From, half>::value) {
-        pair = __half22float2(__halves2half2(in.v[i], in.v[i + 1]));
-      } else if constexpr (std::is_same<From, bfloat16>::value) {
-        pair = __bfloat1622float2(__halves2bfloat162(in.v[i], in.v[i + 1]));
+      if constexpr (sizeof(From) == 2) {
+        uint32_t two;
+        memcpy(&two, in.v + i, sizeof(two));
+        if constexpr (std::is_same<From, half>::value) {
+          arch::halves_to_floats(two, out.v[i], out.v[i + 1]);
+        } else {
+          out.v[i] = bit_cast<float>(two << 16);
+          out.v[i + 1] = bit_cast<float>(two & 0xffff0000u);
+        }
       } else {
         const auto kind = std::is_same<From, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
         const auto codes = static_cast<__nv_fp8x2_storage_t>(in.v[i].__x | in.v[i + 1].__x << 8);
-        pair = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, kind)));
+        const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(codes, kind);
+        arch::halves_to_floats(two.x | uint32_t(two.y) << 16, out.v[i], out.v[i + 1]);
       }
-      out.v[i] = pair.x;
-      out.v[i + 1] = pair.y;
     }
     return out;
   } else if constexpr (N % 2 == 0 && std::is_same<From, float>::value && sizeof(To) <= 2 &&
                        !std::is_integral<To>::value) {
     KERNELS_UNROLL
     for (int i = 0; i < N; i += 2) {
-      const float2 pair = make_float2(in.v[i], in.v[i + 1]);
-      if constexpr (std::is_same<To, half>::value) {
-        const __half2 two = __float22half2_rn(pair);
-        out.v[i] = __low2half(two);
-        out.v[i + 1] = __high2half(two);
-      } else if constexpr (std::is_same<To, bfloat16>::value) {
-        const __nv_bfloat162 two = __float22bfloat162_rn(pair);
-        out.v[i] = __low2bfloat16(two);
-        out.v[i + 1] = __high2bfloat16(two);
+      if constexpr (sizeof(To) == 2) {
+        constexpr auto pair = std::is_same<To, half>::value ? arch::floats_to_halves : arch::floats_to_bfloats;
+        const uint32_t two = pair(in.v[i], in.v[i + 1]);
+        memcpy(out.v + i, &two, sizeof(two));
       } else {
         const auto kind = std::is_same<To, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
-        const auto two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, kind);
+        const auto two = __nv_cvt_float2_to_fp8x2(make_float2(in.v[i], in.v[i + 1]), __NV_SATFINITE, kind);
         out.v[i].__x = static_cast<__nv_fp8_storage_t>(two & 0xff);
         out.v[i + 1].__x = static_cast<__nv_fp8_storage_t>(two >> 8);
       }
