@@ -237,8 +237,8 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   finish_row(p, running, reduce(p.op, running), row, leader, visit, reduce);
 }
 
-// R rows per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are is known at
-// compile time as well.
+// R rows per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two at
+// least, is known at compile time as well.
 template <class P, int N, int K, int R, bool kAll>
 struct GroupBody {
   using C = typename P::C;
@@ -246,14 +246,16 @@ struct GroupBody {
   static constexpr int max_threads = 128;
   static constexpr int operands = sizeof(Operands<P, N>) / 4;
   // Whole rows are short: it counts that all their blocks are under way at once.
-  static constexpr int registers = kAll && sizeof(C) == 4 && sizeof(Fetched<Source, N>) <= 16 ? 40 : registers_for<P, N, R * K>(R * N * K + operands, 28);
+  static constexpr bool one_tensor = sizeof(Fetched<Source, N>) <= 16;
+  static constexpr int registers =
+      kAll && sizeof(C) == 4 && one_tensor ? 40 : registers_for<P, N, R * K>(R * N * K + operands, one_tensor ? 28 : 36);
   struct Params {
     P problem;
     int lanes_log2;
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
-    if constexpr (kAll) whole_rows<1>(params);
+    if constexpr (kAll) whole_rows<2>(params);
     else rows(params.problem, GroupLanes<C>(1 << params.lanes_log2, params.problem.columns));
   }
 
@@ -329,7 +331,7 @@ struct BlockBody {
   template <int kCount, class Team>
   static __device__ __forceinline__ void counted(const Params& params, Team& team, int count) {
     if (count == kCount) rows<kCount>(params, team);
-    else if constexpr (kCount <= K / 2 || K > 4) rows<0>(params, team);
+    else if constexpr (kCount <= K / 2 || N * sizeof(C) < 16) rows<0>(params, team);
     else counted<kCount - 1>(params, team, count);
   }
 

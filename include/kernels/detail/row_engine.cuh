@@ -38,15 +38,16 @@ class RowEngine {
   static constexpr int wide = Widths::wide;
   static constexpr int scale = int(sizeof(C)) / 4;
 
-  // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 16 values where
-  // packs are narrow, half as many packs in a group.
+  // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 8 values where
+  // packs are narrow. And what a lane of a group holds.
   static constexpr int packs(int pack) {
-    return pack == wide ? within(1, 32 / (pack * scale), 4) : within(1, 16 / (pack * scale), 16);
+    return pack == wide ? within(1, 32 / (pack * scale), 4) : within(1, 8 / (pack * scale), 8);
   }
-  static constexpr int group_packs(int pack) { return pack == wide ? within(1, packs(pack) / 2, 2) : packs(pack); }
+  static constexpr int group_packs(int pack) { return pack == wide ? within(1, packs(pack) / 2, 2) : within(1, 16 / (pack * scale), 16); }
   // The same where more can be under way: what the threads hold must still fit.
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
                                (!Problem::Op::looks_twice || 2 * packs(wide) * wide * scale <= 32);
+  static constexpr bool several_tensors = sizeof(Fetched<typename Problem::Source, wide>) > 16;
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
   // The largest block.
   static int max_block(int pack, Residency residency) {
@@ -119,7 +120,8 @@ class RowEngine {
     }
 
     // The table speaks of wide packs; of others a thread takes as many as make the same work.
-    const int64_t units = ceil_div(p_.cols, int64_t(plan.pack) * packs(plan.pack)) * packs(wide);
+    const int64_t tile = plan.pack == wide ? int64_t(wide) * packs(wide) : 16 / scale;
+    const int64_t units = ceil_div(p_.cols, tile) * packs(wide);
     for (const tuning::RowTuning& row : tuning::kRows) {
       if (units <= row.max_packs && (clusters || row.cluster == 1)) return take(plan, row, units);
     }
@@ -128,16 +130,18 @@ class RowEngine {
 
   Status take(RowPlan& plan, const tuning::RowTuning& row, int64_t units) const {
     RowPolicy& policy = plan.policy;
-    policy.residency = row.residency;
+    policy.residency = several_tensors ? row.fused : row.residency;
     policy.cluster = row.cluster;
-    const bool groups = row.residency == Residency::group && has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack);
-    if (groups) {
-      policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
-      return {};
+    if (policy.residency == Residency::group) {
+      if (has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack)) {
+        policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
+        return {};
+      }
+      policy.residency = Residency::registers;
     }
-    if (row.residency == Residency::group) policy.residency = Residency::registers;
     const int most = max_block(plan.pack, policy.residency);
-    policy.threads = int(lesser<int64_t>(round_up(ceil_div(ceil_div(units, int64_t(policy.cluster)), int64_t(Problem::Op::looks_twice ? row.packs : row.packs_once)), 32), most));
+    const int64_t each = Problem::Op::looks_twice ? row.packs : row.packs_once;
+    policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
     if (policy.residency == Residency::registers && !choose_even(plan)) policy.residency = Residency::streamed;
     return can_keep(plan);
   }
@@ -167,13 +171,18 @@ class RowEngine {
     const int64_t wanted = lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), p_.cols * scale / tuning::kFewRowsElements);
     const int most = fits_largest_cluster() ? kMaxCluster : kPortableCluster;
     while (policy.cluster < most && 2 * policy.cluster <= wanted) policy.cluster *= 2;
-    // In registers, if there is room for all the threads at once; otherwise fewer of them go through the row in steps.
+    // In registers, if there is room for all the threads at once; otherwise half as many, in blocks as large as they get, go
+    // through the row in steps.
     const int64_t packs_each = ceil_div(width_of(policy.cluster), int64_t(plan.pack));
     const int64_t threads = round_up(ceil_div(packs_each, int64_t(packs(plan.pack))), 32);
     const int64_t room = int64_t(tuning::kFewRowsThreads) * ex_.device().sm_count / (p_.rows * policy.cluster);
     const bool held = threads <= lesser<int64_t>(room, max_block(plan.pack, Residency::registers));
     policy.residency = held ? Residency::registers : Residency::shared;
-    policy.threads = int(held ? threads : lesser<int64_t>(max_block(plan.pack, Residency::shared), round_up(ceil_div(threads, 2), 32)));
+    policy.threads = int(threads);
+    if (held) return {};
+    const int largest = max_block(plan.pack, Residency::shared);
+    policy.threads = int(lesser<int64_t>(largest, round_up(ceil_div(threads, 2), 32)));
+    for (; policy.cluster > 1 && 2 * policy.threads <= largest; policy.cluster /= 2) policy.threads *= 2;
     return can_keep(plan);
   }
 
@@ -212,7 +221,7 @@ class RowEngine {
 
     plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : round_up(p_.cols, plan.pack));
     const bool held = residency == Residency::registers;
-    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * (held ? packs(plan.pack) : packs(plan.pack)));  // for one thread at a time
+    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * packs(plan.pack));  // for one thread at a time
     const int most = max_block(plan.pack, residency);
     if (policy.threads == 0) {
       const int64_t wanted = held ? tiles : ceil_div(tiles, 2);
@@ -248,7 +257,7 @@ class RowEngine {
       return invalid("policy: threads of a group is not a power of two up to 32");
     }
     if (p_.cols > tile * policy.threads) return unsupported("policy: the row does not fit the registers of the group");
-    plan.count = p_.cols == tile * policy.threads ? group_packs(plan.pack) : 0;
+    plan.count = p_.cols == tile * policy.threads && policy.threads > 1 ? group_packs(plan.pack) : 0;
     return {};
   }
 
@@ -309,8 +318,8 @@ class RowEngine {
           // Where one block fills a multiprocessor, or there are few, each thread must have more under way.
           using Deep = StreamBody<Problem, N, kDeep>;
           const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count;
-          if ((few || (policy.threads > 512 && plan.kept == 0)) && policy.threads <= Deep::max_threads && plan.warp_width >= 32 * N * kDeep && plan.kept % 2 == 0) {
-            return launch<Deep>(ex_, how, {p_, plan.width, plan.warp_width, plan.kept / 2});
+          if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads && plan.warp_width >= 32 * N * kDeep) {
+            return launch<Deep>(ex_, how, {p_, plan.width, plan.warp_width, 0});
           }
         }
         return launch<StreamBody<Problem, N, K>>(ex_, how, {p_, plan.width, plan.warp_width, plan.kept});

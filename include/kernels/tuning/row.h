@@ -9,23 +9,24 @@ namespace tuning {
 constexpr int64_t kAnyLength = int64_t(1) << 62;
 
 struct RowTuning {
-  int64_t max_packs;  // 16-byte packs in a row
+  int64_t max_packs;    // 16-byte packs in a row
   Residency residency;
-  int packs;          // per thread
-  int packs_once;     // the same for ops that look at a value once before they know the row (core/row_op.h)
+  Residency fused;      // the same for sources that read more than one tensor: to read those again costs more
+  int packs;            // per thread
+  int packs_once;       // the same for ops that look at a value once before they know the row (core/row_op.h)
   int cluster;
 };
 
 constexpr RowTuning kRows[] = {
-    {64, Residency::group, 2, 2, 1},
-    {1024, Residency::registers, 4, 4, 1},
-    {1536, Residency::streamed, 8, 6, 1},
-    {2048, Residency::registers, 4, 4, 1},
-    {4096, Residency::streamed, 8, 8, 1},
-    {8192, Residency::streamed, 16, 8, 1},
-    {16384, Residency::shared, 16, 16, 1},
-    {kAnyLength, Residency::shared, 16, 16, 8},
-    {kAnyLength, Residency::streamed, 16, 16, 1},  // without clusters
+    {64, Residency::group, Residency::group, 2, 2, 1},
+    {1024, Residency::registers, Residency::registers, 4, 4, 1},
+    {1536, Residency::streamed, Residency::streamed, 8, 6, 1},
+    {2048, Residency::registers, Residency::registers, 4, 4, 1},
+    {4096, Residency::streamed, Residency::registers, 8, 8, 1},
+    {8192, Residency::streamed, Residency::streamed, 16, 8, 1},
+    {16384, Residency::shared, Residency::shared, 16, 16, 1},
+    {kAnyLength, Residency::shared, Residency::shared, 16, 16, 8},
+    {kAnyLength, Residency::streamed, Residency::streamed, 16, 16, 1},  // without clusters
 };
 
 // Threads per group block.
