@@ -1,4 +1,9 @@
 // Tuning of the row engine: the first entry that a row fits into is taken.
+//
+// Measured on an H200 (132 multiprocessors, CUDA 13) with bench/row_sweep.cu: softmax, LayerNorm and RMSNorm of halves, 49,152
+// rows of 32 to 32,768 columns and fewer of up to 262,144, and of few rows of floats; bench/results/h200/row_sweep.txt has
+// the timings. A row is held in registers where every thread of a block can have the same number of packs, and streamed
+// where not.
 #pragma once
 
 #include "../core/row_policy.h"
