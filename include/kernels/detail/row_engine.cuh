@@ -182,7 +182,8 @@ class RowEngine {
     if (held) return {};
     const int largest = max_block(plan.pack, Residency::shared);
     policy.threads = int(lesser<int64_t>(largest, round_up(ceil_div(threads, 2), 32)));
-    for (; policy.cluster > 1 && 2 * policy.threads <= largest; policy.cluster /= 2) policy.threads *= 2;
+    const auto enough_blocks = [&](int cluster) { return p_.rows * cluster >= ex_.device().sm_count * 7 / 8; };
+    for (; enough_blocks(policy.cluster / 2) && 2 * policy.threads <= largest; policy.cluster /= 2) policy.threads *= 2;
     return can_keep(plan);
   }
 
