@@ -1,4 +1,5 @@
-// The mergeable states: a row cut anywhere, taken in by packs of any width and merged in any order gives the same result.
+// The mergeable states: a row cut anywhere, taken in by packs of any width and merged in any order gives the same
+// result.
 #include <kernels/core/row_op.h>
 
 #include <algorithm>
@@ -19,18 +20,66 @@ namespace {
 template <class C> constexpr C kInf = std::numeric_limits<C>::infinity();
 template <class C> constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
-template <int N, class Op, class C>
-void accumulate_piece(const Op& op, typename Op::State& state, const C* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += N) {
-    const int valid = int(n - i < N ? n - i : N);
-    auto pack = k::broadcast<N>(op.padding());
-    for (int j = 0; j < valid; ++j) pack[j] = x[i + j];
-    op.accumulate(state, pack, valid);
+// K packs of N values, as an engine hands them to take().
+template <class C, int N, int K>
+struct Packs {
+  static constexpr int most = N * K;
+  const C* x;
+
+  template <class A, class F>
+  A fold(A folded, F f) const {
+    for (int k = 0; k < K; ++k) {
+      k::Pack<C, N> pack;
+      for (int i = 0; i < N; ++i) pack[i] = x[k * N + i];
+      folded = f(folded, pack);
+    }
+    return folded;
   }
+  // Of so many values that a mean of equal ones is exact.
+  C typical() const {
+    constexpr int few = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    k::Pack<C, few> some;
+    for (int i = 0; i < few; ++i) some[i] = x[i] * C(1.0 / few);
+    return k::sum(some);
+  }
+  constexpr int count() const { return most; }
+};
+
+// Takes in what is left of n values from x on, K packs at a time and then K / 2 ..., packs of one value at the end.
+template <int N, int K, class Op, class C>
+void take_all(const Op& op, typename Op::Running& running, const C* x, int64_t n) {
+  for (; n >= N * K; x += N * K, n -= N * K) op.take(running, Packs<C, N, K>{x});
+  if constexpr (K > 1) take_all<N, K / 2>(op, running, x, n);
+  else if constexpr (N > 1) take_all<1, 16>(op, running, x, n);
 }
 
-// The state of a row that is cut into at most `pieces` random pieces, some empty, each taken in with a random pack width;
-// the pieces are merged two by two in random order.
+// The state of the values of a pack.
+template <class Op, class C, int N>
+typename Op::State state_of(const Op& op, const k::Pack<C, N>& x) {
+  typename Op::Running running;
+  op.take(running, Packs<C, N, 1>{x.v});
+  return op.state(running);
+}
+
+// What a thread has taken in of n values, in one of many ways. As in the engine, narrow packs come one at a time only
+// where the thread has few: deviations are then taken from the mean of one or two values, which may lie far out.
+template <class Op, class C>
+typename Op::Running taken_somehow(const Op& op, const C* x, int64_t n, test::Random& random) {
+  typename Op::Running running;
+  switch (random.below(7)) {
+    case 0: n <= 8 ? take_all<1, 1>(op, running, x, n) : take_all<1, 16>(op, running, x, n); break;
+    case 1: n <= 16 ? take_all<2, 1>(op, running, x, n) : take_all<2, 8>(op, running, x, n); break;
+    case 2: n <= 16 ? take_all<3, 1>(op, running, x, n) : take_all<3, 4>(op, running, x, n); break;
+    case 3: take_all<4, 4>(op, running, x, n); break;
+    case 4: take_all<8, 1>(op, running, x, n); break;
+    case 5: take_all<16, 2>(op, running, x, n); break;
+    default: take_all<32, 1>(op, running, x, n);
+  }
+  return running;
+}
+
+// The state of a row that is cut into at most `pieces` random pieces, some empty, each taken in somehow; the pieces are
+// merged two by two in random order.
 template <class Op, class C>
 typename Op::State cut_and_merged(const Op& op, const std::vector<C>& x, int pieces, test::Random& random) {
   std::vector<int64_t> cuts = {0, int64_t(x.size())};
@@ -38,18 +87,7 @@ typename Op::State cut_and_merged(const Op& op, const std::vector<C>& x, int pie
   std::sort(cuts.begin(), cuts.end());
   std::vector<typename Op::State> states(1);  // and one that saw nothing
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    typename Op::State state;
-    const C* from = x.data() + cuts[i];
-    const int64_t n = cuts[i + 1] - cuts[i];
-    switch (random.below(6)) {
-      case 0: accumulate_piece<1>(op, state, from, n); break;
-      case 1: accumulate_piece<2>(op, state, from, n); break;
-      case 2: accumulate_piece<3>(op, state, from, n); break;
-      case 3: accumulate_piece<8>(op, state, from, n); break;
-      case 4: accumulate_piece<16>(op, state, from, n); break;
-      default: accumulate_piece<32>(op, state, from, n);
-    }
-    states.push_back(state);
+    states.push_back(op.state(taken_somehow(op, x.data() + cuts[i], cuts[i + 1] - cuts[i], random)));
   }
   while (states.size() > 1) {
     const size_t a = size_t(random.below(int64_t(states.size())));
@@ -112,7 +150,9 @@ TEMPLATE_TEST_CASE("a softmax state does not depend on how its row was cut", "",
 TEMPLATE_TEST_CASE("the empty softmax state is neutral", "", float, double) {
   using C = TestType;
   using State = k::SoftmaxState<C>;
+  const k::SoftmaxOp<C> op;
   State empty, other;
+  CHECK(op.state(typename k::SoftmaxOp<C>::Running{}).empty());
   CHECK(empty.empty());
   CHECK(empty.logsumexp() == -kInf<C>);
   empty.merge(other);
@@ -121,8 +161,7 @@ TEMPLATE_TEST_CASE("the empty softmax state is neutral", "", float, double) {
   CHECK(empty.l == C(0));
 
   for (const C value : {C(0), C(-1e30), C(1e30), C(60000), C(-60000), C(3.3)}) {
-    State s;
-    s.accumulate(k::Pack<C, 2>{{value, value - C(1)}});
+    State s = state_of(op, k::Pack<C, 2>{{value, value - C(1)}});
     const State before = s;
     s.merge(State{});
     CHECK(s.m == before.m);
@@ -131,7 +170,11 @@ TEMPLATE_TEST_CASE("the empty softmax state is neutral", "", float, double) {
     from_empty.merge(before);
     CHECK(from_empty.m == before.m);
     CHECK(from_empty.l == before.l);
-    s.accumulate(k::broadcast<8>(-kInf<C>));  // scores that are not visible
+    const std::vector<C> hidden(8, -kInf<C>);
+    take_all<4, 2>(op, s, hidden.data(), 8);
+    CHECK(s.m == before.m);
+    CHECK(s.l == before.l);
+    s.merge(state_of(op, k::broadcast<8>(-kInf<C>)));
     CHECK(s.m == before.m);
     CHECK(s.l == before.l);
   }
@@ -143,8 +186,7 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
   const k::SoftmaxOp<C> softmax;
   const k::LogSoftmaxOp<C> log_softmax;
 
-  State hidden;
-  hidden.accumulate(k::broadcast<4>(-kInf<C>));
+  const State hidden = state_of(softmax, k::broadcast<4>(-kInf<C>));
   CHECK(hidden.empty());
   CHECK(hidden.logsumexp() == -kInf<C>);
   CHECK(softmax.finish(hidden, k::Count<C>(4)).scale == C(0));
@@ -157,10 +199,8 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
       for (const C other : {C(1), -kInf<C>, C(-1e30)}) {
         auto x = k::broadcast<8>(other);
         x[at] = bad;
-        State s, good;
-        s.accumulate(x);
+        const State s = state_of(softmax, x), good = state_of(softmax, k::broadcast<4>(C(5)));
         t.expect(s.l != s.l && !s.empty(), "%g at %d among %g: l %g", double(bad), at, double(other), double(s.l));
-        good.accumulate(k::broadcast<4>(C(5)));
         State left = s, right = good;
         left.merge(good);
         right.merge(s);
@@ -169,8 +209,10 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
         State with_empty;
         with_empty.merge(s);
         t.expect(with_empty.l != with_empty.l, "%g at %d: lost by a merge into nothing", double(bad), at);
-        t.expect(!(softmax.finish(s, k::Count<C>(8)).scale == softmax.finish(s, k::Count<C>(8)).scale), "%g at %d: the scale is a number", double(bad), at);
-        t.expect(!(log_softmax.finish(s, k::Count<C>(8)).log_sum == log_softmax.finish(s, k::Count<C>(8)).log_sum), "%g at %d: log", double(bad), at);
+        const C scale = softmax.finish(s, k::Count<C>(8)).scale;
+        const C log_sum = log_softmax.finish(s, k::Count<C>(8)).log_sum;
+        t.expect(scale != scale, "%g at %d: the scale is a number", double(bad), at);
+        t.expect(log_sum != log_sum, "%g at %d: the log of the sum is a number", double(bad), at);
       }
     }
   }
@@ -181,9 +223,8 @@ TEMPLATE_TEST_CASE("softmax scores of -inf, +inf and NaN", "", float, double) {
 TEST_CASE("a hidden part of a row whose scores are far from zero") {
   const k::SoftmaxOp<float> op;
   for (const float score : {-6e4f, -3e38f, 6e4f, 3e38f}) {
-    k::SoftmaxState<float> hidden, row;
-    hidden.accumulate(k::broadcast<4>(-kInf<float>));
-    row.accumulate(k::broadcast<4>(score));
+    const auto hidden = state_of(op, k::broadcast<4>(-kInf<float>));
+    auto row = state_of(op, k::broadcast<4>(score));
     row.merge(hidden);
     const auto result = op.finish(row, k::Count<float>(8));
     CHECK(op.linear(hidden, result)(op.center(k::broadcast<4>(-kInf<float>), hidden))[3] == 0.f);
@@ -192,12 +233,16 @@ TEST_CASE("a hidden part of a row whose scores are far from zero") {
 }
 
 TEST_CASE("softmax states far apart: the small one vanishes, and nothing overflows") {
-  k::SoftmaxState<float> low, high;
-  low.accumulate(k::broadcast<4>(-3e38f));
-  high.accumulate(k::broadcast<2>(3e38f));
+  const k::SoftmaxOp<float> op;
+  const auto high = state_of(op, k::broadcast<2>(3e38f));
+  auto low = state_of(op, k::broadcast<4>(-3e38f)), taken = low;
   low.merge(high);
   CHECK(low.m == 3e38f);
   CHECK(low.l == 2.f);
+  const float scores[2] = {3e38f, 3e38f};
+  op.take(taken, Packs<float, 2, 1>{scores});
+  CHECK(taken.m == 3e38f);
+  CHECK(taken.l == 2.f);
 }
 
 // ---- Welford -------------------------------------------------------------------------------------------------------
@@ -206,19 +251,28 @@ namespace {
 
 template <class C>
 struct Moments {
-  double mean, m2, largest;  // largest deviation
+  double base, shift, m2, largest;  // the mean is base + shift; largest deviation
 };
 
+// Relative to one of the values: what they have in common would take digits from a long double, too.
 template <class C>
 Moments<C> moments(const std::vector<C>& x) {
+  const long double base = x[0];
   long double sum = 0, m2 = 0, largest = 0;
-  for (const C a : x) sum += a;
-  const long double mean = sum / x.size();
+  for (const C a : x) sum += a - base;
+  const long double shift = sum / x.size();
   for (const C a : x) {
-    m2 += (a - mean) * (a - mean);
-    largest = std::fmax(largest, std::fabs(a - mean));
+    const long double d = (a - base) - shift;
+    m2 += d * d;
+    largest = std::fmax(largest, std::fabs(d));
   }
-  return {double(mean), double(m2), double(largest)};
+  return {double(base), double(shift), double(m2), double(largest)};
+}
+
+// What a state's mean is off.
+template <class C>
+double mean_error(const k::WelfordState<C>& s, const Moments<C>& want) {
+  return (double(s.origin) - want.base) + (double(s.offset) - want.shift);
 }
 
 template <class C>
@@ -229,10 +283,10 @@ void check_moments(test::Tally& t, const std::vector<C>& x, const k::WelfordStat
   // origin + offset is the mean to within a few roundings of the offsets, which are no larger than the deviations; one
   // more rounding for each merge on the way.
   const double units = 16 + 4 * pieces;
-  const double mean = double(s.origin) + double(s.offset);
-  t.expect(std::fabs(mean - want.mean) <= units * test::unit<C> * 2 * want.largest, "%zu cols, %d pieces: mean %.17g, want %.17g",
-           x.size(), pieces, mean, want.mean);
-  // Each square is off by two roundings and what the mean is off; the sum by its chain.
+  const double off = mean_error(s, want), mean_limit = units * test::unit<C> * 2 * want.largest;
+  t.expect(std::fabs(off) <= mean_limit, "%zu cols, %d pieces: mean off by %g, not %g", x.size(), pieces, off, mean_limit);
+  // Each square is off by two roundings and what the mean is off; the sum by its chain, and by the more the further the
+  // origin is from the mean.
   const double limit = (64 + 4 * pieces) * test::unit<C> * want.m2 + std::pow(units * test::unit<C> * 2 * want.largest, 2) * n;
   t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %d pieces: m2 %.17g, want %.17g", x.size(), pieces,
            double(s.m2), want.m2);
@@ -282,22 +336,29 @@ TEMPLATE_TEST_CASE("a constant row has m2 of 0 and its own mean, exactly", "", f
   CHECK_TALLY(t);
 }
 
-TEMPLATE_TEST_CASE("the empty Welford state is neutral, and what stands behind the valid values is passed over", "", float, double) {
+TEMPLATE_TEST_CASE("the empty Welford state is neutral", "", float, double) {
   using C = TestType;
   using State = k::WelfordState<C>;
-  k::Pack<C, 8> x{{C(1), C(2), C(4), C(8), C(16), kNaN<C>, kInf<C>, kNaN<C>}};
-  State s;
-  s.accumulate(k::broadcast<4>(kNaN<C>), 0);
-  s.accumulate(x, 5);
+  const auto op = layernorm_op<C>();
+  const C x[] = {C(1), C(2), C(4), C(8), C(16)};
+  typename k::LayerNormOp<C>::Running running;
+  const State nothing = op.state(running);
+  CHECK(nothing.n == C(0));
+  CHECK(nothing.m2 == C(0));
+  take_all<2, 2>(op, running, x, 5);
+  State s = nothing;
+  s.merge(op.state(running));
   CHECK(s.n == C(5));
   CHECK(double(s.mean()) == Approx(6.2));
   CHECK(double(s.m2) == Approx(148.8));
 
   const State before = s;
-  s.merge(State{});
-  CHECK(s.mean() == before.mean());
-  CHECK(s.m2 == before.m2);
-  CHECK(s.n == before.n);
+  for (const State& empty : {State{}, nothing}) {
+    s.merge(empty);
+    CHECK(s.mean() == before.mean());
+    CHECK(s.m2 == before.m2);
+    CHECK(s.n == before.n);
+  }
   State from_empty;
   from_empty.merge(before);
   CHECK(from_empty.mean() == before.mean());
@@ -352,53 +413,20 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
   });
   CHECK_TALLY(t);
 
-  typename k::RmsNormOp<C>::State s, empty;
-  op.accumulate(s, k::broadcast<4>(C(3)), 4);
+  typename k::RmsNormOp<C>::State s = state_of(op, k::broadcast<4>(C(3))), empty;
+  CHECK(op.state(typename k::RmsNormOp<C>::Running{}).squares == C(0));
   op.merge(s, empty);
   CHECK(s.squares == C(36));
   op.merge(empty, s);
   CHECK(empty.squares == C(36));
-  op.accumulate(s, k::broadcast<4>(op.padding()), 0);
-  CHECK(s.squares == C(36));
-  op.accumulate(s, k::Pack<C, 2>{{C(0), kNaN<C>}}, 2);
+  const C bad[] = {C(0), kNaN<C>};
+  op.take(s, Packs<C, 2, 1>{bad});
   CHECK(std::isnan(double(op.finish(s, k::Count<C>(6)).rstd)));
 }
 
 // ---- what a GPU thread does: many packs at a time, then the states of lanes ------------------------------------------
 
 namespace {
-
-// K packs, as an engine hands them to take().
-template <class C, int N, int K>
-struct Packs {
-  static constexpr int most = N * K;
-  const C* x;
-
-  template <class A, class F>
-  A fold(A folded, F f) const {
-    for (int k = 0; k < K; ++k) {
-      k::Pack<C, N> pack;
-      for (int i = 0; i < N; ++i) pack[i] = x[k * N + i];
-      folded = f(folded, pack);
-    }
-    return folded;
-  }
-  C typical() const {
-    constexpr int few = most < 4 ? most : 4;
-    k::Pack<C, few> some;
-    for (int i = 0; i < few; ++i) some[i] = x[i] * C(1.0 / few);
-    return k::sum(some);
-  }
-  constexpr int count() const { return most; }
-};
-
-// Takes in what is left of n values from x on, K packs at a time and then K / 2 ..., packs of one value at the end.
-template <int N, int K, class Op, class C>
-void take_all(const Op& op, typename Op::Running& running, const C* x, int64_t n) {
-  for (; n >= N * K; x += N * K, n -= N * K) op.take(running, Packs<C, N, K>{x});
-  if constexpr (K > 1) take_all<N, K / 2>(op, running, x, n);
-  else if constexpr (N > 1) take_all<1, 16>(op, running, x, n);
-}
 
 // f(name, state) for all ways to take a row in.
 template <class Op, class C, class F>
@@ -411,6 +439,7 @@ void each_taken(const Op& op, const std::vector<C>& x, F f) {
   };
   using std::integral_constant;
   if (x.size() <= 32) way("1 x 1", integral_constant<int, 1>{}, integral_constant<int, 1>{});  // what is held in registers
+  way("1 x 4", integral_constant<int, 1>{}, integral_constant<int, 4>{});
   way("1 x 16", integral_constant<int, 1>{}, integral_constant<int, 16>{});
   way("2 x 8", integral_constant<int, 2>{}, integral_constant<int, 8>{});
   way("4 x 4", integral_constant<int, 4>{}, integral_constant<int, 4>{});
@@ -597,9 +626,9 @@ void check_taken_moments(test::Tally& t, const std::vector<C>& x) {
   const double n = double(x.size());
   const auto check = [&](const std::string& how, const k::WelfordState<C>& s) {
     t.expect(s.n == C(n), "%zu cols, %s: n is %g", x.size(), how.c_str(), double(s.n));
-    const double mean = double(s.origin) + double(s.offset), mean_limit = 16 * test::unit<C> * 2 * want.largest;
-    t.expect(std::fabs(mean - want.mean) <= mean_limit, "%zu cols, %s: mean %.17g, want %.17g +- %g, largest %g", x.size(),
-             how.c_str(), mean, want.mean, mean_limit, want.largest);
+    const double off = mean_error(s, want), mean_limit = 16 * test::unit<C> * 2 * want.largest;
+    t.expect(std::fabs(off) <= mean_limit, "%zu cols, %s: mean off by %g, not %g, largest %g", x.size(), how.c_str(), off,
+             mean_limit, want.largest);
     const double limit = 128 * test::unit<C> * want.m2;
     t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %s: m2 %.17g, want %.17g, off by %.0f units", x.size(),
              how.c_str(), double(s.m2), want.m2, std::fabs(double(s.m2) - want.m2) / want.m2 / test::unit<C>);
@@ -731,14 +760,16 @@ TEMPLATE_TEST_CASE("sums of squares take in many packs at a time and are gathere
 
 namespace {
 
-template <class Op, class C>
-k::Pack<C, 32> padded(const Op& op, const std::vector<C>& x) {
-  auto pack = k::broadcast<32>(op.padding());
+// With anything behind x.
+template <class C>
+k::Pack<C, 32> in_a_pack(const std::vector<C>& x) {
+  auto pack = k::broadcast<32>(C(0));
   for (size_t i = 0; i < x.size(); ++i) pack[int(i)] = x[i];
   return pack;
 }
 
-// All ways to a row's values against the oracle: centered on the whole row's state, on a part's, and absorbed.
+// All ways to a row's values against the oracle: centered on the state of the whole row or of a part, or on what a
+// thread has taken in of it.
 template <class C, class Op, class Oracle>
 void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
   test::Tally t;
@@ -756,20 +787,29 @@ void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
                  double(got[c]), want[size_t(c)].v, want[size_t(c)].e);
       }
     };
+    const auto pack = in_a_pack(x);
     const auto whole = cut_and_merged(op, x, 4, random);
     const auto result = op.finish(whole, k::Count<C>(cols));
-    check("merged", op.linear(whole, result)(op.center(padded(op, x), whole)), 0, cols);
+    check("merged", op.linear(whole, result)(op.center(pack, whole)), 0, cols);
 
     // Each part centered on its own state, and finished with the whole row's.
     const int middle = int(random.below(cols + 1));
     const std::vector<C> front(x.begin(), x.begin() + middle), back(x.begin() + middle, x.end());
     const auto front_state = cut_and_merged(op, front, 1, random), back_state = cut_and_merged(op, back, 1, random);
-    check("front", op.linear(front_state, result)(op.center(padded(op, x), front_state)), 0, middle);
-    check("back", op.linear(back_state, result)(op.center(padded(op, x), back_state)), middle, cols);
+    check("front", op.linear(front_state, result)(op.center(pack, front_state)), 0, middle);
+    check("back", op.linear(back_state, result)(op.center(pack, back_state)), middle, cols);
 
-    auto held = padded(op, x);
-    const auto local = op.absorb(held, cols);
-    check("absorbed", op.linear(local, op.finish(local, k::Count<C>(cols)))(held), 0, cols);
+    // Each thread's part centered on what it has taken in itself, alone or beside another one.
+    const auto alone = taken_somehow(op, x.data(), cols, random);
+    const auto own = op.finish(op.state(alone), k::Count<C>(cols));
+    check("alone", op.linear(alone, own)(op.center(pack, alone)), 0, cols);
+    const auto left = taken_somehow(op, x.data(), middle, random);
+    const auto right = taken_somehow(op, x.data() + middle, cols - middle, random);
+    auto both = op.state(left);
+    op.merge(both, op.state(right));
+    const auto joined = op.finish(both, k::Count<C>(cols));
+    check("left", op.linear(left, joined)(op.center(pack, left)), 0, middle);
+    check("right", op.linear(right, joined)(op.center(pack, right)), middle, cols);
   }
   CHECK_TALLY(t);
 }

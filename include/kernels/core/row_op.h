@@ -4,26 +4,30 @@
 // A RowOp<C> (C: float or double) reduces a row to a State and then maps every element:
 //
 //   State                                default-constructed: nothing seen yet
-//   padding()                            a value that does not change a state, for the end of a partly filled pack
-//   accumulate(State&, Pack, valid)      takes in the first `valid` values of a pack, with padding behind them; any N
 //   merge(State& into, State from)       any order, any split of the row
 //   Result finish(State, Count)          once per row, with the number of columns
 //   write_row(Result, row)               once per row, by one thread: per-row outputs
 //
-//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in, which on
-//                                        the GPU may also be a Running, see below
+//   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
 //   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
 //
-// The CPU takes a row in by blocks:
-//   State absorb(Pack& x, valid)         accumulate for the first pack of all, which leaves x centered on the state
+// The CPU makes the State of a block itself: it centers the block on a state that has only seen some of it, and sums
+// what it gets, in vectors. How to do so for an op is said by InLanes in cpu/detail/row_lanes.h.
 //
 // A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
-//   Running, take(Running&, packs)       packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for more
-//                                        than once; packs.typical() is like their values, packs.count() how many there are
+//   Running                              what one thread has taken in. Where that fits into its registers, center(),
+//                                        linear() and gather() may get the Running in place of its State
+//   take(Running&, packs)                packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
+//                                        more than once; packs.typical() is like their values, packs.count() says how
+//                                        many values there are, Packs::most how many there may be
 //   looks_twice                          whether take() asks for a fold more than once
 //   State state(Running)                 of all that was taken in
-//   State gather(State or Running, lanes)   the states of all lanes in one, a Running being what one run of packs left. lanes.sum(v) and lanes.max(v) reduce over them,
-//                                        lanes.first(v) is what the first one has, lanes.total(n) the Count of all values
+//   State gather(State, lanes)           the states of all lanes in one. lanes.sum(v), lanes.max(v) reduce over them,
+//                                        lanes.first(v) is of the first one, lanes.total(n) is the Count of all values
+//
+// Row sinks (concepts.h) have a State, too, and take finished values in by
+//   accumulate(State&, Pack, valid)      the first `valid` values of a pack, with padding behind them
+//   padding()                            a value that does not change a state; only on the CPU are packs partly filled
 #pragma once
 
 #include "softmax_state.h"
@@ -52,9 +56,6 @@ struct SoftmaxBase {
   using Running = State;
   static constexpr bool looks_twice = true;
 
-  KERNELS_HD C padding() const { return -infinity<C>(); }
-  template <int N>
-  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.accumulate(x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Packs>
   KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
@@ -82,9 +83,6 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
     // The part of s may be hidden while the rest lies far below 0: then there is nothing to scale, but exp would overflow.
     return {exp(lesser(s.reference() - r.reference, C(0))) * r.scale, C(0)};
   }
-
-  template <int N>
-  KERNELS_HD State absorb(Pack<C, N>& x, int) const { return State::absorb(x); }
 };
 
 template <class C>
@@ -103,15 +101,6 @@ struct LogSoftmaxOp : detail::SoftmaxBase<C> {
   KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return x - s.reference(); }
   KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
     return {C(1), (s.reference() - r.reference) - r.log_sum};
-  }
-
-  template <int N>
-  KERNELS_HD State absorb(Pack<C, N>& x, int) const {
-    State s;
-    s.m = max_of(x);
-    x = center(x, s);
-    s.l = sum(exp(x));
-    return s;
   }
 };
 
@@ -151,9 +140,6 @@ struct LayerNormOp {
   C eps;
   detail::RowOutput mean_out, rstd_out;
 
-  KERNELS_HD C padding() const { return C(0); }
-  template <int N>
-  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int valid) const { s.accumulate(x, valid); }
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   KERNELS_HD Result finish(const State& s, const Count<C>& cols) const {
     const C mean = s.mean();
@@ -171,8 +157,6 @@ struct LayerNormOp {
     return {r.rstd, ((s.origin - r.mean) - r.mean_low) * r.rstd};
   }
 
-  template <int N>
-  KERNELS_HD State absorb(Pack<C, N>& x, int valid) const { return State::absorb(x, valid); }
   template <class Packs>
   KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
   KERNELS_HD State state(const Running& running) const { return running.state(); }
@@ -194,13 +178,9 @@ struct RmsNormOp {
     C rstd;
   };
 
-
   C eps;
   detail::RowOutput rstd_out;
 
-  KERNELS_HD C padding() const { return C(0); }
-  template <int N>
-  KERNELS_HD void accumulate(State& s, const Pack<C, N>& x, int) const { s.squares = s.squares + dot(x, x); }
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
   template <class Packs>
   KERNELS_HD void take(Running& running, const Packs& packs) const {
@@ -217,9 +197,6 @@ struct RmsNormOp {
   template <int N>
   KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State&) const { return x; }
   KERNELS_HD Linear<C> linear(const State&, const Result& r) const { return {r.rstd, C(0)}; }
-
-  template <int N>
-  KERNELS_HD State absorb(Pack<C, N>& x, int) const { return {dot(x, x)}; }
 };
 
 // ---- Options, as the caller writes them ----------------------------------------------------------------------------

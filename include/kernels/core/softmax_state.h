@@ -19,19 +19,6 @@ struct SoftmaxState {
   KERNELS_HD bool empty() const { return m == -infinity<C>() && l == C(0); }
   KERNELS_HD C logsumexp() const { return m + log(l); }
 
-  // The state of a pack of scores; x becomes exp(x - m).
-  template <int N>
-  static KERNELS_HD SoftmaxState absorb(Pack<C, N>& x) {
-    SoftmaxState s;
-    s.m = max_of(x);
-    x = exp_minus(x, s.reference());
-    s.l = sum(x);
-    return s;
-  }
-
-  template <int N>
-  KERNELS_HD void accumulate(Pack<C, N> scores) { merge(absorb(scores)); }
-
   KERNELS_HD void merge(const SoftmaxState& other) {
     SoftmaxState both;
     both.m = greater(m, other.m);

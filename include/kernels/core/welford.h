@@ -1,8 +1,8 @@
-// WelfordState: mergeable mean and sum of squared deviations (Welford's recurrence, in Chan's form over packs).
+// WelfordState: mergeable mean and sum of squared deviations, joined by Chan's form of Welford's recurrence.
 //
-// The mean is kept as origin + offset, where origin is one of the row's own values: deviations are taken from it first,
-// so values that share a large common part (mean 1e6, spread 1e-3) lose nothing, and a constant row has variance 0
-// exactly. The empty state is neutral.
+// The mean is kept as origin + offset, where origin is the mean of a few of the row's own values: deviations are taken
+// from it first, so values that share a large common part (mean 1e6, spread 1e-3) lose nothing, and a constant row has
+// variance 0 exactly. The empty state is neutral.
 #pragma once
 
 #include "math.h"
@@ -25,37 +25,6 @@ struct WelfordState {
   C n = C(0);
 
   KERNELS_HD C mean() const { return origin + offset; }
-
-  static constexpr int kOnePass = 32;
-
-  // The state of the first `valid` values of a pack; x becomes the deviations from its origin. Packs of up to kOnePass in
-  // one pass: taking the mean out of the squares afterwards costs at most N units of rounding of the whole row's m2, because
-  // the origin is one of the row's own values.
-  template <int N>
-  static KERNELS_HD WelfordState absorb(Pack<C, N>& x, int valid = N) {
-    WelfordState s;
-    s.origin = x.v[0];
-    s.n = static_cast<C>(valid);
-    x = x - s.origin;
-    if (valid < N) {
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) x.v[i] = i < valid ? x.v[i] : C(0);
-    }
-    const C total = sum(x);
-    s.offset = valid == N ? total * C(1.0 / N) : divide(total, greater(s.n, C(1)));
-    if constexpr (N <= kOnePass) {
-      s.m2 = dot(x, x) - total * s.offset;
-      s.m2 = s.m2 < C(0) ? C(0) : s.m2;
-    } else {
-      Pack<C, N> d = x - s.offset;
-      for (int i = valid; i < N; ++i) d.v[i] = C(0);
-      s.m2 = dot(d, d);
-    }
-    return s;
-  }
-
-  template <int N>
-  KERNELS_HD void accumulate(Pack<C, N> x, int valid = N) { merge(absorb(x, valid)); }
 
   KERNELS_HD void merge(const WelfordState& other) {
     const C total = n + other.n;
