@@ -396,8 +396,8 @@ struct Needs {
 inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = {}) {
   using R = k::Residency;
   const int64_t words = cols * needs.held / 4;
-  const int64_t block_words = 16 * 512;
   const bool wide = needs.wide && cols % 16 == 0, shared = much_shared_memory();
+  const int64_t block_words = (wide ? 16 : 8) * 512;  // what functors that need many registers leave
   std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::streamed, 96), policy(R::split)};
   if (words <= 512) all.push_back(policy(R::group, 32, 1, /*max_pack*/ 1));
   if (words <= 256 && wide) all.push_back(policy(R::group, 32));

@@ -47,7 +47,6 @@ class RowEngine {
   // The same where more can be under way: what the threads hold must still fit.
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
                                (!Problem::Op::looks_twice || 2 * packs(wide) * wide * scale <= 32);
-  static constexpr bool several_tensors = sizeof(Fetched<typename Problem::Source, wide>) > 16;
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
   // The largest block.
   static int max_block(int pack, Residency residency) {
@@ -130,7 +129,7 @@ class RowEngine {
 
   Status take(RowPlan& plan, const tuning::RowTuning& row, int64_t units) const {
     RowPolicy& policy = plan.policy;
-    policy.residency = several_tensors ? row.fused : row.residency;
+    policy.residency = row.residency;
     policy.cluster = row.cluster;
     if (policy.residency == Residency::group) {
       if (has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack)) {
@@ -142,7 +141,7 @@ class RowEngine {
     const int most = max_block(plan.pack, policy.residency);
     const int64_t each = Problem::Op::looks_twice ? row.packs : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
-    if (policy.residency == Residency::registers && !choose_even(plan)) policy.residency = Residency::streamed;
+    if (policy.residency == Residency::registers && !choose_registers(plan)) policy.residency = Residency::streamed;
     return can_keep(plan);
   }
 
@@ -153,10 +152,15 @@ class RowEngine {
     return {};
   }
 
-  // A block in which every thread holds the same number of packs, as many as it can but at least half of that.
-  bool choose_even(RowPlan& plan) const {
+  // One warp, or a block in which every thread holds the same number of packs, as many as it can but at least half of that.
+  bool choose_registers(RowPlan& plan) const {
     const int64_t warp_packs = int64_t(32) * plan.pack;
-    if (plan.pack != wide || p_.cols % warp_packs != 0) return false;
+    if (plan.pack != wide) return false;
+    if (p_.cols <= warp_packs * packs(wide)) {
+      plan.policy.threads = 32;
+      return true;
+    }
+    if (p_.cols % warp_packs != 0) return false;
     for (int count = packs(wide); count >= packs(wide) / 2 && count > 0; --count) {
       const int64_t threads = 32 * (p_.cols / warp_packs / count);
       if (p_.cols / warp_packs % count != 0 || threads > max_block(wide, Residency::registers)) continue;
@@ -182,6 +186,7 @@ class RowEngine {
     if (held) return {};
     const int largest = max_block(plan.pack, Residency::shared);
     policy.threads = int(lesser<int64_t>(largest, round_up(ceil_div(threads, 2), 32)));
+    // Nearly as many blocks as multiprocessors do.
     const auto enough_blocks = [&](int cluster) { return p_.rows * cluster >= ex_.device().sm_count * 7 / 8; };
     for (; enough_blocks(policy.cluster / 2) && 2 * policy.threads <= largest; policy.cluster /= 2) policy.threads *= 2;
     return can_keep(plan);

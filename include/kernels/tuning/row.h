@@ -2,8 +2,8 @@
 //
 // Measured on an H200 (132 multiprocessors, CUDA 13) with bench/row_sweep.cu: softmax, LayerNorm and RMSNorm of halves, 49,152
 // rows of 32 to 32,768 columns and fewer of up to 262,144, and of few rows of floats; bench/results/h200/row_sweep.txt has
-// the timings. A row is held in registers where every thread of a block can have the same number of packs, and streamed
-// where not.
+// the timings. A row is held in registers where one warp can hold it, or where every thread of a block can have the same
+// number of packs; other rows are streamed.
 #pragma once
 
 #include "../core/row_policy.h"
@@ -14,24 +14,23 @@ namespace tuning {
 constexpr int64_t kAnyLength = int64_t(1) << 62;
 
 struct RowTuning {
-  int64_t max_packs;    // 16-byte packs in a row
+  int64_t max_packs;  // 16-byte packs in a row
   Residency residency;
-  Residency fused;      // the same for sources that read more than one tensor: to read those again costs more
-  int packs;            // per thread
-  int packs_once;       // the same for ops that look at a value once before they know the row (core/row_op.h)
+  int packs;          // per thread
+  int packs_once;     // the same for ops that look at a value once before they know the row (core/row_op.h)
   int cluster;
 };
 
 constexpr RowTuning kRows[] = {
-    {64, Residency::group, Residency::group, 2, 2, 1},
-    {1024, Residency::registers, Residency::registers, 4, 4, 1},
-    {1536, Residency::streamed, Residency::streamed, 8, 6, 1},
-    {2048, Residency::registers, Residency::registers, 4, 4, 1},
-    {4096, Residency::streamed, Residency::registers, 8, 8, 1},
-    {8192, Residency::streamed, Residency::streamed, 16, 8, 1},
-    {16384, Residency::shared, Residency::shared, 16, 16, 1},
-    {kAnyLength, Residency::shared, Residency::shared, 16, 16, 8},
-    {kAnyLength, Residency::streamed, Residency::streamed, 16, 16, 1},  // without clusters
+    {64, Residency::group, 2, 2, 1},
+    {1024, Residency::registers, 4, 4, 1},
+    {1536, Residency::streamed, 8, 6, 1},
+    {2048, Residency::registers, 4, 4, 1},
+    {4096, Residency::streamed, 8, 8, 1},
+    {8192, Residency::streamed, 16, 8, 1},
+    {16384, Residency::shared, 16, 16, 1},
+    {kAnyLength, Residency::shared, 16, 16, 8},
+    {kAnyLength, Residency::streamed, 16, 16, 1},  // without clusters
 };
 
 // Threads per group block.
