@@ -595,6 +595,9 @@ class MappedSource : public Functor {
     return MappedSource<decltype(before), decltype(map)>(before, map);
   }
 
+  KERNELS_HD const S& source() const { return source_; }
+  KERNELS_HD const M& map() const { return map_; }
+
  private:
   S source_;
   M map_;

@@ -1,0 +1,138 @@
+// 4-bit weights: how they lie in memory, and packing functions for the host.
+//
+// int4, uint4: eight codes of 0 to 15 in a 32-bit word. Code i of a word stands at bit int4_shift(i): the even ones in the
+// lower half and the odd ones in the upper, so that one AND brings codes 2j and 2j + 1 to the same place in either half, where
+// a GPU converts them as a pair. int4 means code - 8, uint4 the code itself, for use with zero points:
+//
+//   std::vector<uint32_t> codes(n * k / 8);
+//   std::vector<float> scales(n * k / 64);
+//   std::vector<uint8_t> zeros(n * k / 64);
+//   k::pack_int4(w, k, n, k, 64, codes.data(), scales.data());                 // groups of 64: dequant(int4(...), ...)
+//   k::pack_uint4(w, k, n, k, 64, codes.data(), scales.data(), zeros.data());  // dequant(uint4(...), ....zeros(...))
+//   k::pack_gf4(w, k, n, k, codes.data());                                     // gf4(...)
+//
+// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it stand eight codes of 3
+// bits. The weight is (code - 4) * scale / -4: the one that is largest in magnitude is exactly the scale.
+#pragma once
+
+#include <cmath>
+
+#include "pack.h"
+
+KERNELS_BEGIN
+
+KERNELS_HD constexpr int int4_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
+
+struct Uint4 {
+  static KERNELS_HD float at(uint32_t word, int i) { return float((word >> int4_shift(i)) & 15u); }
+  static KERNELS_HD Pack<float, 8> all(uint32_t word) {
+    Pack<float, 8> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < 8; ++i) out.v[i] = at(word, i);
+    return out;
+  }
+};
+
+struct Int4 {
+  static KERNELS_HD float at(uint32_t word, int i) { return Uint4::at(word, i) - 8.f; }
+  static KERNELS_HD Pack<float, 8> all(uint32_t word) { return Uint4::all(word) - 8.f; }
+};
+
+struct Gf4 {
+  static KERNELS_HD float scale(uint32_t word) {
+    return convert<float>(bit_cast<float8_e5m2>(static_cast<uint8_t>(word & 0xffu))) * -0.25f;
+  }
+  static KERNELS_HD float code(uint32_t word, int i) { return float(int((word >> (8 + 3 * i)) & 7u) - 4); }
+  static KERNELS_HD float at(uint32_t word, int i) { return code(word, i) * scale(word); }
+  static KERNELS_HD Pack<float, 8> all(uint32_t word) {
+    Pack<float, 8> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < 8; ++i) out.v[i] = code(word, i);
+    return out * scale(word);
+  }
+};
+
+namespace detail {
+
+// f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a matrix.
+template <class F>
+void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
+  const int64_t groups = (cols + group - 1) / group;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t g = 0; g < groups; ++g) f(row, g, row * groups + g, g * group, (g + 1) * group < cols ? (g + 1) * group : cols);
+  }
+}
+
+inline int clamped(float x, int low, int high) {
+  const float rounded = std::nearbyint(x);
+  return rounded < float(low) ? low : rounded > float(high) ? high : int(rounded);
+}
+
+}  // namespace detail
+
+// Rows of `cols` weights, ld apart, in groups of `group` columns, a multiple of 8. A row takes (cols + 7) / 8 words and
+// (cols + group - 1) / group scales; codes behind the last column are those of 0.
+template <class T, class S>
+void pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales) {
+  const int64_t row_words = (cols + 7) / 8;
+  for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0x88888888u;
+  detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
+    float largest = 0.f;  // with its sign: it becomes -8, which has no positive counterpart
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = convert<float>(w[row * ld + c]);
+      if (std::fabs(x) > std::fabs(largest)) largest = x;
+    }
+    scales[index] = convert<S>(largest / -8.f);
+    const float scale = convert<float>(scales[index]);
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = convert<float>(w[row * ld + c]);
+      const uint32_t code = uint32_t(8 + detail::clamped(scale != 0.f ? x / scale : 0.f, -8, 7));
+      uint32_t& word = words[row * row_words + c / 8];
+      word = (word & ~(15u << int4_shift(int(c % 8)))) | code << int4_shift(int(c % 8));
+    }
+  });
+}
+
+// The same with a zero point for each group, a code of 0 to 15 that means 0.
+template <class T, class S>
+void pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales, uint8_t* zeros) {
+  const int64_t row_words = (cols + 7) / 8;
+  for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
+  detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
+    float low = 0.f, high = 0.f;  // 0 must be a code
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = convert<float>(w[row * ld + c]);
+      low = x < low ? x : low;
+      high = x > high ? x : high;
+    }
+    scales[index] = convert<S>((high - low) / 15.f);
+    const float scale = convert<float>(scales[index]);
+    zeros[index] = uint8_t(detail::clamped(scale != 0.f ? -low / scale : 0.f, 0, 15));
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = convert<float>(w[row * ld + c]);
+      const uint32_t code = uint32_t(detail::clamped((scale != 0.f ? x / scale : 0.f) + float(zeros[index]), 0, 15));
+      words[row * row_words + c / 8] |= code << int4_shift(int(c % 8));
+    }
+  });
+}
+
+// Eight weights to a word; (cols + 7) / 8 words in a row.
+template <class T>
+void pack_gf4(const T* w, int64_t ld, int64_t rows, int64_t cols, uint32_t* words) {
+  detail::each_group(rows, cols, 8, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {
+    float largest = 0.f;
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = convert<float>(w[row * ld + c]);
+      if (std::fabs(x) > std::fabs(largest)) largest = x;
+    }
+    uint32_t word = bit_cast<uint8_t>(convert<float8_e5m2>(largest));
+    const float scale = Gf4::scale(word);
+    for (int i = 0; i < 8; ++i) {
+      const float x = begin + i < end ? convert<float>(w[row * ld + begin + i]) : 0.f;
+      word |= uint32_t(4 + detail::clamped(scale != 0.f ? x / scale : 0.f, -4, 3)) << (8 + 3 * i);
+    }
+    words[index] = word;
+  });
+}
+
+KERNELS_END

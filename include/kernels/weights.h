@@ -1,0 +1,509 @@
+// Sources for the weights of a product, and what goes with them on either side of it.
+//
+//   k::matmul(ex, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
+//   k::matmul(ex, x, k::dequant(k::load(w8, K), k::row_scales(s)), out, {M, N, K});
+//   k::matmul(ex, x, k::dequant(k::uint4(codes, K), k::group_scales(s, K / 64, 64).zeros(z)), out, {M, N, K});
+//   k::matmul(ex, x, k::gated(k::load(w1, K), k::load(w3, K)), k::swiglu() | k::store(h, F), {M, F, K});
+//   k::matmul(ex, x, k::stacked(wq, nq, wk, nk, wv, nk), k::apart(q, nq, kk, nk, v, nk), {M, nq + 2 * nk, K});
+//   k::matmul(ex, k::normed(k::load(x, K), k::RmsNorm{}) | k::mul(gamma), w, out, {M, N, K});
+//
+// Weights       dequant(codes, scales)  int4(p, ld)  uint4(p, ld)  gf4(p, ld)  gated(w1, w3)  stacked(w, n, ...)
+// Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with .zeros(z)
+// Inputs        normed(source, RmsNorm or LayerNorm)
+// Results       swiglu()  geglu()  apart(sink, n, ...)
+#pragma once
+
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "core/quant.h"
+#include "core/row_op.h"
+#include "functor.h"
+
+KERNELS_BEGIN
+
+// ---- Quantized weights ---------------------------------------------------------------------------------------------
+
+// One scale for each tile of 2^row_log2 x 2^col_log2 codes, and with it a zero point, if the codes have one:
+// weight = (code - zero) * scale. Both may be of any type.
+template <class T, class Zero = Nothing>
+class Scales {
+ public:
+  Scales(const T* scales, int64_t ld, int row_log2, int col_log2, const Zero* zeros = nullptr)
+      : scales_(scales), zeros_(zeros), ld_(ld), row_log2_(row_log2), col_log2_(col_log2) {}
+
+  // A zero point beside each scale.
+  template <class Z>
+  Scales<T, Z> zeros(const Z* p) const { return {scales_, ld_, row_log2_, col_log2_, p}; }
+
+  static constexpr bool has_zeros = !std::is_same<Zero, Nothing>::value;
+  // How many neighbouring columns share a scale, as far as anyone asks.
+  int group() const { return col_log2_ >= 5 ? 32 : 1 << col_log2_; }
+
+  struct Fetched {
+    Packed<T, 1> scale;
+    std::conditional_t<has_zeros, Packed<std::conditional_t<has_zeros, Zero, uint8_t>, 1>, Nothing> zero;
+  };
+  KERNELS_HD Fetched fetch(int64_t row, int64_t col) const {
+    Fetched out;
+    const int64_t at = (row >> row_log2_) * ld_ + (col >> col_log2_);
+    out.scale = read<1, Cache::keep>(scales_ + at);
+    if constexpr (has_zeros) out.zero = read<1, Cache::keep>(zeros_ + at);
+    return out;
+  }
+  static KERNELS_HD float scale(const Fetched& f) { return convert<float>(f.scale.unpack().v[0]); }
+  static KERNELS_HD float zero(const Fetched& f) {
+    if constexpr (has_zeros) return convert<float>(f.zero.unpack().v[0]);
+    else return 0.f;
+  }
+
+  Status check() const {
+    if (scales_ == nullptr || (has_zeros && zeros_ == nullptr)) return invalid("dequant: a pointer to scales or zeros is null");
+    if (row_log2_ < 0 || col_log2_ < 0) return invalid("dequant: the group or block size is not a power of two");
+    if (ld_ < 0) return invalid("dequant: the row stride of the scales is negative");
+    return {};
+  }
+
+ private:
+  const T* scales_;
+  const Zero* zeros_;
+  int64_t ld_;
+  int row_log2_, col_log2_;
+};
+
+namespace detail {
+constexpr int kOneForAll = 62;
+constexpr int log2_of(int64_t n) {
+  for (int log2 = 0; log2 < 31; ++log2) {
+    if (int64_t(1) << log2 == n) return log2;
+  }
+  return -1;
+}
+}  // namespace detail
+
+template <class T>
+Scales<T> tensor_scale(const T* p) { return {p, 0, detail::kOneForAll, detail::kOneForAll}; }
+template <class T>
+Scales<T> row_scales(const T* p) { return {p, 1, 0, detail::kOneForAll}; }
+// p[row * ld + col / group]; group: a power of two.
+template <class T>
+Scales<T> group_scales(const T* p, int64_t ld, int group) { return {p, ld, 0, detail::log2_of(group)}; }
+// p[row / block * ld + col / block]; block: a power of two.
+template <class T>
+Scales<T> block_scales(const T* p, int64_t ld, int block) { return {p, ld, detail::log2_of(block), detail::log2_of(block)}; }
+
+// Codes and their scales. Engines that sum over columns multiply by the scale once per pack: they ask for unscaled() and
+// scale_of(); everyone else sees an ordinary source.
+template <class Codes, class S>
+class Dequant : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Dequant(Codes codes, S scales) : codes_(codes), scales_(scales) {}
+
+  static constexpr int widest = detail::widest_of<Codes>();
+  int max_pack() const { return lesser(detail::max_pack_of(codes_), scales_.group()); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(scales_.check());
+    return detail::check_of(codes_, rows, cols);
+  }
+
+  template <class CodesFetched>
+  struct Both {
+    CodesFetched codes;
+    typename S::Fetched scales;
+  };
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    const auto codes = detail::fetch<N>(codes_, row, col);
+    return Both<std::decay_t<decltype(codes)>>{codes, scales_.fetch(row, col)};
+  }
+  template <class F>
+  KERNELS_HD auto unscaled(const F& fetched, int64_t row, int64_t col) const {
+    const auto codes = detail::resolve(codes_, fetched.codes, row, col);
+    if constexpr (S::has_zeros) return codes - S::zero(fetched.scales);
+    else return codes;
+  }
+  template <class F>
+  KERNELS_HD float scale_of(const F& fetched) const { return S::scale(fetched.scales); }
+  template <class F>
+  KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const {
+    return unscaled(fetched, row, col) * scale_of(fetched);
+  }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(codes_, row, begin, end); }
+
+ private:
+  Codes codes_;
+  S scales_;
+};
+
+template <class Codes, class S>
+Dequant<Codes, S> dequant(Codes codes, S scales) {
+  static_assert(detail::is_source<Codes>, "dequant() takes a source of codes (k::load, k::int4 ...) and scales");
+  return {codes, scales};
+}
+
+// Weights of which eight lie in a 32-bit word; Format (core/quant.h) says how. ld counts weights and is a multiple of 8.
+template <class Format>
+class Words : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Words(const uint32_t* words, int64_t ld) : words_(words), ld_(ld) {}
+
+  static constexpr int widest = 32;
+  int max_pack() const {
+    const int words = detail::aligned_pack(words_, ld_ / 8, 4);
+    return 8 * words;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    if (words_ == nullptr) return invalid("4-bit weights: the pointer is null");
+    if (ld_ % 8 != 0 || (ld_ < cols && rows > 1)) return invalid("4-bit weights: the row stride is not a multiple of 8, or is smaller than cols");
+    if (detail::rows_overflow<uint32_t>(rows, ld_)) return invalid("4-bit weights: rows x row stride exceeds 64 bits");
+    return {};
+  }
+
+  template <int N>
+  struct Some {
+    Packed<uint32_t, (N + 7) / 8> words;
+  };
+  template <int N>
+  KERNELS_HD Some<N> fetch(int64_t row, int64_t col) const {
+    static_assert(N == 1 || N % 8 == 0, "whole words, or one weight");
+    return {read<(N + 7) / 8, Cache::stream>(words_ + (row * ld_ + col) / 8)};
+  }
+  template <int N>
+  KERNELS_HD Pack<float, N> resolve(const Some<N>& fetched, int64_t, int64_t col) const {
+    if constexpr (N == 1) {
+      return {{Format::at(fetched.words.words[0], int(col % 8))}};
+    } else {
+      Pack<float, N> out;
+      KERNELS_UNROLL
+      for (int i = 0; i < N; i += 8) {
+        const Pack<float, 8> eight = Format::all(fetched.words.words[i / 8]);
+        KERNELS_UNROLL
+        for (int j = 0; j < 8; ++j) out.v[i + j] = eight.v[j];
+      }
+      return out;
+    }
+  }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    prefetch_lines(words_ + (row * ld_ + begin) / 8, words_ + (row * ld_ + end) / 8);
+  }
+
+ private:
+  const uint32_t* words_;
+  int64_t ld_;
+};
+
+inline Words<Int4> int4(const uint32_t* words, int64_t ld) { return {words, ld}; }
+inline Words<Uint4> uint4(const uint32_t* words, int64_t ld) { return {words, ld}; }
+inline Words<Gf4> gf4(const uint32_t* words, int64_t ld) { return {words, ld}; }
+
+// ---- Several matrices at once --------------------------------------------------------------------------------------
+
+// Two matrices of one shape: each result is made of a product with either (swiglu(), geglu()).
+template <class A, class B>
+class Gated : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Gated(A gate, B up) : gate_(gate), up_(up) {}
+
+  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gate_, rows, cols));
+    return detail::check_of(up_, rows, cols);
+  }
+  KERNELS_HD const A& gate() const { return gate_; }
+  KERNELS_HD const B& up() const { return up_; }
+
+ private:
+  A gate_;
+  B up_;
+};
+
+template <class A, class B>
+Gated<A, B> gated(A gate, B up) {
+  static_assert(detail::is_source<A> && detail::is_source<B>, "gated() takes two sources of weights");
+  return {gate, up};
+}
+
+// Makes one value of the two that gated() weights give: join(gate, up).
+template <class Activation>
+struct Glu : Functor {
+  static constexpr Role role = Role::map;
+  Activation activation;
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const { return transform(gate, activation) * up; }
+};
+// silu(gate) * up, and gelu(gate) * up with tanh's gelu.
+inline Glu<Silu> swiglu() { return {}; }
+inline Glu<GeluTanh> geglu() { return {}; }
+
+namespace detail {
+
+// Where each part of a row, or of a column, begins and ends: part i covers [ends[i - 1], ends[i]).
+template <class Part, int kParts>
+struct Sections {
+  Part parts[kParts];
+  int64_t ends[kParts];
+
+  // f(part, where it begins), for the part that `at` lies in.
+  template <class F>
+  KERNELS_HD auto visit(int64_t at, const F& f) const {
+    KERNELS_UNROLL
+    for (int i = 0; i + 1 < kParts; ++i) {
+      if (at < ends[i]) return f(parts[i], i == 0 ? 0 : ends[i - 1]);
+    }
+    return f(parts[kParts - 1], kParts == 1 ? 0 : ends[kParts - 2]);
+  }
+  Status check(const char* negative) const {
+    for (int i = 0; i < kParts; ++i) {
+      if (ends[i] < (i == 0 ? 0 : ends[i - 1])) return invalid(negative);
+    }
+    return {};
+  }
+};
+
+// From part, count, part, count ...
+template <class Part, size_t... I, class... All>
+Sections<Part, int(sizeof...(I))> sections_of(std::index_sequence<I...>, const std::tuple<All...>& all) {
+  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...}, {static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
+  for (size_t i = 1; i < sizeof...(I); ++i) out.ends[i] += out.ends[i - 1];
+  return out;
+}
+template <class... All>
+auto sections_of(const All&... all) {
+  using Part = std::tuple_element_t<0, std::tuple<All...>>;
+  return sections_of<Part>(std::make_index_sequence<sizeof...(All) / 2>(), std::tuple<All...>(all...));
+}
+
+}  // namespace detail
+
+// The rows of several matrices, one after the other: stacked(wq, nq, wk, nk, wv, nv). All sources are of one type.
+template <class S, int kParts>
+class Stacked : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  explicit Stacked(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const {
+    int most = widest;
+    for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
+    return most;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(sections_.check("stacked: a number of rows is negative"));
+    if (rows != sections_.ends[kParts - 1]) return invalid("stacked: the numbers of rows do not add up to N");
+    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.ends[i] - (i == 0 ? 0 : sections_.ends[i - 1]), cols));
+    return {};
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return sections_.visit(row, [&](const S& part, int64_t begin) { return detail::fetch<N>(part, row - begin, col); });
+  }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return sections_.visit(row, [&](const S& part, int64_t begin) { return detail::resolve(part, fetched, row - begin, col); });
+  }
+  // The matrix that a row lies in, and its number there.
+  template <class F>
+  KERNELS_HD auto visit(int64_t row, const F& f) const { return sections_.visit(row, f); }
+
+ private:
+  detail::Sections<S, kParts> sections_;
+};
+
+template <class S, class... Rest>
+auto stacked(S first, int64_t rows, Rest... rest) {
+  static_assert(detail::is_source<S> && sizeof...(Rest) % 2 == 0, "stacked() takes sources, each with its number of rows");
+  return Stacked<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, rows, rest...));
+}
+
+// The columns of a result to several sinks: apart(q_sink, nq, k_sink, nk, v_sink, nv). All sinks are of one type.
+template <class S, int kParts>
+class Apart : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  explicit Apart(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  // A pack must not lie in two parts.
+  int max_pack() const {
+    int most = widest;
+    for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
+    for (const int64_t end : sections_.ends) {
+      while (most > 1 && end % most != 0) most /= 2;
+    }
+    return most;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(sections_.check("apart: a number of columns is negative"));
+    if (cols != sections_.ends[kParts - 1]) return invalid("apart: the numbers of columns do not add up to N");
+    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], rows, sections_.ends[i] - (i == 0 ? 0 : sections_.ends[i - 1])));
+    return {};
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    sections_.visit(col, [&](const S& part, int64_t begin) { detail::put(part, v, row, col - begin); });
+  }
+
+ private:
+  detail::Sections<S, kParts> sections_;
+};
+
+template <class S, class... Rest>
+auto apart(S first, int64_t cols, Rest... rest) {
+  static_assert(detail::is_sink<S> && !detail::is_row_sink<S> && sizeof...(Rest) % 2 == 0, "apart() takes sinks, each with its number of columns");
+  return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
+}
+
+// ---- Inputs --------------------------------------------------------------------------------------------------------
+
+// A row normalized on the way in, without a pass of its own: normed(load(x, K), RmsNorm{}.eps(e)) | mul(gamma), or with
+// LayerNorm{} | affine(gamma, beta). Products find out the row's state before they multiply, and then read through with().
+template <class S, class Options>
+class Normed : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  using C = compute_type<S>;
+  using Op = decltype(std::declval<const Options&>().template op<C>());
+  using State = typename Op::State;
+  Normed(S source, Options options) : source_(source), op_(options.template op<C>()), checked_(options.check()) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  // For engines that do not know of it, and would not normalize.
+  Status check(int64_t, int64_t) const { return unsupported("normed: only products take normalized inputs"); }
+  Status check_input(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(checked_);
+    return detail::check_of(source_, rows, cols);
+  }
+
+  KERNELS_HD const S& before() const { return source_; }
+  KERNELS_HD const Op& op() const { return op_; }
+  // The same source for a row of which the state and the number of columns are known.
+  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const {
+    Normed out = *this;
+    out.state_ = state;
+    out.linear_ = op_.linear(state, op_.finish(state, cols));
+    return out;
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return linear_(op_.center(detail::resolve(source_, fetched, row, col), state_));
+  }
+
+ private:
+  S source_;
+  Op op_;
+  Status checked_;
+  State state_;
+  Linear<C> linear_{C(1), C(0)};
+};
+
+template <class S, class Options>
+Normed<S, Options> normed(S source, Options options) {
+  static_assert(detail::is_source<S>, "normed() takes a source and RmsNorm or LayerNorm");
+  return {source, options};
+}
+
+namespace detail {
+template <class S>
+struct is_normed : std::false_type {};
+template <class S, class Options>
+struct is_normed<Normed<S, Options>> : std::true_type {};
+}  // namespace detail
+
+// ---- A product -----------------------------------------------------------------------------------------------------
+
+// result(m, n) = sum over k of x(m, k) * w(n, k), which the sink gets as row m, column n. x has a row for each token, w one
+// for each output: both are read along K.
+struct MatmulShape {
+  int64_t m, n, k;
+};
+
+namespace detail {
+
+template <class W>
+struct is_gated : std::false_type {};
+template <class A, class B>
+struct is_gated<Gated<A, B>> : std::true_type {};
+
+// The source at the bottom of a chain of maps.
+template <class S>
+struct is_mapped_source : std::false_type {};
+template <class S, class M>
+struct is_mapped_source<MappedSource<S, M>> : std::true_type {};
+template <class S>
+KERNELS_HD decltype(auto) base_of(const S& source) {
+  if constexpr (is_mapped_source<S>::value) return base_of(source.source());
+  else return (source);
+}
+// The same chain on f(the source at its bottom).
+template <class S, class F>
+KERNELS_HD auto on_base(const S& source, const F& f) {
+  if constexpr (is_mapped_source<S>::value) {
+    auto before = on_base(source.source(), f);
+    return MappedSource<decltype(before), std::decay_t<decltype(source.map())>>(before, source.map());
+  } else {
+    return f(source);
+  }
+}
+template <class S>
+constexpr bool starts_normed = is_normed<std::decay_t<decltype(base_of(std::declval<const S&>()))>>::value;
+
+// The map that makes one value of the two that gated weights give, and the sink behind it.
+template <class M>
+struct is_glu : std::false_type {};
+template <class A>
+struct is_glu<Glu<A>> : std::true_type {};
+template <class M>
+KERNELS_HD decltype(auto) first_map(const M& map) {
+  if constexpr (is_chain<M>::value) return first_map(map.first());
+  else return (map);
+}
+template <class M>
+KERNELS_HD auto later_maps(const M& map) {
+  if constexpr (is_chain<M>::value) {
+    if constexpr (is_chain<std::decay_t<decltype(map.first())>>::value) {
+      auto before = later_maps(map.first());
+      return MapChain<decltype(before), std::decay_t<decltype(map.second())>>(before, map.second());
+    } else {
+      return map.second();
+    }
+  } else {
+    return Identity{};
+  }
+}
+template <class Out>
+constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::declval<const Out&>())))>>::value;
+
+template <class X, class W, class Out>
+Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty) {
+  static_assert(is_source<X> && is_source<W> && is_sink<Out>, "matmul takes a source of inputs, a source of weights, and a sink");
+  static_assert(!is_row_sink<std::decay_t<decltype(sink_end(out))>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
+  static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
+  empty = true;
+  if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");
+  constexpr int64_t limit = int64_t(1) << 30;
+  if (shape.k > limit) return unsupported("matmul: K exceeds 2^30");
+  if (shape.n > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N exceeds 2^31 - 1");
+  if (shape.m == 0 || shape.n == 0) return {};
+  if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(shape.m, shape.k));
+  else KERNELS_TRY(check_of(x, shape.m, shape.k));
+  KERNELS_TRY(check_of(w, shape.n, shape.k));
+  KERNELS_TRY(check_of(out, shape.m, shape.n));
+  empty = false;
+  return {};
+}
+
+}  // namespace detail
+
+KERNELS_END
