@@ -168,23 +168,24 @@ class Words : public Functor {
   };
   template <int N>
   KERNELS_HD Some<N> fetch(int64_t row, int64_t col) const {
-    static_assert(N == 1 || N % 8 == 0, "whole words, or one weight");
+    static_assert(N < 8 || N % 8 == 0, "whole words, or part of one");
     return {read<(N + 7) / 8, Cache::stream>(words_ + (row * ld_ + col) / 8)};
   }
   template <int N>
   KERNELS_HD Pack<float, N> resolve(const Some<N>& fetched, int64_t, int64_t col) const {
-    if constexpr (N == 1) {
-      return {{Format::at(fetched.words.words[0], int(col % 8))}};
+    Pack<float, N> out;
+    if constexpr (N < 8) {
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) out.v[i] = Format::at(fetched.words.words[0], int(col % 8) + i);
     } else {
-      Pack<float, N> out;
       KERNELS_UNROLL
       for (int i = 0; i < N; i += 8) {
         const Pack<float, 8> eight = Format::all(fetched.words.words[i / 8]);
         KERNELS_UNROLL
         for (int j = 0; j < 8; ++j) out.v[i + j] = eight.v[j];
       }
-      return out;
     }
+    return out;
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(words_ + (row * ld_ + begin) / 8, words_ + (row * ld_ + end) / 8);

@@ -9,13 +9,14 @@ namespace detail {
 namespace host {
 inline namespace KERNELS_ISA {
 
-// A source's values in columns [begin, begin + count) of a row. `packs` says which widths the source takes at these columns.
+// A source's values in columns [begin, begin + count) of a row.
 template <class Source, class C>
 void read_row(const Source& source, int64_t row, int64_t begin, int64_t count, C* to) {
-  const Packs<Source, DirectStore<C, C>> packs(source, DirectStore<C, C>(to, 0), begin % 16 == 0 ? count : 1);
+  const Packs<Source, DirectStore<C, C>> packs(source, DirectStore<C, C>(to, 0), begin % kWidestPack == 0 ? count : 1);
   packs.each(begin, begin + count, [&source, row, begin, to](auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
-    put_pack(to + (col - begin), convert<C>(resolve(source, fetch<N>(source, row, col), row, col)));
+    const Pack<C, N> values = convert<C>(resolve(source, fetch<N>(source, row, col), row, col));
+    copy_bytes<int(sizeof(values.v))>(to + (col - begin), values.v);
   });
 }
 
