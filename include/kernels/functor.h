@@ -71,8 +71,9 @@ class DirectLoad : public Functor {
 
   template <int N>
   KERNELS_HD Packed<Src, N> fetch(int64_t row, int64_t col) const {
-    return read<N, kCache>(src_ + row * ld_ + col);
+    return read<N, kCache>(at(row, col));
   }
+  KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);

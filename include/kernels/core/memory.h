@@ -23,7 +23,7 @@ template <> struct Word<1> { using type = unsigned char; };
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned int; };
 template <> struct Word<8> { using type = uint2; };
-template <> struct Word<16> { using type = uint4; };
+template <> struct Word<16> { using type = ::uint4; };
 #endif
 
 // memcpy of kBytes, on the host in registers as long as those that compute: the compiler's own is in shorter pieces, and a

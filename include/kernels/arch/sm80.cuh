@@ -1,0 +1,55 @@
+// One function per sm_80 instruction.
+#pragma once
+
+#include <cstdint>
+
+#include "../core/dtype.h"
+#include "arch.cuh"
+
+KERNELS_BEGIN
+namespace arch {
+
+// d += a * b for a 16 x 16 tile of a and a 16 x 8 tile of b of T, in the fragments of mma.m16n8k16: lane 4g + t holds of a the
+// pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8), of b (k 2t, column g), (k 2t + 8, column g),
+// of d (row g, columns 2t and 2t + 1) and (row g + 8, the same).
+template <class T>
+__device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (kCompiledFor >= 80) {
+    if constexpr (std::is_same<T, half>::value) {
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+      static_assert(std::is_same<T, bfloat16>::value, "half or bfloat16");
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+  }
+}
+
+// Four 8 x 8 tiles of 16-bit values from shared memory; each lane names a row of 16 bytes: lanes 8i to 8i + 7 those of tile i.
+__device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(row_address)
+               : "memory");
+}
+
+// 16 bytes from global to shared memory, past the registers and the L1; `bytes` of them are read, zeros stand for the rest.
+__device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int bytes) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+  }
+}
+__device__ __forceinline__ void copy_async_commit() {
+  if constexpr (kCompiledFor >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but the last `kLeft` groups have arrived.
+template <int kLeft>
+__device__ __forceinline__ void copy_async_wait() {
+  if constexpr (kCompiledFor >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+}  // namespace arch
+KERNELS_END

@@ -1,0 +1,115 @@
+// Products with many tokens on CUDA cores: float and double weights, which tensor cores would round.
+//
+// A block makes a tile of 128 tokens x 128 outputs (double: 64 x 64), each of its 256 threads a square of it, in steps of 16
+// columns of K: one step is worked on in shared memory while the next is on its way in registers.
+#pragma once
+
+#include "gemv.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// kWidth: elements per access to either operand.
+template <class P, int kWidth>
+struct SimtGemmBody {
+  using C = typename P::C;
+  static constexpr int max_threads = 256, registers = 255;
+  static constexpr int kTile = sizeof(C) == 4 ? 128 : 64, kSide = kTile / 16, kStep = 16;
+  static constexpr int kPitch = kTile + 16 / int(sizeof(C));
+  static constexpr int kPacks = kTile * kStep / kWidth / max_threads;  // of each operand, for a thread
+  static constexpr int kTokens = kTile, kOutputs = kTile;
+  struct Params {
+    P problem;
+    int64_t token_tiles;
+  };
+  using Weights0 = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Weights1 = std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>;
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    __shared__ __align__(16) C x[kStep * kPitch], w[P::matrices][kStep * kPitch];
+    const P& p = params.problem;
+    const int64_t token = int64_t(blockIdx.x % params.token_tiles) * kTile, output = int64_t(blockIdx.x / params.token_tiles) * kTile;
+    Fetched<typename P::X, kWidth> inputs[kPacks];
+    Fetched<Weights0, kWidth> first[kPacks];
+    Fetched<Weights1, kWidth> second[P::matrices == 2 ? kPacks : 1];
+    const auto ask = [&](int col) {
+      ask_for(inputs, p.x, token, p.m, col, p.k);
+      ask_for(first, p.template weights<0>(), output, p.n, col, p.k);
+      if constexpr (P::matrices == 2) ask_for(second, p.template weights<1>(), output, p.n, col, p.k);
+    };
+    C sums[P::matrices][kSide][kSide] = {};
+    if (p.k > 0) ask(0);
+    for (int64_t col = 0; col < p.k; col += kStep) {
+      __syncthreads();
+      place(x, inputs, p.x, token, p.m, int(col), p.k);
+      place(w[0], first, p.template weights<0>(), output, p.n, int(col), p.k);
+      if constexpr (P::matrices == 2) place(w[1], second, p.template weights<1>(), output, p.n, int(col), p.k);
+      __syncthreads();
+      if (col + kStep < p.k) ask(int(col) + kStep);
+      KERNELS_UNROLL
+      for (int k = 0; k < kStep; ++k) {
+        C mine[kSide];
+        side(mine, x + k * kPitch, threadIdx.x / 16);
+        KERNELS_UNROLL
+        for (int i = 0; i < P::matrices; ++i) {
+          C theirs[kSide];
+          side(theirs, w[i] + k * kPitch, threadIdx.x % 16);
+          KERNELS_UNROLL
+          for (int a = 0; a < kSide; ++a) {
+            KERNELS_UNROLL
+            for (int b = 0; b < kSide; ++b) sums[i][a][b] = fma(mine[a], theirs[b], sums[i][a][b]);
+          }
+        }
+      }
+    }
+    KERNELS_UNROLL
+    for (int a = 0; a < kSide; ++a) {
+      KERNELS_UNROLL
+      for (int b = 0; b < kSide; ++b) {
+        const int64_t row = token + place_of(threadIdx.x / 16, a), col = output + place_of(threadIdx.x % 16, b);
+        if (row >= p.m || col >= p.n) continue;
+        C totals[P::matrices];
+        KERNELS_UNROLL
+        for (int i = 0; i < P::matrices; ++i) totals[i] = sums[i][a][b];
+        Result<P>(p, row, col).put_sums(totals);
+      }
+    }
+  }
+
+ private:
+  // A thread's values lie four (double: two) together, and these groups 16 threads apart, so that a warp's reads are whole lines.
+  static constexpr int kTogether = 16 / int(sizeof(C));
+  static __device__ __forceinline__ int place_of(int thread, int i) { return i / kTogether * (16 * kTogether) + thread * kTogether + i % kTogether; }
+  static __device__ __forceinline__ void side(C (&values)[kSide], const C* from, int thread) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kSide; i += kTogether) memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
+  }
+
+  // f(number of the pack, row in the tile, column in the step) for a thread's packs.
+  template <class F>
+  static __device__ __forceinline__ void each_pack(const F& f) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kPacks; ++i) {
+      const int index = i * max_threads + threadIdx.x;
+      f(i, index / (kStep / kWidth), index % (kStep / kWidth) * kWidth);
+    }
+  }
+  template <class Source>
+  static __device__ __forceinline__ void ask_for(Fetched<Source, kWidth> (&fetched)[kPacks], const Source& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+    each_pack([&](int i, int row, int at) {
+      if (begin + row < rows && col + at < cols) fetched[i] = fetch<kWidth>(source, begin + row, col + at);
+    });
+  }
+  template <class Source>
+  static __device__ __forceinline__ void place(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks], const Source& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+    each_pack([&](int i, int row, int at) {
+      Pack<C, kWidth> values = broadcast<kWidth>(C(0));
+      if (begin + row < rows && col + at < cols) values = convert<C>(resolve(source, fetched[i], begin + row, col + at));
+      KERNELS_UNROLL
+      for (int j = 0; j < kWidth; ++j) to[(at + j) * kPitch + row] = values.v[j];
+    });
+  }
+};
+
+}  // namespace detail
+KERNELS_END
