@@ -132,6 +132,9 @@ class Dequant : public Functor {
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(codes_, row, begin, end); }
 
+  KERNELS_HD const Codes& codes() const { return codes_; }
+  KERNELS_HD const S& scales() const { return scales_; }
+
  private:
   Codes codes_;
   S scales_;
@@ -433,9 +436,31 @@ struct MatmulShape {
 namespace detail {
 
 template <class W>
+struct is_dequant : std::false_type {};
+template <class Codes, class S>
+struct is_dequant<Dequant<Codes, S>> : std::true_type {};
+
+template <class W>
+struct is_stacked : std::false_type {};
+template <class S, int kParts>
+struct is_stacked<Stacked<S, kParts>> : std::true_type {};
+
+template <class W>
 struct is_gated : std::false_type {};
 template <class A, class B>
 struct is_gated<Gated<A, B>> : std::true_type {};
+
+// What a product is computed in: double where an operand is, float otherwise.
+template <class X, class W>
+struct ProductType {
+  using type = std::conditional_t<std::is_same<compute_type<X>, double>::value, double, compute_type<W>>;
+};
+template <class X, class A, class B>
+struct ProductType<X, Gated<A, B>> {
+  using type = std::conditional_t<std::is_same<typename ProductType<X, A>::type, double>::value, double, compute_type<B>>;
+};
+template <class X, class W>
+using product_type = typename ProductType<X, W>::type;
 
 // The source at the bottom of a chain of maps.
 template <class S>

@@ -1,4 +1,5 @@
-// How products read their operands on the CPU: stretches of a row as floats, in a buffer.
+// How products read their operands on the CPU: stretches of a row as floats, in a buffer; of rows that are normalized on
+// the way in, the state first.
 #pragma once
 
 #include "../../weights.h"
@@ -18,6 +19,35 @@ void read_row(const Source& source, int64_t row, int64_t begin, int64_t count, C
     const Pack<C, N> values = convert<C>(resolve(source, fetch<N>(source, row, col), row, col));
     copy_bytes<int(sizeof(values.v))>(to + (col - begin), values.v);
   });
+}
+
+// What must be known of a whole row before any of it can be read: its state, if the source begins with normed().
+template <class Source>
+auto row_state(const Source& source, int64_t row, int64_t cols) {
+  if constexpr (starts_normed<Source>) {
+    const auto& base = base_of(source);
+    using Base = std::decay_t<decltype(base)>;
+    using Before = std::decay_t<decltype(base.before())>;
+    using Sink = DirectStore<typename Base::C, typename Base::C>;
+    using Problem = RowProblem<typename Base::Op, Before, Sink>;
+    if (cols == 0) return typename Base::State{};
+    const Sink none(nullptr, 0);
+    const Problem problem{base.op(), base.before(), none, row + 1, cols, {base.before(), none, cols}};
+    return RowEngine<Problem>(problem).state(row);
+  } else {
+    return Nothing{};
+  }
+}
+// The source to read such a row from.
+template <class Source, class State>
+auto with_state(const Source& source, const State& state, int64_t cols) {
+  if constexpr (starts_normed<Source>) {
+    return on_base(source, [&](const auto& base) {
+      return base.with(state, Count<typename std::decay_t<decltype(base)>::C>(int(cols)));
+    });
+  } else {
+    return source;
+  }
 }
 
 }

@@ -170,10 +170,13 @@ class RowEngine {
     });
   }
 
+  using State = typename P::Op::State;
+  // Of a row that is not empty.
+  State state(int64_t row) const { return reduce_chunks(row, 1); }
+
  private:
   using C = typename P::C;
   using Op = typename P::Op;
-  using State = typename Op::State;
   using Lanes = InLanes<Op>;
   static constexpr int N = kLanes<C>;
   using Vector = Pack<C, N>;

@@ -1,0 +1,276 @@
+// Products on the CPU: result(m, n) = sum over k of x(m, k) * w(n, k).
+//
+// Each thread makes a rectangle of the result, block by block. The sums of a block stay on the stack, as tiles, while all of
+// K goes by in stretches: of each stretch, the inputs of the block's rows are copied out of their source as they lie, and the
+// weights are copied a panel of columns at a time and turned around, so that a vector holds one k of many columns. A tile of
+// sums then lives in registers for the length of a stretch. Sources are read only to be copied, and the sink gets each tile
+// once, when its last stretch is done.
+//
+// Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone decides.
+#pragma once
+
+#include "inputs.h"
+
+KERNELS_BEGIN
+namespace detail {
+namespace host {
+inline namespace KERNELS_ISA {
+
+// ---- vectors -------------------------------------------------------------------------------------------------------
+
+template <class C>
+inline KERNELS_INLINE Register<C> vector_at(const C* from) {
+  Register<C> v;
+  copy_bytes<int(sizeof(v))>(&v, from);
+  return v;
+}
+template <class C>
+inline KERNELS_INLINE void put_vector(C* to, const Register<C>& v) { copy_bytes<int(sizeof(v))>(to, &v); }
+
+// a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be bent.
+template <class C>
+inline KERNELS_INLINE Register<C> multiply_add(C a, const Register<C>& b, const Register<C>& c) {
+#if KERNELS_VECTORS && defined(__AVX512F__)
+  if constexpr (std::is_same<C, float>::value) return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
+  else return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
+#elif KERNELS_VECTORS && defined(__FMA__)
+  if constexpr (std::is_same<C, float>::value) return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
+  else return _mm256_fmadd_pd(_mm256_set1_pd(a), b, c);
+#else
+  return b * a + c;
+#endif
+}
+
+// Half kHalf of a and of b, one element of each in turn.
+template <int kHalf, class C, int... i>
+inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b, std::integer_sequence<int, i...>) {
+  constexpr int lanes = kLanes<C>, first = kHalf * lanes / 2;
+#if KERNELS_VECTORS
+  return __builtin_shufflevector(a, b, (first + i / 2 + i % 2 * lanes)...);
+#else
+  return {{(i % 2 == 0 ? a : b).v[first + i / 2]...}};
+#endif
+}
+
+// Turns a square around: each round moves one bit of the row's number behind the column's, and one of the column's behind
+// the row's.
+template <int kRound = 1, class C, int... i>
+inline KERNELS_INLINE void transpose(Register<C> (&rows)[sizeof...(i)], std::integer_sequence<int, i...> lanes) {
+  if constexpr (kRound < int(sizeof...(i))) {
+    constexpr int half = int(sizeof...(i)) / 2;
+    Register<C> next[] = {zip<i % 2, C>(rows[i / 2], rows[i / 2 + half], lanes)...};
+    transpose<2 * kRound, C>(next, lanes);
+    (void(rows[i] = next[i]), ...);
+  }
+}
+
+// ---- tiles ---------------------------------------------------------------------------------------------------------
+
+// Sizes in elements. What a thread has on its stack stays below 512 KB, and so in the second-level cache.
+template <class C>
+struct Tiles {
+  static constexpr int lanes = kLanes<C>;
+  // As many sums as there are registers for, next to two vectors of weights and an input.
+  static constexpr int rows = kVectorBytes == 64 ? 14 : 6, cols = 2 * lanes;
+  static constexpr int size = rows * cols;
+  // A stretch of K: a panel of weights and one of inputs fit the first-level cache.
+  static constexpr int depth = 768 / int(sizeof(C));
+  static constexpr int block_rows = 266 / rows * rows, block_cols = 1024 / int(sizeof(C));
+};
+
+// The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k.
+template <class C, int... row>
+inline void multiply(const C* x, const C* w, int depth, bool first, C* tile, std::integer_sequence<int, row...>) {
+  using T = Tiles<C>;
+  Register<C> left[] = {(void(row), Register<C>{})...}, right[] = {(void(row), Register<C>{})...};
+  for (int k = 0; k < depth; ++k) {
+    const Register<C> w0 = vector_at(w + k * T::cols), w1 = vector_at(w + k * T::cols + T::lanes);
+    ((left[row] = multiply_add(x[row * T::depth + k], w0, left[row]),
+      right[row] = multiply_add(x[row * T::depth + k], w1, right[row])), ...);
+  }
+  const auto add = [&](C* to, const Register<C>& sums) KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
+  ((add(tile + row * T::cols, left[row]), add(tile + row * T::cols + T::lanes, right[row])), ...);
+}
+// Few rows cost less than a whole tile.
+template <int kRows, class C>
+inline void multiply_rows(int rows, const C* x, const C* w, int depth, bool first, C* tile) {
+  constexpr int fewer = kRows - 4;
+  if constexpr (fewer > 0) {
+    if (rows <= fewer) return multiply_rows<fewer>(rows, x, w, depth, first, tile);
+  }
+  multiply(x, w, depth, first, tile, std::make_integer_sequence<int, kRows>());
+}
+
+// ---- the product ---------------------------------------------------------------------------------------------------
+
+// One source of weights, or the two of gated(), as an array of panels that take turns.
+template <class W>
+struct Panels {
+  using C = compute_type<W>;
+  static constexpr int count = 1;
+  template <class F>
+  static void each(const W& w, const F& f) { f(w, 0); }
+};
+template <class A, class B>
+struct Panels<Gated<A, B>> {
+  using C = std::conditional_t<std::is_same<compute_type<A>, double>::value, double, compute_type<B>>;
+  static constexpr int count = 2;
+  template <class F>
+  static void each(const Gated<A, B>& w, const F& f) { f(w.gate(), 0), f(w.up(), 1); }
+};
+
+template <class X, class W, class Out>
+class Gemm {
+  using C = std::conditional_t<std::is_same<compute_type<X>, double>::value, double, typename Panels<W>::C>;
+  using T = Tiles<C>;
+  using State = decltype(row_state(std::declval<const X&>(), 0, 0));
+  static constexpr int kPanels = Panels<W>::count, kBlockCols = T::block_cols / kPanels;
+
+ public:
+  Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape)
+      : x_(x), w_(w), map_(sink_map(out)), end_(sink_end(out)), shape_(shape),
+        packs_({nullptr, 0}, out, shape.n) {}
+
+  // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is taken; of
+  // equals the one with the most columns of them, because inputs are cheaper to copy than weights.
+  void run(int threads) const {
+    const int64_t tile_rows = tiles(shape_.m, T::rows), tile_cols = tiles(shape_.n, T::cols);
+    int across = 1;
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int i = 1; i <= threads; ++i) {
+      const int64_t largest = tiles(tile_cols, i) * tiles(tile_rows, threads / i);
+      if (largest <= least) least = largest, across = i;
+    }
+    const int down = threads / across;
+    parallel(across * down, [&](int part) {
+      const auto [m, m_end] = share(part / across, down, tile_rows, T::rows, shape_.m);
+      const auto [n, n_end] = share(part % across, across, tile_cols, T::cols, shape_.n);
+      rectangle(m, m_end, n, n_end);
+    });
+  }
+
+ private:
+  struct Range {
+    int64_t begin, end;
+  };
+  static int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+  // Part i of `parts` of a number of tiles, in rows or columns.
+  static Range share(int i, int parts, int64_t tiles, int size, int64_t limit) {
+    const auto at = [&](int part) { return lesser((tiles / parts * part + tiles % parts * part / parts) * size, limit); };
+    return {at(i), at(i + 1)};
+  }
+  // As few blocks as `most` allows, all of nearly the same size.
+  static int64_t block(int64_t count, int64_t most, int64_t unit) {
+    return count == 0 ? unit : tiles(tiles(count, tiles(count, most)), unit) * unit;
+  }
+
+  void rectangle(int64_t m_begin, int64_t m_end, int64_t n_begin, int64_t n_end) const {
+    alignas(64) C inputs[T::block_rows * T::depth], weights[T::depth * T::cols], sums[T::block_rows * T::block_cols];
+    State states[T::block_rows];
+    const int64_t rows = block(m_end - m_begin, T::block_rows, T::rows), cols = block(n_end - n_begin, kBlockCols, T::cols);
+    const int64_t depth = block(shape_.k, T::depth, kWidestPack);
+    for (int64_t m = m_begin; m < m_end; m += rows) {
+      const int height = int(lesser(rows, m_end - m));
+      for (int r = 0; r < height; ++r) states[r] = row_state(x_, m + r, shape_.k);
+      for (int64_t n = n_begin; n < n_end; n += cols) {
+        // Where there is no K, the tiles are still filled with zeros.
+        int64_t k = 0;
+        do {
+          const int stretch = int(lesser(depth, shape_.k - k));
+          copy_inputs(states, m, height, k, stretch, inputs);
+          C* tile = sums;
+          for (int64_t col = n; col < lesser(n + cols, n_end); col += T::cols) {
+            const int width = int(lesser<int64_t>(T::cols, n_end - col));
+            Panels<W>::each(w_, [&](const auto& source, int panel) {
+              turn_weights(source, col, width, k, stretch, weights);
+              for (int row = 0; row < height; row += T::rows, tile += T::size) {
+                const int few = lesser(T::rows, height - row);
+                multiply_rows<T::rows>(few, inputs + row * T::depth, weights, stretch, k == 0, tile);
+                if (panel + 1 == kPanels && k + stretch == shape_.k) {
+                  finish(tile - panel * tiles(height, T::rows) * T::size, tile, m + row, few, col, width);
+                }
+              }
+            });
+          }
+          k += stretch;
+        } while (k < shape_.k);
+      }
+    }
+  }
+
+  void copy_inputs(const State* states, int64_t m, int height, int64_t k, int stretch, C* to) const {
+    for (int r = 0; r < height; ++r) read_row(with_state(x_, states[r], shape_.k), m + r, k, stretch, to + r * T::depth);
+    // Rows that only fill up the last tile; what comes of them is not looked at.
+    for (int r = height; r % T::rows != 0; ++r) {
+      for (int i = 0; i < stretch; ++i) to[r * T::depth + i] = C(0);
+    }
+  }
+
+  template <class Source>
+  void turn_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, C* to) const {
+    constexpr auto lanes = std::make_integer_sequence<int, T::lanes>();
+    for (int left = 0; left < T::cols; left += T::lanes) {
+      alignas(64) C rows[T::lanes * T::depth];
+      for (int i = 0; i < T::lanes; ++i) {
+        int filled = 0;
+        if (left + i < width) {
+          read_row(source, n + left + i, k, stretch, rows + i * T::depth);
+          filled = stretch;
+        }
+        for (; filled < stretch || filled % T::lanes != 0; ++filled) rows[i * T::depth + filled] = C(0);
+      }
+      for (int i = 0; i < stretch; i += T::lanes) turn(rows + i, to + i * T::cols + left, lanes);
+    }
+  }
+  template <int... i>
+  static void turn(const C* from, C* to, std::integer_sequence<int, i...> lanes) {
+    Register<C> square[] = {vector_at(from + i * T::depth)...};
+    transpose<1, C>(square, lanes);
+    (put_vector<C>(to + i * T::cols, square[i]), ...);
+  }
+
+  // Hands a tile to the sink; with gated weights, this and the one of the gate's sums.
+  void finish(const C* gate, const C* tile, int64_t m, int height, int64_t n, int width) const {
+    for (int r = 0; r < height; ++r, gate += T::cols, tile += T::cols) {
+      packs_.each(n, n + width, [gate, tile, n, this, row = m + r](auto width, int64_t col) KERNELS_INLINE {
+        const auto values = pack_at<width()>(tile + (col - n));
+        if constexpr (kPanels == 1) {
+          store(map_, values, row, col);
+        } else {
+          store(later_maps(map_), first_map(map_).join(pack_at<width()>(gate + (col - n)), values), row, col);
+        }
+      });
+    }
+  }
+  template <int M>
+  static KERNELS_INLINE Pack<C, M> pack_at(const C* from) {
+    Pack<C, M> v;
+    copy_bytes<int(sizeof(v.v))>(v.v, from);
+    return v;
+  }
+  template <int M, class Map>
+  KERNELS_INLINE void store(const Map& map, const Pack<C, M>& v, int64_t row, int64_t col) const {
+    put(end_, apply_map(map, v, fetch_operands<M>(map, row, col), row, col), row, col);
+  }
+
+  const X& x_;
+  const W& w_;
+  decltype(sink_map(std::declval<const Out&>())) map_;
+  decltype(sink_end(std::declval<const Out&>())) end_;
+  MatmulShape shape_;
+  Packs<DirectLoad<C, C>, Out> packs_;
+};
+
+template <class X, class W, class Out>
+Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
+  bool empty = false;
+  KERNELS_TRY(check_matmul(x, w, out, shape, empty));
+  KERNELS_TRY(cx.status());
+  if (!empty) Gemm<X, W, Out>(x, w, out, shape).run(cx.threads());
+  return {};
+}
+
+}
+}  // namespace host
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,32 @@
+// Products on the CPU, fused with whatever stands before and after: result(m, n) = sum over k of x(m, k) * w(n, k).
+//
+//   k::cpu::Exec cx{threads};
+//   k::cpu::matmul(cx, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
+//
+// x has a row for each token and w one for each output; both are read along K. weights.h lists the sources for quantized,
+// gated and stacked weights and for normalized inputs, functor.h the rest. The same functors as on the GPU, with host
+// pointers. M, N >= 0, 0 <= K <= 2^30, any alignment, any row stride; K = 0 gives sums of 0. Computed in float (double when
+// x is double), in many partial sums. Each result reaches the sink once: a residual may be added in place. What x reads
+// must not be written. The same input gives the same bits, whatever the number of threads.
+//
+// Threads need 512 KB of stack; nothing is allocated for few tokens. Flags: as in softmax.h.
+#pragma once
+
+#include "detail/gemv.h"
+
+KERNELS_BEGIN
+namespace cpu {
+inline namespace KERNELS_ISA {
+
+template <class X, class W, class Out>
+Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
+  bool empty = false;
+  KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty));
+  KERNELS_TRY(cx.status());
+  if (empty) return {};
+  return ::kernels::detail::host::gemv(cx, x, w, out, shape);
+}
+
+}
+}  // namespace cpu
+KERNELS_END
