@@ -389,13 +389,15 @@ class Normed : public Functor {
 
   KERNELS_HD const S& before() const { return source_; }
   KERNELS_HD const Op& op() const { return op_; }
-  // The same source for a row of which the state and the number of columns are known.
-  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const {
+  // The same source for a row of which the state is known, and what is then left to do to its values.
+  KERNELS_HD Normed with(const State& state, const Linear<C>& linear) const {
     Normed out = *this;
     out.state_ = state;
-    out.linear_ = op_.linear(state, op_.finish(state, cols));
+    out.linear_ = linear;
     return out;
   }
+  KERNELS_HD Linear<C> linear(const State& state, const Count<C>& cols) const { return op_.linear(state, op_.finish(state, cols)); }
+  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const { return with(state, linear(state, cols)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }

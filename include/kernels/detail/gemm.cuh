@@ -85,7 +85,7 @@ struct GemmBody {
   static_assert(P::matrices == 1 || std::is_same<Gate, std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>>::value,
                 "gated weights of two types: use two products");
   static constexpr int max_threads = 256, registers = 255;
-  static constexpr int kTokens = 128, kRows = 256, kStep = 32, kStages = 4;
+  static constexpr int kTokens = 128, kRows = 256, kStep = 32, kStages = starts_normed<X> ? 3 : 4;
   static constexpr int kOutputs = kRows / P::matrices;
   static constexpr int kStageBytes = (kTokens + kRows) * kStep * 2;
   static constexpr int kStaged = 64 + 4;  // floats in a row of what a warp hands to the sink
@@ -103,10 +103,12 @@ struct GemmBody {
     const P& p = params.problem;
     int64_t token, output;
     place_tile(params, token, output);
+    __shared__ Alone<TokenState<X>, kTokens> states;
+    find_states<kWidth>(states.items, p.x, token, kTokens, p.m, p.k);
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < p.m;
-      f(p.x, there ? token + i : 0, there);
+      f(states.items[i].bind(p.x), there ? token + i : 0, there);
     };
     // With a gate, each run of 64 rows is 32 of one matrix and the same 32 of the other: a warp has both.
     const auto weight = [&](int i, const auto& f) {

@@ -13,6 +13,7 @@ namespace detail {
 template <class P, int kWidth>
 struct SimtGemmBody {
   using C = typename P::C;
+  using X = typename P::X;
   static constexpr int max_threads = 256, registers = 255;
   static constexpr int kTile = sizeof(C) == 4 ? 128 : 64, kSide = kTile / 16, kStep = 16;
   static constexpr int kPitch = kTile + 16 / int(sizeof(C));
@@ -29,21 +30,26 @@ struct SimtGemmBody {
     __shared__ __align__(16) C x[kStep * kPitch], w[P::matrices][kStep * kPitch];
     const P& p = params.problem;
     const int64_t token = int64_t(blockIdx.x % params.token_tiles) * kTile, output = int64_t(blockIdx.x / params.token_tiles) * kTile;
-    Fetched<typename P::X, kWidth> inputs[kPacks];
+    __shared__ Alone<TokenState<X>, kTile> states;
+    find_states<kWidth>(states.items, p.x, token, kTile, p.m, p.k);
+    const auto input = [&](int i) -> decltype(auto) { return states.items[i].bind(p.x); };
+    const auto weights = [&p](auto i) { return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); }; };
+    const auto weights0 = weights(std::integral_constant<int, 0>()), weights1 = weights(std::integral_constant<int, P::matrices - 1>());
+    Fetched<X, kWidth> inputs[kPacks];
     Fetched<Weights0, kWidth> first[kPacks];
     Fetched<Weights1, kWidth> second[P::matrices == 2 ? kPacks : 1];
     const auto ask = [&](int col) {
-      ask_for(inputs, p.x, token, p.m, col, p.k);
-      ask_for(first, p.template weights<0>(), output, p.n, col, p.k);
-      if constexpr (P::matrices == 2) ask_for(second, p.template weights<1>(), output, p.n, col, p.k);
+      ask_for<X>(inputs, input, token, p.m, col, p.k);
+      ask_for<Weights0>(first, weights0, output, p.n, col, p.k);
+      if constexpr (P::matrices == 2) ask_for<Weights1>(second, weights1, output, p.n, col, p.k);
     };
     C sums[P::matrices][kSide][kSide] = {};
     if (p.k > 0) ask(0);
     for (int64_t col = 0; col < p.k; col += kStep) {
       __syncthreads();
-      place(x, inputs, p.x, token, p.m, int(col), p.k);
-      place(w[0], first, p.template weights<0>(), output, p.n, int(col), p.k);
-      if constexpr (P::matrices == 2) place(w[1], second, p.template weights<1>(), output, p.n, int(col), p.k);
+      place<X>(x, inputs, input, token, p.m, int(col), p.k);
+      place<Weights0>(w[0], first, weights0, output, p.n, int(col), p.k);
+      if constexpr (P::matrices == 2) place<Weights1>(w[1], second, weights1, output, p.n, int(col), p.k);
       __syncthreads();
       if (col + kStep < p.k) ask(int(col) + kStep);
       KERNELS_UNROLL
@@ -94,17 +100,18 @@ struct SimtGemmBody {
       f(i, index / (kStep / kWidth), index % (kStep / kWidth) * kWidth);
     }
   }
-  template <class Source>
-  static __device__ __forceinline__ void ask_for(Fetched<Source, kWidth> (&fetched)[kPacks], const Source& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+  // source(row in the tile)
+  template <class Source, class At>
+  static __device__ __forceinline__ void ask_for(Fetched<Source, kWidth> (&fetched)[kPacks], const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
     each_pack([&](int i, int row, int at) {
-      if (begin + row < rows && col + at < cols) fetched[i] = fetch<kWidth>(source, begin + row, col + at);
+      if (begin + row < rows && col + at < cols) fetched[i] = fetch<kWidth>(source(row), begin + row, col + at);
     });
   }
-  template <class Source>
-  static __device__ __forceinline__ void place(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks], const Source& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+  template <class Source, class At>
+  static __device__ __forceinline__ void place(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks], const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
     each_pack([&](int i, int row, int at) {
       Pack<C, kWidth> values = broadcast<kWidth>(C(0));
-      if (begin + row < rows && col + at < cols) values = convert<C>(resolve(source, fetched[i], begin + row, col + at));
+      if (begin + row < rows && col + at < cols) values = convert<C>(resolve(source(row), fetched[i], begin + row, col + at));
       KERNELS_UNROLL
       for (int j = 0; j < kWidth; ++j) to[(at + j) * kPitch + row] = values.v[j];
     });

@@ -75,6 +75,60 @@ struct Result {
   }
 };
 
+// What must be known of a token's inputs before any can be read: the state of their row, if the source begins with normed().
+template <class X, bool = starts_normed<X>>
+struct TokenState {
+  template <int N, class Gather>
+  static __device__ __forceinline__ TokenState of(const X&, int64_t, int64_t, int, int, const Gather&) { return {}; }
+  __device__ __forceinline__ const X& bind(const X& x) const { return x; }
+};
+template <class X>
+struct TokenState<X, true> {
+  using Base = std::decay_t<decltype(base_of(std::declval<const X&>()))>;
+  typename Base::State state;
+  Linear<typename Base::C> linear;
+
+  // By `size` threads of which this one is number `rank`; gather(op, state) makes one state of theirs.
+  template <int N, class Gather>
+  static __device__ __forceinline__ TokenState of(const X& x, int64_t row, int64_t cols, int rank, int size, const Gather& gather) {
+    const auto& base = base_of(x);
+    using Before = std::decay_t<decltype(base.before())>;
+    using C = typename Base::C;
+    typename Base::Op::Running running;
+    each_run<4>(rank * N, size * N, int(cols), [&](const auto& at) {
+      Fetched<Before, N> fetched[at.count];
+      Pack<C, N> values[at.count];
+      fetch_run<N>(fetched, base.before(), row, at);
+      take_run<N>(base.op(), base.before(), running, fetched, values, row, at);
+    });
+    const auto state = gather(base.op(), base.op().state(running));
+    return {state, base.linear(state, Count<C>(int(cols)))};
+  }
+  __device__ __forceinline__ auto bind(const X& x) const {
+    return on_base(x, [&](const Base& base) { return base.with(state, linear); });
+  }
+};
+
+// Room in shared memory for what has constructors: they do not run.
+template <class T, int kCount>
+union Alone {
+  T items[kCount];
+  __device__ Alone() {}
+};
+
+// The states of a block's tokens, a warp for each in turn, in shared memory.
+template <int N, class X>
+__device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows, int64_t cols) {
+  if constexpr (starts_normed<X>) {
+    const auto gather = [](const auto& op, const auto& state) { return op.gather(state, PartLanes<compute_type<X>>()); };
+    for (int i = threadIdx.x / 32; i < count && first + i < rows; i += blockDim.x / 32) {
+      const auto state = TokenState<X>::template of<N>(x, first + i, cols, threadIdx.x & 31, 32, gather);
+      if ((threadIdx.x & 31) == 0) states[i] = state;
+    }
+    __syncthreads();
+  }
+}
+
 template <class P, int N, int R, int M, int U>
 struct GemvBody {
   using C = typename P::C;
@@ -90,8 +144,10 @@ struct GemvBody {
     __shared__ C partial[max_threads / 32][P::matrices][kSums];
     const P& p = params.problem;
     const int64_t row = int64_t(blockIdx.x) * R, token = int64_t(blockIdx.y) * M;
+    __shared__ Alone<TokenState<typename P::X>, M> states;
+    find_states<each>(states.items, p.x, token, M, p.m, p.k);
     C sums[P::matrices][M][R] = {};
-    each_run<U>(int(threadIdx.x) * N, int(blockDim.x) * N, int(p.k), [&](const auto& at) { add_run(p, at, row, token, sums); });
+    each_run<U>(int(threadIdx.x) * N, int(blockDim.x) * N, int(p.k), [&](const auto& at) { add_run(p, at, row, token, states.items, sums); });
 
     const Lanes<32> lanes;
     KERNELS_UNROLL
@@ -115,7 +171,7 @@ struct GemvBody {
  private:
   // Rows and tokens beyond the end take part with the last one, and are not written.
   template <class At>
-  static __device__ __forceinline__ void add_run(const P& p, const At& at, int64_t row, int64_t token, C (&sums)[P::matrices][M][R]) {
+  static __device__ __forceinline__ void add_run(const P& p, const At& at, int64_t row, int64_t token, const TokenState<typename P::X>* states, C (&sums)[P::matrices][M][R]) {
     const auto row_at = [&](int r) { return row + r < p.n ? row + r : p.n - 1; };
     const auto token_at = [&](int m) { return token + m < p.m ? token + m : p.m - 1; };
     const auto fetch_weights = [&](auto& fetched, const auto& w) {
@@ -134,7 +190,7 @@ struct GemvBody {
       const int col = at.col(u);
       Pack<C, N> x[M];
       KERNELS_UNROLL
-      for (int m = 0; m < M; ++m) x[m] = read_input(p.x, token_at(m), col);
+      for (int m = 0; m < M; ++m) x[m] = read_input(states[int(token_at(m) - token)].bind(p.x), token_at(m), col);
       KERNELS_UNROLL
       for (int r = 0; r < R; ++r) {
         KERNELS_UNROLL

@@ -62,8 +62,10 @@ struct SkinnyBody {
     const P& p = params.problem;
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int64_t row = int64_t(blockIdx.x) * kRows, token = int64_t(blockIdx.y) * kTokens;
+    __shared__ Alone<TokenState<X>, kTokens> states;
+    find_states<8>(states.items, p.x, token, kTokens, p.m, p.k);
     float sums[P::matrices][kTiles][4] = {};
-    for (int col = warp * kStep; col < p.k; col += warps * kStep) add_step(p, row, token, col, sums);
+    for (int col = warp * kStep; col < p.k; col += warps * kStep) add_step(p, row, token, col, states.items, sums);
 
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     float* mine = partial + warp * (P::matrices * kRows * kTokens);
@@ -93,7 +95,7 @@ struct SkinnyBody {
 
  private:
   // Rows and tokens beyond the end are read as the last ones, columns beyond the end count as zeros.
-  static __device__ __forceinline__ void add_step(const P& p, int64_t row, int64_t token, int col, float (&sums)[P::matrices][kTiles][4]) {
+  static __device__ __forceinline__ void add_step(const P& p, int64_t row, int64_t token, int col, const TokenState<X>* states, float (&sums)[P::matrices][kTiles][4]) {
     constexpr int kPacks = kStep / 32;  // of a lane, for each row
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     const auto row_at = [&](int i) { return lesser(row + g + 8 * i, p.n - 1); };
@@ -118,7 +120,7 @@ struct SkinnyBody {
       KERNELS_UNROLL
       for (int i = 0; i < kPacks; ++i) {
         uint32_t x[4] = {};
-        if (within(i)) pairs_of<T>(x, p.x, fetch<8>(p.x, mine, col_at(i)), mine, col_at(i));
+        if (within(i)) pairs_of<T>(x, states[int(mine - token)].bind(p.x), fetch<8>(p.x, mine, col_at(i)), mine, col_at(i));
         multiply(sums[0][tile], p.template weights<0>(), first[i], x, row_at(0), row_at(1), col_at(i));
         if constexpr (P::matrices == 2) multiply(sums[1][tile], p.template weights<1>(), second[i], x, row_at(0), row_at(1), col_at(i));
       }
