@@ -34,7 +34,8 @@ struct SimtGemmBody {
     find_states<kWidth>(states.items, p.x, token, kTile, p.m, p.k);
     const auto input = [&](int i) -> decltype(auto) { return states.items[i].bind(p.x); };
     const auto weights = [&p](auto i) { return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); }; };
-    const auto weights0 = weights(std::integral_constant<int, 0>()), weights1 = weights(std::integral_constant<int, P::matrices - 1>());
+    const auto weights0 = weights(std::integral_constant<int, 0>());
+    const auto weights1 = weights(std::integral_constant<int, P::matrices - 1>());
     Fetched<X, kWidth> inputs[kPacks];
     Fetched<Weights0, kWidth> first[kPacks];
     Fetched<Weights1, kWidth> second[P::matrices == 2 ? kPacks : 1];
