@@ -50,11 +50,13 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     path = asked.path;
     if (path == Path::automatic) {
-      if (p_.m <= tuning::kGemvTokens) path = Path::gemv;
+      if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
+      else if (p_.m <= tuning::kGemvTokens) path = Path::gemv;
       else if (has_skinny && p_.m <= tuning::kSkinnyTokens && skinny_fits()) path = Path::skinny;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
     if (path == Path::skinny && !(has_skinny && skinny_fits())) return unsupported("matmul: the skinny path needs 16-bit weights, and rows of both operands at multiples of 16 bytes");
+    if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
     return {};
   }
@@ -133,7 +135,7 @@ class ProductEngine {
   Status start_gemm() const {
     Launch how;
     how.shared = Body::shared_bytes;
-    const int64_t tokens = (p_.m + Body::kTokens - 1) / Body::kTokens, outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
+    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
     return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8});
   }
 
@@ -145,7 +147,7 @@ class ProductEngine {
   }
   template <class Body>
   Status start_simt() const {
-    const int64_t tokens = (p_.m + Body::kTokens - 1) / Body::kTokens, outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
+    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
     return start_tiles<Body>(Launch{}, tokens, outputs, {p_, tokens});
   }
 
@@ -165,16 +167,20 @@ class ProductEngine {
 }  // namespace detail
 
 template <class X, class W, class Out>
-Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy = {}) {
   bool empty = false;
-  KERNELS_TRY(detail::check_matmul(x, w, out, shape, empty));
+  KERNELS_TRY(detail::check_matmul(x, w, out, shape, empty, groups));
   if (empty) return {};
   using Problem = detail::ProductProblem<X, W, Out>;
-  const Problem problem{x, w, out, shape.m, shape.n, shape.k};
+  const Problem problem{x, w, out, shape.m, shape.n, shape.k, groups};
   const detail::ProductEngine<Problem> engine(ex, problem);
   Path path;
   KERNELS_TRY(engine.plan(policy, path));
   return engine.run(path);
+}
+template <class X, class W, class Out>
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+  return matmul(ex, x, w, out, shape, Groups{}, policy);
 }
 
 KERNELS_END

@@ -435,6 +435,16 @@ struct MatmulShape {
   int64_t m, n, k;
 };
 
+// Several products in one call, each with n rows of weights of its own: product g has those from g * n on. Its tokens are the m
+// rows from g * m on, or, with offsets (count + 1 of them, in the memory that the call computes in), the rows
+// offsets[g] to offsets[g + 1] - 1; m is then the number of rows of all products, or more.
+struct Groups {
+  int64_t count = 1;
+  const int32_t* offsets = nullptr;
+
+  bool several() const { return count != 1 || offsets != nullptr; }
+};
+
 namespace detail {
 
 template <class W>
@@ -514,7 +524,7 @@ template <class Out>
 constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::declval<const Out&>())))>>::value;
 
 template <class X, class W, class Out>
-Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty) {
+Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty, const Groups& groups = {}) {
   static_assert(is_source<X> && is_source<W> && is_sink<Out>, "matmul takes a source of inputs, a source of weights, and a sink");
   static_assert(!is_row_sink<std::decay_t<decltype(sink_end(out))>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
   static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
@@ -523,11 +533,16 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
   constexpr int64_t limit = int64_t(1) << 30;
   if (shape.k > limit) return unsupported("matmul: K exceeds 2^30");
   if (shape.n > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N exceeds 2^31 - 1");
-  if (shape.m == 0 || shape.n == 0) return {};
-  if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(shape.m, shape.k));
-  else KERNELS_TRY(check_of(x, shape.m, shape.k));
-  KERNELS_TRY(check_of(w, shape.n, shape.k));
-  KERNELS_TRY(check_of(out, shape.m, shape.n));
+  if (groups.count < 0) return invalid("matmul: the number of groups is negative");
+  if (groups.count > std::numeric_limits<int32_t>::max()) return unsupported("matmul: there are more than 2^31 - 1 groups");
+  if (shape.m == 0 || shape.n == 0 || groups.count == 0) return {};
+  const int64_t most = std::numeric_limits<int64_t>::max() / groups.count;
+  if (shape.n > most || (groups.offsets == nullptr && shape.m > most)) return invalid("matmul: groups x M or groups x N exceeds 64 bits");
+  const int64_t rows = groups.offsets == nullptr ? groups.count * shape.m : shape.m;
+  if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(rows, shape.k));
+  else KERNELS_TRY(check_of(x, rows, shape.k));
+  KERNELS_TRY(check_of(w, groups.count * shape.n, shape.k));
+  KERNELS_TRY(check_of(out, rows, shape.n));
   empty = false;
   return {};
 }

@@ -101,13 +101,14 @@ struct GemmBody {
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(16) unsigned char stages[];
     const P& p = params.problem;
-    int64_t token, output;
-    place_tile(params, token, output);
+    const Tile tile = place_tile(params);
+    const int64_t token = tile.token, output = tile.output;
+    if (token >= tile.token_end) return;
     __shared__ Alone<TokenState<X>, kTokens> states;
-    find_states<kWidth>(states.items, p.x, token, kTokens, p.m, p.k);
+    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k);
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const auto input = [&](int i, const auto& f) {
-      const bool there = token + i < p.m;
+      const bool there = token + i < tile.token_end;
       f(states.items[i].bind(p.x), there ? token + i : 0, there);
     };
     // With a gate, each run of 64 rows is 32 of one matrix and the same 32 of the other: a warp has both.
@@ -115,9 +116,9 @@ struct GemmBody {
       const int64_t n = output + (P::matrices == 1 ? i : i / 64 * 32 + i % 32);
       const bool there = n < p.n;
       if constexpr (P::matrices == 2) {
-        if (i % 64 >= 32) return f(p.template weights<1>(), there ? n : 0, there);
+        if (i % 64 >= 32) return f(p.template weights<1>(), tile.weights + (there ? n : 0), there);
       }
-      f(p.template weights<0>(), there ? n : 0, there);
+      f(p.template weights<0>(), tile.weights + (there ? n : 0), there);
     };
     typename Inputs::Waiting inputs;
     typename Weights::Waiting weights;
@@ -152,7 +153,7 @@ struct GemmBody {
     }
     arch::copy_async_wait<0>();
     __syncthreads();
-    hand_over(params, token, output, sums, reinterpret_cast<float*>(stages));
+    hand_over(params, tile, sums, reinterpret_cast<float*>(stages));
   }
 
  private:
@@ -160,12 +161,11 @@ struct GemmBody {
   static __device__ __forceinline__ int warp_column() { return threadIdx.x / 64 * 64; }
 
   // Blocks that run at the same time make a compact area, so that they share operands in the L2.
-  static __device__ __forceinline__ void place_tile(const Params& params, int64_t& token, int64_t& output) {
+  static __device__ __forceinline__ Tile place_tile(const Params& params) {
     constexpr int64_t kBand = 8;
     const int64_t per_band = kBand * params.output_tiles, band = blockIdx.x / per_band;
     const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = blockIdx.x - band * per_band;
-    token = (band * kBand + within % height) * kTokens;
-    output = within / height * kOutputs;
+    return Tile(params.problem, band * kBand + within % height, kTokens, within / height * kOutputs);
   }
 
   static __device__ __forceinline__ void multiply(uint32_t stage, float (&sums)[4][8][4]) {
@@ -191,7 +191,7 @@ struct GemmBody {
   }
 
   // To the sink by way of shared memory, 16 rows of a warp at a time, so that whole rows are written.
-  static __device__ __forceinline__ void hand_over(const Params& params, int64_t token, int64_t output, const float (&sums)[4][8][4], float* shared) {
+  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[4][8][4], float* shared) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     float* mine = shared + threadIdx.x / 32 * (16 * kStaged);
     KERNELS_UNROLL
@@ -203,21 +203,21 @@ struct GemmBody {
         to[8 * kStaged] = sums[i][j][2], to[8 * kStaged + 1] = sums[i][j][3];
       }
       __syncwarp();
-      const int64_t row = token + warp_row() + i * 16, col = output + warp_column() / P::matrices;
-      if (params.wide_out) put_slab<8>(params.problem, mine, row, col);
-      else put_slab<1>(params.problem, mine, row, col);
+      const int64_t row = tile.token + warp_row() + i * 16, col = tile.output + warp_column() / P::matrices;
+      if (params.wide_out) put_slab<8>(params.problem, mine, row, tile.token_end, col);
+      else put_slab<1>(params.problem, mine, row, tile.token_end, col);
       __syncwarp();
     }
   }
 
   template <int N>
-  static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t col) {
+  static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col) {
     constexpr int kCols = 64 / P::matrices, kPacks = kCols / N;
     const auto map = sink_map(p.out);
     const auto sink = sink_end(p.out);
     for (int i = threadIdx.x & 31; i < 16 * kPacks; i += 32) {
       const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
-      if (r >= p.m || c >= p.n) continue;
+      if (r >= end || c >= p.n) continue;
       const float* at = from + i / kPacks * kStaged + i % kPacks * N;
       const auto pack = [&](int offset) {
         Pack<float, N> out;

@@ -29,9 +29,11 @@ struct SimtGemmBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ __align__(16) C x[kStep * kPitch], w[P::matrices][kStep * kPitch];
     const P& p = params.problem;
-    const int64_t token = int64_t(blockIdx.x % params.token_tiles) * kTile, output = int64_t(blockIdx.x / params.token_tiles) * kTile;
+    const Tile tile(p, blockIdx.x % params.token_tiles, kTile, blockIdx.x / params.token_tiles * kTile);
+    const int64_t token = tile.token, output = tile.weights + tile.output, output_end = tile.weights + p.n;
+    if (token >= tile.token_end) return;
     __shared__ Alone<TokenState<X>, kTile> states;
-    find_states<kWidth>(states.items, p.x, token, kTile, p.m, p.k);
+    find_states<kWidth>(states.items, p.x, token, kTile, tile.token_end, p.k);
     const auto input = [&](int i) -> decltype(auto) { return states.items[i].bind(p.x); };
     const auto weights = [&p](auto i) { return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); }; };
     const auto weights0 = weights(std::integral_constant<int, 0>());
@@ -40,17 +42,17 @@ struct SimtGemmBody {
     Fetched<Weights0, kWidth> first[kPacks];
     Fetched<Weights1, kWidth> second[P::matrices == 2 ? kPacks : 1];
     const auto ask = [&](int col) {
-      ask_for<X>(inputs, input, token, p.m, col, p.k);
-      ask_for<Weights0>(first, weights0, output, p.n, col, p.k);
-      if constexpr (P::matrices == 2) ask_for<Weights1>(second, weights1, output, p.n, col, p.k);
+      ask_for<X>(inputs, input, token, tile.token_end, col, p.k);
+      ask_for<Weights0>(first, weights0, output, output_end, col, p.k);
+      if constexpr (P::matrices == 2) ask_for<Weights1>(second, weights1, output, output_end, col, p.k);
     };
     C sums[P::matrices][kSide][kSide] = {};
     if (p.k > 0) ask(0);
     for (int64_t col = 0; col < p.k; col += kStep) {
       __syncthreads();
-      place<X>(x, inputs, input, token, p.m, int(col), p.k);
-      place<Weights0>(w[0], first, weights0, output, p.n, int(col), p.k);
-      if constexpr (P::matrices == 2) place<Weights1>(w[1], second, weights1, output, p.n, int(col), p.k);
+      place<X>(x, inputs, input, token, tile.token_end, int(col), p.k);
+      place<Weights0>(w[0], first, weights0, output, output_end, int(col), p.k);
+      if constexpr (P::matrices == 2) place<Weights1>(w[1], second, weights1, output, output_end, int(col), p.k);
       __syncthreads();
       if (col + kStep < p.k) ask(int(col) + kStep);
       KERNELS_UNROLL
@@ -73,8 +75,8 @@ struct SimtGemmBody {
     for (int a = 0; a < kSide; ++a) {
       KERNELS_UNROLL
       for (int b = 0; b < kSide; ++b) {
-        const int64_t row = token + place_of(threadIdx.x / 16, a), col = output + place_of(threadIdx.x % 16, b);
-        if (row >= p.m || col >= p.n) continue;
+        const int64_t row = token + place_of(threadIdx.x / 16, a), col = tile.output + place_of(threadIdx.x % 16, b);
+        if (row >= tile.token_end || col >= p.n) continue;
         C totals[P::matrices];
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i) totals[i] = sums[i][a][b];

@@ -23,6 +23,7 @@ struct ProductProblem {
   W w;
   Out out;
   int64_t m, n, k;
+  Groups groups;
 
   // The weights that go into a result: one matrix, or the two of a gate.
   template <int i>
@@ -49,6 +50,48 @@ __device__ __forceinline__ C add_product(C sum, const W& w, const Fetched& fetch
   };
   if constexpr (has_unscaled<W, Fetched>::value) return fma(C(w.scale_of(fetched)), chain(C(0), w.unscaled(fetched, row, col)), sum);
   else return chain(sum, resolve(w, fetched, row, col));
+}
+
+// A tile of one product: its tokens end before row_end, its weights begin at row `weights`.
+struct Tile {
+  int64_t token, output;  // the first of either
+  int64_t token_end, weights;
+
+  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its outputs.
+  template <class P>
+  __device__ __forceinline__ Tile(const P& p, int64_t token_tile, int64_t height, int64_t first_output) : output(first_output) {
+    const Groups& groups = p.groups;
+    int64_t group = 0, begin = 0;
+    token_end = p.m;
+    if (groups.offsets != nullptr) {
+      token_end = 0;  // none, if there are more blocks than tiles
+      for (; group < groups.count; ++group) {
+        const int64_t first = groups.offsets[group], end = groups.offsets[group + 1], tiles = (end - first + height - 1) / height;
+        if (token_tile < tiles) {
+          begin = first;
+          token_end = end;
+          break;
+        }
+        token_tile -= tiles;
+      }
+    } else if (groups.count > 1) {
+      const int64_t tiles = (p.m + height - 1) / height;
+      group = token_tile / tiles;
+      token_tile -= group * tiles;
+      begin = group * p.m;
+      token_end = begin + p.m;
+    }
+    token = begin + token_tile * height;
+    weights = group * p.n;
+  }
+};
+
+// How many token tiles there are, at most.
+template <class P>
+int64_t token_tiles(const P& p, int64_t height) {
+  const int64_t tiles = (p.m + height - 1) / height;
+  if (p.groups.offsets == nullptr) return p.groups.count * tiles;
+  return tiles + (p.groups.count < p.m ? p.groups.count : p.m);
 }
 
 // What the sink reads for a result, asked for before the sum is known.
