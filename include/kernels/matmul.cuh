@@ -41,7 +41,7 @@ class ProductEngine {
   using C = typename P::C;
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
   // Whether tensor cores may stand in: nothing that they would round but the inputs.
-  static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8;
+  static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
   static constexpr bool has_skinny = !std::is_void<tensor_type<W>>::value && wide_x >= 8;
 
   ProductEngine(const Exec& ex, const P& problem) : ex_(ex), p_(problem), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
@@ -51,12 +51,13 @@ class ProductEngine {
     path = asked.path;
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
-      else if (p_.m <= tuning::kGemvTokens) path = Path::gemv;
+      else if (by_token<W> || p_.m <= tuning::kGemvTokens) path = Path::gemv;
       else if (has_skinny && p_.m <= tuning::kSkinnyTokens && skinny_fits()) path = Path::skinny;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
     if (path == Path::skinny && !(has_skinny && skinny_fits())) return unsupported("matmul: the skinny path needs 16-bit weights, and rows of both operands at multiples of 16 bytes");
     if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
+    if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
     return {};
   }
@@ -82,9 +83,12 @@ class ProductEngine {
   template <int N>
   Status gemv_of() const {
     constexpr int U = N == 1 ? 4 : P::matrices == 2 ? 1 : 2;
-    if (p_.m == 1) return start_gemv<GemvBody<P, N, 4, 1, U>>(N, 4, 1);
-    if (p_.m == 2) return start_gemv<GemvBody<P, N, 4, 2, U>>(N, 4, 2);
-    return start_gemv<GemvBody<P, N, 2, 4, U>>(N, 2, 4);
+    if (by_token<W> || p_.m == 1) return start_gemv<GemvBody<P, N, 4, 1, U>>(N, 4, 1);
+    if constexpr (!by_token<W>) {
+      if (p_.m == 2) return start_gemv<GemvBody<P, N, 4, 2, U>>(N, 4, 2);
+      return start_gemv<GemvBody<P, N, 2, 4, U>>(N, 2, 4);
+    }
+    return {};
   }
   template <class Body>
   Status start_gemv(int pack, int rows, int tokens) const {
@@ -140,6 +144,10 @@ class ProductEngine {
   }
 
   Status run_simt() const {
+    if constexpr (by_token<W>) return unsupported("matmul: no tiles for weights that differ from token to token");
+    else return run_tiles();
+  }
+  Status run_tiles() const {
     constexpr int width = wide < 4 ? wide : 4;
     constexpr int both = width < wide_x ? width : wide_x;
     if (lesser(pack_w_, pack_x_) >= both && p_.k % both == 0) return start_simt<SimtGemmBody<P, both>>();

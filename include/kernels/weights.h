@@ -9,7 +9,8 @@
 //
 // Weights       dequant(codes, scales)  int4(p, ld)  uint4(p, ld)  gf4(p, ld)  gated(w1, w3)  stacked(w, n, ...)
 // Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with .zeros(z)
-// Inputs        normed(source, RmsNorm or LayerNorm)
+//               experts(w, ids, n, experts)  mixed(w, ids, shares, top_k, n, cols, experts)
+// Inputs        normed(source, RmsNorm or LayerNorm)  repeated(source, times)
 // Results       swiglu()  geglu()  apart(sink, n, ...)
 #pragma once
 
@@ -365,6 +366,158 @@ auto apart(S first, int64_t cols, Rest... rest) {
   return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
 }
 
+// Rows of weights from `shift` on.
+template <class S>
+class Shifted : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD Shifted(const S& source, int64_t shift) : source_(source), shift_(shift) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row + shift_, col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row + shift_, col); }
+  template <class Fetched, class Of = S>
+  KERNELS_HD auto unscaled(const Fetched& fetched, int64_t row, int64_t col) const -> decltype(std::declval<const Of&>().unscaled(fetched, row, col)) {
+    return source_.unscaled(fetched, row + shift_, col);
+  }
+  template <class Fetched, class Of = S>
+  KERNELS_HD auto scale_of(const Fetched& fetched) const -> decltype(std::declval<const Of&>().scale_of(fetched)) { return source_.scale_of(fetched); }
+
+ private:
+  S source_;
+  int64_t shift_;
+};
+
+// A mixture of experts, for tokens of which each goes to experts of its own: token m is multiplied with rows ids[m] * n and so
+// on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts).
+template <class S>
+class Experts : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Experts(S source, const int32_t* ids, int64_t n, int64_t experts) : source_(source), ids_(ids), n_(n), experts_(experts) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (ids_ == nullptr) return invalid("experts: the pointer to the ids is null");
+    if (experts_ < 1 || rows != n_) return invalid("experts: the number of experts is less than 1, or an expert's rows are not N");
+    return detail::check_of(source_, n_ * experts_, cols);
+  }
+  KERNELS_HD Shifted<S> for_token(int64_t token) const { return {source_, ids_[token] * n_}; }
+
+ private:
+  S source_;
+  const int32_t* ids_;
+  int64_t n_, experts_;
+};
+
+// As rows of inputs go to several experts each, token m of the call is row m / top_k of the inputs: repeated(x, top_k).
+template <class S>
+Experts<S> experts(S source, const int32_t* ids, int64_t n, int64_t experts) {
+  static_assert(detail::is_source<S>, "experts() takes a source with the weights of all experts, one after the other");
+  return {source, ids, n, experts};
+}
+
+// A source of which each row counts `times` times.
+template <class S>
+class Repeated : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Repeated(S source, int64_t times) : source_(source), times_(times) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (times_ < 1) return invalid("repeated: the number of times is less than 1");
+    return detail::check_of(source_, (rows + times_ - 1) / times_, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row / times_, col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row / times_, col); }
+
+ private:
+  S source_;
+  int64_t times_;
+};
+
+template <class S>
+Repeated<S> repeated(S source, int64_t times) { return {source, times}; }
+
+// The way back from a mixture: a token's result is the sum over its top_k experts of shares[m * top_k + j] times the product of
+// its j-th row of inputs with the weights of expert ids[m * top_k + j]. All top_k rows of inputs are one row to the call, and
+// K is top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts).
+template <class S, class T>
+class Mixed : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Mixed(S source, const int32_t* ids, const T* shares, int top_k, int64_t n, int64_t cols, int64_t experts)
+      : source_(source), ids_(ids), shares_(shares), top_k_(top_k), n_(n), cols_(cols), experts_(experts) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  // A pack must not belong to two experts.
+  int max_pack() const {
+    int most = detail::max_pack_of(source_);
+    while (most > 1 && cols_ % most != 0) most /= 2;
+    return most;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    if (ids_ == nullptr || shares_ == nullptr) return invalid("mixed: the pointer to the ids or the shares is null");
+    if (experts_ < 1 || top_k_ < 1 || cols_ < 0) return invalid("mixed: top_k or the number of experts is less than 1, or cols is negative");
+    if (rows != n_ || cols != top_k_ * cols_) return invalid("mixed: an expert's rows are not N, or K is not top_k x cols");
+    return detail::check_of(source_, n_ * experts_, cols_);
+  }
+
+  class ForToken : public Functor {
+   public:
+    static constexpr Role role = Role::source;
+    static constexpr int widest = Mixed::widest;
+    KERNELS_HD ForToken(const Mixed& all, int64_t token) : all_(all), first_(token * all.top_k_) {}
+
+    template <class F>
+    struct Some {
+      F weights;
+      Packed<T, 1> share;
+    };
+    template <int N>
+    KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+      const int64_t slot = first_ + part(col);
+      const auto weights = detail::fetch<N>(all_.source_, all_.ids_[slot] * all_.n_ + row, col - part(col) * all_.cols_);
+      return Some<std::decay_t<decltype(weights)>>{weights, read<1, Cache::keep>(all_.shares_ + slot)};
+    }
+    template <class F>
+    KERNELS_HD auto unscaled(const F& fetched, int64_t row, int64_t col) const {
+      return detail::resolve(all_.source_, fetched.weights, row, col - part(col) * all_.cols_);
+    }
+    template <class F>
+    KERNELS_HD float scale_of(const F& fetched) const { return convert<float>(fetched.share.unpack().v[0]); }
+    template <class F>
+    KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const { return unscaled(fetched, row, col) * scale_of(fetched); }
+
+   private:
+    KERNELS_HD int part(int64_t col) const { return int(static_cast<uint32_t>(col) / static_cast<uint32_t>(all_.cols_)); }
+
+    const Mixed& all_;
+    int64_t first_;
+  };
+  KERNELS_HD ForToken for_token(int64_t token) const { return {*this, token}; }
+
+ private:
+  S source_;
+  const int32_t* ids_;
+  const T* shares_;
+  int top_k_;
+  int64_t n_, cols_, experts_;
+};
+
+template <class S, class T>
+Mixed<S, T> mixed(S source, const int32_t* ids, const T* shares, int top_k, int64_t n, int64_t cols, int64_t experts) {
+  static_assert(detail::is_source<S>, "mixed() takes a source with the weights of all experts, one after the other");
+  return {source, ids, shares, top_k, n, cols, experts};
+}
+
 // ---- Inputs --------------------------------------------------------------------------------------------------------
 
 // A row normalized on the way in, without a pass of its own: normed(load(x, K), RmsNorm{}.eps(e)) | mul(gamma), or with
@@ -457,10 +610,25 @@ struct is_stacked : std::false_type {};
 template <class S, int kParts>
 struct is_stacked<Stacked<S, kParts>> : std::true_type {};
 
+// Weights that differ from token to token.
+template <class W, class = void>
+struct has_for_token : std::false_type {};
+template <class W>
+struct has_for_token<W, void_t<decltype(std::declval<const W&>().for_token(kAny))>> : std::true_type {};
+template <class W>
+KERNELS_HD decltype(auto) for_token(const W& w, int64_t token) {
+  if constexpr (has_for_token<W>::value) return w.for_token(token);
+  else return (w);
+}
+
 template <class W>
 struct is_gated : std::false_type {};
 template <class A, class B>
 struct is_gated<Gated<A, B>> : std::true_type {};
+template <class W>
+constexpr bool by_token = has_for_token<W>::value;
+template <class A, class B>
+constexpr bool by_token<Gated<A, B>> = by_token<A> || by_token<B>;
 
 // What a product is computed in: double where an operand is, float otherwise.
 template <class X, class W>

@@ -32,6 +32,9 @@ struct ProductProblem {
     else if constexpr (i == 0) return w.gate();
     else return w.up();
   }
+  // For a token, where they differ from one to the next.
+  template <int i>
+  __device__ __forceinline__ decltype(auto) weights_for(int64_t token) const { return for_token(weights<i>(), token); }
 };
 
 // Whether weights have a scale for whole packs.
@@ -217,6 +220,8 @@ struct GemvBody {
   static __device__ __forceinline__ void add_run(const P& p, const At& at, int64_t row, int64_t token, const TokenState<typename P::X>* states, C (&sums)[P::matrices][M][R]) {
     const auto row_at = [&](int r) { return row + r < p.n ? row + r : p.n - 1; };
     const auto token_at = [&](int m) { return token + m < p.m ? token + m : p.m - 1; };
+    decltype(auto) weights = p.template weights_for<0>(token);
+    decltype(auto) others = p.template weights_for<P::matrices - 1>(token);
     const auto fetch_weights = [&](auto& fetched, const auto& w) {
       KERNELS_UNROLL
       for (int u = 0; u < At::count; ++u) {
@@ -224,10 +229,10 @@ struct GemvBody {
         for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(w, row_at(r), at.col(u));
       }
     };
-    Fetched<std::decay_t<decltype(p.template weights<0>())>, N> first[At::count][R];
-    Fetched<std::decay_t<decltype(p.template weights<P::matrices - 1>())>, N> second[P::matrices == 2 ? At::count : 1][R];
-    fetch_weights(first, p.template weights<0>());
-    if constexpr (P::matrices == 2) fetch_weights(second, p.template weights<1>());
+    Fetched<std::decay_t<decltype(weights)>, N> first[At::count][R];
+    Fetched<std::decay_t<decltype(others)>, N> second[P::matrices == 2 ? At::count : 1][R];
+    fetch_weights(first, weights);
+    if constexpr (P::matrices == 2) fetch_weights(second, others);
     KERNELS_UNROLL
     for (int u = 0; u < At::count; ++u) {
       const int col = at.col(u);
@@ -238,8 +243,8 @@ struct GemvBody {
       for (int r = 0; r < R; ++r) {
         KERNELS_UNROLL
         for (int m = 0; m < M; ++m) {
-          sums[0][m][r] = add_product(sums[0][m][r], p.template weights<0>(), first[u][r], x[m], row_at(r), col);
-          if constexpr (P::matrices == 2) sums[1][m][r] = add_product(sums[1][m][r], p.template weights<1>(), second[u][r], x[m], row_at(r), col);
+          sums[0][m][r] = add_product(sums[0][m][r], weights, first[u][r], x[m], row_at(r), col);
+          if constexpr (P::matrices == 2) sums[1][m][r] = add_product(sums[1][m][r], others, second[u][r], x[m], row_at(r), col);
         }
       }
     }
