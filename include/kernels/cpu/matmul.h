@@ -12,6 +12,7 @@
 // Threads need 512 KB of stack; nothing is allocated for few tokens. Flags: as in softmax.h.
 #pragma once
 
+#include "detail/gemm.h"
 #include "detail/gemv.h"
 
 KERNELS_BEGIN
@@ -24,7 +25,8 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
   KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty));
   KERNELS_TRY(cx.status());
   if (empty) return {};
-  return ::kernels::detail::host::gemv(cx, x, w, out, shape);
+  if (shape.m <= ::kernels::detail::host::kMostTokens) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
+  return ::kernels::detail::host::gemm(cx, x, w, out, shape);
 }
 
 }

@@ -22,7 +22,7 @@ constexpr int kTileTokens = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 4;
 // Columns that are read at a time, and those that are summed in a register, and decoded, before the next ones.
 constexpr int kUnit = 32;
-constexpr int64_t kRunCols = 4096;
+constexpr int64_t kRunCols = 2048;
 constexpr int64_t kDecodedCols = 1024;
 // The inputs, and the sums, that a thread holds on its stack.
 constexpr int kInputBytes = 256 << 10;
@@ -98,14 +98,12 @@ KERNELS_INLINE inline Unit<C> unit_at(const W& w, int64_t row, int64_t col) {
 template <int kRows, int kTokens, class C, class W>
 void multiply(const W w, int64_t row, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes) {
   constexpr int N = kLanes<C>, vectors = kUnit / N;
-  // One input alone makes too few sums for one not to wait for the one before it.
-  constexpr int streams = kTokens == 1 && vectors > 1 && !is_dequant<W>::value ? 2 : 1;
   const auto input = [=](int token, int64_t col) KERNELS_INLINE {
     Pack<C, N> v;
     copy_bytes<int(sizeof(v.v))>(v.v, x + token * stride + col);
     return in_register(v);
   };
-  Register<C> sums[kTokens][kRows][streams] = {};
+  Register<C> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += kUnit) {
     unrolled<kRows>([&](auto r) KERNELS_INLINE {
       Unit<C> unit = unit_at<C>(w, row + r(), begin + col);
@@ -113,12 +111,12 @@ void multiply(const W w, int64_t row, int64_t begin, int64_t count, const C* x, 
         // The sum times the scale, which is less work than the weights times the scale.
         Register<C> sum = unit.values[0] * input(0, col);
         unrolled<vectors - 1>([&](auto i) KERNELS_INLINE { sum = multiply_add<C>(unit.values[i() + 1], input(0, col + (i() + 1) * N), sum); });
-        sums[0][r()][0] = multiply_add<C>(sum, in_register(broadcast<N>(unit.scale)), sums[0][r()][0]);
+        sums[0][r()] = multiply_add<C>(sum, in_register(broadcast<N>(unit.scale)), sums[0][r()]);
       } else {
         unrolled<vectors>([&](auto i) KERNELS_INLINE {
           if constexpr (is_dequant<W>::value) unit.values[i()] = unit.values[i()] * unit.scale;
           unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-            Register<C>& sum = sums[t()][r()][i() % streams];
+            Register<C>& sum = sums[t()][r()];
             sum = multiply_add<C>(unit.values[i()], input(t(), col + i() * N), sum);
           });
         });
@@ -126,9 +124,7 @@ void multiply(const W w, int64_t row, int64_t begin, int64_t count, const C* x, 
     });
   }
   unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-    unrolled<kRows>([&](auto r) KERNELS_INLINE {
-      unrolled<streams>([&](auto s) KERNELS_INLINE { lanes[t() * kRows + r()] = lanes[t() * kRows + r()] + sums[t()][r()][s()]; });
-    });
+    unrolled<kRows>([&](auto r) KERNELS_INLINE { lanes[t() * kRows + r()] = lanes[t() * kRows + r()] + sums[t()][r()]; });
   });
 }
 
@@ -175,10 +171,13 @@ bool in_one_matrix(const W& w, int64_t first, int64_t last) {
 template <class X, class W, class Out>
 class Gemv {
  public:
-  Gemv(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t first, int tokens)
+  Gemv(const X& x, const W& w, const Out& out, const MatmulShape& shape)
       : x_(x), w_(w), map_(sink_map(out)), end_(sink_end(out)), packs_({nullptr, 0}, out, shape.n), n_(shape.n), k_(shape.k),
-        first_(first), tokens_(tokens) {
-    for (int t = 0; t < tokens; ++t) states_[t] = row_state(x, first + t, k_);
+        tokens_(int(shape.m)) {
+    for (int t = 0; t < tokens_; ++t) {
+      states_[t] = row_state(x, t, k_);
+      write_state(x, states_[t], t, k_);
+    }
   }
 
   void run(int threads) const {
@@ -218,7 +217,7 @@ class Gemv {
 
   void read_inputs(int64_t begin, int64_t cols, C* x, int64_t stride) const {
     for (int t = 0; t < tokens_; ++t) {
-      read_row(with_state(x_, states_[t], k_), first_ + t, begin, cols, x + t * stride);
+      read_row(with_state(x_, states_[t], k_), t, begin, cols, x + t * stride);
       for (int64_t col = cols; col % kUnit != 0; ++col) x[t * stride + col] = C(0);
     }
   }
@@ -267,7 +266,7 @@ class Gemv {
   // Columns [first, last) of the results.
   void write(int64_t first, int64_t last, const C (*sums)[sum_values]) const {
     for (int t = 0; t < tokens_; ++t) {
-      const int64_t row = first_ + t, from = t * (last - first) - first;
+      const int64_t row = t, from = t * (last - first) - first;
       packs_.each(first, last, [=, map = map_, sink = end_](auto width, int64_t col) KERNELS_INLINE {
         constexpr int N = width();
         const auto total = [=](int matrix) KERNELS_INLINE {
@@ -284,23 +283,20 @@ class Gemv {
     }
   }
 
-  using Sums = DirectLoad<C, C>;
-
   const X& x_;
   const W& w_;
   decltype(sink_map(std::declval<const Out&>())) map_;
   decltype(sink_end(std::declval<const Out&>())) end_;
-  Packs<Sums, Out> packs_;
-  int64_t n_, k_, first_;
+  Packs<DirectLoad<C, C>, Out> packs_;
+  int64_t n_, k_;
   int tokens_;
   decltype(row_state(std::declval<const X&>(), 0, 0)) states_[kMostTokens];
 };
 
+// What the caller has checked; M is kMostTokens at most.
 template <class X, class W, class Out>
 Status gemv(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
-  for (int64_t first = 0; first < shape.m; first += kMostTokens) {
-    Gemv<X, W, Out>(x, w, out, shape, first, int(lesser<int64_t>(kMostTokens, shape.m - first))).run(cx.threads());
-  }
+  Gemv<X, W, Out>(x, w, out, shape).run(cx.threads());
   return {};
 }
 

@@ -38,6 +38,14 @@ auto row_state(const Source& source, int64_t row, int64_t cols) {
     return Nothing{};
   }
 }
+// Mean and rstd of such a row to where they are wanted: once per row.
+template <class Source, class State>
+void write_state(const Source& source, const State& state, int64_t row, int64_t cols) {
+  if constexpr (starts_normed<Source>) {
+    const auto& op = base_of(source).op();
+    op.write_row(op.finish(state, Count<typename std::decay_t<decltype(base_of(source))>::C>(int(cols))), row);
+  }
+}
 // The source to read such a row from.
 template <class Source, class State>
 auto with_state(const Source& source, const State& state, int64_t cols) {

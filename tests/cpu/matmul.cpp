@@ -1,0 +1,728 @@
+// Products on the CPU: every type of weights, inputs and results, shapes, layouts, threads, special values, errors.
+#include <kernels/cpu/matmul.h>
+
+#include "support/guarded.h"
+#include "support/oracle.h"
+#include "support/random.h"
+#include "support/random_matrix.h"
+#include "support/tally.h"
+
+#include <algorithm>
+
+using namespace test;
+namespace k = kernels;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// ---- oracle ------------------------------------------------------------------------------------------------------------
+
+// The sum over k of x(m, k) * w(n, k). A sum of K values is made lane by lane, in runs of at most 2048 columns: chains of up
+// to 512 additions, whose errors differ in sign. kSum units of the sum of magnitudes cover them; a dequantized weight
+// is rounded twice more, and so is what it is multiplied by.
+template <class X, class W>
+Real<> product(int64_t m, int64_t n, int64_t cols, const X& x, const W& w) {
+  long double sum = 0, size = 0, error = 0;
+  for (int64_t i = 0; i < cols; ++i) {
+    const Real<> a = x(m, i);
+    const double b = w(n, i);
+    sum += static_cast<long double>(a.v) * b;
+    size += std::fabs(a.v * b);
+    error += a.e * std::fabs(b);
+  }
+  return {double(sum), double(error + (kSum + 4) * unit<float> * size) + tiny<float>};
+}
+
+template <class T>
+using Matrix = RandomMatrix<T>;
+
+// ---- weights: each has a source and the value that it should give ------------------------------------------------------
+
+template <class T>
+struct Plain : Matrix<T> {
+  Plain(int64_t rows, int64_t cols, int64_t gap = 3, int64_t shift = 1, double spread = 1) : Matrix<T>(11, rows, cols, cols + gap, shift, spread) {}
+  auto source() const { return k::load(static_cast<const T*>(this->data()), this->ld()); }
+  double operator()(int64_t row, int64_t col) const { return this->value(row, col); }
+};
+
+enum class Grain { tensor, row, group, block };
+
+// Codes of one byte with scales of type S.
+template <class T, class S>
+struct Scaled {
+  Matrix<T> codes;
+  Grain grain;
+  int64_t size;
+  Matrix<S> scales;
+  Scaled(int64_t rows, int64_t cols, Grain g, int64_t n = 1)
+      : codes(12, rows, cols, cols + 5, 3, std::is_same<T, int8_t>::value ? 40 : 3), grain(g), size(n),
+        scales(13, g == Grain::block ? (rows + n - 1) / n : rows, (cols + n - 1) / n, (cols + n - 1) / n + 2, 0, 0.1) {}
+  auto source() const {
+    const T* p = codes.data();
+    const S* s = scales.data();
+    const int64_t ld = scales.ld();
+    const auto scales_of = grain == Grain::tensor ? k::tensor_scale(s) : grain == Grain::row ? k::Scales<S>(s, ld, 0, 62)
+                         : grain == Grain::group ? k::group_scales(s, ld, int(size)) : k::block_scales(s, ld, int(size));
+    return k::dequant(k::load(p, codes.ld()), scales_of);
+  }
+  double operator()(int64_t row, int64_t col) const {
+    const int64_t r = grain == Grain::tensor ? 0 : grain == Grain::block ? row / size : row;
+    const int64_t c = grain == Grain::tensor || grain == Grain::row ? 0 : col / size;
+    return codes.value(row, col) * scales.value(r, c);
+  }
+};
+
+// Any bits are eight codes. What lies behind the last column must not count.
+struct Codes : Guarded<uint32_t> {
+  Codes(int64_t rows, int64_t cols, int64_t gap = 1) : Guarded<uint32_t>(rows, (cols + 7) / 8, (cols + 7) / 8 + gap, 1, Poison::nan) {
+    Random random(14);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < this->cols(); ++c) set(r, c, tame(uint32_t(random.bits())));
+    }
+    upload();
+  }
+  // Without the scales of gf4 that are NaN, infinite or huge.
+  static uint32_t tame(uint32_t word) { return word & 0xffffffbfu; }
+  int nibble(int64_t row, int64_t col) const {
+    static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
+    return int(get(row, col / 8) >> shifts[col % 8] & 15);
+  }
+};
+
+template <class S, bool kZeros>
+struct FourBit {
+  Codes codes;
+  int64_t group;
+  Matrix<S> scales;
+  Guarded<uint8_t> zeros;
+  FourBit(int64_t rows, int64_t cols, int64_t g)
+      : codes(rows, cols), group(g), scales(15, rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 1, 0.1),
+        zeros(rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 0, Poison::nan) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < zeros.cols(); ++c) zeros.set(r, c, uint8_t(mix(uint64_t(r * 77 + c)) % 16));
+    }
+    zeros.upload();
+  }
+  auto source() const {
+    const uint32_t* p = codes.data();
+    const auto s = k::group_scales(static_cast<const S*>(scales.data()), scales.ld(), int(group));
+    if constexpr (kZeros) return k::dequant(k::uint4(p, codes.ld() * 8), s.zeros(static_cast<const uint8_t*>(zeros.data())));
+    else return k::dequant(k::int4(p, codes.ld() * 8), s);
+  }
+  double operator()(int64_t row, int64_t col) const {
+    const double zero = kZeros ? zeros.get(row, col / group) : 8;
+    return (codes.nibble(row, col) - zero) * scales.value(row, col / group);
+  }
+};
+
+struct EightInAWord {
+  Codes codes;
+  EightInAWord(int64_t rows, int64_t cols) : codes(rows, cols) {}
+  auto source() const { return k::gf4(static_cast<const uint32_t*>(codes.data()), codes.ld() * 8); }
+  double operator()(int64_t row, int64_t col) const {
+    const uint32_t word = codes.get(row, col / 8);
+    const double scale = decode_small(format(DType::e5m2), word & 0xff);
+    return (double(word >> (8 + 3 * (col % 8)) & 7) - 4) * scale / -4;
+  }
+};
+
+// ---- one call and its check --------------------------------------------------------------------------------------------
+
+struct Case {
+  int64_t m, n, k;
+  int threads = 2;
+};
+
+std::string describe(const char* what, const Case& c) {
+  std::ostringstream out;
+  out << what << " M " << c.m << " N " << c.n << " K " << c.k << ", " << c.threads << " threads";
+  return out.str();
+}
+
+// The result in y against want(m, n).
+template <class T, class Want>
+void check_result(Tally& t, const char* what, const Case& c, const k::Status& status, Guarded<T>& y, const Want& want) {
+  t.expect(status.ok(), "%s: %s", describe(what, c).c_str(), status.reason());
+  y.download();
+  t.expect(y.intact(), "%s: wrote outside its rows", describe(what, c).c_str());
+  for (int64_t m = 0; m < c.m; ++m) {
+    Row<> row;
+    for (int64_t n = 0; n < y.cols(); ++n) row.push_back(want(m, n));
+    const std::string problem = mismatch(m, row, [&](int64_t n) { return y.get(m, n); });
+    t.expect(problem.empty(), "%s, %s", describe(what, c).c_str(), problem.c_str());
+  }
+}
+
+template <class TX, class TY, class Weights>
+void check(Tally& t, const char* what, const Case& c, const Weights& w) {
+  const Matrix<TX> x(21, c.m, c.k, c.k + 2, 1, 1);
+  Guarded<TY> y(c.m, c.n, c.n + 3, 1);
+  const k::Status status = k::cpu::matmul(k::cpu::Exec{c.threads}, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
+                                          k::store(y.data(), y.ld()), {c.m, c.n, c.k});
+  const auto value = [&](int64_t m, int64_t i) { return Real<>(x.value(m, i)); };
+  check_result(t, what, c, status, y, [&](int64_t m, int64_t n) { return product(m, n, c.k, value, w); });
+}
+
+// make(rows, cols) gives the weights. Tokens that are alone, fill a tile, share decoded weights, and are more than share a
+// pass; columns that fill no vector, no unit, no run, and more than a buffer holds.
+template <class TX, class TY, class Make>
+void every_shape(const char* what, const Make& make) {
+  Tally t;
+  for (const int64_t cols : {1, 7, 8, 31, 32, 33, 63, 100, 129, 500, 1025}) {
+    for (const int64_t rows : {1, 3, 16, 21}) {
+      const auto w = make(rows, cols);
+      for (const int64_t m : {1, 2, 3, 4, 5, 33}) check<TX, TY>(t, what, {m, rows, cols}, w);
+    }
+  }
+  for (const Case c : {Case{1, 9, 4096 + 41, 1}, Case{2, 9, 8192 + 17, 3}, Case{6, 5, 5001, 2}, Case{1, 5, 70001, 2}, Case{31, 6, 3001, 2}}) {
+    check<TX, TY>(t, what, c, make(c.n, c.k));
+  }
+  CHECK_TALLY(t);
+}
+
+}  // namespace
+
+// ---- types -------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("float weights") { every_shape<float, float>("float", [](int64_t n, int64_t c) { return Plain<float>(n, c); }); }
+TEST_CASE("half weights") { every_shape<float, k::half>("half", [](int64_t n, int64_t c) { return Plain<k::half>(n, c); }); }
+TEST_CASE("bfloat16 weights") { every_shape<k::bfloat16, k::bfloat16>("bf16", [](int64_t n, int64_t c) { return Plain<k::bfloat16>(n, c); }); }
+TEST_CASE("e4m3 weights") { every_shape<k::half, float>("e4m3", [](int64_t n, int64_t c) { return Plain<k::float8_e4m3>(n, c); }); }
+TEST_CASE("e5m2 weights") { every_shape<float, float>("e5m2", [](int64_t n, int64_t c) { return Plain<k::float8_e5m2>(n, c); }); }
+TEST_CASE("int8 weights without scales") { every_shape<float, float>("int8", [](int64_t n, int64_t c) { return Plain<int8_t>(n, c, 1, 1, 40); }); }
+TEST_CASE("int8 weights, a scale for each row") {
+  every_shape<float, float>("int8 by row", [](int64_t n, int64_t c) { return Scaled<int8_t, float>(n, c, Grain::tensor); });
+}
+TEST_CASE("int8 weights, scales of groups") {
+  for (const int group : {8, 16, 32, 64, 128}) {
+    every_shape<float, float>("int8 by group", [&](int64_t n, int64_t c) { return Scaled<int8_t, k::half>(n, c, Grain::group, group); });
+  }
+}
+TEST_CASE("fp8 weights with scales") {
+  every_shape<float, float>("e4m3 by tensor", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::tensor); });
+  every_shape<float, float>("e4m3 by block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 128); });
+  every_shape<float, float>("e4m3 by small block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 4); });
+  every_shape<float, float>("e5m2 by group", [](int64_t n, int64_t c) { return Scaled<k::float8_e5m2, k::bfloat16>(n, c, Grain::group, 64); });
+}
+TEST_CASE("int4 weights") {
+  for (const int group : {32, 64, 128}) {
+    every_shape<float, float>("int4", [&](int64_t n, int64_t c) { return FourBit<k::half, false>(n, c, group); });
+  }
+}
+TEST_CASE("uint4 weights with zero points") {
+  for (const int group : {8, 32, 64, 128}) {
+    every_shape<float, float>("uint4", [&](int64_t n, int64_t c) { return FourBit<float, true>(n, c, group); });
+  }
+}
+TEST_CASE("gf4 weights") { every_shape<float, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord(n, c); }); }
+
+TEST_CASE("row_scales are read one to a row") {
+  Tally t;
+  const int64_t n = 20, cols = 77;
+  const Matrix<int8_t> w(1, n, cols, cols, 0, 40);
+  const Matrix<float> s(2, 1, n, n), x(3, 2, cols, cols);
+  Guarded<float> y(2, n, n);
+  const k::Status status = k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols), k::dequant(k::load(w.data(), cols), k::row_scales(s.data())),
+                                          k::store(y.data(), n), {2, n, cols});
+  const auto value = [&](int64_t m, int64_t i) { return Real<>(x.value(m, i)); };
+  const auto weight = [&](int64_t r, int64_t i) { return w.value(r, i) * s.value(0, r); };
+  check_result(t, "row scales", {2, n, cols}, status, y, [&](int64_t m, int64_t r) { return product(m, r, cols, value, weight); });
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("every number of tokens up to 40") {
+  Tally t;
+  const Plain<float> w(19, 203);
+  const FourBit<k::half, false> w4(19, 203, 32);
+  for (int64_t m = 1; m <= 40; ++m) {
+    check<float, float>(t, "float", {m, 19, 203, int(m % 3) + 1}, w);
+    check<float, float>(t, "int4", {m, 19, 203, int(m % 3) + 1}, w4);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("many rows") {
+  Tally t;
+  for (const int64_t m : {1, 4, 17}) check<float, float>(t, "float", {m, 40000 / m + 5, 33, 3}, Plain<float>(40000 / m + 5, 33));
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("double") {
+  Tally t;
+  const int64_t n = 19, cols = 1037;
+  const Matrix<double> x(1, 6, cols, cols + 1), w(2, n, cols, cols);
+  for (const int64_t m : {1, 2, 6}) {
+    Guarded<double> y(m, n, n + 1);
+    REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), cols + 1), k::load(w.data(), cols), k::store(y.data(), n + 1), {m, n, cols}));
+    y.download();
+    CHECK(y.intact());
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t c = 0; c < n; ++c) {
+        long double sum = 0, size = 0;
+        for (int64_t i = 0; i < cols; ++i) sum += static_cast<long double>(x.value(r, i)) * w.value(c, i), size += std::fabs(x.value(r, i) * w.value(c, i));
+        t.expect(std::fabs(double(sum - y.get(r, c))) <= double(kSum * unit<double> * size), "row %d col %d: got %g", int(r), int(c), y.get(r, c));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// All products have one sign: nothing cancels, and each partial sum is as large as it can be. Chains of up to 512 additions
+// in 4 lanes or more, then 32 totals: errors that differ in sign leave about 8 units; one chain would leave ten times as many.
+TEST_CASE("65536 columns with a large common part") {
+  Tally t;
+  const int64_t cols = 65536, n = 6;
+  for (const double sign : {1.0, -1.0}) {
+    Guarded<float> x(5, cols, cols), w(n, cols, cols);
+    Random random(3);
+    for (int64_t i = 0; i < cols; ++i) {
+      for (int64_t r = 0; r < 5; ++r) x.set(r, i, float(1e3 * sign + random.normal()));
+      for (int64_t r = 0; r < n; ++r) w.set(r, i, float(1 + 0.1 * random.uniform()));
+    }
+    x.upload(), w.upload();
+    for (const int64_t m : {1, 2, 5}) {
+      Guarded<float> y(m, n, n);
+      REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}));
+      y.download();
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < n; ++c) {
+          long double sum = 0;
+          for (int64_t i = 0; i < cols; ++i) sum += static_cast<long double>(x.get(r, i)) * w.get(c, i);
+          const double units = std::fabs(double(y.get(r, c) - sum)) / std::fabs(double(sum)) / unit<float>;
+          t.expect(units <= 16, "M %d: %g units", int(m), units);
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- what stands behind the product ------------------------------------------------------------------------------------
+
+namespace {
+
+struct Clip : k::Functor {
+  float most;
+  template <int N>
+  KERNELS_HD auto map(k::Pack<float, N> v, int64_t, int64_t) const { return k::max(k::min(v, most), -most); }
+};
+
+// A store in OneFlow's form, whose packs must be aligned.
+struct OneFlowStore {
+  float* p;
+  int64_t ld;
+  template <int N>
+  void store(const float* from, int64_t row, int64_t col) {
+    for (int i = 0; i < N; ++i) p[row * ld + col + i] = 2 * from[i];
+  }
+};
+
+// Epilogues on a product whose results are sums(m, n).
+template <class Run, class Sums>
+void every_epilogue(Tally& t, const Case& c, const Run& run, const Sums& sums) {
+  const int64_t n = c.n, ld = n + 2;
+  const Matrix<float> bias(31, 1, n, n);
+  const Matrix<k::half> residual(32, c.m, n, ld, 1);
+  const Matrix<float> per_row(33, 1, c.m, c.m);
+  std::vector<Real<>> all;
+  for (int64_t m = 0; m < c.m; ++m) {
+    for (int64_t i = 0; i < n; ++i) all.push_back(sums(m, i));
+  }
+  const auto at = [&](int64_t m, int64_t i) { return all[size_t(m * n + i)]; };
+  const auto biased = [&](int64_t m, int64_t i) { return at(m, i) + Real<>(bias.value(0, i)); };
+  {
+    Guarded<float> y(c.m, n, ld, 1);
+    check_result(t, "bias, gelu", c, run(k::bias(bias.data()) | k::gelu() | k::store(y.data(), ld)), y,
+                 [&](int64_t m, int64_t i) { return gelu(biased(m, i)); });
+  }
+  {
+    Guarded<k::bfloat16> y(c.m, n, ld);
+    check_result(t, "bias, silu, bfloat16", c, run(k::bias(bias.data()) | k::silu() | k::store(y.data(), ld)), y,
+                 [&](int64_t m, int64_t i) { return silu(biased(m, i)); });
+  }
+  {
+    Guarded<k::half> y(c.m, n, ld, 1);
+    for (int64_t m = 0; m < c.m; ++m) {
+      for (int64_t i = 0; i < n; ++i) y.set(m, i, residual.get(m, i));
+    }
+    y.upload();
+    check_result(t, "residual in place", c, run(k::bias(bias.data()) | k::add(k::load(y.data(), ld)) | k::store(y.data(), ld)), y,
+                 [&](int64_t m, int64_t i) { return biased(m, i) + Real<>(residual.value(m, i)); });
+  }
+  {
+    Guarded<int8_t> y(c.m, n, ld, 1);
+    check_result(t, "clip, int8", c, run(Clip{{}, 20.f} | k::scale(4) | k::store(y.data(), ld)), y, [&](int64_t m, int64_t i) {
+      const Real<> x = at(m, i);
+      return Real<>(std::fmax(-20, std::fmin(20, x.v)), x.e) * Real<>(4);
+    });
+  }
+  {
+    Guarded<float> y(c.m, n, ld), relu_too(c.m, n, n, 1);
+    Guarded<k::half> before(c.m, n, n);
+    const auto status = run(k::mul(k::per_row(per_row.data())) | k::tee(before.data(), n) |
+                            k::both(k::store(y.data(), ld), k::relu() | k::store(relu_too.data(), n)));
+    const auto scaled = [&](int64_t m, int64_t i) { return at(m, i) * Real<>(per_row.value(0, m)); };
+    check_result(t, "tee", c, status, before, scaled);
+    check_result(t, "behind a tee", c, status, y, [&](int64_t m, int64_t i) { return rounded_to<k::half>(scaled(m, i)); });
+    check_result(t, "both", c, status, relu_too, [&](int64_t m, int64_t i) { return relu(rounded_to<k::half>(scaled(m, i))); });
+  }
+  {
+    Guarded<float> y(c.m, n, n);
+    check_result(t, "OneFlow's store", c, run(OneFlowStore{y.data(), n}), y, [&](int64_t m, int64_t i) { return at(m, i) * Real<>(2); });
+  }
+  if (n >= 3) {
+    const int64_t first = n / 3, second = n - first;
+    Guarded<float> a(c.m, first, first + 1), b(c.m, second, second, 1);
+    const auto status = run(k::bias(bias.data()) | k::apart(k::store(a.data(), first + 1), first, k::store(b.data(), second), second));
+    check_result(t, "apart, first", c, status, a, biased);
+    check_result(t, "apart, second", c, status, b, [&](int64_t m, int64_t i) { return biased(m, i + first); });
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every epilogue") {
+  Tally t;
+  for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 100}, Case{6, 96, 70}, Case{33, 21, 65}, Case{70, 40, 33}}) {
+    const Matrix<float> x(1, c.m, c.k, c.k, 0, 1);
+    const Plain<k::half> w(c.n, c.k);
+    every_epilogue(t, c, [&](const auto& out) { return k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), c.k), w.source(), out, {c.m, c.n, c.k}); },
+                   [&](int64_t m, int64_t n) { return product(m, n, c.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w); });
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("gated weights") {
+  Tally t;
+  for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 1100}, Case{33, 21, 65}, Case{1, 9000, 3}, Case{70, 40, 33}}) {
+    const Matrix<float> x(1, c.m, c.k, c.k, 0, 0.3), bias(2, 1, c.n, c.n);
+    const Plain<k::half> gate(c.n, c.k);
+    const FourBit<float, false> up(c.n, c.k, 32);
+    const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    const auto w = k::gated(gate.source(), up.source());
+    const auto in = k::load(static_cast<const float*>(x.data()), c.k);
+    const k::cpu::Exec cx{3};
+    Guarded<float> y(c.m, c.n, c.n + 1), y2(c.m, c.n, c.n);
+    check_result(t, "swiglu", c, k::cpu::matmul(cx, in, w, k::swiglu() | k::store(y.data(), c.n + 1), {c.m, c.n, c.k}), y,
+                 [&](int64_t m, int64_t n) { return silu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up); });
+    check_result(t, "geglu, bias, relu", c,
+                 k::cpu::matmul(cx, in, w, k::geglu() | k::bias(bias.data()) | k::relu() | k::store(y2.data(), c.n), {c.m, c.n, c.k}), y2,
+                 [&](int64_t m, int64_t n) {
+                   return relu(gelu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up) + Real<>(bias.value(0, n)));
+                 });
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("stacked weights, apart") {
+  Tally t;
+  for (const int64_t m : {1, 3, 7, 40}) {
+    for (const int64_t cols : {33, 100, 1024}) {
+      const int64_t ns[] = {13, 32, 5}, n = 50;
+      const Plain<k::half> a(ns[0], cols), b(ns[1], cols, 7, 0), c(ns[2], cols, 0, 1);
+      const Matrix<float> x(1, m, cols, cols, 0, 1);
+      const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+      const auto w = k::stacked(a.source(), ns[0], b.source(), ns[1], c.source(), ns[2]);
+      Guarded<float> q(m, ns[0], ns[0], 1), kk(m, ns[1], ns[1] + 1), v(m, ns[2], ns[2]);
+      const Case shape{m, n, cols};
+      const auto status = k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), cols), w,
+                                         k::apart(k::store(q.data(), q.ld()), ns[0], k::store(kk.data(), kk.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]),
+                                         {m, n, cols});
+      check_result(t, "first", shape, status, q, [&](int64_t r, int64_t i) { return product(r, i, cols, value, a); });
+      check_result(t, "second", shape, status, kk, [&](int64_t r, int64_t i) { return product(r, i, cols, value, b); });
+      check_result(t, "third", shape, status, v, [&](int64_t r, int64_t i) { return product(r, i, cols, value, c); });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- what stands before it ---------------------------------------------------------------------------------------------
+
+TEST_CASE("inputs with maps before the product") {
+  Tally t;
+  for (const Case c : {Case{1, 20, 333}, Case{3, 20, 4200}, Case{6, 9, 100}, Case{33, 5, 70}}) {
+    const Matrix<k::half> x(1, c.m, c.k, c.k + 1, 1, 1);
+    const Matrix<float> bias(2, 1, c.k, c.k, 1);
+    const Plain<float> w(c.n, c.k);
+    Guarded<float> y(c.m, c.n, c.n);
+    const auto in = k::load(static_cast<const k::half*>(x.data()), c.k + 1) | k::bias(bias.data()) | k::silu();
+    check_result(t, "bias, silu before", c, k::cpu::matmul(k::cpu::Exec{2}, in, w.source(), k::store(y.data(), c.n), {c.m, c.n, c.k}), y,
+                 [&](int64_t m, int64_t n) {
+                   return product(m, n, c.k, [&](int64_t r, int64_t i) { return silu(Real<>(x.value(r, i)) + Real<>(bias.value(0, i))); }, w);
+                 });
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("normalized inputs") {
+  Tally t;
+  for (const Case c : {Case{1, 20, 1}, Case{1, 20, 333}, Case{2, 7, 5000}, Case{1, 3, 70000}, Case{5, 9, 100}, Case{33, 5, 70}, Case{32, 5, 2500}}) {
+    const Matrix<k::half> x(1, c.m, c.k, c.k + 1, 1, 1);
+    const Matrix<float> gamma(2, 1, c.k, c.k), beta(3, 1, c.k, c.k);
+    const Plain<float> w(c.n, c.k);
+    std::vector<Row<>> rows[2];
+    for (int64_t m = 0; m < c.m; ++m) {
+      for (auto& which : rows) {
+        Row<> row;
+        for (int64_t i = 0; i < c.k; ++i) row.push_back(Real<>(x.value(m, i)));
+        if (&which == &rows[0]) rmsnorm(row, 1e-6);
+        else layernorm(row, 1e-5);
+        for (int64_t i = 0; i < c.k; ++i) row[size_t(i)] = row[size_t(i)] * Real<>(gamma.value(0, i));
+        if (&which == &rows[1]) for (int64_t i = 0; i < c.k; ++i) row[size_t(i)] = row[size_t(i)] + Real<>(beta.value(0, i));
+        which.push_back(row);
+      }
+    }
+    const auto want = [&](int which) {
+      return [&, which](int64_t m, int64_t n) { return product(m, n, c.k, [&](int64_t r, int64_t i) { return rows[which][size_t(r)][size_t(i)]; }, w); };
+    };
+    const k::cpu::Exec cx{2};
+    const auto in = k::load(static_cast<const k::half*>(x.data()), c.k + 1);
+    Guarded<float> y(c.m, c.n, c.n), y2(c.m, c.n, c.n), rstd(c.m, 1, 1);
+    check_result(t, "rmsnorm", c, k::cpu::matmul(cx, k::normed(in, k::RmsNorm{}.eps(1e-6).rstd(rstd.data())) | k::mul(gamma.data()), w.source(),
+                                                 k::store(y.data(), c.n), {c.m, c.n, c.k}), y, want(0));
+    check_result(t, "layernorm", c, k::cpu::matmul(cx, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(),
+                                                   k::store(y2.data(), c.n), {c.m, c.n, c.k}), y2, want(1));
+    rstd.download();
+    t.expect(rstd.intact(), "wrote outside rstd");
+    for (int64_t m = 0; m < c.m; ++m) {
+      double squares = 0;
+      for (int64_t i = 0; i < c.k; ++i) squares += x.value(m, i) * x.value(m, i);
+      const double expected = 1 / std::sqrt(squares / double(c.k) + 1e-6);
+      t.expect(std::fabs(rstd.get(m, 0) - expected) <= 64 * unit<float> * expected, "rstd: got %g, want %g", double(rstd.get(m, 0)), expected);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- layouts, threads, special values ----------------------------------------------------------------------------------
+
+TEST_CASE("misaligned pointers and row strides") {
+  Tally t;
+  for (const int64_t shift : {0, 1, 2, 3, 5, 8}) {
+    for (const int64_t gap : {0, 1, 2, 4, 8, 16}) {
+      for (const int64_t m : {1, 6}) {
+        check<float, float>(t, "float", {m, 6, 130}, Plain<float>(6, 130, gap, shift));
+        check<float, float>(t, "half", {m, 6, 130}, Plain<k::half>(6, 130, gap, shift));
+        check<float, float>(t, "int8", {m, 6, 130}, Plain<int8_t>(6, 130, gap, shift, 30));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("one row of inputs, or of weights, for all") {
+  const int64_t cols = 99;
+  const Matrix<float> x(1, 1, cols, cols), w(2, 8, cols, cols);
+  Guarded<float> y(3, 8, 8), z(3, 8, 8);
+  REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), 0), k::load(w.data(), cols), k::store(y.data(), 8), {3, 8, cols}));
+  REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), 0), k::load(w.data(), 0), k::store(z.data(), 8), {3, 8, cols}));
+  y.download(), z.download();
+  bool same = true;
+  for (int64_t r = 0; r < 3; ++r) {
+    for (int64_t c = 0; c < 8; ++c) same = same && y.get(r, c) == y.get(0, c) && z.get(r, c) == y.get(0, 0);
+  }
+  CHECK(same);
+}
+
+TEST_CASE("no columns: sums of zero") {
+  const Matrix<float> bias(1, 1, 20, 20);
+  float x = 0;
+  for (const int64_t m : {1, 5, 40}) {
+    Guarded<float> y(m, 20, 21);
+    REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(&x, 0), k::load(&x, 0), k::bias(bias.data()) | k::store(y.data(), 21), {m, 20, 0}));
+    y.download();
+    CHECK(y.intact());
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t c = 0; c < 20; ++c) REQUIRE(y.get(r, c) == bias.get(0, c));
+    }
+  }
+}
+
+namespace {
+
+template <class Weights>
+void same_bits(Tally& t, const char* what, int64_t m, int64_t n, int64_t cols, const Weights& w) {
+  const Matrix<float> x(1, m, cols, cols, 0, 1);
+  std::vector<unsigned char> first;
+  for (const int threads : {1, 2, 3, 7}) {
+    Guarded<float> y(m, n, n);
+    const k::Status status = k::cpu::matmul(k::cpu::Exec{threads}, k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
+    y.download();
+    if (threads == 1) first = y.bytes();
+    t.expect(status.ok() && y.bytes() == first, "%s, M %d: %d threads give other bits than one", what, int(m), threads);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("any number of threads gives the same bits") {
+  Tally t;
+  for (const int64_t m : {1, 2, 3, 4, 7, 32, 40}) {
+    for (const int64_t n : {1, 15, 61, 133}) {
+      same_bits(t, "float", m, n, 4403, Plain<float>(n, 4403));
+      same_bits(t, "half", m, n, 1003, Plain<k::half>(n, 1003));
+      same_bits(t, "int8", m, n, 1003, Scaled<int8_t, k::half>(n, 1003, Grain::group, 64));
+      same_bits(t, "uint4", m, n, 1003, FourBit<float, true>(n, 1003, 32));
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("NaN and infinities reach exactly the results that they are part of") {
+  Tally t;
+  const int64_t n = 21;
+  for (const int64_t cols : {40, 1000}) {
+    for (const int64_t m : {1, 3, 6, 40}) {
+      for (const double bad : {kNaN, kInfinity, -kInfinity}) {
+        for (const int64_t at : {int64_t(0), cols / 2, cols - 1}) {
+          Plain<float> w(n, cols);
+          Matrix<float> x(1, m, cols, cols, 0, 1);
+          w.set(7, at, float(bad));
+          x.set(m - 1, at, float(1.5));
+          w.upload(), x.upload();
+          const auto run = [&](const char* what) {
+            Guarded<float> y(m, n, n);
+            const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+            const k::Status status = k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
+            check_result(t, what, {m, n, cols, 1}, status, y, [&](int64_t r, int64_t i) { return product(r, i, cols, value, w); });
+          };
+          run("a weight");
+          x.set(m - 1, at, float(bad));
+          x.upload();
+          run("a weight and an input");
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("NaN in fp8 weights") {
+  Tally t;
+  for (const int64_t at : {0, 17, 76}) {
+    Plain<k::float8_e4m3> w(20, 77);
+    Plain<k::float8_e5m2> w2(20, 77);
+    w.set(3, at, make<k::float8_e4m3>(kNaN)), w2.set(3, at, make<k::float8_e5m2>(kNaN)), w2.set(4, at, make<k::float8_e5m2>(kNaN));
+    const uint8_t infinity = 0x7c;
+    k::float8_e5m2 code;
+    std::memcpy(static_cast<void*>(&code), &infinity, 1);
+    w2.set(5, at, code);
+    w.upload(), w2.upload();
+    for (const int64_t m : {1, 6}) {
+      check<float, float>(t, "e4m3", {m, 20, 77}, w);
+      check<float, float>(t, "e5m2", {m, 20, 77}, w2);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- packing -----------------------------------------------------------------------------------------------------------
+
+// A code is the nearest one to the weight over the scale, or what is at the end of the range: off by half a scale at most,
+// and by one where the largest weight of the other sign is cut off.
+TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
+  Tally t;
+  for (const int64_t cols : {8, 64, 100, 257}) {
+    for (const int group : {32, 64, 128}) {
+      const int64_t rows = 5, words = (cols + 7) / 8, groups = (cols + group - 1) / group;
+      Matrix<float> w(1, rows, cols, cols, 0, 1);
+      for (int64_t i = 0; i < std::min<int64_t>(cols, group); ++i) w.set(4, i, 0.f);
+      w.upload();
+      std::vector<uint32_t> int4(size_t(rows * words)), uint4(int4), gf4(int4);
+      std::vector<float> scales(size_t(rows * groups)), scales2(scales);
+      std::vector<uint8_t> zeros(scales.size());
+      k::pack_int4(w.data(), cols, rows, cols, group, int4.data(), scales.data());
+      k::pack_uint4(w.data(), cols, rows, cols, group, uint4.data(), scales2.data(), zeros.data());
+      k::pack_gf4(w.data(), cols, rows, cols, gf4.data());
+      static const int shifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < cols; ++c) {
+          double largest = 0, low = 0, high = 0, eight = 0;
+          for (int64_t i = c / group * group; i < c / group * group + group && i < cols; ++i) {
+            if (std::fabs(w.value(r, i)) > std::fabs(largest)) largest = w.value(r, i);
+            low = std::fmin(low, w.value(r, i)), high = std::fmax(high, w.value(r, i));
+          }
+          for (int64_t i = c / 8 * 8; i < c / 8 * 8 + 8 && i < cols; ++i) {
+            if (std::fabs(w.value(r, i)) > std::fabs(eight)) eight = w.value(r, i);
+          }
+          const size_t word = size_t(r * words + c / 8), g = size_t(r * groups + c / group);
+          const double value = w.value(r, c), tolerance = 1e-5 * std::fabs(largest);
+          const double back = ((int4[word] >> shifts[c % 8] & 15) - 8.0) * scales[g];
+          t.expect(std::fabs(scales[g] + largest / 8) <= tolerance, "int4: scale %g for %g", double(scales[g]), largest);
+          const bool cut = value * largest < 0 && std::fabs(value) > 7.5 / 8 * std::fabs(largest);
+          t.expect(std::fabs(back - value) <= (cut ? 1 : 0.5) * std::fabs(largest / 8) + tolerance, "int4: %g came back as %g", value, back);
+          const double back2 = (double(uint4[word] >> shifts[c % 8] & 15) - zeros[g]) * scales2[g];
+          // The zero point is rounded too: at the ends of the range that adds half a scale.
+          t.expect(std::fabs(scales2[g] - (high - low) / 15) <= tolerance, "uint4: scale %g", double(scales2[g]));
+          t.expect(std::fabs(back2 - value) <= (high - low) / 15 + tolerance, "uint4: %g came back as %g", value, back2);
+          if (value == 0) t.expect(back == 0 && back2 == 0, "0 came back as %g and %g", back, back2);
+          const double scale = decode_small(format(DType::e5m2), gf4[word] & 0xff);
+          const double back3 = (double(gf4[word] >> (8 + 3 * (c % 8)) & 7) - 4) * scale / -4;
+          t.expect(scale == round_to(DType::e5m2, eight), "gf4: scale %g for %g", scale, eight);
+          // The scale is rounded to 3 bits: up to an eighth of it is cut off besides.
+          t.expect(std::fabs(back3 - value) <= std::fabs(scale) * 0.251 + std::fabs(eight) * 0.126, "gf4: %g came back as %g", value, back3);
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- errors ------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("wrong arguments are refused with their reason, and nothing is written") {
+  const int64_t n = 8, cols = 64;
+  const Matrix<float> x(1, 2, cols, cols), w(2, n, cols, cols);
+  const Codes codes(n, cols, 0);
+  const float* none = nullptr;
+  const uint32_t* no_words = nullptr;
+  float scale = 1;
+  Guarded<float> y(2, n, n);
+  const auto in = k::load(static_cast<const float*>(x.data()), cols);
+  const auto weights = k::load(static_cast<const float*>(w.data()), cols);
+  const auto four = k::int4(static_cast<const uint32_t*>(codes.data()), cols);
+  const auto out = k::store(y.data(), n);
+  const auto reason = [&](const auto& a, const auto& b, const auto& c, k::MatmulShape shape, k::Code code = k::Code::invalid) {
+    const k::Status status = k::cpu::matmul(k::cpu::Exec{2}, a, b, c, shape);
+    CHECK(status.code() == code);
+    return std::string(status.reason());
+  };
+  CHECK(reason(in, weights, out, {-1, n, cols}) == "matmul: M, N or K is negative");
+  CHECK(reason(in, weights, out, {2, -1, cols}) == "matmul: M, N or K is negative");
+  CHECK(reason(in, weights, out, {2, n, -1}) == "matmul: M, N or K is negative");
+  CHECK(reason(in, weights, out, {2, n, (int64_t(1) << 30) + 1}, k::Code::unsupported) == "matmul: K exceeds 2^30");
+  CHECK(reason(in, weights, out, {2, int64_t(1) << 31, cols}, k::Code::unsupported) == "matmul: N exceeds 2^31 - 1");
+  CHECK(reason(k::load(none, cols), weights, out, {2, n, cols}) == "load: the pointer is null");
+  CHECK(reason(in, k::load(none, cols), out, {2, n, cols}) == "load: the pointer is null");
+  CHECK(reason(in, weights, k::store(static_cast<float*>(nullptr), n), {2, n, cols}) == "store: the pointer is null");
+  CHECK(reason(in, weights, k::bias(none) | out, {2, n, cols}) == "row: the vector's pointer is null");
+  CHECK(reason(k::load(x.data(), -1), weights, out, {2, n, cols}) == "load: the row stride is negative");
+  CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "load: the row stride is negative");
+  CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) == "store: the row stride is smaller than cols");
+  CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) == "load: rows x row stride exceeds 64 bits");
+  CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) == "dequant: a pointer to scales or zeros is null");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, 1, 48)), out, {2, n, cols}) == "dequant: the group or block size is not a power of two");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, -1, 64)), out, {2, n, cols}) == "dequant: the row stride of the scales is negative");
+  CHECK(reason(in, k::dequant(four, k::group_scales(&scale, 0, 64).zeros(static_cast<const uint8_t*>(nullptr))), out, {2, n, cols}) ==
+        "dequant: a pointer to scales or zeros is null");
+  CHECK(reason(in, k::int4(no_words, cols), out, {2, n, cols}) == "4-bit weights: the pointer is null");
+  const std::string stride = "4-bit weights: the row stride is not a multiple of 8, or is smaller than cols";
+  CHECK(reason(in, k::uint4(codes.data(), cols + 4), out, {2, n, cols}) == stride);
+  CHECK(reason(in, k::gf4(codes.data(), cols - 8), out, {2, n, cols}) == stride);
+  CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) == "load: the pointer is null");
+  CHECK(reason(in, k::stacked(weights, 3, weights, 4), out, {2, n, cols}) == "stacked: the numbers of rows do not add up to N");
+  CHECK(reason(in, k::stacked(weights, -1, weights, 9), out, {2, n, cols}) == "stacked: a number of rows is negative");
+  CHECK(reason(in, weights, k::apart(out, 3, out, 4), {2, n, cols}) == "apart: the numbers of columns do not add up to N");
+  CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) == "apart: a number of columns is negative");
+  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) == "rmsnorm: eps is negative or NaN");
+  CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) == "load: the pointer is null");
+  CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) == "normed: only products take normalized inputs");
+  CHECK(!k::cpu::matmul(k::cpu::Exec{0}, in, weights, out, {2, n, cols}));
+  CHECK(y.unchanged());
+  // Nothing to do: nothing is read, whatever the pointers.
+  CHECK(k::cpu::matmul(k::cpu::Exec{2}, k::load(none, cols), k::load(none, cols), out, {0, n, cols}));
+  CHECK(k::cpu::matmul(k::cpu::Exec{2}, k::load(none, cols), k::load(none, cols), out, {2, 0, cols}));
+  CHECK(y.unchanged());
+}
