@@ -549,8 +549,7 @@ class Normed : public Functor {
     out.linear_ = linear;
     return out;
   }
-  KERNELS_HD Linear<C> linear(const State& state, const Count<C>& cols) const { return op_.linear(state, op_.finish(state, cols)); }
-  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const { return with(state, linear(state, cols)); }
+  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const { return with(state, op_.linear(state, op_.finish(state, cols))); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }

@@ -105,7 +105,7 @@ struct GemmBody {
     const int64_t token = tile.token, output = tile.output;
     if (token >= tile.token_end) return;
     __shared__ Alone<TokenState<X>, kTokens> states;
-    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k);
+    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0);
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;

@@ -33,7 +33,7 @@ struct SimtGemmBody {
     const int64_t token = tile.token, output = tile.weights + tile.output, output_end = tile.weights + p.n;
     if (token >= tile.token_end) return;
     __shared__ Alone<TokenState<X>, kTile> states;
-    find_states<kWidth>(states.items, p.x, token, kTile, tile.token_end, p.k);
+    find_states<kWidth>(states.items, p.x, token, kTile, tile.token_end, p.k, tile.output == 0);
     const auto input = [&](int i) -> decltype(auto) { return states.items[i].bind(p.x); };
     const auto weights = [&p](auto i) { return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); }; };
     const auto weights0 = weights(std::integral_constant<int, 0>());

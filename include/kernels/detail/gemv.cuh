@@ -125,7 +125,7 @@ struct Result {
 template <class X, bool = starts_normed<X>>
 struct TokenState {
   template <int N, class Gather>
-  static __device__ __forceinline__ TokenState of(const X&, int64_t, int64_t, int, int, const Gather&) { return {}; }
+  static __device__ __forceinline__ TokenState of(const X&, int64_t, int64_t, int, int, bool, const Gather&) { return {}; }
   __device__ __forceinline__ const X& bind(const X& x) const { return x; }
 };
 template <class X>
@@ -134,9 +134,10 @@ struct TokenState<X, true> {
   typename Base::State state;
   Linear<typename Base::C> linear;
 
-  // By `size` threads of which this one is number `rank`; gather(op, state) makes one state of theirs.
+  // By `size` threads of which this one is number `rank`; gather(op, state) makes one state of theirs. `writes`: what the
+  // caller wants to know of each row, too.
   template <int N, class Gather>
-  static __device__ __forceinline__ TokenState of(const X& x, int64_t row, int64_t cols, int rank, int size, const Gather& gather) {
+  static __device__ __forceinline__ TokenState of(const X& x, int64_t row, int64_t cols, int rank, int size, bool writes, const Gather& gather) {
     const auto& base = base_of(x);
     using Before = std::decay_t<decltype(base.before())>;
     using C = typename Base::C;
@@ -148,7 +149,9 @@ struct TokenState<X, true> {
       take_run<N>(base.op(), base.before(), running, fetched, values, row, at);
     });
     const auto state = gather(base.op(), base.op().state(running));
-    return {state, base.linear(state, Count<C>(int(cols)))};
+    const auto result = base.op().finish(state, Count<C>(int(cols)));
+    if (writes && rank == 0) base.op().write_row(result, row);
+    return {state, base.op().linear(state, result)};
   }
   __device__ __forceinline__ auto bind(const X& x) const {
     return on_base(x, [&](const Base& base) { return base.with(state, linear); });
@@ -164,11 +167,11 @@ union Alone {
 
 // The states of a block's tokens, a warp for each in turn, in shared memory.
 template <int N, class X>
-__device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows, int64_t cols) {
+__device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows, int64_t cols, bool writes) {
   if constexpr (starts_normed<X>) {
     const auto gather = [](const auto& op, const auto& state) { return op.gather(state, PartLanes<compute_type<X>>()); };
     for (int i = threadIdx.x / 32; i < count && first + i < rows; i += blockDim.x / 32) {
-      const auto state = TokenState<X>::template of<N>(x, first + i, cols, threadIdx.x & 31, 32, gather);
+      const auto state = TokenState<X>::template of<N>(x, first + i, cols, threadIdx.x & 31, 32, writes, gather);
       if ((threadIdx.x & 31) == 0) states[i] = state;
     }
     __syncthreads();
@@ -191,7 +194,7 @@ struct GemvBody {
     const P& p = params.problem;
     const int64_t row = int64_t(blockIdx.x) * R, token = int64_t(blockIdx.y) * M;
     __shared__ Alone<TokenState<typename P::X>, M> states;
-    find_states<each>(states.items, p.x, token, M, p.m, p.k);
+    find_states<each>(states.items, p.x, token, M, p.m, p.k, blockIdx.x == 0);
     C sums[P::matrices][M][R] = {};
     each_run<U>(int(threadIdx.x) * N, int(blockDim.x) * N, int(p.k), [&](const auto& at) { add_run(p, at, row, token, states.items, sums); });
 

@@ -63,7 +63,7 @@ struct SkinnyBody {
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int64_t row = int64_t(blockIdx.x) * kRows, token = int64_t(blockIdx.y) * kTokens;
     __shared__ Alone<TokenState<X>, kTokens> states;
-    find_states<8>(states.items, p.x, token, kTokens, p.m, p.k);
+    find_states<8>(states.items, p.x, token, kTokens, p.m, p.k, blockIdx.x == 0);
     float sums[P::matrices][kTiles][4] = {};
     for (int col = warp * kStep; col < p.k; col += warps * kStep) add_step(p, row, token, col, states.items, sums);
 

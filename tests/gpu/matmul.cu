@@ -1,0 +1,431 @@
+// Products on the GPU: every path, shapes that fill no tile, every type of weights, what is fused, special values, graphs.
+#include "support/gpu.cuh"
+
+#include <kernels/matmul.cuh>
+
+#include "support/products.h"
+
+using namespace test;
+using k::Path;
+
+namespace {
+
+template <class T>
+using Matrix = RandomMatrix<T, DeviceMemory>;
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+// Tensor cores add with an accumulator that is cut off, not rounded: up to two units for every 16 columns.
+double units(Path path, int64_t cols) { return kSum + 4 + (path == Path::gemv || path == Path::simt ? 0.0 : double(cols) / 8); }
+
+std::string describe(const char* what, const Sizes& s, Path path) {
+  static const char* const names[] = {"automatic", "gemv", "skinny", "gemm", "simt"};
+  std::ostringstream out;
+  out << what << ", " << s.m << " x " << s.n << " x " << s.k << ", " << names[int(path)];
+  return out.str();
+}
+
+// run(exec, policy) is a call with this shape whose result goes to y; want(m, n, units, rounded) what it should be.
+template <class T, class Run, class Want>
+void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run& run, const Want& want) {
+  INFO(describe(what, s, path));
+  Stream stream;
+  const k::Status status = run(k::Exec(stream), k::MatmulPolicy{path});
+  INFO(status.reason());
+  REQUIRE(status.ok());
+  stream.wait();
+  CHECK(compare(y, [&](int64_t m) {
+          Row<> row;
+          for (int64_t n = 0; n < y.cols(); ++n) row.push_back(want(m, n));
+          return row;
+        }) == "");
+}
+
+// Weights w, of which `rounded` says how far tensor cores round them.
+template <class TX, class TY, class Weights>
+void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8, int64_t shift = 0) {
+  const Matrix<TX> x(21, s.m, s.k, s.k + gap, shift, 1);
+  Device<TY> y(s.m, s.n, s.n + 3, 1);
+  const bool tensor = path == Path::gemm || path == Path::skinny;
+  expect(what, s, path, y,
+         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+           return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+         },
+         [&](int64_t m, int64_t n) {
+           return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k), tensor ? rounded : 0);
+         });
+}
+
+template <class T>
+void every_path(Path path, bool narrow) {
+  const auto name = narrow ? "aligned" : "misaligned";
+  const int64_t gap = narrow ? 8 : 3, shift = narrow ? 0 : 1;
+  for (const int64_t cols : {8, 40, 64, 136, 1000, 4104}) {
+    for (const int64_t n : {1, 5, 16, 67, 300}) {
+      const Plain<T, DeviceMemory> w(n, cols, gap, shift);
+      for (const int64_t m : {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 130}) {
+        if (m * n * cols > 4000000) continue;
+        check<T, T>(name, {m, n, cols}, path, w, 0, gap, shift);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("matmul: half on every path") {
+  for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm, Path::simt}) every_path<k::half>(path, true);
+  for (const Path path : {Path::automatic, Path::gemv, Path::gemm, Path::simt}) every_path<k::half>(path, false);
+}
+TEST_CASE("matmul: bfloat16") { every_path<k::bfloat16>(Path::automatic, true); }
+TEST_CASE("matmul: float") {
+  every_path<float>(Path::automatic, true);
+  every_path<float>(Path::automatic, false);
+}
+
+TEST_CASE("matmul: odd numbers of columns") {
+  for (const int64_t cols : {1, 3, 7, 33, 100, 1001}) {
+    const Plain<k::half, DeviceMemory> w(35, cols, (8 - cols % 8) % 8, 0);
+    for (const int64_t m : {1, 3, 6, 40}) {
+      for (const Path path : {Path::automatic, Path::gemv, Path::gemm, Path::simt}) check<k::half, float>("odd", {m, 35, cols}, path, w, 0, (8 - cols % 8) % 8);
+    }
+  }
+}
+
+TEST_CASE("matmul: no columns, no rows, no tokens") {
+  Stream stream;
+  Device<float> y(40, 20, 21), bias(1, 20, 20);
+  randomize(bias, 1);
+  const float* none = bias.data();
+  for (const int64_t m : {1, 40}) {
+    REQUIRE(k::matmul(stream, k::load(none, 0), k::load(none, 0), k::bias(none) | k::store(y.data(), 21), {m, 20, 0}));
+    stream.wait();
+  }
+  y.download();
+  CHECK(y.intact());
+  for (int64_t m = 0; m < 40; ++m) {
+    for (int64_t n = 0; n < 20; ++n) REQUIRE(y.get(m, n) == bias.get(0, n));
+  }
+  CHECK(k::matmul(stream, k::load(none, 0), k::load(none, 0), k::store(y.data(), 21), {0, 20, 5}).ok());
+  CHECK(k::matmul(stream, k::load(none, 0), k::load(none, 0), k::store(y.data(), 21), {3, 0, 5}).ok());
+  CHECK(!k::matmul(stream, k::load(none, 0), k::load(none, 0), k::store(y.data(), 21), {3, -1, 5}));
+}
+
+namespace {
+
+// Weights that are decoded, in a few shapes, with few tokens and with many.
+template <class Make>
+void decoded(const char* what, const Make& make) {
+  for (const int64_t cols : {64, 200, 1024}) {
+    for (const int64_t n : {3, 70}) {
+      const auto w = make(n, cols);
+      for (const int64_t m : {1, 3, 40}) {
+        for (const Path path : {Path::gemv, Path::gemm}) check<k::half, float>(what, {m, n, cols}, path, w, 0x1p-10);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("matmul: weights of 8 bits") {
+  decoded("e4m3 by block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128); });
+  decoded("e5m2", [](int64_t n, int64_t c) { return Plain<k::float8_e5m2, DeviceMemory>(n, c, 3, 1); });
+  decoded("int8 by group", [](int64_t n, int64_t c) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, 64); });
+}
+TEST_CASE("matmul: weights of 4 bits") {
+  for (const int group : {32, 64, 128}) {
+    decoded("int4", [&](int64_t n, int64_t c) { return FourBit<k::half, false, DeviceMemory>(n, c, group); });
+  }
+  decoded("uint4", [](int64_t n, int64_t c) { return FourBit<float, true, DeviceMemory>(n, c, 32); });
+  decoded("gf4", [](int64_t n, int64_t c) { return EightInAWord<DeviceMemory>(n, c); });
+}
+
+TEST_CASE("matmul: 65536 columns with a large common part") {
+  const int64_t cols = 65536, n = 6;
+  Device<k::half> x(40, cols, cols), w(n, cols, cols);
+  Random random(3);
+  for (int64_t i = 0; i < cols; ++i) {
+    for (int64_t r = 0; r < 40; ++r) x.set(r, i, make<k::half>(1e3 + random.normal()));
+    for (int64_t r = 0; r < n; ++r) w.set(r, i, make<k::half>(0.01 + 0.001 * random.uniform()));
+  }
+  x.upload(), w.upload();
+  for (const Sizes s : {Sizes{1, n, cols}, Sizes{3, n, cols}, Sizes{8, n, cols}, Sizes{40, n, cols}}) {
+    Device<float> y(s.m, n, n);
+    const Path path = s.m < 5 ? Path::gemv : s.m == 8 ? Path::skinny : Path::gemm;
+    expect("common part", s, path, y,
+           [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {s.m, n, cols}, policy); },
+           [&](int64_t m, int64_t r) {
+             return product(m, r, cols, [&](int64_t a, int64_t i) { return Real<>(value_of(x.get(a, i))); }, [&](int64_t a, int64_t i) { return value_of(w.get(a, i)); }, units(path, cols));
+           });
+  }
+}
+
+// ---- what stands around it ------------------------------------------------------------------------------------------------
+
+TEST_CASE("matmul: bias, gelu, a residual in place, and integers") {
+  for (const Sizes s : {Sizes{1, 50, 333}, Sizes{3, 48, 64}, Sizes{6, 96, 72}, Sizes{70, 136, 40}}) {
+    const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+    const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
+    const Matrix<float> bias(2, 1, s.n, s.n);
+    const auto sum = [&](int64_t m, int64_t n) {
+      return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k)) + Real<>(bias.value(0, n));
+    };
+    const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
+    {
+      Device<k::half> y(s.m, s.n, s.n + 8);
+      expect("bias, gelu", s, Path::automatic, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::gelu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
+             [&](int64_t m, int64_t n) { return gelu(sum(m, n)); });
+    }
+    {
+      Device<float> y(s.m, s.n, s.n);
+      randomize(y, 5);
+      std::vector<Row<>> before;
+      for (int64_t m = 0; m < s.m; ++m) before.push_back(row_of(y, m));
+      expect("residual", s, Path::automatic, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+               return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+             },
+             [&](int64_t m, int64_t n) { return sum(m, n) + before[size_t(m)][size_t(n)]; });
+    }
+    {
+      Device<int8_t> y(s.m, s.n, s.n + 8);
+      expect("int8", s, Path::automatic, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::scale(4) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
+             [&](int64_t m, int64_t n) { return sum(m, n) * Real<>(4); });
+    }
+  }
+}
+
+TEST_CASE("matmul: gates") {
+  for (const Sizes s : {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{70, 140, 40}}) {
+    const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
+    const Plain<k::half, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
+    const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm, Path::simt}) {
+      Device<float> y(s.m, s.n, s.n + 1);
+      expect("swiglu", s, path, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+               return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+             },
+             [&](int64_t m, int64_t n) {
+               return silu(product(m, n, s.k, value, gate, units(Path::gemm, s.k))) * product(m, n, s.k, value, up, units(Path::gemm, s.k));
+             });
+    }
+  }
+}
+
+TEST_CASE("matmul: stacked weights, results apart") {
+  const int64_t ns[] = {40, 16, 16}, n = 72, cols = 264;
+  const Plain<k::half, DeviceMemory> a(ns[0], cols, 0, 0), b(ns[1], cols, 8, 0), c(ns[2], cols, 0, 8);
+  for (const int64_t m : {1, 3, 7, 40}) {
+    const Matrix<k::half> x(1, m, cols, cols, 0, 1);
+    const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    Device<float> q(m, ns[0], ns[0]), key(m, ns[1], ns[1] + 8), v(m, ns[2], ns[2]);
+    const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+      return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), k::stacked(a.source(), ns[0], b.source(), ns[1], c.source(), ns[2]),
+                       k::apart(k::store(q.data(), q.ld()), ns[0], k::store(key.data(), key.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]), {m, n, cols}, policy);
+    };
+    const double u = units(Path::gemm, cols);
+    expect("first", {m, n, cols}, Path::automatic, q, run, [&](int64_t r, int64_t i) { return product(r, i, cols, value, a, u); });
+    expect("second", {m, n, cols}, Path::automatic, key, run, [&](int64_t r, int64_t i) { return product(r, i, cols, value, b, u); });
+    expect("third", {m, n, cols}, Path::automatic, v, run, [&](int64_t r, int64_t i) { return product(r, i, cols, value, c, u); });
+  }
+}
+
+TEST_CASE("matmul: normalized inputs") {
+  for (const Sizes s : {Sizes{1, 20, 40}, Sizes{1, 20, 5000}, Sizes{3, 9, 336}, Sizes{8, 24, 72}, Sizes{40, 20, 200}}) {
+    const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+    const Matrix<float> gamma(2, 1, s.k, s.k), beta(3, 1, s.k, s.k);
+    const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
+    std::vector<Row<>> rms, normal;
+    for (int64_t m = 0; m < s.m; ++m) {
+      Row<> row;
+      for (int64_t i = 0; i < s.k; ++i) row.push_back(Real<>(x.value(m, i)));
+      Row<> other = row;
+      rmsnorm(row, 1e-6);
+      layernorm(other, 1e-5);
+      for (int64_t i = 0; i < s.k; ++i) {
+        row[size_t(i)] = row[size_t(i)] * Real<>(gamma.value(0, i));
+        other[size_t(i)] = other[size_t(i)] * Real<>(gamma.value(0, i)) + Real<>(beta.value(0, i));
+      }
+      rms.push_back(row);
+      normal.push_back(other);
+    }
+    const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
+    // From five tokens on, inputs are rounded to half.
+    const auto want = [&](const std::vector<Row<>>& rows) {
+      return [&](int64_t m, int64_t n) { return product(m, n, s.k, [&](int64_t r, int64_t i) { return rows[size_t(r)][size_t(i)]; }, w, units(Path::gemm, s.k), s.m > 4 ? 0x1p-10 : 0); };
+    };
+    Device<float> y(s.m, s.n, s.n), y2(s.m, s.n, s.n);
+    expect("rmsnorm", s, Path::automatic, y,
+           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+             return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), w.source(), k::store(y.data(), s.n), {s.m, s.n, s.k}, policy);
+           }, want(rms));
+    expect("layernorm", s, Path::automatic, y2,
+           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+             return k::matmul(ex, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(), k::store(y2.data(), s.n), {s.m, s.n, s.k}, policy);
+           }, want(normal));
+  }
+}
+
+// ---- groups and experts ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+template <class T>
+Device<T>& filled(Device<T>& to, const std::vector<T>& values) {
+  for (size_t i = 0; i < values.size(); ++i) to.set(0, int64_t(i), values[i]);
+  to.upload();
+  return to;
+}
+
+}  // namespace
+
+TEST_CASE("matmul: groups of tokens, some empty") {
+  const int64_t n = 40, cols = 72;
+  for (const bool tensor : {true, false}) {
+    for (const std::vector<int32_t>& offsets : {std::vector<int32_t>{0, 5, 5, 140, 141, 300}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{0, 129}}) {
+      const int64_t groups = int64_t(offsets.size()) - 1, rows = offsets.back() + 7;  // more than there are: those stay as they were
+      const Matrix<k::half> x(1, rows, cols, cols, 0, 1);
+      const Plain<k::half, DeviceMemory> w(groups * n, cols, 0, 0);
+      Device<int32_t> ends(1, groups + 1, groups + 1);
+      filled(ends, offsets);
+      Device<float> y(rows, n, n);
+      std::vector<Row<>> before;
+      for (int64_t r = 0; r < rows; ++r) before.push_back(Row<>(size_t(n), Real<>(-7)));
+      for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < n; ++i) y.set(r, i, -7.f);
+      y.upload();
+      const Path path = tensor ? Path::gemm : Path::simt;
+      expect("ragged", {rows, n, cols}, path, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+               return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), w.source(), k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
+             },
+             [&](int64_t m, int64_t i) {
+               int64_t g = 0;
+               while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
+               if (g == groups) return before[size_t(m)][size_t(i)];
+               return product(m, g * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w, units(path, cols));
+             });
+    }
+    const int64_t batch = 3, m = 37;
+    const Matrix<k::half> x(1, batch * m, cols, cols, 0, 1);
+    const Plain<k::half, DeviceMemory> w(batch * n, cols, 0, 0);
+    Device<float> y(batch * m, n, n);
+    const Path path = tensor ? Path::gemm : Path::simt;
+    expect("batch", {m, n, cols}, path, y,
+           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+             return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), w.source(), k::store(y.data(), n), {m, n, cols}, k::Groups{batch}, policy);
+           },
+           [&](int64_t r, int64_t i) { return product(r, r / m * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(path, cols)); });
+  }
+}
+
+TEST_CASE("matmul: a mixture of experts, there and back") {
+  const int64_t tokens = 5, n = 24, cols = 72, number = 6;
+  const int top_k = 2;
+  const std::vector<int32_t> chosen = {0, 3, 5, 0, 3, 3, 1, 5, 0, 1};  // nobody chooses 2 and 4
+  Device<int32_t> ids(1, tokens * top_k, tokens * top_k);
+  filled(ids, chosen);
+  const Matrix<float> shares(4, 1, tokens * top_k, tokens * top_k, 0, 1);
+  const Matrix<k::half> x(1, tokens, cols, cols, 0, 1);
+  const Plain<k::half, DeviceMemory> w(number * n, cols, 0, 0);
+  const FourBit<float, false, DeviceMemory> back(number * 16, n, 8);
+  const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r / top_k, c)); };
+  Device<float> h(tokens * top_k, n, n);
+  expect("there", {tokens * top_k, n, cols}, Path::automatic, h,
+         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+           return k::matmul(ex, k::repeated(k::load(static_cast<const k::half*>(x.data()), cols), top_k), k::experts(w.source(), ids.data(), n, number), k::store(h.data(), n), {tokens * top_k, n, cols}, policy);
+         },
+         [&](int64_t slot, int64_t i) { return product(slot, chosen[size_t(slot)] * n + i, cols, value, w); });
+  Device<float> y(tokens, 16, 16);
+  expect("back", {tokens, 16, top_k * n}, Path::automatic, y,
+         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+           return k::matmul(ex, k::load(h.data(), top_k * n), k::mixed(back.source(), ids.data(), shares.data(), top_k, 16, n, number), k::store(y.data(), 16), {tokens, 16, top_k * n}, policy);
+         },
+         [&](int64_t m, int64_t i) {
+           return product(m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(value_of(h.get(r * top_k + c / n, c % n))); },
+                          [&](int64_t r, int64_t c) { return shares.value(0, m * top_k + c / n) * back(chosen[size_t(m * top_k + c / n)] * 16 + r, c % n); });
+         });
+}
+
+// ---- calls ------------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("matmul: NaN and infinity reach the results they belong to, and no others") {
+  const int64_t n = 40, cols = 136;
+  for (const int64_t m : {1, 3, 8, 40}) {
+    Device<k::half> x(m, cols, cols), w(n, cols, cols);
+    randomize(x, 1);
+    randomize(w, 2);
+    x.set(m / 2, 5, make<k::half>(std::nan("")));
+    w.set(7, 9, make<k::half>(HUGE_VAL));
+    x.upload(), w.upload();
+    for (const Path path : {Path::automatic, Path::gemm, Path::simt}) {
+      Device<float> y(m, n, n);
+      Stream stream;
+      REQUIRE(k::matmul(stream, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}, {path}));
+      stream.wait();
+      y.download();
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < n; ++c) {
+          INFO(describe("special", {m, n, cols}, path) << " " << r << " " << c);
+          const float got = y.get(r, c);
+          REQUIRE((got != got) == (r == m / 2));
+          REQUIRE((std::fabs(got) == HUGE_VALF) == (r != m / 2 && c == 7));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: the same bits every time, and in a graph") {
+  const int64_t n = 300, cols = 4096;
+  const Matrix<k::half> x(1, 40, cols, cols, 0, 1);
+  const Plain<k::half, DeviceMemory> w(n, cols, 0, 0);
+  for (const int64_t m : {1, 3, 8, 40}) {
+    std::vector<unsigned char> first;
+    for (int round = 0; round < 4; ++round) {
+      Device<float> y(m, n, n);
+      Stream stream;
+      const auto call = [&] { return k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols), w.source(), k::store(y.data(), n), {m, n, cols}); };
+      if (round % 2 == 0) {
+        REQUIRE(call());
+      } else {
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        const bool ok = call().ok();
+        check_cuda(cudaStreamEndCapture(stream, &graph));
+        REQUIRE(ok);
+        check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+        check_cuda(cudaGraphLaunch(exec, stream));
+        check_cuda(cudaStreamSynchronize(stream));
+        check_cuda(cudaGraphExecDestroy(exec));
+        check_cuda(cudaGraphDestroy(graph));
+      }
+      stream.wait();
+      y.download();
+      if (round == 0) first = y.bytes();
+      CHECK(y.bytes() == first);
+    }
+  }
+}
+
+TEST_CASE("matmul: what cannot be done is refused") {
+  Stream stream;
+  Device<float> memory(8, 8, 8);
+  const float* p = memory.data();
+  const auto in = k::load(p, 8);
+  const auto out = k::store(memory.data(), 8);
+  CHECK(!k::matmul(stream, in, k::load(static_cast<const float*>(nullptr), 8), out, {1, 8, 8}));
+  CHECK(!k::matmul(stream, in, k::load(p, 8), out, {1, 8, -8}));
+  CHECK(!k::matmul(stream, in, k::load(p, 8), out, {1, 8, (int64_t(1) << 30) + 1}));
+  CHECK(!k::matmul(stream, in, k::load(p, 8), out, {1, 8, 8}, {Path::gemm}));
+  CHECK(!k::matmul(stream, in, k::load(p, 8), out, {1, 8, 8}, {Path::skinny}));
+  CHECK(!k::matmul(stream, in, k::load(p, 8), out, {1, 8, 8}, k::Groups{2}, {Path::gemv}));
+  CHECK(!k::matmul(stream, in, k::load(p, 8), out, {1, 8, 8}, k::Groups{-1}));
+  CHECK(!k::matmul(stream, in, k::experts(k::load(p, 8), nullptr, 8, 2), out, {1, 8, 8}));
+}
