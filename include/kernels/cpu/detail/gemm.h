@@ -169,7 +169,10 @@ class Gemm {
     const int64_t depth = block(shape_.k, T::depth, kWidestPack);
     for (int64_t m = m_begin; m < m_end; m += rows) {
       const int height = int(lesser(rows, m_end - m));
-      for (int r = 0; r < height; ++r) states[r] = row_state(x_, m + r, shape_.k);
+      for (int r = 0; r < height; ++r) {
+        states[r] = row_state(x_, m + r, shape_.k);
+        if (n_begin == 0) write_state(x_, states[r], m + r, shape_.k);
+      }
       for (int64_t n = n_begin; n < n_end; n += cols) {
         const int64_t cols_end = lesser(n + cols, n_end);
         // Where there is no K, the tiles are still filled with zeros.
