@@ -3,39 +3,18 @@
 //
 // The memory bandwidth of a machine drifts, above all of a shared one. So all that is compared takes turns, on the same
 // buffers; times are medians, and so are ratios, which are taken within each round.
-#include <benchmark/benchmark.h>
-
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <functional>
 #include <map>
-#include <memory>
-#include <string>
 #include <unordered_map>
-#include <vector>
-
-#include <kernels/core/dtype.h>
-#include <kernels/cpu/exec.h>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
-#if KERNELS_HAVE_ONEDNN
-#include <dnnl.hpp>
-#endif
 
+#include "support/cpu_bench.h"
 #include "support/cpu_rows.h"
 
 namespace k = kernels;
-using bench::RowCall;
-using bench::RowOp;
-using bench::Type;
+using namespace bench;
 
 namespace {
 
@@ -57,52 +36,7 @@ const char* name(RowOp op) { return op == RowOp::softmax ? "softmax" : op == Row
 const char* name(Type type) { return type == Type::fp32 ? "fp32" : type == Type::fp16 ? "fp16" : "bf16"; }
 int64_t size_of(Type type) { return type == Type::fp32 ? 4 : 2; }
 
-int threads() {
-#if defined(_OPENMP)
-  return omp_get_max_threads();
-#else
-  return k::cpu::Exec().threads();
-#endif
-}
-
-#define KERNELS_BENCH_STRING2(name) #name
-#define KERNELS_BENCH_STRING(name) KERNELS_BENCH_STRING2(name)
-
-std::string cpu_name() {
-  std::ifstream facts("/proc/cpuinfo");
-  for (std::string line; std::getline(facts, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(": ") + 2);
-  }
-  return "unknown";
-}
-
 // ---- memory --------------------------------------------------------------------------------------------------------
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
-template <class T>
-T* allocate(size_t bytes) {
-  static std::vector<std::unique_ptr<void, Free>> all;
-  all.emplace_back(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-  std::memset(all.back().get(), 1, bytes);
-  return static_cast<T*>(all.back().get());
-}
-
-template <class T>
-void fill(void* to, size_t count, float mean, float deviation) {
-  uint64_t state = 0;
-  for (size_t i = 0; i < count; ++i) {
-    // Roughly normal: the sum of the four 16-bit parts of a random number.
-    uint64_t bits = state += 0x9e3779b97f4a7c15ull;
-    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
-    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
-    float sum = -2.f;
-    for (int part = 0; part < 4; ++part) sum += float(bits >> 16 * part & 0xffff) / 65536.f;
-    static_cast<T*>(to)[i] = k::convert<T>(mean + deviation * 1.7320508f * sum);
-  }
-}
 
 // f(a null pointer to the type).
 template <class F>
@@ -199,23 +133,6 @@ std::function<void()> onednn(const RowCall& c) {
 
 // ---- cases ---------------------------------------------------------------------------------------------------------
 
-double seconds(const std::function<void()>& call) {
-  const auto begin = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
-struct Contender {
-  std::string who;
-  std::function<void()> call;
-  std::vector<double> times;
-};
-
 // One op at one shape. All contenders are timed in turn when the first of them is asked for.
 class Case {
  public:
@@ -282,13 +199,6 @@ class Case {
     return found == contenders_.end() ? nullptr : &*found;
   }
 
-  // Ratios are taken within a round, when the memory was as fast for the one as for the other.
-  static double ratio(const Contender& a, const Contender& b) {
-    std::vector<double> ratios;
-    for (int round = 0; round < kRounds; ++round) ratios.push_back(a.times[size_t(round)] / b.times[size_t(round)]);
-    return median(ratios);
-  }
-
   void report(benchmark::State& state, const std::string& who) {
     if (contenders_.empty()) measure();
     const Contender* c = find(who);
@@ -341,14 +251,7 @@ int main(int argc, char** argv) {
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::AddCustomContext("cpu", cpu_name());
-  benchmark::AddCustomContext("isa", KERNELS_BENCH_STRING(KERNELS_ISA_NAME));
-  benchmark::AddCustomContext("compiler", __VERSION__);
-  benchmark::AddCustomContext("threads", std::to_string(threads()));
-#if KERNELS_HAVE_ONEDNN
-  const dnnl_version_t* v = dnnl_version();
-  benchmark::AddCustomContext("onednn", std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch));
-#endif
+  add_context();
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

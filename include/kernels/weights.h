@@ -39,8 +39,8 @@ class Scales {
   Scales<T, Z> zeros(const Z* p) const { return {scales_, ld_, row_log2_, col_log2_, p}; }
 
   static constexpr bool has_zeros = !std::is_same<Zero, Nothing>::value;
-  // How many neighbouring columns share a scale, as far as anyone asks.
-  int group() const { return col_log2_ >= 5 ? 32 : 1 << col_log2_; }
+  // How many neighbouring columns share a scale, as far as anyone asks: `most` at most.
+  int group(int most = 32) const { return col_log2_ < 31 ? lesser(1 << col_log2_, most) : most; }
 
   struct Fetched {
     Packed<T, 1> scale;
@@ -173,26 +173,21 @@ class Words : public Functor {
   template <int N>
   KERNELS_HD Some<N> fetch(int64_t row, int64_t col) const {
     static_assert(N < 8 || N % 8 == 0, "whole words, or part of one");
-    return {read<(N + 7) / 8, Cache::stream>(words_ + (row * ld_ + col) / 8)};
+    return {read<(N + 7) / 8, Cache::stream>(words_ + row * (ld_ / 8) + (col >> 3))};
   }
   template <int N>
   KERNELS_HD Pack<float, N> resolve(const Some<N>& fetched, int64_t, int64_t col) const {
-    Pack<float, N> out;
     if constexpr (N < 8) {
+      Pack<float, N> out;
       KERNELS_UNROLL
       for (int i = 0; i < N; ++i) out.v[i] = Format::at(fetched.words.words[0], int(col % 8) + i);
+      return out;
     } else {
-      KERNELS_UNROLL
-      for (int i = 0; i < N; i += 8) {
-        const Pack<float, 8> eight = Format::all(fetched.words.words[i / 8]);
-        KERNELS_UNROLL
-        for (int j = 0; j < 8; ++j) out.v[i + j] = eight.v[j];
-      }
+      return detail::decode_words<Format, N>(fetched.words.words);
     }
-    return out;
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
-    prefetch_lines(words_ + (row * ld_ + begin) / 8, words_ + (row * ld_ + end) / 8);
+    prefetch_lines(words_ + row * (ld_ / 8) + (begin >> 3), words_ + row * (ld_ / 8) + (end >> 3));
   }
 
  private:

@@ -164,6 +164,26 @@ using VectorOf = typename VectorType<T, N>::type;
 // Whether to use them on packs of floats and what is narrower.
 template <class C, int N>
 constexpr bool in_vectors = std::is_same<C, float>::value && N > 1 && (N & (N - 1)) == 0 && N * sizeof(C) <= kVectorBytes;
+
+// Bytes as wider integers, with their sign or as they are. The compilers take them apart where they are left to it.
+template <class T, int N>
+KERNELS_HD VectorOf<int32_t, N> signed_bytes(const Pack<T, N>& in) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return (VectorOf<int32_t, N>)_mm512_maskz_cvtepi8_epi32(0xffff, bit_cast<__m128i>(in));
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8) return (VectorOf<int32_t, N>)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(in)));
+#endif
+  return __builtin_convertvector(bit_cast<VectorOf<int8_t, N>>(in), VectorOf<int32_t, N>);
+}
+template <class T, int N>
+KERNELS_HD VectorOf<uint16_t, N> plain_bytes(const Pack<T, N>& in) {
+#if defined(__AVX2__)
+  if constexpr (N == 16) return (VectorOf<uint16_t, N>)_mm256_cvtepu8_epi16(bit_cast<__m128i>(in));
+  if constexpr (N == 8) return (VectorOf<uint16_t, N>)_mm_cvtepu8_epi16(_mm_cvtsi64_si128(bit_cast<int64_t>(in)));
+#endif
+  return __builtin_convertvector(bit_cast<VectorOf<uint8_t, N>>(in), VectorOf<uint16_t, N>);
+}
 #endif
 }  // namespace detail
 
@@ -251,6 +271,16 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
   if constexpr (detail::in_vectors<To, N> && std::is_same<From, bfloat16>::value) {
     const auto codes = bit_cast<detail::VectorOf<uint16_t, N>>(in);
     return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint32_t, N>) << 16);
+  } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, int8_t>::value) {
+    return bit_cast<Pack<To, N>>(__builtin_convertvector(detail::signed_bytes(in), detail::VectorOf<float, N>));
+  } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, float8_e4m3>::value) {
+    // The code in the place of a float's highest bits is the value times 2^-120, a subnormal one as well.
+    const auto codes = detail::signed_bytes(in);
+    const auto placed = bit_cast<detail::VectorOf<float, N>>(codes << 20 & int32_t(0x87f00000));
+    return bit_cast<Pack<To, N>>(bit_cast<detail::VectorOf<int32_t, N>>(placed * 0x1p120f) | ((codes & 0x7f) == 0x7f));
+  } else if constexpr (detail::in_vectors<To, N> && N >= 8 && std::is_same<From, float8_e5m2>::value) {
+    // The upper half of a half.
+    return convert<To>(bit_cast<Pack<half, N>>(detail::plain_bytes(in) << 8));
   } else if constexpr (detail::in_vectors<From, N> && std::is_same<To, bfloat16>::value) {
     const auto codes = detail::encode_bfloat16<detail::VectorOf<int32_t, N>>(bit_cast<detail::VectorOf<uint32_t, N>>(in));
     return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint16_t, N>));

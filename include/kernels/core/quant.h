@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "pack.h"
 
@@ -24,6 +25,9 @@ KERNELS_BEGIN
 KERNELS_HD constexpr int int4_shift(int i) { return i / 2 * 4 + i % 2 * 16; }
 
 struct Uint4 {
+  static constexpr uint32_t mask = 15;
+  static constexpr float offset = 0, slope = 1;
+  static constexpr uint32_t shift(int i) { return uint32_t(int4_shift(i)); }
   static KERNELS_HD float at(uint32_t word, int i) { return float((word >> int4_shift(i)) & 15u); }
   static KERNELS_HD Pack<float, 8> all(uint32_t word) {
     Pack<float, 8> out;
@@ -33,12 +37,16 @@ struct Uint4 {
   }
 };
 
-struct Int4 {
+struct Int4 : Uint4 {
+  static constexpr float offset = 8;
   static KERNELS_HD float at(uint32_t word, int i) { return Uint4::at(word, i) - 8.f; }
   static KERNELS_HD Pack<float, 8> all(uint32_t word) { return Uint4::all(word) - 8.f; }
 };
 
 struct Gf4 {
+  static constexpr uint32_t mask = 7;
+  static constexpr float offset = 4, slope = -0.25f;
+  static constexpr uint32_t shift(int i) { return uint32_t(8 + 3 * i); }
   static KERNELS_HD float scale(uint32_t word) {
     return convert<float>(bit_cast<float8_e5m2>(static_cast<uint8_t>(word & 0xffu))) * -0.25f;
   }
@@ -53,6 +61,58 @@ struct Gf4 {
 };
 
 namespace detail {
+
+#if KERNELS_VECTORS
+// A vector of weights from whole words. Each lane gets the word that its code is in, and shifts it there.
+template <class Format, int... i>
+KERNELS_HD Pack<float, int(sizeof...(i))> decode_words(const uint32_t* words, std::integer_sequence<int, i...>) {
+  constexpr int N = sizeof...(i);
+  using Whole = VectorOf<uint32_t, N>;
+  using Floats = VectorOf<float, N>;
+  const Whole spread = {words[i / 8]...}, codes = spread >> Whole{Format::shift(i % 8)...};
+  Floats values;
+#if defined(__AVX512F__)
+  // Looked up: only as many bits of a lane count as the table has entries for.
+  if constexpr (N == 16) {
+    values = _mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, Floats{(float(i & int(Format::mask)) - Format::offset) * Format::slope...});
+  } else
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8 && Format::mask == 7) {
+    values = _mm256_permutevar8x32_ps(Floats{(float(i) - Format::offset) * Format::slope...}, (__m256i)codes);
+  } else
+#endif
+  {
+    values = __builtin_convertvector((VectorOf<int32_t, N>)(codes & Format::mask), Floats);
+    if constexpr (Format::offset != 0) values = (values - Format::offset) * Format::slope;
+  }
+  if constexpr (std::is_same<Format, Gf4>::value) {
+    const auto scales = __builtin_convertvector(spread, VectorOf<uint16_t, N>) << 8;  // float8_e5m2 is the upper half of a half
+    values *= bit_cast<Floats>(convert<float>(bit_cast<Pack<half, N>>(scales)));
+  }
+  return bit_cast<Pack<float, N>>(values);
+}
+#endif
+
+// N weights from whole words.
+template <class Format, int N>
+KERNELS_HD Pack<float, N> decode_words(const uint32_t* words) {
+#if KERNELS_VECTORS
+  if constexpr (in_vectors<float, N>) {
+    return decode_words<Format>(words, std::make_integer_sequence<int, N>());
+  } else
+#endif
+  {
+    Pack<float, N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; i += 8) {
+      const Pack<float, 8> eight = Format::all(words[i / 8]);
+      KERNELS_UNROLL
+      for (int j = 0; j < 8; ++j) out.v[i + j] = eight.v[j];
+    }
+    return out;
+  }
+}
 
 // f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a matrix.
 template <class F>

@@ -9,6 +9,7 @@
 // Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone decides.
 #pragma once
 
+#include "../exec.h"
 #include "inputs.h"
 
 KERNELS_BEGIN
@@ -74,57 +75,54 @@ struct Tiles {
   static constexpr int rows = kVectorBytes == 64 ? 14 : 6, cols = 2 * lanes;
   static constexpr int size = rows * cols;
   // A stretch of K: a panel of weights and one of inputs fit the first-level cache.
-  static constexpr int depth = 768 / int(sizeof(C));
-  static constexpr int block_rows = 266 / rows * rows, block_cols = 1024 / int(sizeof(C));
+  static constexpr int depth = 512 / int(sizeof(C));
+  static constexpr int block_rows = 308 / rows * rows, block_cols = 1024 / int(sizeof(C));
 };
 
-// The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k.
-template <class C, int... row>
-inline void multiply(const C* x, const C* w, int depth, bool first, C* tile, std::integer_sequence<int, row...>) {
+// The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k. ahead(i) is called
+// now and then, with 0, 1, 2 ...: it has the time to ask for what will be needed next.
+constexpr int kAhead = 16;
+template <class C, class Ahead, int... row>
+inline void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead, std::integer_sequence<int, row...>) {
   using T = Tiles<C>;
   Register<C> left[] = {(void(row), Register<C>{})...}, right[] = {(void(row), Register<C>{})...};
-  for (int k = 0; k < depth; ++k) {
-    const Register<C> w0 = vector_at(w + k * T::cols), w1 = vector_at(w + k * T::cols + T::lanes);
-    ((left[row] = multiply_add(x[row * T::depth + k], w0, left[row]),
-      right[row] = multiply_add(x[row * T::depth + k], w1, right[row])), ...);
+  for (int begin = 0; begin < depth; begin += kAhead) {
+    ahead(begin / kAhead);
+    const int end = lesser(depth, begin + kAhead);
+    for (int k = begin; k < end; ++k) {
+      const Register<C> w0 = vector_at(w + k * T::cols), w1 = vector_at(w + k * T::cols + T::lanes);
+      ((left[row] = multiply_add(x[row * T::depth + k], w0, left[row]),
+        right[row] = multiply_add(x[row * T::depth + k], w1, right[row])), ...);
+    }
   }
   const auto add = [&](C* to, const Register<C>& sums) KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
   ((add(tile + row * T::cols, left[row]), add(tile + row * T::cols + T::lanes, right[row])), ...);
 }
 // Few rows cost less than a whole tile.
-template <int kRows, class C>
-inline void multiply_rows(int rows, const C* x, const C* w, int depth, bool first, C* tile) {
+template <int kRows, class C, class Ahead>
+inline void multiply_rows(int rows, const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead) {
   constexpr int fewer = kRows - 4;
   if constexpr (fewer > 0) {
-    if (rows <= fewer) return multiply_rows<fewer>(rows, x, w, depth, first, tile);
+    if (rows <= fewer) return multiply_rows<fewer>(rows, x, w, depth, first, tile, ahead);
   }
-  multiply(x, w, depth, first, tile, std::make_integer_sequence<int, kRows>());
+  multiply(x, w, depth, first, tile, ahead, std::make_integer_sequence<int, kRows>());
 }
 
 // ---- the product ---------------------------------------------------------------------------------------------------
 
-// One source of weights, or the two of gated(), as an array of panels that take turns.
-template <class W>
-struct Panels {
-  using C = compute_type<W>;
-  static constexpr int count = 1;
-  template <class F>
-  static void each(const W& w, const F& f) { f(w, 0); }
-};
-template <class A, class B>
-struct Panels<Gated<A, B>> {
-  using C = std::conditional_t<std::is_same<compute_type<A>, double>::value, double, compute_type<B>>;
-  static constexpr int count = 2;
-  template <class F>
-  static void each(const Gated<A, B>& w, const F& f) { f(w.gate(), 0), f(w.up(), 1); }
-};
+// f(source, number) for a source of weights, or the two of gated().
+template <class W, class F>
+void each_matrix(const W& w, const F& f) {
+  if constexpr (is_gated<W>::value) f(w.gate(), 0), f(w.up(), 1);
+  else f(w, 0);
+}
 
 template <class X, class W, class Out>
 class Gemm {
-  using C = std::conditional_t<std::is_same<compute_type<X>, double>::value, double, typename Panels<W>::C>;
+  using C = product_type<X, W>;
   using T = Tiles<C>;
   using State = decltype(row_state(std::declval<const X&>(), 0, 0));
-  static constexpr int kPanels = Panels<W>::count, kBlockCols = T::block_cols / kPanels;
+  static constexpr int kMatrices = is_gated<W>::value ? 2 : 1, kBlockCols = T::block_cols / kMatrices;
 
  public:
   Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape)
@@ -171,23 +169,38 @@ class Gemm {
     const int64_t depth = block(shape_.k, T::depth, kWidestPack);
     for (int64_t m = m_begin; m < m_end; m += rows) {
       const int height = int(lesser(rows, m_end - m));
-      for (int r = 0; r < height; ++r) states[r] = row_state(x_, m + r, shape_.k);
+      for (int r = 0; r < height; ++r) {
+        states[r] = row_state(x_, m + r, shape_.k);
+        if (n_begin == 0) write_state(x_, states[r], m + r, shape_.k);
+      }
       for (int64_t n = n_begin; n < n_end; n += cols) {
+        const int64_t cols_end = lesser(n + cols, n_end);
         // Where there is no K, the tiles are still filled with zeros.
         int64_t k = 0;
         do {
           const int stretch = int(lesser(depth, shape_.k - k));
-          copy_inputs(states, m, height, k, stretch, inputs);
+          const int64_t next_k = k + stretch < shape_.k ? k + stretch : 0;
           C* tile = sums;
-          for (int64_t col = n; col < lesser(n + cols, n_end); col += T::cols) {
+          for (int64_t col = n; col < cols_end; col += T::cols) {
             const int width = int(lesser<int64_t>(T::cols, n_end - col));
-            Panels<W>::each(w_, [&](const auto& source, int panel) {
+            const bool last = col + T::cols >= cols_end;
+            each_matrix(w_, [&](const auto& source, int matrix) {
               turn_weights(source, col, width, k, stretch, weights);
               for (int row = 0; row < height; row += T::rows, tile += T::size) {
                 const int few = lesser(T::rows, height - row);
-                multiply_rows<T::rows>(few, inputs + row * T::depth, weights, stretch, k == 0, tile);
-                if (panel + 1 == kPanels && k + stretch == shape_.k) {
-                  finish(tile - panel * tiles(height, T::rows) * T::size, tile, m + row, few, col, width);
+                C* const x = inputs + row * T::depth;
+                if (col == n && matrix == 0) copy_inputs(states + row, m + row, few, k, stretch, x);
+                // What is copied next comes into the cache meanwhile: the next tile's inputs, and a share of the next weights.
+                const int64_t x_row = m + row + T::rows, x_end = col == n && matrix == 0 ? lesser(x_row + T::rows, m + height) : 0;
+                const int64_t w_from = last ? n : col + T::cols, w_row = w_from + T::cols * row / height;
+                const int64_t w_end = lesser(w_from + T::cols * (row + few) / height, n_end), w_k = last ? next_k : k;
+                const auto ahead = [&, k](int i) KERNELS_INLINE {
+                  for (int64_t r = x_row + 2 * i; r < lesser(x_end, x_row + 2 * i + 2); ++r) prefetch(x_, r, k, k + stretch);
+                  if (w_row + i < w_end) prefetch(source, w_row + i, w_k, lesser(w_k + stretch, shape_.k));
+                };
+                multiply_rows<T::rows>(few, x, weights, stretch, k == 0, tile, ahead);
+                if (matrix + 1 == kMatrices && k + stretch == shape_.k) {
+                  finish(tile - matrix * tiles(height, T::rows) * T::size, tile, m + row, few, col, width);
                 }
               }
             });
@@ -200,41 +213,58 @@ class Gemm {
 
   void copy_inputs(const State* states, int64_t m, int height, int64_t k, int stretch, C* to) const {
     for (int r = 0; r < height; ++r) read_row(with_state(x_, states[r], shape_.k), m + r, k, stretch, to + r * T::depth);
-    // Rows that only fill up the last tile; what comes of them is not looked at.
-    for (int r = height; r % T::rows != 0; ++r) {
+    // Rows that only fill up the tile; what comes of them is not looked at.
+    for (int r = height; r < T::rows; ++r) {
       for (int i = 0; i < stretch; ++i) to[r * T::depth + i] = C(0);
     }
   }
 
+  // A panel: the weights of `width` results, side by side for each k.
   template <class Source>
   void turn_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, C* to) const {
-    constexpr auto lanes = std::make_integer_sequence<int, T::lanes>();
     for (int left = 0; left < T::cols; left += T::lanes) {
+      int done = 0;
+      if constexpr (any_width<Source>) {
+        if (left + T::lanes <= width) {
+          for (; done + T::lanes <= stretch; done += T::lanes) {
+            turn([&](int i) KERNELS_INLINE {
+              const auto fetched = fetch<T::lanes>(source, n + left + i, k + done);
+              return in_register(convert<C>(resolve(source, fetched, n + left + i, k + done)));
+            }, to + done * T::cols + left);
+          }
+        }
+      }
+      if (done == stretch) continue;
+      // What cannot be read by the square is copied first, with zeros around it.
       alignas(64) C rows[T::lanes * T::depth];
       for (int i = 0; i < T::lanes; ++i) {
-        int filled = 0;
+        int filled = done;
         if (left + i < width) {
-          read_row(source, n + left + i, k, stretch, rows + i * T::depth);
+          read_row(source, n + left + i, k + done, stretch - done, rows + i * T::depth + done);
           filled = stretch;
         }
         for (; filled < stretch || filled % T::lanes != 0; ++filled) rows[i * T::depth + filled] = C(0);
       }
-      for (int i = 0; i < stretch; i += T::lanes) turn(rows + i, to + i * T::cols + left, lanes);
+      for (; done < stretch; done += T::lanes) {
+        turn([&](int i) KERNELS_INLINE { return vector_at(rows + i * T::depth + done); }, to + done * T::cols + left);
+      }
     }
   }
-  template <int... i>
-  static void turn(const C* from, C* to, std::integer_sequence<int, i...> lanes) {
-    Register<C> square[] = {vector_at(from + i * T::depth)...};
+  template <class Row, int... i>
+  static KERNELS_INLINE void turn(const Row& row, C* to, std::integer_sequence<int, i...> lanes) {
+    Register<C> square[] = {row(i)...};
     transpose<1, C>(square, lanes);
     (put_vector<C>(to + i * T::cols, square[i]), ...);
   }
+  template <class Row>
+  static KERNELS_INLINE void turn(const Row& row, C* to) { turn(row, to, std::make_integer_sequence<int, T::lanes>()); }
 
   // Hands a tile to the sink; with gated weights, this and the one of the gate's sums.
   void finish(const C* gate, const C* tile, int64_t m, int height, int64_t n, int width) const {
     for (int r = 0; r < height; ++r, gate += T::cols, tile += T::cols) {
-      packs_.each(n, n + width, [gate, tile, n, this, row = m + r](auto width, int64_t col) KERNELS_INLINE {
+      packs_.each(n, n + width, [=, row = m + r](auto width, int64_t col) KERNELS_INLINE {
         const auto values = pack_at<width()>(tile + (col - n));
-        if constexpr (kPanels == 1) {
+        if constexpr (kMatrices == 1) {
           store(map_, values, row, col);
         } else {
           store(later_maps(map_), first_map(map_).join(pack_at<width()>(gate + (col - n)), values), row, col);
@@ -261,12 +291,10 @@ class Gemm {
   Packs<DirectLoad<C, C>, Out> packs_;
 };
 
+// What the caller has checked.
 template <class X, class W, class Out>
 Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
-  bool empty = false;
-  KERNELS_TRY(check_matmul(x, w, out, shape, empty));
-  KERNELS_TRY(cx.status());
-  if (!empty) Gemm<X, W, Out>(x, w, out, shape).run(cx.threads());
+  Gemm<X, W, Out>(x, w, out, shape).run(cx.threads());
   return {};
 }
 

@@ -20,8 +20,10 @@ constexpr int kMostTokens = 32;
 // Inputs and weight rows that are multiplied at a time: one register for each pair of them, and some for what is read.
 constexpr int kTileTokens = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 4;
-// Columns that are read at a time, and those that are summed in a register, and decoded, before the next ones.
+// Columns that are read at a time, those that share a scale at most, and those that are summed in a register, and decoded,
+// before the next ones.
 constexpr int kUnit = 32;
+constexpr int kStrideCols = 128;
 constexpr int64_t kRunCols = 2048;
 constexpr int64_t kDecodedCols = 1024;
 // The inputs, and the sums, that a thread holds on its stack.
@@ -66,62 +68,93 @@ struct InVectors<Dequant<Codes, S>> {
   static bool value(const Dequant<Codes, S>& w) { return InVectors<Codes>::value(w.codes()) && w.scales().group() >= kUnit; }
 };
 
-// A unit of a row of weights is the product of `scale` and `values`.
+// A unit of a row of weights; of quantized ones without their scale.
 template <class C>
 struct Unit {
   Register<C> values[kUnit / kLanes<C>];
-  C scale = C(1);
 };
 template <class C, class W>
 KERNELS_INLINE inline Unit<C> unit_at(const W& w, int64_t row, int64_t col) {
   constexpr int N = kLanes<C>;
   Unit<C> out;
-  if constexpr (is_dequant<W>::value) {
-    const auto scales = w.scales().fetch(row, col);
-    out = unit_at<C>(w.codes(), row, col);
-    out.scale = C(w.scales().scale(scales));
-    if constexpr (std::decay_t<decltype(w.scales())>::has_zeros) {
-      const C zero = C(w.scales().zero(scales));
-      unrolled<kUnit / N>([&](auto i) KERNELS_INLINE { out.values[i()] = in_register<C>(as_pack<C>(out.values[i()]) - zero); });
-    }
-  } else {
-    unrolled<kUnit / N>([&](auto i) KERNELS_INLINE {
-      const int64_t at = col + i() * N;
-      out.values[i()] = in_register(convert<C>(resolve(w, fetch<N>(w, row, at), row, at)));
-    });
-  }
+  unrolled<kUnit / N>([&](auto i) KERNELS_INLINE {
+    const int64_t at = col + i() * N;
+    out.values[i()] = in_register(convert<C>(resolve(w, fetch<N>(w, row, at), row, at)));
+  });
   return out;
 }
 
+// What columns of a row share: nothing, or a scale and a zero point.
+template <class W>
+KERNELS_INLINE inline int shared_cols(const W&) { return kStrideCols; }
+template <class Codes, class S>
+KERNELS_INLINE inline int shared_cols(const Dequant<Codes, S>& w) { return w.scales().group(kStrideCols); }
+
+template <class C>
+struct Shared {
+  Register<C> scale, zero;
+};
+template <class C, class W>
+KERNELS_INLINE inline Shared<C> shared_at(const W& w, int64_t row, int64_t col) {
+  constexpr int N = kLanes<C>;
+  Shared<C> out{};
+  if constexpr (is_dequant<W>::value) {
+    const auto scales = w.scales().fetch(row, col);
+    out.scale = in_register(broadcast<N>(C(w.scales().scale(scales))));
+    out.zero = in_register(broadcast<N>(C(w.scales().zero(scales))));
+  }
+  return out;
+}
+template <class C, class W>
+KERNELS_INLINE inline Unit<C> unit_at(const W& w, const Shared<C>& shared, int64_t row, int64_t col) {
+  if constexpr (is_dequant<W>::value) {
+    Unit<C> unit = unit_at<C>(w.codes(), row, col);
+    if constexpr (std::decay_t<decltype(w.scales())>::has_zeros) {
+      unrolled<kUnit / kLanes<C>>([&](auto i) KERNELS_INLINE { unit.values[i()] = unit.values[i()] - shared.zero; });
+    }
+    return unit;
+  } else {
+    return unit_at<C>(w, row, col);
+  }
+}
+
 // lanes[t * kRows + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t * stride, lane by
-// lane; count is a multiple of kUnit.
+// lane; count is a multiple of kUnit. Meanwhile, the same columns of the rows from `next` on come into the cache.
 template <int kRows, int kTokens, class C, class W>
-void multiply(const W w, int64_t row, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes) {
+void multiply(const W w, int64_t row, int64_t next, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes) {
   constexpr int N = kLanes<C>, vectors = kUnit / N;
+  // For one input, sums times the scale; for several, weights times the scale, which then is less work.
+  constexpr bool scales_sums = is_dequant<W>::value && kTokens == 1, scales_weights = is_dequant<W>::value && !scales_sums;
   const auto input = [=](int token, int64_t col) KERNELS_INLINE {
     Pack<C, N> v;
     copy_bytes<int(sizeof(v.v))>(v.v, x + token * stride + col);
     return in_register(v);
   };
+  const int step = shared_cols(w);
   Register<C> sums[kTokens][kRows] = {};
-  for (int64_t col = 0; col < count; col += kUnit) {
-    unrolled<kRows>([&](auto r) KERNELS_INLINE {
-      Unit<C> unit = unit_at<C>(w, row + r(), begin + col);
-      if constexpr (is_dequant<W>::value && kTokens == 1) {
-        // The sum times the scale, which is less work than the weights times the scale.
-        Register<C> sum = unit.values[0] * input(0, col);
-        unrolled<vectors - 1>([&](auto i) KERNELS_INLINE { sum = multiply_add<C>(unit.values[i() + 1], input(0, col + (i() + 1) * N), sum); });
-        sums[0][r()] = multiply_add<C>(sum, in_register(broadcast<N>(unit.scale)), sums[0][r()]);
-      } else {
+  for (int64_t col = 0; col < count;) {
+    if (col % kStrideCols == 0) {
+      unrolled<kRows>([&](auto r) KERNELS_INLINE { prefetch(w, next + r(), begin + col, begin + col + kStrideCols); });
+    }
+    Shared<C> shared[kRows];
+    Register<C> group[kRows] = {};
+    unrolled<kRows>([&](auto r) KERNELS_INLINE { shared[r()] = shared_at<C>(w, row + r(), begin + col); });
+    const int64_t end = lesser(count, col + step);
+    do {
+      unrolled<kRows>([&](auto r) KERNELS_INLINE {
+        Unit<C> unit = unit_at<C>(w, shared[r()], row + r(), begin + col);
         unrolled<vectors>([&](auto i) KERNELS_INLINE {
-          if constexpr (is_dequant<W>::value) unit.values[i()] = unit.values[i()] * unit.scale;
+          if constexpr (scales_weights) unit.values[i()] = unit.values[i()] * shared[r()].scale;
           unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-            Register<C>& sum = sums[t()][r()];
+            Register<C>& sum = scales_sums ? group[r()] : sums[t()][r()];
             sum = multiply_add<C>(unit.values[i()], input(t(), col + i() * N), sum);
           });
         });
-      }
-    });
+      });
+    } while ((col += kUnit) < end);
+    if constexpr (scales_sums) {
+      unrolled<kRows>([&](auto r) KERNELS_INLINE { sums[0][r()] = multiply_add<C>(group[r()], shared[r()].scale, sums[0][r()]); });
+    }
   }
   unrolled<kTokens>([&](auto t) KERNELS_INLINE {
     unrolled<kRows>([&](auto r) KERNELS_INLINE { lanes[t() * kRows + r()] = lanes[t() * kRows + r()] + sums[t()][r()]; });
@@ -130,9 +163,10 @@ void multiply(const W w, int64_t row, int64_t begin, int64_t count, const C* x, 
 
 // The same for any number of tokens up to a tile.
 template <int kRows, class C, class W, int kTokens = kTileTokens>
-void multiply_tile(int tokens, const W& w, int64_t row, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes) {
-  if (tokens == kTokens) return multiply<kRows, kTokens>(w, row, begin, count, x, stride, lanes);
-  if constexpr (kTokens > 1) multiply_tile<kRows, C, W, kTokens - 1>(tokens, w, row, begin, count, x, stride, lanes);
+void multiply_tile(int tokens, const W& w, int64_t row, int64_t next, int64_t begin, int64_t count, const C* x, int64_t stride,
+                   Register<C>* lanes) {
+  if (tokens == kTokens) return multiply<kRows, kTokens>(w, row, next, begin, count, x, stride, lanes);
+  if constexpr (kTokens > 1) multiply_tile<kRows, C, W, kTokens - 1>(tokens, w, row, next, begin, count, x, stride, lanes);
 }
 
 // A stretch of a row of weights in a buffer; up to the next multiple of kUnit, zeros follow.
@@ -141,9 +175,11 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   int64_t col = 0;
   if (InVectors<W>::value(w)) {
     for (; col + kUnit <= count; col += kUnit) {
-      const Unit<C> unit = unit_at<C>(w, row, begin + col);
+      const Shared<C> shared = shared_at<C>(w, row, begin + col);
+      const Unit<C> unit = unit_at<C>(w, shared, row, begin + col);
       unrolled<kUnit / kLanes<C>>([&](auto i) KERNELS_INLINE {
-        const Pack<C, kLanes<C>> values = as_pack<C>(unit.values[i()]) * unit.scale;
+        Pack<C, kLanes<C>> values = as_pack<C>(unit.values[i()]);
+        if constexpr (is_dequant<W>::value) values = as_pack<C>(unit.values[i()] * shared.scale);
         copy_bytes<int(sizeof(values.v))>(to + col + i() * kLanes<C>, values.v);
       });
     }
@@ -228,7 +264,7 @@ class Gemv {
     for (int64_t row = first; row < last;) {
       C* const to = sums + (row - first);
       const auto group = [&](auto rows) {
-        in_matrix(w, row, [&](const auto& matrix, int64_t at) { multiply_group<rows()>(matrix, at, begin, cols, x, stride, to, last - first); });
+        in_matrix(w, row, [&](const auto& matrix, int64_t at) { multiply_group<rows()>(matrix, at, row + 2 * rows() <= last ? at + rows() : at, begin, cols, x, stride, to, last - first); });
         row += rows();
       };
       if (row + kTileRows <= last && in_one_matrix(w, row, row + kTileRows - 1)) group(Width<kTileRows>{});
@@ -236,7 +272,8 @@ class Gemv {
     }
   }
   template <int kRows, class M>
-  void multiply_group(const M& w, int64_t row, int64_t begin, int64_t cols, const C* x, int64_t stride, C* sums, int64_t sums_stride) const {
+  void multiply_group(const M& w, int64_t row, int64_t next, int64_t begin, int64_t cols, const C* x, int64_t stride, C* sums,
+                      int64_t sums_stride) const {
     constexpr int64_t decoded_stride = kDecodedCols + kRowGap;
     alignas(64) C decoded[kRows * decoded_stride];
     Register<C> lanes[kMostTokens * kRows];
@@ -245,16 +282,19 @@ class Gemv {
     if (tokens_ <= kTileTokens && InVectors<M>::value(w)) {
       for (const int64_t end = cols / kUnit * kUnit; col < end;) {
         const int64_t count = lesser(kRunCols, end - col);
-        multiply_tile<kRows>(tokens_, w, row, begin + col, count, x + col, stride, lanes);
+        multiply_tile<kRows>(tokens_, w, row, next, begin + col, count, x + col, stride, lanes);
         col += count;
       }
     }
     for (; col < cols; col += kDecodedCols) {
       const int64_t count = lesser(kDecodedCols, cols - col);
-      for (int r = 0; r < kRows; ++r) decode(w, row + r, begin + col, count, decoded + r * decoded_stride);
+      for (int r = 0; r < kRows; ++r) {
+        prefetch(w, next + r, begin + col, begin + col + count);
+        decode(w, row + r, begin + col, count, decoded + r * decoded_stride);
+      }
       const DirectLoad<C> weights(decoded, decoded_stride);
       for (int t = 0; t < tokens_; t += kTileTokens) {
-        multiply_tile<kRows>(lesser(kTileTokens, tokens_ - t), weights, 0, 0, (count + kUnit - 1) / kUnit * kUnit, x + t * stride + col,
+        multiply_tile<kRows>(lesser(kTileTokens, tokens_ - t), weights, 0, 0, 0, (count + kUnit - 1) / kUnit * kUnit, x + t * stride + col,
                              stride, lanes + t * kRows);
       }
     }
