@@ -206,7 +206,7 @@ template <class A, class B>
 class Gated : public Functor {
  public:
   static constexpr Role role = Role::source;
-  Gated(A gate, B up) : gate_(gate), up_(up) {}
+  KERNELS_HD Gated(A gate, B up) : gate_(gate), up_(up) {}
 
   static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
   int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
@@ -610,12 +610,6 @@ struct has_for_token : std::false_type {};
 template <class W>
 struct has_for_token<W, void_t<decltype(std::declval<const W&>().for_token(kAny))>> : std::true_type {};
 template <class W>
-KERNELS_HD decltype(auto) for_token(const W& w, int64_t token) {
-  if constexpr (has_for_token<W>::value) return w.for_token(token);
-  else return (w);
-}
-
-template <class W>
 struct is_gated : std::false_type {};
 template <class A, class B>
 struct is_gated<Gated<A, B>> : std::true_type {};
@@ -623,6 +617,20 @@ template <class W>
 constexpr bool by_token = has_for_token<W>::value;
 template <class A, class B>
 constexpr bool by_token<Gated<A, B>> = by_token<A> || by_token<B>;
+
+// The weights of one token.
+template <class W>
+KERNELS_HD decltype(auto) for_token(const W& w, int64_t token) {
+  if constexpr (!by_token<W>) {
+    return (w);
+  } else if constexpr (is_gated<W>::value) {
+    using A = std::decay_t<decltype(for_token(w.gate(), token))>;
+    using B = std::decay_t<decltype(for_token(w.up(), token))>;
+    return Gated<A, B>(for_token(w.gate(), token), for_token(w.up(), token));
+  } else {
+    return w.for_token(token);
+  }
+}
 
 // What a product is computed in: double where an operand is, float otherwise.
 template <class X, class W>

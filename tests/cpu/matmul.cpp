@@ -327,6 +327,33 @@ TEST_CASE("stacked weights, apart") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("a mixture of experts, there and back") {
+  Tally t;
+  const int64_t tokens = 5, n = 24, cols = 72, number = 6;
+  const int top_k = 2;
+  const int32_t ids[] = {0, 3, 5, 0, 3, 3, 1, 5, 0, 1};  // nobody chooses 2 and 4
+  const Matrix<float> shares(4, 1, tokens * top_k, tokens * top_k, 0, 1), x(1, tokens, cols, cols, 0, 1);
+  const Plain<k::half> gate(number * n, cols), up(number * n, cols, 5, 0);
+  const FourBit<float, false> back(number * 16, n, 8);
+  const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r / top_k, c)); };
+  Guarded<float> h(tokens * top_k, n, n), y(tokens, 16, 17);
+  const auto there = k::cpu::matmul(k::cpu::Exec{2}, k::repeated(k::load(x.data(), cols), top_k),
+                                    k::gated(k::experts(gate.source(), ids, n, number), k::experts(up.source(), ids, n, number)),
+                                    k::swiglu() | k::store(h.data(), n), {tokens * top_k, n, cols});
+  check_result(t, "there", {tokens * top_k, n, cols}, there, h, [&](int64_t slot, int64_t i) {
+    return silu(product(slot, ids[slot] * n + i, cols, value, gate)) * product(slot, ids[slot] * n + i, cols, value, up);
+  });
+  const auto status = k::cpu::matmul(k::cpu::Exec{2}, k::load(h.data(), top_k * n), k::mixed(back.source(), ids, shares.data(), top_k, 16, n, number),
+                                     k::store(y.data(), 17), {tokens, 16, top_k * n});
+  check_result(t, "back", {tokens, 16, top_k * n}, status, y, [&](int64_t m, int64_t i) {
+    return product(m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(h.get(r * top_k + c / n, c % n)); }, [&](int64_t r, int64_t c) {
+      const int64_t slot = m * top_k + c / n;
+      return shares.value(0, slot) * back(ids[slot] * 16 + r, c % n);
+    });
+  });
+  CHECK_TALLY(t);
+}
+
 // ---- what stands before it ---------------------------------------------------------------------------------------------
 
 TEST_CASE("inputs with maps before the product") {

@@ -25,8 +25,9 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
   KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty));
   KERNELS_TRY(cx.status());
   if (empty) return {};
-  if (shape.m <= ::kernels::detail::host::kMostTokens) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
-  return ::kernels::detail::host::gemm(cx, x, w, out, shape);
+  if constexpr (::kernels::detail::by_token<W>) return ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
+  else if (shape.m <= ::kernels::detail::host::kMostTokens) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
+  else return ::kernels::detail::host::gemm(cx, x, w, out, shape);
 }
 
 }

@@ -207,12 +207,13 @@ bool in_one_matrix(const W& w, int64_t first, int64_t last) {
 template <class X, class W, class Out>
 class Gemv {
  public:
-  Gemv(const X& x, const W& w, const Out& out, const MatmulShape& shape)
+  // For tokens [first, first + shape.m).
+  Gemv(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t first)
       : x_(x), w_(w), map_(sink_map(out)), end_(sink_end(out)), packs_({nullptr, 0}, out, shape.n), n_(shape.n), k_(shape.k),
-        tokens_(int(shape.m)) {
+        first_(first), tokens_(int(shape.m)) {
     for (int t = 0; t < tokens_; ++t) {
-      states_[t] = row_state(x, t, k_);
-      write_state(x, states_[t], t, k_);
+      states_[t] = row_state(x, first + t, k_);
+      write_state(x, states_[t], first + t, k_);
     }
   }
 
@@ -253,7 +254,7 @@ class Gemv {
 
   void read_inputs(int64_t begin, int64_t cols, C* x, int64_t stride) const {
     for (int t = 0; t < tokens_; ++t) {
-      read_row(with_state(x_, states_[t], k_), t, begin, cols, x + t * stride);
+      read_row(with_state(x_, states_[t], k_), first_ + t, begin, cols, x + t * stride);
       for (int64_t col = cols; col % kUnit != 0; ++col) x[t * stride + col] = C(0);
     }
   }
@@ -306,7 +307,7 @@ class Gemv {
   // Columns [first, last) of the results.
   void write(int64_t first, int64_t last, const C (*sums)[sum_values]) const {
     for (int t = 0; t < tokens_; ++t) {
-      const int64_t row = t, from = t * (last - first) - first;
+      const int64_t row = first_ + t, from = t * (last - first) - first;
       packs_.each(first, last, [=, map = map_, sink = end_](auto width, int64_t col) KERNELS_INLINE {
         constexpr int N = width();
         const auto total = [=](int matrix) KERNELS_INLINE {
@@ -328,15 +329,24 @@ class Gemv {
   decltype(sink_map(std::declval<const Out&>())) map_;
   decltype(sink_end(std::declval<const Out&>())) end_;
   Packs<DirectLoad<C, C>, Out> packs_;
-  int64_t n_, k_;
+  int64_t n_, k_, first_;
   int tokens_;
   decltype(row_state(std::declval<const X&>(), 0, 0)) states_[kMostTokens];
 };
 
 // What the caller has checked; M is kMostTokens at most.
 template <class X, class W, class Out>
-Status gemv(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
-  Gemv<X, W, Out>(x, w, out, shape).run(cx.threads());
+Status gemv(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t first = 0) {
+  Gemv<X, W, Out>(x, w, out, shape, first).run(cx.threads());
+  return {};
+}
+
+// Weights that differ from token to token: one token after the other.
+template <class X, class W, class Out>
+Status gemv_by_token(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
+  for (int64_t token = 0; token < shape.m; ++token) {
+    KERNELS_TRY(gemv(cx, x, for_token(w, token), out, {1, shape.n, shape.k}, token));
+  }
   return {};
 }
 
