@@ -75,8 +75,8 @@ struct Tiles {
   static constexpr int rows = kVectorBytes == 64 ? 14 : 6, cols = 2 * lanes;
   static constexpr int size = rows * cols;
   // A stretch of K: a panel of weights and one of inputs fit the first-level cache.
-  static constexpr int depth = 512 / int(sizeof(C));
-  static constexpr int block_rows = 308 / rows * rows, block_cols = 1024 / int(sizeof(C));
+  static constexpr int depth = 768 / int(sizeof(C));
+  static constexpr int block_rows = 266 / rows * rows, block_cols = 1024 / int(sizeof(C));
 };
 
 // For a function that needs every register there is: inlined, it would have to share them.
