@@ -75,15 +75,22 @@ struct Tiles {
   static constexpr int rows = kVectorBytes == 64 ? 14 : 6, cols = 2 * lanes;
   static constexpr int size = rows * cols;
   // A stretch of K: a panel of weights and one of inputs fit the first-level cache.
-  static constexpr int depth = 512 / int(sizeof(C));
-  static constexpr int block_rows = 308 / rows * rows, block_cols = 1024 / int(sizeof(C));
+  static constexpr int depth = 768 / int(sizeof(C));
+  static constexpr int block_rows = 266 / rows * rows, block_cols = 1024 / int(sizeof(C));
 };
+
+// For a function that needs every register there is: inlined, it would have to share them.
+#if defined(__GNUC__)
+#define KERNELS_NOINLINE __attribute__((noinline))
+#else
+#define KERNELS_NOINLINE
+#endif
 
 // The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k. ahead(i) is called
 // now and then, with 0, 1, 2 ...: it has the time to ask for what will be needed next.
 constexpr int kAhead = 16;
 template <class C, class Ahead, int... row>
-inline void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead, std::integer_sequence<int, row...>) {
+KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead, std::integer_sequence<int, row...>) {
   using T = Tiles<C>;
   Register<C> left[] = {(void(row), Register<C>{})...}, right[] = {(void(row), Register<C>{})...};
   for (int begin = 0; begin < depth; begin += kAhead) {
