@@ -263,7 +263,8 @@ class Gemv {
   // sums[t * (last - first) + n - first] += the products of a stretch of input t and weight row n.
   template <class M>
   void multiply_rows(const M& w, int64_t first, int64_t last, int64_t begin, int64_t cols, const C* x, int64_t stride, C* sums) const {
-    for (int64_t row = first; row < last;) {
+    int64_t row = first;
+    while (row < last) {
       C* const to = sums + (row - first);
       const auto group = [&](auto rows) {
         in_matrix(w, row, [&](const auto& matrix, int64_t at) { multiply_group<rows()>(matrix, at, row + 2 * rows() <= last ? at + rows() : at, begin, cols, x, stride, to, last - first); });
