@@ -165,7 +165,7 @@ using VectorOf = typename VectorType<T, N>::type;
 template <class C, int N>
 constexpr bool in_vectors = std::is_same<C, float>::value && N > 1 && (N & (N - 1)) == 0 && N * sizeof(C) <= kVectorBytes;
 
-// Bytes as wider integers, with their sign or as they are. The compilers take them apart where they are left to it.
+// Integers as wider ones, with their sign or as they are. Left to themselves, the compilers do so in pieces.
 template <class T, int N>
 KERNELS_HD VectorOf<int32_t, N> signed_bytes(const Pack<T, N>& in) {
 #if defined(__AVX512F__)
@@ -175,6 +175,16 @@ KERNELS_HD VectorOf<int32_t, N> signed_bytes(const Pack<T, N>& in) {
   if constexpr (N == 8) return (VectorOf<int32_t, N>)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(in)));
 #endif
   return __builtin_convertvector(bit_cast<VectorOf<int8_t, N>>(in), VectorOf<int32_t, N>);
+}
+template <class T, int N>
+KERNELS_HD VectorOf<uint32_t, N> plain_shorts(const Pack<T, N>& in) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return (VectorOf<uint32_t, N>)_mm512_maskz_cvtepu16_epi32(0xffff, bit_cast<__m256i>(in));
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8) return (VectorOf<uint32_t, N>)_mm256_cvtepu16_epi32(bit_cast<__m128i>(in));
+#endif
+  return __builtin_convertvector(bit_cast<VectorOf<uint16_t, N>>(in), VectorOf<uint32_t, N>);
 }
 template <class T, int N>
 KERNELS_HD VectorOf<uint16_t, N> plain_bytes(const Pack<T, N>& in) {
@@ -269,8 +279,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
 #endif
 #if KERNELS_VECTORS
   if constexpr (detail::in_vectors<To, N> && std::is_same<From, bfloat16>::value) {
-    const auto codes = bit_cast<detail::VectorOf<uint16_t, N>>(in);
-    return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint32_t, N>) << 16);
+    return bit_cast<Pack<To, N>>(detail::plain_shorts(in) << 16);
   } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, int8_t>::value) {
     return bit_cast<Pack<To, N>>(__builtin_convertvector(detail::signed_bytes(in), detail::VectorOf<float, N>));
   } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, float8_e4m3>::value) {

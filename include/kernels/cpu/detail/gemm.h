@@ -90,7 +90,8 @@ struct Tiles {
 // now and then, with 0, 1, 2 ...: it has the time to ask for what will be needed next.
 constexpr int kAhead = 16;
 template <class C, class Ahead, int... row>
-KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead, std::integer_sequence<int, row...>) {
+KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead,
+                               std::integer_sequence<int, row...>) {
   using T = Tiles<C>;
   Register<C> left[] = {(void(row), Register<C>{})...}, right[] = {(void(row), Register<C>{})...};
   for (int begin = 0; begin < depth; begin += kAhead) {
@@ -269,7 +270,7 @@ class Gemm {
   // Hands a tile to the sink; with gated weights, this and the one of the gate's sums.
   void finish(const C* gate, const C* tile, int64_t m, int height, int64_t n, int width) const {
     for (int r = 0; r < height; ++r, gate += T::cols, tile += T::cols) {
-      packs_.each(n, n + width, [=, row = m + r](auto width, int64_t col) KERNELS_INLINE {
+      packs_.each(n, n + width, [&, row = m + r](auto width, int64_t col) KERNELS_INLINE {
         const auto values = pack_at<width()>(tile + (col - n));
         if constexpr (kMatrices == 1) {
           store(map_, values, row, col);

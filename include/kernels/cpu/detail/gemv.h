@@ -20,6 +20,8 @@ constexpr int kMostTokens = 32;
 // Inputs and weight rows that are multiplied at a time: one register for each pair of them, and some for what is read.
 constexpr int kTileTokens = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 4;
+// Of one input alone, which then is read from afar less often.
+constexpr int kRowsForOne = 8;
 // Columns that are read at a time, those that share a scale at most, and those that are summed in a register, and decoded,
 // before the next ones.
 constexpr int kUnit = 32;
@@ -162,7 +164,7 @@ void multiply(const W w, int64_t row, int64_t next, int64_t begin, int64_t count
 }
 
 // The same for any number of tokens up to a tile.
-template <int kRows, class C, class W, int kTokens = kTileTokens>
+template <int kRows, class C, class W, int kTokens = (kRows > kTileRows ? 1 : kTileTokens)>
 void multiply_tile(int tokens, const W& w, int64_t row, int64_t next, int64_t begin, int64_t count, const C* x, int64_t stride,
                    Register<C>* lanes) {
   if (tokens == kTokens) return multiply<kRows, kTokens>(w, row, next, begin, count, x, stride, lanes);
@@ -262,13 +264,16 @@ class Gemv {
   // sums[t * (last - first) + n - first] += the products of a stretch of input t and weight row n.
   template <class M>
   void multiply_rows(const M& w, int64_t first, int64_t last, int64_t begin, int64_t cols, const C* x, int64_t stride, C* sums) const {
-    for (int64_t row = first; row < last;) {
+    int64_t row = first;
+    while (row < last) {
       C* const to = sums + (row - first);
       const auto group = [&](auto rows) {
         in_matrix(w, row, [&](const auto& matrix, int64_t at) { multiply_group<rows()>(matrix, at, row + 2 * rows() <= last ? at + rows() : at, begin, cols, x, stride, to, last - first); });
         row += rows();
       };
-      if (row + kTileRows <= last && in_one_matrix(w, row, row + kTileRows - 1)) group(Width<kTileRows>{});
+      const auto has = [&](int rows) { return row + rows <= last && in_one_matrix(w, row, row + rows - 1); };
+      if (tokens_ == 1 && has(kRowsForOne)) group(Width<kRowsForOne>{});
+      else if (has(kTileRows)) group(Width<kTileRows>{});
       else group(Width<1>{});
     }
   }
