@@ -9,6 +9,8 @@
 // Up to 4 tokens, and for float and double weights, everything is computed in float. From 5 tokens on weights of 16 bits or
 // fewer go through tensor cores: inputs are then rounded to the weights' 16-bit type (to half where they have none).
 // Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
+//
+// Unfinished: this compiles, but has not been run on a GPU.
 #pragma once
 
 #include "detail/gemm.cuh"
