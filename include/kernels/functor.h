@@ -8,7 +8,7 @@
 //
 // Sources      load(p, ld)  row(p)  per_row(p)  one_plus(p)  cycle(source, period)
 // Maps         scale(s)  shift(s)  add(source)  mul(source)  bias(p)  affine(gamma[, beta])
-//              gelu()  gelu_erf()  silu()  relu()  mask(source)  causal(q_len, kv_len)  round_to<T>()  tee(p, ld)
+//              gelu()  gelu_erf()  silu()  relu()  clamp(low, high)  mask(source)  causal(q_len, kv_len)  round_to<T>()  tee(p, ld)
 // Sinks        store(p, ld)  both(sink, sink)  quantize(p, ld, scales)
 //
 // Rows may be any distance apart: ld counts elements from one row to the next (ld >= cols for what is written; 0 in a
@@ -75,6 +75,7 @@ class DirectLoad : public Functor {
   }
   KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
+  KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);
   }
@@ -225,6 +226,15 @@ struct Relu : Elementwise<Relu> {
   KERNELS_HD C operator()(C x) const { return x < C(0) ? C(0) : x; }
 };
 inline Relu relu() { return {}; }
+
+// Values below low become low, those above high become high; NaN stays NaN.
+struct Clamp : Elementwise<Clamp> {
+  double low, high;
+  Clamp(double l, double h) : low(l), high(h) {}
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return x < C(low) ? C(low) : x > C(high) ? C(high) : x; }
+};
+inline Clamp clamp(double low, double high) { return {low, high}; }
 
 struct Silu : Elementwise<Silu> {
   template <class C>

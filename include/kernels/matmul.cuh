@@ -31,6 +31,9 @@ enum class Path {
 
 struct MatmulPolicy {
   Path path = Path::automatic;
+  // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of experts).
+  // Then they are asked for while it is still running.
+  bool weights_ready = false;
 };
 
 namespace detail {
@@ -44,20 +47,20 @@ class ProductEngine {
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
   // Whether tensor cores may stand in: nothing that they would round but the inputs.
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
-  static constexpr bool has_skinny = !std::is_void<tensor_type<W>>::value && wide_x >= 8;
+  static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
 
-  ProductEngine(const Exec& ex, const P& problem) : ex_(ex), p_(problem), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
+  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), weights_ready_(policy.weights_ready), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
 
   Status plan(const MatmulPolicy& asked, Path& path) const {
     KERNELS_TRY(ex_.status());
     path = asked.path;
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
+      else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
       else if (by_token<W> || p_.m <= tuning::kGemvTokens) path = Path::gemv;
-      else if (has_skinny && p_.m <= tuning::kSkinnyTokens && skinny_fits()) path = Path::skinny;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
-    if (path == Path::skinny && !(has_skinny && skinny_fits())) return unsupported("matmul: the skinny path needs 16-bit weights, and rows of both operands at multiples of 16 bytes");
+    if (path == Path::skinny && !skinny_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
     if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
     if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
@@ -76,59 +79,66 @@ class ProductEngine {
   }
 
  private:
-  bool skinny_fits() const { return pack_x_ >= 8 && pack_w_ >= 8 && p_.k % 8 == 0; }
+  // Weights that have to be decoded go through tensor cores from the first token on.
+  static constexpr int first_skinny = is_16_bit<typename Coded<W>::Code> ? 2 : 1;
+
+  bool skinny_fits() const {
+    if constexpr (has_skinny) {
+      using Dots = TensorDots<P, 2, 1, false>;
+      return pack_x_ >= lesser(Dots::kEach, wide_x) && pack_w_ >= Dots::pack && p_.k % Dots::pack == 0;
+    }
+    return false;
+  }
 
   Status run_gemv() const {
     if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0) return gemv_of<wide>();
-    return gemv_of<1>();
+    return start_gemv<GemvBody<P, PlainDots<P, 1, 4, 1>, 4>>(tuning::kGemvThreads);
   }
   template <int N>
   Status gemv_of() const {
-    constexpr int U = N == 1 ? 4 : P::matrices == 2 ? 1 : 2;
-    if (by_token<W> || p_.m == 1) return start_gemv<GemvBody<P, N, 4, 1, U>>(N, 4, 1);
-    if constexpr (!by_token<W>) {
-      if (p_.m == 2) return start_gemv<GemvBody<P, N, 4, 2, U>>(N, 4, 2);
-      return start_gemv<GemvBody<P, N, 2, 4, U>>(N, 2, 4);
+    if constexpr (!by_token<W> && !has_skinny) {
+      if (p_.m > 1) return start_gemv<GemvBody<P, PlainDots<P, N, 2, 4>, 2>>(tuning::kGemvThreads);
     }
-    return {};
+    constexpr int rows = starts_normed<X> ? tuning::kGemvRowsNormed : tuning::kGemvRows;
+    return start_gemv<GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>>(tuning::kGemvThreads);
   }
-  template <class Body>
-  Status start_gemv(int pack, int rows, int tokens) const {
-    const int64_t packs = (p_.k + pack - 1) / pack;
-    Launch how;
-    how.threads = packs <= 256 ? 64 : packs <= 1024 ? 128 : 256;
-    return start<Body>(how, rows, tokens, {p_});
-  }
-
   Status run_skinny() const {
     if constexpr (has_skinny) {
-      if (p_.m <= 8) return start_skinny<SkinnyBody<P, 8>>(8);
-      if (p_.m <= 16) return start_skinny<SkinnyBody<P, 16>>(16);
-      return start_skinny<SkinnyBody<P, 32>>(32);
+      if constexpr (Coded<W>::scaled) {
+        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>())) return skinny_of<true>();
+      }
+      return skinny_of<false>();
     }
     return unsupported("matmul: no skinny path for these weights");
   }
-  template <class Body>
-  Status start_skinny(int tokens) const {
-    Launch how;
-    how.threads = p_.k >= 2048 ? 256 : 128;
-    how.shared = size_t(how.threads / 32) * P::matrices * Body::kRows * tokens * sizeof(float);
-    return start<Body>(how, Body::kRows, tokens, {p_});
+  template <bool kFine>
+  Status skinny_of() const {
+    constexpr int rows = tuning::kSkinnyRows / P::matrices;
+    constexpr bool coded = !is_16_bit<typename Coded<W>::Code>;
+    const int64_t quarter = (p_.k / Coded<W>::pack + 3) / 4;
+    const int threads = coded ? int(lesser<int64_t>(tuning::kSkinnyThreads, greater<int64_t>(32, quarter))) : tuning::kGemvThreads;
+    if constexpr (coded) {
+      if (p_.m == 1) return start_gemv<GemvBody<P, TensorDots<P, rows, 1, kFine>, 1>>(threads);
+    }
+    return start_gemv<GemvBody<P, TensorDots<P, rows, 2, kFine>, 1>>(threads);
   }
-
-  // A block for so many outputs and tokens: outputs along x, tokens along y.
+  // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as take in a
+  // row of weights in as few goes as possible.
   template <class Body>
-  Status start(Launch how, int rows, int tokens, const typename Body::Params& params) const {
-    const int64_t token_tiles = (p_.m + tokens - 1) / tokens;
+  Status start_gemv(int most) const {
+    const int64_t packs = (p_.k + Body::N - 1) / Body::N, units = (packs + Body::under_way - 1) / Body::under_way;
+    const int64_t goes = (units + most - 1) / most;
+    const int64_t token_tiles = (p_.m + Body::M - 1) / Body::M;
     if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
-    how.grid = dim3(unsigned((p_.n + rows - 1) / rows), unsigned(token_tiles), 1);
-    return launch<Body>(ex_, how, params);
+    Launch how;
+    how.threads = goes == 0 ? 32 : int(((units + goes - 1) / goes + 31) / 32 * 32);
+    how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned(token_tiles), 1);
+    return launch<Body>(ex_, how, {p_, weights_ready_});
   }
 
   Status run_gemm() const {
     if constexpr (narrow_weights) {
-      using Of16 = std::conditional_t<std::is_void<tensor_type<W>>::value, tensor_type<X>, tensor_type<W>>;
-      using T = std::conditional_t<std::is_void<Of16>::value, half, Of16>;
+      using T = meeting_type<X, W>;
       constexpr bool copied = std::is_same<tensor_type<X>, T>::value && std::is_same<tensor_type<W>, T>::value;
       if constexpr (wide_x >= 8) {
         if (pack_x_ >= 8 && pack_w_ >= 8 && (copied || p_.k % 8 == 0)) return start_gemm<GemmBody<P, T, 8>>();
@@ -171,6 +181,7 @@ class ProductEngine {
 
   const Exec& ex_;
   const P& p_;
+  bool weights_ready_;
   int pack_x_, pack_w_;
 };
 
@@ -181,9 +192,10 @@ Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const Matm
   bool empty = false;
   KERNELS_TRY(detail::check_matmul(x, w, out, shape, empty, groups));
   if (empty) return {};
-  using Problem = detail::ProductProblem<X, W, Out>;
-  const Problem problem{x, w, out, shape.m, shape.n, shape.k, groups};
-  const detail::ProductEngine<Problem> engine(ex, problem);
+  const auto inputs = detail::read_twice(x);  // by every block
+  using Problem = detail::ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
+  const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
+  const detail::ProductEngine<Problem> engine(ex, problem, policy);
   Path path;
   KERNELS_TRY(engine.plan(policy, path));
   return engine.run(path);

@@ -31,7 +31,7 @@ KERNELS_BEGIN
 template <class T, class Zero = Nothing>
 class Scales {
  public:
-  Scales(const T* scales, int64_t ld, int row_log2, int col_log2, const Zero* zeros = nullptr)
+  KERNELS_HD Scales(const T* scales, int64_t ld, int row_log2, int col_log2, const Zero* zeros = nullptr)
       : scales_(scales), zeros_(zeros), ld_(ld), row_log2_(row_log2), col_log2_(col_log2) {}
 
   // A zero point beside each scale.
@@ -42,6 +42,11 @@ class Scales {
   // How many neighbouring columns share a scale, as far as anyone asks: `most` at most.
   int group(int most = 32) const { return col_log2_ < 31 ? lesser(1 << col_log2_, most) : most; }
 
+  // Those of the rows from this one on. In a tile of several rows, of this row only.
+  KERNELS_HD Scales at_row(int64_t row) const {
+    const int64_t at = (row >> row_log2_) * ld_;
+    return {settled(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? settled(zeros_ + at) : nullptr};
+  }
   struct Fetched {
     Packed<T, 1> scale;
     std::conditional_t<has_zeros, Packed<std::conditional_t<has_zeros, Zero, uint8_t>, 1>, Nothing> zero;
@@ -100,7 +105,7 @@ template <class Codes, class S>
 class Dequant : public Functor {
  public:
   static constexpr Role role = Role::source;
-  Dequant(Codes codes, S scales) : codes_(codes), scales_(scales) {}
+  KERNELS_HD Dequant(Codes codes, S scales) : codes_(codes), scales_(scales) {}
 
   static constexpr int widest = detail::widest_of<Codes>();
   int max_pack() const { return lesser(detail::max_pack_of(codes_), scales_.group()); }
@@ -132,6 +137,10 @@ class Dequant : public Functor {
     return unscaled(fetched, row, col) * scale_of(fetched);
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(codes_, row, begin, end); }
+  template <class Of = Codes>
+  KERNELS_HD auto at_row(int64_t row) const -> decltype(Dequant<decltype(std::declval<const Of&>().at_row(row)), S>{std::declval<const Of&>().at_row(row), std::declval<const S&>()}) {
+    return {codes_.at_row(row), scales_.at_row(row)};
+  }
 
   KERNELS_HD const Codes& codes() const { return codes_; }
   KERNELS_HD const S& scales() const { return scales_; }
@@ -152,7 +161,7 @@ template <class Format>
 class Words : public Functor {
  public:
   static constexpr Role role = Role::source;
-  Words(const uint32_t* words, int64_t ld) : words_(words), ld_(ld) {}
+  KERNELS_HD Words(const uint32_t* words, int64_t ld) : words_(words), ld_(ld) {}
 
   static constexpr int widest = 32;
   int max_pack() const {
@@ -173,8 +182,10 @@ class Words : public Functor {
   template <int N>
   KERNELS_HD Some<N> fetch(int64_t row, int64_t col) const {
     static_assert(N < 8 || N % 8 == 0, "whole words, or part of one");
-    return {read<(N + 7) / 8, Cache::stream>(words_ + row * (ld_ / 8) + (col >> 3))};
+    return {read<(N + 7) / 8, Cache::stream>(at(row) + (col >> 3))};
   }
+  KERNELS_HD Words at_row(int64_t row) const { return {settled(at(row)), ld_}; }
+  KERNELS_HD const uint32_t* at(int64_t row) const { return words_ + row * (ld_ / 8); }
   template <int N>
   KERNELS_HD Pack<float, N> resolve(const Some<N>& fetched, int64_t, int64_t col) const {
     if constexpr (N < 8) {
@@ -187,7 +198,7 @@ class Words : public Functor {
     }
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
-    prefetch_lines(words_ + row * (ld_ / 8) + (begin >> 3), words_ + row * (ld_ / 8) + (end >> 3));
+    prefetch_lines(at(row) + (begin >> 3), at(row) + (end >> 3));
   }
 
  private:
@@ -251,11 +262,16 @@ struct Sections {
   // f(part, where it begins), for the part that `at` lies in.
   template <class F>
   KERNELS_HD auto visit(int64_t at, const F& f) const {
+    Part part = parts[0];
+    int64_t begin = 0;
     KERNELS_UNROLL
-    for (int i = 0; i + 1 < kParts; ++i) {
-      if (at < ends[i]) return f(parts[i], i == 0 ? 0 : ends[i - 1]);
+    for (int i = 1; i < kParts; ++i) {
+      if (at >= ends[i - 1]) {
+        part = parts[i];
+        begin = ends[i - 1];
+      }
     }
-    return f(parts[kParts - 1], kParts == 1 ? 0 : ends[kParts - 2]);
+    return f(part, begin);
   }
   Status check(const char* negative) const {
     for (int i = 0; i < kParts; ++i) {
@@ -307,6 +323,13 @@ class Stacked : public Functor {
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
     return sections_.visit(row, [&](const S& part, int64_t begin) { return detail::resolve(part, fetched, row - begin, col); });
+  }
+  template <class F>
+  bool any(const F& f) const {
+    for (const S& part : sections_.parts) {
+      if (f(part)) return true;
+    }
+    return false;
   }
   // The matrix that a row lies in, and its number there.
   template <class F>
@@ -420,10 +443,14 @@ template <class S>
 class Repeated : public Functor {
  public:
   static constexpr Role role = Role::source;
-  Repeated(S source, int64_t times) : source_(source), times_(times) {}
+  KERNELS_HD Repeated(S source, int64_t times) : source_(source), times_(times) {}
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
+  KERNELS_HD auto read_twice() const {
+    const auto source = detail::read_twice(source_);
+    return Repeated<std::decay_t<decltype(source)>>(source, times_);
+  }
   Status check(int64_t rows, int64_t cols) const {
     if (times_ < 1) return invalid("repeated: the number of times is less than 1");
     return detail::check_of(source_, (rows + times_ - 1) / times_, cols);
@@ -524,7 +551,8 @@ class Normed : public Functor {
   using C = compute_type<S>;
   using Op = decltype(std::declval<const Options&>().template op<C>());
   using State = typename Op::State;
-  Normed(S source, Options options) : source_(source), op_(options.template op<C>()), checked_(options.check()) {}
+  Normed(S source, Options options) : Normed(source, options.template op<C>(), options.check()) {}
+  KERNELS_HD Normed(S source, Op op, Status checked) : source_(source), op_(op), checked_(checked) {}
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
@@ -546,6 +574,10 @@ class Normed : public Functor {
   }
   KERNELS_HD Normed with(const State& state, const Count<C>& cols) const { return with(state, op_.linear(state, op_.finish(state, cols))); }
 
+  KERNELS_HD auto read_twice() const {
+    const auto source = detail::read_twice(source_);
+    return Normed<std::decay_t<decltype(source)>, Options>(source, op_, checked_);
+  }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
   template <class Fetched>

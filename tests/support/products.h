@@ -49,8 +49,8 @@ struct Scaled {
   Grain grain;
   int64_t size;
   RandomMatrix<S, Memory> scales;
-  Scaled(int64_t rows, int64_t cols, Grain g, int64_t n = 1)
-      : codes(12, rows, cols, cols + 5, 3, std::is_same<T, int8_t>::value ? 40 : 3), grain(g), size(n),
+  Scaled(int64_t rows, int64_t cols, Grain g, int64_t n = 1, int64_t gap = 5, int64_t shift = 3)
+      : codes(12, rows, cols, cols + gap, shift, std::is_same<T, int8_t>::value ? 40 : 3), grain(g), size(n),
         scales(13, g == Grain::block ? (rows + n - 1) / n : rows, (cols + n - 1) / n, (cols + n - 1) / n + 2, 0, 0.1) {}
   auto source() const {
     const T* p = codes.data();
@@ -70,7 +70,7 @@ struct Scaled {
 // Any bits are eight codes. What lies behind the last column must not count.
 template <class Memory = HostMemory>
 struct Codes : Guarded<uint32_t, Memory> {
-  Codes(int64_t rows, int64_t cols, int64_t gap = 1) : Guarded<uint32_t, Memory>(rows, (cols + 7) / 8, (cols + 7) / 8 + gap, 1, Poison::nan) {
+  Codes(int64_t rows, int64_t cols, int64_t gap = 1, int64_t shift = 1) : Guarded<uint32_t, Memory>(rows, (cols + 7) / 8, (cols + 7) / 8 + gap, shift, Poison::nan) {
     Random random(14);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < this->cols(); ++c) this->set(r, c, tame(uint32_t(random.bits())));
@@ -91,8 +91,8 @@ struct FourBit {
   int64_t group;
   RandomMatrix<S, Memory> scales;
   Guarded<uint8_t, Memory> zeros;
-  FourBit(int64_t rows, int64_t cols, int64_t g)
-      : codes(rows, cols), group(g), scales(15, rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 1, 0.1),
+  FourBit(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1)
+      : codes(rows, cols, gap, shift), group(g), scales(15, rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 1, 0.1),
         zeros(rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 0, Poison::nan) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < zeros.cols(); ++c) zeros.set(r, c, uint8_t(mix(uint64_t(r * 77 + c)) % 16));
@@ -114,7 +114,7 @@ struct FourBit {
 template <class Memory = HostMemory>
 struct EightInAWord {
   Codes<Memory> codes;
-  EightInAWord(int64_t rows, int64_t cols) : codes(rows, cols) {}
+  EightInAWord(int64_t rows, int64_t cols, int64_t gap = 1, int64_t shift = 1) : codes(rows, cols, gap, shift) {}
   auto source() const { return k::gf4(static_cast<const uint32_t*>(codes.data()), codes.ld() * 8); }
   double operator()(int64_t row, int64_t col) const {
     const uint32_t word = codes.get(row, col / 8);

@@ -42,6 +42,14 @@ __device__ __forceinline__ int opaque(int x) {
   return x;
 }
 
+// The same for an address in global memory that the compiler would compute anew wherever it is needed.
+template <class T>
+__device__ __forceinline__ T* opaque(T* p) {
+  size_t address = __cvta_generic_to_global(p);
+  asm volatile("" : "+l"(address));
+  return static_cast<T*>(__cvta_global_to_generic(address));
+}
+
 // threadIdx.x, read where this stands: the compiler would rather keep it, and all that it computes from it, from row to row.
 __device__ __forceinline__ int thread_here() {
   int x;

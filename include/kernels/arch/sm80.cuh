@@ -28,6 +28,25 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4],
   }
 }
 
+// (word & mask) | bits, in one instruction: the compiler makes two of it when both are constants.
+template <uint32_t mask, uint32_t bits>
+__device__ __forceinline__ uint32_t mask_or(uint32_t word) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "n"(mask), "r"(bits));
+  return out;
+}
+
+// a * b + c for the two T in a word.
+template <class T>
+__device__ __forceinline__ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d = 0;
+  if constexpr (kCompiledFor >= 80) {
+    if constexpr (std::is_same<T, half>::value) asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+
 // Four 8 x 8 tiles of 16-bit values from shared memory; each lane names a row of 16 bytes: lanes 8i to 8i + 7 those of tile i.
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

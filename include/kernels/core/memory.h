@@ -93,6 +93,16 @@ class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * si
   Word words[N * sizeof(T) / sizeof(Word)];
 };
 
+// An address that is computed here, once, and not wherever it is used.
+template <class T>
+KERNELS_HD T* settled(T* p) {
+#if defined(KERNELS_DEVICE_CODE)
+  return arch::opaque(p);
+#else
+  return p;
+#endif
+}
+
 template <int N, Cache kCache, class T>
 KERNELS_HD Packed<T, N> read(const T* from) {
   Packed<T, N> out;

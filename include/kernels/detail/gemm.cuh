@@ -6,7 +6,7 @@
 // writes nor ldmatrix meet a bank conflict.
 #pragma once
 
-#include "skinny.cuh"
+#include "tensor_dots.cuh"
 
 KERNELS_BEGIN
 namespace detail {

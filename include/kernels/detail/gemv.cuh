@@ -1,6 +1,7 @@
 // Products with few tokens on CUDA cores: every weight is read once, straight into registers.
 //
-// A block owns R rows of weights and a few tokens; its threads share K, each with many packs under way. What a thread has
+// A block owns R rows of weights and a few tokens; its threads share K. There are as many of them as it takes to ask for all of
+// a row at once, up to 512: a thread then has one wait in its life, and the blocks behind keep the memory busy. What a thread has
 // summed up is added over the block's warps in a fixed order, so that results depend on nothing but shapes and types.
 #pragma once
 
@@ -27,7 +28,7 @@ struct ProductProblem {
 
   // The weights that go into a result: one matrix, or the two of a gate.
   template <int i>
-  __device__ __forceinline__ decltype(auto) weights() const {
+  KERNELS_HD decltype(auto) weights() const {
     if constexpr (!is_gated<W>::value) return (w);
     else if constexpr (i == 0) return w.gate();
     else return w.up();
@@ -36,6 +37,10 @@ struct ProductProblem {
   template <int i>
   __device__ __forceinline__ decltype(auto) weights_for(int64_t token) const { return for_token(weights<i>(), token); }
 };
+
+// Elements per access to N values of a source: N, or as many as it can read at once.
+template <class S, int N>
+constexpr int pack_within = N < widest_of<S>() ? N : widest_of<S>();
 
 // Whether weights have a scale for whole packs.
 template <class W, class Fetched, class = void>
@@ -124,37 +129,53 @@ struct Result {
 // What must be known of a token's inputs before any can be read: the state of their row, if the source begins with normed().
 template <class X, bool = starts_normed<X>>
 struct TokenState {
-  template <int N, class Gather>
-  static __device__ __forceinline__ TokenState of(const X&, int64_t, int64_t, int, int, bool, const Gather&) { return {}; }
+  using Scratch = Nothing;
+  struct Team {
+    __device__ __forceinline__ explicit Team(Scratch&) {}
+  };
+  template <int N>
+  static __device__ __forceinline__ TokenState by_block(Team&, const X&, int64_t, int, bool) { return {}; }
   __device__ __forceinline__ const X& bind(const X& x) const { return x; }
 };
 template <class X>
 struct TokenState<X, true> {
   using Base = std::decay_t<decltype(base_of(std::declval<const X&>()))>;
+  using C = typename Base::C;
+  using Scratch = TeamScratch<largest_state<typename Base::State>()>;
+  using Team = BlockTeam<largest_state<typename Base::State>()>;
   typename Base::State state;
-  Linear<typename Base::C> linear;
+  Linear<C> linear;
 
-  // By `size` threads of which this one is number `rank`; gather(op, state) makes one state of theirs. `writes`: what the
-  // caller wants to know of each row, too.
+  // By the threads of a block. `writes`: what the caller wants to know of each row, too.
+  template <int N>
+  static __device__ __forceinline__ TokenState by_block(Team& team, const X& x, int64_t row, int cols, bool writes) {
+    return found<N>(x, row, cols, team.rank(), team.size(), writes, [&](const auto& op, const auto& state) { return team.reduce(op, state, Count<C>(cols)); });
+  }
+  // By a warp.
+  template <int N>
+  static __device__ __forceinline__ TokenState by_warp(const X& x, int64_t row, int cols, bool writes) {
+    return found<N>(x, row, cols, threadIdx.x & 31, 32, writes, [](const auto& op, const auto& state) { return op.gather(state, PartLanes<C>()); });
+  }
+  __device__ __forceinline__ auto bind(const X& x) const {
+    return on_base(x, [&](const Base& base) { return base.with(state, linear); });
+  }
+
+ private:
   template <int N, class Gather>
-  static __device__ __forceinline__ TokenState of(const X& x, int64_t row, int64_t cols, int rank, int size, bool writes, const Gather& gather) {
+  static __device__ __forceinline__ TokenState found(const X& x, int64_t row, int cols, int rank, int size, bool writes, const Gather& gather) {
     const auto& base = base_of(x);
     using Before = std::decay_t<decltype(base.before())>;
-    using C = typename Base::C;
     typename Base::Op::Running running;
-    each_run<4>(rank * N, size * N, int(cols), [&](const auto& at) {
+    each_run<4>(rank * N, size * N, cols, [&](const auto& at) {
       Fetched<Before, N> fetched[at.count];
       Pack<C, N> values[at.count];
       fetch_run<N>(fetched, base.before(), row, at);
       take_run<N>(base.op(), base.before(), running, fetched, values, row, at);
     });
     const auto state = gather(base.op(), base.op().state(running));
-    const auto result = base.op().finish(state, Count<C>(int(cols)));
+    const auto result = base.op().finish(state, Count<C>(cols));
     if (writes && rank == 0) base.op().write_row(result, row);
     return {state, base.op().linear(state, result)};
-  }
-  __device__ __forceinline__ auto bind(const X& x) const {
-    return on_base(x, [&](const Base& base) { return base.with(state, linear); });
   }
 };
 
@@ -169,101 +190,179 @@ union Alone {
 template <int N, class X>
 __device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows, int64_t cols, bool writes) {
   if constexpr (starts_normed<X>) {
-    const auto gather = [](const auto& op, const auto& state) { return op.gather(state, PartLanes<compute_type<X>>()); };
     for (int i = threadIdx.x / 32; i < count && first + i < rows; i += blockDim.x / 32) {
-      const auto state = TokenState<X>::template of<N>(x, first + i, cols, threadIdx.x & 31, 32, writes, gather);
+      const auto state = TokenState<X>::template by_warp<N>(x, first + i, int(cols), writes);
       if ((threadIdx.x & 31) == 0) states[i] = state;
     }
     __syncthreads();
   }
 }
 
-template <class P, int N, int R, int M, int U>
+// One row of a source: with what depends on the row found out once, as far as the source lets that be done.
+template <class S, class Row>
+struct RowOf {
+  S source;
+  Row row;
+};
+struct RowZero {
+  __device__ __forceinline__ constexpr operator int64_t() const { return 0; }
+};
+template <class W>
+__device__ __forceinline__ auto row_of(const W& w, int64_t row) {
+  if constexpr (is_stacked<W>::value) {
+    return w.visit(row, [&](const auto& part, int64_t begin) { return row_of(part, row - begin); });
+  } else if constexpr (has_at_row<W>::value) {
+    return RowOf<std::decay_t<decltype(w.at_row(row))>, RowZero>{w.at_row(row), {}};
+  } else {
+    return RowOf<W, int64_t>{w, row};
+  }
+}
+
+// R rows of a matrix, and the packs of them that are under way. Rows beyond the end are read as the last one, packs beyond
+// their end as zeros, if these are asked for.
+template <class W, int N, int R, int U, bool kZeros>
+struct GemvRows {
+  using One = decltype(row_of(std::declval<const W&>(), kAny));
+  using Source = std::decay_t<decltype(std::declval<const One&>().source)>;
+  One rows[R];
+  Fetched<Source, N> fetched[U][R];
+
+  __device__ __forceinline__ GemvRows(const W& w, int64_t row, int64_t end) : GemvRows(w, row, end, std::make_index_sequence<R>()) {}
+  template <size_t... r>
+  __device__ __forceinline__ GemvRows(const W& w, int64_t row, int64_t end, std::index_sequence<r...>) : rows{row_of(w, lesser(row + int64_t(r), end - 1))...} {}
+
+  __device__ __forceinline__ void ask(int u, int col, int end) {
+    if (col < end) {
+      KERNELS_UNROLL
+      for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(rows[r].source, rows[r].row, col);
+    } else if constexpr (kZeros) {
+      memset(&fetched[u], 0, sizeof(fetched[u]));
+    }
+  }
+};
+
+// The tokens of a block: one beyond the end takes part as the last one, and is not written.
+template <class P, int M>
+struct GemvTokens {
+  using State = TokenState<typename P::X>;
+  const P& p;
+  int64_t first;
+  State states[M];
+
+  __device__ __forceinline__ int64_t row(int m) const { return M == 1 ? first : lesser(first + m, p.m - 1); }
+  __device__ __forceinline__ decltype(auto) source(int m) const { return states[m].bind(p.x); }
+};
+
+// The dot products of R rows, of each matrix, with M tokens: on CUDA cores, in the type of computation.
+template <class P, int N, int R, int M>
+struct PlainDots {
+  using C = typename P::C;
+  static constexpr int pack = N, rows = R, tokens = M;
+  static constexpr bool zeros = false;
+  static constexpr int input_pack = pack_within<typename P::X, N>;
+  static constexpr int registers = R * M > 4 || P::matrices == 2 || sizeof(C) > 4 || N == 1 ? 128 : 64;
+  C sums[P::matrices][M][R] = {};
+
+  // Takes in a pack of each row, the one number u of those under way. All lanes of a warp call, also those beyond the end.
+  template <class First, class Second>
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int col) {
+    if (col >= of.p.k) return;
+    KERNELS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const Pack<C, N> x = read(of.source(m), of.row(m), col);
+      KERNELS_UNROLL
+      for (int r = 0; r < R; ++r) {
+        sums[0][m][r] = add_product(sums[0][m][r], first.rows[r].source, first.fetched[u][r], x, first.rows[r].row, col);
+        if constexpr (P::matrices == 2) sums[1][m][r] = add_product(sums[1][m][r], second.rows[r].source, second.fetched[u][r], x, second.rows[r].row, col);
+      }
+    }
+  }
+  // This thread's part of a sum.
+  __device__ __forceinline__ C part(int matrix, int m, int r) const { return sums[matrix][m][r]; }
+
+ private:
+  template <class X>
+  static __device__ __forceinline__ Pack<C, N> read(const X& x, int64_t token, int col) {
+    Pack<C, N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; i += input_pack) {
+      const Pack<C, input_pack> some = resolve(x, fetch<input_pack>(x, token, col + i), token, col + i);
+      KERNELS_UNROLL
+      for (int j = 0; j < input_pack; ++j) out.v[i + j] = some.v[j];
+    }
+    return out;
+  }
+};
+
+// A block makes R rows of outputs for M tokens.
+template <class P, class Dots, int U>
 struct GemvBody {
   using C = typename P::C;
-  static constexpr int max_threads = 256;
-  static constexpr int registers = 128;
+  static constexpr int max_threads = 512, registers = Dots::registers;
+  static constexpr int N = Dots::pack, R = Dots::rows, M = Dots::tokens, under_way = U;
   static constexpr int kSums = M * R;  // of each matrix
-  static constexpr int each = N < widest_of<typename P::X>() ? N : widest_of<typename P::X>();
+  static constexpr bool early = true;
   struct Params {
     P problem;
+    bool weights_ready;  // before the kernel ahead has ended
   };
+  using Tokens = GemvTokens<P, M>;
+  using State = typename Tokens::State;
 
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ C partial[max_threads / 32][P::matrices][kSums];
+    __shared__ typename State::Scratch scratch;
     const P& p = params.problem;
-    const int64_t row = int64_t(blockIdx.x) * R, token = int64_t(blockIdx.y) * M;
-    __shared__ Alone<TokenState<typename P::X>, M> states;
-    find_states<each>(states.items, p.x, token, M, p.m, p.k, blockIdx.x == 0);
-    C sums[P::matrices][M][R] = {};
-    each_run<U>(int(threadIdx.x) * N, int(blockDim.x) * N, int(p.k), [&](const auto& at) { add_run(p, at, row, token, states.items, sums); });
+    const int64_t row = int64_t(blockIdx.x) * R;
+    Tokens tokens{p, int64_t(blockIdx.y) * M};
+    const auto& weights = p.template weights_for<0>(tokens.first);
+    const auto& others = p.template weights_for<P::matrices - 1>(tokens.first);
+    GemvRows<std::decay_t<decltype(weights)>, N, R, U, Dots::zeros> first(weights, row, p.n);
+    GemvRows<std::decay_t<decltype(others)>, N, R, U, Dots::zeros> second(others, row, p.n);
+    const int stride = int(blockDim.x) * N, cols = int(p.k), lane = threadIdx.x & 31;
+    const auto ask = [&](int u, int begin) {
+      first.ask(u, begin + lane * N, cols);
+      if constexpr (P::matrices == 2) second.ask(u, begin + lane * N, cols);
+    };
+    int begin = int(threadIdx.x - lane) * N;  // of the warp
+    if (!params.weights_ready) arch::grid_dependency_wait();
+    KERNELS_UNROLL
+    for (int u = 0; u < U; ++u) ask(u, begin + u * stride);
+    arch::grid_dependency_wait();
+    typename State::Team team(scratch);
+    KERNELS_UNROLL
+    for (int m = 0; m < M; ++m) {  // while the weights are on their way
+      tokens.states[m] = State::template by_block<pack_within<typename P::X, N>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
+    }
+    Dots dots;
+    for (; begin < cols; begin += U * stride) {
+      KERNELS_UNROLL
+      for (int u = 0; u < U; ++u) {
+        const int at = begin + u * stride;
+        if (at >= cols) break;
+        dots.add(first, second, u, tokens, at + lane * N);
+        if (at + U * stride < cols) ask(u, at + U * stride);
+      }
+    }
 
     const Lanes<32> lanes;
+    C parts[P::matrices * kSums];
     KERNELS_UNROLL
-    for (int i = 0; i < P::matrices * kSums; ++i) {
-      const C sum = lanes.sum((&sums[0][0][0])[i]);
-      if (lanes.rank() == 0) (&partial[threadIdx.x / 32][0][0])[i] = sum;
-    }
+    for (int i = 0; i < P::matrices * kSums; ++i) parts[i] = dots.part(i / kSums, i % kSums / R, i % R);
+    const C sum = lanes.sums(parts);
+    constexpr int kSharers = 32 / (P::matrices * kSums);  // lanes with the same sum
+    if (lane % kSharers == 0) (&partial[threadIdx.x / 32][0][0])[lane / kSharers] = sum;
     __syncthreads();
     if (int(threadIdx.x) >= kSums) return;
-    const int64_t mine = token + threadIdx.x / R, output = row + threadIdx.x % R;
-    if (mine >= p.m || output >= p.n) return;
-    const Result<P> result(p, mine, output);
+    const int64_t token = tokens.first + threadIdx.x / R, output = row + threadIdx.x % R;
+    if (token >= p.m || output >= p.n) return;
+    const Result<P> result(p, token, output);
     C totals[P::matrices] = {};
     for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) {
       KERNELS_UNROLL
       for (int i = 0; i < P::matrices; ++i) totals[i] = totals[i] + partial[warp][i][threadIdx.x];
     }
     result.put_sums(totals);
-  }
-
- private:
-  // Rows and tokens beyond the end take part with the last one, and are not written.
-  template <class At>
-  static __device__ __forceinline__ void add_run(const P& p, const At& at, int64_t row, int64_t token, const TokenState<typename P::X>* states, C (&sums)[P::matrices][M][R]) {
-    const auto row_at = [&](int r) { return row + r < p.n ? row + r : p.n - 1; };
-    const auto token_at = [&](int m) { return token + m < p.m ? token + m : p.m - 1; };
-    decltype(auto) weights = p.template weights_for<0>(token);
-    decltype(auto) others = p.template weights_for<P::matrices - 1>(token);
-    const auto fetch_weights = [&](auto& fetched, const auto& w) {
-      KERNELS_UNROLL
-      for (int u = 0; u < At::count; ++u) {
-        KERNELS_UNROLL
-        for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(w, row_at(r), at.col(u));
-      }
-    };
-    Fetched<std::decay_t<decltype(weights)>, N> first[At::count][R];
-    Fetched<std::decay_t<decltype(others)>, N> second[P::matrices == 2 ? At::count : 1][R];
-    fetch_weights(first, weights);
-    if constexpr (P::matrices == 2) fetch_weights(second, others);
-    KERNELS_UNROLL
-    for (int u = 0; u < At::count; ++u) {
-      const int col = at.col(u);
-      Pack<C, N> x[M];
-      KERNELS_UNROLL
-      for (int m = 0; m < M; ++m) x[m] = read_input(states[int(token_at(m) - token)].bind(p.x), token_at(m), col);
-      KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        KERNELS_UNROLL
-        for (int m = 0; m < M; ++m) {
-          sums[0][m][r] = add_product(sums[0][m][r], weights, first[u][r], x[m], row_at(r), col);
-          if constexpr (P::matrices == 2) sums[1][m][r] = add_product(sums[1][m][r], others, second[u][r], x[m], row_at(r), col);
-        }
-      }
-    }
-  }
-
-  // N inputs, in as many packs as they need.
-  template <class X>
-  static __device__ __forceinline__ Pack<C, N> read_input(const X& x, int64_t token, int col) {
-    Pack<C, N> out;
-    KERNELS_UNROLL
-    for (int i = 0; i < N; i += each) {
-      const Pack<C, each> part = resolve(x, fetch<each>(x, token, col + i), token, col + i);
-      KERNELS_UNROLL
-      for (int j = 0; j < each; ++j) out.v[i + j] = part.v[j];
-    }
-    return out;
   }
 };
 

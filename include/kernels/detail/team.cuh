@@ -43,6 +43,13 @@ class Lanes {
   __device__ __forceinline__ V max(const V& value) const {
     return exchange(value, [](const V& a, const V& b) { return greater(a, b); });
   }
+  // Sums of several values at once, a power of two of them; a lane gets that of value number rank() / (32 / kValues). With fewer
+  // exchanges than one sum after the other takes: lanes send the values that they will not get.
+  template <class V, int kValues>
+  __device__ __forceinline__ V sums(const V (&values)[kValues]) const {
+    static_assert(kCount == 32 && kValues >= 1 && kValues <= 32 && (kValues & (kValues - 1)) == 0, "for whole warps");
+    return exchange_some(values, std::integral_constant<int, 16>());
+  }
   template <class V>
   __device__ __forceinline__ V first(const V& value) const {
     static_assert(sizeof(V) == 4 || sizeof(V) == 8, "a number");
@@ -58,6 +65,26 @@ class Lanes {
       value = kCount || distance < count_ ? both : value;  // a choice costs less than a branch around the exchange
     }
     return value;
+  }
+
+  template <class V, int kValues, int kDistance>
+  __device__ __forceinline__ V exchange_some(const V (&values)[kValues], std::integral_constant<int, kDistance>) const {
+    if constexpr (kDistance == 0) {
+      return values[0];
+    } else if constexpr (kValues == 1) {
+      const V both[1] = {values[0] + shuffle_xor(values[0], kDistance)};
+      return exchange_some(both, std::integral_constant<int, kDistance / 2>());
+    } else {
+      constexpr int kHalf = kValues / 2;
+      const bool upper = rank() & kDistance;
+      V kept[kHalf];
+      KERNELS_UNROLL
+      for (int i = 0; i < kHalf; ++i) {
+        const V sent = upper ? values[i] : values[i + kHalf], mine = upper ? values[i + kHalf] : values[i];
+        kept[i] = mine + shuffle_xor(sent, kDistance);
+      }
+      return exchange_some(kept, std::integral_constant<int, kDistance / 2>());
+    }
   }
 
   int count_;

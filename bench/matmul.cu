@@ -1,0 +1,314 @@
+// Products: one token, a few and many, against a kernel that only reads the weights, cuBLAS and cuBLASLt; weights of 8 and 4 bits;
+// and what is fused against its pieces. What is timed is named  op/weights/MxNxK/who.
+//
+// kernels: launches one after the other. kernels_early: with programmatic launches and MatmulPolicy::weights_ready, as in an
+// engine that knows its weights: they are asked for while the kernel ahead is still running.
+#include <benchmark/benchmark.h>
+
+#include <memory>
+
+#include <kernels/rmsnorm.cuh>
+#include <kernels/layernorm.cuh>
+
+#include "support/blas.cuh"
+
+namespace k = kernels;
+
+namespace {
+
+template <class T> constexpr const char* type_name = "fp32";
+template <> constexpr const char* type_name<k::half> = "fp16";
+template <> constexpr const char* type_name<k::bfloat16> = "bf16";
+
+bench::Arena& arena() {
+  static bench::Arena memory(size_t(16) << 30);
+  return memory;
+}
+
+// Reads n units of 16 bytes and keeps nothing of them.
+template <int kUnroll>
+__global__ void __launch_bounds__(256) read_kernel(const uint4* from, size_t n, unsigned* never) {
+  const size_t first = size_t(blockIdx.x) * blockDim.x * kUnroll + threadIdx.x;
+  uint4 values[kUnroll] = {};
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    if (first + i * blockDim.x < n) values[i] = __ldcs(from + first + i * blockDim.x);
+  }
+  unsigned sum = 0;
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) sum ^= values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+  if (sum == 0x12345678u) *never = sum;
+}
+
+// y = map(y), element by element: what stands after a product when it is not fused.
+template <class Source, class Sink>
+__global__ void pointwise_kernel(Source source, Sink sink, int64_t cols) {
+  const int64_t col = 8 * (blockIdx.x * int64_t(blockDim.x) + threadIdx.x);
+  if (col >= cols) return;
+  const auto values = k::detail::resolve(source, k::detail::fetch<8>(source, blockIdx.y, col), blockIdx.y, col);
+  const auto map = k::detail::sink_map(sink);
+  k::detail::put(k::detail::sink_end(sink), k::detail::apply_map(map, values, k::detail::fetch_operands<8>(map, blockIdx.y, col), blockIdx.y, col), blockIdx.y, col);
+}
+template <class Source, class Sink>
+void pointwise(cudaStream_t stream, Source source, Sink sink, int64_t rows, int64_t cols) {
+  pointwise_kernel<<<dim3(unsigned((cols / 8 + 127) / 128), unsigned(rows)), 128, 0, stream>>>(source, sink, cols);
+}
+
+void must(const k::Status& status) {
+  if (status) return;
+  std::fprintf(stderr, "%s\n", status.reason());
+  std::exit(1);
+}
+
+// One op at one shape, with rotating sets of weights.
+class Case : public std::enable_shared_from_this<Case> {
+ public:
+  // weight_bytes: all that must be read of the weights, scales included.
+  Case(const std::string& op, const std::string& type, int64_t m, int64_t n, int64_t kk, double weight_bytes)
+      : m_(m), n_(n), k_(kk), bytes_(weight_bytes), sets_(bench::sets_for(weight_bytes)) {
+    name_ = op + "/" + type + "/" + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(kk) + "/";
+    arena().reset();
+  }
+
+  template <class T>
+  T* buffer(size_t count) {
+    T* p = arena().reserve<T>(count);
+    fills_.push_back([p, count, seed = fills_.size() + 1] { bench::fill(p, count, seed); });
+    return p;
+  }
+  // A matrix for each set; words are filled as halves.
+  template <class T>
+  std::vector<T*> weights(size_t count) {
+    std::vector<T*> all;
+    for (int i = 0; i < sets_; ++i) {
+      if constexpr (std::is_same<T, uint32_t>::value) all.push_back(reinterpret_cast<T*>(buffer<k::half>(2 * count)));
+      else all.push_back(buffer<T>(count));
+    }
+    if (from_.empty()) from_.assign(all.begin(), all.end());
+    return all;
+  }
+  void read() {
+    add("read", [this](benchmark::State& state) { report(state, read_us()); });
+  }
+  // call(exec, set, policy)
+  void kernels(const std::function<k::Status(const k::Exec&, int, const k::MatmulPolicy&)>& call) {
+    add("kernels", [this, call](benchmark::State& state) { time(state, [=](cudaStream_t s, int i) { must(call(k::Exec(s), i, {})); }); });
+    if (m_ > 8) return;
+    add("kernels_early", [this, call](benchmark::State& state) {
+      time(state, [=](cudaStream_t s, int i) {
+        k::MatmulPolicy policy;
+        policy.weights_ready = true;
+        must(call(k::Exec(s).programmatic(true), i, policy));
+      });
+    });
+  }
+  void other(const char* who, const std::function<void(cudaStream_t, int)>& call) {
+    add(who, [this, call](benchmark::State& state) { time(state, call); });
+  }
+  // The fastest of several.
+  void best(const char* who, int count, const std::function<void(cudaStream_t, int, int)>& call) {
+    add(who, [this, count, call](benchmark::State& state) {
+      double us = HUGE_VAL;
+      for (int c = 0; c < count; ++c) us = std::min(us, bench::time_us(sets_, [&](cudaStream_t s, int i) { call(s, c, i); }, calls(), 7));
+      report(state, us);
+    });
+  }
+
+ private:
+  template <class Body>
+  void add(const std::string& who, Body body) {
+    benchmark::RegisterBenchmark((name_ + who).c_str(), [self = shared_from_this(), body](benchmark::State& state) {
+      self->prepare();
+      body(state);
+    })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+  }
+  // Cases share the memory: whichever runs fills it.
+  void prepare() {
+    static const Case* current = nullptr;
+    if (current == this) return;
+    current = this;
+    for (const auto& fill : fills_) fill();
+    read_us_ = read_us();
+  }
+  int calls() const { return 2e-9 * double(m_) * double(n_) * double(k_) > 1e3 ? 4 : 20; }
+  void time(benchmark::State& state, const std::function<void(cudaStream_t, int)>& call) { report(state, bench::time_us(sets_, call, calls())); }
+  void report(benchmark::State& state, double us) const {
+    for (auto _ : state) state.SetIterationTime(us * 1e-6);
+    state.counters["GB/s"] = bytes_ / us * 1e-3;
+    state.counters["share_of_read"] = read_us_ / us;
+    if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / us;
+  }
+  double read_us() const {
+    static unsigned* never = nullptr;
+    if (never == nullptr) BENCH_CHECK(cudaMalloc(&never, 4));
+    const size_t n = size_t(bytes_ / 16);
+    const auto run = [&](auto unroll) {
+      constexpr int kUnroll = decltype(unroll)::value;
+      return bench::time_us(sets_, [&](cudaStream_t s, int i) {
+        read_kernel<kUnroll><<<unsigned((n + 256 * kUnroll - 1) / (256 * kUnroll)), 256, 0, s>>>(static_cast<const uint4*>(from_[size_t(i)]), n, never);
+      });
+    };
+    return std::min({run(std::integral_constant<int, 1>()), run(std::integral_constant<int, 2>()), run(std::integral_constant<int, 4>()), run(std::integral_constant<int, 8>())});
+  }
+
+  std::string name_;
+  int64_t m_, n_, k_;
+  double bytes_;
+  int sets_;
+  double read_us_ = 0;
+  std::vector<std::function<void()>> fills_;
+  std::vector<const void*> from_;
+};
+
+std::shared_ptr<Case> make_case(const std::string& op, const std::string& type, int64_t m, int64_t n, int64_t kk, double weight_bytes) {
+  return std::make_shared<Case>(op, type, m, n, kk, weight_bytes);
+}
+
+template <class T>
+void product(const char* op, int64_t m, int64_t n, int64_t kk) {
+  const std::shared_ptr<Case> c = make_case(op, type_name<T>, m, n, kk, double(n) * kk * sizeof(T));
+  const auto w = c->weights<T>(size_t(n * kk));
+  T* x = c->buffer<T>(size_t(m * kk));
+  T* y = c->buffer<T>(size_t(m * n));
+  c->read();
+  c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) { return k::matmul(ex, k::load(x, kk), k::load(w[size_t(i)], kk), k::store(y, n), {m, n, kk}, policy); });
+  const bench::Cublas<T> cublas(m, n, kk);
+  c->other("cublas", [=](cudaStream_t s, int i) { cublas(s, x, w[size_t(i)], y); });
+  const bench::CublasLt<T> lt(m, n, kk);
+  c->best("cublaslt", lt.choices(), [=](cudaStream_t s, int choice, int i) { lt(s, choice, x, w[size_t(i)], y); });
+}
+
+// Weights of which a row takes row_bytes: make(pointer, scales) is their source, scale_bytes those of all scales.
+template <class Word, class Make>
+void coded(const char* type, int64_t m, int64_t n, int64_t kk, int bits, double scale_bytes, const Make& make) {
+  const double bytes = double(n) * kk * bits / 8;
+  const auto c = make_case("gemv", type, m, n, kk, bytes + scale_bytes);
+  const auto w = c->weights<Word>(size_t((bytes + scale_bytes) / sizeof(Word)));
+  k::half* x = c->buffer<k::half>(size_t(m * kk));
+  k::half* y = c->buffer<k::half>(size_t(m * n));
+  c->read();
+  c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) {
+    const auto* scales = reinterpret_cast<const k::half*>(reinterpret_cast<const char*>(w[size_t(i)]) + size_t(bytes));
+    return k::matmul(ex, k::load(x, kk), make(w[size_t(i)], scales), k::store(y, n), {m, n, kk}, policy);
+  });
+}
+void all_codes(int64_t m, int64_t n, int64_t kk) {
+  coded<k::float8_e4m3>("e4m3_row", m, n, kk, 8, 2.0 * n, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::row_scales(s)); });
+  coded<k::float8_e4m3>("e4m3_block128", m, n, kk, 8, 2.0 * n * kk / 16384, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::block_scales(s, kk / 128, 128)); });
+  coded<k::float8_e5m2>("e5m2", m, n, kk, 8, 0, [=](auto w, auto) { return k::load(w, kk); });
+  coded<int8_t>("int8_row", m, n, kk, 8, 2.0 * n, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::row_scales(s)); });
+  coded<int8_t>("int8_group64", m, n, kk, 8, 2.0 * n * kk / 64, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::group_scales(s, kk / 64, 64)); });
+  coded<uint32_t>("int4_group128", m, n, kk, 4, 2.0 * n * kk / 128, [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 128, 128)); });
+  coded<uint32_t>("int4_group32", m, n, kk, 4, 2.0 * n * kk / 32, [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 32, 32)); });
+  coded<uint32_t>("gf4", m, n, kk, 4, 0, [=](auto w, auto) { return k::gf4(w, kk); });
+}
+
+// What is fused with a product of one token, and the same in pieces. `matrices` of n x k.
+struct Fused {
+  const char* op;
+  int64_t n, kk;
+  int matrices;
+  template <class Whole, class Pieces>
+  void operator()(const Whole& whole, const Pieces& pieces) const {
+    const auto c = make_case(op, "fp16", 1, n, kk, 2.0 * matrices * n * kk);
+    const auto w = c->weights<k::half>(size_t(matrices * n * kk));
+    k::half* x = c->buffer<k::half>(size_t(kk));
+    k::half* v = c->buffer<k::half>(size_t(std::max(n, kk)));
+    k::half* y = c->buffer<k::half>(size_t(4 * n));
+    k::half* t = c->buffer<k::half>(size_t(4 * std::max(n, kk)));
+    c->read();
+    c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) { return whole(ex, x, w[size_t(i)], v, y, policy); });
+    c->other("pieces", [=](cudaStream_t s, int i) { pieces(s, x, w[size_t(i)], v, y, t); });
+  }
+};
+
+void all_fused() {
+  using Half = k::half;
+  const int64_t n = 14336, kk = 4096;
+  const auto plain = [=](const k::Exec& ex, const Half* x, const Half* w, Half* y, int64_t rows, const k::MatmulPolicy& policy = {}) {
+    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
+  };
+  Fused{"residual", n, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::add(k::load(y, n)) | k::store(y, n), {1, n, kk}, policy);
+  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+    must(plain(s, x, w, t, n));
+    pointwise(s, k::load(static_cast<const Half*>(t), n) | k::add(k::load(y, n)), k::store(y, n), 1, n);
+  });
+  Fused{"bias_gelu", n, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
+    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::bias(v) | k::gelu() | k::store(y, n), {1, n, kk}, policy);
+  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
+    must(plain(s, x, w, t, n));
+    pointwise(s, k::load(static_cast<const Half*>(t), n), k::bias(v) | k::gelu() | k::store(y, n), 1, n);
+  });
+  Fused{"to_int8", n, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n), {1, n, kk}, policy);
+  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+    must(plain(s, x, w, t, n));
+    pointwise(s, k::load(static_cast<const Half*>(t), n), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n), 1, n);
+  });
+  for (const int64_t rows : {n, kk}) {
+    Fused{"rmsnorm", rows, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
+      return k::matmul(ex, k::normed(k::load(x, kk), k::RmsNorm{}) | k::mul(v), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
+    }, [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
+      must(k::rmsnorm(s, k::load(x, kk), k::affine(v) | k::store(t, kk), 1, kk));
+      must(plain(s, t, w, y, rows));
+    });
+    Fused{"layernorm", rows, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
+      return k::matmul(ex, k::normed(k::load(x, kk), k::LayerNorm{}) | k::affine(v, v), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
+    }, [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
+      must(k::layernorm(s, k::load(x, kk), k::affine(v, v) | k::store(t, kk), 1, kk));
+      must(plain(s, t, w, y, rows));
+    });
+  }
+  const auto glu = [=](const char* op, auto join, auto activation) {
+    Fused{op, n, kk, 2}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+      return k::matmul(ex, k::load(x, kk), k::gated(k::load(w, kk), k::load(w + n * kk, kk)), join | k::store(y, n), {1, n, kk}, policy);
+    }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+      must(plain(s, x, w, t, n));
+      must(plain(s, x, w + n * kk, t + n, n));
+      pointwise(s, k::load(static_cast<const Half*>(t), n) | activation | k::mul(k::load(static_cast<const Half*>(t + n), n)), k::store(y, n), 1, n);
+    });
+  };
+  glu("swiglu", k::swiglu(), k::silu());
+  glu("geglu", k::geglu(), k::gelu());
+  const int64_t nq = 4096, nk = 1024;
+  Fused{"qkv", nq + 2 * nk, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+    return k::matmul(ex, k::load(x, kk), k::stacked(k::load(w, kk), nq, k::load(w + nq * kk, kk), nk, k::load(w + (nq + nk) * kk, kk), nk),
+                     k::clamp(-8, 8) | k::apart(k::store(y, nq), nq, k::store(y + nq, nk), nk, k::store(y + nq + nk, nk), nk), {1, nq + 2 * nk, kk}, policy);
+  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half*) {
+    must(plain(s, x, w, y, nq));
+    must(plain(s, x, w + nq * kk, y + nq, nk));
+    must(plain(s, x, w + (nq + nk) * kk, y + nq + nk, nk));
+    pointwise(s, k::load(static_cast<const Half*>(y), nq + 2 * nk), k::clamp(-8, 8) | k::store(y, nq + 2 * nk), 1, nq + 2 * nk);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr int64_t shapes[][2] = {{2048, 2048}, {4096, 4096}, {8192, 2048}, {2048, 8192}, {6144, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096}, {32000, 4096}, {128256, 4096}};
+  for (const auto& s : shapes) product<k::half>("gemv", 1, s[0], s[1]);
+  for (const auto& s : shapes) product<k::bfloat16>("gemv", 1, s[0], s[1]);
+  for (const int64_t n : {14336, 28672}) all_codes(1, n, 4096);
+  all_codes(1, 4096, 14336);
+  all_fused();
+  for (const auto& s : {shapes[1], shapes[5], shapes[6]}) {
+    for (const int64_t m : {2, 3, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512}) product<k::bfloat16>("skinny", m, s[0], s[1]);
+  }
+  for (const int64_t n : {1024, 2048, 4096, 8192}) product<k::bfloat16>("gemm", n, n, n);
+  product<k::half>("gemm", 4096, 4096, 4096);
+  product<float>("gemm", 2048, 2048, 2048);
+
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  int device = 0, driver = 0;
+  cudaDeviceProp properties;
+  BENCH_CHECK(cudaGetDevice(&device));
+  BENCH_CHECK(cudaGetDeviceProperties(&properties, device));
+  BENCH_CHECK(cudaDriverGetVersion(&driver));
+  benchmark::AddCustomContext("gpu", properties.name);
+  benchmark::AddCustomContext("cuda", std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) + ", driver for " + std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10));
+  benchmark::AddCustomContext("cublas", std::to_string(cublasLtGetVersion()));
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

@@ -1,0 +1,241 @@
+// Weights as operands of tensor cores: pairs of half or bfloat16 made of the codes in a word, all of them exact.
+#pragma once
+
+#include "../arch/sm80.cuh"
+#include "../weights.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+// A number that T has exactly, as T's bits; two of them in a word.
+template <class T>
+KERNELS_HD constexpr uint32_t bits_of(float x) {
+  constexpr int digits = std::is_same<T, half>::value ? 10 : 7;
+  const uint32_t sign = x < 0.f ? 0x8000u : 0u;
+  if (x < 0.f) x = -x;
+  int exponent = std::is_same<T, half>::value ? 15 : 127;
+  for (; x >= 2.f; x /= 2.f) ++exponent;
+  for (; x < 1.f; x *= 2.f) --exponent;
+  return sign | uint32_t(exponent) << digits | uint32_t((x - 1.f) * float(1 << digits));
+}
+template <class T>
+KERNELS_HD constexpr uint32_t pair_of(float low, float high) { return bits_of<T>(low) | bits_of<T>(high) << 16; }
+
+// -base - zero, twice; Nothing stands for 0.
+template <class T, int kBase>
+__device__ __forceinline__ uint32_t without(Nothing) {
+  constexpr uint32_t pair = pair_of<T>(-float(kBase), -float(kBase));
+  return pair;
+}
+template <class T, int kBase>
+__device__ __forceinline__ uint32_t without(float zero) {
+  const float x = -float(kBase) - zero;
+  return std::is_same<T, half>::value ? arch::floats_to_halves(x, x) : arch::floats_to_bfloats(x, x);
+}
+template <class T>
+__device__ __forceinline__ uint32_t halves_to(uint32_t pair) {
+  if constexpr (std::is_same<T, half>::value) {
+    return pair;
+  } else {
+    float low, high;
+    arch::halves_to_floats(pair, low, high);
+    return arch::floats_to_bfloats(low, high);
+  }
+}
+
+// pairs<T>(out, word, zero): the codes of a word in their order, if it says no other, with the zero point, a whole number, taken
+// away.
+// A code that is put into the lowest bits of 1024's mantissa, as a half, makes 1024 + code.
+template <class Code>
+struct Decoder;
+
+template <>
+struct Decoder<int8_t> {
+  static constexpr int each = 4;
+  static constexpr bool takes_zero = true;
+  template <class T, class Zero>
+  static __device__ __forceinline__ void pairs(uint32_t (&out)[2], uint32_t word, Zero zero) {
+    constexpr uint32_t one = pair_of<half>(1, 1);
+    const uint32_t plain = word ^ 0x80808080u, shift = without<half, 1024 + 128>(zero);
+    out[0] = halves_to<T>(arch::fma_pair<half>(__byte_perm(plain, 0x64646464u, 0x4140), one, shift));
+    out[1] = halves_to<T>(arch::fma_pair<half>(__byte_perm(plain, 0x64646464u, 0x4342), one, shift));
+  }
+};
+
+template <class Code, __nv_fp8_interpretation_t kKind>
+struct Float8Decoder {
+  static constexpr int each = 4;
+  static constexpr bool takes_zero = false;
+  template <class T>
+  static __device__ __forceinline__ void pairs(uint32_t (&out)[2], uint32_t word, Nothing) {
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> (16 * i)), kKind);
+      out[i] = halves_to<T>(two.x | uint32_t(two.y) << 16);
+    }
+  }
+};
+template <>
+struct Decoder<float8_e4m3> : Float8Decoder<float8_e4m3, __NV_E4M3> {};
+template <>
+struct Decoder<float8_e5m2> : Float8Decoder<float8_e5m2, __NV_E5M2> {};
+
+template <int kOffset>
+struct NibbleDecoder {
+  static constexpr int each = 8;
+  static constexpr bool takes_zero = true;
+  template <class T, class Zero>
+  static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word, Zero zero) {
+    constexpr uint32_t one = pair_of<T>(1, 1);
+    if constexpr (std::is_same<T, half>::value) {
+      constexpr uint32_t sixteenth = pair_of<half>(0.0625f, 0.0625f);
+      const uint32_t shift = without<half, 1024 + kOffset>(zero), shift_16 = without<half, 64 + kOffset>(zero);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; i += 2) {
+        out[i] = arch::fma_pair<half>(arch::mask_or<0x000f000fu, 0x64006400u>(word), one, shift);
+        out[i + 1] = arch::fma_pair<half>(arch::mask_or<0x00f000f0u, 0x64006400u>(word), sixteenth, shift_16);  // 1024 + 16 * code
+        word >>= 8;
+      }
+    } else {
+      const uint32_t shift = without<bfloat16, 128 + kOffset>(zero);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) out[i] = arch::fma_pair<bfloat16>(arch::mask_or<0x000f000fu, 0x43004300u>(word >> (4 * i)), one, shift);
+    }
+  }
+};
+template <>
+struct Decoder<Uint4> : NibbleDecoder<0> {};
+template <>
+struct Decoder<Int4> : NibbleDecoder<8> {};
+
+template <>
+struct Decoder<Gf4> {
+  static constexpr int each = 8;
+  static constexpr bool takes_zero = false;
+  // Codes 0 and 3, 1 and 4, 2 and 5, 6 and 7.
+  template <class T>
+  static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word, Nothing) {
+    // Codes 0 to 2 at bits 0, 3, 6 of the lower half, 3 to 5 at bits 1, 4, 7 of the upper; then 6 at bit 2 of the lower half, 7 at
+    // bit 5 of the upper.
+    const uint32_t six = __byte_perm(word, 0, 0x3221), two = __byte_perm(word, 0, 0x4343);
+    constexpr uint32_t scale_03 = pair_of<half>(1, 0.5f), scale_14 = pair_of<half>(0.125f, 0.0625f), scale_25 = pair_of<half>(0.015625f, 0.0078125f);
+    constexpr uint32_t shift_03 = pair_of<half>(-1028, -516), shift_14 = pair_of<half>(-132, -68), shift_25 = pair_of<half>(-20, -12);
+    constexpr uint32_t scale_67 = pair_of<half>(0.25f, 0.03125f), shift_67 = pair_of<half>(-260, -36);
+    constexpr uint32_t minus_quarter = pair_of<half>(-0.25f, -0.25f), minus_zero = 0x80008000u;
+    out[0] = arch::fma_pair<half>(arch::mask_or<0x000e0007u, 0x64006400u>(six), scale_03, shift_03);
+    out[1] = arch::fma_pair<half>(arch::mask_or<0x00700038u, 0x64006400u>(six), scale_14, shift_14);
+    out[2] = arch::fma_pair<half>(arch::mask_or<0x038001c0u, 0x64006400u>(six), scale_25, shift_25);
+    out[3] = arch::fma_pair<half>(arch::mask_or<0x00e0001cu, 0x64006400u>(two), scale_67, shift_67);
+    const uint32_t scale = arch::fma_pair<half>(__byte_perm(word, 0, 0x0404), minus_quarter, minus_zero);
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; ++i) out[i] = halves_to<T>(arch::fma_pair<half>(out[i], scale, minus_zero));
+  }
+};
+
+// Inputs in the order of a decoder's pairs.
+template <class Code, int kWords>
+__device__ __forceinline__ void order_pairs(uint32_t (&x)[kWords]) {
+  if constexpr (std::is_same<Code, Gf4>::value) {
+    const uint32_t p03 = __byte_perm(x[0], x[1], 0x7610), p14 = __byte_perm(x[0], x[2], 0x5432), p25 = __byte_perm(x[1], x[2], 0x7610);
+    x[0] = p03, x[1] = p14, x[2] = p25;
+  }
+}
+
+// What a source of weights holds, for tensor cores: the codes, of a 16-bit type or of one that is decoded, and how many there
+// are in the 16 bytes that a lane reads at a time. void: it has to be resolved.
+template <class W>
+struct Coded {
+  using Code = void;
+  static constexpr bool known = false;
+};
+template <class T>
+struct CodedAs {
+  using Code = T;
+  static constexpr bool known = true, scaled = false;
+  static constexpr int pack = 16 / int(sizeof(T));
+};
+template <Cache kCache> struct Coded<DirectLoad<half, float, kCache>> : CodedAs<half> {};
+template <Cache kCache> struct Coded<DirectLoad<bfloat16, float, kCache>> : CodedAs<bfloat16> {};
+template <Cache kCache> struct Coded<DirectLoad<int8_t, float, kCache>> : CodedAs<int8_t> {};
+template <Cache kCache> struct Coded<DirectLoad<float8_e4m3, float, kCache>> : CodedAs<float8_e4m3> {};
+template <Cache kCache> struct Coded<DirectLoad<float8_e5m2, float, kCache>> : CodedAs<float8_e5m2> {};
+template <class Format>
+struct Coded<Words<Format>> : CodedAs<Format> {
+  static constexpr int pack = 32;
+};
+// Whether a decoder can take away zero points of this type: whole numbers of 8 bits, or none.
+template <class Code, class Zero, class = void>
+struct TakesZeros : std::false_type {};
+template <class Code, class Zero>
+struct TakesZeros<Code, Zero, void_t<decltype(Decoder<Code>::each)>>
+    : std::integral_constant<bool, std::is_same<Zero, Nothing>::value || (Decoder<Code>::takes_zero && std::is_integral<Zero>::value && sizeof(Zero) == 1)> {};
+template <class Codes, class T, class Zero>
+struct Coded<Dequant<Codes, Scales<T, Zero>>> : std::conditional_t<TakesZeros<typename Coded<Codes>::Code, Zero>::value, Coded<Codes>, Coded<void>> {
+  static constexpr bool scaled = true;
+};
+template <class S, int kParts>
+struct Coded<Stacked<S, kParts>> : Coded<S> {};
+template <class A, class B>
+struct Coded<Gated<A, B>> : std::conditional_t<std::is_same<A, B>::value, Coded<A>, Coded<void>> {};
+
+// The 16-bit type of weights that lie in memory as such, or void.
+template <class T>
+constexpr bool is_16_bit = std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
+template <class W>
+using tensor_type = std::conditional_t<is_16_bit<typename Coded<W>::Code>, typename Coded<W>::Code, void>;
+
+// Where the codes of a row begin.
+template <class Src, Cache kCache>
+__device__ __forceinline__ const unsigned char* code_address(const DirectLoad<Src, float, kCache>& source, int64_t row) {
+  return reinterpret_cast<const unsigned char*>(source.at(row, 0));
+}
+template <class Format>
+__device__ __forceinline__ const unsigned char* code_address(const Words<Format>& source, int64_t row) {
+  return reinterpret_cast<const unsigned char*>(source.at(row));
+}
+template <class Codes, class S>
+__device__ __forceinline__ const unsigned char* code_address(const Dequant<Codes, S>& source, int64_t row) { return code_address(source.codes(), row); }
+template <class S, int kParts>
+__device__ __forceinline__ const unsigned char* code_address(const Stacked<S, kParts>& source, int64_t row) {
+  return source.visit(row, [&](const S& part, int64_t begin) { return code_address(part, row - begin); });
+}
+
+// What a source reads of its scales at a time, and whether there are zero points.
+template <class W>
+struct ScaleTraits {
+  using Fetched = Nothing;
+  static constexpr bool zeros = false;
+};
+template <class Codes, class S>
+struct ScaleTraits<Dequant<Codes, S>> {
+  using Fetched = typename S::Fetched;
+  static constexpr bool zeros = S::has_zeros;
+};
+template <class W>
+using ScalesOf = typename ScaleTraits<W>::Fetched;
+template <class W>
+constexpr bool has_zeros = ScaleTraits<W>::zeros;
+
+// That of inputs, below what is done to them.
+template <class X>
+struct MemoryType {
+  using type = tensor_type<X>;
+};
+template <class S, class M>
+struct MemoryType<MappedSource<S, M>> : MemoryType<S> {};
+template <class S, class Options>
+struct MemoryType<Normed<S, Options>> : MemoryType<S> {};
+template <class S>
+struct MemoryType<Repeated<S>> : MemoryType<S> {};
+
+// The 16-bit type that operands meet in: that of the weights, or else that of the inputs in memory, or else half.
+template <class X, class W>
+struct MeetingType {
+  using First = std::conditional_t<std::is_void<tensor_type<W>>::value, typename MemoryType<X>::type, tensor_type<W>>;
+  using type = std::conditional_t<std::is_void<First>::value, half, First>;
+};
+template <class X, class W>
+using meeting_type = typename MeetingType<X, W>::type;
+
+}  // namespace detail
+KERNELS_END
