@@ -141,22 +141,39 @@ class ProductEngine {
       using T = meeting_type<X, W>;
       constexpr bool copied = std::is_same<tensor_type<X>, T>::value && std::is_same<tensor_type<W>, T>::value;
       if constexpr (wide_x >= 8) {
-        if (pack_x_ >= 8 && pack_w_ >= 8 && (copied || p_.k % 8 == 0)) return start_gemm<GemmBody<P, T, 8>>();
+        if (pack_x_ >= 8 && pack_w_ >= 8 && (copied || p_.k % 8 == 0)) {
+          if (p_.m <= 64) return start_gemm<GemmBody<P, T, 8, 64, 128>>();
+          if constexpr (copied) {
+            using Body = GemmBody<P, T, 8, 128, 256>;
+            if (token_tiles(p_, Body::kTokens) * output_tiles<Body>() >= ex_.device().sm_count) return start_gemm<Body>();
+          }
+          return start_gemm<GemmBody<P, T, 8, 128, 128>>();
+        }
       }
-      return start_gemm<GemmBody<P, T, 1>>();
+      return start_gemm<GemmBody<P, T, 1, 64, 128>>();
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
   template <class Body>
+  int64_t output_tiles() const { return (p_.n + Body::kOutputs - 1) / Body::kOutputs; }
+  template <class Body>
   Status start_gemm() const {
+    int image = 0;
+    KERNELS_TRY(image_architecture<Body>(image));
+    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = output_tiles<Body>(), steps = (p_.k + Body::kStep - 1) / Body::kStep;
+    // Blocks share K as long as all of them have room and enough to do.
+    const int64_t room = ex_.device().sm_count * (Body::kRows > 128 ? 1 : 2);
     Launch how;
-    how.shared = Body::shared_bytes;
-    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
+    if (image >= 90) {
+      while (how.cluster < kPortableCluster && tokens * outputs * how.cluster * 2 <= room && steps >= how.cluster * 16) how.cluster *= 2;
+    }
+    how.shared = Body::shared_bytes(image);
     return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8});
   }
 
   Status run_simt() const {
     if constexpr (by_token<W>) return unsupported("matmul: no tiles for weights that differ from token to token");
+    else if constexpr (narrow_weights) return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
     else return run_tiles();
   }
   Status run_tiles() const {
@@ -173,9 +190,9 @@ class ProductEngine {
 
   template <class Body>
   Status start_tiles(Launch how, int64_t tokens, int64_t outputs, const typename Body::Params& params) const {
-    if (tokens * outputs > std::numeric_limits<int32_t>::max()) return unsupported("matmul: M x N has more than 2^31 tiles");
+    if (tokens * outputs > std::numeric_limits<int32_t>::max() / how.cluster) return unsupported("matmul: M x N has more than 2^31 tiles");
     how.threads = Body::max_threads;
-    how.grid.x = unsigned(tokens * outputs);
+    how.grid.x = unsigned(tokens * outputs * how.cluster);
     return launch<Body>(ex_, how, params);
   }
 

@@ -14,5 +14,12 @@ constexpr int kCompiledFor = 0;  // the host pass
 
 constexpr bool kClusters = kCompiledFor >= 90;
 
+// Products of whole warpgroups: code for sm_90a alone.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kWarpgroupMma = true;
+#else
+constexpr bool kWarpgroupMma = false;
+#endif
+
 }  // namespace arch
 KERNELS_END

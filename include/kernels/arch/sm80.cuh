@@ -13,7 +13,7 @@ namespace arch {
 // pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8), of b (k 2t, column g), (k 2t + 8, column g),
 // of d (row g, columns 2t and 2t + 1) and (row g + 8, the same).
 template <class T>
-__device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+__device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (kCompiledFor >= 80) {
     if constexpr (std::is_same<T, half>::value) {
       asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -59,6 +59,14 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t ro
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+  }
+}
+// All 16, or nothing at all. A predicate, not a branch, so that it may stand between other instructions.
+__device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(int(wanted))
+                 : "memory");
   }
 }
 __device__ __forceinline__ void copy_async_commit() {

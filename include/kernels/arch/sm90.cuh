@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../core/dtype.h"
 #include "arch.cuh"
 
 KERNELS_BEGIN
@@ -39,6 +40,11 @@ __device__ __forceinline__ void cluster_wait() {
   if constexpr (kClusters) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Arrives without making anything visible to the others.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  if constexpr (kClusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -50,6 +56,12 @@ __device__ __forceinline__ uint32_t remote_address(const void* local, unsigned r
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(local)), "r"(rank));
   }
   return there;
+}
+
+template <class T>
+__device__ __forceinline__ const T* in_block(const T* local, unsigned rank) {
+  if constexpr (kClusters) asm volatile("mapa.u64 %0, %1, %2;" : "=l"(local) : "l"(local), "r"(rank));
+  return local;
 }
 
 // mbarrier: completes a phase when `count` arrivals and all expected bytes are in.
@@ -88,6 +100,63 @@ __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uin
                  "r"(remote_barrier)
                  : "memory");
   }
+}
+
+// A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a multiple of
+// 1024 on, in which chunk i of 16 bytes stands at i ^ (row % 8). 16 columns further is 2 more.
+__device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at) {
+  return uint64_t(at >> 4 & 0x3fffu) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+}
+
+// d += a * b for a 64 x 16 tile of a and a 16 x 128 tile of b (a row for each column of d), by the four warps of a warpgroup. Of d,
+// warp i has rows 16i to 16i + 15 in the fragments of mma_16816, columns 0 to 63 in `low`, the others in `high`. It runs by itself:
+// warpgroup_fence(), products, warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other instructions
+// than these have written to shared memory is seen after async_proxy_fence() in the thread that wrote.
+#define KERNELS_FLOATS_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KERNELS_FLOATS_32(d) KERNELS_FLOATS_8(d, 0), KERNELS_FLOATS_8(d, 8), KERNELS_FLOATS_8(d, 16), KERNELS_FLOATS_8(d, 24)
+#define KERNELS_WARPGROUP_MMA(type)                                              \
+  asm volatile(                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {"          \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "   \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "\
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "\
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"\
+      "}, %64, %65, 1, 1, 1, 0, 0;"                                              \
+      : KERNELS_FLOATS_32(low), KERNELS_FLOATS_32(high)                          \
+      : "l"(a), "l"(b))
+template <class T>
+__device__ __forceinline__ void warpgroup_mma(float (&low)[32], float (&high)[32], uint64_t a, uint64_t b) {
+  if constexpr (kWarpgroupMma) {
+    if constexpr (std::is_same<T, half>::value) {
+      KERNELS_WARPGROUP_MMA("f16");
+    } else {
+      static_assert(std::is_same<T, bfloat16>::value, "half or bfloat16");
+      KERNELS_WARPGROUP_MMA("bf16");
+    }
+  }
+}
+#undef KERNELS_WARPGROUP_MMA
+#undef KERNELS_FLOATS_32
+#undef KERNELS_FLOATS_8
+__device__ __forceinline__ void warpgroup_fence() {
+  if constexpr (kWarpgroupMma) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void warpgroup_commit() {
+  if constexpr (kWarpgroupMma) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until all but the last `kLeft` groups are done.
+template <int kLeft>
+__device__ __forceinline__ void warpgroup_wait() {
+  if constexpr (kWarpgroupMma) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+}
+// The compiler does not move uses of d across this.
+template <int N>
+__device__ __forceinline__ void pin(float (&d)[N]) {
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+__device__ __forceinline__ void async_proxy_fence() {
+  if constexpr (kCompiledFor >= 90) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 }  // namespace arch

@@ -1,9 +1,13 @@
-// Products with many tokens on tensor cores, for sm_80 and up: mma.sync on tiles that cp.async brings into shared memory.
+// Products with many tokens on tensor cores, for sm_80 and up.
 //
-// A block makes a tile of 128 tokens x 256 outputs, its 8 warps 64 x 64 each, in steps of 32 columns of K, with three steps under
-// way while one is worked on. Operands that are 16-bit and aligned are copied; others are read through their functors,
-// rounded to 16 bits and stored. In shared memory a row of a step is four chunks of 16 bytes, permuted so that neither the
-// writes nor ldmatrix meet a bank conflict.
+// A block makes a tile of kTokens x kRows, in steps of 64 columns of K that several stages of shared memory hold. 16-bit operands
+// that are aligned are copied there by cp.async; others are read through their functors, rounded to 16 bits and stored. In
+// shared memory a row of a step is eight chunks of 16 bytes, permuted so that neither the writes nor the reads meet a bank
+// conflict. Every four warps make all tokens x 128 rows of weights: on sm_90a by wgmma, which reads shared memory itself,
+// elsewhere by mma.sync, each warp half of the tokens x 64.
+//
+// Where the image has clusters, their blocks may share K: each hands over a part of the tile, of which it adds up what all of
+// them have, in the order of their ranks.
 #pragma once
 
 #include "tensor_dots.cuh"
@@ -21,77 +25,121 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
   return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
 }
 
-// One operand of a block's tile: kRows rows, of which row_of(i) says the number in the source (or -1 for none) and source_of(i)
-// the source. kWidth: elements per access where it is not copied.
+// What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether there is one)
+// for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where it is not copied.
 template <class T, class Source, int kRows, int kThreads, int kWidth>
-struct TileLoader {
-  static constexpr int kChunks = 4, kEach = kRows * kChunks / kThreads;
+class TileOperand {
+ public:
+  static constexpr int kStep = 64, kBytes = kRows * kStep * 2;
+  static constexpr int kChunks = kStep / 8, kTogether = kThreads / kChunks, kEach = kRows / kTogether;
   static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
-  using Part = Fetched<Source, kWidth>;
-  struct Waiting {
-    Part parts[copied ? 1 : kEach][copied ? 1 : 8 / kWidth];
-  };
 
-  static __device__ __forceinline__ int slot(int row, int chunk) { return row * kChunks + (chunk ^ (row / 2 % kChunks)); }
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * (kStep * 2) + (chunk ^ row % 8) * 16; }
 
-  // Asks for a step's columns, from `col` on.
   template <class Which>
-  static __device__ __forceinline__ void ask(Waiting& waiting, uint32_t shared, const Which& which, int col, int end) {
+  __device__ __forceinline__ TileOperand(const Which& which, int first_col) {
     KERNELS_UNROLL
     for (int i = 0; i < kEach; ++i) {
-      const int index = i * kThreads + threadIdx.x, tile_row = index / kChunks, chunk = index % kChunks;
-      const int at = col + chunk * 8;
-      which(tile_row, [&](const Source& source, int64_t row, bool there) {
-        if constexpr (copied) {
-          const int left = there ? end - at : 0;
-          arch::copy_async_16(shared + slot(tile_row, chunk) * 16, address_of(source, row, left > 0 ? at : 0), left <= 0 ? 0 : left < 8 ? 2 * left : 16);
-        } else {
-          KERNELS_UNROLL
-          for (int j = 0; j < 8 / kWidth; ++j) {
-            if (there && at + j * kWidth < end) waiting.parts[i][j] = fetch<kWidth>(source, row, at + j * kWidth);
-          }
-        }
+      which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+        there_ |= unsigned(is_there) << i;
+        if constexpr (copied) from_[i] = address_of(source, row, 0) + first_col + chunk() * 8;
       });
     }
   }
-  // Stores what was asked for and is not copied.
+
+  // Copies the next step's chunk number i to the stage, if there are more steps.
+  __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
+    arch::copy_async_16_if(stage + mine() + i * (kTogether * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
+    from_[i] += kStep;
+  }
+  // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
+  __device__ __forceinline__ void copy_cut(uint32_t stage, int ahead, int cols) const {
+    const int left = cols - chunk() * 8;
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (there_ >> i & 1) arch::copy_async_16(stage + mine() + i * (kTogether * kStep * 2), from_[i] + (left > 0 ? ahead : 0), left <= 0 ? 0 : left < 8 ? 2 * left : 16);
+    }
+  }
+
+  // What is not copied is asked for and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements are
+  // only asked for when they are to be stored, for want of registers.
+  struct Waiting {
+    Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
+  };
   template <class Which>
-  static __device__ __forceinline__ void place(const Waiting& waiting, ::uint4* shared, const Which& which, int col, int end) {
-    if constexpr (!copied) {
+  __device__ __forceinline__ void ask(Waiting& waiting, const Which& which, int begin, int end, int col, int cols) const {
+    if constexpr (kWidth == 8) {
       KERNELS_UNROLL
-      for (int i = 0; i < kEach; ++i) {
-        const int index = i * kThreads + threadIdx.x, tile_row = index / kChunks, chunk = index % kChunks;
-        const int at = col + chunk * 8;
-        which(tile_row, [&](const Source& source, int64_t row, bool there) {
-          Pack<T, 8> values;
-          KERNELS_UNROLL
-          for (int j = 0; j < 8 / kWidth; ++j) {
-            Pack<T, kWidth> some = broadcast<kWidth>(convert<T>(0.f));
-            if (there && at + j * kWidth < end) some = convert<T>(resolve(source, waiting.parts[i][j], row, at + j * kWidth));
-            KERNELS_UNROLL
-            for (int k = 0; k < kWidth; ++k) values.v[j * kWidth + k] = some.v[k];
-          }
-          memcpy(&shared[slot(tile_row, chunk)], values.v, 16);
+      for (int i = begin; i < end; ++i) {
+        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+          if (is_there && col + chunk() * 8 < cols) waiting.chunks[i] = fetch<8>(source, row, col + chunk() * 8);
         });
       }
     }
   }
+  template <class Which>
+  __device__ __forceinline__ void store(const Waiting& waiting, unsigned char* stage, const Which& which, int begin, int end, int col, int cols) const {
+    if constexpr (kWidth == 8) {
+      KERNELS_UNROLL
+      for (int i = begin; i < end; ++i) {
+        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+          Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
+          if (is_there && col + chunk() * 8 < cols) values = convert<T>(resolve(source, waiting.chunks[i], row, col + chunk() * 8));
+          write(stage, i, values);
+        });
+      }
+    } else {
+#pragma unroll 1
+      for (int i = begin; i < end; ++i) {
+        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+          Pack<T, 8> values;
+          KERNELS_UNROLL
+          for (int j = 0; j < 8; ++j) {
+            const int at = col + chunk() * 8 + j;
+            values.v[j] = convert<T>(is_there && at < cols ? resolve(source, fetch<1>(source, row, at), row, at).v[0] : 0.f);
+          }
+          write(stage, i, values);
+        });
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
+  static __device__ __forceinline__ int tile_row(int i) { return i * kTogether + threadIdx.x / kChunks; }
+  static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x / kChunks, chunk()); }
+
+  static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
+    ::uint4 bits;
+    memcpy(&bits, values.v, 16);
+    *reinterpret_cast<::uint4*>(stage + mine() + i * (kTogether * kStep * 2)) = bits;
+  }
+
+  unsigned there_ = 0;
+  const T* from_[copied ? kEach : 1];
 };
 
-template <class P, class T, int kWidth>
+template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmBody {
   using X = typename P::X;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   static_assert(P::matrices == 1 || std::is_same<Gate, std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>>::value,
                 "gated weights of two types: use two products");
-  static constexpr int max_threads = 256, registers = 255;
-  static constexpr int kTokens = 128, kRows = 256, kStep = 32, kStages = starts_normed<X> ? 3 : 4;
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
   static constexpr int kOutputs = kRows / P::matrices;
-  static constexpr int kStageBytes = (kTokens + kRows) * kStep * 2;
-  static constexpr int kStaged = 64 + 4;  // floats in a row of what a warp hands to the sink
-  static constexpr int shared_bytes = kStages * kStageBytes;
-  using Inputs = TileLoader<T, X, kTokens, max_threads, kWidth>;
-  using Weights = TileLoader<T, Gate, kRows, max_threads, kWidth>;
+  static constexpr int max_threads = kThreads, registers = 255;
+  using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth>;
+  using Weights = TileOperand<T, Gate, kRows, kThreads, kWidth>;
+  static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
+
+  // In an image for this architecture: within 99 KB up to sm_89, and two blocks of a multiprocessor, or one large one, later.
+  static constexpr int stages(int architecture) {
+    const int most = kRows == 256 && has_much(architecture) ? 4 : 98304 / kStageBytes;
+    return starts_normed<X> && !has_much(architecture) ? most - 1 : most;
+  }
+  static constexpr int shared_bytes(int architecture) { return stages(architecture) * kStageBytes + (has_much(architecture) ? kAligned : 0); }
+  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
+
   struct Params {
     P problem;
     int64_t token_tiles, output_tiles;
@@ -99,14 +147,14 @@ struct GemmBody {
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
-    extern __shared__ __align__(16) unsigned char stages[];
+    extern __shared__ __align__(128) unsigned char shared[];
     const P& p = params.problem;
-    const Tile tile = place_tile(params);
+    const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
+    const Tile tile = place_tile(params, blockIdx.x / parts);
     const int64_t token = tile.token, output = tile.output;
     if (token >= tile.token_end) return;
     __shared__ Alone<TokenState<X>, kTokens> states;
-    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0);
-    const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
+    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
       f(states.items[i].bind(p.x), there ? token + i : 0, there);
@@ -120,118 +168,254 @@ struct GemmBody {
       }
       f(p.template weights<0>(), tile.weights + (there ? n : 0), there);
     };
-    typename Inputs::Waiting inputs;
-    typename Weights::Waiting weights;
-    const auto stage = [&](int step) { return stages + step % kStages * kStageBytes; };
-    const auto ask = [&](int step) {
-      if (step < steps) {
-        const uint32_t shared = arch::shared_address(stage(step));
-        Inputs::ask(inputs, shared, input, step * kStep, columns);
-        Weights::ask(weights, shared + kTokens * kStep * 2, weight, step * kStep, columns);
-      }
-      arch::copy_async_commit();
-    };
-    const auto place = [&](int step) {
-      if (step >= steps) return;
-      ::uint4* shared = reinterpret_cast<::uint4*>(stage(step));
-      Inputs::place(inputs, shared, input, step * kStep, columns);
-      Weights::place(weights, shared + kTokens * kStep * 2 / 16, weight, step * kStep, columns);
-    };
 
-    float sums[4][8][4] = {};
-    KERNELS_UNROLL
-    for (int step = 0; step < kStages - 1; ++step) {
-      ask(step);
-      place(step);
-    }
-    for (int step = 0; step < steps; ++step) {
-      arch::copy_async_wait<kStages - 2>();
-      __syncthreads();
-      ask(step + kStages - 1);
-      multiply(arch::shared_address(stage(step)), sums);
-      place(step + kStages - 1);
-    }
+    const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
+    const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts);
+    unsigned char* stages = shared + (kSlack > 0 ? -arch::shared_address(shared) & (kAligned - 1) : 0);
+    Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, first, end - first, columns};
+    float sums[kBlocks][32] = {};
+    if constexpr (arch::kWarpgroupMma) multiply_by_warpgroups(tiles, sums);
+    else multiply_by_warps(tiles, sums);
     arch::copy_async_wait<0>();
     __syncthreads();
-    hand_over(params, tile, sums, reinterpret_cast<float*>(stages));
+    hand_over(params, tile, sums, reinterpret_cast<float*>(stages), rank, parts);
   }
 
  private:
-  static __device__ __forceinline__ int warp_row() { return threadIdx.x / 32 % 2 * 64; }
-  static __device__ __forceinline__ int warp_column() { return threadIdx.x / 64 * 64; }
+  static constexpr int kStages = stages(arch::kCompiledFor), kAligned = 1024, kSlack = has_much(arch::kCompiledFor) ? kAligned : 0;
+  // What a warp has, 16 tokens x 64 rows of weights each, and how many of these it hands over at a time.
+  static constexpr int kBlocks = kTokens / 32, kSlabs = has_much(arch::kCompiledFor) ? kBlocks : 1;
+  static constexpr int kPitch = 64 + 8;  // floats in a row of them in shared memory
+  static_assert(kThreads / 32 * kSlabs * 16 * kPitch * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
 
-  // Blocks that run at the same time make a compact area, so that they share operands in the L2.
-  static __device__ __forceinline__ Tile place_tile(const Params& params) {
-    constexpr int64_t kBand = 8;
-    const int64_t per_band = kBand * params.output_tiles, band = blockIdx.x / per_band;
-    const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = blockIdx.x - band * per_band;
-    return Tile(params.problem, band * kBand + within % height, kTokens, within / height * kOutputs);
+  // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
+  template <class Input, class Weight>
+  struct Tiles {
+    const Input& input;
+    const Weight& weight;
+    Inputs x;
+    Weights w;
+    unsigned char* stages;
+    int first, count, columns;
+    typename Inputs::Waiting inputs;
+    typename Weights::Waiting weights;
+
+    static constexpr int kCopies = (Inputs::copied ? Inputs::kEach : 0) + (Weights::copied ? Weights::kEach : 0);
+
+    __device__ __forceinline__ int column(int i) const { return (first + (i == 0 ? count : i) - 1) * kStep; }
+    __device__ __forceinline__ uint32_t address(int stage) const { return arch::shared_address(stages) + stage; }
+
+    // Copy number i of a step.
+    __device__ __forceinline__ void copy(int i, int stage, bool more) {
+      if constexpr (Inputs::copied) {
+        if (i < Inputs::kEach) return x.copy(i, address(stage), more);
+      }
+      if constexpr (Weights::copied) w.copy(i - (Inputs::copied ? Inputs::kEach : 0), address(stage) + Inputs::kBytes, more);
+    }
+    // Quarters [begin, end) of what is not copied.
+    __device__ __forceinline__ void ask(int begin, int end, int step) {
+      if (step >= count) return;
+      if constexpr (!Inputs::copied) x.ask(inputs, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
+      if constexpr (!Weights::copied) w.ask(weights, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
+    }
+    __device__ __forceinline__ void store(int begin, int end, int step, int stage) {
+      if (step >= count) return;
+      if constexpr (!Inputs::copied) x.store(inputs, stages + stage, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
+      if constexpr (!Weights::copied) w.store(weights, stages + stage + Inputs::kBytes, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
+    }
+    __device__ __forceinline__ void bring(int step, int stage) {
+      if (step > 0) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kCopies; ++i) copy(i, stage, step < count);
+      } else if (count > 0) {
+        if constexpr (Inputs::copied) x.copy_cut(address(stage), (count - 1) * kStep, columns - column(0));
+        if constexpr (Weights::copied) w.copy_cut(address(stage) + Inputs::kBytes, (count - 1) * kStep, columns - column(0));
+      }
+      constexpr int kAtOnce = arch::kWarpgroupMma ? 4 : 1;  // as registers allow
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; i += kAtOnce) {
+        ask(i, i + kAtOnce, step);
+        store(i, i + kAtOnce, step, stage);
+      }
+    }
+  };
+  static __device__ __forceinline__ int next(int stage) { return stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes; }
+
+  // While wgmma works on a step, the one kDistance later is brought into the stage that nobody reads any more. A block alone on
+  // its multiprocessor lets the next step queue up behind the one that runs.
+  template <class Tiles>
+  static __device__ __forceinline__ void multiply_by_warpgroups(Tiles& tiles, float (&sums)[kBlocks][32]) {
+    constexpr int kQueued = kRows == 256 && kStages > 2 ? 1 : 0, kDistance = kStages - 1 - kQueued;
+    KERNELS_UNROLL
+    for (int step = 0; step < kDistance; ++step) {
+      tiles.bring(step, step * kStageBytes);
+      arch::copy_async_commit();
+    }
+    const uint64_t x = arch::warpgroup_tile(tiles.address(0)), w = arch::warpgroup_tile(tiles.address(Inputs::kBytes + threadIdx.x / 128 * (128 * kStep * 2)));
+    int stage = 0, free = kDistance * kStageBytes;
+    for (int step = 0; step < tiles.count; ++step) {
+      arch::copy_async_wait<kDistance - 1>();
+      arch::async_proxy_fence();
+      __syncthreads();
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kBlocks; i += 2) arch::warpgroup_mma<T>(sums[i], sums[i + 1], x + (stage + i * (32 * kStep * 2)) / 16 + 2 * k, w + stage / 16 + 2 * k);
+      }
+      arch::warpgroup_commit();
+      tiles.bring(step + kDistance, free);
+      arch::copy_async_commit();
+      arch::warpgroup_wait<kQueued>();
+      stage = next(stage), free = next(free);
+    }
+    arch::warpgroup_wait<0>();
+    KERNELS_UNROLL
+    for (int i = 0; i < kBlocks; ++i) arch::pin(sums[i]);
   }
 
-  static __device__ __forceinline__ void multiply(uint32_t stage, float (&sums)[4][8][4]) {
-    const int lane = threadIdx.x & 31;
-    const uint32_t weights = stage + kTokens * kStep * 2;
+  // Fragments are read 16 columns ahead, across steps. Copies are spread between the products of a step, as the queue to memory is
+  // short and a warp that waits for room in it multiplies nothing.
+  template <class Tiles>
+  static __device__ __forceinline__ void multiply_by_warps(Tiles& tiles, float (&sums)[kBlocks][32]) {
+    constexpr int kRuns = kStages > 2 ? 4 : 1;  // with two stages copies must leave early to be there in time
     KERNELS_UNROLL
-    for (int half_step = 0; half_step < kStep / 16; ++half_step) {
-      uint32_t x[4][4], w[4][4];
+    for (int step = 0; step < kStages - 1; ++step) {
+      tiles.bring(step, step * kStageBytes);
+      arch::copy_async_commit();
+    }
+    // The last stage: what the first step does not bring by the way.
+    int free = (kStages - 1) * kStageBytes, coming = kStages - 1;  // what is being brought, and where to
+    KERNELS_UNROLL
+    for (int i = 0; i < Tiles::kCopies / kRuns; ++i) tiles.copy(i, free, coming < tiles.count);
+    tiles.ask(0, 1, coming);
+    tiles.store(0, 1, coming, free);
+    const int lane = threadIdx.x & 31;
+    const uint32_t from_x = tiles.address(Inputs::place(warp_row() + lane % 16, lane / 16));
+    const uint32_t from_w = tiles.address(Inputs::kBytes + Weights::place(warp_column() + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    constexpr int kBuffers = Inputs::copied && Weights::copied ? 2 : 1;  // as registers allow
+    uint32_t x[kBuffers][kBlocks][4], w[kBuffers][4][4];
+    const auto load = [&](int buffer, int stage, int run) {
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        arch::load_matrix_x4(x[i], stage + Inputs::slot(warp_row() + i * 16 + lane % 16, half_step * 2 + lane / 16) * 16);
-        arch::load_matrix_x4(w[i], weights + Weights::slot(warp_column() + i * 16 + lane % 8 + lane / 16 * 8, half_step * 2 + lane / 8 % 2) * 16);
-      }
+      for (int i = 0; i < kBlocks; ++i) arch::load_matrix_x4(x[buffer][i], ((from_x + stage) ^ (run * 32)) + i * (16 * kStep * 2));
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 4; ++j) arch::load_matrix_x4(w[buffer][j], ((from_w + stage) ^ (run * 32)) + j * (16 * kStep * 2));
+    };
+    const auto multiply = [&](int buffer, int run) {
+      constexpr int kCopies = Tiles::kCopies;
+      const int begin = run < kRuns ? run * kCopies / kRuns : kCopies, end = run < kRuns ? (run + 1) * kCopies / kRuns : kCopies;
+      const bool more = coming < tiles.count;
+      int copies = begin;
+      tiles.ask(run, run + 1, coming);
+      KERNELS_UNROLL
+      for (int i = 0; i < kBlocks; ++i) {
         KERNELS_UNROLL
-        for (int j = 0; j < 8; ++j) {
-          const uint32_t b[2] = {w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]};
-          arch::mma_16816<T>(sums[i][j], x[i], b);
+        for (int jj = 0; jj < 8; ++jj) {
+          if (copies < end && (i * 8 + jj) * (end - begin) >= (copies - begin) * kBlocks * 8) tiles.copy(copies++, free, more);
+          const int j = i % 2 ? 7 - jj : jj;
+          const uint32_t b[2] = {w[buffer][j / 2][j % 2 * 2], w[buffer][j / 2][j % 2 * 2 + 1]};
+          arch::mma_16816<T>(sums[i] + j * 4, x[buffer][i], b);
         }
       }
+      tiles.store(run, run + 1, coming, free);
+    };
+    const auto load_and_multiply = [&](int run, int stage, int next_run) {
+      if (kBuffers == 2) load((run + 1) % kBuffers, stage, next_run);
+      multiply(run % kBuffers, next_run);
+      if (kBuffers == 1) load(0, stage, next_run);
+    };
+    arch::copy_async_wait<kStages - 2>();
+    __syncthreads();
+    load(0, 0, 0);
+    int stage = 0;
+    for (int step = 0; step < tiles.count; ++step) {
+      KERNELS_UNROLL
+      for (int run = 0; run < 3; ++run) load_and_multiply(run, stage, run + 1);
+      arch::copy_async_commit();
+      arch::copy_async_wait<kStages - 2>();
+      __syncthreads();
+      free = stage, coming = step + kStages;
+      stage = next(stage);
+      load_and_multiply(3, stage, 0);
     }
   }
 
-  // To the sink by way of shared memory, 16 rows of a warp at a time, so that whole rows are written.
-  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[4][8][4], float* shared) {
+  // Blocks that run at the same time make a compact area, so that they share operands in the L2.
+  static __device__ __forceinline__ Tile place_tile(const Params& params, int64_t tile) {
+    constexpr int64_t kBand = 8;
+    const int64_t per_band = kBand * params.output_tiles, band = tile / per_band;
+    const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = tile - band * per_band;
+    return Tile(params.problem, band * kBand + within % height, kTokens, within / height * kOutputs);
+  }
+
+  // Where a warp's block number i begins in the tile.
+  static __device__ __forceinline__ int warp_row(int i = 0) {
+    if constexpr (arch::kWarpgroupMma) return i / 2 * 64 + threadIdx.x / 32 % 4 * 16;
+    else return threadIdx.x / 32 % 2 * (kTokens / 2) + i * 16;
+  }
+  static __device__ __forceinline__ int warp_column(int i = 0) {
+    if constexpr (arch::kWarpgroupMma) return threadIdx.x / 128 * 128 + i % 2 * 64;
+    else return threadIdx.x / 64 * 64;
+  }
+
+  // To the sink by way of shared memory, so that whole rows are written.
+  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[kBlocks][32], float* shared, unsigned rank, unsigned parts) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    float* mine = shared + threadIdx.x / 32 * (16 * kStaged);
+    float* mine = shared + threadIdx.x / 32 * (kSlabs * 16 * kPitch);
     KERNELS_UNROLL
-    for (int i = 0; i < 4; ++i) {
+    for (int first = 0; first < kBlocks; first += kSlabs) {
       KERNELS_UNROLL
-      for (int j = 0; j < 8; ++j) {
-        float* to = mine + g * kStaged + j * 8 + 2 * t;
-        to[0] = sums[i][j][0], to[1] = sums[i][j][1];
-        to[8 * kStaged] = sums[i][j][2], to[8 * kStaged + 1] = sums[i][j][3];
+      for (int i = 0; i < kSlabs; ++i) {
+        KERNELS_UNROLL
+        for (int j = 0; j < 8; ++j) {
+          const float* from = sums[first + i] + j * 4;
+          float* to = mine + (i * 16 + g) * kPitch + j * 8 + 2 * t;
+          *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
+          *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
+        }
       }
-      __syncwarp();
-      const int64_t row = tile.token + warp_row() + i * 16, col = tile.output + warp_column() / P::matrices;
-      if (params.wide_out) put_slab<8>(params.problem, mine, row, tile.token_end, col);
-      else put_slab<1>(params.problem, mine, row, tile.token_end, col);
-      __syncwarp();
+      if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
+      else __syncwarp();
+      KERNELS_UNROLL
+      for (int i = 0; i < kSlabs; ++i) {
+        const int64_t row = tile.token + warp_row(first + i), col = tile.output + warp_column(first + i) / P::matrices;
+        if (params.wide_out) put_slab<8>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
+        else put_slab<1>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
+      }
+      if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
+      else __syncwarp();
     }
   }
 
   template <int N>
-  static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col) {
+  static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
     constexpr int kCols = 64 / P::matrices, kPacks = kCols / N;
     const auto map = sink_map(p.out);
     const auto sink = sink_end(p.out);
-    for (int i = threadIdx.x & 31; i < 16 * kPacks; i += 32) {
+    for (int i = (threadIdx.x & 31) + 32 * rank; i < 16 * kPacks; i += 32 * parts) {
       const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
       if (r >= end || c >= p.n) continue;
-      const float* at = from + i / kPacks * kStaged + i % kPacks * N;
-      const auto pack = [&](int offset) {
-        Pack<float, N> out;
-        KERNELS_UNROLL
-        for (int j = 0; j < N; ++j) out.v[j] = at[offset + j];
-        return out;
-      };
+      const float* at = from + i / kPacks * kPitch + i % kPacks * N;
       if constexpr (P::matrices == 2) {
         const auto later = later_maps(map);
-        put(sink, apply_map(later, first_map(map).join(pack(0), pack(32)), fetch_operands<N>(later, r, c), r, c), r, c);
+        put(sink, apply_map(later, first_map(map).join(total<N>(at, parts), total<N>(at + 32, parts)), fetch_operands<N>(later, r, c), r, c), r, c);
       } else {
-        put(sink, apply_map(map, pack(0), fetch_operands<N>(map, r, c), r, c), r, c);
+        put(sink, apply_map(map, total<N>(at, parts), fetch_operands<N>(map, r, c), r, c), r, c);
       }
     }
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned parts) {
+    if (parts == 1) return read_sums<N>(at);
+    Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
+    for (unsigned i = 1; i < parts; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
+    return sum;
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> read_sums(const float* at) {
+    Pack<float, N> out;
+    memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
+    return out;
   }
 };
 
