@@ -48,6 +48,7 @@ class ProductEngine {
   // Whether tensor cores may stand in: nothing that they would round but the inputs.
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
   static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
+  static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), weights_ready_(policy.weights_ready), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
 
@@ -80,7 +81,7 @@ class ProductEngine {
 
  private:
   // Weights that have to be decoded go through tensor cores from the first token on.
-  static constexpr int first_skinny = is_16_bit<typename Coded<W>::Code> ? 2 : 1;
+  static constexpr int first_skinny = codes ? 1 : 2;
 
   bool skinny_fits() const {
     if constexpr (has_skinny) {
@@ -91,7 +92,9 @@ class ProductEngine {
   }
 
   Status run_gemv() const {
-    if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0) return gemv_of<wide>();
+    if constexpr (!codes) {
+      if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0) return gemv_of<wide>();
+    }
     return start_gemv<GemvBody<P, PlainDots<P, 1, 4, 1>, 4>>(tuning::kGemvThreads);
   }
   template <int N>
@@ -114,10 +117,9 @@ class ProductEngine {
   template <bool kFine>
   Status skinny_of() const {
     constexpr int rows = tuning::kSkinnyRows / P::matrices;
-    constexpr bool coded = !is_16_bit<typename Coded<W>::Code>;
     const int64_t quarter = (p_.k / Coded<W>::pack + 3) / 4;
-    const int threads = coded ? int(lesser<int64_t>(tuning::kSkinnyThreads, greater<int64_t>(32, quarter))) : tuning::kGemvThreads;
-    if constexpr (coded) {
+    const int threads = codes ? int(lesser<int64_t>(tuning::kSkinnyThreads, greater<int64_t>(32, quarter))) : tuning::kGemvThreads;
+    if constexpr (codes) {
       if (p_.m == 1) return start_gemv<GemvBody<P, TensorDots<P, rows, 1, kFine>, 1>>(threads);
     }
     return start_gemv<GemvBody<P, TensorDots<P, rows, 2, kFine>, 1>>(threads);

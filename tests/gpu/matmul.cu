@@ -1,62 +1,9 @@
-// Products on the GPU: every path, shapes that fill no tile, every type of weights, what is fused, special values, graphs.
-#include "support/gpu.cuh"
-
-#include <kernels/matmul.cuh>
-
-#include "support/products.h"
+// Products on the GPU: every path, shapes that fill no tile, what is fused, special values, graphs.
+#include "support/gpu_products.cuh"
 
 using namespace test;
-using k::Path;
 
 namespace {
-
-template <class T>
-using Matrix = RandomMatrix<T, DeviceMemory>;
-
-struct Sizes {
-  int64_t m, n, k;
-};
-
-// Tensor cores add with an accumulator that is cut off, not rounded: up to two units for every 16 columns.
-double units(Path path, int64_t cols) { return kSum + 4 + (path == Path::gemv || path == Path::simt ? 0.0 : double(cols) / 8); }
-
-std::string describe(const char* what, const Sizes& s, Path path) {
-  static const char* const names[] = {"automatic", "gemv", "skinny", "gemm", "simt"};
-  std::ostringstream out;
-  out << what << ", " << s.m << " x " << s.n << " x " << s.k << ", " << names[int(path)];
-  return out.str();
-}
-
-// run(exec, policy) is a call with this shape whose result goes to y; want(m, n, units, rounded) what it should be.
-template <class T, class Run, class Want>
-void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run& run, const Want& want) {
-  INFO(describe(what, s, path));
-  Stream stream;
-  const k::Status status = run(k::Exec(stream), k::MatmulPolicy{path});
-  INFO(status.reason());
-  REQUIRE(status.ok());
-  stream.wait();
-  CHECK(compare(y, [&](int64_t m) {
-          Row<> row;
-          for (int64_t n = 0; n < y.cols(); ++n) row.push_back(want(m, n));
-          return row;
-        }) == "");
-}
-
-// Weights w, of which `rounded` says how far tensor cores round them.
-template <class TX, class TY, class Weights>
-void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8, int64_t shift = 0) {
-  const Matrix<TX> x(21, s.m, s.k, s.k + gap, shift, 1);
-  Device<TY> y(s.m, s.n, s.n + 3, 1);
-  const bool tensor = path == Path::gemm || path == Path::skinny;
-  expect(what, s, path, y,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-           return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-         },
-         [&](int64_t m, int64_t n) {
-           return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k), tensor ? rounded : 0);
-         });
-}
 
 template <class T>
 void every_path(Path path, bool narrow) {
@@ -76,20 +23,24 @@ void every_path(Path path, bool narrow) {
 }  // namespace
 
 TEST_CASE("matmul: half on every path") {
-  for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm, Path::simt}) every_path<k::half>(path, true);
-  for (const Path path : {Path::automatic, Path::gemv, Path::gemm, Path::simt}) every_path<k::half>(path, false);
+  for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm}) every_path<k::half>(path, true);
+  for (const Path path : {Path::automatic, Path::gemv, Path::gemm}) every_path<k::half>(path, false);
 }
 TEST_CASE("matmul: bfloat16") { every_path<k::bfloat16>(Path::automatic, true); }
-TEST_CASE("matmul: float") {
-  every_path<float>(Path::automatic, true);
-  every_path<float>(Path::automatic, false);
+TEST_CASE("matmul: float on every path") {
+  for (const Path path : {Path::automatic, Path::gemv, Path::simt}) {
+    every_path<float>(path, true);
+    every_path<float>(path, false);
+  }
 }
 
 TEST_CASE("matmul: odd numbers of columns") {
   for (const int64_t cols : {1, 3, 7, 33, 100, 1001}) {
     const Plain<k::half, DeviceMemory> w(35, cols, (8 - cols % 8) % 8, 0);
+    const Plain<float, DeviceMemory> w32(35, cols, (8 - cols % 8) % 8, 0);
     for (const int64_t m : {1, 3, 6, 40}) {
-      for (const Path path : {Path::automatic, Path::gemv, Path::gemm, Path::simt}) check<k::half, float>("odd", {m, 35, cols}, path, w, 0, (8 - cols % 8) % 8);
+      for (const Path path : {Path::automatic, Path::gemv, Path::gemm}) check<k::half, float>("odd", {m, 35, cols}, path, w, 0, (8 - cols % 8) % 8);
+      check<k::half, float>("odd", {m, 35, cols}, Path::simt, w32, 0, (8 - cols % 8) % 8);
     }
   }
 }
@@ -111,61 +62,6 @@ TEST_CASE("matmul: no columns, no rows, no tokens") {
   CHECK(k::matmul(stream, k::load(none, 0), k::load(none, 0), k::store(y.data(), 21), {0, 20, 5}).ok());
   CHECK(k::matmul(stream, k::load(none, 0), k::load(none, 0), k::store(y.data(), 21), {3, 0, 5}).ok());
   CHECK(!k::matmul(stream, k::load(none, 0), k::load(none, 0), k::store(y.data(), 21), {3, -1, 5}));
-}
-
-namespace {
-
-// Weights that are decoded, with few tokens and with many. make(n, k, gap, shift): gap and shift in weights; without them the
-// rows are aligned and tensor cores take the codes as they are.
-template <class TX = k::half, class Make>
-void decoded(const char* what, int64_t unit, const Make& make) {
-  for (const bool aligned : {true, false}) {
-    for (const int64_t cols : aligned ? std::vector<int64_t>{32, 64, 96, 512, 1024, 4128} : std::vector<int64_t>{64, 200, 1024}) {
-      for (const int64_t n : {3, 70}) {
-        const auto w = aligned ? make(n, cols, (unit - cols % unit) % unit, 0) : make(n, cols, unit / 4, unit / 4);
-        for (const int64_t m : {1, 3, 7, 16, 40}) {
-          check<TX, float>(what, {m, n, cols}, Path::gemv, w);
-          check<TX, float>(what, {m, n, cols}, Path::gemm, w, std::is_same<TX, k::bfloat16>::value ? 0x1p-8 : 0x1p-10);  // the weights are rounded
-          // The inputs are exact; the sums of a pack of codes are scaled as a whole.
-          if (aligned && m <= 16) check<TX, float>(what, {m, n, cols}, Path::skinny, w);
-        }
-      }
-    }
-  }
-}
-
-}  // namespace
-
-TEST_CASE("matmul: weights of 8 bits") {
-  decoded("e4m3 by block", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap, shift); });
-  decoded("e5m2 by row", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<k::float8_e5m2, float, DeviceMemory>(n, c, Grain::row, 1, gap, shift); });
-  decoded("e5m2", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Plain<k::float8_e5m2, DeviceMemory>(n, c, gap, shift); });
-  for (const int group : {32, 64}) {
-    decoded("int8 by group", 16, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, group, gap, shift); });
-  }
-}
-TEST_CASE("matmul: weights of 8 bits and bfloat16") {
-  decoded<k::bfloat16>("e4m3 by block", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap, shift); });
-  decoded<k::bfloat16>("int8 by group", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, 64, gap, shift); });
-}
-TEST_CASE("matmul: weights of 4 bits") {
-  for (const int group : {32, 64, 128}) {
-    decoded("int4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<k::half, false, DeviceMemory>(n, c, group, gap / 8, shift / 8); });
-  }
-  decoded("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8); });
-  decoded("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8); });
-}
-TEST_CASE("matmul: weights of 4 bits and bfloat16") {
-  decoded<k::bfloat16>("int4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<k::half, false, DeviceMemory>(n, c, 64, gap / 8, shift / 8); });
-  decoded<k::bfloat16>("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8); });
-  decoded<k::bfloat16>("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8); });
-}
-TEST_CASE("matmul: quantized weights and inputs of float") {
-  for (const int64_t m : {1, 4}) {  // so few that they keep all their digits
-    const Sizes s{m, 40, 544};
-    const FourBit<float, false, DeviceMemory> w(s.n, s.k, 32, 0, 0);
-    check<float, float>("int4", s, Path::skinny, w, 0x1p-21, 4);
-  }
 }
 
 TEST_CASE("matmul: 65536 columns with a large common part") {
@@ -225,22 +121,32 @@ TEST_CASE("matmul: bias, gelu, a residual in place, and integers") {
   }
 }
 
-TEST_CASE("matmul: gates") {
+namespace {
+
+template <class T>
+void gates(std::initializer_list<Path> paths) {
   for (const Sizes s : {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{70, 140, 40}}) {
-    const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
-    const Plain<k::half, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
+    const Matrix<T> x(1, s.m, s.k, s.k, 0, 0.3);
+    const Plain<T, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-    for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm, Path::simt}) {
+    for (const Path path : paths) {
       Device<float> y(s.m, s.n, s.n + 1);
       expect("swiglu", s, path, y,
              [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+               return k::matmul(ex, k::load(static_cast<const T*>(x.data()), s.k), k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
              },
              [&](int64_t m, int64_t n) {
                return silu(product(m, n, s.k, value, gate, units(Path::gemm, s.k))) * product(m, n, s.k, value, up, units(Path::gemm, s.k));
              });
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("matmul: gates") {
+  gates<k::half>({Path::automatic, Path::gemv, Path::skinny, Path::gemm});
+  gates<float>({Path::automatic, Path::gemv, Path::simt});
 }
 
 TEST_CASE("matmul: stacked weights, results apart") {
@@ -252,12 +158,13 @@ TEST_CASE("matmul: stacked weights, results apart") {
     Device<float> q(m, ns[0], ns[0]), key(m, ns[1], ns[1] + 8), v(m, ns[2], ns[2]);
     const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
       return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), k::stacked(a.source(), ns[0], b.source(), ns[1], c.source(), ns[2]),
-                       k::apart(k::store(q.data(), q.ld()), ns[0], k::store(key.data(), key.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]), {m, n, cols}, policy);
+                       k::clamp(-5, 9) | k::apart(k::store(q.data(), q.ld()), ns[0], k::store(key.data(), key.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]), {m, n, cols}, policy);
     };
     const double u = units(Path::gemm, cols);
-    expect("first", {m, n, cols}, Path::automatic, q, run, [&](int64_t r, int64_t i) { return product(r, i, cols, value, a, u); });
-    expect("second", {m, n, cols}, Path::automatic, key, run, [&](int64_t r, int64_t i) { return product(r, i, cols, value, b, u); });
-    expect("third", {m, n, cols}, Path::automatic, v, run, [&](int64_t r, int64_t i) { return product(r, i, cols, value, c, u); });
+    const auto clamped = [](Real<> sum) { return Real<>(std::fmin(std::fmax(sum.v, -5.), 9.), sum.e); };
+    expect("first", {m, n, cols}, Path::automatic, q, run, [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, a, u)); });
+    expect("second", {m, n, cols}, Path::automatic, key, run, [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, b, u)); });
+    expect("third", {m, n, cols}, Path::automatic, v, run, [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, c, u)); });
   }
 }
 
@@ -310,43 +217,49 @@ Device<T>& filled(Device<T>& to, const std::vector<T>& values) {
 
 }  // namespace
 
-TEST_CASE("matmul: groups of tokens, some empty") {
+namespace {
+
+template <class T>
+void groups_of_tokens(Path path) {
   const int64_t n = 40, cols = 72;
-  for (const bool tensor : {true, false}) {
-    for (const std::vector<int32_t>& offsets : {std::vector<int32_t>{0, 5, 5, 140, 141, 300}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{0, 129}}) {
-      const int64_t groups = int64_t(offsets.size()) - 1, rows = offsets.back() + 7;  // more than there are: those stay as they were
-      const Matrix<k::half> x(1, rows, cols, cols, 0, 1);
-      const Plain<k::half, DeviceMemory> w(groups * n, cols, 0, 0);
-      Device<int32_t> ends(1, groups + 1, groups + 1);
-      filled(ends, offsets);
-      Device<float> y(rows, n, n);
-      std::vector<Row<>> before;
-      for (int64_t r = 0; r < rows; ++r) before.push_back(Row<>(size_t(n), Real<>(-7)));
-      for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < n; ++i) y.set(r, i, -7.f);
-      y.upload();
-      const Path path = tensor ? Path::gemm : Path::simt;
-      expect("ragged", {rows, n, cols}, path, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), w.source(), k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
-             },
-             [&](int64_t m, int64_t i) {
-               int64_t g = 0;
-               while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
-               if (g == groups) return before[size_t(m)][size_t(i)];
-               return product(m, g * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w, units(path, cols));
-             });
-    }
-    const int64_t batch = 3, m = 37;
-    const Matrix<k::half> x(1, batch * m, cols, cols, 0, 1);
-    const Plain<k::half, DeviceMemory> w(batch * n, cols, 0, 0);
-    Device<float> y(batch * m, n, n);
-    const Path path = tensor ? Path::gemm : Path::simt;
-    expect("batch", {m, n, cols}, path, y,
+  for (const std::vector<int32_t>& offsets : {std::vector<int32_t>{0, 5, 5, 140, 141, 300}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{0, 129}}) {
+    const int64_t groups = int64_t(offsets.size()) - 1, rows = offsets.back() + 7;  // more than there are: those stay as they were
+    const Matrix<T> x(1, rows, cols, cols, 0, 1);
+    const Plain<T, DeviceMemory> w(groups * n, cols, 0, 0);
+    Device<int32_t> ends(1, groups + 1, groups + 1);
+    filled(ends, offsets);
+    Device<float> y(rows, n, n);
+    std::vector<Row<>> before;
+    for (int64_t r = 0; r < rows; ++r) before.push_back(Row<>(size_t(n), Real<>(-7)));
+    for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < n; ++i) y.set(r, i, -7.f);
+    y.upload();
+    expect("ragged", {rows, n, cols}, path, y,
            [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), w.source(), k::store(y.data(), n), {m, n, cols}, k::Groups{batch}, policy);
+             return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
            },
-           [&](int64_t r, int64_t i) { return product(r, r / m * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(path, cols)); });
+           [&](int64_t m, int64_t i) {
+             int64_t g = 0;
+             while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
+             if (g == groups) return before[size_t(m)][size_t(i)];
+             return product(m, g * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w, units(path, cols));
+           });
   }
+  const int64_t batch = 3, m = 37;
+  const Matrix<T> x(1, batch * m, cols, cols, 0, 1);
+  const Plain<T, DeviceMemory> w(batch * n, cols, 0, 0);
+  Device<float> y(batch * m, n, n);
+  expect("batch", {m, n, cols}, path, y,
+         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+           return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n), {m, n, cols}, k::Groups{batch}, policy);
+         },
+         [&](int64_t r, int64_t i) { return product(r, r / m * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(path, cols)); });
+}
+
+}  // namespace
+
+TEST_CASE("matmul: groups of tokens, some empty") {
+  groups_of_tokens<k::half>(Path::gemm);
+  groups_of_tokens<float>(Path::simt);
 }
 
 TEST_CASE("matmul: a mixture of experts, there and back") {
@@ -388,7 +301,7 @@ TEST_CASE("matmul: NaN and infinity reach the results they belong to, and no oth
     x.set(m / 2, 5, make<k::half>(std::nan("")));
     w.set(7, 9, make<k::half>(HUGE_VAL));
     x.upload(), w.upload();
-    for (const Path path : {Path::automatic, Path::gemm, Path::simt}) {
+    for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm}) {
       Device<float> y(m, n, n);
       Stream stream;
       REQUIRE(k::matmul(stream, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}, {path}));
@@ -435,6 +348,36 @@ TEST_CASE("matmul: the same bits every time, and in a graph") {
       y.download();
       if (round == 0) first = y.bytes();
       CHECK(y.bytes() == first);
+    }
+  }
+}
+
+// Each call reads what the one before it writes, and nothing but the weights before that has ended.
+TEST_CASE("matmul: a chain of products that ask for their weights early") {
+  const int64_t n = 512;
+  for (const int64_t m : {1, 2, 3, 40}) {
+    const Matrix<k::half> x(1, m, n, n, 0, 1);
+    const Plain<k::half, DeviceMemory> w(n, n, 0, 0, 0.04);
+    Device<k::half> a(m, n, n), b(m, n, n);
+    const auto chain = [&](const k::Exec& ex, bool ready) {
+      k::MatmulPolicy policy;
+      policy.weights_ready = ready;
+      REQUIRE(k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), n), w.source(), k::store(a.data(), n), {m, n, n}, policy));
+      for (int i = 0; i < 20; ++i) {
+        Device<k::half>&from = i % 2 ? b : a, &to = i % 2 ? a : b;
+        REQUIRE(k::matmul(ex, k::load(static_cast<const k::half*>(from.data()), n), w.source(), k::store(to.data(), n), {m, n, n}, policy));
+      }
+    };
+    Stream stream;
+    chain(k::Exec(stream), false);
+    stream.wait();
+    a.download();
+    const auto want = a.bytes();
+    for (int round = 0; round < 5; ++round) {
+      chain(k::Exec(stream).programmatic(true), true);
+      stream.wait();
+      a.download();
+      CHECK(a.bytes() == want);
     }
   }
 }

@@ -1,0 +1,62 @@
+// Products on the GPU, checked against the oracle of products.h.
+#pragma once
+
+#include "gpu.cuh"
+
+#include <kernels/matmul.cuh>
+
+#include "products.h"
+
+namespace test {
+
+using k::Path;
+
+template <class T>
+using Matrix = RandomMatrix<T, DeviceMemory>;
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+// Tensor cores add with an accumulator that is cut off, not rounded: up to two units for every 16 columns.
+inline double units(Path path, int64_t cols) { return kSum + 4 + (path == Path::gemv || path == Path::simt ? 0.0 : double(cols) / 8); }
+
+inline std::string describe(const char* what, const Sizes& s, Path path) {
+  static const char* const names[] = {"automatic", "gemv", "skinny", "gemm", "simt"};
+  std::ostringstream out;
+  out << what << ", " << s.m << " x " << s.n << " x " << s.k << ", " << names[int(path)];
+  return out.str();
+}
+
+// run(exec, policy) is a call with this shape whose result goes to y; want(m, n, units, rounded) what it should be.
+template <class T, class Run, class Want>
+void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run& run, const Want& want) {
+  INFO(describe(what, s, path));
+  Stream stream;
+  const k::Status status = run(k::Exec(stream), k::MatmulPolicy{path});
+  INFO(status.reason());
+  REQUIRE(status.ok());
+  stream.wait();
+  CHECK(compare(y, [&](int64_t m) {
+          Row<> row;
+          for (int64_t n = 0; n < y.cols(); ++n) row.push_back(want(m, n));
+          return row;
+        }) == "");
+}
+
+// Weights w, of which `rounded` says how far tensor cores round them.
+template <class TX, class TY, class Weights>
+void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8, int64_t shift = 0) {
+  const Matrix<TX> x(21, s.m, s.k, s.k + gap, shift, 1);
+  Device<TY> y(s.m, s.n, s.n + 3, 1);
+  const bool tensor = path == Path::gemm || path == Path::skinny;
+  expect(what, s, path, y,
+         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+           return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+         },
+         [&](int64_t m, int64_t n) {
+           return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k), tensor ? rounded : 0);
+         });
+}
+
+}  // namespace test
