@@ -58,7 +58,7 @@ class ProductEngine {
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
-      else if (by_token<W> || p_.m <= tuning::kGemvTokens) path = Path::gemv;
+      else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
     if (path == Path::skinny && !skinny_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
@@ -102,8 +102,9 @@ class ProductEngine {
     if constexpr (!by_token<W> && !has_skinny) {
       if (p_.m > 1) return start_gemv<GemvBody<P, PlainDots<P, N, 2, 4>, 2>>(tuning::kGemvThreads);
     }
-    constexpr int rows = starts_normed<X> ? tuning::kGemvRowsNormed : tuning::kGemvRows;
-    return start_gemv<GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>>(tuning::kGemvThreads);
+    constexpr bool heavy = sizeof(TokenState<X>) > 16;  // means and variances
+    constexpr int rows = !starts_normed<X> ? tuning::kGemvRows : heavy ? tuning::kGemvRowsHeavy : tuning::kGemvRowsNormed;
+    return start_gemv<GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>>(heavy ? tuning::kGemvThreadsHeavy : tuning::kGemvThreads);
   }
   Status run_skinny() const {
     if constexpr (has_skinny) {
@@ -144,12 +145,16 @@ class ProductEngine {
       constexpr bool copied = std::is_same<tensor_type<X>, T>::value && std::is_same<tensor_type<W>, T>::value;
       if constexpr (wide_x >= 8) {
         if (pack_x_ >= 8 && pack_w_ >= 8 && (copied || p_.k % 8 == 0)) {
-          if (p_.m <= 64) return start_gemm<GemmBody<P, T, 8, 64, 128>>();
+          using Small = GemmBody<P, T, 8, 64, 128>;
+          using Middle = GemmBody<P, T, 8, 128, 128>;
+          int image = 0;
+          KERNELS_TRY(image_architecture<Small>(image));
+          const double small = gemm_cost<Small>(image), middle = gemm_cost<Middle>(image);
           if constexpr (copied) {
-            using Body = GemmBody<P, T, 8, 128, 256>;
-            if (token_tiles(p_, Body::kTokens) * output_tiles<Body>() >= ex_.device().sm_count) return start_gemm<Body>();
+            using Large = GemmBody<P, T, 8, 128, 256>;
+            if (gemm_cost<Large>(image) < lesser(small, middle)) return start_gemm<Large>();
           }
-          return start_gemm<GemmBody<P, T, 8, 128, 128>>();
+          return small <= middle ? start_gemm<Small>() : start_gemm<Middle>();
         }
       }
       return start_gemm<GemmBody<P, T, 1, 64, 128>>();
@@ -157,18 +162,30 @@ class ProductEngine {
     return unsupported("matmul: no tensor-core path for these weights");
   }
   template <class Body>
-  int64_t output_tiles() const { return (p_.n + Body::kOutputs - 1) / Body::kOutputs; }
+  int64_t tiles() const { return token_tiles(p_, Body::kTokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
+  // How many blocks share K in a cluster: as long as all of them run at once and have enough to do. Larger clusters than of two
+  // do not fill the device.
+  template <class Body>
+  int gemm_cluster(int image) const {
+    const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
+    int cluster = 1;
+    while (image >= 90 && cluster < kPortableCluster && tiles<Body>() * cluster * 2 <= (cluster == 1 ? sms : sms * 3 / 4) && steps >= cluster * 16) cluster *= 2;
+    return cluster;
+  }
+  // The time a product takes with this tile, in units of a step of 64 x 128: waves of blocks, each so long.
+  template <class Body>
+  double gemm_cost(int image) const {
+    const int64_t sms = ex_.device().sm_count, cluster = gemm_cluster<Body>(image);
+    const int64_t waves = (tiles<Body>() * cluster + sms - 1) / sms;
+    return double(waves) / double(cluster) * (Body::kTokens == 64 ? 1.0 : Body::kRows == 128 ? tuning::kCostOf128x128 : tuning::kCostOf128x256);
+  }
   template <class Body>
   Status start_gemm() const {
     int image = 0;
     KERNELS_TRY(image_architecture<Body>(image));
-    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = output_tiles<Body>(), steps = (p_.k + Body::kStep - 1) / Body::kStep;
-    // Blocks share K as long as all of them have room and enough to do.
-    const int64_t room = ex_.device().sm_count * (Body::kRows > 128 ? 1 : 2);
+    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = tiles<Body>() / tokens;
     Launch how;
-    if (image >= 90) {
-      while (how.cluster < kPortableCluster && tokens * outputs * how.cluster * 2 <= room && steps >= how.cluster * 16) how.cluster *= 2;
-    }
+    how.cluster = gemm_cluster<Body>(image);
     how.shared = Body::shared_bytes(image);
     return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8});
   }

@@ -80,7 +80,7 @@ struct SimtGemmBody {
         C totals[P::matrices];
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i) totals[i] = sums[i][a][b];
-        Result<P>(p, row, col).put_sums(totals);
+        Result<P>::of(p, row, col).put_sums(totals);
       }
     }
   }

@@ -102,15 +102,15 @@ int64_t token_tiles(const P& p, int64_t height) {
   return tiles + (p.groups.count < p.m ? p.groups.count : p.m);
 }
 
-// What the sink reads for a result, asked for before the sum is known.
+// One result on its way to the sink, with what the sink reads for it.
 template <class P>
 struct Result {
   const P& p;
   int64_t row, col;
   Operands<P, 1> operands;
-  __device__ __forceinline__ Result(const P& problem, int64_t token, int64_t output)
-      : p(problem), row(token), col(output), operands(fetch_operands<1>(sink_map(p.out), row, col)) {}
 
+  static __device__ __forceinline__ Operands<P, 1> ask(const P& p, int64_t token, int64_t output) { return fetch_operands<1>(sink_map(p.out), token, output); }
+  static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, ask(p, token, output)}; }
   __device__ __forceinline__ void put_sums(const typename P::C (&sums)[P::matrices]) const {
     using One = Pack<typename P::C, 1>;
     const auto map = sink_map(p.out);
@@ -260,7 +260,8 @@ struct PlainDots {
   static constexpr int pack = N, rows = R, tokens = M;
   static constexpr bool zeros = false;
   static constexpr int input_pack = pack_within<typename P::X, N>;
-  static constexpr int registers = R * M > 4 || P::matrices == 2 || sizeof(C) > 4 || N == 1 ? 128 : 64;
+  // As few as do not spill: blocks behind keep the memory busy.
+  static constexpr int registers = R * M > 4 || sizeof(C) > 4 || N == 1 ? 128 : R * P::matrices > 2 || starts_normed<typename P::X> ? 64 : 40;
   C sums[P::matrices][M][R] = {};
 
   // Takes in a pack of each row, the one number u of those under way. All lanes of a warp call, also those beyond the end.
@@ -306,6 +307,7 @@ struct GemvBody {
     P problem;
     bool weights_ready;  // before the kernel ahead has ended
   };
+  static constexpr bool kReads = !std::is_empty<Operands<P, 1>>::value;
   using Tokens = GemvTokens<P, M>;
   using State = typename Tokens::State;
 
@@ -334,6 +336,11 @@ struct GemvBody {
     for (int m = 0; m < M; ++m) {  // while the weights are on their way
       tokens.states[m] = State::template by_block<pack_within<typename P::X, N>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
     }
+    // The first threads will make the results, a row and a token each. What the sink reads for them is asked for now.
+    const int64_t token = tokens.first + threadIdx.x / R, output = row + threadIdx.x % R;
+    const bool makes = int(threadIdx.x) < kSums && token < p.m && output < p.n;
+    Operands<P, 1> operands;
+    if constexpr (kReads) operands = Result<P>::ask(p, makes ? token : tokens.first, makes ? output : row);
     Dots dots;
     for (; begin < cols; begin += U * stride) {
       KERNELS_UNROLL
@@ -353,10 +360,9 @@ struct GemvBody {
     constexpr int kSharers = 32 / (P::matrices * kSums);  // lanes with the same sum
     if (lane % kSharers == 0) (&partial[threadIdx.x / 32][0][0])[lane / kSharers] = sum;
     __syncthreads();
-    if (int(threadIdx.x) >= kSums) return;
-    const int64_t token = tokens.first + threadIdx.x / R, output = row + threadIdx.x % R;
-    if (token >= p.m || output >= p.n) return;
-    const Result<P> result(p, token, output);
+    if (!makes) return;
+    if constexpr (!kReads) operands = Result<P>::ask(p, token, output);
+    const Result<P> result{p, token, output, operands};
     C totals[P::matrices] = {};
     for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) {
       KERNELS_UNROLL
