@@ -169,7 +169,7 @@ struct Place<DirectLoad<T, C>> {
 template <class Format>
 struct Place<Words<Format>> {
   static constexpr int bits = 4;
-  static KERNELS_INLINE const char* of(const Words<Format>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row, col)); }
+  static KERNELS_INLINE const char* of(const Words<Format>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row) + (col >> 3)); }
 };
 template <class Codes, class S>
 struct Place<Dequant<Codes, S>> {
