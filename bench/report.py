@@ -2,7 +2,7 @@
 """Prints what bench/run.sh and bench/run_cpu.sh measured, one table for each op.
 
     bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json,
-                                                or cpu_row.json
+                                                or cpu_row.json, cpu_gemv.json, cpu_gemm.json
     bench/report.py slug FILE                   a name for the machine that a cpu_row.json comes from
     bench/report.py stamp FILE KEY=VALUE ...    adds to the context of a JSON file
 """
@@ -15,12 +15,13 @@ import sys
 OPS = ["softmax", "softmax_scale_add", "softmax_scale_mask", "layernorm", "layernorm_residual", "rmsnorm",
        "rmsnorm_int8"]
 PEERS = ["cudnn", "cub", "pytorch", "torch.compile", "torch.compile tuned", "triton", "oneflow", "apex"]
+PRODUCTS = ["cpu_gemv", "cpu_gemm", "cpu_gemm_avx2"]
 PROGRAMS = ["softmax", "layernorm", "rmsnorm", "peers"]
 SAME_RUN, OTHER_RUN = 0.01, 0.03  # differences below this are noise
 
 
 def read(path):
-    """{(op, dtype, rows, cols): {who: row}} and the context; nothing where there is no file."""
+    """{(op, dtype, rows, cols) or (op, dtype, M, N, K): {who: row}} and the context; nothing where there is no file."""
     if not os.path.exists(path):
         return {}, None
     with open(path) as file:
@@ -28,8 +29,7 @@ def read(path):
     cases = {}
     for row in data["benchmarks"]:
         op, dtype, shape, who = row["name"].split("/")[:4]
-        rows, cols = map(int, shape.split("x"))
-        cases.setdefault((op, dtype, rows, cols), {})[who] = row
+        cases.setdefault((op, dtype, *map(int, shape.split("x"))), {})[who] = row
     return cases, data["context"]
 
 
@@ -117,7 +117,10 @@ class Table:
 def report(directory):
     cpu, context = read(os.path.join(directory, "cpu_row.json"))
     if context is not None:
-        return report_cpu(cpu, context)
+        report_cpu(cpu, context)
+        for name in PRODUCTS:
+            report_products(name, *read(os.path.join(directory, name + ".json")))
+        return
     found = {name: read(os.path.join(directory, name + ".json")) for name in PROGRAMS}
     here = os.path.dirname(os.path.abspath(__file__))
     reference, origin = read(os.path.join(directory, "reference.json"))
@@ -189,6 +192,32 @@ def report_cpu(cases, context):
             lines.append(line)
         if keys:
             print(f"\n{op}\n" + "\n".join(aligned(lines)))
+
+
+def report_products(name, cases, context):
+    if context is None:
+        return print(f"\n{name}.json: missing")
+    facts = ["cpu", "isa", "threads", "compiler", "onednn", "openblas", "date", "command"]
+    print(f"\n{name}.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
+    rate = "GB/s" if name == "cpu_gemv" else "GFLOP/s"
+    people = [who for who in ("read", "kernels", "hot", "kernels_avx2", "openblas", "onednn")
+              if any(who in case for case in cases.values())]
+    print(f"{rate}; " + ("in brackets the share of a plain read of the same bytes." if rate == "GB/s" else
+                         "in brackets a peer's time over that of kernels; < the peer is faster."))
+    lines = [["", "type", "M x N x K"] + people + [""]]
+    for (_, dtype, *shape), case in cases.items():
+        cells = []
+        for who in people:
+            row = case.get(who)
+            if time_of(row) is None:
+                cells.append("-")
+            elif rate == "GB/s":
+                cells.append(f"{row[rate]:.1f}" + (f" ({row['share_of_read']:.2f})" if who != "read" else ""))
+            else:
+                ratio = row["over_kernels"]
+                cells.append(f"{row[rate]:.0f}" + (f" ({ratio:.2f}{'<' if ratio < 1 else ' '})" if who != "kernels" else ""))
+        lines.append(["", dtype, " x ".join(map(str, shape))] + cells + [""])
+    print("\n".join(aligned(lines)))
 
 
 if __name__ == "__main__":

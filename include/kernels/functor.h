@@ -76,7 +76,7 @@ class DirectLoad : public Functor {
   KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
   KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const {
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);
   }
   template <int N>
@@ -285,7 +285,7 @@ class Binary : public Functor {
     auto source = detail::read_twice(source_);
     return Binary<decltype(source), Op>(source);
   }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
   template <class C, int N, class Fetched>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
     return Op::apply(v, convert<C>(detail::resolve(source_, fetched, row, col)));
@@ -584,7 +584,7 @@ class MappedSource : public Functor {
     auto map = detail::read_twice(map_);
     return MappedSource<decltype(before), decltype(map)>(before, map);
   }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const {
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     detail::prefetch(source_, row, begin, end);
     detail::prefetch(map_, row, begin, end);
   }

@@ -47,13 +47,17 @@ class Scales {
     const int64_t at = (row >> row_log2_) * ld_;
     return {settled(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? settled(zeros_ + at) : nullptr};
   }
+  int col_log2() const { return col_log2_; }
+  const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
+  const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
+
   struct Fetched {
     Packed<T, 1> scale;
     std::conditional_t<has_zeros, Packed<std::conditional_t<has_zeros, Zero, uint8_t>, 1>, Nothing> zero;
   };
   KERNELS_HD Fetched fetch(int64_t row, int64_t col) const {
     Fetched out;
-    const int64_t at = (row >> row_log2_) * ld_ + (col >> col_log2_);
+    const int64_t at = index(row, col);
     out.scale = read<1, Cache::keep>(scales_ + at);
     if constexpr (has_zeros) out.zero = read<1, Cache::keep>(zeros_ + at);
     return out;
@@ -72,6 +76,8 @@ class Scales {
   }
 
  private:
+  KERNELS_HD int64_t index(int64_t row, int64_t col) const { return (row >> row_log2_) * ld_ + (col >> col_log2_); }
+
   const T* scales_;
   const Zero* zeros_;
   int64_t ld_;
@@ -136,7 +142,7 @@ class Dequant : public Functor {
   KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const {
     return unscaled(fetched, row, col) * scale_of(fetched);
   }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(codes_, row, begin, end); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(codes_, row, begin, end); }
   template <class Of = Codes>
   KERNELS_HD auto at_row(int64_t row) const -> decltype(Dequant<decltype(std::declval<const Of&>().at_row(row)), S>{std::declval<const Of&>().at_row(row), std::declval<const S&>()}) {
     return {codes_.at_row(row), scales_.at_row(row)};
@@ -197,7 +203,7 @@ class Words : public Functor {
       return detail::decode_words<Format, N>(fetched.words.words);
     }
   }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const {
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(at(row) + (begin >> 3), at(row) + (end >> 3));
   }
 
@@ -402,6 +408,8 @@ class Shifted : public Functor {
   }
   template <class Fetched, class Of = S>
   KERNELS_HD auto scale_of(const Fetched& fetched) const -> decltype(std::declval<const Of&>().scale_of(fetched)) { return source_.scale_of(fetched); }
+  KERNELS_HD const S& source() const { return source_; }
+  KERNELS_HD int64_t shift() const { return shift_; }
 
  private:
   S source_;
@@ -635,6 +643,11 @@ template <class W>
 struct is_stacked : std::false_type {};
 template <class S, int kParts>
 struct is_stacked<Stacked<S, kParts>> : std::true_type {};
+
+template <class W>
+struct is_shifted : std::false_type {};
+template <class S>
+struct is_shifted<Shifted<S>> : std::true_type {};
 
 // Weights that differ from token to token.
 template <class W, class = void>

@@ -96,12 +96,12 @@ TEST_CASE("fp8 weights with scales") {
   every_shape<float, float>("e5m2 by group", [](int64_t n, int64_t c) { return Scaled<k::float8_e5m2, k::bfloat16>(n, c, Grain::group, 64); });
 }
 TEST_CASE("int4 weights") {
-  for (const int group : {32, 64, 128}) {
+  for (const int group : {4, 16, 32, 64, 128, 256}) {
     every_shape<float, float>("int4", [&](int64_t n, int64_t c) { return FourBit<k::half, false>(n, c, group); });
   }
 }
 TEST_CASE("uint4 weights with zero points") {
-  for (const int group : {8, 32, 64, 128}) {
+  for (const int group : {8, 16, 32, 64, 128}) {
     every_shape<float, float>("uint4", [&](int64_t n, int64_t c) { return FourBit<float, true>(n, c, group); });
   }
 }
@@ -510,6 +510,64 @@ TEST_CASE("NaN and infinities reach exactly the results that they are part of") 
           run("a weight and an input");
         }
       }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// Row c has code c in one place and zeros elsewhere.
+template <class T>
+void every_code(Tally& t, const char* what) {
+  const int64_t cols = 77;
+  for (const int64_t at : {0, 31, 40, 76}) {
+    std::vector<T> codes(256 * cols);
+    std::memset(static_cast<void*>(codes.data()), 0, codes.size());
+    for (int c = 0; c < 256; ++c) {
+      const uint8_t code = uint8_t(c);
+      std::memcpy(static_cast<void*>(&codes[size_t(c * cols + at)]), &code, 1);
+    }
+    const std::vector<float> x(size_t(6 * cols), 1.f), ones(256, 1.f), threes(256, 3.f);
+    const auto w = k::load(static_cast<const T*>(codes.data()), cols);
+    const auto source = k::load(x.data(), cols);
+    for (const int64_t m : {1, 2, 6}) {
+      std::vector<float> plain(size_t(m * 256)), scaled(plain), centered(plain);
+      const k::cpu::Exec cx{2};
+      REQUIRE(k::cpu::matmul(cx, source, w, k::store(plain.data(), 256), {m, 256, cols}));
+      REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(threes.data())), k::store(scaled.data(), 256), {m, 256, cols}));
+      REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(ones.data()).zeros(ones.data())), k::store(centered.data(), 256), {m, 256, cols}));
+      for (size_t i = 0; i < plain.size(); ++i) {
+        const float value = k::convert<float>(codes[i % 256 * size_t(cols) + size_t(at)]);
+        const auto same = [](float a, float b) { return a == b || (a != a && b != b); };
+        t.expect(same(plain[i], value), "%s, M %d, code %d: %g, not %g", what, int(m), int(i % 256), plain[i], value);
+        t.expect(same(scaled[i], 3 * value), "%s scaled, M %d, code %d: %g, not %g", what, int(m), int(i % 256), scaled[i], 3 * value);
+        const double want = double(value) - double(cols), off = std::fabs(centered[i] - want);
+        t.expect(same(centered[i], float(want)) || off <= 1e-4 * (std::fabs(double(value)) + 77), "%s centered, code %d: %g, not %g", what, int(i % 256), centered[i], want);
+      }
+    }
+  }
+}
+
+TEST_CASE("every code of fp8 means what it says") {
+  Tally t;
+  every_code<k::float8_e4m3>(t, "e4m3");
+  every_code<k::float8_e5m2>(t, "e5m2");
+  CHECK_TALLY(t);
+}
+
+// A scale for the group beside the one in each word.
+TEST_CASE("gf4 with scales") {
+  Tally t;
+  for (const int64_t cols : {100, 128, 1000}) {
+    const EightInAWord<> w(19, cols);
+    const Matrix<float> x(1, 6, cols, cols, 0, 1), s(2, 19, (cols + 31) / 32, (cols + 31) / 32, 1, 0.1);
+    const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    for (const int64_t m : {1, 3, 6}) {
+      Guarded<float> y(m, 19, 19);
+      const auto status = k::cpu::matmul(k::cpu::Exec{2}, k::load(static_cast<const float*>(x.data()), cols),
+                                         k::dequant(w.source(), k::group_scales(s.data(), s.ld(), 32)), k::store(y.data(), 19), {m, 19, cols});
+      check_result(t, "gf4 with scales", {m, 19, cols}, status, y, [&](int64_t r, int64_t n) {
+        return product(r, n, cols, value, [&](int64_t row, int64_t i) { return w(row, i) * s.value(row, i / 32); });
+      });
     }
   }
   CHECK_TALLY(t);

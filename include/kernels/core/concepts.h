@@ -274,7 +274,7 @@ void set_past_cache(F& f, bool past) {
 
 // On the host: asks for the columns [begin, end) of a row to be brought into the cache.
 template <class F>
-void prefetch(const F& f, int64_t row, int64_t begin, int64_t end) {
+KERNELS_INLINE inline void prefetch(const F& f, int64_t row, int64_t begin, int64_t end) {
   if constexpr (has_prefetch<F>::value) f.prefetch(row, begin, end);
 }
 

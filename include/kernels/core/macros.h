@@ -20,6 +20,13 @@
 #define KERNELS_HD inline
 #endif
 
+// The same for functions and lambdas of the host alone.
+#if defined(__GNUC__)
+#define KERNELS_INLINE __attribute__((always_inline))
+#else
+#define KERNELS_INLINE
+#endif
+
 // Defined while device code is being compiled: chooses between a CUDA intrinsic and its portable twin.
 #if defined(__CUDA_ARCH__)
 #define KERNELS_DEVICE_CODE 1

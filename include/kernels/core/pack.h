@@ -194,6 +194,38 @@ KERNELS_HD VectorOf<uint16_t, N> plain_bytes(const Pack<T, N>& in) {
 #endif
   return __builtin_convertvector(bit_cast<VectorOf<uint8_t, N>>(in), VectorOf<uint16_t, N>);
 }
+// A vector of float8_e4m3 as halves of 2^-8 times their value: the code's bits in the places of a half's, subnormal ones as well.
+// NaN, all ones below the sign, stays NaN.
+template <int N>
+KERNELS_HD VectorOf<uint16_t, N> e4m3_as_halves(const Pack<float8_e4m3, N>& in) {
+  using Halves = VectorOf<uint16_t, N>;
+  Halves codes;
+#if defined(__AVX512BW__)
+  if constexpr (N == 32) codes = (Halves)_mm512_cvtepi8_epi16(bit_cast<__m256i>(in));
+  else
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 16) codes = (Halves)_mm256_cvtepi8_epi16(bit_cast<__m128i>(in));
+  else
+#endif
+  codes = (Halves)__builtin_convertvector(bit_cast<VectorOf<int8_t, N>>(in), VectorOf<int16_t, N>);
+  const Halves placed = codes << 7 & uint16_t(0xbf80);
+#if defined(__AVX512BW__)
+  if constexpr (N == 32) {
+    const auto nan = _mm512_cmpeq_epi16_mask((__m512i)(placed & uint16_t(0x3f80)), _mm512_set1_epi16(0x3f80));
+    return (Halves)_mm512_mask_set1_epi16((__m512i)placed, nan, -1);
+  } else
+#endif
+  return placed | (Halves)((placed & uint16_t(0x3f80)) == uint16_t(0x3f80));
+}
+// float8_e5m2 is the upper half of a half.
+template <int N>
+KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) {
+#if defined(__AVX512BW__)
+  if constexpr (N == 32) return (VectorOf<uint16_t, N>)_mm512_cvtepu8_epi16(bit_cast<__m256i>(in)) << 8;
+#endif
+  return plain_bytes(in) << 8;
+}
 #endif
 }  // namespace detail
 
@@ -288,8 +320,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
     const auto placed = bit_cast<detail::VectorOf<float, N>>(codes << 20 & int32_t(0x87f00000));
     return bit_cast<Pack<To, N>>(bit_cast<detail::VectorOf<int32_t, N>>(placed * 0x1p120f) | ((codes & 0x7f) == 0x7f));
   } else if constexpr (detail::in_vectors<To, N> && N >= 8 && std::is_same<From, float8_e5m2>::value) {
-    // The upper half of a half.
-    return convert<To>(bit_cast<Pack<half, N>>(detail::plain_bytes(in) << 8));
+    return convert<To>(bit_cast<Pack<half, N>>(detail::e5m2_as_halves(in)));
   } else if constexpr (detail::in_vectors<From, N> && std::is_same<To, bfloat16>::value) {
     const auto codes = detail::encode_bfloat16<detail::VectorOf<int32_t, N>>(bit_cast<detail::VectorOf<uint32_t, N>>(in));
     return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint16_t, N>));

@@ -63,33 +63,42 @@ struct Gf4 {
 namespace detail {
 
 #if KERNELS_VECTORS
+// What codes in the low bits of each lane mean, without the scale of gf4; the bits above them are ignored.
+template <class Format, int... i>
+KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, int(sizeof...(i))> codes, std::integer_sequence<int, i...>) {
+  constexpr int N = sizeof...(i);
+  using Floats = VectorOf<float, N>;
+  // Looked up in a table: only as many bits of a lane count as it has entries for.
+  [[maybe_unused]] const Floats table{(float(i & int(Format::mask)) - Format::offset) * Format::slope...};
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, table);
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8 && Format::mask == 7) return _mm256_permutevar8x32_ps(table, (__m256i)codes);
+#endif
+  const Floats values = __builtin_convertvector((VectorOf<int32_t, N>)(codes & Format::mask), Floats);
+  if constexpr (Format::offset != 0) return (values - Format::offset) * Format::slope;
+  else return values;
+}
+template <class Format, int N>
+KERNELS_HD VectorOf<float, N> decode_lanes(const VectorOf<uint32_t, N>& codes) {
+  return decode_lanes<Format>(codes, std::make_integer_sequence<int, N>());
+}
+// The scales of words of gf4.
+template <int N>
+KERNELS_HD VectorOf<float, N> gf4_scales(const VectorOf<uint32_t, N>& words) {
+  const auto scales = __builtin_convertvector(words, VectorOf<uint16_t, N>) << 8;  // float8_e5m2 is the upper half of a half
+  return bit_cast<VectorOf<float, N>>(convert<float>(bit_cast<Pack<half, N>>(scales)));
+}
+
 // A vector of weights from whole words. Each lane gets the word that its code is in, and shifts it there.
 template <class Format, int... i>
 KERNELS_HD Pack<float, int(sizeof...(i))> decode_words(const uint32_t* words, std::integer_sequence<int, i...>) {
   constexpr int N = sizeof...(i);
   using Whole = VectorOf<uint32_t, N>;
-  using Floats = VectorOf<float, N>;
-  const Whole spread = {words[i / 8]...}, codes = spread >> Whole{Format::shift(i % 8)...};
-  Floats values;
-#if defined(__AVX512F__)
-  // Looked up: only as many bits of a lane count as the table has entries for.
-  if constexpr (N == 16) {
-    values = _mm512_maskz_permutexvar_ps(0xffff, (__m512i)codes, Floats{(float(i & int(Format::mask)) - Format::offset) * Format::slope...});
-  } else
-#endif
-#if defined(__AVX2__)
-  if constexpr (N == 8 && Format::mask == 7) {
-    values = _mm256_permutevar8x32_ps(Floats{(float(i) - Format::offset) * Format::slope...}, (__m256i)codes);
-  } else
-#endif
-  {
-    values = __builtin_convertvector((VectorOf<int32_t, N>)(codes & Format::mask), Floats);
-    if constexpr (Format::offset != 0) values = (values - Format::offset) * Format::slope;
-  }
-  if constexpr (std::is_same<Format, Gf4>::value) {
-    const auto scales = __builtin_convertvector(spread, VectorOf<uint16_t, N>) << 8;  // float8_e5m2 is the upper half of a half
-    values *= bit_cast<Floats>(convert<float>(bit_cast<Pack<half, N>>(scales)));
-  }
+  const Whole spread = {words[i / 8]...};
+  auto values = decode_lanes<Format, N>(spread >> Whole{Format::shift(i % 8)...});
+  if constexpr (std::is_same<Format, Gf4>::value) values *= gf4_scales<N>(spread);
   return bit_cast<Pack<float, N>>(values);
 }
 #endif

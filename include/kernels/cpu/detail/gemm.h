@@ -19,29 +19,6 @@ inline namespace KERNELS_ISA {
 
 // ---- vectors -------------------------------------------------------------------------------------------------------
 
-template <class C>
-inline KERNELS_INLINE Register<C> vector_at(const C* from) {
-  Register<C> v;
-  copy_bytes<int(sizeof(v))>(&v, from);
-  return v;
-}
-template <class C>
-inline KERNELS_INLINE void put_vector(C* to, const Register<C>& v) { copy_bytes<int(sizeof(v))>(to, &v); }
-
-// a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be bent.
-template <class C>
-inline KERNELS_INLINE Register<C> multiply_add(C a, const Register<C>& b, const Register<C>& c) {
-#if KERNELS_VECTORS && defined(__AVX512F__)
-  if constexpr (std::is_same<C, float>::value) return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
-  else return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
-#elif KERNELS_VECTORS && defined(__FMA__)
-  if constexpr (std::is_same<C, float>::value) return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
-  else return _mm256_fmadd_pd(_mm256_set1_pd(a), b, c);
-#else
-  return b * a + c;
-#endif
-}
-
 // Half kHalf of a and of b, one element of each in turn.
 template <int kHalf, class C, int... i>
 inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b, std::integer_sequence<int, i...>) {
@@ -99,8 +76,11 @@ KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C*
     const int end = lesser(depth, begin + kAhead);
     for (int k = begin; k < end; ++k) {
       const Register<C> w0 = vector_at(w + k * T::cols), w1 = vector_at(w + k * T::cols + T::lanes);
-      ((left[row] = multiply_add(x[row * T::depth + k], w0, left[row]),
-        right[row] = multiply_add(x[row * T::depth + k], w1, right[row])), ...);
+      const auto add = [&](Register<C>& l, Register<C>& r, const C* value) KERNELS_INLINE {
+        const Register<C> v = in_register(broadcast<T::lanes>(*value));
+        l = multiply_add<C>(v, w0, l), r = multiply_add<C>(v, w1, r);
+      };
+      (add(left[row], right[row], x + row * T::depth + k), ...);
     }
   }
   const auto add = [&](C* to, const Register<C>& sums) KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
@@ -134,8 +114,7 @@ class Gemm {
 
  public:
   Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape)
-      : x_(x), w_(w), map_(sink_map(out)), end_(sink_end(out)), shape_(shape),
-        packs_({nullptr, 0}, out, shape.n) {}
+      : x_(x), w_(w), results_(out, shape.n), shape_(shape) {}
 
   // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is taken; of
   // equals the one with the most columns of them, because inputs are cheaper to copy than weights.
@@ -208,7 +187,8 @@ class Gemm {
                 };
                 multiply_rows<T::rows>(few, x, weights, stretch, k == 0, tile, ahead);
                 if (matrix + 1 == kMatrices && k + stretch == shape_.k) {
-                  finish(tile - matrix * tiles(height, T::rows) * T::size, tile, m + row, few, col, width);
+                  const C* const first = tile - matrix * tiles(height, T::rows) * T::size;
+                  for (int r = 0; r < few; ++r) results_.write(m + row + r, col, col + width, first + r * T::cols, tile + r * T::cols);
                 }
               }
             });
@@ -267,36 +247,10 @@ class Gemm {
   template <class Row>
   static KERNELS_INLINE void turn(const Row& row, C* to) { turn(row, to, std::make_integer_sequence<int, T::lanes>()); }
 
-  // Hands a tile to the sink; with gated weights, this and the one of the gate's sums.
-  void finish(const C* gate, const C* tile, int64_t m, int height, int64_t n, int width) const {
-    for (int r = 0; r < height; ++r, gate += T::cols, tile += T::cols) {
-      packs_.each(n, n + width, [&, row = m + r](auto width, int64_t col) KERNELS_INLINE {
-        const auto values = pack_at<width()>(tile + (col - n));
-        if constexpr (kMatrices == 1) {
-          store(map_, values, row, col);
-        } else {
-          store(later_maps(map_), first_map(map_).join(pack_at<width()>(gate + (col - n)), values), row, col);
-        }
-      });
-    }
-  }
-  template <int M>
-  static KERNELS_INLINE Pack<C, M> pack_at(const C* from) {
-    Pack<C, M> v;
-    copy_bytes<int(sizeof(v.v))>(v.v, from);
-    return v;
-  }
-  template <int M, class Map>
-  KERNELS_INLINE void store(const Map& map, const Pack<C, M>& v, int64_t row, int64_t col) const {
-    put(end_, apply_map(map, v, fetch_operands<M>(map, row, col), row, col), row, col);
-  }
-
   const X& x_;
   const W& w_;
-  decltype(sink_map(std::declval<const Out&>())) map_;
-  decltype(sink_end(std::declval<const Out&>())) end_;
+  Results<C, W, Out> results_;
   MatmulShape shape_;
-  Packs<DirectLoad<C, C>, Out> packs_;
 };
 
 // What the caller has checked.

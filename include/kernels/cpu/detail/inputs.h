@@ -1,5 +1,5 @@
-// How products read their operands on the CPU: stretches of a row as floats, in a buffer; of rows that are normalized on
-// the way in, the state first.
+// How products read their operands and hand over their results on the CPU: stretches of a row as floats, in a buffer; of rows
+// that are normalized on the way in, the state first.
 #pragma once
 
 #include "../../weights.h"
@@ -17,7 +17,7 @@ void read_row(const Source& source, int64_t row, int64_t begin, int64_t count, C
   packs.each(begin, begin + count, [&source, row, begin, to](auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
     const Pack<C, N> values = convert<C>(resolve(source, fetch<N>(source, row, col), row, col));
-    copy_bytes<int(sizeof(values.v))>(to + (col - begin), values.v);
+    put_pack(to + (col - begin), values);
   });
 }
 
@@ -57,6 +57,31 @@ auto with_state(const Source& source, const State& state, int64_t cols) {
     return source;
   }
 }
+
+// Hands results to a sink, those of gated weights in pairs.
+template <class C, class W, class Out>
+class Results {
+ public:
+  Results(const Out& out, int64_t cols) : map_(sink_map(out)), end_(sink_end(out)), packs_({nullptr, 0}, out, cols) {}
+
+  // Columns [begin, end) of a row. With gated weights `sums` are the gate's, and `others` stand beside them.
+  void write(int64_t row, int64_t begin, int64_t end, const C* sums, const C* others = nullptr) const {
+    packs_.each(begin, end, [=, map = map_, sink = end_](auto width, int64_t col) KERNELS_INLINE {
+      constexpr int N = width();
+      const auto store = [=](const auto& map, const Pack<C, N>& v) KERNELS_INLINE {
+        put(sink, apply_map(map, v, fetch_operands<N>(map, row, col), row, col), row, col);
+      };
+      const auto v = pack_at<N>(sums + (col - begin));
+      if constexpr (is_gated<W>::value) store(later_maps(map), first_map(map).join(v, pack_at<N>(others + (col - begin))));
+      else store(map, v);
+    });
+  }
+
+ private:
+  decltype(sink_map(std::declval<const Out&>())) map_;
+  decltype(sink_end(std::declval<const Out&>())) end_;
+  Packs<DirectLoad<C, C>, Out> packs_;
+};
 
 }
 }  // namespace host

@@ -202,15 +202,6 @@ class RowEngine {
       put_pack(values + (col - begin), v);
     });
   }
-  template <int M>
-  static KERNELS_INLINE Pack<C, M> pack_at(const C* values) {
-    Pack<C, M> v;
-    copy_bytes<int(sizeof(v.v))>(v.v, values);
-    return v;
-  }
-  template <int M>
-  static KERNELS_INLINE void put_pack(C* values, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(values, v.v); }
-
   // Functors are copied into what a loop calls, see Packs::run.
   template <class Source>
   auto reader(const Source& source, int64_t row) const {

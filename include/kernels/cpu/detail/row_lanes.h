@@ -16,15 +16,8 @@ namespace detail {
 namespace host {
 inline namespace KERNELS_ISA {
 
-// For functions and lambdas: the compilers keep a pack in a register only where all that touches it is inlined.
-#if defined(__GNUC__)
-#define KERNELS_INLINE __attribute__((always_inline))
-#else
-#define KERNELS_INLINE
-#endif
-
-// Packs of as many values as a vector register holds: the compilers then keep each pack in a register. Wider ones live in
-// memory between two operations.
+// Packs of as many values as a vector register holds: the compilers then keep each pack in a register, where all that touches
+// it is inlined. Wider ones live in memory between two operations.
 template <class C>
 constexpr int kLanes = kVectorBytes / int(sizeof(C));
 
@@ -51,6 +44,39 @@ template <class C>
 inline KERNELS_INLINE Register<C> in_register(const Pack<C, kLanes<C>>& v) { return bit_cast<Register<C>>(v); }
 template <class C>
 inline KERNELS_INLINE Pack<C, kLanes<C>> as_pack(const Register<C>& v) { return bit_cast<Pack<C, kLanes<C>>>(v); }
+
+template <class C>
+inline KERNELS_INLINE Register<C> vector_at(const C* from) {
+  Register<C> v;
+  copy_bytes<int(sizeof(v))>(&v, from);
+  return v;
+}
+template <class C>
+inline KERNELS_INLINE void put_vector(C* to, const Register<C>& v) { copy_bytes<int(sizeof(v))>(to, &v); }
+
+template <int M, class C>
+inline KERNELS_INLINE Pack<C, M> pack_at(const C* from) {
+  Pack<C, M> v;
+  copy_bytes<int(sizeof(v.v))>(v.v, from);
+  return v;
+}
+
+template <int M, class C>
+inline KERNELS_INLINE void put_pack(C* to, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(to, v.v); }
+
+// a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be bent.
+template <class C>
+inline KERNELS_INLINE Register<C> multiply_add(const Register<C>& a, const Register<C>& b, const Register<C>& c) {
+#if KERNELS_VECTORS && defined(__AVX512F__)
+  if constexpr (std::is_same<C, float>::value) return _mm512_fmadd_ps(a, b, c);
+  else return _mm512_fmadd_pd(a, b, c);
+#elif KERNELS_VECTORS && defined(__FMA__)
+  if constexpr (std::is_same<C, float>::value) return _mm256_fmadd_ps(a, b, c);
+  else return _mm256_fmadd_pd(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 // So many of a run's first values may have a say in what it is centered on.
 constexpr int kFirst = 32;
