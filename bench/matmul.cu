@@ -93,7 +93,7 @@ class Case : public std::enable_shared_from_this<Case> {
   // call(exec, set, policy)
   void kernels(const std::function<k::Status(const k::Exec&, int, const k::MatmulPolicy&)>& call) {
     add("kernels", [this, call](benchmark::State& state) { time(state, [=](cudaStream_t s, int i) { must(call(k::Exec(s), i, {})); }); });
-    if (m_ > 8) return;
+    if (m_ > 64) return;
     add("kernels_early", [this, call](benchmark::State& state) {
       time(state, [=](cudaStream_t s, int i) {
         k::MatmulPolicy policy;

@@ -144,6 +144,9 @@ def report(directory):
     if origin and origin["gpu"] == gpu:
         others.append((reference, True))
 
+    products, context = read(os.path.join(directory, "matmul.json"))
+    if context is not None:
+        report_matmul(products, context)
     print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
           "\nof the time of kernels; < the peer is faster (and ! before the line),"
           f" ~ level within {SAME_RUN:.0%} ({OTHER_RUN:.0%} for *).")
@@ -197,7 +200,7 @@ def report_cpu(cases, context):
 def report_products(name, cases, context):
     if context is None:
         return print(f"\n{name}.json: missing")
-    facts = ["cpu", "isa", "threads", "compiler", "onednn", "openblas", "date", "command"]
+    facts = ["gpu", "cuda", "cublas", "cpu", "isa", "threads", "compiler", "onednn", "openblas", "date", "command"]
     print(f"\n{name}.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
     rate = "GB/s" if name == "cpu_gemv" else "GFLOP/s"
     people = [who for who in ("read", "kernels", "hot", "kernels_avx2", "openblas", "onednn")
@@ -217,6 +220,29 @@ def report_products(name, cases, context):
                 ratio = row["over_kernels"]
                 cells.append(f"{row[rate]:.0f}" + (f" ({ratio:.2f}{'<' if ratio < 1 else ' '})" if who != "kernels" else ""))
         lines.append(["", dtype, " x ".join(map(str, shape))] + cells + [""])
+    print("\n".join(aligned(lines)))
+
+
+def report_matmul(cases, context):
+    """What bench/matmul.cu measured."""
+    facts = ["gpu", "cuda", "cublas", "date", "clocks_before", "clocks_after", "command"]
+    print("\nmatmul.json: " + "; ".join(f"{fact} {context[fact]}" for fact in facts if fact in context))
+    print("Microseconds. In brackets: for kernels the share of a plain read of the weights, for others their time over that of"
+          "\nkernels; < they are faster. early: with programmatic launches and weights_ready.")
+    people = [("kernels", "kernels"), ("kernels_early", "early"), ("cublas", "cublas"), ("cublaslt", "cublaslt"), ("pieces", "pieces")]
+    lines = [["op", "weights", "M x N x K", "read"] + [title for _, title in people] + ["TFLOP/s"]]
+    for (op, dtype, m, n, k), case in cases.items():
+        read, ours = time_of(case["read"]), time_of(case["kernels"])
+        cells = []
+        for who, _ in people:
+            us = time_of(case.get(who))
+            if us is None:
+                cells.append("-")
+            elif who.startswith("kernels"):
+                cells.append(f"{us:.2f} ({read / us:.3f})")
+            else:
+                cells.append(f"{us:.2f} ({us / ours:.2f}{'<' if us < ours else ' '})")
+        lines.append([op, dtype, f"{m} x {n} x {k}", f"{read:.2f}"] + cells + [f"{2e-6 * m * n * k / ours:.0f}"])
     print("\n".join(aligned(lines)))
 
 

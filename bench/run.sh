@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds the row benchmarks, measures them and their peers on this machine's first GPU, and prints a table for each op.
+# Builds the benchmarks, measures them and their peers on this machine's first GPU, and prints a table for each op.
 #   bench/run.sh [--quick]      --quick: a few shapes
-# Writes softmax.json, layernorm.json, rmsnorm.json and peers.json to OUT_DIR (default: bench/results/<gpu>), in place
-# of those that are there.
+#   bench/run.sh [--quick] matmul ...        only these programs: softmax, layernorm, rmsnorm, matmul, peers
+# Writes softmax.json, layernorm.json, rmsnorm.json, matmul.json and peers.json to OUT_DIR (default: bench/results/<gpu>),
+# in place of those that are there.
 # Peers that are missing are left out and said. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
 set -euo pipefail
 invoked="bench/run.sh${*:+ $*}"
@@ -13,11 +14,19 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" > /dev/null; }
 
 quick=false
+wanted=()
 for option in "$@"; do
   case $option in
     --quick) quick=true ;;
+    softmax | layernorm | rmsnorm | matmul | peers) wanted+=("$option") ;;
     *) die "unknown option: $option" ;;
   esac
+done
+if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm matmul peers); fi
+wants() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
+programs=()
+for op in softmax layernorm rmsnorm matmul; do
+  if wants "$op"; then programs+=("$op"); fi
 done
 
 PATH=$PATH:/usr/local/cuda/bin
@@ -42,7 +51,7 @@ options=(-DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES="$arch-real"
          -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
 if [[ -n $cudnn ]]; then options+=("-DCUDNN_ROOT=$cudnn"); fi
 { cmake -S . -B "$build" "${options[@]}" &&
-  cmake --build "$build" -j "$(nproc)" --target bench_softmax bench_layernorm bench_rmsnorm; } &> "$build/build.log" ||
+  cmake --build "$build" -j "$(nproc)" ${programs[0]:+--target "${programs[@]/#/bench_}"}; } &> "$build/build.log" ||
   { tail -n 40 "$build/build.log" >&2; die "the build failed"; }
 
 stamp() {  # stamp NAME COMMAND: what made NAME.json goes into its context
@@ -50,9 +59,10 @@ stamp() {  # stamp NAME COMMAND: what made NAME.json goes into its context
 }
 
 failed=0
-for op in softmax layernorm rmsnorm; do
+for op in "${programs[@]}"; do
   command=("$build/bench/bench_$op")
-  if $quick; then command+=('--benchmark_filter=x(128|1024|4096|8192|32768|128256)/'); fi
+  if $quick && [[ $op == matmul ]]; then command+=('--benchmark_filter=1x4096x4096/|1x14336x4096/|/16x14336x4096/|4096x4096x4096/');
+  elif $quick; then command+=('--benchmark_filter=x(128|1024|4096|8192|32768|128256)/'); fi
   say "${command[*]}"
   rm -f "$out/$op.json"
   before=$(clocks)
@@ -66,6 +76,10 @@ for op in softmax layernorm rmsnorm; do
   fi
 done
 
+if ! wants peers; then
+  "$python" bench/report.py "$out"
+  exit "$failed"
+fi
 peers=(bench/peers.py --out "$out/peers.json")
 if $quick; then peers+=(--quick); fi
 say "$python ${peers[*]}"

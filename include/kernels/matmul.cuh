@@ -187,7 +187,7 @@ class ProductEngine {
     Launch how;
     how.cluster = gemm_cluster<Body>(image);
     how.shared = Body::shared_bytes(image);
-    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8});
+    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, weights_ready_});
   }
 
   Status run_simt() const {

@@ -141,21 +141,24 @@ struct GemmBody {
   static constexpr int shared_bytes(int architecture) { return stages(architecture) * kStageBytes + (has_much(architecture) ? kAligned : 0); }
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
 
+  static constexpr bool early = true;
   struct Params {
     P problem;
     int64_t token_tiles, output_tiles;
-    bool wide_out;  // whether the sink takes packs of 8
+    bool wide_out;       // whether the sink takes packs of 8
+    bool weights_ready;  // before the kernel ahead has ended
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(128) unsigned char shared[];
     const P& p = params.problem;
+    const bool early_weights = params.weights_ready && Weights::copied && p.groups.offsets == nullptr;
+    if (!early_weights) arch::grid_dependency_wait();
     const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
     const Tile tile = place_tile(params, blockIdx.x / parts);
     const int64_t token = tile.token, output = tile.output;
     if (token >= tile.token_end) return;
     __shared__ Alone<TokenState<X>, kTokens> states;
-    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
       f(states.items[i].bind(p.x), there ? token + i : 0, there);
@@ -174,6 +177,17 @@ struct GemmBody {
     const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts);
     unsigned char* stages = shared + (kSlack > 0 ? -arch::shared_address(shared) & (kAligned - 1) : 0);
     Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, first, end - first, columns};
+    if (early_weights) {
+      KERNELS_UNROLL
+      for (int step = 0; step < kPrologue; ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
+      arch::grid_dependency_wait();
+    }
+    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
+    KERNELS_UNROLL
+    for (int step = 0; step < kPrologue; ++step) {
+      tiles.bring(step, step * kStageBytes, early_weights ? kInputsOnly : kBoth);
+      arch::copy_async_commit();
+    }
     float sums[kBlocks][32] = {};
     if constexpr (arch::kWarpgroupMma) multiply_by_warpgroups(tiles, sums);
     else multiply_by_warps(tiles, sums);
@@ -187,6 +201,9 @@ struct GemmBody {
   // What a warp has, 16 tokens x 64 rows of weights each, and how many of these it hands over at a time.
   static constexpr int kBlocks = kTokens / 32, kSlabs = has_much(arch::kCompiledFor) ? kBlocks : 1;
   static constexpr int kPitch = 64 + 8;  // floats in a row of them in shared memory
+  // How many steps are brought before the first is worked on.
+  static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0, kPrologue = kStages - 1 - kQueued;
+  enum Which { kBoth, kInputsOnly, kWeightsOnly };
   static_assert(kThreads / 32 * kSlabs * 16 * kPitch * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
 
   // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
@@ -224,14 +241,22 @@ struct GemmBody {
       if constexpr (!Inputs::copied) x.store(inputs, stages + stage, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
       if constexpr (!Weights::copied) w.store(weights, stages + stage + Inputs::kBytes, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
     }
-    __device__ __forceinline__ void bring(int step, int stage) {
+    __device__ __forceinline__ void bring(int step, int stage, Which which = kBoth) {
       if (step > 0) {
+        constexpr int kInputCopies = Inputs::copied ? Inputs::kEach : 0;
         KERNELS_UNROLL
-        for (int i = 0; i < kCopies; ++i) copy(i, stage, step < count);
+        for (int i = 0; i < kCopies; ++i) {
+          if (which != (i < kInputCopies ? kWeightsOnly : kInputsOnly)) copy(i, stage, step < count);
+        }
       } else if (count > 0) {
-        if constexpr (Inputs::copied) x.copy_cut(address(stage), (count - 1) * kStep, columns - column(0));
-        if constexpr (Weights::copied) w.copy_cut(address(stage) + Inputs::kBytes, (count - 1) * kStep, columns - column(0));
+        if constexpr (Inputs::copied) {
+          if (which != kWeightsOnly) x.copy_cut(address(stage), (count - 1) * kStep, columns - column(0));
+        }
+        if constexpr (Weights::copied) {
+          if (which != kInputsOnly) w.copy_cut(address(stage) + Inputs::kBytes, (count - 1) * kStep, columns - column(0));
+        }
       }
+      if (which == kWeightsOnly) return;
       constexpr int kAtOnce = arch::kWarpgroupMma ? 4 : 1;  // as registers allow
       KERNELS_UNROLL
       for (int i = 0; i < 4; i += kAtOnce) {
@@ -246,12 +271,7 @@ struct GemmBody {
   // its multiprocessor lets the next step queue up behind the one that runs.
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warpgroups(Tiles& tiles, float (&sums)[kBlocks][32]) {
-    constexpr int kQueued = kRows == 256 && kStages > 2 ? 1 : 0, kDistance = kStages - 1 - kQueued;
-    KERNELS_UNROLL
-    for (int step = 0; step < kDistance; ++step) {
-      tiles.bring(step, step * kStageBytes);
-      arch::copy_async_commit();
-    }
+    constexpr int kDistance = kPrologue;
     const uint64_t x = arch::warpgroup_tile(tiles.address(0)), w = arch::warpgroup_tile(tiles.address(Inputs::kBytes + threadIdx.x / 128 * (128 * kStep * 2)));
     int stage = 0, free = kDistance * kStageBytes;
     for (int step = 0; step < tiles.count; ++step) {
@@ -280,11 +300,6 @@ struct GemmBody {
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warps(Tiles& tiles, float (&sums)[kBlocks][32]) {
     constexpr int kRuns = kStages > 2 ? 4 : 1;  // with two stages copies must leave early to be there in time
-    KERNELS_UNROLL
-    for (int step = 0; step < kStages - 1; ++step) {
-      tiles.bring(step, step * kStageBytes);
-      arch::copy_async_commit();
-    }
     // The last stage: what the first step does not bring by the way.
     int free = (kStages - 1) * kStageBytes, coming = kStages - 1;  // what is being brought, and where to
     KERNELS_UNROLL
