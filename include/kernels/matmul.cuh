@@ -6,11 +6,10 @@
 // x has a row for each token, w one for each output; both are read along K. Any M, N, K up to 2^30, any stride, any alignment.
 // Sources of weights, gates and normalized inputs: weights.h. Sums are made in float (double when x is).
 //
-// Up to 4 tokens, and for float and double weights, everything is computed in float. From 5 tokens on weights of 16 bits or
-// fewer go through tensor cores: inputs are then rounded to the weights' 16-bit type (to half where they have none).
+// With one token, and with float and double weights, all is multiplied in float. Other products go through tensor cores: weights of
+// 16, 8 and 4 bits are exact there. Inputs are rounded to the weights' 16-bit type, or for weights of 8 and 4 bits to the
+// inputs' own or to half; up to 2 tokens what that leaves is multiplied as well. Maps on weights round them, too.
 // Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
-//
-// Unfinished: this compiles, but has not been run on a GPU.
 #pragma once
 
 #include "detail/gemm.cuh"
@@ -23,10 +22,10 @@ KERNELS_BEGIN
 // Which kernel makes a product.
 enum class Path {
   automatic,
-  gemv,    // CUDA cores, weights read once by every 4 tokens
-  skinny,  // tensor cores, no shared memory; 16-bit weights
-  gemm,    // tensor cores, tiles
-  simt,    // CUDA cores, tiles
+  gemv,    // CUDA cores, each row of weights in one go: one token; a few with float and double weights
+  skinny,  // tensor cores, each row of weights in one go: weights of 16, 8 and 4 bits, a few tokens
+  gemm,    // tensor cores, tiles: wgmma in code for sm_90a, mma.sync otherwise
+  simt,    // CUDA cores, tiles: float and double weights
 };
 
 struct MatmulPolicy {
