@@ -230,9 +230,10 @@ inline Relu relu() { return {}; }
 // Values below low become low, those above high become high; NaN stays NaN.
 struct Clamp : Elementwise<Clamp> {
   double low, high;
-  Clamp(double l, double h) : low(l), high(h) {}
-  template <class C>
-  KERNELS_HD C operator()(C x) const { return x < C(low) ? C(low) : x > C(high) ? C(high) : x; }
+  float low_float, high_float;
+  Clamp(double l, double h) : low(l), high(h), low_float(static_cast<float>(l)), high_float(static_cast<float>(h)) {}
+  KERNELS_HD float operator()(float x) const { return x < low_float ? low_float : x > high_float ? high_float : x; }
+  KERNELS_HD double operator()(double x) const { return x < low ? low : x > high ? high : x; }
 };
 inline Clamp clamp(double low, double high) { return {low, high}; }
 

@@ -176,7 +176,7 @@ class ProductEngine {
   double gemm_cost(int image) const {
     const int64_t sms = ex_.device().sm_count, cluster = gemm_cluster<Body>(image);
     const int64_t waves = (tiles<Body>() * cluster + sms - 1) / sms;
-    return double(waves) / double(cluster) * (Body::kTokens == 64 ? 1.0 : Body::kRows == 128 ? tuning::kCostOf128x128 : tuning::kCostOf128x256);
+    return double(waves) / double(cluster) * (cluster > 1 ? tuning::kCostOfSharing : 1.0) * (Body::kTokens == 64 ? 1.0 : Body::kRows == 128 ? tuning::kCostOf128x128 : tuning::kCostOf128x256);
   }
   template <class Body>
   Status start_gemm() const {

@@ -261,7 +261,7 @@ struct PlainDots {
   static constexpr bool zeros = false;
   static constexpr int input_pack = pack_within<typename P::X, N>;
   // As few as do not spill: blocks behind keep the memory busy.
-  static constexpr int registers = R * M > 4 || sizeof(C) > 4 || N == 1 ? 128 : R * P::matrices > 2 || starts_normed<typename P::X> ? 64 : 40;
+  static constexpr int registers = R * M > 8 || sizeof(C) > 4 || N == 1 ? 128 : R * M > 4 ? 80 : R * P::matrices > 2 || starts_normed<typename P::X> ? 64 : 40;
   C sums[P::matrices][M][R] = {};
 
   // Takes in a pack of each row, the one number u of those under way. All lanes of a warp call, also those beyond the end.

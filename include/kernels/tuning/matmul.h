@@ -20,8 +20,9 @@ constexpr int kSkinnyRows = 4, kSkinnyThreads = 128;
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// What a tile costs, in units of one of 64 tokens x 128 outputs: of 128 x 128 and 128 x 256.
-constexpr double kCostOf128x128 = 1.4, kCostOf128x256 = 2.6;
+// What a tile costs, in units of one of 64 tokens x 128 outputs: of 128 x 128 and 128 x 256; and what K shared by blocks costs
+// besides.
+constexpr double kCostOf128x128 = 1.4, kCostOf128x256 = 2.6, kCostOfSharing = 1.1;
 
 }  // namespace tuning
 KERNELS_END
