@@ -40,19 +40,33 @@ class Attention {
   }
   Status check(const AttentionShape& shape) const {
     if (scaled_ && !(scale_ - scale_ == 0)) return invalid("attention: the scale is infinite or NaN");
-    if (wanted_ && lse_ == nullptr) return invalid("attention: the pointer to the logsumexp is null");
-    if (ld_ < 0 || (ld_ > 0 && ld_ < shape.heads)) return invalid("attention: the row stride of the logsumexp is smaller than the number of heads");
-    return {};
+    return check_lse(shape.heads);
+  }
+  Status check_merge(int64_t heads) const {
+    return scaled_ ? invalid("merge_states: the logits are scaled already") : check_lse(heads);
   }
 
  private:
+  Status check_lse(int64_t heads) const {
+    if (wanted_ && lse_ == nullptr) return invalid("attention: the pointer to the logsumexp is null");
+    if (ld_ < 0 || (ld_ > 0 && ld_ < heads)) return invalid("attention: the row stride of the logsumexp is smaller than the number of heads");
+    return {};
+  }
+
   double scale_ = 0;
   float* lse_ = nullptr;
   int64_t ld_ = 0;
   bool scaled_ = false, wanted_ = false;
 };
 
+// Several parts of the keys, each with outputs for the same queries.
+struct MergeShape {
+  int64_t parts, tokens, heads, dim;
+};
+
 namespace detail {
+
+constexpr int64_t kMostDecodeQueries = 32;
 
 template <class F, class = void>
 struct has_kv_check : std::false_type {};
@@ -95,6 +109,24 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   KERNELS_TRY(check_of(q, shape.batch * shape.q_len, shape.heads * shape.dim));
   KERNELS_TRY(check_of(out, shape.batch * shape.q_len, shape.heads * shape.value_dim()));
   if constexpr (has_kv_check<Kv>::value) KERNELS_TRY(kv.check(shape.batch, shape.kv_heads, shape.dim, shape.value_dim()));
+  empty = false;
+  return {};
+}
+
+template <class O, class L, class Out>
+Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options, bool& empty) {
+  static_assert(is_source<O> && is_source<L>, "merge_states takes a source of outputs and one of their logsumexps");
+  static_assert(is_sink<Out> && !is_row_sink<Out>, "the fourth argument must be a sink: k::store(o, ld), with maps before it if wanted");
+  empty = true;
+  if (shape.parts < 0 || shape.tokens < 0) return invalid("merge_states: parts or tokens is negative");
+  if (shape.heads < 1 || shape.dim < 1) return invalid("merge_states: heads or dim is less than 1");
+  if (shape.heads > 65536 || shape.dim > 65536) return unsupported("merge_states: heads or dim exceeds 65536");
+  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts) return invalid("merge_states: parts x tokens exceeds 64 bits");
+  KERNELS_TRY(options.check_merge(shape.heads));
+  if (shape.tokens == 0) return {};
+  KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim));
+  KERNELS_TRY(check_of(lse, shape.parts * shape.tokens, shape.heads));
+  KERNELS_TRY(check_of(out, shape.tokens, shape.heads * shape.dim));
   empty = false;
   return {};
 }

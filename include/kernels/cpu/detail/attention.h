@@ -1,0 +1,653 @@
+// Attention on the CPU: o = softmax(q k^T) v, tile by tile of the keys, with the state of core/softmax_state.h for each row.
+//
+// A row is a query of a head. The rows of all heads that share keys, and of a few queries or many, are worked on together by
+// one thread, so that keys and values are read once for all of them. Of each tile of keys: the logits, what the score makes of
+// them, their weights under the largest logit so far, and the values times the weights on top of the output, which shrinks
+// whenever a larger logit turns up. Few rows multiply with keys and values as they lie in memory (as in gemv.h), many with
+// tiles that are turned around first (as in gemm.h). Everything is on the stack.
+//
+// Decoding cuts long sequences into splits, whose states go through a workspace and are merged in order. Cuts and tiles depend
+// on lengths and shape alone, never on threads or on what else is in the batch.
+#pragma once
+
+#include <atomic>
+
+#include "../../kv.h"
+#include "../../score.h"
+#include "gemm.h"
+#include "gemv.h"
+
+KERNELS_BEGIN
+namespace detail {
+namespace host {
+inline namespace KERNELS_ISA {
+
+// Rows up to this number are multiplied without turning keys and values around.
+constexpr int kFewRows = 8;
+// Keys of a tile, of few rows and of many; of many rows with a large head, half as many.
+constexpr int kFewRowsKeys = 128, kManyRowsKeys = 64;
+// What a thread has on its stack.
+constexpr int kAttentionFloats = 104 << 10;
+constexpr int kMostRows = 126;
+// Splits of a sequence have at least so many keys; there are never more of them than that.
+constexpr int64_t kSplitKeys = 512;
+constexpr int kMostSplits = 16;
+
+// ---- rows of keys or values ----------------------------------------------------------------------------------------
+
+template <class Codes>
+struct RowAt {
+  Codes codes;
+  int64_t row;
+};
+
+// Rows from anywhere, as one source. Asking for one of them to be brought into the cache asks for what will be needed at about
+// that time instead: the rows of `ahead`.
+template <class Codes, class Ahead>
+class Gathered : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  static constexpr int widest = widest_of<Codes>();
+  Gathered(const RowAt<Codes>* rows, int most, const RowAt<Ahead>* ahead) : rows_(rows), ahead_(ahead), most_(most) {}
+
+  // The first row's, which the others share.
+  int max_pack() const { return most_; }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(rows_[row].codes, rows_[row].row, col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(rows_[row].codes, fetched, rows_[row].row, col);
+  }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(ahead_[row].codes, ahead_[row].row, begin, end); }
+  const Codes& first() const { return rows_->codes; }
+
+ private:
+  const RowAt<Codes>* rows_;
+  const RowAt<Ahead>* ahead_;
+  int most_;
+};
+template <class Codes, class Ahead>
+struct AnyWidth<Gathered<Codes, Ahead>> {
+  static constexpr bool value = any_width<Codes>;
+};
+template <class Codes, class Ahead>
+struct InVectors<Gathered<Codes, Ahead>> {
+  static bool value(const Gathered<Codes, Ahead>& w) { return InVectors<Codes>::value(w.first()); }
+};
+
+// The sums of the lanes of each of kCount registers, in order.
+template <int kCount, int kHalf, int... i>
+KERNELS_INLINE inline void halve(Register<float> (&v)[kCount], std::integer_sequence<int, i...>) {
+  const auto lanes = std::make_integer_sequence<int, kLanes<float>>();
+  ((v[i] = zip<0, float>(v[i], v[i + kHalf], lanes) + zip<1, float>(v[i], v[i + kHalf], lanes)), ...);
+}
+template <int kCount, int kLeft = kCount>
+KERNELS_INLINE inline Pack<float, kCount> sums_of(Register<float> (&v)[kCount]) {
+  if constexpr (kLeft > 1) {
+    halve<kCount, kLeft / 2>(v, std::make_integer_sequence<int, kLeft / 2>());
+    return sums_of<kCount, kLeft / 2>(v);
+  } else {
+    const Pack<float, kLanes<float>> lanes = as_pack<float>(v[0]);
+    Pack<float, kCount> out = broadcast<kCount>(0.f);
+    for (int i = 0; i < kLanes<float>; ++i) out.v[i % kCount] = out.v[i % kCount] + lanes.v[i];
+    return out;
+  }
+}
+
+// o + row * stride, kVectors of them, += the sum over keys of p[row * p_stride + key] * the key's columns from `col` on.
+template <int kRows, int kVectors, class V, class Prefetch>
+void add_values(const V v, int keys, int64_t col, const float* p, int p_stride, float* const (&o)[kVectors], int stride, const Prefetch& ahead) {
+  constexpr int N = kLanes<float>;
+  Register<float> sums[kRows][kVectors];
+  unrolled<kRows>([&](auto r) KERNELS_INLINE { unrolled<kVectors>([&](auto i) KERNELS_INLINE { sums[r()][i()] = vector_at(o[i()] + r() * stride); }); });
+  for (int key = 0; key < keys; ++key) {
+    ahead(key);
+    unrolled<kVectors>([&](auto i) KERNELS_INLINE {
+      const int64_t at = col + i() * N;
+      const Register<float> values = in_register(convert<float>(resolve(v, fetch<N>(v, key, at), key, at)));
+      unrolled<kRows>([&](auto r) KERNELS_INLINE { sums[r()][i()] = multiply_add<float>(p[r() * p_stride + key], values, sums[r()][i()]); });
+    });
+  }
+  unrolled<kRows>([&](auto r) KERNELS_INLINE { unrolled<kVectors>([&](auto i) KERNELS_INLINE { put_vector<float>(o[i()] + r() * stride, sums[r()][i()]); }); });
+}
+
+// ---- one thread's rows ---------------------------------------------------------------------------------------------
+
+template <class Q, class Kv, class S, class Out>
+struct AttentionCall {
+  const Q& q;
+  const Kv& kv;
+  const S& score;
+  const Out& out;
+  const AttentionShape& shape;
+  const Attention& options;
+};
+
+// Rows [first, first + count) of a sequence, of the heads that read kv head `head`, and keys [begin, end). Row r is query
+// r / group of head r % group among them.
+struct AttentionPart {
+  int64_t b, head, first, count, begin, end;
+};
+
+template <class Call>
+class AttentionRows;
+template <class Q, class Kv, class S, class Out>
+class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
+  using Call = AttentionCall<Q, Kv, S, Out>;
+  using T = Tiles<float>;
+  using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
+  using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAny, kAny))>;
+  using Key = RowAt<typename KeyRun::Codes>;
+  using Value = RowAt<typename ValueRun::Codes>;
+  static constexpr int N = kLanes<float>;
+
+ public:
+  // How many rows are worked on together.
+  static int64_t most_rows(const AttentionShape& shape) {
+    const Sizes s(shape, kMostRows);
+    const int64_t rows = (kAttentionFloats - s.shared) / s.each / T::rows * T::rows;
+    return lesser<int64_t>(rows, kMostRows / T::rows * T::rows);
+  }
+
+  AttentionRows(const Call& call, const AttentionPart& part)
+      : c_(call), part_(part), sizes_(call.shape, part.count), few_(part.count <= kFewRows), count_(int(part.count)),
+        padded_((count_ + T::rows - 1) / T::rows * T::rows), group_(call.shape.group()), dim_(call.shape.dim), v_dim_(call.shape.value_dim()) {
+    float* at = memory_;
+    const auto take = [&at](int64_t floats) { float* const p = at; at += floats; return p; };
+    q_ = take(padded_ * sizes_.q);
+    o_ = take(padded_ * sizes_.o);
+    logits_ = take(padded_ * sizes_.keys);
+    weights_ = take(padded_ * T::depth);
+    turned_keys_ = take(sizes_.turned_keys);
+    turned_values_ = take(sizes_.turned_values);
+    rows_ = take(sizes_.rows);
+  }
+
+  void run() {
+    q_len_ = c_.shape.queries(part_.b);
+    kv_len_ = c_.kv.length(part_.b);
+    read_queries();
+    std::fill_n(o_, padded_ * sizes_.o, 0.f);
+    int64_t begin = part_.end, end = part_.begin;
+    for (int r = 0; r < count_; ++r) {
+      const int64_t query = query_of(r);
+      const KeyRange seen = key_range(c_.score, {part_.b, query, query, q_len_, kv_len_});
+      ranges_[r] = {greater(seen.begin, part_.begin), lesser(seen.end, part_.end)};
+      if (ranges_[r].begin >= ranges_[r].end) continue;
+      begin = lesser(begin, ranges_[r].begin);
+      end = greater(end, ranges_[r].end);
+    }
+    if (begin < end) gather(begin, lesser<int64_t>(sizes_.keys, end - begin), 0);
+    for (int turn = 0; begin < end; begin += sizes_.keys, turn ^= 1) {
+      const int keys = int(lesser<int64_t>(sizes_.keys, end - begin));
+      const int64_t next = begin + sizes_.keys;
+      gather(next, lesser<int64_t>(sizes_.keys, end - next), turn ^ 1);
+      tile(begin, keys, turn);
+    }
+  }
+
+  // The results of whole rows.
+  void finish() {
+    for (int r = 0; r < count_; ++r) {
+      SoftmaxState<float> state = states_[r];
+      float scale = 1;
+      if constexpr (score_sinks<S>) scale = state.merge(sink_state(c_.score, head_of(r))).mine;
+      write(r, [&](auto width, int64_t col) KERNELS_INLINE { return pack_at<width()>(at_column(r, int(col))) * scale; }, state);
+    }
+  }
+
+  // The states of a part, as floats: m, l and o of each row.
+  static int64_t state_floats(const AttentionShape& shape) { return shape.value_dim() + 2; }
+  void save(float* to) const {
+    for (int r = 0; r < count_; ++r, to += state_floats(c_.shape)) {
+      to[0] = states_[r].m, to[1] = states_[r].l;
+      for (int64_t col = 0; col < v_dim_; col += 8) copy_bytes<32>(to + 2 + col, at_column(r, int(col)));
+    }
+  }
+  // The results of rows whose keys were cut into parts, `stride` floats apart.
+  void merge(const float* parts, int count, int64_t stride) {
+    q_len_ = c_.shape.queries(part_.b);
+    for (int r = 0; r < count_; ++r, parts += state_floats(c_.shape)) {
+      SoftmaxState<float> all;
+      if constexpr (score_sinks<S>) all = sink_state(c_.score, head_of(r));
+      float* const o = rows_;
+      std::fill_n(o, v_dim_, 0.f);
+      for (int i = 0; i < count; ++i) {
+        const float* const part = parts + i * stride;
+        const auto factors = all.merge({part[0], part[1]});
+        for (int64_t col = 0; col < v_dim_; col += 8) {
+          const Pack<float, 8> sum = pack_at<8>(o + col) * factors.mine + pack_at<8>(part + 2 + col) * factors.other;
+          copy_bytes<32>(o + col, sum.v);
+        }
+      }
+      write(r, [&](auto width, int64_t col) KERNELS_INLINE { return pack_at<width()>(o + col); }, all);
+    }
+  }
+
+ private:
+  // In floats: of each row, and of all together.
+  struct Sizes {
+    int64_t keys, q, o, turned_keys = 0, turned_values = 0, rows, each, shared;
+    Sizes(const AttentionShape& shape, int64_t count) {
+      const int64_t dim = shape.dim, v_dim = shape.value_dim(), panels = (v_dim + T::cols - 1) / T::cols * T::cols;
+      const bool few = count <= kFewRows;
+      keys = few ? kFewRowsKeys : dim <= 256 && v_dim <= 256 ? kManyRowsKeys : kManyRowsKeys / 2;
+      q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
+      o = panels;
+      if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
+      rows = few ? greater<int64_t>(keys * kUnit, kRowsForOne * padded(greater(dim, v_dim))) : N * padded(greater(dim, v_dim));
+      each = q + o + keys + T::depth;
+      shared = turned_keys + turned_values + rows;
+    }
+    static int64_t padded(int64_t dim) { return (dim + kUnit - 1) / kUnit * kUnit; }
+  };
+
+  int64_t query_of(int r) const { return (part_.first + r) / group_; }
+  int64_t head_of(int r) const { return part_.head * group_ + (part_.first + r) % group_; }
+  int64_t token_of(int r) const { return c_.shape.first_query(part_.b) + query_of(r); }
+
+  template <int M>
+  static KERNELS_INLINE Pack<float, M> pack_at(const float* from) {
+    Pack<float, M> v;
+    copy_bytes<int(sizeof(v.v))>(v.v, from);
+    return v;
+  }
+
+  // Panels of T::cols columns, or keys, with all rows in each.
+  float* in_panel(float* panels, int r, int i) const { return panels + (int64_t(i / T::cols) * padded_ + r) * T::cols + i % T::cols; }
+  float* at_column(int r, int col) const { return in_panel(o_, r, col); }
+
+  // ---- queries and keys --------------------------------------------------------------------------------------------
+
+  // With the scale. Of many rows in stretches of T::depth columns, each with all rows.
+  void read_queries() {
+    const float scale = c_.options.scale_for(dim_);
+    std::fill_n(q_, padded_ * sizes_.q, 0.f);
+    for (int r = 0; r < count_; ++r) {
+      const int64_t token = token_of(r), from = head_of(r) * dim_;
+      const int64_t stretch = few_ ? dim_ : T::depth;
+      for (int64_t col = 0; col < dim_; col += stretch) {
+        float* const to = few_ ? q_ + r * sizes_.q : q_ + col * padded_ + r * T::depth;
+        const int64_t cols = lesser(stretch, dim_ - col);
+        read_row(c_.q, token, from + col, cols, to);
+        for (int64_t i = 0; i < cols; ++i) to[i] *= scale;
+      }
+    }
+  }
+
+  // Where the keys from `begin` on and their values are.
+  void gather(int64_t begin, int64_t count, int turn) {
+    for (int64_t i = 0; i < count;) {
+      const KeyRun run = c_.kv.key(part_.b, part_.head, begin + i);
+      const int64_t end = lesser(count, i + run.count), from = i;
+      for (; i < end; ++i) {
+        new (keys_[turn].at(i)) Key{run.codes, i - from};
+        if constexpr (KeyRun::scaled) key_scales_[turn][i] = run.scale(i - from);
+      }
+    }
+    for (int64_t i = 0; i < count;) {
+      const ValueRun run = c_.kv.value(part_.b, part_.head, begin + i);
+      const int64_t end = lesser(count, i + run.count), from = i;
+      for (; i < end; ++i) {
+        new (values_[turn].at(i)) Value{run.codes, i - from};
+        if constexpr (ValueRun::scaled) value_scales_[turn][i] = run.scale(i - from);
+      }
+    }
+    gathered_[turn] = count;
+  }
+
+  // ---- a tile of keys ----------------------------------------------------------------------------------------------
+
+  void tile(int64_t begin, int keys, int turn) {
+    const Gathered<typename KeyRun::Codes, typename ValueRun::Codes> k(keys_[turn].at(0), max_pack_of(keys_[turn].at(0)->codes), values_[turn].at(0));
+    const Gathered<typename ValueRun::Codes, typename KeyRun::Codes> v(values_[turn].at(0), max_pack_of(values_[turn].at(0)->codes), keys_[turn ^ 1].at(0));
+    if (few_) few_logits(k, keys);
+    else many_logits(k, begin, keys);
+    for (int r = 0; r < count_; ++r) weigh(r, begin, keys, turn);
+    if (few_) few_values(v, keys, int(lesser<int64_t>(keys, gathered_[turn ^ 1])));
+    else many_values(v, begin, keys);
+  }
+
+  // Logits of a row: their score, and their weights under the largest so far.
+  void weigh(int r, int64_t begin, int keys, int turn) {
+    float* const weights = weights_ + r * T::depth;
+    const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)), high = int(lesser<int64_t>(keys, ranges_[r].end - begin));
+    if (low >= high) {
+      std::fill_n(weights, keys, 0.f);
+      return;
+    }
+    ScoreAt at{part_.b, head_of(r), query_of(r), begin, q_len_, kv_len_};
+    Register<float> most = in_register(broadcast<N>(-infinity<float>()));
+    for (int key = 0; key < keys; key += N) {
+      float* const logits = in_panel(logits_, r, key);
+      Pack<float, N> v = pack_at<N>(logits);
+      if constexpr (KeyRun::scaled) v = v * pack_at<N>(key_scales_[turn] + key);
+      at.key = begin + key;
+      if constexpr (score_transforms<S>) {
+        if (key + N <= keys) {
+          v = transform_logits(c_.score, v, at);
+        } else {
+          for (int i = 0; key + i < keys; ++i, ++at.key) v.v[i] = transform_logits(c_.score, Pack<float, 1>{{v.v[i]}}, at).v[0];
+        }
+      }
+      if (key < low || key + N > high) {
+        for (int i = 0; i < N; ++i) v.v[i] = key + i >= low && key + i < high ? v.v[i] : -infinity<float>();
+      }
+      if constexpr (score_masks<S>) {
+        for (int i = greater(0, low - key); i < lesser(N, high - key); ++i) {
+          at.key = begin + key + i;
+          if (!key_visible(c_.score, at)) v.v[i] = -infinity<float>();
+        }
+      }
+      most = larger<float>(most, in_register(v));
+      copy_bytes<int(sizeof(v.v))>(logits, v.v);
+    }
+
+    SoftmaxState<float>& state = states_[r];
+    const float factor = state.raise(max_of(as_pack<float>(most))), reference = state.reference();
+    Register<float> sum{};
+    for (int key = 0; key < keys; key += N) {
+      Pack<float, N> p = exp_minus(pack_at<N>(in_panel(logits_, r, key)), reference);
+      sum = sum + in_register(p);
+      if constexpr (ValueRun::scaled) p = p * pack_at<N>(value_scales_[turn] + key);
+      copy_bytes<int(sizeof(p.v))>(weights + key, p.v);
+    }
+    state.l += kernels::sum(as_pack<float>(sum));
+    if (factor != 1) {
+      for (int64_t col = 0; col < sizes_.o; col += N) put_vector<float>(at_column(r, int(col)), vector_at(at_column(r, int(col))) * factor);
+    }
+  }
+
+  // ---- few rows ----------------------------------------------------------------------------------------------------
+
+  template <class K>
+  void few_logits(const K& k, int keys) {
+    const int64_t direct = InVectors<K>::value(k) ? dim_ / kUnit * kUnit : 0;
+    int key = 0;
+    if (count_ == 1) {
+      for (; key + kRowsForOne <= keys; key += kRowsForOne) few_logits<kRowsForOne>(k, key, direct);
+    }
+    for (; key + kTileRows <= keys; key += kTileRows) few_logits<kTileRows>(k, key, direct);
+    for (; key < keys; ++key) few_logits<1>(k, key, direct);
+  }
+  template <int kKeys, class K>
+  void few_logits(const K& k, int key, int64_t direct) {
+    constexpr int tokens = kKeys > kTileRows ? 1 : kTileTokens;
+    for (int r = 0; r < count_; r += tokens) {
+      const int some = lesser(tokens, count_ - r);
+      Register<float> lanes[kKeys * tokens] = {};
+      const float* const q = q_ + r * sizes_.q;
+      if (direct > 0) multiply_tile<kKeys>(some, k, key, key, 0, direct, q, sizes_.q, lanes);
+      for (int64_t col = direct; col < dim_; col += kUnit) {
+        const int64_t cols = lesser<int64_t>(kUnit, dim_ - col);
+        if (r == 0) {
+          for (int i = 0; i < kKeys; ++i) decode(k, key + i, col, cols, rows_ + (col - direct) / kUnit * kUnit * kKeys + i * kUnit);
+        }
+        const DirectLoad<float> decoded(rows_ + (col - direct) / kUnit * kUnit * kKeys, kUnit);
+        multiply_tile<kKeys>(some, decoded, 0, 0, 0, kUnit, q + col, sizes_.q, lanes);
+      }
+      const auto sums = sums_of(lanes);
+      for (int i = 0; i < some; ++i) {
+        for (int j = 0; j < kKeys; ++j) *in_panel(logits_, r + i, key + j) = sums.v[i * kKeys + j];
+      }
+    }
+  }
+
+  // `next`: of so many rows of the next tile it is known where they are.
+  template <class V>
+  void few_values(const V& v, int keys, int next) {
+    int64_t col = 0;
+    if (InVectors<V>::value(v)) {
+      for (; col + 4 * N <= v_dim_; col += 4 * N) few_values<4>(v, keys, col, col, next);
+      for (; col + N <= v_dim_; col += N) few_values<1>(v, keys, col, col, next);
+    }
+    for (; col < v_dim_; col += kUnit) {
+      const int64_t cols = lesser<int64_t>(kUnit, v_dim_ - col);
+      for (int key = 0; key < keys; ++key) decode(v, key, col, cols, rows_ + key * kUnit);
+      const DirectLoad<float> decoded(rows_, kUnit);
+      for (int64_t i = 0; i < cols; i += N) few_values<1>(decoded, keys, i, col + i, 0);
+    }
+  }
+  template <int kVectors, class V>
+  void few_values(const V& v, int keys, int64_t col, int64_t to, int next) {
+    const int64_t key_cols = dim_;
+    const auto ahead = [&, col](int key) KERNELS_INLINE {
+      if (col == 0 && key < next) prefetch(v, key, 0, key_cols);
+    };
+    const auto nothing = [](int) {};
+    float* o[kVectors];
+    for (int r = 0; r < count_;) {
+      for (int i = 0; i < kVectors; ++i) o[i] = at_column(r, int(to) + i * N);
+      const float* const p = weights_ + r * T::depth;
+      const int left = count_ - r;
+      const auto add = [&](auto rows) {
+        if (r == 0) add_values<rows()>(v, keys, col, p, T::depth, o, T::cols, ahead);
+        else add_values<rows()>(v, keys, col, p, T::depth, o, T::cols, nothing);
+        r += rows();
+      };
+      if (left >= 4) add(Width<4>{});
+      else if (left >= 2) add(Width<2>{});
+      else add(Width<1>{});
+    }
+  }
+
+  // ---- many rows ---------------------------------------------------------------------------------------------------
+
+  // Whether any of the rows of a tile of rows see any of these keys.
+  bool any_sees(int first, int64_t begin, int keys) const {
+    for (int r = first; r < lesser(first + T::rows, count_); ++r) {
+      if (ranges_[r].begin < begin + keys && ranges_[r].end > begin) return true;
+    }
+    return false;
+  }
+
+  template <class K>
+  void many_logits(const K& k, int64_t begin, int keys) {
+    const int64_t depth = Sizes::padded(dim_);
+    for (int key = 0; key < keys; key += N) {
+      for (int i = 0; i < N; ++i) {
+        if (key + i < keys) decode(k, key + i, 0, dim_, rows_ + i * depth);
+        else std::fill_n(rows_ + i * depth, depth, 0.f);
+      }
+      float* const to = turned_keys_ + key / T::cols * depth * T::cols + key % T::cols;
+      for (int64_t col = 0; col < depth; col += N) turn(rows_ + col, depth, to + col * T::cols, std::make_integer_sequence<int, N>());
+    }
+    for (int key = 0; key < keys; key += T::cols) {
+      const float* const panel = turned_keys_ + key * depth;
+      for (int r = 0; r < count_; r += T::rows) {
+        if (!any_sees(r, begin, keys)) continue;
+        for (int64_t col = 0; col < dim_; col += T::depth) {
+          const int stretch = int(lesser<int64_t>(T::depth, dim_ - col));
+          multiply_rows<T::rows>(lesser(T::rows, count_ - r), q_ + col * padded_ + r * T::depth, panel + col * T::cols, stretch, col == 0,
+                                 in_panel(logits_, r, key), [](int) {});
+        }
+      }
+    }
+  }
+  template <int... i>
+  static KERNELS_INLINE void turn(const float* rows, int64_t stride, float* to, std::integer_sequence<int, i...> lanes) {
+    Register<float> square[] = {vector_at(rows + i * stride)...};
+    transpose<1, float>(square, lanes);
+    (put_vector<float>(to + i * T::cols, square[i]), ...);
+  }
+
+  template <class V>
+  void many_values(const V& v, int64_t begin, int keys) {
+    const int64_t panels = sizes_.o;
+    for (int key = 0; key < keys; ++key) {
+      decode(v, key, 0, v_dim_, rows_);
+      for (int64_t col = 0; col < panels; col += N) {
+        put_vector<float>(turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols, vector_at(rows_ + col));
+      }
+    }
+    for (int64_t col = 0; col < panels; col += T::cols) {
+      for (int r = 0; r < count_; r += T::rows) {
+        if (!any_sees(r, begin, keys)) continue;
+        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * T::depth, turned_values_ + col * keys, keys, false,
+                               at_column(r, int(col)), [](int) {});
+      }
+    }
+  }
+
+  // ---- results -----------------------------------------------------------------------------------------------------
+
+  // o(Width, col): the sums of a row under its state.
+  template <class Sums>
+  void write(int r, const Sums& o, const SoftmaxState<float>& state) const {
+    const int64_t token = token_of(r), head = head_of(r), first = head * v_dim_;
+    const float inverse = state.inverse();
+    const auto map = sink_map(c_.out);
+    const auto end = sink_end(c_.out);
+    const Packs<DirectLoad<float>, Out> packs({nullptr, 0}, c_.out, v_dim_);
+    packs.each(first, first + v_dim_, [&](auto width, int64_t col) KERNELS_INLINE {
+      const auto v = o(width, col - first) * inverse;
+      put(end, apply_map(map, v, fetch_operands<width()>(map, token, col), token, col), token, col);
+    });
+    c_.options.write_lse(state.logsumexp(), token, head, c_.shape.heads);
+  }
+
+  // Room for what has no default constructor.
+  template <class Row>
+  struct Room {
+    alignas(Row) unsigned char bytes[kFewRowsKeys * sizeof(Row)];
+    Row* at(int64_t i) { return reinterpret_cast<Row*>(bytes) + i; }
+  };
+
+  const Call& c_;
+  AttentionPart part_;
+  Sizes sizes_;
+  bool few_;
+  int count_, padded_;
+  int64_t group_, dim_, v_dim_, q_len_ = 0, kv_len_ = 0, gathered_[2] = {};
+  float *q_, *o_, *logits_, *weights_, *turned_keys_, *turned_values_, *rows_;
+  SoftmaxState<float> states_[kMostRows];
+  KeyRange ranges_[kMostRows];
+  Room<Key> keys_[2];
+  Room<Value> values_[2];
+  float key_scales_[2][kFewRowsKeys], value_scales_[2][kFewRowsKeys];
+  alignas(64) float memory_[kAttentionFloats];
+};
+
+// ---- all threads ---------------------------------------------------------------------------------------------------
+
+// f(i) for all i below count, in any order, on so many threads.
+template <class F>
+void each_item(int64_t count, int threads, const F& f) {
+  std::atomic<int64_t> next{0};
+  parallel(int(greater<int64_t>(1, lesser<int64_t>(threads, count))), [&](int) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
+  });
+}
+
+// How the keys of a sequence are cut.
+struct KeySplits {
+  int64_t keys;
+  int count;
+  explicit KeySplits(int64_t length) {
+    const int64_t least = (length + kMostSplits - 1) / kMostSplits;
+    keys = greater(kSplitKeys, (least + kFewRowsKeys - 1) / kFewRowsKeys * kFewRowsKeys);
+    count = int(greater<int64_t>(1, (length + keys - 1) / keys));
+  }
+};
+
+// What only the CPU can check, as it sees the offsets: what the caller said of them.
+inline Status check_queries(const AttentionShape& shape) {
+  if (shape.q_offsets == nullptr) return {};
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b]) return invalid("attention: q_offsets are negative or fall");
+    if (shape.queries(b) > shape.q_len) return invalid("attention: a sequence has more than q_len queries");
+  }
+  return {};
+}
+
+template <class Call>
+class AttentionRun {
+  using Rows = AttentionRows<Call>;
+
+ public:
+  explicit AttentionRun(const Call& call) : c_(call), group_(call.shape.group()), tile_(lesser(Rows::most_rows(c_.shape), c_.shape.q_len * group_)) {
+    if (tile_ >= group_) tile_ = tile_ / group_ * group_;  // no query in two tiles
+    tiles_ = (c_.shape.q_len * group_ + tile_ - 1) / tile_;
+  }
+
+  // Each item is a tile of rows with all of its keys. The last queries see the most: they come first.
+  void whole(int threads) const {
+    each_item(c_.shape.batch * c_.shape.kv_heads * tiles_, threads, [&](int64_t i) {
+      const int64_t each = c_.shape.batch * c_.shape.kv_heads;
+      const AttentionPart part = part_of(i % each / c_.shape.kv_heads, i % c_.shape.kv_heads, tiles_ - 1 - i / each);
+      if (part.count <= 0) return;
+      Rows rows(c_, part);
+      rows.run();
+      rows.finish();
+    });
+  }
+
+  // Each item is a split of the keys; what comes of those of one tile of rows is merged when all are done.
+  void split(int threads, float* states) const {
+    const int64_t each = c_.shape.kv_heads * tiles_, all = c_.shape.batch * each, row = Rows::state_floats(c_.shape);
+    const auto state_of = [=](const AttentionPart& part) {
+      return states + ((part.b * c_.shape.kv_heads + part.head) * c_.shape.q_len * group_ + part.first) * kMostSplits * row;
+    };
+    each_item(all * kMostSplits, threads, [&](int64_t i) {
+      AttentionPart part = part_of(i / kMostSplits / each, i / kMostSplits % each / tiles_, i / kMostSplits % tiles_);
+      const KeySplits splits(part.end);
+      const int split = int(i % kMostSplits);
+      if (part.count <= 0 || split >= splits.count) return;
+      part.begin = split * splits.keys;
+      part.end = lesser(part.end, part.begin + splits.keys);
+      Rows rows(c_, part);
+      rows.run();
+      if (splits.count == 1) rows.finish();
+      else rows.save(state_of(part) + split * part.count * row);
+    });
+    each_item(all, threads, [&](int64_t i) {
+      const AttentionPart part = part_of(i / each, i % each / tiles_, i % tiles_);
+      const KeySplits splits(part.end);
+      if (part.count > 0 && splits.count > 1) Rows(c_, part).merge(state_of(part), splits.count, part.count * row);
+    });
+  }
+
+ private:
+  AttentionPart part_of(int64_t b, int64_t head, int64_t tile) const {
+    const int64_t first = tile * tile_;
+    return {b, head, first, lesser(tile_, c_.shape.queries(b) * group_ - first), 0, c_.kv.length(b)};
+  }
+
+  const Call& c_;
+  int64_t group_, tile_, tiles_;
+};
+
+// ---- parts that are whole calls ------------------------------------------------------------------------------------
+
+template <class O, class L, class Out>
+void merge_states(int threads, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
+  const auto map = sink_map(out);
+  const auto end = sink_end(out);
+  const Packs<O, Out> packs(o, out, shape.dim);
+  const int parts = int(lesser<int64_t>(threads, shape.tokens));
+  parallel(parts, [&](int thread) {
+    const int64_t last = shape.tokens / parts * (thread + 1) + shape.tokens % parts * (thread + 1) / parts;
+    for (int64_t t = shape.tokens / parts * thread + shape.tokens % parts * thread / parts; t < last; ++t) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        const auto logsumexp = [&](int64_t part) { return convert<float>(resolve(lse, fetch<1>(lse, part * shape.tokens + t, head), part * shape.tokens + t, head).v[0]); };
+        SoftmaxState<float> all;
+        for (int64_t part = 0; part < shape.parts; ++part) all.merge(AttentionState<float, 1>(logsumexp(part), {}));
+        packs.each(head * shape.dim, (head + 1) * shape.dim, [&](auto width, int64_t col) KERNELS_INLINE {
+          AttentionState<float, width()> sum;
+          for (int64_t part = 0; part < shape.parts; ++part) {
+            const int64_t row = part * shape.tokens + t;
+            sum.merge({logsumexp(part), convert<float>(resolve(o, fetch<width()>(o, row, col), row, col))});
+          }
+          const auto v = sum.output();
+          put(end, apply_map(map, v, fetch_operands<width()>(map, t, col), t, col), t, col);
+        });
+        options.write_lse(all.logsumexp(), t, head, shape.heads);
+      }
+    }
+  });
+}
+
+}
+}  // namespace host
+}  // namespace detail
+KERNELS_END
