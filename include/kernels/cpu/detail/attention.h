@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <new>
 
 #include "../../kv.h"
 #include "../../score.h"
@@ -25,7 +26,7 @@ inline namespace KERNELS_ISA {
 // Rows up to this number are multiplied without turning keys and values around.
 constexpr int kFewRows = 8;
 // Keys of a tile, of few rows and of many; of many rows with a large head, half as many.
-constexpr int kFewRowsKeys = 128, kManyRowsKeys = 64;
+constexpr int kFewRowsKeys = 256, kManyRowsKeys = 64;
 // What a thread has on its stack.
 constexpr int kAttentionFloats = 104 << 10;
 constexpr int kMostRows = 126;
@@ -41,39 +42,80 @@ struct RowAt {
   int64_t row;
 };
 
-// Rows from anywhere, as one source. Asking for one of them to be brought into the cache asks for what will be needed at about
-// that time instead: the rows of `ahead`.
-template <class Codes, class Ahead>
+// Rows from anywhere, as one source.
+template <class Codes>
 class Gathered : public Functor {
  public:
   static constexpr Role role = Role::source;
   static constexpr int widest = widest_of<Codes>();
-  Gathered(const RowAt<Codes>* rows, int most, const RowAt<Ahead>* ahead) : rows_(rows), ahead_(ahead), most_(most) {}
+  explicit Gathered(const RowAt<Codes>* rows) : rows_(rows) {}
 
-  // The first row's, which the others share.
-  int max_pack() const { return most_; }
+  int max_pack() const { return max_pack_of(rows_->codes); }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(rows_[row].codes, rows_[row].row, col); }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
     return detail::resolve(rows_[row].codes, fetched, rows_[row].row, col);
   }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(ahead_[row].codes, ahead_[row].row, begin, end); }
-  const Codes& first() const { return rows_->codes; }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(rows_[row].codes, rows_[row].row, begin, end); }
+  // Whether vectors may be read at multiples of their length.
+  bool in_vectors() const { return InVectors<Codes>::value(rows_->codes); }
+  const RowAt<Codes>& operator[](int64_t row) const { return rows_[row]; }
 
  private:
   const RowAt<Codes>* rows_;
-  const RowAt<Ahead>* ahead_;
-  int most_;
 };
-template <class Codes, class Ahead>
-struct AnyWidth<Gathered<Codes, Ahead>> {
+template <class Codes>
+struct AnyWidth<Gathered<Codes>> {
   static constexpr bool value = any_width<Codes>;
 };
-template <class Codes, class Ahead>
-struct InVectors<Gathered<Codes, Ahead>> {
-  static bool value(const Gathered<Codes, Ahead>& w) { return InVectors<Codes>::value(w.first()); }
-};
+
+// A vector of a row; of the last columns, kWidth of them and zeros.
+template <int kWidth, class Codes>
+KERNELS_INLINE inline Register<float> vector_of(const RowAt<Codes>& at, int64_t col) {
+  constexpr int N = kLanes<float>;
+  const auto some = convert<float>(resolve(at.codes, fetch<kWidth>(at.codes, at.row, col), at.row, col));
+  if constexpr (kWidth == N) {
+    return in_register(some);
+  } else {
+    Pack<float, N> all = broadcast<N>(0.f);
+    for (int i = 0; i < kWidth; ++i) all.v[i] = some.v[i];
+    return in_register(all);
+  }
+}
+// Heads are multiples of 8 columns.
+constexpr int kTail = kLanes<float> < 8 ? kLanes<float> : 8;
+
+// v in lanes [low, high), -inf in the others.
+template <int... i>
+KERNELS_INLINE inline Register<float> only_lanes(const Register<float>& v, int low, int high, std::integer_sequence<int, i...>) {
+#if KERNELS_VECTORS
+  using Ints = VectorOf<int32_t, kLanes<float>>;
+  const Ints lanes = {i...};
+  return ((lanes >= low) & (lanes < high)) ? v : Register<float>{} - infinity<float>();
+#else
+  return {{(i >= low && i < high ? v.v[i] : -infinity<float>())...}};
+#endif
+}
+
+// The products of kKeys rows and kTokens of q, `stride` apart: sums[token * kKeys + key], lane by lane.
+template <int kKeys, int kTokens, class Codes>
+KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int64_t cols, const float* q, int64_t stride, Register<float>* sums) {
+  constexpr int N = kLanes<float>;
+  Register<float> so_far[kTokens][kKeys] = {};
+  const auto step = [&](auto width, int64_t col) KERNELS_INLINE {
+    Register<float> x[kTokens];
+    unrolled<kTokens>([&](auto t) KERNELS_INLINE { x[t()] = vector_at(q + t() * stride + col); });
+    unrolled<kKeys>([&](auto j) KERNELS_INLINE {
+      const Register<float> y = vector_of<width()>(rows[j()], col);
+      unrolled<kTokens>([&](auto t) KERNELS_INLINE { so_far[t()][j()] = multiply_add<float>(x[t()], y, so_far[t()][j()]); });
+    });
+  };
+  int64_t col = 0;
+  for (; col + N <= cols; col += N) step(Width<N>{}, col);
+  if (col < cols) step(Width<kTail>{}, col);
+  unrolled<kTokens>([&](auto t) KERNELS_INLINE { unrolled<kKeys>([&](auto j) KERNELS_INLINE { sums[t() * kKeys + j()] = so_far[t()][j()]; }); });
+}
 
 // The sums of the lanes of each of kCount registers, in order.
 template <int kCount, int kHalf, int... i>
@@ -95,16 +137,16 @@ KERNELS_INLINE inline Pack<float, kCount> sums_of(Register<float> (&v)[kCount]) 
 }
 
 // o + row * stride, kVectors of them, += the sum over keys of p[row * p_stride + key] * the key's columns from `col` on.
-template <int kRows, int kVectors, class V, class Prefetch>
-void add_values(const V v, int keys, int64_t col, const float* p, int p_stride, float* const (&o)[kVectors], int stride, const Prefetch& ahead) {
+template <int kRows, int kVectors, int kWidth, class V, class Ahead>
+void add_values(const V v, int keys, int64_t col, const float* p, int p_stride, float* const (&o)[kVectors], int stride, const Ahead& ahead) {
   constexpr int N = kLanes<float>;
   Register<float> sums[kRows][kVectors];
   unrolled<kRows>([&](auto r) KERNELS_INLINE { unrolled<kVectors>([&](auto i) KERNELS_INLINE { sums[r()][i()] = vector_at(o[i()] + r() * stride); }); });
   for (int key = 0; key < keys; ++key) {
     ahead(key);
+    const auto& row = v[key];
     unrolled<kVectors>([&](auto i) KERNELS_INLINE {
-      const int64_t at = col + i() * N;
-      const Register<float> values = in_register(convert<float>(resolve(v, fetch<N>(v, key, at), key, at)));
+      const Register<float> values = vector_of<kWidth>(row, col + i() * N);
       unrolled<kRows>([&](auto r) KERNELS_INLINE { sums[r()][i()] = multiply_add<float>(p[r() * p_stride + key], values, sums[r()][i()]); });
     });
   }
@@ -151,13 +193,14 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   AttentionRows(const Call& call, const AttentionPart& part)
       : c_(call), part_(part), sizes_(call.shape, part.count), few_(part.count <= kFewRows), count_(int(part.count)),
-        padded_((count_ + T::rows - 1) / T::rows * T::rows), group_(call.shape.group()), dim_(call.shape.dim), v_dim_(call.shape.value_dim()) {
+        padded_((count_ + T::rows - 1) / T::rows * T::rows), group_(call.shape.group()), dim_(call.shape.dim), v_dim_(call.shape.value_dim()),
+        weights_stride_(few_ ? kFewRowsKeys : T::depth) {
     float* at = memory_;
     const auto take = [&at](int64_t floats) { float* const p = at; at += floats; return p; };
     q_ = take(padded_ * sizes_.q);
     o_ = take(padded_ * sizes_.o);
     logits_ = take(padded_ * sizes_.keys);
-    weights_ = take(padded_ * T::depth);
+    weights_ = take(padded_ * weights_stride_);
     turned_keys_ = take(sizes_.turned_keys);
     turned_values_ = take(sizes_.turned_values);
     rows_ = take(sizes_.rows);
@@ -235,8 +278,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
       o = panels;
       if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
-      rows = few ? greater<int64_t>(keys * kUnit, kRowsForOne * padded(greater(dim, v_dim))) : N * padded(greater(dim, v_dim));
-      each = q + o + keys + T::depth;
+      rows = (N > kDecoded ? N : kDecoded) * padded(greater(dim, v_dim));
+      each = q + o + keys + (few ? kFewRowsKeys : T::depth);
       shared = turned_keys + turned_values + rows;
     }
     static int64_t padded(int64_t dim) { return (dim + kUnit - 1) / kUnit * kUnit; }
@@ -275,42 +318,42 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // Where the keys from `begin` on and their values are.
+  // Where the keys from `begin` on and their values are, and what they are scaled with.
   void gather(int64_t begin, int64_t count, int turn) {
-    for (int64_t i = 0; i < count;) {
-      const KeyRun run = c_.kv.key(part_.b, part_.head, begin + i);
+    gather<KeyRun>([&](int64_t pos) { return c_.kv.key(part_.b, part_.head, pos); }, begin, count, keys_[turn].at(0), key_scales_[turn]);
+    gather<ValueRun>([&](int64_t pos) { return c_.kv.value(part_.b, part_.head, pos); }, begin, count, values_[turn].at(0), value_scales_[turn]);
+    gathered_[turn] = int(count);
+  }
+  template <class Run, class At>
+  static void gather(const At& at, int64_t begin, int64_t count, RowAt<typename Run::Codes>* rows, float* scales) {
+    int64_t i = 0;
+    while (i < count) {
+      const Run run = at(begin + i);
       const int64_t end = lesser(count, i + run.count), from = i;
       for (; i < end; ++i) {
-        new (keys_[turn].at(i)) Key{run.codes, i - from};
-        if constexpr (KeyRun::scaled) key_scales_[turn][i] = run.scale(i - from);
+        new (rows + i) RowAt<typename Run::Codes>{run.codes, i - from};
+        if constexpr (Run::scaled) scales[i] = run.scale(i - from);
       }
     }
-    for (int64_t i = 0; i < count;) {
-      const ValueRun run = c_.kv.value(part_.b, part_.head, begin + i);
-      const int64_t end = lesser(count, i + run.count), from = i;
-      for (; i < end; ++i) {
-        new (values_[turn].at(i)) Value{run.codes, i - from};
-        if constexpr (ValueRun::scaled) value_scales_[turn][i] = run.scale(i - from);
-      }
-    }
-    gathered_[turn] = count;
+    // Whole vectors of keys are multiplied: the last one stands in for those that lack.
+    for (; i > 0 && i % N != 0; ++i) new (rows + i) RowAt<typename Run::Codes>(rows[i - 1]);
   }
 
   // ---- a tile of keys ----------------------------------------------------------------------------------------------
 
   void tile(int64_t begin, int keys, int turn) {
-    const Gathered<typename KeyRun::Codes, typename ValueRun::Codes> k(keys_[turn].at(0), max_pack_of(keys_[turn].at(0)->codes), values_[turn].at(0));
-    const Gathered<typename ValueRun::Codes, typename KeyRun::Codes> v(values_[turn].at(0), max_pack_of(values_[turn].at(0)->codes), keys_[turn ^ 1].at(0));
-    if (few_) few_logits(k, keys);
+    const Gathered<typename KeyRun::Codes> k(keys_[turn].at(0)), next(keys_[turn ^ 1].at(0));
+    const Gathered<typename ValueRun::Codes> v(values_[turn].at(0));
+    if (few_) few_logits(k, v, keys);
     else many_logits(k, begin, keys);
     for (int r = 0; r < count_; ++r) weigh(r, begin, keys, turn);
-    if (few_) few_values(v, keys, int(lesser<int64_t>(keys, gathered_[turn ^ 1])));
+    if (few_) few_values(v, next, keys, gathered_[turn ^ 1]);
     else many_values(v, begin, keys);
   }
 
   // Logits of a row: their score, and their weights under the largest so far.
   void weigh(int r, int64_t begin, int keys, int turn) {
-    float* const weights = weights_ + r * T::depth;
+    float* const weights = weights_ + r * weights_stride_;
     const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)), high = int(lesser<int64_t>(keys, ranges_[r].end - begin));
     if (low >= high) {
       std::fill_n(weights, keys, 0.f);
@@ -331,7 +374,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         }
       }
       if (key < low || key + N > high) {
-        for (int i = 0; i < N; ++i) v.v[i] = key + i >= low && key + i < high ? v.v[i] : -infinity<float>();
+        v = as_pack<float>(only_lanes(in_register(v), low - key, high - key, std::make_integer_sequence<int, N>()));
       }
       if constexpr (score_masks<S>) {
         for (int i = greater(0, low - key); i < lesser(N, high - key); ++i) {
@@ -360,72 +403,93 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- few rows ----------------------------------------------------------------------------------------------------
 
-  template <class K>
-  void few_logits(const K& k, int keys) {
-    const int64_t direct = InVectors<K>::value(k) ? dim_ / kUnit * kUnit : 0;
-    int key = 0;
-    if (count_ == 1) {
-      for (; key + kRowsForOne <= keys; key += kRowsForOne) few_logits<kRowsForOne>(k, key, direct);
+  // Rows that cannot be read in vectors are copied first: kDecoded of them at a time.
+  static constexpr int kDecoded = 16;
+  using Plain = RowAt<DirectLoad<float>>;
+  template <class Source>
+  void copy_rows(const Source& from, int first, int count, int64_t cols, Plain* to) const {
+    const int64_t stride = Sizes::padded(cols);
+    for (int i = 0; i < count; ++i) {
+      decode(from, first + i, 0, cols, rows_ + i * stride);
+      new (to + i) Plain{{rows_, stride}, i};
     }
-    for (; key + kTileRows <= keys; key += kTileRows) few_logits<kTileRows>(k, key, direct);
-    for (; key < keys; ++key) few_logits<1>(k, key, direct);
+    for (int i = count; i < kDecoded; ++i) new (to + i) Plain(to[0]);
   }
-  template <int kKeys, class K>
-  void few_logits(const K& k, int key, int64_t direct) {
-    constexpr int tokens = kKeys > kTileRows ? 1 : kTileTokens;
-    for (int r = 0; r < count_; r += tokens) {
-      const int some = lesser(tokens, count_ - r);
-      Register<float> lanes[kKeys * tokens] = {};
-      const float* const q = q_ + r * sizes_.q;
-      if (direct > 0) multiply_tile<kKeys>(some, k, key, key, 0, direct, q, sizes_.q, lanes);
-      for (int64_t col = direct; col < dim_; col += kUnit) {
-        const int64_t cols = lesser<int64_t>(kUnit, dim_ - col);
-        if (r == 0) {
-          for (int i = 0; i < kKeys; ++i) decode(k, key + i, col, cols, rows_ + (col - direct) / kUnit * kUnit * kKeys + i * kUnit);
-        }
-        const DirectLoad<float> decoded(rows_ + (col - direct) / kUnit * kUnit * kKeys, kUnit);
-        multiply_tile<kKeys>(some, decoded, 0, 0, 0, kUnit, q + col, sizes_.q, lanes);
+
+  // While keys are read, values come into the cache.
+  template <class K, class V>
+  void few_logits(const K& k, const V& v, int keys) {
+    for (int key = 0; key < keys; key += kDecoded) {
+      const int some = lesser(kDecoded, keys - key);
+      for (int i = 0; i < some; ++i) v.prefetch(key + i, 0, v_dim_);
+      if (k.in_vectors()) {
+        dot_rows(&k[key], key, some);
+      } else {
+        Room<Plain, kDecoded> room;
+        Plain* const rows = room.at(0);
+        copy_rows(k, key, some, dim_, rows);
+        dot_rows(rows, key, some);
       }
+    }
+  }
+  template <class Codes>
+  void dot_rows(const RowAt<Codes>* rows, int first, int keys) {
+    for (int r = 0; r < count_;) {
+      const int left = count_ - r;
+      if (left >= 3 && N >= 16) dot_some<N / 4, 4>(rows, first, keys, r), r += 4;
+      else if (left >= 2) dot_some<N / 2, 2>(rows, first, keys, r), r += 2;
+      else dot_some<N, 1>(rows, first, keys, r), r += 1;
+    }
+  }
+  // Queries behind the last one are 0 and their logits are not looked at; likewise keys.
+  template <int kKeys, int kTokens, class Codes>
+  void dot_some(const RowAt<Codes>* rows, int first, int keys, int r) {
+    for (int key = 0; key < keys; key += kKeys) {
+      Register<float> lanes[kKeys * kTokens];
+      dots<kKeys, kTokens>(rows + key, dim_, q_ + r * sizes_.q, sizes_.q, lanes);
       const auto sums = sums_of(lanes);
-      for (int i = 0; i < some; ++i) {
-        for (int j = 0; j < kKeys; ++j) *in_panel(logits_, r + i, key + j) = sums.v[i * kKeys + j];
-      }
+      for (int t = 0; t < kTokens; ++t) copy_bytes<int(kKeys * sizeof(float))>(in_panel(logits_, r + t, first + key), sums.v + t * kKeys);
     }
   }
 
-  // `next`: of so many rows of the next tile it is known where they are.
-  template <class V>
-  void few_values(const V& v, int keys, int next) {
-    int64_t col = 0;
-    if (InVectors<V>::value(v)) {
-      for (; col + 4 * N <= v_dim_; col += 4 * N) few_values<4>(v, keys, col, col, next);
-      for (; col + N <= v_dim_; col += N) few_values<1>(v, keys, col, col, next);
-    }
-    for (; col < v_dim_; col += kUnit) {
-      const int64_t cols = lesser<int64_t>(kUnit, v_dim_ - col);
-      for (int key = 0; key < keys; ++key) decode(v, key, col, cols, rows_ + key * kUnit);
-      const DirectLoad<float> decoded(rows_, kUnit);
-      for (int64_t i = 0; i < cols; i += N) few_values<1>(decoded, keys, i, col + i, 0);
+  // While values are read, the next tile's keys come into the cache, `next` of them.
+  template <class V, class K>
+  void few_values(const V& v, const K& ahead, int keys, int next) {
+    const auto fetch_key = [&](int key) KERNELS_INLINE {
+      if (key < next) ahead.prefetch(key, 0, dim_);
+    };
+    if (v.in_vectors()) {
+      add_rows(v, 0, keys, fetch_key);
+    } else {
+      Room<Plain, kDecoded> room;
+      Plain* const rows = room.at(0);
+      for (int key = 0; key < keys; key += kDecoded) {
+        const int some = lesser(kDecoded, keys - key);
+        copy_rows(v, key, some, v_dim_, rows);
+        add_rows(Gathered<DirectLoad<float>>(rows), key, some, fetch_key);
+      }
     }
   }
-  template <int kVectors, class V>
-  void few_values(const V& v, int keys, int64_t col, int64_t to, int next) {
-    const int64_t key_cols = dim_;
-    const auto ahead = [&, col](int key) KERNELS_INLINE {
-      if (col == 0 && key < next) prefetch(v, key, 0, key_cols);
-    };
-    const auto nothing = [](int) {};
+  template <class V, class Ahead>
+  void add_rows(const V& v, int first, int keys, const Ahead& ahead) {
+    int64_t col = 0;
+    for (; col + 4 * N <= v_dim_; col += 4 * N) add_some<4, N>(v, first, keys, col, ahead);
+    for (; col + N <= v_dim_; col += N) add_some<1, N>(v, first, keys, col, ahead);
+    if (col < v_dim_) add_some<1, kTail>(v, first, keys, col, ahead);
+  }
+  template <int kVectors, int kWidth, class V, class Ahead>
+  void add_some(const V& v, int first, int keys, int64_t col, const Ahead& ahead) {
     float* o[kVectors];
     for (int r = 0; r < count_;) {
-      for (int i = 0; i < kVectors; ++i) o[i] = at_column(r, int(to) + i * N);
-      const float* const p = weights_ + r * T::depth;
-      const int left = count_ - r;
+      for (int i = 0; i < kVectors; ++i) o[i] = at_column(r, int(col) + i * N);
+      const float* const p = weights_ + r * weights_stride_ + first;
       const auto add = [&](auto rows) {
-        if (r == 0) add_values<rows()>(v, keys, col, p, T::depth, o, T::cols, ahead);
-        else add_values<rows()>(v, keys, col, p, T::depth, o, T::cols, nothing);
+        if (r == 0 && col == 0) add_values<rows(), kVectors, kWidth>(v, keys, col, p, weights_stride_, o, T::cols, [&](int key) KERNELS_INLINE { ahead(first + key); });
+        else add_values<rows(), kVectors, kWidth>(v, keys, col, p, weights_stride_, o, T::cols, [](int) {});
         r += rows();
       };
-      if (left >= 4) add(Width<4>{});
+      const int left = count_ - r;
+      if (left >= 4 && N >= 16) add(Width<4>{});
       else if (left >= 2) add(Width<2>{});
       else add(Width<1>{});
     }
@@ -483,7 +547,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     for (int64_t col = 0; col < panels; col += T::cols) {
       for (int r = 0; r < count_; r += T::rows) {
         if (!any_sees(r, begin, keys)) continue;
-        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * T::depth, turned_values_ + col * keys, keys, false,
+        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys, keys, false,
                                at_column(r, int(col)), [](int) {});
       }
     }
@@ -507,9 +571,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   }
 
   // Room for what has no default constructor.
-  template <class Row>
+  template <class Row, int kCount>
   struct Room {
-    alignas(Row) unsigned char bytes[kFewRowsKeys * sizeof(Row)];
+    alignas(Row) unsigned char bytes[kCount * sizeof(Row)];
     Row* at(int64_t i) { return reinterpret_cast<Row*>(bytes) + i; }
   };
 
@@ -518,12 +582,15 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   Sizes sizes_;
   bool few_;
   int count_, padded_;
-  int64_t group_, dim_, v_dim_, q_len_ = 0, kv_len_ = 0, gathered_[2] = {};
+  int64_t group_, dim_, v_dim_;
+  int weights_stride_;
+  int64_t q_len_ = 0, kv_len_ = 0;
+  int gathered_[2] = {};
   float *q_, *o_, *logits_, *weights_, *turned_keys_, *turned_values_, *rows_;
   SoftmaxState<float> states_[kMostRows];
   KeyRange ranges_[kMostRows];
-  Room<Key> keys_[2];
-  Room<Value> values_[2];
+  Room<Key, kFewRowsKeys> keys_[2];
+  Room<Value, kFewRowsKeys> values_[2];
   float key_scales_[2][kFewRowsKeys], value_scales_[2][kFewRowsKeys];
   alignas(64) float memory_[kAttentionFloats];
 };
@@ -585,7 +652,7 @@ class AttentionRun {
   // Each item is a split of the keys; what comes of those of one tile of rows is merged when all are done.
   void split(int threads, float* states) const {
     const int64_t each = c_.shape.kv_heads * tiles_, all = c_.shape.batch * each, row = Rows::state_floats(c_.shape);
-    const auto state_of = [=](const AttentionPart& part) {
+    const auto state_of = [&](const AttentionPart& part) {
       return states + ((part.b * c_.shape.kv_heads + part.head) * c_.shape.q_len * group_ + part.first) * kMostSplits * row;
     };
     each_item(all * kMostSplits, threads, [&](int64_t i) {
