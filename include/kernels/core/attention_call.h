@@ -93,6 +93,7 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   static_assert(is_source<Q>, "the second argument must be a source of queries: k::load(q, ld), with maps behind it if wanted");
   static_assert(is_sink<Out>, "the fourth argument must be a sink: k::store(o, ld), with maps before it if wanted");
   static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and attention makes it head by head");
+  static_assert(!wants_pairs<Out>(), "rope | sink is for products; rotate the queries as they are read: source | rope");
   static_assert(std::is_same<compute_type<Q>, float>::value, "attention is computed in float: queries of double are not taken");
   empty = true;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
