@@ -25,10 +25,10 @@ inline namespace KERNELS_ISA {
 
 // Rows up to this number are multiplied without turning keys and values around.
 constexpr int kFewRows = 8;
-// Keys of a tile, of few rows and of many; of many rows with a large head, half as many.
-constexpr int kFewRowsKeys = 256, kManyRowsKeys = 64;
+// Keys of a tile, of few rows and of many; of many rows with a larger head, fewer.
+constexpr int kFewRowsKeys = 256, kManyRowsKeys = 128;
 // What a thread has on its stack.
-constexpr int kAttentionFloats = 104 << 10;
+constexpr int kAttentionFloats = 112 << 10;
 constexpr int kMostRows = 126;
 // Splits of a sequence have at least so many keys; there are never more of them than that.
 constexpr int64_t kSplitKeys = 512;
@@ -137,8 +137,8 @@ KERNELS_INLINE inline Pack<float, kCount> sums_of(Register<float> (&v)[kCount]) 
 }
 
 // o + row * stride, kVectors of them, += the sum over keys of p[row * p_stride + key] * the key's columns from `col` on.
-template <int kRows, int kVectors, int kWidth, class V, class Ahead>
-void add_values(const V v, int keys, int64_t col, const float* p, int p_stride, float* const (&o)[kVectors], int stride, const Ahead& ahead) {
+template <int kRows, int kVectors, int kWidth, class Codes, class Ahead>
+void add_values(const RowAt<Codes>* v, int keys, int64_t col, const float* p, int p_stride, float* const (&o)[kVectors], int stride, const Ahead& ahead) {
   constexpr int N = kLanes<float>;
   Register<float> sums[kRows][kVectors];
   unrolled<kRows>([&](auto r) KERNELS_INLINE { unrolled<kVectors>([&](auto i) KERNELS_INLINE { sums[r()][i()] = vector_at(o[i()] + r() * stride); }); });
@@ -274,7 +274,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     Sizes(const AttentionShape& shape, int64_t count) {
       const int64_t dim = shape.dim, v_dim = shape.value_dim(), panels = (v_dim + T::cols - 1) / T::cols * T::cols;
       const bool few = count <= kFewRows;
-      keys = few ? kFewRowsKeys : dim <= 256 && v_dim <= 256 ? kManyRowsKeys : kManyRowsKeys / 2;
+      keys = few ? kFewRowsKeys : greater(dim, v_dim) <= 128 ? kManyRowsKeys : greater(dim, v_dim) <= 256 ? kManyRowsKeys / 2 : kManyRowsKeys / 4;
       q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
       o = panels;
       if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
@@ -345,10 +345,10 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     const Gathered<typename KeyRun::Codes> k(keys_[turn].at(0)), next(keys_[turn ^ 1].at(0));
     const Gathered<typename ValueRun::Codes> v(values_[turn].at(0));
     if (few_) few_logits(k, v, keys);
-    else many_logits(k, begin, keys);
+    else many_logits(k, v, begin, keys);
     for (int r = 0; r < count_; ++r) weigh(r, begin, keys, turn);
     if (few_) few_values(v, next, keys, gathered_[turn ^ 1]);
-    else many_values(v, begin, keys);
+    else many_values(v, next, begin, keys, gathered_[turn ^ 1]);
   }
 
   // Logits of a row: their score, and their weights under the largest so far.
@@ -403,34 +403,34 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- few rows ----------------------------------------------------------------------------------------------------
 
-  // Rows that cannot be read in vectors are copied first: kDecoded of them at a time.
+  // f(rows, number of the first, how many) for all rows of a tile, such that they can be read in vectors: those that cannot are
+  // copied first, kDecoded of them at a time. Behind the last row stands something that may be read, up to a multiple of N.
   static constexpr int kDecoded = 16;
-  using Plain = RowAt<DirectLoad<float>>;
-  template <class Source>
-  void copy_rows(const Source& from, int first, int count, int64_t cols, Plain* to) const {
+  template <class Source, class F>
+  void in_vectors(const Source& source, int count, int64_t cols, const F& f) const {
+    if (source.in_vectors()) return f(&source[0], 0, count);
+    using Plain = RowAt<DirectLoad<float>>;
     const int64_t stride = Sizes::padded(cols);
-    for (int i = 0; i < count; ++i) {
-      decode(from, first + i, 0, cols, rows_ + i * stride);
-      new (to + i) Plain{{rows_, stride}, i};
+    for (int first = 0; first < count; first += kDecoded) {
+      Room<Plain, kDecoded> rows;
+      for (int i = 0; i < kDecoded; ++i) {
+        if (first + i < count) decode(source, first + i, 0, cols, rows_ + i * stride);
+        new (rows.at(i)) Plain{{rows_, stride}, first + i < count ? i : 0};
+      }
+      f(static_cast<const Plain*>(rows.at(0)), first, lesser(kDecoded, count - first));
     }
-    for (int i = count; i < kDecoded; ++i) new (to + i) Plain(to[0]);
   }
 
   // While keys are read, values come into the cache.
   template <class K, class V>
   void few_logits(const K& k, const V& v, int keys) {
-    for (int key = 0; key < keys; key += kDecoded) {
-      const int some = lesser(kDecoded, keys - key);
-      for (int i = 0; i < some; ++i) v.prefetch(key + i, 0, v_dim_);
-      if (k.in_vectors()) {
-        dot_rows(&k[key], key, some);
-      } else {
-        Room<Plain, kDecoded> room;
-        Plain* const rows = room.at(0);
-        copy_rows(k, key, some, dim_, rows);
-        dot_rows(rows, key, some);
+    in_vectors(k, keys, dim_, [&](const auto* rows, int first, int count) {
+      for (int key = 0; key < count; key += kDecoded) {
+        const int some = lesser(kDecoded, count - key);
+        for (int i = 0; i < some; ++i) v.prefetch(first + key + i, 0, v_dim_);
+        dot_rows(rows + key, first + key, some);
       }
-    }
+    });
   }
   template <class Codes>
   void dot_rows(const RowAt<Codes>* rows, int first, int keys) {
@@ -458,27 +458,17 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     const auto fetch_key = [&](int key) KERNELS_INLINE {
       if (key < next) ahead.prefetch(key, 0, dim_);
     };
-    if (v.in_vectors()) {
-      add_rows(v, 0, keys, fetch_key);
-    } else {
-      Room<Plain, kDecoded> room;
-      Plain* const rows = room.at(0);
-      for (int key = 0; key < keys; key += kDecoded) {
-        const int some = lesser(kDecoded, keys - key);
-        copy_rows(v, key, some, v_dim_, rows);
-        add_rows(Gathered<DirectLoad<float>>(rows), key, some, fetch_key);
-      }
-    }
+    in_vectors(v, keys, v_dim_, [&](const auto* rows, int first, int count) { add_rows(rows, first, count, fetch_key); });
   }
-  template <class V, class Ahead>
-  void add_rows(const V& v, int first, int keys, const Ahead& ahead) {
+  template <class Codes, class Ahead>
+  void add_rows(const RowAt<Codes>* v, int first, int keys, const Ahead& ahead) {
     int64_t col = 0;
     for (; col + 4 * N <= v_dim_; col += 4 * N) add_some<4, N>(v, first, keys, col, ahead);
     for (; col + N <= v_dim_; col += N) add_some<1, N>(v, first, keys, col, ahead);
     if (col < v_dim_) add_some<1, kTail>(v, first, keys, col, ahead);
   }
-  template <int kVectors, int kWidth, class V, class Ahead>
-  void add_some(const V& v, int first, int keys, int64_t col, const Ahead& ahead) {
+  template <int kVectors, int kWidth, class Codes, class Ahead>
+  void add_some(const RowAt<Codes>* v, int first, int keys, int64_t col, const Ahead& ahead) {
     float* o[kVectors];
     for (int r = 0; r < count_;) {
       for (int i = 0; i < kVectors; ++i) o[i] = at_column(r, int(col) + i * N);
@@ -505,21 +495,26 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     return false;
   }
 
-  template <class K>
-  void many_logits(const K& k, int64_t begin, int keys) {
+  // Asks for part `step` of `steps` of a tile's rows.
+  template <class Source>
+  static void ask(const Source& source, int count, int64_t cols, int step, int steps) {
+    for (int i = count * step / steps; i < count * (step + 1) / steps; ++i) source.prefetch(i, 0, cols);
+  }
+
+  // While logits are summed, values come into the cache.
+  template <class K, class V>
+  void many_logits(const K& k, const V& v, int64_t begin, int keys) {
     const int64_t depth = Sizes::padded(dim_);
-    for (int key = 0; key < keys; key += N) {
-      for (int i = 0; i < N; ++i) {
-        if (key + i < keys) decode(k, key + i, 0, dim_, rows_ + i * depth);
-        else std::fill_n(rows_ + i * depth, depth, 0.f);
-      }
-      float* const to = turned_keys_ + key / T::cols * depth * T::cols + key % T::cols;
-      for (int64_t col = 0; col < depth; col += N) turn(rows_ + col, depth, to + col * T::cols, std::make_integer_sequence<int, N>());
-    }
+    in_vectors(k, keys, dim_, [&](const auto* rows, int first, int count) {
+      for (int key = first; key < first + count; key += N) turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
+    });
+    const int steps = (keys + T::cols - 1) / T::cols * (padded_ / T::rows);
+    int step = 0;
     for (int key = 0; key < keys; key += T::cols) {
       const float* const panel = turned_keys_ + key * depth;
       for (int r = 0; r < count_; r += T::rows) {
-        if (!any_sees(r, begin, keys)) continue;
+        ask(v, keys, v_dim_, step++, steps);
+        if (!any_sees(r, begin + key, T::cols)) continue;
         for (int64_t col = 0; col < dim_; col += T::depth) {
           const int stretch = int(lesser<int64_t>(T::depth, dim_ - col));
           multiply_rows<T::rows>(lesser(T::rows, count_ - r), q_ + col * padded_ + r * T::depth, panel + col * T::cols, stretch, col == 0,
@@ -528,24 +523,39 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       }
     }
   }
-  template <int... i>
-  static KERNELS_INLINE void turn(const float* rows, int64_t stride, float* to, std::integer_sequence<int, i...> lanes) {
-    Register<float> square[] = {vector_at(rows + i * stride)...};
+  // N keys side by side for each column.
+  template <class Codes>
+  void turn_keys(const RowAt<Codes>* rows, float* to) const {
+    int64_t col = 0;
+    for (; col + N <= dim_; col += N) turn<N>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
+    if (col < dim_) turn<kTail>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
+  }
+  template <int kWidth, class Codes, int... i>
+  static KERNELS_INLINE void turn(const RowAt<Codes>* rows, int64_t col, float* to, std::integer_sequence<int, i...> lanes) {
+    Register<float> square[] = {vector_of<kWidth>(rows[i], col)...};
     transpose<1, float>(square, lanes);
     (put_vector<float>(to + i * T::cols, square[i]), ...);
   }
 
-  template <class V>
-  void many_values(const V& v, int64_t begin, int keys) {
-    const int64_t panels = sizes_.o;
-    for (int key = 0; key < keys; ++key) {
-      decode(v, key, 0, v_dim_, rows_);
-      for (int64_t col = 0; col < panels; col += N) {
-        put_vector<float>(turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols, vector_at(rows_ + col));
+  // While values are added, the next tile's keys come into the cache, `more` of them.
+  template <class V, class K>
+  void many_values(const V& v, const K& next, int64_t begin, int keys, int more) {
+    in_vectors(v, keys, v_dim_, [&](const auto* rows, int first, int count) {
+      for (int key = first; key < first + count; ++key) {
+        const auto& row = rows[key - first];
+        const auto at = [&](int64_t col) { return turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols; };
+        int64_t col = 0;
+        for (; col + N <= v_dim_; col += N) put_vector<float>(at(col), vector_of<N>(row, col));
+        if (col < v_dim_) put_vector<float>(at(col), vector_of<kTail>(row, col)), col += N;
+        for (; col < sizes_.o; col += N) put_vector<float>(at(col), Register<float>{});
       }
-    }
-    for (int64_t col = 0; col < panels; col += T::cols) {
+    });
+    const int steps = int(sizes_.o / T::cols) * (padded_ / T::rows);
+    int step = 0;
+    for (int64_t col = 0; col < sizes_.o; col += T::cols) {
       for (int r = 0; r < count_; r += T::rows) {
+        if (more > 0) ask(next, more, dim_, step, steps);
+        ++step;
         if (!any_sees(r, begin, keys)) continue;
         multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys, keys, false,
                                at_column(r, int(col)), [](int) {});
