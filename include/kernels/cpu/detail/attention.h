@@ -42,6 +42,16 @@ struct RowAt {
   int64_t row;
 };
 
+// Whether vectors may be read at multiples of 8 columns, wherever a row begins.
+template <class Codes>
+struct InVectors {
+  static bool value(const Codes&) { return any_width<Codes>; }
+};
+template <class Format>
+struct InVectors<Words<Format>> {
+  static bool value(const Words<Format>&) { return true; }
+};
+
 // Rows from anywhere, as one source.
 template <class Codes>
 class Gathered : public Functor {
@@ -58,7 +68,6 @@ class Gathered : public Functor {
     return detail::resolve(rows_[row].codes, fetched, rows_[row].row, col);
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(rows_[row].codes, rows_[row].row, begin, end); }
-  // Whether vectors may be read at multiples of their length.
   bool in_vectors() const { return InVectors<Codes>::value(rows_->codes); }
   const RowAt<Codes>& operator[](int64_t row) const { return rows_[row]; }
 
@@ -147,7 +156,7 @@ void add_values(const RowAt<Codes>* v, int keys, int64_t col, const float* p, in
     const auto& row = v[key];
     unrolled<kVectors>([&](auto i) KERNELS_INLINE {
       const Register<float> values = vector_of<kWidth>(row, col + i() * N);
-      unrolled<kRows>([&](auto r) KERNELS_INLINE { sums[r()][i()] = multiply_add<float>(p[r() * p_stride + key], values, sums[r()][i()]); });
+      unrolled<kRows>([&](auto r) KERNELS_INLINE { sums[r()][i()] = multiply_add<float>(in_register(broadcast<N>(p[r() * p_stride + key])), values, sums[r()][i()]); });
     });
   }
   unrolled<kRows>([&](auto r) KERNELS_INLINE { unrolled<kVectors>([&](auto i) KERNELS_INLINE { put_vector<float>(o[i()] + r() * stride, sums[r()][i()]); }); });
@@ -282,7 +291,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       each = q + o + keys + (few ? kFewRowsKeys : T::depth);
       shared = turned_keys + turned_values + rows;
     }
-    static int64_t padded(int64_t dim) { return (dim + kUnit - 1) / kUnit * kUnit; }
+    static int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
   };
 
   int64_t query_of(int r) const { return (part_.first + r) / group_; }
@@ -414,7 +423,10 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     for (int first = 0; first < count; first += kDecoded) {
       Room<Plain, kDecoded> rows;
       for (int i = 0; i < kDecoded; ++i) {
-        if (first + i < count) decode(source, first + i, 0, cols, rows_ + i * stride);
+        if (first + i < count) {
+          read_row(source, first + i, 0, cols, rows_ + i * stride);
+          std::fill_n(rows_ + i * stride + cols, stride - cols, 0.f);
+        }
         new (rows.at(i)) Plain{{rows_, stride}, first + i < count ? i : 0};
       }
       f(static_cast<const Plain*>(rows.at(0)), first, lesser(kDecoded, count - first));
