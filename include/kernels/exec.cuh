@@ -12,6 +12,7 @@
 #include "arch/arch.cuh"
 #include "arch/sm90.cuh"
 #include "core/status.h"
+#include "core/workspace.h"
 
 KERNELS_BEGIN
 
@@ -21,12 +22,6 @@ struct DeviceInfo {
   int shared_per_block = 0;  // with opt-in
   int shared_per_sm = 0;
   int capability = 0;        // 80, 90 ...
-};
-
-// Caller-owned scratch memory. Calls on different streams need different ones.
-struct Workspace {
-  void* ptr = nullptr;
-  size_t bytes = 0;
 };
 
 namespace detail {

@@ -708,14 +708,60 @@ KERNELS_HD auto sink_end(const S& sink) {
   else return sink;
 }
 
+// The widest pack of at most `most` that may stand at a column.
+KERNELS_HD int pack_at(int64_t col, int most) {
+  while (most > 1 && col % most != 0) most /= 2;
+  return most;
+}
+
+// f(pack, col) for the columns of v, in packs of at most `most`.
+template <int N, class C, class F>
+KERNELS_HD void in_packs(int most, const Pack<C, N>& v, int64_t col, const F& f) {
+  if constexpr (N == 1) {
+    f(v, col);
+  } else {
+    if (N <= most) return f(v, col);
+    Pack<C, N / 2> low, high;
+    KERNELS_UNROLL
+    for (int i = 0; i < N / 2; ++i) low.v[i] = v.v[i], high.v[i] = v.v[N / 2 + i];
+    in_packs(most, low, col, f);
+    in_packs(most, high, col + N / 2, f);
+  }
+}
+
+// A map that needs other columns than those it changes says itself what source | map and map | sink are: on_source(source),
+// on_sink(sink). A sink in front of which columns stand in another order says what map | sink is: after(map).
+template <class M, class S, class = void>
+struct has_on_source : std::false_type {};
+template <class M, class S>
+struct has_on_source<M, S, void_t<decltype(std::declval<const M&>().on_source(std::declval<const S&>()))>> : std::true_type {};
+template <class M, class S, class = void>
+struct has_on_sink : std::false_type {};
+template <class M, class S>
+struct has_on_sink<M, S, void_t<decltype(std::declval<const M&>().on_sink(std::declval<const S&>()))>> : std::true_type {};
+template <class A, class B, class S>
+struct has_on_sink<MapChain<A, B>, S> {
+  static constexpr bool value = has_on_sink<A, S>::value || has_on_sink<B, S>::value;
+};
+template <class S, class M, class = void>
+struct has_after : std::false_type {};
+template <class S, class M>
+struct has_after<S, M, void_t<decltype(std::declval<const S&>().after(std::declval<const M&>()))>> : std::true_type {};
+
 template <class A, class B>
 auto compose(const A& a, const B& b) {
   if constexpr (is_source<A>) {
     // A source takes a chain's links one by one, so that each tee in it is found.
     if constexpr (is_chain<B>::value) return compose(compose(a, b.first()), b.second());
+    else if constexpr (has_on_source<B, A>::value) return b.on_source(a);
     else return MappedSource<A, B>(a, b);
   } else if constexpr (is_map<B>) {
     return MapChain<A, B>(a, b);
+  } else if constexpr (has_on_sink<A, B>::value) {
+    if constexpr (is_chain<A>::value) return compose(a.first(), compose(a.second(), b));
+    else return a.on_sink(b);
+  } else if constexpr (has_after<B, A>::value) {
+    return b.after(a);
   } else if constexpr (is_mapped_sink<B>::value) {
     return compose(compose(a, b.map()), b.end());
   } else {

@@ -18,6 +18,8 @@
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
 //   int max_pack()                  the widest pack that pointer and stride allow now
 //   Status check(rows, cols)        what is wrong with the arguments
+//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair stand side by side: it takes packs of 2
+//                                   or more at even columns, and is for products alone (rope.h)
 //   reload<N>(row, col)             a Source whose second load would not give the same value supplies this
 #pragma once
 
@@ -80,6 +82,7 @@ KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
 KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny))
 KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
+KERNELS_DETECT(has_wants_pairs, F::wants_pairs)
 #undef KERNELS_DETECT
 
 // OneFlow's forms name their own element type; it is float or double.
@@ -265,6 +268,12 @@ template <class F>
 int max_pack_of(const F& f) {
   if constexpr (has_max_pack<F>::value) return f.max_pack();
   else return widest_of<F>();
+}
+
+template <class F>
+constexpr bool wants_pairs() {
+  if constexpr (has_wants_pairs<F>::value) return F::wants_pairs;
+  else return false;
 }
 
 template <class F>

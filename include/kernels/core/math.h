@@ -172,6 +172,24 @@ KERNELS_HD float erf(float x) {
 }
 KERNELS_HD double erf(double x) { return ::erf(x); }
 
+// Sine and cosine, good to 2 units of 2^-24 for |x| up to 2^30: the quarter turns are taken off in double.
+KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
+#if defined(KERNELS_DEVICE_CODE)
+  ::sincosf(x, &sine, &cosine);
+#else
+  constexpr double shift = 6755399441055744.0;  // 1.5 2^52
+  const double shifted = double(x) * 0.63661977236758134 + shift;
+  const uint32_t quarter = static_cast<uint32_t>(bit_cast<uint64_t>(shifted));
+  const float r = static_cast<float>(double(x) - (shifted - shift) * 1.5707963267948966), s = r * r;
+  const float odd = ((-1.9515295891e-4f * s + 8.3321608736e-3f) * s - 1.6666654611e-1f) * s * r + r;
+  const float even = ((2.443315711809948e-5f * s - 1.388731625493765e-3f) * s + 4.166664568298827e-2f) * (s * s) - 0.5f * s + 1.f;
+  const bool swapped = (quarter & 1u) != 0;
+  const float a = swapped ? even : odd, b = swapped ? odd : even;
+  sine = bit_cast<float>(bit_cast<uint32_t>(a) ^ (quarter & 2u) << 30);
+  cosine = bit_cast<float>(bit_cast<uint32_t>(b) ^ ((quarter + 1u) & 2u) << 30);
+#endif
+}
+
 template <class C, int N>
 KERNELS_HD Pack<C, N> exp(const Pack<C, N>& x) {
 #if KERNELS_VECTORS

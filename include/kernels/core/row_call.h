@@ -29,6 +29,7 @@ template <class Options, class Source, class Sink>
 Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
   static_assert(is_source<Source>, "the second argument must be a source: k::load(p, ld), with maps behind it if wanted");
   static_assert(is_sink<Sink>, "the third argument must be a sink: k::store(p, ld), with maps before it if wanted");
+  static_assert(!wants_pairs<Sink>(), "rope | sink is for products; elsewhere rotate what is read: source | rope");
   KERNELS_TRY(check_shape(rows, cols));
   KERNELS_TRY(options.check());
   empty = rows == 0 || cols == 0;

@@ -74,7 +74,7 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
     C scale;
   };
 
-  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.empty() ? C(0) : divide(C(1), s.l)}; }
+  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.inverse()}; }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
 
   template <int N>

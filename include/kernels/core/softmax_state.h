@@ -1,4 +1,5 @@
 // SoftmaxState: the mergeable state of an online softmax. m is the largest score so far, l the sum of exp(score - m).
+// AttentionState: with it o, the sum of exp(score - m) * value: attention is o / l. docs/attention.md derives both.
 //
 // merge() is associative and commutative up to rounding, and the empty state is its neutral element, so a row may be
 // cut into any pieces. A row without any visible score has m = -inf, l = 0: its probabilities are 0 and its logsumexp
@@ -19,23 +20,36 @@ struct SoftmaxState {
   KERNELS_HD bool empty() const { return m == -infinity<C>() && l == C(0); }
   KERNELS_HD C logsumexp() const { return m + log(l); }
 
-  KERNELS_HD void merge(const SoftmaxState& other) {
-    SoftmaxState both;
-    both.m = greater(m, other.m);
-    const C reference = both.reference();
-    both.l = l * exp(m - reference) + other.l * exp(other.m - reference);
-    *this = both;
+  // What sums weighted with exp(score - m) are divided by, as a factor: nothing visible gives 0.
+  KERNELS_HD C inverse() const { return empty() ? C(0) : divide(C(1), l); }
+
+  // Makes room for scores up to this one. Whatever was summed under the old m must shrink by the factor that is returned.
+  KERNELS_HD C raise(C score) {
+    const C before = m;
+    m = greater(m, score);
+    const C factor = exp(before - reference());
+    l = l * factor;
+    return factor;
+  }
+
+  // By how much what was summed under either m must shrink.
+  struct Factors {
+    C mine, other;
+  };
+  KERNELS_HD Factors merge(const SoftmaxState& other) {
+    Factors factors;
+    factors.mine = raise(other.m);
+    factors.other = exp(other.m - reference());
+    l = l + other.l * factors.other;
+    return factors;
   }
 
   // Takes in packs that can be looked at twice: first the largest score, then the sum under it.
   template <class Packs>
   KERNELS_HD void take(const Packs& packs) {
-    SoftmaxState both;
-    both.m = packs.fold(m, [](C so_far, const auto& x) { return greater(so_far, max_of(x)); });
-    const C reference = both.reference();
-    const C more = packs.fold(C(0), [reference](C so_far, const auto& x) { return so_far + sum(exp_minus(x, reference)); });
-    both.l = l * exp(m - reference) + more;
-    *this = both;
+    raise(packs.fold(m, [](C so_far, const auto& x) { return greater(so_far, max_of(x)); }));
+    const C from = reference();
+    l = l + packs.fold(C(0), [from](C so_far, const auto& x) { return so_far + sum(exp_minus(x, from)); });
   }
 
   // The states of all lanes in one.
@@ -46,6 +60,29 @@ struct SoftmaxState {
     all.l = lanes.sum(s.l * exp(s.m - all.reference()));
     return all;
   }
+};
+
+// The same for N columns of the values. Engines that keep o elsewhere (in the registers of many threads, in a tile) hold a
+// SoftmaxState and apply the factors that it returns to o themselves: this is what they compute.
+template <class C, int N>
+struct AttentionState : SoftmaxState<C> {
+  Pack<C, N> o = broadcast<N>(C(0));
+
+  AttentionState() = default;
+  // What is left of a part of the keys when it is finished: its output and its logsumexp.
+  KERNELS_HD AttentionState(C logsumexp, const Pack<C, N>& output) : SoftmaxState<C>{logsumexp, logsumexp == -infinity<C>() ? C(0) : C(1)}, o(output) {}
+
+  // One key more.
+  KERNELS_HD void take(C score, const Pack<C, N>& value) {
+    const C factor = this->raise(score), p = exp(score - this->reference());
+    this->l = this->l + p;
+    o = o * factor + value * p;
+  }
+  KERNELS_HD void merge(const AttentionState& other) {
+    const auto factors = SoftmaxState<C>::merge(other);
+    o = o * factors.mine + other.o * factors.other;
+  }
+  KERNELS_HD Pack<C, N> output() const { return o * this->inverse(); }
 };
 
 KERNELS_END

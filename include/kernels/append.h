@@ -1,0 +1,151 @@
+// Sinks that put new keys and values where attention will read them: row r of the results is a token, its columns are heads of
+// head_dim, side by side.
+//
+//   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page), lengths);
+//   k::AppendAt at{positions};                          // token r is position positions[r] of sequence r
+//   k::AppendAt at{positions, sequences};               // ... of sequence sequences[r]
+//   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
+//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk), shape);
+//
+// The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left out. Types
+// with a scale for each tensor or head are divided by it and rounded; scales for each position are refused, as those would have to
+// be found out first, and so are 4-bit codes, of which a pack fills only a part of a word.
+#pragma once
+
+#include "kv.h"
+
+KERNELS_BEGIN
+
+// positions and sequences: one for each row, in the memory that the call computes in.
+class AppendAt {
+ public:
+  explicit AppendAt(const int32_t* positions, const int32_t* sequences = nullptr) : positions_(positions), sequences_(sequences) {}
+
+  // A cache of `capacity` positions for sequences of any length (StreamingLLM): the first `kept` stay, and all others go around
+  // in what is left. As attention does not care for the order of keys, it reads the first capacity ones, or as many as there are.
+  AppendAt ring(int64_t capacity, int64_t kept) const {
+    AppendAt out = *this;
+    out.capacity_ = capacity, out.kept_ = kept, out.ring_ = true;
+    return out;
+  }
+
+  KERNELS_HD int64_t sequence(int64_t row) const { return sequences_ != nullptr ? sequences_[row] : row; }
+  // Negative: the token is left out.
+  KERNELS_HD int64_t position(int64_t row) const {
+    const int64_t at = positions_[row];
+    return !ring_ || at < kept_ ? at : kept_ + (at - kept_) % (capacity_ - kept_);
+  }
+  Status check() const {
+    if (positions_ == nullptr) return invalid("append: the pointer to the positions is null");
+    if (ring_ && (kept_ < 0 || capacity_ <= kept_)) return invalid("append: the ring keeps more positions than it has");
+    return {};
+  }
+
+ private:
+  const int32_t *positions_, *sequences_;
+  int64_t capacity_ = 0, kept_ = 0;
+  bool ring_ = false;
+};
+
+template <class Tensor, class Where>
+class Append : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  using T = typename Tensor::Element;
+  Append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_t head_dim)
+      : tensor_(tensor), where_(where), at_(at), head_dim_(head_dim) {
+    static_assert(!Tensor::words, "append: 4-bit codes cannot be written pack by pack");
+  }
+
+  static constexpr int widest = 16 / int(sizeof(T));
+  int max_pack() const {
+    int most = tensor_.max_pack();
+    while (most > 1 && head_dim_ % most != 0) most /= 2;
+    return most;
+  }
+  Status check(int64_t, int64_t cols) const {
+    KERNELS_TRY(at_.check());
+    if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
+    KERNELS_TRY(where_.check());
+    KERNELS_TRY(tensor_.check(head_dim_));
+    if (tensor_.scales_positions()) return unsupported("append: scales for each position are not known yet");
+    return {};
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    const int64_t pos = at_.position(row);
+    if (pos < 0) return;
+    const int64_t head = static_cast<uint32_t>(col) / static_cast<uint32_t>(head_dim_);
+    const KvSlot slot = where_.slot(at_.sequence(row), pos);
+    T* const to = tensor_.at(slot, head) + (col - head * head_dim_);
+    if constexpr (Tensor::Run::scaled) {
+      const float scale = convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]);
+      write<N>(to, convert<T>(convert<float>(v) * divide(1.f, scale)));
+    } else {
+      write<N>(to, convert<T>(v));
+    }
+  }
+
+ private:
+  Tensor tensor_;
+  Where where_;
+  AppendAt at_;
+  int64_t head_dim_;
+};
+
+template <class K, class V, class Where>
+Append<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) { return {kv.keys(), kv.where(), at, head_dim}; }
+template <class K, class V, class Where>
+Append<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) { return {kv.values(), kv.where(), at, head_dim}; }
+
+// The columns of a result to three sinks of any types, one after the other: those of queries, keys and values.
+template <class Q, class K, class V>
+class Qkv : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) : q_(q), k_(k), v_(v), counts_{q_cols, k_cols, v_cols}, packs_{detail::max_pack_of(q), detail::max_pack_of(k), detail::max_pack_of(v)} {}
+
+  static constexpr int widest = 16;
+  static constexpr bool wants_pairs = detail::wants_pairs<Q>() || detail::wants_pairs<K>() || detail::wants_pairs<V>();
+  // Narrower packs are made here, for the sink that wants them.
+  int max_pack() const {
+    int most = widest;
+    while (most > 1 && (counts_[0] % most != 0 || counts_[1] % most != 0 || counts_[2] % most != 0)) most /= 2;
+    return most;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    if (counts_[0] < 0 || counts_[1] < 0 || counts_[2] < 0) return invalid("qkv: a number of columns is negative");
+    if (cols != counts_[0] + counts_[1] + counts_[2]) return invalid("qkv: the numbers of columns do not add up to N");
+    KERNELS_TRY(detail::check_of(q_, rows, counts_[0]));
+    KERNELS_TRY(detail::check_of(k_, rows, counts_[1]));
+    return detail::check_of(v_, rows, counts_[2]);
+  }
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    if (col < counts_[0]) put(q_, packs_[0], v, row, col);
+    else if (col < counts_[0] + counts_[1]) put(k_, packs_[1], v, row, col - counts_[0]);
+    else put(v_, packs_[2], v, row, col - counts_[0] - counts_[1]);
+  }
+
+ private:
+  template <class S, int N, class C>
+  KERNELS_HD static void put(const S& sink, int most, const Pack<C, N>& v, int64_t row, int64_t col) {
+    detail::in_packs(detail::pack_at(col, most), v, col, [&](const auto& some, int64_t at) { detail::put(sink, some, row, at); });
+  }
+
+  Q q_;
+  K k_;
+  V v_;
+  int64_t counts_[3];
+  int packs_[3];
+};
+
+template <class Q, class K, class V>
+Qkv<Q, K, V> qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) {
+  static_assert(detail::is_sink<Q> && detail::is_sink<K> && detail::is_sink<V>, "qkv() takes three sinks, each with its number of columns");
+  static_assert(!detail::is_row_sink<Q> && !detail::is_row_sink<K> && !detail::is_row_sink<V>, "quantize() needs a whole row: use append_keys() with known scales");
+  return {q, q_cols, k, k_cols, v, v_cols};
+}
+
+KERNELS_END

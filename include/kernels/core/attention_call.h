@@ -1,0 +1,136 @@
+// What every attention call, on the GPU and on the CPU, is told and checks before it does anything.
+#pragma once
+
+#include <limits>
+
+#include "concepts.h"
+#include "softmax_state.h"
+#include "workspace.h"
+
+KERNELS_BEGIN
+
+// `batch` sequences of q_len queries. A query is a row of the source of queries, with its heads side by side: head h begins at
+// column h * dim; likewise a row of the sink, at h * v_dim. Head h reads keys and values of head h / (heads / kv_heads).
+//
+// Sequence b has rows b * q_len on. With q_offsets (batch + 1 of them, in the memory that the call computes in) it has rows
+// q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has.
+struct AttentionShape {
+  int64_t batch, q_len, heads, kv_heads, dim;
+  int64_t v_dim = 0;  // 0: dim
+  const int32_t* q_offsets = nullptr;
+
+  KERNELS_HD int64_t value_dim() const { return v_dim > 0 ? v_dim : dim; }
+  KERNELS_HD int64_t group() const { return heads / kv_heads; }
+  KERNELS_HD int64_t first_query(int64_t b) const { return q_offsets ? q_offsets[b] : b * q_len; }
+  KERNELS_HD int64_t queries(int64_t b) const {
+    return q_offsets ? greater<int64_t>(0, int64_t(q_offsets[b + 1]) - q_offsets[b]) : q_len;
+  }
+};
+
+// k::Attention{}.scale(0.1).lse(p): scale is what logits are multiplied by, 1 / sqrt(dim) unless given; lse receives the natural
+// logarithm of each row's sum of exponentials, of query t and head h at p[t * ld + h]; -inf where nothing is visible.
+class Attention {
+ public:
+  Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
+  Attention& lse(float* p, int64_t ld = 0) { lse_ = p, ld_ = ld, wanted_ = true; return *this; }
+
+  float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
+  KERNELS_HD void write_lse(float value, int64_t query, int64_t head, int64_t heads) const {
+    if (lse_ != nullptr) lse_[query * (ld_ > 0 ? ld_ : heads) + head] = value;
+  }
+  Status check(const AttentionShape& shape) const {
+    if (scaled_ && !(scale_ - scale_ == 0)) return invalid("attention: the scale is infinite or NaN");
+    return check_lse(shape.heads);
+  }
+  Status check_merge(int64_t heads) const {
+    return scaled_ ? invalid("merge_states: the logits are scaled already") : check_lse(heads);
+  }
+
+ private:
+  Status check_lse(int64_t heads) const {
+    if (wanted_ && lse_ == nullptr) return invalid("attention: the pointer to the logsumexp is null");
+    if (ld_ < 0 || (ld_ > 0 && ld_ < heads)) return invalid("attention: the row stride of the logsumexp is smaller than the number of heads");
+    return {};
+  }
+
+  double scale_ = 0;
+  float* lse_ = nullptr;
+  int64_t ld_ = 0;
+  bool scaled_ = false, wanted_ = false;
+};
+
+// Several parts of the keys, each with outputs for the same queries.
+struct MergeShape {
+  int64_t parts, tokens, heads, dim;
+};
+
+namespace detail {
+
+constexpr int64_t kMostDecodeQueries = 32;
+
+template <class F, class = void>
+struct has_kv_check : std::false_type {};
+template <class F>
+struct has_kv_check<F, void_t<decltype(std::declval<const F&>().check(kAny, kAny, kAny, kAny))>> : std::true_type {};
+template <class F, class = void>
+struct has_score_check : std::false_type {};
+template <class F>
+struct has_score_check<F, void_t<decltype(std::declval<const F&>().check(std::declval<const AttentionShape&>()))>> : std::true_type {};
+
+// What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
+inline Status check_head_dims(int64_t dim, int64_t v_dim) {
+  const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
+  if (dim < 1 || v_dim < 1) return invalid("attention: the head dimension is less than 1");
+  if (!ordinary(dim) && dim != 512 && dim != 576) return unsupported("attention: dim is no multiple of 8 up to 256, nor 512 or 576");
+  if (!ordinary(v_dim) && v_dim != 512) return unsupported("attention: v_dim is no multiple of 8 up to 256, nor 512");
+  return {};
+}
+
+// `empty` is set when there is nothing to do. `most_queries` of a sequence: what the path can do.
+template <class Q, class Kv, class Out, class S>
+Status check_attention(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
+                       int64_t most_queries, bool& empty) {
+  static_assert(is_source<Q>, "the second argument must be a source of queries: k::load(q, ld), with maps behind it if wanted");
+  static_assert(is_sink<Out>, "the fourth argument must be a sink: k::store(o, ld), with maps before it if wanted");
+  static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and attention makes it head by head");
+  static_assert(!wants_pairs<Out>(), "rope | sink is for products; rotate the queries as they are read: source | rope");
+  static_assert(std::is_same<compute_type<Q>, float>::value, "attention is computed in float: queries of double are not taken");
+  empty = true;
+  constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+  if (shape.batch < 0 || shape.q_len < 0) return invalid("attention: batch or q_len is negative");
+  if (shape.heads < 1 || shape.kv_heads < 1) return invalid("attention: the number of heads is less than 1");
+  if (shape.heads % shape.kv_heads != 0) return invalid("attention: heads is no multiple of kv_heads");
+  if (shape.v_dim < 0) return invalid("attention: v_dim is negative");
+  KERNELS_TRY(check_head_dims(shape.dim, shape.value_dim()));
+  if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536) return unsupported("attention: batch or q_len exceeds 2^31 - 1, or heads 65536");
+  if (shape.q_len > most_queries) return unsupported("decode: q_len exceeds 32: call attention()");
+  KERNELS_TRY(options.check(shape));
+  if constexpr (has_score_check<S>::value) KERNELS_TRY(score.check(shape));
+  if (shape.batch == 0 || shape.q_len == 0) return {};
+  KERNELS_TRY(check_of(q, shape.batch * shape.q_len, shape.heads * shape.dim));
+  KERNELS_TRY(check_of(out, shape.batch * shape.q_len, shape.heads * shape.value_dim()));
+  if constexpr (has_kv_check<Kv>::value) KERNELS_TRY(kv.check(shape.batch, shape.kv_heads, shape.dim, shape.value_dim()));
+  empty = false;
+  return {};
+}
+
+template <class O, class L, class Out>
+Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options, bool& empty) {
+  static_assert(is_source<O> && is_source<L>, "merge_states takes a source of outputs and one of their logsumexps");
+  static_assert(is_sink<Out> && !is_row_sink<Out>, "the fourth argument must be a sink: k::store(o, ld), with maps before it if wanted");
+  empty = true;
+  if (shape.parts < 0 || shape.tokens < 0) return invalid("merge_states: parts or tokens is negative");
+  if (shape.heads < 1 || shape.dim < 1) return invalid("merge_states: heads or dim is less than 1");
+  if (shape.heads > 65536 || shape.dim > 65536) return unsupported("merge_states: heads or dim exceeds 65536");
+  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts) return invalid("merge_states: parts x tokens exceeds 64 bits");
+  KERNELS_TRY(options.check_merge(shape.heads));
+  if (shape.tokens == 0) return {};
+  KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim));
+  KERNELS_TRY(check_of(lse, shape.parts * shape.tokens, shape.heads));
+  KERNELS_TRY(check_of(out, shape.tokens, shape.heads * shape.dim));
+  empty = false;
+  return {};
+}
+
+}  // namespace detail
+KERNELS_END

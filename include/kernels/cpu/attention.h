@@ -1,0 +1,85 @@
+// Attention on the CPU: o = softmax(score(scale * q k^T)) v, for each head of each query.
+//
+//   k::cpu::Exec cx{threads};
+//   k::AttentionShape shape{batch, q_len, heads, kv_heads, dim};
+//   auto kv = k::dense_kv(k::nhd(kp, capacity, kv_heads, dim), k::nhd(vp, capacity, kv_heads, dim), lengths);
+//   k::cpu::attention(cx, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal());
+//   k::cpu::decode   (cx, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal(), workspace);
+//   k::cpu::attention(cx, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
+//
+// attention() is for many queries and shares them among the threads; decode() is for 1 to 32 queries of each sequence and
+// shares the keys as well: it needs a workspace of decode_workspace_bytes(shape). kv.h lists the ways in which keys and values
+// may lie, score.h what may happen to the logits, core/attention_call.h the shape and the options.
+//
+// The same functors as on the GPU, with host pointers. Queries and keys of any number, 0 as well; dim: every multiple of 8 up to
+// 256, 512 and 576; v_dim likewise up to 256, and 512; heads a multiple of kv_heads. All is computed in float. A query that
+// sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN. Values of keys that are masked one
+// by one must be finite. The output may stand where the queries were, if a row of both takes the same bytes and heads are as
+// many as kv_heads; other overlaps are not fine. The same input gives the same bits, whatever the number of threads and whatever
+// else is in the batch.
+//
+// Threads need 512 KB of stack; nothing is allocated. Flags: as in softmax.h.
+#pragma once
+
+#include "detail/attention.h"
+
+KERNELS_BEGIN
+namespace cpu {
+inline namespace KERNELS_ISA {
+
+template <class Q, class Kv, class Out, class S>
+Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                 const Attention& options = {}) {
+  namespace host = ::kernels::detail::host;
+  bool empty = false;
+  KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+  KERNELS_TRY(cx.status());
+  if (empty) return {};
+  KERNELS_TRY(host::check_queries(shape));
+  const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
+  host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.threads());
+  return {};
+}
+
+inline size_t decode_workspace_bytes(const AttentionShape& shape) {
+  const auto count = [](int64_t n) { return n > 0 ? size_t(n) : 0; };
+  return count(shape.batch) * count(shape.q_len) * count(shape.heads) * ::kernels::detail::host::kMostSplits *
+         (count(shape.value_dim()) + 2) * sizeof(float);
+}
+
+template <class Q, class Kv, class Out, class S>
+Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+              const Workspace& workspace, const Attention& options = {}) {
+  namespace host = ::kernels::detail::host;
+  bool empty = false;
+  KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, ::kernels::detail::kMostDecodeQueries, empty));
+  KERNELS_TRY(cx.status());
+  if (empty) return {};
+  KERNELS_TRY(host::check_queries(shape));
+  if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(shape)) {
+    return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
+  }
+  if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0) return invalid("decode: the workspace is not aligned for floats");
+  const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
+  host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.threads(), static_cast<float*>(workspace.ptr));
+  return {};
+}
+
+// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o` and `lse`
+// are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
+//
+//   k::cpu::merge_states(cx, k::stacked(k::load(o1, ld), n, k::load(o2, ld), n), k::stacked(k::load(lse1, heads), n, k::load(lse2, heads), n),
+//                        k::store(o, ld), {2, n, heads, dim});
+template <class O, class L, class Out>
+Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options = {}) {
+  namespace host = ::kernels::detail::host;
+  bool empty = false;
+  KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty));
+  KERNELS_TRY(cx.status());
+  if (!empty) host::merge_states(cx.threads(), o, lse, out, shape, options);
+  return {};
+}
+
+}
+}  // namespace cpu
+KERNELS_END

@@ -1,0 +1,243 @@
+// The keys and values that attention reads: where they lie, and of which type they are.
+//
+//   auto kv = k::dense_kv(k::nhd(kp, capacity, heads, dim), k::nhd(vp, capacity, heads, dim), lengths);
+//   auto kv = k::ragged_kv(k::nhd(kp, tokens, heads, dim), k::nhd(vp, tokens, heads, dim), offsets);
+//   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page), lengths);
+//   auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4, ...).scales(...), lengths);
+//
+// A tensor is a row of blocks: the sequences of a batch, or the pages of a pool. In a block there are positions, and at each of
+// them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, strided() is any other; strides
+// count elements. K and V may differ in all of this, and in type: float, half, bfloat16, float8_e4m3, float8_e5m2, int8, or
+// 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in multiples of 8.
+//
+// lengths: one for all sequences, or a pointer to one for each. Lengths, offsets and page tables are int32 and lie in the memory
+// that the call computes in: on the GPU they may change between two replays of a graph.
+//
+// A view of your own derives from k::KvView and has
+//
+//   int64_t length(int64_t b) const                          the keys of sequence b
+//   KvRun key(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
+//   KvRun value(int64_t b, int64_t head, int64_t pos) const  count: how many positions it is good for
+//                                                            float scale(i): what the codes in row i are multiplied by
+//   Status check(batch, heads, dim, v_dim) const             optional
+#pragma once
+
+#include "core/attention_call.h"
+#include "core/quant.h"
+#include "functor.h"
+#include "weights.h"
+
+KERNELS_BEGIN
+
+struct KvView : Functor {};
+
+// Positions that stand at equal distances.
+template <class Codes_, class Scale = Nothing>
+struct KvRun {
+  using Codes = Codes_;
+  static constexpr bool scaled = !std::is_same<Scale, Nothing>::value;
+
+  Codes codes;
+  int64_t count;
+  const Scale* scales;
+  int64_t scale_stride;
+
+  KERNELS_HD float scale(int64_t i) const {
+    if constexpr (scaled) return convert<float>(scales[i * scale_stride]);
+    else return 1.f;
+  }
+};
+
+// A position of a sequence: its block, its place there, and how many positions follow each other from it on.
+struct KvSlot {
+  int64_t block, place, count;
+};
+
+// ---- tensors -------------------------------------------------------------------------------------------------------
+
+// T: what p points to, const or not; Format: Int4 or Uint4 where p points to words, Nothing otherwise.
+template <class T, class Format = Nothing, class Scale = Nothing>
+class KvTensor {
+ public:
+  using Element = std::remove_const_t<T>;
+  static constexpr bool words = !std::is_same<Format, Nothing>::value;
+  using Codes = std::conditional_t<words, Words<Format>, DirectLoad<Element, compute_t<Element>>>;
+  using Run = KvRun<Codes, Scale>;
+  static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");
+
+  KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) : p_(p), strides_{block_stride, pos_stride, head_stride} {}
+
+  // element = code * scale; the scale of (block, position, head) is p[block * block_stride + position * pos_stride + head *
+  // head_stride]: strides 0, 0, 0 for one scale, 0, 0, 1 for one to a head. float or half, bfloat16.
+  template <class S>
+  KvTensor<T, Format, S> scales(const S* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) const {
+    KvTensor<T, Format, S> out(p_, strides_[0], strides_[1], strides_[2]);
+    out.set_scales(p, block_stride, pos_stride, head_stride);
+    return out;
+  }
+  template <class S>
+  KvTensor<T, Format, S> scale(const S* p) const { return scales(p, 0, 0, 0); }
+  template <class S>
+  KvTensor<T, Format, S> head_scales(const S* p) const { return scales(p, 0, 0, 1); }
+
+  KERNELS_HD Run run(const KvSlot& slot, int64_t head) const {
+    return {{at(slot, head), strides_[1]}, slot.count, scales_ + scale_at(slot, head), scale_strides_[1]};
+  }
+  // For those who write: where a head's elements begin, and the place of its scale.
+  KERNELS_HD T* at(const KvSlot& slot, int64_t head) const {
+    return p_ + (slot.block * strides_[0] + slot.place * strides_[1] + head * strides_[2]) / (words ? 8 : 1);
+  }
+  KERNELS_HD int64_t scale_at(const KvSlot& slot, int64_t head) const {
+    return slot.block * scale_strides_[0] + slot.place * scale_strides_[1] + head * scale_strides_[2];
+  }
+  KERNELS_HD const Scale* scale_data() const { return scales_; }
+  // Whether positions have scales of their own.
+  bool scales_positions() const { return scale_strides_[1] != 0 || scale_strides_[0] != 0; }
+
+  // The widest pack that address and strides allow, in elements: for copies that want whole 16 bytes.
+  int max_pack() const {
+    int most = words ? 32 : 16 / int(sizeof(Element));
+    for (const int64_t stride : strides_) {
+      if constexpr (words) most = lesser(most, 8 * detail::aligned_pack(p_, stride / 8, 4));
+      else most = lesser(most, detail::aligned_pack(p_, stride, most));
+    }
+    return most;
+  }
+
+  Status check(int64_t dim) const {
+    if (p_ == nullptr) return invalid("kv: the pointer to keys or values is null");
+    for (const int64_t stride : strides_) {
+      if (stride < 0) return invalid("kv: a stride is negative");
+      if (words && stride % 8 != 0) return invalid("kv: a stride of 4-bit codes is not a multiple of 8");
+    }
+    if (strides_[1] < dim) return invalid("kv: the distance between positions is smaller than a head");
+    if (Run::scaled && scales_ == nullptr) return invalid("kv: the pointer to scales is null");
+    for (const int64_t stride : scale_strides_) {
+      if (stride < 0) return invalid("kv: a stride of scales is negative");
+    }
+    return {};
+  }
+
+  void set_scales(const Scale* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) {
+    scales_ = p;
+    scale_strides_[0] = block_stride, scale_strides_[1] = pos_stride, scale_strides_[2] = head_stride;
+  }
+
+ private:
+  T* p_;
+  const Scale* scales_ = nullptr;
+  int64_t strides_[3], scale_strides_[3] = {0, 0, 0};
+};
+
+// Blocks of so many positions (of a page, or the capacity for each sequence), all heads of a position side by side.
+template <class T>
+KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, heads * dim, dim}; }
+template <class Format, class T>
+KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, heads * dim, dim}; }
+// All positions of a head side by side.
+template <class T>
+KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, dim, positions * dim}; }
+template <class Format, class T>
+KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, dim, positions * dim}; }
+template <class T>
+KvTensor<T> strided(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) { return {p, block_stride, pos_stride, head_stride}; }
+template <class Format, class T>
+KvTensor<T, Format> strided(T* words, int64_t block_stride, int64_t pos_stride, int64_t head_stride) { return {words, block_stride, pos_stride, head_stride}; }
+
+// ---- where the positions of a sequence are -------------------------------------------------------------------------
+
+// One length for all sequences, or p[b]. Lengths below 0 count as 0.
+class Lengths {
+ public:
+  Lengths(int64_t all) : all_(all) {}
+  Lengths(int all) : all_(all) {}
+  Lengths(const int32_t* p) : p_(p), given_(true) {}
+
+  KERNELS_HD int64_t operator()(int64_t b) const { return greater<int64_t>(0, p_ != nullptr ? p_[b] : all_); }
+  Status check() const {
+    if (given_ && p_ == nullptr) return invalid("kv: the pointer to the lengths is null");
+    return all_ < 0 ? invalid("kv: the length is negative") : Status{};
+  }
+
+ private:
+  const int32_t* p_ = nullptr;
+  int64_t all_ = 0;
+  bool given_ = false;
+};
+
+// A block for each sequence.
+struct Dense {
+  Lengths lengths;
+  KERNELS_HD int64_t length(int64_t b) const { return lengths(b); }
+  KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {b, pos, length(b) - pos}; }
+  Status check() const { return lengths.check(); }
+};
+
+// One block for all: sequence b has the positions from offsets[b] up to offsets[b + 1].
+struct Ragged {
+  const int32_t* offsets;
+  KERNELS_HD int64_t length(int64_t b) const { return greater<int64_t>(0, int64_t(offsets[b + 1]) - offsets[b]); }
+  KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {0, offsets[b] + pos, length(b) - pos}; }
+  Status check() const { return offsets ? Status{} : invalid("kv: the pointer to the offsets is null"); }
+};
+
+// Page i of sequence b is block table[b * ld + i]. Pages have any number of positions.
+struct Pages {
+  const int32_t* table;
+  int64_t ld;
+  uint32_t size;
+};
+inline Pages pages(const int32_t* table, int64_t ld, int64_t size) {
+  return {table, ld, size > 0 && size <= std::numeric_limits<int32_t>::max() ? uint32_t(size) : 0};
+}
+
+struct Paged {
+  Pages pages;
+  Lengths lengths;
+  KERNELS_HD int64_t length(int64_t b) const { return lengths(b); }
+  KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const {
+    const uint32_t page = uint32_t(pos) / pages.size, place = uint32_t(pos) - page * pages.size;
+    return {pages.table[b * pages.ld + page], place, lesser<int64_t>(pages.size - place, length(b) - pos)};
+  }
+  Status check() const {
+    if (pages.table == nullptr) return invalid("kv: the pointer to the page table is null");
+    if (pages.size == 0) return invalid("kv: the page size is less than 1, or too large");
+    if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
+    return lengths.check();
+  }
+};
+
+// ---- views ---------------------------------------------------------------------------------------------------------
+
+template <class K, class V, class Where>
+class KvCache : public KvView {
+ public:
+  KvCache(K k, V v, Where where) : k_(k), v_(v), where_(where) {}
+
+  KERNELS_HD int64_t length(int64_t b) const { return where_.length(b); }
+  KERNELS_HD typename K::Run key(int64_t b, int64_t head, int64_t pos) const { return k_.run(where_.slot(b, pos), head); }
+  KERNELS_HD typename V::Run value(int64_t b, int64_t head, int64_t pos) const { return v_.run(where_.slot(b, pos), head); }
+  Status check(int64_t, int64_t, int64_t dim, int64_t v_dim) const {
+    KERNELS_TRY(where_.check());
+    KERNELS_TRY(k_.check(dim));
+    return v_.check(v_dim);
+  }
+
+  KERNELS_HD const K& keys() const { return k_; }
+  KERNELS_HD const V& values() const { return v_; }
+  KERNELS_HD const Where& where() const { return where_; }
+
+ private:
+  K k_;
+  V v_;
+  Where where_;
+};
+
+template <class K, class V>
+KvCache<K, V, Dense> dense_kv(K k, V v, Lengths lengths) { return {k, v, {lengths}}; }
+template <class K, class V>
+KvCache<K, V, Ragged> ragged_kv(K k, V v, const int32_t* offsets) { return {k, v, {offsets}}; }
+template <class K, class V>
+KvCache<K, V, Paged> paged_kv(K k, V v, Pages pages, Lengths lengths) { return {k, v, {pages, lengths}}; }
+
+KERNELS_END

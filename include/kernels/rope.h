@@ -1,0 +1,348 @@
+// Rotary positions: pairs of columns of each head are turned by an angle, position * frequency of the pair.
+//
+//   k::rope_frequencies(f.data(), 128, 5e5);                                  // on the host, once; copy it where calls compute
+//   auto rope = k::rope(positions, f, 128);
+//   k::attention(ex, k::load(q, ld) | rope, kv, k::store(o, ld), shape, k::causal());
+//   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
+//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, 128), nk, k::append_values(kv, at, 128), nk), {M, N, K});   // append.h
+//
+// Rows are tokens, row r at positions[r]; columns are heads of head_dim, side by side. Pairs are half a rotary dimension apart
+// (GPT-NeoX, Llama in Hugging Face's form), or neighbours: .interleaved(). .rotary_dim(n) turns the first n columns of a head
+// only. Angles are products of floats, sine and cosine good to float.
+//
+// A map sees columns that stand side by side, and the other one of a pair may be half a head away:
+//
+//   source | rope   reads both: each element once as itself and once as the other of its pair. Not in place.
+//   rope | sink     is for products, which make each column once. The weights' rows are read in another order, paired(w, rope),
+//                   so that the columns of a pair come out side by side; the sink turns them and puts them where they belong.
+//                   Maps before rope (a bias) see the true columns. Such a sink takes packs of 2 or more at even columns.
+#pragma once
+
+#include <cmath>
+
+#include "functor.h"
+
+KERNELS_BEGIN
+
+// ---- frequencies: on the host --------------------------------------------------------------------------------------
+
+// frequencies[i] = theta^(-2 i / rotary_dim), for i below rotary_dim / 2.
+inline void rope_frequencies(float* frequencies, int rotary_dim, double theta) {
+  for (int i = 0; i < rotary_dim / 2; ++i) frequencies[i] = float(std::pow(theta, -2.0 * i / rotary_dim));
+}
+// Positions divided by `factor`.
+inline void rope_frequencies_linear(float* frequencies, int rotary_dim, double theta, double factor) {
+  rope_frequencies(frequencies, rotary_dim, theta);
+  for (int i = 0; i < rotary_dim / 2; ++i) frequencies[i] = float(double(frequencies[i]) / factor);
+}
+// The base grows with the context: NTK-aware scaling.
+inline void rope_frequencies_ntk(float* frequencies, int rotary_dim, double theta, double factor) {
+  rope_frequencies(frequencies, rotary_dim, theta * std::pow(factor, rotary_dim / double(rotary_dim - 2)));
+}
+// Llama 3: slow pairs are scaled, fast ones kept, those between blended.
+inline void rope_frequencies_llama3(float* frequencies, int rotary_dim, double theta, double factor, double low, double high, double context) {
+  for (int i = 0; i < rotary_dim / 2; ++i) {
+    const double f = std::pow(theta, -2.0 * i / rotary_dim), turns = context * f / 6.283185307179586;
+    const double keep = turns < low ? 0 : turns > high ? 1 : (turns - low) / (high - low);
+    frequencies[i] = float((1 - keep) * f / factor + keep * f);
+  }
+}
+// YaRN: pairs with fewer than `slow` turns over the original context are scaled, those with more than `fast` kept, with a ramp over
+// the pairs between. Returns the amplitude that goes with it, for rope().amplitude().
+inline float rope_frequencies_yarn(float* frequencies, int rotary_dim, double theta, double factor, double context, double fast = 32, double slow = 1) {
+  const auto pair_of = [=](double turns) { return rotary_dim * std::log(context / (turns * 6.283185307179586)) / (2 * std::log(theta)); };
+  const double first = std::fmax(std::floor(pair_of(fast)), 0), last = std::fmin(std::ceil(pair_of(slow)), rotary_dim - 1);
+  for (int i = 0; i < rotary_dim / 2; ++i) {
+    const double f = std::pow(theta, -2.0 * i / rotary_dim), scaled = std::fmin(std::fmax((i - first) / std::fmax(last - first, 0.001), 0), 1);
+    frequencies[i] = float(scaled * f / factor + (1 - scaled) * f);
+  }
+  return factor <= 1 ? 1.f : float(0.1 * std::log(factor) + 1);
+}
+
+// ---- the map -------------------------------------------------------------------------------------------------------
+
+template <class S>
+class RotatedSource;
+template <class M, class S>
+class RotatingSink;
+
+class Rope : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  Rope(const int32_t* positions, const float* frequencies, int head_dim)
+      : positions_(positions), frequencies_(frequencies), head_dim_(head_dim), rotary_dim_(head_dim) {}
+
+  Rope rotary_dim(int n) const { Rope out = *this; out.rotary_dim_ = n; return out; }
+  Rope interleaved() const { Rope out = *this; out.interleaved_ = true; return out; }
+  // What sine and cosine are multiplied by (YaRN).
+  Rope amplitude(float a) const { Rope out = *this; out.amplitude_ = a; return out; }
+
+  template <class S>
+  RotatedSource<S> on_source(const S& source) const { return {source, *this}; }
+  template <class S, class = std::enable_if_t<detail::is_sink<S>>>
+  RotatingSink<Identity, S> on_sink(const S& sink) const {
+    static_assert(!detail::is_row_sink<S>, "quantize() needs a whole row at once: use append_keys() with known scales");
+    return {{}, *this, sink};
+  }
+
+  Status check(int64_t, int64_t cols) const {
+    if (positions_ == nullptr || frequencies_ == nullptr) return invalid("rope: the pointer to positions or frequencies is null");
+    if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0) return invalid("rope: columns are no whole heads of a multiple of 8");
+    if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0) return invalid("rope: rotary_dim is odd, or larger than a head");
+    return {};
+  }
+
+  int head_dim() const { return head_dim_; }
+  KERNELS_HD int half() const { return rotary_dim_ / 2; }
+  KERNELS_HD int in_head(int64_t col) const { return int(static_cast<uint32_t>(col) % static_cast<uint32_t>(head_dim_)); }
+  KERNELS_HD bool turns(int in_head) const { return in_head < rotary_dim_; }
+  KERNELS_HD bool pairs_are_neighbours() const { return interleaved_; }
+  // So many columns lie on one side of everything that matters.
+  int pack_within(int most) const {
+    const int unit = interleaved_ ? rotary_dim_ : rotary_dim_ / 2;
+    while (most > 1 && (unit % most != 0 || head_dim_ % most != 0)) most /= 2;
+    return most;
+  }
+
+  // Pairs from `pair` on: (x, y) becomes (x cos - y sin, y cos + x sin).
+  template <int N>
+  KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, int64_t row, int pair) const {
+    const float position = float(positions_[row]);
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) {
+      float s, c;
+      sin_cos(position * frequencies_[pair + i], s, c);
+      const float a = x.v[i], b = y.v[i];
+      x.v[i] = (a * c - b * s) * amplitude_;
+      y.v[i] = (b * c + a * s) * amplitude_;
+    }
+  }
+
+ private:
+  const int32_t* positions_;
+  const float* frequencies_;
+  int head_dim_, rotary_dim_;
+  float amplitude_ = 1;
+  bool interleaved_ = false;
+};
+
+// positions: one for each row; frequencies: rotary_dim / 2 of them. Both in the memory that the call computes in.
+inline Rope rope(const int32_t* positions, const float* frequencies, int head_dim) { return {positions, frequencies, head_dim}; }
+
+namespace detail {
+
+// (a0 a1 a2 a3) as (a0 a2) and (a1 a3), and back.
+template <int N>
+KERNELS_HD void unzip(const Pack<float, N>& v, Pack<float, N / 2>& even, Pack<float, N / 2>& odd) {
+  KERNELS_UNROLL
+  for (int i = 0; i < N / 2; ++i) even.v[i] = v.v[2 * i], odd.v[i] = v.v[2 * i + 1];
+}
+template <int N>
+KERNELS_HD Pack<float, 2 * N> zipped(const Pack<float, N>& even, const Pack<float, N>& odd) {
+  Pack<float, 2 * N> v;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) v.v[2 * i] = even.v[i], v.v[2 * i + 1] = odd.v[i];
+  return v;
+}
+
+}  // namespace detail
+
+// ---- on a source ---------------------------------------------------------------------------------------------------
+
+template <class S>
+class RotatedSource : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD RotatedSource(const S& source, const Rope& rope) : source_(source), rope_(rope) {
+    static_assert(std::is_same<compute_type<S>, float>::value, "rope turns floats");
+  }
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return rope_.pack_within(detail::max_pack_of(source_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(rope_.check(rows, cols));
+    return detail::check_of(source_, rows, cols);
+  }
+
+  template <class F>
+  struct Two {
+    F mine, other;
+  };
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    const auto mine = detail::fetch<N>(source_, row, col);
+    return Two<std::decay_t<decltype(mine)>>{mine, detail::fetch<N>(source_, row, other<N>(col))};
+  }
+  template <class F>
+  KERNELS_HD auto resolve(const Two<F>& fetched, int64_t row, int64_t col) const {
+    auto mine = detail::resolve(source_, fetched.mine, row, col);
+    constexpr int N = decltype(mine)::size;
+    const int at = rope_.in_head(col);
+    if (!rope_.turns(at)) return mine;
+    if (N > 1 && rope_.pairs_are_neighbours()) {
+      if constexpr (N > 1) {
+        Pack<float, N / 2> x, y;
+        detail::unzip(mine, x, y);
+        rope_.turn(x, y, row, at / 2);
+        return detail::zipped(x, y);
+      }
+    }
+    auto partner = detail::resolve(source_, fetched.other, row, other<N>(col));
+    const bool first = rope_.pairs_are_neighbours() ? at % 2 == 0 : at < rope_.half();
+    const int pair = rope_.pairs_are_neighbours() ? at / 2 : first ? at : at - rope_.half();
+    if (first) {
+      rope_.turn(mine, partner, row, pair);
+      return mine;
+    }
+    rope_.turn(partner, mine, row, pair);
+    return mine;
+  }
+  KERNELS_HD auto second_pass() const {
+    auto source = detail::second_pass(source_);
+    return RotatedSource<decltype(source)>(source, rope_);
+  }
+  KERNELS_HD auto without_effects() const {
+    auto source = detail::without_effects(source_);
+    return RotatedSource<decltype(source)>(source, rope_);
+  }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
+
+ private:
+  // The columns that these are paired with; themselves where they need not be read.
+  template <int N>
+  KERNELS_HD int64_t other(int64_t col) const {
+    const int at = rope_.in_head(col);
+    if (!rope_.turns(at)) return col;
+    if (rope_.pairs_are_neighbours()) return N > 1 ? col : at % 2 == 0 ? col + 1 : col - 1;
+    return at < rope_.half() ? col + rope_.half() : col - rope_.half();
+  }
+
+  S source_;
+  Rope rope_;
+};
+
+// ---- on the sink of a product --------------------------------------------------------------------------------------
+
+template <class M, class S>
+class RotatingSink : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  RotatingSink(M before, Rope rope, S sink)
+      : before_(before), rope_(rope), sink_(sink), rope_pack_(greater(2, rope.interleaved().pack_within(widest))),
+        before_pack_(detail::max_pack_of(before)), sink_pack_(detail::max_pack_of(sink)) {}
+
+  static constexpr int widest = 16;
+  static constexpr bool wants_pairs = true;
+  // Narrower packs are made here, where maps and sink want them.
+  int max_pack() const { return widest; }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(rope_.check(rows, cols));
+    KERNELS_TRY(detail::check_of(before_, rows, cols));
+    return detail::check_of(sink_, rows, cols);
+  }
+  template <class A>
+  auto after(const A& map) const {
+    auto all = map | before_;
+    return RotatingSink<decltype(all), S>(all, rope_, sink_);
+  }
+
+  template <int N>
+  KERNELS_HD void store(const Pack<float, N>& v, int64_t row, int64_t col) const {
+    if constexpr (N == 1) {
+      // One of a pair is not enough: an engine that comes here breaks the contract, and must not go unnoticed.
+      detail::put(sink_, v * (infinity<float>() - infinity<float>()), row, col);
+    } else {
+      detail::in_packs(rope_pack_, v, col, [&](const auto& some, int64_t at) {
+        if constexpr (std::decay_t<decltype(some)>::size > 1) turn(some, row, at);
+      });
+    }
+  }
+
+ private:
+  // All of them pairs, or none.
+  template <int N>
+  KERNELS_HD void turn(const Pack<float, N>& v, int64_t row, int64_t col) const {
+    const int at = rope_.in_head(col);
+    if (!rope_.turns(at)) return write(mapped(v, row, col), row, col);
+    Pack<float, N / 2> x, y;
+    if (rope_.pairs_are_neighbours()) {
+      detail::unzip(mapped(v, row, col), x, y);
+      rope_.turn(x, y, row, at / 2);
+      return write(detail::zipped(x, y), row, col);
+    }
+    const int64_t first = col - at + at / 2, second = first + rope_.half();
+    detail::unzip(v, x, y);
+    x = mapped(x, row, first);
+    y = mapped(y, row, second);
+    rope_.turn(x, y, row, at / 2);
+    write(x, row, first);
+    write(y, row, second);
+  }
+  template <int N>
+  KERNELS_HD Pack<float, N> mapped(const Pack<float, N>& v, int64_t row, int64_t col) const {
+    Pack<float, N> out;
+    detail::in_packs(detail::pack_at(col, before_pack_), v, col, [&](const auto& some, int64_t at) {
+      constexpr int M_ = std::decay_t<decltype(some)>::size;
+      const auto one = detail::apply_map(before_, some, detail::fetch_operands<M_>(before_, row, at), row, at);
+      KERNELS_UNROLL
+      for (int i = 0; i < M_; ++i) out.v[at - col + i] = one.v[i];
+    });
+    return out;
+  }
+  template <int N>
+  KERNELS_HD void write(const Pack<float, N>& v, int64_t row, int64_t col) const {
+    detail::in_packs(detail::pack_at(col, sink_pack_), v, col, [&](const auto& some, int64_t at) { detail::put(sink_, some, row, at); });
+  }
+
+  M before_;
+  Rope rope_;
+  S sink_;
+  int rope_pack_, before_pack_, sink_pack_;
+};
+
+// ---- weights whose results come in pairs ---------------------------------------------------------------------------
+
+// Rows of weights, those of a pair side by side.
+template <class S>
+class Paired : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Paired(S source, int head_dim, int half) : source_(source), head_dim_(head_dim), half_(half) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (half_ > 0 && (head_dim_ < 1 || rows % head_dim_ != 0)) return invalid("paired: the rows are no whole heads");
+    return detail::check_of(source_, rows, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
+
+ private:
+  KERNELS_HD int64_t origin(int64_t row) const {
+    if (half_ == 0) return row;
+    const int at = int(static_cast<uint32_t>(row) % static_cast<uint32_t>(head_dim_));
+    return at >= 2 * half_ ? row : row - at + at / 2 + (at % 2 != 0 ? half_ : 0);
+  }
+
+  S source_;
+  int head_dim_, half_;
+};
+
+// Weights of queries or keys for rope | sink.
+template <class S>
+Paired<S> paired(S source, const Rope& rope) {
+  static_assert(detail::is_source<S>, "paired() takes a source of weights");
+  return {source, rope.head_dim(), rope.pairs_are_neighbours() ? 0 : rope.half()};
+}
+// Those of values, as they are, for stacked() beside paired(): its sources are of one type.
+template <class S>
+Paired<S> plain(S source) {
+  static_assert(detail::is_source<S>, "plain() takes a source of weights");
+  return {source, 1, 0};
+}
+
+KERNELS_END

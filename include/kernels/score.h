@@ -1,0 +1,282 @@
+// Scores: what happens to the logits of attention between the product with the keys and the softmax.
+//
+//   k::causal() & k::window(4095, 0) & k::soft_cap(30.f)
+//   k::no_mask()
+//
+// no_mask()                                every query sees every key
+// causal(align)                            query i sees key j up to its own place
+// window(left, right, align)               keys from `left` before its place up to `right` behind it; -1: no limit
+// bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set
+// tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before them
+// soft_cap(cap)                            cap * tanh(logit / cap)
+// alibi(slopes)                            - slopes[head] * |place of the query - key|
+// score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf: masked; a stride of 0 repeats
+// sinks(p)                                 one more logit for each head, p[head], that takes a share and gives no value
+//
+// a & b: what either masks is masked, and logits go through a first. Logits are scaled before they come here. The place of
+// query i is key i + kv_len - q_len, so that the last query stands at the last key (bottom_right), or key i (top_left).
+//
+// One of your own derives from k::Score and has any of
+//
+//   template <int N> KERNELS_HD k::Pack<float, N> transform(k::Pack<float, N> logits, const k::ScoreAt& at) const;
+//       for keys at.key to at.key + N - 1, all of them below at.kv_len
+//   KERNELS_HD bool visible(const k::ScoreAt& at) const;
+//   KERNELS_HD k::KeyRange kv_range(const k::ScoreQueries& q) const;
+//       keys outside are invisible to all of these queries, and are not even read
+//   KERNELS_HD float sink(int64_t head) const;
+//   Status check(const AttentionShape& shape) const;
+//
+// For a single query, all keys in kv_range() are visible but those that visible() denies.
+#pragma once
+
+#include "core/attention_call.h"
+#include "functor.h"
+
+KERNELS_BEGIN
+
+struct Score : Functor {};
+
+// A logit: a query and a key of a sequence, both counted from its start.
+struct ScoreAt {
+  int64_t batch, head, query, key, q_len, kv_len;
+};
+// Queries [first, last] of a sequence.
+struct ScoreQueries {
+  int64_t batch, first, last, q_len, kv_len;
+};
+// Keys [begin, end).
+struct KeyRange {
+  int64_t begin, end;
+};
+
+enum class Align { bottom_right, top_left };
+
+namespace detail {
+KERNELS_HD int64_t place_of(int64_t query, int64_t q_len, int64_t kv_len, Align align) {
+  return align == Align::bottom_right ? query + kv_len - q_len : query;
+}
+}  // namespace detail
+
+// ---- masks ---------------------------------------------------------------------------------------------------------
+
+struct NoMask : Score {};
+inline NoMask no_mask() { return {}; }
+
+struct Window : Score {
+  int64_t left, right;
+  Align align;
+  Window(int64_t l, int64_t r, Align a) : left(l), right(r), align(a) {}
+
+  KERNELS_HD KeyRange kv_range(const ScoreQueries& q) const {
+    return {left < 0 ? 0 : detail::place_of(q.first, q.q_len, q.kv_len, align) - left,
+            right < 0 ? q.kv_len : detail::place_of(q.last, q.q_len, q.kv_len, align) + right + 1};
+  }
+  Status check(const AttentionShape&) const {
+    return left < -1 || right < -1 ? invalid("window: left or right is less than -1") : Status{};
+  }
+};
+inline Window window(int64_t left, int64_t right, Align align = Align::bottom_right) { return {left, right, align}; }
+// Not the map of the same name, which masks rows of scores that lie in memory.
+inline Window causal(Align align = Align::bottom_right) { return {-1, 0, align}; }
+
+class Bitmask : public Score {
+ public:
+  Bitmask(const uint32_t* words, int64_t query_stride, int64_t batch_stride, bool last_keys)
+      : words_(words), query_stride_(query_stride), batch_stride_(batch_stride), last_keys_(last_keys) {}
+
+  KERNELS_HD bool visible(const ScoreAt& at) const {
+    const int64_t bit = last_keys_ ? at.key - (at.kv_len - at.q_len) : at.key;
+    return bit < 0 || (words_[at.batch * batch_stride_ + at.query * query_stride_ + bit / 32] >> (bit % 32) & 1u) != 0;
+  }
+  Status check(const AttentionShape&) const {
+    if (words_ == nullptr) return invalid("bitmask: the pointer is null");
+    return query_stride_ < 0 || batch_stride_ < 0 ? invalid("bitmask: a stride is negative") : Status{};
+  }
+
+ private:
+  const uint32_t* words_;
+  int64_t query_stride_, batch_stride_;
+  bool last_keys_;
+};
+// Strides count words; a batch_stride of 0 gives all sequences the same mask.
+inline Bitmask bitmask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) { return {words, query_stride, batch_stride, false}; }
+// For a tree of drafted tokens, whose keys are the last q_len of the sequence.
+inline Bitmask tree_mask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) { return {words, query_stride, batch_stride, true}; }
+
+// ---- logits --------------------------------------------------------------------------------------------------------
+
+struct SoftCap : Score {
+  float cap, inverse;
+  explicit SoftCap(float limit) : cap(limit), inverse(1.f / limit) {}
+
+  template <int N>
+  KERNELS_HD Pack<float, N> transform(const Pack<float, N>& logits, const ScoreAt&) const {
+    return kernels::transform(logits, [this](float x) { return cap * tanh(x * inverse); });
+  }
+  Status check(const AttentionShape&) const {
+    return cap > 0 && inverse > 0 && cap < infinity<float>() ? Status{} : invalid("soft_cap: the cap is not a positive number");
+  }
+};
+inline SoftCap soft_cap(float cap) { return SoftCap(cap); }
+
+struct Alibi : Score {
+  const float* slopes;
+  explicit Alibi(const float* p) : slopes(p) {}
+
+  template <int N>
+  KERNELS_HD Pack<float, N> transform(Pack<float, N> logits, const ScoreAt& at) const {
+    const float slope = -slopes[at.head];
+    const int distance = int(at.key - detail::place_of(at.query, at.q_len, at.kv_len, Align::bottom_right));
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) logits.v[i] = fma(slope, magnitude(float(distance + i)), logits.v[i]);
+    return logits;
+  }
+  Status check(const AttentionShape&) const { return slopes ? Status{} : invalid("alibi: the pointer is null"); }
+};
+inline Alibi alibi(const float* slopes) { return Alibi(slopes); }
+
+// The biases of a query's keys lie side by side.
+template <class T>
+class ScoreBias : public Score {
+ public:
+  ScoreBias(const T* p, int64_t batch_stride, int64_t head_stride, int64_t query_stride)
+      : p_(p), batch_stride_(batch_stride), head_stride_(head_stride), query_stride_(query_stride) {}
+
+  template <int N>
+  KERNELS_HD Pack<float, N> transform(Pack<float, N> logits, const ScoreAt& at) const {
+    const T* from = p_ + at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + at.key;
+#if defined(KERNELS_DEVICE_CODE)
+    // Nothing is known of the alignment.
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) logits.v[i] = logits.v[i] + convert<float>(from[i]);
+    return logits;
+#else
+    return logits + convert<float>(read<N, Cache::keep>(from).unpack());
+#endif
+  }
+  Status check(const AttentionShape&) const {
+    if (p_ == nullptr) return invalid("score_bias: the pointer is null");
+    return batch_stride_ < 0 || head_stride_ < 0 || query_stride_ < 0 ? invalid("score_bias: a stride is negative") : Status{};
+  }
+
+ private:
+  const T* p_;
+  int64_t batch_stride_, head_stride_, query_stride_;
+};
+template <class T>
+ScoreBias<T> score_bias(const T* p, int64_t batch_stride, int64_t head_stride, int64_t query_stride) {
+  return {p, batch_stride, head_stride, query_stride};
+}
+
+template <class T>
+struct Sinks : Score {
+  const T* logits;
+  explicit Sinks(const T* p) : logits(p) {}
+  KERNELS_HD float sink(int64_t head) const { return convert<float>(logits[head]); }
+  Status check(const AttentionShape&) const { return logits ? Status{} : invalid("sinks: the pointer is null"); }
+};
+template <class T>
+Sinks<T> sinks(const T* p) { return Sinks<T>(p); }
+
+// ---- composition, and how engines ask ------------------------------------------------------------------------------
+
+template <class A, class B>
+struct ScorePair : Score {
+  A first;
+  B second;
+  ScorePair(A a, B b) : first(a), second(b) {}
+
+  Status check(const AttentionShape& shape) const {
+    if constexpr (detail::has_score_check<A>::value) KERNELS_TRY(first.check(shape));
+    if constexpr (detail::has_score_check<B>::value) KERNELS_TRY(second.check(shape));
+    return {};
+  }
+};
+
+template <class A, class B, class = std::enable_if_t<std::is_base_of<Score, A>::value && std::is_base_of<Score, B>::value>>
+ScorePair<A, B> operator&(A a, B b) { return {a, b}; }
+
+namespace detail {
+
+template <class S>
+struct is_score_pair : std::false_type {};
+template <class A, class B>
+struct is_score_pair<ScorePair<A, B>> : std::true_type {};
+
+template <class S, class = void>
+struct Transforms : std::false_type {};
+template <class S>
+struct Transforms<S, void_t<decltype(std::declval<const S&>().template transform<1>(std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))>>
+    : std::true_type {};
+template <class S, class = void>
+struct Masks : std::false_type {};
+template <class S>
+struct Masks<S, void_t<decltype(std::declval<const S&>().visible(std::declval<ScoreAt>()))>> : std::true_type {};
+template <class S, class = void>
+struct Ranges : std::false_type {};
+template <class S>
+struct Ranges<S, void_t<decltype(std::declval<const S&>().kv_range(std::declval<ScoreQueries>()))>> : std::true_type {};
+template <class S, class = void>
+struct HasSink : std::false_type {};
+template <class S>
+struct HasSink<S, void_t<decltype(std::declval<const S&>().sink(kAny))>> : std::true_type {};
+template <class A, class B>
+struct Transforms<ScorePair<A, B>> { static constexpr bool value = Transforms<A>::value || Transforms<B>::value; };
+template <class A, class B>
+struct Masks<ScorePair<A, B>> { static constexpr bool value = Masks<A>::value || Masks<B>::value; };
+template <class A, class B>
+struct Ranges<ScorePair<A, B>> { static constexpr bool value = Ranges<A>::value || Ranges<B>::value; };
+template <class A, class B>
+struct HasSink<ScorePair<A, B>> { static constexpr bool value = HasSink<A>::value || HasSink<B>::value; };
+
+// Whether logits are changed, keys denied one by one, ranges of keys skipped, a sink added.
+template <class S>
+constexpr bool score_transforms = Transforms<S>::value;
+template <class S>
+constexpr bool score_masks = Masks<S>::value;
+template <class S>
+constexpr bool score_ranges = Ranges<S>::value;
+template <class S>
+constexpr bool score_sinks = HasSink<S>::value;
+
+template <class S, int N>
+KERNELS_HD Pack<float, N> transform_logits(const S& score, const Pack<float, N>& logits, const ScoreAt& at) {
+  if constexpr (is_score_pair<S>::value) return transform_logits(score.second, transform_logits(score.first, logits, at), at);
+  else if constexpr (Transforms<S>::value) return score.template transform<N>(logits, at);
+  else return logits;
+}
+template <class S>
+KERNELS_HD bool key_visible(const S& score, const ScoreAt& at) {
+  if constexpr (is_score_pair<S>::value) return key_visible(score.first, at) && key_visible(score.second, at);
+  else if constexpr (Masks<S>::value) return score.visible(at);
+  else return true;
+}
+// In [0, kv_len]; the end is not before the beginning.
+template <class S>
+KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
+  KeyRange r{0, q.kv_len};
+  if constexpr (is_score_pair<S>::value) {
+    const KeyRange a = key_range(score.first, q), b = key_range(score.second, q);
+    r = {greater(a.begin, b.begin), lesser(a.end, b.end)};
+  } else if constexpr (Ranges<S>::value) {
+    r = score.kv_range(q);
+    r = {greater<int64_t>(r.begin, 0), lesser(r.end, q.kv_len)};
+  }
+  return {r.begin, greater(r.begin, r.end)};
+}
+// The state of a row before its first key: with the sink, if there is one, which has no value.
+template <class S>
+KERNELS_HD SoftmaxState<float> sink_state(const S& score, int64_t head) {
+  SoftmaxState<float> state;
+  if constexpr (is_score_pair<S>::value) {
+    state = sink_state(score.first, head);
+    state.merge(sink_state(score.second, head));
+  } else if constexpr (HasSink<S>::value) {
+    const float logit = score.sink(head);
+    if (!(logit == -infinity<float>())) state = {logit, 1.f};
+  }
+  return state;
+}
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,84 @@
+// Attention on the CPU: where keys and values lie.
+#include "support/cpu_attention.h"
+
+using namespace test;
+
+TEST_CASE("layouts") {
+  Tally t;
+  for (const AttentionCase& c : few_and_many()) {
+    for (const Layout layout : {Layout::nhd, Layout::hnd, Layout::ragged, Layout::paged_nhd, Layout::paged_hnd}) {
+      const Placement where(layout, c.kv_lens, c.kv_heads);
+      const KvSide<k::half> key(1, where, c.dim), value(2, where, c.dim, ScaleOf::head, 1, 2);
+      check_kv(t, "layout " + std::to_string(int(layout)), c, where, key, value);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("pages of any size, scattered") {
+  Tally t;
+  for (const int64_t page : {1, 7, 16, 64, 128, 1000}) {
+    for (const AttentionCase& c : few_and_many()) {
+      const Placement where(Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
+      const KvSide<float> key(1, where, c.dim), value(2, where, c.dim);
+      check_kv(t, "pages of " + std::to_string(page), c, where, key, value);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// Keys and values that are computed.
+namespace {
+struct Formula : k::KvView {
+  struct Codes : k::Functor {
+    int64_t from;
+    bool values;
+    Codes(int64_t begin, bool v) : from(begin), values(v) {}
+    template <int N>
+    k::Pack<float, N> load(int64_t row, int64_t col) const {
+      k::Pack<float, N> out;
+      for (int i = 0; i < N; ++i) out.v[i] = float(Formula::at(from + row, col + i, values));
+      return out;
+    }
+  };
+  static double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
+  int64_t length(int64_t) const { return 333; }
+  k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
+  k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
+};
+}  // namespace
+
+TEST_CASE("a view of one's own") {
+  Tally t;
+  for (const int64_t queries : {1, 30}) {
+    check_kv(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, false); },
+          [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, true); });
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("offsets beyond 2^31 elements") {
+  // One sequence at the far end of a tensor of which nothing else is ever touched.
+  const int64_t heads = 2, dim = 64, capacity = int64_t(1) << 25, pos_stride = heads * dim;
+  const size_t bytes = size_t(capacity) * size_t(pos_stride) * sizeof(k::half);
+  auto* const p = static_cast<k::half*>(std::calloc(bytes, 1));
+  if (!p) return skip("needs 8 GB of address space");
+  Tally t;
+  const AttentionCase c{{2}, {40}, 4, 2, dim};
+  const Placement where(Layout::nhd, c.kv_lens, heads);
+  const KvSide<k::half> key(1, where, dim), value(2, where, dim);
+  const int64_t first = capacity - 128;
+  for (int64_t pos = 0; pos < 40; ++pos) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t x = 0; x < dim; ++x) {
+        p[(first + pos) * pos_stride + h * dim + x] = make<k::half>(key(0, h, pos, x));
+        p[(first + 64 + pos) * pos_stride + h * dim + x] = make<k::half>(value(0, h, pos, x));
+      }
+    }
+  }
+  const int32_t offsets[] = {int32_t(first), int32_t(first + 40)};
+  const auto tensor = [&](int64_t shift) { return k::strided(static_cast<const k::half*>(p + shift * pos_stride), 0, pos_stride, dim); };
+  check_kv(t, "far away", c, k::ragged_kv(tensor(0), tensor(64), offsets), key, value);
+  CHECK_TALLY(t);
+  std::free(p);
+}

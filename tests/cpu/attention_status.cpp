@@ -1,0 +1,143 @@
+// Attention on the CPU: what is refused, and parts that are merged.
+#include <kernels/cpu/attention.h>
+
+#include "support/attention.h"
+
+using namespace test;
+
+namespace {
+
+struct Fixture {
+  std::vector<float> memory = std::vector<float>(1 << 16, 0.5f);
+  float* p = memory.data();
+  k::AttentionShape shape{2, 3, 4, 2, 16};
+  k::Workspace workspace{p + (1 << 15), size_t(1 << 17)};
+
+  auto kv() const { return k::dense_kv(k::nhd(p, 10, 2, 16), k::nhd(p, 10, 2, 16), 10); }
+  template <class S = k::NoMask>
+  k::Status run(const k::AttentionShape& s, const S& score = {}, const k::Attention& options = {}) const {
+    const k::Status whole = k::cpu::attention(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, options);
+    const k::Status split = k::cpu::decode(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, workspace, options);
+    CHECK(std::string(whole.reason()) == split.reason());
+    return whole;
+  }
+  template <class Kv>
+  k::Status with(const Kv& view) const {
+    return k::cpu::attention(k::cpu::Exec{1}, k::load(p, 64), view, k::store(p + 8192, 64), shape, k::no_mask());
+  }
+};
+
+bool is(const k::Status& status, k::Code code, const char* words) {
+  const bool right = status.code() == code && std::string(status.reason()).find(words) != std::string::npos;
+  if (!right) std::printf("got: %s\n", status.reason());
+  return right;
+}
+
+}  // namespace
+
+TEST_CASE("what is refused, and why") {
+  using k::Code;
+  Fixture f;
+  CHECK(f.run(f.shape));
+  const auto shape = [&](auto change) {
+    k::AttentionShape s = f.shape;
+    change(s);
+    return s;
+  };
+  CHECK(is(f.run(shape([](auto& s) { s.batch = -1; })), Code::invalid, "negative"));
+  CHECK(is(f.run(shape([](auto& s) { s.q_len = -1; })), Code::invalid, "negative"));
+  CHECK(is(f.run(shape([](auto& s) { s.heads = 0; })), Code::invalid, "heads"));
+  CHECK(is(f.run(shape([](auto& s) { s.kv_heads = 0; })), Code::invalid, "heads"));
+  CHECK(is(f.run(shape([](auto& s) { s.kv_heads = 3; })), Code::invalid, "multiple of kv_heads"));
+  CHECK(is(f.run(shape([](auto& s) { s.dim = 0; })), Code::invalid, "dimension"));
+  CHECK(is(f.run(shape([](auto& s) { s.dim = 12; })), Code::unsupported, "dim"));
+  CHECK(is(f.run(shape([](auto& s) { s.dim = 264; })), Code::unsupported, "dim"));
+  CHECK(is(f.run(shape([](auto& s) { s.v_dim = 576; })), Code::unsupported, "v_dim"));
+  CHECK(is(f.run(shape([](auto& s) { s.v_dim = -8; })), Code::invalid, "v_dim"));
+  CHECK(f.run(shape([](auto& s) { s.batch = 0; })));
+  CHECK(f.run(shape([](auto& s) { s.q_len = 0; })));
+
+  CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.scale(std::nan(""))), Code::invalid, "scale"));
+  CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.lse(nullptr)), Code::invalid, "logsumexp"));
+  CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.lse(f.p, 3)), Code::invalid, "logsumexp"));
+
+  CHECK(is(f.run(f.shape, k::window(-2, 0)), Code::invalid, "window"));
+  CHECK(is(f.run(f.shape, k::soft_cap(0.f)), Code::invalid, "soft_cap"));
+  CHECK(is(f.run(f.shape, k::causal() & k::soft_cap(-1.f)), Code::invalid, "soft_cap"));
+  CHECK(is(f.run(f.shape, k::alibi(nullptr)), Code::invalid, "alibi"));
+  CHECK(is(f.run(f.shape, k::bitmask(nullptr, 1, 1)), Code::invalid, "bitmask"));
+  CHECK(is(f.run(f.shape, k::score_bias(f.p, -1, 0, 0)), Code::invalid, "score_bias"));
+  CHECK(is(f.run(f.shape, k::sinks(static_cast<const float*>(nullptr))), Code::invalid, "sinks"));
+
+  const auto side = k::nhd(f.p, 10, 2, 16);
+  const int32_t lengths[] = {3, 4, 5};
+  float* const none = nullptr;
+  CHECK(is(f.with(k::dense_kv(k::nhd(none, 10, 2, 16), side, 10)), Code::invalid, "null"));
+  CHECK(is(f.with(k::dense_kv(side, k::strided(f.p, 0, -1, 0), 10)), Code::invalid, "negative"));
+  CHECK(is(f.with(k::dense_kv(side, k::strided(f.p, 320, 8, 160), 10)), Code::invalid, "smaller than a head"));
+  CHECK(is(f.with(k::dense_kv(side, side, static_cast<const int32_t*>(nullptr))), Code::invalid, "lengths"));
+  CHECK(is(f.with(k::dense_kv(side, side, -1)), Code::invalid, "length"));
+  CHECK(is(f.with(k::dense_kv(side.scale(static_cast<const float*>(nullptr)), side, 10)), Code::invalid, "scales"));
+  CHECK(is(f.with(k::ragged_kv(side, side, nullptr)), Code::invalid, "offsets"));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(nullptr, 1, 16), lengths)), Code::invalid, "page table"));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 0), lengths)), Code::invalid, "page size"));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, -1, 16), lengths)), Code::invalid, "page table"));
+  const auto words = k::strided<k::Int4>(reinterpret_cast<const uint32_t*>(f.p), 320, 32, 12);
+  CHECK(is(f.with(k::dense_kv(words, side, 10)), Code::invalid, "multiple of 8"));
+
+  const auto call = [&](const auto& q, const auto& o) { return k::cpu::attention(k::cpu::Exec{1}, q, f.kv(), o, f.shape, k::no_mask()); };
+  CHECK(is(call(k::load(none, 64), k::store(f.p, 64)), Code::invalid, "load"));
+  CHECK(is(call(k::load(f.p, 64), k::store(none, 64)), Code::invalid, "store"));
+  CHECK(is(call(k::load(f.p, 64), k::store(f.p, 63)), Code::invalid, "store"));
+  CHECK(is(k::cpu::attention(k::cpu::Exec{0}, k::load(f.p, 64), f.kv(), k::store(f.p, 64), f.shape, k::no_mask()), Code::invalid, "threads"));
+
+  const int32_t falling[] = {0, 3, 2}, many[] = {0, 4, 5};
+  CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = falling; })), Code::invalid, "fall"));
+  CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = many; })), Code::invalid, "more than q_len"));
+
+  const auto decode = [&](const k::AttentionShape& s, k::Workspace w) {
+    return k::cpu::decode(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), s, k::no_mask(), w);
+  };
+  CHECK(is(decode(f.shape, {}), Code::invalid, "workspace"));
+  CHECK(is(decode(f.shape, {f.p, k::cpu::decode_workspace_bytes(f.shape) - 1}), Code::invalid, "workspace"));
+  CHECK(is(decode(f.shape, {reinterpret_cast<char*>(f.p) + 1, size_t(1) << 17}), Code::invalid, "aligned"));
+  CHECK(is(decode(shape([](auto& s) { s.q_len = 33; }), f.workspace), Code::unsupported, "32"));
+}
+
+TEST_CASE("parts of the keys, merged, are the whole") {
+  Tally t;
+  for (const int64_t dim : {8, 40, 128}) {
+    const AttentionCase c{{5}, {300}, 3, 1, dim};
+    const Placement where(Layout::nhd, c.kv_lens, 1);
+    const KvSide<float> key(1, where, dim), value(2, where, dim);
+    const int64_t tokens = 5, heads = 3, parts = 4, cuts[] = {0, 128, 128, 299, 300};  // one part has no keys
+    AttentionData<> d(c);
+    std::vector<float> o(size_t(parts * tokens * heads * dim), 7.f), lse(size_t(parts * tokens * heads), 7.f);
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto shift = [&](const auto& tensor) { return k::strided(tensor.at({0, cuts[part], 1}, 0), 0, dim + 3, 0); };
+      const auto kv = k::dense_kv(shift(key.tensor()), shift(value.tensor()), cuts[part + 1] - cuts[part]);
+      const k::Status status = k::cpu::attention(k::cpu::Exec{1}, d.source(), kv, k::store(o.data() + part * tokens * heads * dim, heads * dim), d.shape(),
+                                                 k::no_mask(), k::Attention{}.lse(lse.data() + part * tokens * heads));
+      t.expect(status.ok(), "%s", status.reason());
+    }
+    for (const int threads : {1, 3}) {
+      AttentionData<> whole(c);
+      whole.check(t, "merged", k::cpu::merge_states(k::cpu::Exec{threads}, k::load(o.data(), heads * dim), k::load(lse.data(), heads), whole.sink(),
+                                                    {parts, tokens, heads, dim}, whole.options()), key, value, {});
+    }
+  }
+  CHECK_TALLY(t);
+
+  float some[16] = {};
+  const auto merge = [&](const k::MergeShape& shape, const k::Attention& options = {}) {
+    return k::cpu::merge_states(k::cpu::Exec{1}, k::load(some, 8), k::load(some, 1), k::store(some, 8), shape, options);
+  };
+  CHECK(is(merge({-1, 1, 1, 8}), k::Code::invalid, "negative"));
+  CHECK(is(merge({1, 1, 0, 8}), k::Code::invalid, "heads"));
+  CHECK(is(merge({1, 1, 1, 8}, k::Attention{}.scale(2)), k::Code::invalid, "scaled"));
+  // No part at all sees nothing.
+  some[3] = 5;
+  float lse = 1;
+  CHECK(merge({0, 1, 1, 8}, k::Attention{}.lse(&lse)));
+  CHECK((some[3] == 0 && lse == -std::numeric_limits<float>::infinity()));
+}
