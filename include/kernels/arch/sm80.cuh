@@ -62,16 +62,11 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int
   }
 }
 // All 16, or nothing at all. A predicate, not a branch, so that it may stand between other instructions.
-template <int kLine>
 __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted) {
   if constexpr (kCompiledFor >= 80) {
-    const size_t address = __cvta_generic_to_global(from);
-    if constexpr (kLine == 256) {
-      asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::256B [%0], [%1], 16;}" ::"r"(to), "l"(address), "r"(int(wanted)) : "memory");
-    } else {
-      static_assert(kLine == 128, "128 or 256");
-      asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::"r"(to), "l"(address), "r"(int(wanted)) : "memory");
-    }
+    asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(int(wanted))
+                 : "memory");
   }
 }
 __device__ __forceinline__ void copy_async_commit() {

@@ -27,8 +27,7 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
 
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether there is one)
 // for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where it is not copied.
-// kLine: bytes that the L2 fetches at once.
-template <class T, class Source, int kRows, int kThreads, int kWidth, int kLine>
+template <class T, class Source, int kRows, int kThreads, int kWidth>
 class TileOperand {
  public:
   static constexpr int kStep = 64, kBytes = kRows * kStep * 2;
@@ -50,7 +49,7 @@ class TileOperand {
 
   // Copies the next step's chunk number i to the stage, if there are more steps.
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
-    arch::copy_async_16_if<kLine>(stage + mine() + i * (kTogether * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
+    arch::copy_async_16_if(stage + mine() + i * (kTogether * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
     from_[i] += kStep;
   }
   // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
@@ -129,8 +128,8 @@ struct GemmBody {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
   static constexpr int kOutputs = kRows / P::matrices;
   static constexpr int max_threads = kThreads, registers = 255;
-  using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth, 128>;
-  using Weights = TileOperand<T, Gate, kRows, kThreads, kWidth, kTokens == 64 ? 256 : 128>;
+  using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth>;
+  using Weights = TileOperand<T, Gate, kRows, kThreads, kWidth>;
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
 
   // In an image for this architecture: within 99 KB up to sm_89, most of a multiprocessor later. Deep queues count for more than a
