@@ -79,7 +79,8 @@ namespace detail {
 #define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
 #endif
 
-// Bodies that begin before the kernel ahead of them has ended, and wait for it themselves.
+// Bodies that begin before the kernel ahead of them has ended, and wait for it themselves. They also let the next kernel begin as
+// soon as there is room. Others do not: blocks of one warp start so often that this alone took 60 us for 49,152 of them.
 template <class Body, class = void>
 struct begins_early : std::false_type {};
 template <class Body>
@@ -88,8 +89,8 @@ struct begins_early<Body, void_t<decltype(Body::early)>> : std::true_type {};
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params) {
-  arch::grid_dependency_trigger();
-  if constexpr (!begins_early<Body>::value) arch::grid_dependency_wait();
+  if constexpr (begins_early<Body>::value) arch::grid_dependency_trigger();
+  else arch::grid_dependency_wait();
   Body::run(params);
 }
 
