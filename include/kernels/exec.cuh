@@ -11,6 +11,7 @@
 
 #include "arch/arch.cuh"
 #include "arch/sm90.cuh"
+#include "core/concepts.h"
 #include "core/status.h"
 #include "core/workspace.h"
 

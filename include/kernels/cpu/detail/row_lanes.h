@@ -8,6 +8,7 @@
 //   close(State, sums, count)         the state of the run
 #pragma once
 
+#include "../../core/memory.h"
 #include "../../core/row_op.h"
 #include "threads.h"
 
