@@ -184,37 +184,11 @@ constexpr bool is_16_bit = std::is_same<T, half>::value || std::is_same<T, bfloa
 template <class W>
 using tensor_type = std::conditional_t<is_16_bit<typename Coded<W>::Code>, typename Coded<W>::Code, void>;
 
-// Where the codes of a row begin.
-template <class Src, Cache kCache>
-__device__ __forceinline__ const unsigned char* code_address(const DirectLoad<Src, float, kCache>& source, int64_t row) {
-  return reinterpret_cast<const unsigned char*>(source.at(row, 0));
-}
-template <class Format>
-__device__ __forceinline__ const unsigned char* code_address(const Words<Format>& source, int64_t row) {
-  return reinterpret_cast<const unsigned char*>(source.at(row));
-}
+// Whether a source's scales come with zero points.
+template <class W>
+constexpr bool has_zeros = false;
 template <class Codes, class S>
-__device__ __forceinline__ const unsigned char* code_address(const Dequant<Codes, S>& source, int64_t row) { return code_address(source.codes(), row); }
-template <class S, int kParts>
-__device__ __forceinline__ const unsigned char* code_address(const Stacked<S, kParts>& source, int64_t row) {
-  return source.visit(row, [&](const S& part, int64_t begin) { return code_address(part, row - begin); });
-}
-
-// What a source reads of its scales at a time, and whether there are zero points.
-template <class W>
-struct ScaleTraits {
-  using Fetched = Nothing;
-  static constexpr bool zeros = false;
-};
-template <class Codes, class S>
-struct ScaleTraits<Dequant<Codes, S>> {
-  using Fetched = typename S::Fetched;
-  static constexpr bool zeros = S::has_zeros;
-};
-template <class W>
-using ScalesOf = typename ScaleTraits<W>::Fetched;
-template <class W>
-constexpr bool has_zeros = ScaleTraits<W>::zeros;
+constexpr bool has_zeros<Dequant<Codes, S>> = S::has_zeros;
 
 // That of inputs, below what is done to them.
 template <class X>
