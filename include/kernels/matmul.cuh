@@ -142,21 +142,22 @@ class ProductEngine {
     if constexpr (narrow_weights) {
       using T = meeting_type<X, W>;
       constexpr bool copied = std::is_same<tensor_type<X>, T>::value && std::is_same<tensor_type<W>, T>::value;
+      using Single = GemmBody<P, T, 1, 64, 128>;
+      int image = 0;  // that of all of them: they are compiled together
+      KERNELS_TRY(image_architecture<Single>(image));
       if constexpr (wide_x >= 8) {
         if (pack_x_ >= 8 && pack_w_ >= 8 && (copied || p_.k % 8 == 0)) {
           using Small = GemmBody<P, T, 8, 64, 128>;
           using Middle = GemmBody<P, T, 8, 128, 128>;
-          int image = 0;
-          KERNELS_TRY(image_architecture<Small>(image));
           const double small = gemm_cost<Small>(image), middle = gemm_cost<Middle>(image);
           if constexpr (copied) {
             using Large = GemmBody<P, T, 8, 128, 256>;
-            if (gemm_cost<Large>(image) < lesser(small, middle)) return start_gemm<Large>();
+            if (gemm_cost<Large>(image) < lesser(small, middle)) return start_gemm<Large>(image);
           }
-          return small <= middle ? start_gemm<Small>() : start_gemm<Middle>();
+          return small <= middle ? start_gemm<Small>(image) : start_gemm<Middle>(image);
         }
       }
-      return start_gemm<GemmBody<P, T, 1, 64, 128>>();
+      return start_gemm<Single>(image);
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
@@ -179,9 +180,7 @@ class ProductEngine {
     return double(waves) / double(cluster) * (cluster > 1 ? tuning::kCostOfSharing : 1.0) * (Body::kTokens == 64 ? 1.0 : Body::kRows == 128 ? tuning::kCostOf128x128 : tuning::kCostOf128x256);
   }
   template <class Body>
-  Status start_gemm() const {
-    int image = 0;
-    KERNELS_TRY(image_architecture<Body>(image));
+  Status start_gemm(int image) const {
     const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = tiles<Body>() / tokens;
     Launch how;
     how.cluster = gemm_cluster<Body>(image);
