@@ -132,21 +132,6 @@ void in_graphs() {
 TEST_CASE("calls: softmax in a graph, replayed with other inputs") { in_graphs<Softmax, k::half>(); }
 TEST_CASE("calls: layernorm in a graph, replayed with other inputs") { in_graphs<LayerNorm, float>(); }
 
-namespace {
-
-// Lets its successor start at once, and writes late.
-__global__ void slow_copy(const k::half* from, k::half* to, int64_t n) {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-  const long long start = clock64();
-  while (clock64() - start < 200000) {
-  }
-  for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) to[i] = from[i];
-}
-
-}  // namespace
-
 TEST_CASE("calls: programmatic launches wait for what they read") {
   Stream stream;
   const int64_t rows = 8;

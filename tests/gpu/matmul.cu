@@ -382,6 +382,27 @@ TEST_CASE("matmul: a chain of products that ask for their weights early") {
   }
 }
 
+TEST_CASE("matmul: experts chosen by the kernel ahead") {
+  const int64_t n = 24, cols = 72, number = 6;
+  const std::vector<int32_t> chosen = {3, 5, 1, 4};
+  const int64_t tokens = int64_t(chosen.size());
+  const Matrix<k::half> x(1, tokens, cols, cols, 0, 1);
+  const Plain<k::half, DeviceMemory> w(number * n, cols, 0, 0);
+  Device<int32_t> source(1, tokens, tokens), ids(1, tokens, tokens);
+  filled(source, chosen);
+  Device<float> y(tokens, n, n);
+  for (int round = 0; round < 5; ++round) {
+    expect("late", {tokens, n, cols}, Path::automatic, y,
+           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+             check_cuda(cudaMemsetAsync(ids.data(), 0, size_t(tokens) * sizeof(int32_t), ex.stream()));
+             slow_copy<<<1, 32, 0, ex.stream()>>>(source.data(), ids.data(), tokens);
+             check_cuda(cudaGetLastError());
+             return k::matmul(k::Exec(ex).programmatic(true), k::load(static_cast<const k::half*>(x.data()), cols), k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols}, policy);
+           },
+           [&](int64_t m, int64_t i) { return product(m, chosen[size_t(m)] * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w); });
+  }
+}
+
 TEST_CASE("matmul: what cannot be done is refused") {
   Stream stream;
   Device<float> memory(8, 8, 8);

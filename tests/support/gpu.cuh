@@ -63,6 +63,18 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// Lets its successor start at once, and writes late.
+template <class T>
+__global__ void slow_copy(const T* from, T* to, int64_t n) {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+  const long long start = clock64();
+  while (clock64() - start < 200000) {
+  }
+  for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) to[i] = from[i];
+}
+
 inline int sm_count() { return k::Exec{}.device().sm_count; }
 
 // Memory for split rows, guarded.

@@ -314,6 +314,7 @@ struct GemvBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ C partial[max_threads / 32][P::matrices][kSums];
     __shared__ typename State::Scratch scratch;
+    if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
     const P& p = params.problem;
     const int64_t row = int64_t(blockIdx.x) * R;
     Tokens tokens{p, int64_t(blockIdx.y) * M};
@@ -327,7 +328,6 @@ struct GemvBody {
       if constexpr (P::matrices == 2) second.ask(u, begin + lane * N, cols);
     };
     int begin = int(threadIdx.x - lane) * N;  // of the warp
-    if (!params.weights_ready) arch::grid_dependency_wait();
     KERNELS_UNROLL
     for (int u = 0; u < U; ++u) ask(u, begin + u * stride);
     arch::grid_dependency_wait();
