@@ -55,6 +55,20 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t ro
                : "memory");
 }
 
+// The same, each tile turned around: lane 4g + t gets what stands in rows 2t and 2t + 1 of column g.
+__device__ __forceinline__ void load_matrix_x4_turned(uint32_t (&tiles)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(row_address)
+               : "memory");
+}
+// An 8 x 8 tile of 16-bit values in registers turned around: lane 4g + t has the pair 2t, 2t + 1 of row g, before and after.
+__device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
+  uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
 // 16 bytes from global to shared memory, past the registers and the L1; `bytes` of them are read, zeros stand for the rest.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
