@@ -4,7 +4,6 @@
 // With ONEDNN_MAX_CPU_ISA=AVX2 the library compiled for AVX2 is measured, under the name gemm_avx2. OpenBLAS takes its
 // instruction set from OPENBLAS_CORETYPE (Haswell, SkylakeX), or guesses: see run_cpu.sh.
 #include <cmath>
-#include <unordered_map>
 #if KERNELS_HAVE_OPENBLAS
 #include <cblas.h>
 extern "C" char* openblas_get_corename(void);
@@ -12,6 +11,7 @@ extern "C" char* openblas_get_corename(void);
 
 #include "support/cpu_bench.h"
 #include "support/cpu_gemms.h"
+#include "support/onednn.h"
 
 using namespace bench;
 
@@ -38,27 +38,10 @@ bool only_avx2() {
 }
 
 #if KERNELS_HAVE_ONEDNN
-// The product in oneDNN, or none where it does not have the type.
 std::function<void()> onednn(const GemmCall& c) {
-  using dnnl::memory;
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-  const auto type = c.type == Operand::fp32   ? memory::data_type::f32
-                    : c.type == Operand::fp16 ? memory::data_type::f16
-                                              : memory::data_type::bf16;
-  const memory::desc x({c.m, c.k}, type, memory::format_tag::ab), w({c.k, c.n}, type, memory::format_tag::ba);
-  const memory::desc y({c.m, c.n}, memory::data_type::f32, memory::format_tag::ab);
-  const auto bind = [&](const auto& description, const void* p) { return memory(description, cpu, const_cast<void*>(p)); };
-  dnnl::primitive primitive;
-  try {
-    primitive = dnnl::matmul({dnnl::matmul::desc(x, w, y), cpu});
-  } catch (const dnnl::error&) {
-    return {};
-  }
-  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, bind(x, c.x)}, {DNNL_ARG_WEIGHTS, bind(w, c.w)}, {DNNL_ARG_DST, bind(y, c.y)}};
-  return [primitive, arguments, stream = dnnl::stream(cpu)]() mutable {
-    primitive.execute(stream, arguments);
-    stream.wait();
-  };
+  using Type = dnnl::memory::data_type;
+  const Type type = c.type == Operand::fp32 ? Type::f32 : c.type == Operand::fp16 ? Type::f16 : Type::bf16;
+  return onednn_product(type, c.x, c.w, c.y, c.m, c.n, c.k);
 }
 #endif
 

@@ -3,13 +3,13 @@
 // is the time that the library would need were all weights in the cache.
 // As in cpu_row.cpp, all that is compared takes turns, and ratios are taken within each round.
 #include <cmath>
-#include <unordered_map>
 #if KERNELS_HAVE_OPENBLAS
 #include <cblas.h>
 #endif
 
 #include "support/cpu_bench.h"
 #include "support/cpu_gemvs.h"
+#include "support/onednn.h"
 
 using namespace bench;
 
@@ -73,28 +73,11 @@ void read_plain(const char* from, size_t bytes) {
 }
 
 #if KERNELS_HAVE_ONEDNN
-// The product in oneDNN, or none where it does not have the type.
+// None where oneDNN does not have the type. It wants x of the type of w: what is in it does not change the time.
 std::function<void()> onednn(const GemvCall& c) {
-  using dnnl::memory;
   if (c.type != Weights::fp32 && c.type != Weights::bf16) return {};
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-  const bool narrow = c.type == Weights::bf16;
-  const auto type = narrow ? memory::data_type::bf16 : memory::data_type::f32;
-  // oneDNN wants x of the type of w: what is in it does not change the time.
-  const memory::desc x({c.m, c.k}, type, memory::format_tag::ab), w({c.k, c.n}, type, memory::format_tag::ba);
-  const memory::desc y({c.m, c.n}, memory::data_type::f32, memory::format_tag::ab);
-  const auto bind = [&](const auto& description, const void* p) { return memory(description, cpu, const_cast<void*>(p)); };
-  dnnl::primitive primitive;
-  try {
-    primitive = dnnl::matmul({dnnl::matmul::desc(x, w, y), cpu});
-  } catch (const dnnl::error&) {
-    return {};
-  }
-  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, bind(x, c.x)}, {DNNL_ARG_WEIGHTS, bind(w, c.w)}, {DNNL_ARG_DST, bind(y, c.y)}};
-  return [primitive, arguments, stream = dnnl::stream(cpu)]() mutable {
-    primitive.execute(stream, arguments);
-    stream.wait();
-  };
+  const auto type = c.type == Weights::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+  return onednn_product(type, c.x, c.w, c.y, c.m, c.n, c.k);
 }
 #endif
 

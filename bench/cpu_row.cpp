@@ -5,13 +5,13 @@
 // buffers; times are medians, and so are ratios, which are taken within each round.
 #include <cmath>
 #include <map>
-#include <unordered_map>
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
 #include "support/cpu_bench.h"
 #include "support/cpu_rows.h"
+#include "support/onednn.h"
 
 namespace k = kernels;
 using namespace bench;
@@ -100,34 +100,26 @@ std::function<void()> onednn(const RowCall& c) {
   const auto type = c.type == Type::fp32   ? memory::data_type::f32
                     : c.type == Type::fp16 ? memory::data_type::f16
                                            : memory::data_type::bf16;
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
   const memory::desc matrix({c.rows, c.cols}, type, memory::format_tag::ab);
   const memory::desc weights({c.cols}, memory::data_type::f32, memory::format_tag::a);
   const memory::desc statistics({c.rows}, memory::data_type::f32, memory::format_tag::a);
-  const auto bind = [&](const auto& description, const void* p) { return memory(description, cpu, const_cast<void*>(p)); };
-  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, bind(matrix, c.x)}, {DNNL_ARG_DST, bind(matrix, c.y)}};
-  dnnl::primitive primitive;
-  try {
-    if (c.op == RowOp::softmax) {
-      using dnnl::softmax_forward;
-      primitive = softmax_forward({softmax_forward::desc(dnnl::prop_kind::forward_inference, matrix, 1), cpu});
-    } else if (c.op == RowOp::layernorm) {
-      using dnnl::layer_normalization_forward;
-      const auto flags = dnnl::normalization_flags::use_scale | dnnl::normalization_flags::use_shift;
-      primitive = layer_normalization_forward(
-          {layer_normalization_forward::desc(dnnl::prop_kind::forward_training, matrix, statistics, 1e-5f, flags), cpu});
-      arguments.insert({{DNNL_ARG_SCALE, bind(weights, c.gamma)}, {DNNL_ARG_SHIFT, bind(weights, c.beta)},
-                        {DNNL_ARG_MEAN, bind(statistics, c.mean)}, {DNNL_ARG_VARIANCE, bind(statistics, c.rstd)}});
-    } else {
-      return {};
-    }
-  } catch (const dnnl::error&) {
-    return {};
+  OnednnArguments arguments{{DNNL_ARG_SRC, onednn_memory(matrix, c.x)}, {DNNL_ARG_DST, onednn_memory(matrix, c.y)}};
+  if (c.op == RowOp::softmax) {
+    using dnnl::softmax_forward;
+    return onednn_call([&] {
+      const softmax_forward::desc op(dnnl::prop_kind::forward_inference, matrix, 1);
+      return softmax_forward({op, onednn_cpu()});
+    }, arguments);
   }
-  return [primitive, arguments, stream = dnnl::stream(cpu)]() mutable {
-    primitive.execute(stream, arguments);
-    stream.wait();
-  };
+  if (c.op == RowOp::rmsnorm) return {};
+  using dnnl::layer_normalization_forward;
+  const auto flags = dnnl::normalization_flags::use_scale | dnnl::normalization_flags::use_shift;
+  arguments.insert({{DNNL_ARG_SCALE, onednn_memory(weights, c.gamma)}, {DNNL_ARG_SHIFT, onednn_memory(weights, c.beta)},
+                    {DNNL_ARG_MEAN, onednn_memory(statistics, c.mean)}, {DNNL_ARG_VARIANCE, onednn_memory(statistics, c.rstd)}});
+  return onednn_call([&] {
+    const layer_normalization_forward::desc op(dnnl::prop_kind::forward_training, matrix, statistics, 1e-5f, flags);
+    return layer_normalization_forward({op, onednn_cpu()});
+  }, arguments);
 }
 #endif
 
