@@ -165,14 +165,14 @@ class Case {
     const size_t half = size_t(bytes() / 2);
     contenders_ = {{"copy", [=] { copy_streaming(call.x, call.y, half); }, {}},
                    {"copy_plain", [=] { copy_plain(call.x, call.y, half); }, {}},
-                   {"kernels", [=] { bench::run_native(call); }, {}}};
+                   {"kernels", [=] { row_native(call); }, {}}};
 #if KERNELS_HAVE_AVX2
-    contenders_.push_back({"kernels_avx2", [=] { bench::run_avx2(call); }, {}});
+    contenders_.push_back({"kernels_avx2", [=] { row_avx2(call); }, {}});
 #endif
 #if KERNELS_HAVE_ONEDNN
     if (const auto peer = onednn(call)) contenders_.push_back({"onednn", peer, {}});
 #endif
-    error_ = bench::run_native(call);
+    error_ = row_native(call);
     expected_ = sample();
     for (int round = -1; round < kRounds; ++round) {
       for (Contender& c : contenders_) {

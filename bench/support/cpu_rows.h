@@ -20,7 +20,7 @@ struct RowCall {
 };
 
 // null, or what went wrong.
-const char* run_native(const RowCall& call);
-const char* run_avx2(const RowCall& call);
+const char* row_native(const RowCall& call);
+const char* row_avx2(const RowCall& call);
 
 }  // namespace bench
