@@ -3,10 +3,6 @@
 //
 // kernels: launches one after the other. kernels_early: with programmatic launches and MatmulPolicy::weights_ready, as in an
 // engine that knows its weights: they are asked for while the kernel ahead is still running.
-#include <benchmark/benchmark.h>
-
-#include <memory>
-
 #include <kernels/rmsnorm.cuh>
 #include <kernels/layernorm.cuh>
 
@@ -15,15 +11,6 @@
 namespace k = kernels;
 
 namespace {
-
-template <class T> constexpr const char* type_name = "fp32";
-template <> constexpr const char* type_name<k::half> = "fp16";
-template <> constexpr const char* type_name<k::bfloat16> = "bf16";
-
-bench::Arena& arena() {
-  static bench::Arena memory(size_t(16) << 30);
-  return memory;
-}
 
 // Reads n units of 16 bytes and keeps nothing of them.
 template <int kUnroll>
@@ -61,21 +48,15 @@ void must(const k::Status& status) {
 }
 
 // One op at one shape, with rotating sets of weights.
-class Case : public std::enable_shared_from_this<Case> {
+class Case : public bench::CaseBase {
  public:
   // weight_bytes: all that must be read of the weights, scales included.
   Case(const std::string& op, const std::string& type, int64_t m, int64_t n, int64_t kk, double weight_bytes)
-      : m_(m), n_(n), k_(kk), bytes_(weight_bytes), sets_(bench::sets_for(weight_bytes)) {
-    name_ = op + "/" + type + "/" + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(kk) + "/";
-    arena().reset();
-  }
+      : CaseBase(op, type, std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(kk), weight_bytes,
+                 "share_of_read"),
+        m_(m), n_(n), k_(kk) {}
 
-  template <class T>
-  T* buffer(size_t count) {
-    T* p = arena().reserve<T>(count);
-    fills_.push_back([p, count, seed = fills_.size() + 1] { bench::fill(p, count, seed); });
-    return p;
-  }
+  using CaseBase::buffer;
   // A matrix for each set; words are filled as halves.
   template <class T>
   std::vector<T*> weights(size_t count) {
@@ -88,7 +69,7 @@ class Case : public std::enable_shared_from_this<Case> {
     return all;
   }
   void read() {
-    add("read", [this](benchmark::State& state) { report(state, read_us()); });
+    add("read", [this](benchmark::State& state) { report(state, measure_yardstick()); });
   }
   // call(exec, set, policy)
   void kernels(const std::function<k::Status(const k::Exec&, int, const k::MatmulPolicy&)>& call) {
@@ -115,30 +96,13 @@ class Case : public std::enable_shared_from_this<Case> {
   }
 
  private:
-  template <class Body>
-  void add(const std::string& who, Body body) {
-    benchmark::RegisterBenchmark((name_ + who).c_str(), [self = shared_from_this(), body](benchmark::State& state) {
-      self->prepare();
-      body(state);
-    })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
-  }
-  // Cases share the memory: whichever runs fills it.
-  void prepare() {
-    static const Case* current = nullptr;
-    if (current == this) return;
-    current = this;
-    for (const auto& fill : fills_) fill();
-    read_us_ = read_us();
-  }
   int calls() const { return 2e-9 * double(m_) * double(n_) * double(k_) > 1e3 ? 4 : 20; }
   void time(benchmark::State& state, const std::function<void(cudaStream_t, int)>& call) { report(state, bench::time_us(sets_, call, calls())); }
   void report(benchmark::State& state, double us) const {
-    for (auto _ : state) state.SetIterationTime(us * 1e-6);
-    state.counters["GB/s"] = bytes_ / us * 1e-3;
-    state.counters["share_of_read"] = read_us_ / us;
+    CaseBase::report(state, us);
     if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / us;
   }
-  double read_us() const {
+  double measure_yardstick() const override {
     static unsigned* never = nullptr;
     if (never == nullptr) BENCH_CHECK(cudaMalloc(&never, 4));
     const size_t n = size_t(bytes_ / 16);
@@ -151,12 +115,7 @@ class Case : public std::enable_shared_from_this<Case> {
     return std::min({run(std::integral_constant<int, 1>()), run(std::integral_constant<int, 2>()), run(std::integral_constant<int, 4>()), run(std::integral_constant<int, 8>())});
   }
 
-  std::string name_;
   int64_t m_, n_, k_;
-  double bytes_;
-  int sets_;
-  double read_us_ = 0;
-  std::vector<std::function<void()>> fills_;
   std::vector<const void*> from_;
 };
 
@@ -166,7 +125,7 @@ std::shared_ptr<Case> make_case(const std::string& op, const std::string& type, 
 
 template <class T>
 void product(const char* op, int64_t m, int64_t n, int64_t kk) {
-  const std::shared_ptr<Case> c = make_case(op, type_name<T>, m, n, kk, double(n) * kk * sizeof(T));
+  const std::shared_ptr<Case> c = make_case(op, bench::type_name<T>, m, n, kk, double(n) * kk * sizeof(T));
   const auto w = c->weights<T>(size_t(n * kk));
   T* x = c->buffer<T>(size_t(m * kk));
   T* y = c->buffer<T>(size_t(m * n));
@@ -298,17 +257,5 @@ int main(int argc, char** argv) {
   for (const int64_t n : {1024, 2048, 4096, 8192}) product<k::bfloat16>("gemm", n, n, n);
   product<k::half>("gemm", 4096, 4096, 4096);
   product<float>("gemm", 2048, 2048, 2048);
-
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  int device = 0, driver = 0;
-  cudaDeviceProp properties;
-  BENCH_CHECK(cudaGetDevice(&device));
-  BENCH_CHECK(cudaGetDeviceProperties(&properties, device));
-  BENCH_CHECK(cudaDriverGetVersion(&driver));
-  benchmark::AddCustomContext("gpu", properties.name);
-  benchmark::AddCustomContext("cuda", std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) + ", driver for " + std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10));
-  benchmark::AddCustomContext("cublas", std::to_string(cublasLtGetVersion()));
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return bench::run(argc, argv, {{"cublas", std::to_string(cublasLtGetVersion())}});
 }

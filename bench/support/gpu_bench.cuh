@@ -1,7 +1,8 @@
-// Measuring on the GPU: random buffers rotated beyond the L2 cache, CUDA-graph replay, medians, and the copy kernel
-// that everything is held against.
+// Measuring on the GPU: random buffers rotated beyond the L2 cache, CUDA-graph replay, medians, the copy kernel that rows
+// are held against, and what the cases of a benchmark share.
 #pragma once
 
+#include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,9 +11,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
+
+#include <kernels/core/dtype.h>
 
 #define BENCH_CHECK(call)                                                                          \
   do {                                                                                             \
@@ -173,6 +178,92 @@ inline double copy_us(int sets, const std::function<const void*(int)>& from, con
   const double two = time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }, calls);
   const double four = time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }, calls);
   return std::min(one, std::min(two, four));
+}
+
+template <class T> constexpr const char* type_name = "?";
+template <> constexpr const char* type_name<float> = "fp32";
+template <> constexpr const char* type_name<kernels::half> = "fp16";
+template <> constexpr const char* type_name<kernels::bfloat16> = "bf16";
+template <> constexpr const char* type_name<kernels::float8_e4m3> = "fp8";
+
+// What all cases of a program take their buffers from.
+inline Arena& arena() {
+  static Arena memory(size_t(18) << 30);
+  return memory;
+}
+
+// One op at one shape, with rotating sets of buffers, held against a yardstick that is measured on them. What is timed is
+// named  op/type/shape/who.
+class CaseBase : public std::enable_shared_from_this<CaseBase> {
+ public:
+  virtual ~CaseBase() = default;
+
+ protected:
+  // A call must move `bytes`. `share` is what the counter of the yardstick's share of the time is called.
+  CaseBase(const std::string& op, const std::string& type, const std::string& shape, double bytes, const char* share)
+      : bytes_(bytes), sets_(sets_for(bytes)), name_(op + "/" + type + "/" + shape + "/"), share_(share) {
+    arena().reset();
+  }
+
+  virtual double measure_yardstick() const = 0;  // microseconds
+
+  // Memory is set aside now and filled when the case runs.
+  template <class T>
+  T* buffer(size_t count) {
+    T* p = arena().reserve<T>(count);
+    fills_.push_back([p, count, seed = fills_.size() + 1] { fill(p, count, seed); });
+    return p;
+  }
+
+  template <class Body>
+  void add(const std::string& who, Body body) {
+    benchmark::RegisterBenchmark((name_ + who).c_str(), [self = shared_from_this(), body](benchmark::State& state) {
+      self->prepare();
+      body(state);
+    })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+  }
+
+  void report(benchmark::State& state, double us) const {
+    for (auto _ : state) state.SetIterationTime(us * 1e-6);
+    state.counters["GB/s"] = bytes_ / us * 1e-3;
+    state.counters[share_] = yardstick_us_ / us;
+  }
+
+  double bytes_;
+  int sets_;
+  double yardstick_us_ = 0;
+
+ private:
+  // Cases share the memory: whichever runs fills it.
+  void prepare() {
+    static const CaseBase* current = nullptr;
+    if (current == this) return;
+    current = this;
+    for (const auto& fill : fills_) fill();
+    yardstick_us_ = measure_yardstick();
+  }
+
+  std::string name_;
+  const char* share_;
+  std::vector<std::function<void()>> fills_;
+};
+
+// The main function, once the cases are registered. libraries: names and versions of what takes part.
+inline int run(int argc, char** argv, const std::vector<std::pair<std::string, std::string>>& libraries) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  int device = 0, driver = 0, runtime = 0;
+  cudaDeviceProp properties;
+  BENCH_CHECK(cudaGetDevice(&device));
+  BENCH_CHECK(cudaGetDeviceProperties(&properties, device));
+  BENCH_CHECK(cudaDriverGetVersion(&driver));
+  BENCH_CHECK(cudaRuntimeGetVersion(&runtime));
+  const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
+  benchmark::AddCustomContext("gpu", properties.name);
+  benchmark::AddCustomContext("cuda", version(runtime) + ", driver for " + version(driver));
+  for (const auto& library : libraries) benchmark::AddCustomContext(library.first, library.second);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
 }
 
 }  // namespace bench

@@ -2,10 +2,6 @@
 // them, and times the library and its peers. What is timed is named  op/dtype/rowsxcols/who.
 #pragma once
 
-#include <benchmark/benchmark.h>
-
-#include <memory>
-
 #include <kernels/layernorm.cuh>
 #include <kernels/rmsnorm.cuh>
 #include <kernels/softmax.cuh>
@@ -21,28 +17,15 @@ constexpr int64_t kRows = 49152;
 constexpr int64_t kCols[] = {32,   64,   128,  256,  512,  768,   1024,  1536, 2048,
                              3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768};
 
-template <class T> constexpr const char* type_name = "?";
-template <> constexpr const char* type_name<float> = "fp32";
-template <> constexpr const char* type_name<k::half> = "fp16";
-template <> constexpr const char* type_name<k::bfloat16> = "bf16";
-template <> constexpr const char* type_name<k::float8_e4m3> = "fp8";
-
 // Starts one call on the buffers of a set. Returns null, or what went wrong.
 using Call = std::function<const char*(cudaStream_t, int set)>;
 
-inline Arena& arena() {
-  static Arena memory(size_t(18) << 30);
-  return memory;
-}
-
-class Case : public std::enable_shared_from_this<Case> {
+class Case : public CaseBase {
  public:
   // `bytes` is what the op must move: every input read once, every output written once.
   Case(const char* op, const char* type, int64_t rows, int64_t cols, double bytes)
-      : rows_(rows), cols_(cols), bytes_(bytes), sets_(sets_for(bytes)), calls_(calls_for(bytes)) {
-    name_ = std::string(op) + "/" + type + "/" + std::to_string(rows) + "x" + std::to_string(cols) + "/";
-    arena().reset();
-  }
+      : CaseBase(op, type, std::to_string(rows) + "x" + std::to_string(cols), bytes, "share_of_copy"),
+        rows_(rows), cols_(cols), calls_(calls_for(bytes)) {}
 
   // One matrix for each set. The first input and the output have room for the copy kernel, which moves half the bytes
   // from the one to the other.
@@ -76,7 +59,7 @@ class Case : public std::enable_shared_from_this<Case> {
       return status ? nullptr : status.reason();
     };
     const std::string label = planned ? describe(plan) : planned.reason();
-    add("copy", [this](benchmark::State& state) { report(state, copy_us_); });
+    add("copy", [this](benchmark::State& state) { report(state, yardstick_us_); });
     add("kernels", [this, label](benchmark::State& state) {
       state.SetLabel(label);
       time(state, library_, library_(nullptr, 0));
@@ -91,13 +74,6 @@ class Case : public std::enable_shared_from_this<Case> {
  private:
   size_t copy_bytes() const { return size_t(bytes_ / 2); }
 
-  // Memory is set aside now and filled when the case runs.
-  template <class T>
-  T* buffer(size_t count) {
-    T* p = arena().reserve<T>(count);
-    fills_.push_back([p, count, seed = fills_.size() + 1] { fill(p, count, seed); });
-    return p;
-  }
   template <class T>
   std::vector<T*> matrices(size_t least_bytes) {
     const size_t count = std::max(size_t(rows_ * cols_), (least_bytes + sizeof(T) - 1) / sizeof(T));
@@ -106,33 +82,15 @@ class Case : public std::enable_shared_from_this<Case> {
     return all;
   }
 
-  template <class Body>
-  void add(const std::string& who, Body body) {
-    benchmark::RegisterBenchmark((name_ + who).c_str(), [self = shared_from_this(), body](benchmark::State& state) {
-      self->prepare();
-      body(state);
-    })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
-  }
-
-  // Cases share the memory: whichever runs fills it.
-  void prepare() {
-    static const Case* current = nullptr;
-    if (current == this) return;
-    current = this;
-    for (const auto& fill : fills_) fill();
+  double measure_yardstick() const override {
     const auto from = [this](int i) { return from_[i]; };
     const auto to = [this](int i) { return to_[i]; };
-    copy_us_ = copy_us(sets_, from, to, copy_bytes(), calls_);
+    return copy_us(sets_, from, to, copy_bytes(), calls_);
   }
 
   void time(benchmark::State& state, const Call& call, const char* error) {
     if (error) return state.SkipWithError(error);
     report(state, time_us(sets_, [&](cudaStream_t s, int i) { call(s, i); }, calls_));
-  }
-  void report(benchmark::State& state, double us) {
-    for (auto _ : state) state.SetIterationTime(us * 1e-6);
-    state.counters["GB/s"] = bytes_ / us * 1e-3;
-    state.counters["share_of_copy"] = copy_us_ / us;
   }
 
   // Residency, t: threads, c: blocks in a cluster, r: rows per group, x: blocks of a split row, p: elements per
@@ -177,12 +135,8 @@ class Case : public std::enable_shared_from_this<Case> {
     return nullptr;
   }
 
-  std::string name_;
   int64_t rows_, cols_;
-  double bytes_;
-  int sets_, calls_;
-  double copy_us_ = 0;
-  std::vector<std::function<void()>> fills_;
+  int calls_;
   std::vector<const void*> from_;
   std::vector<void*> to_;
   std::function<std::vector<float>()> sample_;
@@ -195,22 +149,11 @@ inline std::shared_ptr<Case> make_case(const char* op, const char* type, int64_t
 
 // The main function, once the cases are registered.
 inline int run(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  int device = 0, driver = 0, runtime = 0;
-  cudaDeviceProp properties;
-  BENCH_CHECK(cudaGetDevice(&device));
-  BENCH_CHECK(cudaGetDeviceProperties(&properties, device));
-  BENCH_CHECK(cudaDriverGetVersion(&driver));
-  BENCH_CHECK(cudaRuntimeGetVersion(&runtime));
-  const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-  benchmark::AddCustomContext("gpu", properties.name);
-  benchmark::AddCustomContext("cuda", version(runtime) + ", driver for " + version(driver));
   const int major = CUB_VERSION / 100000, minor = CUB_VERSION / 100 % 1000;
-  benchmark::AddCustomContext("cub", std::to_string(major) + "." + std::to_string(minor));
-  if (const std::string cudnn = cudnn_version(); !cudnn.empty()) benchmark::AddCustomContext("cudnn", cudnn);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  std::vector<std::pair<std::string, std::string>> libraries;
+  libraries.emplace_back("cub", std::to_string(major) + "." + std::to_string(minor));
+  if (const std::string cudnn = cudnn_version(); !cudnn.empty()) libraries.emplace_back("cudnn", cudnn);
+  return run(argc, argv, libraries);
 }
 
 }  // namespace bench
