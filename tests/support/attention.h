@@ -91,8 +91,9 @@ class KvSide {
   using Scale = std::conditional_t<scaled, S, float>;
 
  public:
-  KvSide(uint64_t seed, const Placement& where, int64_t dim, ScaleOf grain = ScaleOf::head, double spread = 1, int64_t shift = 1)
-      : where_(where), dim_(dim), gap_(per_unit > 1 ? 8 : 3), grain_(grain),
+  KvSide(uint64_t seed, const Placement& where, int64_t dim, ScaleOf grain = ScaleOf::head, double spread = 1, int64_t shift = 1,
+         int64_t gap = per_unit > 1 ? 8 : 3)
+      : where_(where), dim_(dim), gap_(gap), grain_(grain),
         units_(1, elements() / per_unit, elements() / per_unit, shift, Poison::nan),
         scales_(1, scale_count(), scale_count(), 1, Poison::nan), values_(size_t(elements())) {
     Random random(seed);
@@ -201,9 +202,23 @@ struct Attended {
   Real<> lse;
 };
 
-// One head of one query. q(c), key(pos, c), value(pos, c).
+// What a path that does not compute in float throughout rounds on the way. Tensor cores add with an accumulator that is cut
+// off: up to two units for every 16 products.
+struct Precision {
+  double queries = 0, values = 0;  // when they become operands, relative to them
+  DType weights = DType::f32;
+  bool tensor = false;
+
+  double of_weights() const { return weights == DType::f16 ? 0x1p-11 : weights == DType::bf16 ? 0x1p-8 : 0; }
+  double least_weight() const { return weights == DType::f16 ? 0x1p-25 : 0; }  // what is smaller may become 0
+  double units(int64_t terms) const { return tensor ? double(terms) / 8 : 0; }
+};
+
+// One head of one query. q(c), key(pos, c), value(pos, c). `plain`: if given, what it would be if nothing but the weights under the
+// largest logit was rounded.
 template <class Q, class K, class V>
-Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim, int64_t v_dim, double scale, const ScoreModel& score) {
+Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim, int64_t v_dim, double scale, const ScoreModel& score,
+                const Precision& precision = {}, std::vector<double>* plain = nullptr) {
   Row<> x;
   std::vector<int64_t> keys;
   for (spot.key = 0; spot.key < spot.kv_len; ++spot.key) {
@@ -214,7 +229,7 @@ Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim
       sum += a, size += std::fabs(a);
     }
     // q is rounded once more with the scale in it; then as in a product.
-    x.push_back(score.transform({double(sum) * scale, double(size) * std::fabs(scale) * (kSum + 6) * unit<float>}, spot));
+    x.push_back(score.transform({double(sum) * scale, double(size) * std::fabs(scale) * ((kSum + 6 + precision.units(dim)) * unit<float> + precision.queries)}, spot));
     keys.push_back(spot.key);
   }
   const double sink = score.sink(spot.head);
@@ -226,19 +241,28 @@ Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim
              log_sum.e + 4 * unit<float> * (std::fabs(largest) + std::fabs(log_sum.v))};
   if (largest == kMinusInfinity) {
     out.o.assign(size_t(v_dim), Real<>(0));
+    if (plain) plain->assign(size_t(v_dim), 0);
     return out;
   }
   double error = 0;
+  std::vector<double> weights;
+  if (plain) {
+    for (const Real<>& a : x) weights.push_back(round_to(precision.weights, std::exp(a.v - largest)));
+    plain->clear();
+  }
   for (const Real<>& a : x) error = std::max(error, a.e);
   out.lse.e += error;
   softmax(x);
   for (int64_t c = 0; c < v_dim; ++c) {
-    long double sum = 0, size = 0, off = 0;
+    long double sum = 0, size = 0, off = 0, rounded = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
       const double v = value(keys[i], c);
-      sum += x[i].v * v, size += std::fabs(x[i].v * v), off += x[i].e * std::fabs(v);
+      sum += x[i].v * v, size += std::fabs(x[i].v * v), off += (x[i].e + precision.least_weight()) * std::fabs(v);
+      if (plain) rounded += weights[i] * v;
     }
-    out.o.push_back({double(sum), double(off + size * (kSum + 8) * unit<float>) + tiny<float>});
+    const double units = (kSum + 8 + precision.units(int64_t(keys.size()))) * unit<float> + precision.of_weights() + precision.values;
+    out.o.push_back({double(sum), double(off + size * units) + tiny<float>});
+    if (plain) plain->push_back(double(rounded) * std::exp(-log_sum.v));
   }
   return out;
 }
@@ -252,6 +276,7 @@ struct AttentionCase {
   double scale = 0;  // 0: the default
   bool ragged_q = false;
   int threads = 2;
+  bool aligned = false;  // queries and results
 
   int64_t value_dim() const { return v_dim > 0 ? v_dim : dim; }
   double scaling() const { return scale != 0 ? scale : 1 / std::sqrt(double(dim)); }
@@ -277,7 +302,8 @@ struct AttentionData {
   Guarded<float, Memory> lse;
 
   explicit AttentionData(const AttentionCase& a, double spread = 1)
-      : c(a), q(31, rows(a), a.heads * a.dim, a.heads * a.dim + 3, 1, spread), o(rows(a), a.heads * a.value_dim(), a.heads * a.value_dim() + 5, 1),
+      : c(a), q(31, rows(a), a.heads * a.dim, a.heads * a.dim + (a.aligned ? 8 : 3), a.aligned ? 0 : 1, spread),
+        o(rows(a), a.heads * a.value_dim(), a.heads * a.value_dim() + (a.aligned ? 8 : 5), a.aligned ? 0 : 1),
         lse(rows(a), a.heads, a.heads + 1) {
     for (const int64_t n : a.q_lens) offsets.push_back(int32_t(offsets.back() + n));
   }
@@ -296,7 +322,8 @@ struct AttentionData {
 
   // Every `step`th query against the oracle. key, value: (b, head, pos, c).
   template <class K, class V>
-  void check(Tally& t, const std::string& what, const k::Status& status, const K& key, const V& value, const ScoreModel& score, int64_t step = 1) {
+  void check(Tally& t, const std::string& what, const k::Status& status, const K& key, const V& value, const ScoreModel& score, int64_t step = 1,
+             const Precision& precision = {}) {
     const std::string name = what + ": " + c.describe();
     if (!t.expect(status.ok(), "%s: %s", name.c_str(), status.reason())) return;
     o.download();
@@ -311,7 +338,7 @@ struct AttentionData {
           const auto want = attend([&](int64_t x) { return q.value(row, h * c.dim + x); },
                                    [&](int64_t pos, int64_t x) { return key(int64_t(b), kv_head, pos, x); },
                                    [&](int64_t pos, int64_t x) { return value(int64_t(b), kv_head, pos, x); },
-                                   {int64_t(b), h, i, 0, c.q_lens[b], c.kv_lens[b]}, c.dim, c.value_dim(), c.scaling(), score);
+                                   {int64_t(b), h, i, 0, c.q_lens[b], c.kv_lens[b]}, c.dim, c.value_dim(), c.scaling(), score, precision);
           const std::string problem = mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * c.value_dim() + x); });
           t.expect(problem.empty(), "%s, sequence %d query %d head %d: %s", name.c_str(), int(b), int(i), int(h), problem.c_str());
           t.expect(within(lse.get(row, h), want.lse), "%s, sequence %d query %d head %d: lse %g, want %g +- %g", name.c_str(), int(b), int(i), int(h),

@@ -75,6 +75,12 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
   }
 }
+// All 16; what lies beside them is brought into the L2.
+__device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+  }
+}
 // All 16, or nothing at all. A predicate, not a branch, so that it may stand between other instructions.
 __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted) {
   if constexpr (kCompiledFor >= 80) {

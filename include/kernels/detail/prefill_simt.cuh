@@ -1,0 +1,171 @@
+// Attention of many queries on CUDA cores, in float throughout: for keys or values of float, which tensor cores would round, and those
+// that a view computes.
+//
+// A block has 32 rows and goes through the keys 32 at a time; each half of a warp has two of the rows, their states and outputs.
+// Larger heads' outputs are made 128 columns at a time, by a block each.
+#pragma once
+
+#include "prefill.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class P>
+struct SimtPrefillBody {
+  using Kv = typename P::Kv;
+  using S = typename P::S;
+  using Key = KeyRun<Kv>;
+  using Value = ValueRun<Kv>;
+  static constexpr int kRows = 32, kKeys = 32, kCols = 128, kStep = 32;
+  static constexpr int max_threads = 256, registers = 128;
+  static constexpr int kGap = 4;  // floats between rows in shared memory
+  struct Params {
+    P problem;
+    PrefillGrid grid;
+  };
+  static size_t shared_bytes(const AttentionShape& shape) { return size_t(kRows) * size_t(shape.dim + kGap) * 4; }
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    extern __shared__ __align__(128) float queries[];
+    __shared__ __align__(16) float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
+    const P& p = params.problem;
+    const PrefillRows rows = params.grid.rows(p, kRows);
+    if (rows.count == 0) return;
+    const int dim = int(p.shape.dim), pitch = dim + kGap, lane = threadIdx.x % 16;
+    const int64_t token = p.shape.first_query(rows.b), first_col = int64_t(rows.part) * kCols;
+    const int cols = int(lesser<int64_t>(kCols, p.shape.value_dim() - first_col));
+    KeyRange all{0, rows.keys};
+    if constexpr (score_ranges<S>) {
+      const SeenKeys seen = join_lanes(seen_by(p, rows, threadIdx.x % 32));
+      all = {seen.any.begin, seen.any.end};
+    }
+    // Rows that are not there are 0, like columns behind the last.
+    for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
+      const int row = i / (dim / 4), col = i % (dim / 4) * 4;
+      float* const to = queries + row * pitch + col;
+      if (row < rows.count) bring_columns<float, 4>(to, p.q, token + rows.query(row), int64_t(rows.head(row)) * dim + col, p.wide_queries);
+      else *reinterpret_cast<::float4*>(to) = ::float4{0.f, 0.f, 0.f, 0.f};
+    }
+
+    int mine[2];
+    KeyRange seen[2];
+    ScoreAt at[2];
+    SoftmaxState<float> states[2];
+    float outputs[2][2][4] = {};
+    KERNELS_UNROLL
+    for (int a = 0; a < 2; ++a) {
+      mine[a] = threadIdx.x / 16 + a * 16;
+      const int64_t query = rows.query(mine[a]);
+      at[a] = {rows.b, rows.head(mine[a]), query, 0, rows.queries, rows.keys};
+      seen[a] = mine[a] < rows.count ? key_range(p.score, {rows.b, query, query, rows.queries, rows.keys}) : KeyRange{0, 0};
+    }
+
+    const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
+    for (int64_t pos = all.begin; pos < all.end; pos += kKeys) {
+      const bool there = pos + key_row < all.end;
+      float sums[2][2] = {};
+      for (int col = 0; col < dim; col += kStep) {
+        __syncthreads();
+        bring(&keys[key_row][column], there && col + column < dim, [&] { return p.kv.key(rows.b, rows.kv_head, pos + key_row).codes; }, col + column, p.wide_keys);
+        if (col == 0) {
+          for (int i = column; i < kCols; i += 32) {
+            bring(&values[key_row][i], there && i < cols, [&] { return p.kv.value(rows.b, rows.kv_head, pos + key_row).codes; }, first_col + i, p.wide_values);
+          }
+        }
+        __syncthreads();
+        const int steps = lesser(kStep, dim - col);
+        for (int i = 0; i < steps; i += 4) {
+          KERNELS_UNROLL
+          for (int a = 0; a < 2; ++a) {
+            KERNELS_UNROLL
+            for (int b = 0; b < 2; ++b) sums[a][b] = dot4(queries + mine[a] * pitch + col + i, &keys[lane + b * 16][i], sums[a][b]);
+          }
+        }
+      }
+
+      KERNELS_UNROLL
+      for (int a = 0; a < 2; ++a) {
+        Pack<float, 2> logits;
+        KERNELS_UNROLL
+        for (int b = 0; b < 2; ++b) {
+          at[a].key = pos + lane + b * 16;
+          logits.v[b] = -infinity<float>();
+          if (at[a].key >= seen[a].begin && at[a].key < seen[a].end && key_visible(p.score, at[a])) {
+            float logit = sums[a][b] * p.scale;
+            if constexpr (Key::scaled) logit *= p.kv.key(rows.b, rows.kv_head, at[a].key).scale(0);
+            logits.v[b] = transform_logits(p.score, Pack<float, 1>{{logit}}, at[a]).v[0];
+          }
+        }
+        const float factor = states[a].raise(of_row(max_of(logits), [](float x, float y) { return greater(x, y); })), from = states[a].reference();
+        Pack<float, 2> w = exp_minus(logits, from);
+        states[a].l += of_row(sum(w), [](float x, float y) { return x + y; });
+        KERNELS_UNROLL
+        for (int b = 0; b < 2; ++b) {
+          const int64_t key = pos + lane + b * 16;
+          if constexpr (Value::scaled) w.v[b] = key < all.end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0) : 0.f;
+          weights[mine[a]][lane + b * 16] = w.v[b];
+        }
+        KERNELS_UNROLL
+        for (int i = 0; i < 8; ++i) outputs[a][i / 4][i % 4] *= factor;
+      }
+      __syncwarp();
+      for (int key = 0; key < kKeys; ++key) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const ::float4 v = *reinterpret_cast<const ::float4*>(&values[key][half * 64 + lane * 4]);
+          KERNELS_UNROLL
+          for (int a = 0; a < 2; ++a) {
+            const float w = weights[mine[a]][key];
+            float (&o)[4] = outputs[a][half];
+            o[0] = fma(w, v.x, o[0]), o[1] = fma(w, v.y, o[1]), o[2] = fma(w, v.z, o[2]), o[3] = fma(w, v.w, o[3]);
+          }
+        }
+      }
+    }
+
+    const auto map = sink_map(p.out);
+    const auto end = sink_end(p.out);
+    KERNELS_UNROLL
+    for (int a = 0; a < 2; ++a) {
+      if (mine[a] >= rows.count) continue;
+      const int64_t row = token + at[a].query;
+      float factor = 1.f;
+      if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
+      if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
+      factor *= states[a].inverse();
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int col = half * 64 + lane * 4;
+        if (col >= cols) continue;
+        Pack<float, 4> o;
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) o.v[i] = outputs[a][half][i] * factor;
+        in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col, [&](const auto& some, int64_t to) {
+          constexpr int N = std::decay_t<decltype(some)>::size;
+          put(end, apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
+        });
+      }
+    }
+  }
+
+ private:
+  template <class Codes>
+  static __device__ __forceinline__ void bring(float* to, bool there, const Codes& codes, int64_t col, bool wide) {
+    if (there) bring_columns<float, 4>(to, read_twice(codes()), 0, col, wide);
+    else *reinterpret_cast<::float4*>(to) = ::float4{0.f, 0.f, 0.f, 0.f};
+  }
+  static __device__ __forceinline__ float dot4(const float* a, const float* b, float sum) {
+    const ::float4 x = *reinterpret_cast<const ::float4*>(a), y = *reinterpret_cast<const ::float4*>(b);
+    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
+  }
+  // Of the 16 lanes that have a row.
+  template <class F>
+  static __device__ __forceinline__ float of_row(float x, const F& f) {
+    KERNELS_UNROLL
+    for (int mask = 8; mask > 0; mask /= 2) x = f(x, __shfl_xor_sync(0xffffffffu, x, mask));
+    return x;
+  }
+};
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,371 @@
+// Attention of many queries on the GPU: shapes, lengths, heads, layouts, scores, graphs.
+#include "support/gpu_attention.cuh"
+
+#include <kernels/rope.h>
+
+using namespace test;
+
+namespace {
+
+// One case on dense keys and values of T.
+template <class T, class S>
+void dense(Tally& t, AttentionCase c, const S& score, const ScoreModel& model, int64_t step = 1, bool aligned = true, double spread = 1) {
+  c.aligned = aligned;
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, spread, aligned ? 0 : 1, aligned ? 8 : 3), value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3);
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  attends<T, T>(t, aligned ? "aligned" : "not aligned", c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()), key, value, score, model, step, spread);
+}
+
+const std::pair<int64_t, int64_t> kOtherDims[] = {{512, 512}, {192, 128}, {576, 512}, {64, 256}, {8, 512}, {256, 8}, {72, 200}, {128, 64}, {40, 128}, {104, 192}};
+
+}  // namespace
+
+TEST_CASE("every head dimension") {
+  Tally t;
+  for (int64_t dim = 8; dim <= 256; dim += 8) {
+    dense<k::half>(t, {{39}, {75}, 2, 1, dim}, k::causal(), causal_model(), 7);
+    if (dim % 56 == 0) dense<k::half>(t, {{39}, {75}, 2, 1, dim}, k::causal(), causal_model(), 7, false);
+  }
+  for (const auto& dims : kOtherDims) {
+    dense<k::half>(t, {{140}, {150}, 1, 1, dims.first, dims.second}, k::causal(), causal_model(), 7);
+    dense<k::half>(t, {{30}, {70}, 2, 1, dims.first, dims.second}, k::causal(), causal_model(), 7, false);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("every group of heads") {
+  Tally t;
+  for (const int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 16, 64}) {
+    for (const int64_t queries : {1, 3, 20, 150}) dense<k::bfloat16>(t, {{queries, queries}, {150, 40}, 2 * group, 2, 24}, k::causal(), causal_model(), group);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("every length") {
+  Tally t;
+  for (int64_t length = 0; length <= 400; length += length < 70 ? 3 : length % 64 >= 62 || length % 64 == 0 ? 1 : 17) {
+    dense<k::half>(t, {{130}, {length}, 2, 1, 16}, k::causal(), causal_model(), 5);
+    dense<k::half>(t, {{length}, {130}, 2, 1, 128}, k::no_mask(), {}, 13);
+    dense<k::half>(t, {{70}, {length}, 1, 1, 136}, k::causal(k::Align::top_left), causal_model(true), 11);
+  }
+  dense<k::bfloat16>(t, {{1000}, {1500}, 2, 1, 64}, k::causal(), causal_model(), 41);
+  dense<k::bfloat16>(t, {{777}, {2050}, 1, 1, 128}, k::causal(), causal_model(), 41);
+  dense<k::bfloat16>(t, {{300}, {1100}, 1, 1, 256}, k::causal(), causal_model(), 41);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("ragged batches, with empty sequences") {
+  Tally t;
+  AttentionCase c{{5, 0, 1, 300, 9}, {700, 20, 0, 40, 9}, 4, 2, 40};
+  c.ragged_q = true;
+  dense<k::half>(t, c, k::causal(), causal_model(), 3);
+  c.q_lens = {100, 1, 0, 200, 3};
+  c.kv_lens = {30, 1, 0, 900, 0};
+  c.dim = 128;
+  dense<k::half>(t, c, k::no_mask(), {}, 7);
+  c.scale = -0.2;
+  dense<k::half>(t, c, k::causal(), causal_model(), 7);
+  c.scale = 0.7;
+  dense<k::half>(t, c, k::causal(), causal_model(), 7);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("layouts, and pages of any size") {
+  Tally t;
+  const auto layout = [&](Layout how, int64_t page, bool aligned, const AttentionCase& given) {
+    AttentionCase c = given;
+    c.aligned = aligned;
+    const Placement where(how, c.kv_lens, c.kv_heads, page);
+    const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3), value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 16 : 5);
+    with_view(where, key, value, [&](const auto& kv) {
+      attends<k::half, k::half>(t, "layout " + std::to_string(int(how)) + ", page " + std::to_string(page), c, kv, key, value, k::causal(), causal_model(), 17);
+    });
+  };
+  for (const AttentionCase& c : {AttentionCase{{150, 150}, {170, 300}, 4, 2, 64}, AttentionCase{{33, 33}, {300, 0}, 4, 2, 128}, AttentionCase{{70}, {290}, 2, 2, 192, 128}, AttentionCase{{40}, {290}, 2, 2, 576, 512}}) {
+    for (const bool aligned : {true, false}) {
+      layout(Layout::nhd, 16, aligned, c);
+      layout(Layout::hnd, 16, aligned, c);
+      layout(Layout::ragged, 16, aligned, c);
+      for (const int64_t page : {1, 7, 16, 64, 128, 1000}) layout(page % 2 ? Layout::paged_nhd : Layout::paged_hnd, page, aligned, c);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- scores ------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t kQueries = 70, kKeys = 300;  // at most, in tests of scores
+
+// Memory of the scores, once for the device and once for their models.
+struct Tables {
+  std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f}, sinks = {0.3f, -2.f, 5.f, -std::numeric_limits<float>::infinity()};
+  std::vector<k::half> biases = std::vector<k::half>(2 * 4 * kQueries * kKeys);
+  std::vector<uint32_t> bits = std::vector<uint32_t>(2 * kQueries * 10);
+  OnDevice<float> slopes_there{slopes}, sinks_there{sinks};
+  std::unique_ptr<OnDevice<k::half>> biases_there;
+  std::unique_ptr<OnDevice<uint32_t>> bits_there;
+
+  Tables() {
+    Random random(5);
+    for (auto& x : biases) x = make<k::half>(random.below(9) == 0 ? kMinusInfinity : 2 * random.normal());
+    for (auto& x : bits) x = uint32_t(random.bits());
+    biases_there = std::make_unique<OnDevice<k::half>>(biases);
+    bits_there = std::make_unique<OnDevice<uint32_t>>(bits);
+  }
+};
+Tables& tables() {
+  static Tables all;
+  return all;
+}
+
+// One of one's own: every third key is denied to odd heads, and logits are halved.
+struct Own : k::Score {
+  template <int N>
+  KERNELS_HD k::Pack<float, N> transform(const k::Pack<float, N>& logits, const k::ScoreAt&) const { return logits * 0.5f; }
+  KERNELS_HD bool visible(const k::ScoreAt& at) const { return at.head % 2 == 0 || at.key % 3 != 0; }
+};
+
+const char* const kNames[] = {"causal", "causal, top left", "window", "soft cap", "alibi", "bias", "bits", "tree", "sinks", "own"};
+constexpr int kScores = 10;
+
+ScoreModel model_of(int kind) {
+  ScoreModel m;
+  switch (kind) {
+    case 0: return causal_model();
+    case 1: return causal_model(true);
+    case 2: return window_model(20, 3);
+    case 3: return soft_cap_model(2);
+    case 4: return alibi_model(tables().slopes);
+    case 5:
+      m.transform = [](Real<> x, const Spot& s) {
+        const double b = value_of(tables().biases[size_t(((s.b * 4 + s.head) * kQueries + s.query) * kKeys + s.key)]);
+        return b == kMinusInfinity ? Real<>(b) : x + Real<>(b);
+      };
+      return m;
+    case 6:
+    case 7:
+      m.visible = [=](const Spot& s) {
+        const int64_t bit = kind == 7 ? s.key - (s.kv_len - s.q_len) : s.key;
+        return bit < 0 || (tables().bits[size_t((s.b * kQueries + s.query) * 10 + bit / 32)] >> (bit % 32) & 1) != 0;
+      };
+      return m;
+    case 8: m.sink = [](int64_t head) { return double(tables().sinks[size_t(head)]); }; return m;
+    default:
+      m.transform = [](Real<> x, const Spot&) { return Real<>(x.v * 0.5, x.e * 0.5); };
+      m.visible = [](const Spot& s) { return s.head % 2 == 0 || s.key % 3 != 0; };
+      return m;
+  }
+}
+
+// One of them, chosen at run time, so that all pairs are one type.
+struct AnyScore : k::Score {
+  int kind;
+  k::Window causal = k::causal(), top_left = k::causal(k::Align::top_left), window = k::window(20, 3);
+  k::SoftCap cap = k::soft_cap(2.f);
+  k::Alibi alibi = k::alibi(tables().slopes_there.data());
+  k::ScoreBias<k::half> bias = k::score_bias(tables().biases_there->data(), 4 * kQueries * kKeys, kQueries * kKeys, kKeys);
+  k::Bitmask bits = k::bitmask(tables().bits_there->data(), 10, kQueries * 10), tree = k::tree_mask(tables().bits_there->data(), 10, kQueries * 10);
+  k::Sinks<float> sinks = k::sinks(tables().sinks_there.data());
+  Own own;
+  explicit AnyScore(int i) : kind(i) {}
+
+  template <int N>
+  KERNELS_HD k::Pack<float, N> transform(const k::Pack<float, N>& logits, const k::ScoreAt& at) const {
+    switch (kind) {
+      case 3: return cap.transform(logits, at);
+      case 4: return alibi.transform(logits, at);
+      case 5: return bias.transform(logits, at);
+      case 9: return own.transform(logits, at);
+      default: return logits;
+    }
+  }
+  KERNELS_HD bool visible(const k::ScoreAt& at) const { return kind == 6 ? bits.visible(at) : kind == 7 ? tree.visible(at) : kind != 9 || own.visible(at); }
+  KERNELS_HD k::KeyRange kv_range(const k::ScoreQueries& q) const {
+    return kind == 0 ? causal.kv_range(q) : kind == 1 ? top_left.kv_range(q) : kind == 2 ? window.kv_range(q) : k::KeyRange{0, q.kv_len};
+  }
+  KERNELS_HD float sink(int64_t head) const { return kind == 8 ? sinks.sink(head) : -k::infinity<float>(); }
+};
+
+template <class S>
+void scored(Tally& t, const std::string& what, const S& score, const ScoreModel& model, int64_t step = 3, double spread = 1) {
+  for (AttentionCase c : {AttentionCase{{70, 70}, {300, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {290, 3}, 4, 1, 128}, AttentionCase{{40}, {200}, 4, 4, 192}, AttentionCase{{37}, {120}, 4, 2, 512}}) {
+    c.aligned = true;
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, spread, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    const OnDevice<int32_t> lengths(where.short_lengths);
+    attends<k::bfloat16, float>(t, what, c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()), key, value, score, model, step, spread);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("each score alone") {
+  Tally t;
+  for (int kind = 0; kind < kScores; ++kind) scored(t, kNames[kind], AnyScore(kind) & AnyScore(0), model_of(kind) & model_of(0), 5);
+  scored(t, "no mask", k::no_mask(), {});
+  scored(t, "causal", k::causal(), causal_model());
+  scored(t, "causal, top left", k::causal(k::Align::top_left), causal_model(true));
+  scored(t, "window", k::window(20, 3), window_model(20, 3));
+  scored(t, "window to the left", k::window(7, -1), window_model(7, -1));
+  scored(t, "window to the right", k::window(-1, 2), window_model(-1, 2));
+  scored(t, "window, top left", k::window(5, 9, k::Align::top_left), window_model(5, 9, true));
+  scored(t, "one key", k::window(0, 0), window_model(0, 0));
+  scored(t, "sinks", k::causal() & k::sinks(tables().sinks_there.data()), causal_model() & model_of(8));
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("all pairs of scores, in either order") {
+  Tally t;
+  for (int a = 0; a < kScores; ++a) {
+    for (int b = 0; b < kScores; ++b) scored(t, std::string(kNames[a]) + " & " + kNames[b], AnyScore(a) & AnyScore(b), model_of(a) & model_of(b), 41);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("logits beyond 5e4") {
+  Tally t;
+  for (const double spread : {150.0, 1e4}) {
+    scored(t, "huge", k::causal(), causal_model(), 3, spread);
+    scored(t, "huge, sinks", k::causal() & k::sinks(tables().sinks_there.data()), causal_model() & model_of(8), 3, spread);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other") {
+  Tally t;
+  const k::half zero = make<k::half>(0);
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    for (const int64_t queries : {1, 3, 30, 70}) {
+      const AttentionCase c{{queries}, {100}, 4, 1, 16};
+      const Placement where(Layout::nhd, c.kv_lens, 1);
+      const DeviceKv<k::bfloat16> key(1, where, c.dim), value(2, where, c.dim);
+      AttentionData<k::bfloat16, float, DeviceMemory> d(c);
+      AnyScore score(5);
+      std::vector<k::half> bias(4 * kQueries * kKeys, zero);
+      for (int h = 0; h < 4; ++h) bias[size_t((h * kQueries + queries - 1) * kKeys + 50)] = make<k::half>(bad);
+      const OnDevice<k::half> there(bias);
+      score.bias = k::score_bias(there.data(), 4 * kQueries * kKeys, kQueries * kKeys, kKeys);
+      const OnDevice<int32_t> lengths(where.short_lengths);
+      const Stream stream;
+      const k::Status status = k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), d.shape(), score & AnyScore(3), d.options());
+      t.expect(status.ok(), "%s", status.reason());
+      stream.wait();
+      d.o.download();
+      for (int64_t i = 0; i < queries; ++i) {
+        for (int64_t x = 0; x < d.o.cols(); ++x) {
+          // The cap makes a number of an infinity.
+          const bool nan = i == queries - 1 && bad != bad;
+          t.expect((d.o.get(i, x) != d.o.get(i, x)) == nan, "row %d col %d: %g", int(i), int(x), d.o.get(i, x));
+        }
+      }
+      const k::Status uncapped = k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), d.shape(), AnyScore(0) & score, d.options());
+      t.expect(uncapped.ok(), "%s", uncapped.reason());
+      stream.wait();
+      d.o.download();
+      const int64_t last = queries - 1;
+      for (int64_t i = 0; i < queries; ++i) {
+        for (int64_t x = 0; x < d.o.cols(); ++x) t.expect((d.o.get(i, x) != d.o.get(i, x)) == (i == last), "row %d col %d: %g", int(i), int(x), d.o.get(i, x));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- fusion, graphs, bits ----------------------------------------------------------------------------------------------
+
+TEST_CASE("queries turned and scaled on their way, results mapped") {
+  Tally t;
+  for (const int64_t dim : {64, 128}) {
+    AttentionCase c{{90, 90}, {90, 200}, 4, 2, dim};
+    c.aligned = dim == 128;
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const DeviceKv<k::half> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+    const OnDevice<int32_t> lengths(where.short_lengths);
+    std::vector<int32_t> positions;
+    for (int i = 0; i < 180; ++i) positions.push_back(i % 90 + (i >= 90 ? 110 : 0));
+    const OnDevice<int32_t> at(positions);
+    std::vector<float> frequencies(size_t(dim / 2));
+    k::rope_frequencies(frequencies.data(), int(dim), 1e4);
+    const OnDevice<float> there(frequencies);
+    AttentionData<k::half, k::half, DeviceMemory> d(c);
+    const Stream stream;
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), lengths.data());
+    const k::Status status = k::attention(k::Exec(stream), d.source() | k::rope(at.data(), there.data(), int(dim)) | k::scale(2), kv, k::scale(0.5) | d.sink(), d.shape(), k::causal(), d.options());
+    t.expect(status.ok(), "%s", status.reason());
+    stream.wait();
+    const auto turned = [&](int64_t row, int64_t col) {
+      const int64_t in_head = col % dim, pair = in_head % (dim / 2), first = col - in_head + pair;
+      const double angle = double(float(positions[size_t(row)]) * frequencies[size_t(pair)]), x = d.q.value(row, first), y = d.q.value(row, first + dim / 2);
+      return 2 * (in_head < dim / 2 ? x * std::cos(angle) - y * std::sin(angle) : y * std::cos(angle) + x * std::sin(angle));
+    };
+    Precision precision = precision_of<k::half, decltype(kv)>();
+    precision.queries = 0x1p-11;
+    check(t, "rope", d, turned, key, [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 0.5 * value(b, h, pos, x); }, causal_model(), precision, 7);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a captured graph follows the lengths, and the same input gives the same bits") {
+  Tally t;
+  AttentionCase most{{200, 200}, {500, 500}, 4, 2, 64};
+  most.ragged_q = most.aligned = true;
+  const Placement where(Layout::nhd, most.kv_lens, most.kv_heads);
+  const DeviceKv<k::half> key(1, where, 64, ScaleOf::head, 1, 0, 8), value(2, where, 64, ScaleOf::head, 1, 0, 8);
+  OnDevice<int32_t> lengths(std::vector<int32_t>{0, 0}), offsets(std::vector<int32_t>{0, 0, 0});
+  AttentionData<k::half, k::half, DeviceMemory> d(most);
+  k::AttentionShape shape = d.shape();
+  shape.q_offsets = offsets.data();
+  const Stream stream;
+  const auto call = [&] { return k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), shape, k::causal(), d.options()); };
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  const k::Status status = call();
+  check_cuda(cudaStreamEndCapture(stream, &graph));
+  t.expect(status.ok(), "%s", status.reason());
+  check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+  for (const auto& lens : std::vector<std::vector<int64_t>>{{200, 1, 300, 20}, {0, 133, 5, 500}, {64, 200, 64, 0}, {200, 200, 500, 499}}) {
+    d.c.q_lens = {lens[0], lens[1]};
+    d.c.kv_lens = {lens[2], lens[3]};
+    d.offsets = {0, int32_t(lens[0]), int32_t(lens[0] + lens[1])};
+    offsets.assign(d.offsets);
+    lengths.assign({int32_t(lens[2]), int32_t(lens[3])});
+    check_cuda(cudaGraphLaunch(exec, stream));
+    stream.wait();
+    check(t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, causal_model(), precision_of<k::half, decltype(k::dense_kv(key.tensor(), value.tensor(), 1))>(), 11);
+    const std::vector<unsigned char> bits = d.o.bytes(), lse = d.lse.bytes();
+    t.expect(call().ok(), "again");
+    stream.wait();
+    d.o.download();
+    d.lse.download();
+    t.expect(d.o.bytes() == bits && d.lse.bytes() == lse, "other bits the second time");
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("more heads than a grid has rows") {
+  Tally t;
+  const int64_t batch = 9000;
+  const AttentionCase c{std::vector<int64_t>(size_t(batch), 1), std::vector<int64_t>(size_t(batch), 2), 8, 8, 8};
+  dense<k::half>(t, c, k::causal(), causal_model(), 97);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("what is refused, and what is nothing to do") {
+  const Device<k::half> memory(1, 4096, 4096);
+  const k::half* const p = memory.data();
+  const auto kv = k::dense_kv(k::nhd(p, 10, 2, 16), k::nhd(p, 10, 2, 16), 10);
+  const auto run = [&](const k::AttentionShape& shape) { return k::attention(k::Exec{}, k::load(p, 64), kv, k::store(memory.data(), 64), shape, k::causal()); };
+  CHECK(run({0, 3, 4, 2, 16}).ok());
+  CHECK(run({2, 0, 4, 2, 16}).ok());
+  CHECK(run({2, 3, 4, 2, 12}).code() == k::Code::unsupported);
+  CHECK(run({2, 3, 4, 2, 264}).code() == k::Code::unsupported);
+  CHECK(run({2, 3, 4, 2, 16, 576}).code() == k::Code::unsupported);
+  CHECK(run({2, 3, 4, 3, 16}).code() == k::Code::invalid);
+  CHECK(run({70000, 2147483647, 4, 2, 16}).code() == k::Code::unsupported);
+}

@@ -1,0 +1,128 @@
+// Attention of many queries on the GPU, checked against the oracle of attention.h.
+#pragma once
+
+#include "gpu.cuh"
+
+#include <kernels/attention.cuh>
+
+#include "attention.h"
+
+namespace test {
+
+template <class T, class S = k::Nothing>
+using DeviceKv = KvSide<T, S, DeviceMemory>;
+
+// Numbers in the device's memory.
+template <class T>
+struct OnDevice : Device<T> {
+  explicit OnDevice(const std::vector<T>& values) : Device<T>(1, int64_t(values.size()), int64_t(values.size()), 0, Poison::nan) { assign(values); }
+  void assign(const std::vector<T>& values) {
+    for (size_t i = 0; i < values.size(); ++i) this->set(0, int64_t(i), values[i]);
+    this->upload();
+  }
+};
+
+// What attention() rounds with queries of TQ, keys and values in a view of type Kv.
+template <class TQ, class Kv>
+Precision precision_of() {
+  Precision p;
+  using Q = k::DirectLoad<TQ>;
+  if (!k::detail::narrow_kv<Kv>) return p;
+  const auto rounding = [](DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; };
+  using TK = k::detail::key_meeting_type<Q, Kv>;
+  using TV = k::detail::value_meeting_type<Q, Kv>;
+  if (!std::is_same<TQ, TK>::value) p.queries = rounding(dtype_of<TK>::value);
+  p.weights = dtype_of<TV>::value;
+  p.tensor = true;
+  return p;
+}
+
+// The error over all results of a case, and that of a plain computation with the same weights.
+struct Errors {
+  double ours = 0, plain = 0;
+};
+
+// Every `step`th result of a case, and those of each sequence's last query. Where nothing but weights is rounded to 16 bits, and logits
+// are not so large that float is what limits them, the error over all must not be more than twice as large as when they are
+// rounded under the row's largest logit.
+template <class TQ, class TO, class Query, class K, class V>
+void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory>& d, const Query& query, const K& key, const V& value, const ScoreModel& score,
+           const Precision& precision, int64_t step = 1) {
+  const AttentionCase& c = d.c;
+  const std::string name = what + ": " + c.describe();
+  d.o.download();
+  d.lse.download();
+  t.expect(d.o.intact() && d.lse.intact() && d.q.unchanged(), "%s: wrote outside its rows", name.c_str());
+  struct Spots {
+    int64_t b, i, h;
+  };
+  std::vector<Spots> spots;
+  int64_t count = 0;
+  for (size_t b = 0; b < c.q_lens.size(); ++b) {
+    for (int64_t i = 0; i < c.q_lens[b]; ++i) {
+      for (int64_t h = 0; h < c.heads; ++h) {
+        if (count++ % step == 0 || i + 1 == c.q_lens[b]) spots.push_back({int64_t(b), i, h});
+      }
+    }
+  }
+  std::vector<std::string> problems(spots.size());
+  std::vector<Errors> errors(spots.size());
+  const bool compare = precision.weights != DType::f32 && precision.queries == 0 && precision.values == 0;
+  in_parallel(spots.size(), [&](size_t n) {
+    const auto [b, i, h] = spots[n];
+    const int64_t row = d.offsets[size_t(b)] + i, kv_head = h / (c.heads / c.kv_heads), sequence = b, head = h;
+    std::vector<double> plain;
+    const auto want = attend([&](int64_t x) { return query(row, head * c.dim + x); }, [&](int64_t pos, int64_t x) { return key(sequence, kv_head, pos, x); },
+                             [&](int64_t pos, int64_t x) { return value(sequence, kv_head, pos, x); }, {b, h, i, 0, c.q_lens[size_t(b)], c.kv_lens[size_t(b)]}, c.dim,
+                             c.value_dim(), c.scaling(), score, precision, compare ? &plain : nullptr);
+    std::ostringstream out;
+    const std::string problem = mismatch(row, want.o, [&](int64_t x) { return d.o.get(row, head * c.value_dim() + x); });
+    if (!problem.empty()) out << "sequence " << b << " query " << i << " head " << h << ": " << problem;
+    else if (const float lse = d.lse.get(row, h); !within(lse, want.lse)) out << "sequence " << b << " query " << i << " head " << h << ": lse " << lse << ", want " << want.lse.v << " +- " << want.lse.e;
+    problems[n] = out.str();
+    for (size_t x = 0; compare && x < plain.size(); ++x) {
+      if (!std::isfinite(want.o[x].v) || want.lse.e > 1e-3) continue;
+      const double got = value_of(d.o.get(row, head * c.value_dim() + int64_t(x))) - want.o[x].v, like = round_to(dtype_of<TO>::value, plain[x]) - want.o[x].v;
+      errors[n].ours += got * got;
+      errors[n].plain += like * like;
+    }
+  });
+  Errors all;
+  for (size_t n = 0; n < spots.size(); ++n) {
+    t.expect(problems[n].empty(), "%s, %s", name.c_str(), problems[n].c_str());
+    all.ours += errors[n].ours, all.plain += errors[n].plain;
+  }
+  t.expect(all.ours <= 4 * all.plain + 1e-12 * double(spots.size()), "%s: error %g, a plain computation has %g", name.c_str(), std::sqrt(all.ours), std::sqrt(all.plain));
+}
+
+// One call and its check. Maps may stand behind the queries and before the sink.
+template <class TQ, class TO, class Kv, class K, class V, class S>
+void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
+             int64_t step = 1, double spread = 1) {
+  AttentionData<TQ, TO, DeviceMemory> d(c, spread);
+  const OnDevice<int32_t> offsets(d.offsets);
+  k::AttentionShape shape = d.shape();
+  if (c.ragged_q) shape.q_offsets = offsets.data();
+  const Stream stream;
+  const k::Status status = k::attention(k::Exec(stream), d.source(), kv, d.sink(), shape, score, d.options());
+  if (!t.expect(status.ok(), "%s: %s: %s", what.c_str(), c.describe().c_str(), status.reason())) return;
+  stream.wait();
+  check(t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model, precision_of<TQ, Kv>(), step);
+}
+
+// f(view) for the view of a placement.
+template <class K, class V, class F>
+void with_view(const Placement& where, const K& key, const V& value, const F& f) {
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  if (where.layout == Layout::ragged) {
+    const OnDevice<int32_t> offsets(where.offsets);
+    f(k::ragged_kv(key.tensor(), value.tensor(), offsets.data()));
+  } else if (where.paged()) {
+    const OnDevice<int32_t> table(where.table);
+    f(k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, where.page), lengths.data()));
+  } else {
+    f(k::dense_kv(key.tensor(), value.tensor(), lengths.data()));
+  }
+}
+
+}  // namespace test
