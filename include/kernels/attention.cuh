@@ -18,6 +18,7 @@
 // captured in a graph and replayed while sequences grow. The same input gives the same bits.
 #pragma once
 
+#include "detail/decode_engine.cuh"
 #include "detail/prefill_engine.cuh"
 #include "exec.cuh"
 
@@ -31,6 +32,36 @@ template <class Q, class Kv, class Out, class S>
   KERNELS_TRY(ex.status());
   if (empty) return {};
   return detail::prefill(ex, q, kv, out, shape, score, options);
+}
+
+// For 1 to 32 queries of each sequence, which read all keys and values once. The keys are shared out among all multiprocessors, by the
+// lengths that the device finds when the kernels run; `workspace` has decode_workspace_bytes(ex, shape) at a multiple of 16. Engines
+// that know how large their heads are say so, decode<128>(...), and compile a quarter of the kernels.
+inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape) {
+  return shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1 ? 0 : detail::DecodeRoom(detail::decode_blocks(ex), shape).bytes();
+}
+
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                            const Workspace& workspace, const Attention& options = {}, DecodeMode mode = DecodeMode::automatic) {
+  bool empty = false;
+  KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, detail::kMostDecodeQueries, empty));
+  KERNELS_TRY(ex.status());
+  if (kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim) return invalid("decode: a head is larger than decode<...>() says");
+  if (empty) return {};
+  if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape)) {
+    return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape)");
+  }
+  if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
+  const detail::DecodeRoom room(detail::decode_blocks(ex), shape);
+  char* const memory = static_cast<char*>(workspace.ptr);
+  using Problem = detail::DecodeProblem<Q, Kv, S, Out>;
+  Problem problem{q, kv, score, out, shape, options, options.scale_for(shape.dim),
+                  int(shape.dim), int(shape.value_dim()), int(shape.group()), detail::decode_rows(shape), 0,
+                  detail::max_pack_of(q), lesser(detail::key_pack(kv), detail::value_pack(kv)), detail::max_pack_of(out),
+                  reinterpret_cast<float2*>(memory + room.cuts), reinterpret_cast<float*>(memory + room.cuts + room.states),
+                  reinterpret_cast<detail::DecodeCut*>(memory)};
+  return detail::DecodeEngine<Problem, kDim>(ex, problem).run(mode);
 }
 
 KERNELS_END

@@ -283,10 +283,12 @@ struct AttentionCase {
   int64_t most_queries() const { return *std::max_element(q_lens.begin(), q_lens.end()); }
   std::string describe() const {
     std::ostringstream out;
-    out << "q";
-    for (const int64_t n : q_lens) out << " " << n;
-    out << ", kv";
-    for (const int64_t n : kv_lens) out << " " << n;
+    const auto list = [&](const std::vector<int64_t>& all) {
+      for (size_t i = 0; i < all.size() && i < 8; ++i) out << " " << all[i];
+      if (all.size() > 8) out << " ...";
+    };
+    out << "q", list(q_lens);
+    out << ", kv", list(kv_lens);
     out << ", heads " << heads << "/" << kv_heads << ", dim " << dim << "/" << value_dim() << ", " << threads << " threads";
     return out.str();
   }

@@ -1,0 +1,141 @@
+// What decode() does on the host: which body takes the call, and its launch.
+#pragma once
+
+#include "../exec.cuh"
+#include "decode_plain.cuh"
+#include "decode_tensor.cuh"
+
+KERNELS_BEGIN
+
+// How decode() multiplies.
+enum class DecodeMode {
+  automatic,   // precise where it can be, otherwise plain
+  plain,       // CUDA cores, all in float
+  tensor,      // tensor cores, weights rounded to 16 bits
+  precise,     // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as float
+};
+
+namespace detail {
+
+// Blocks that share the work, at most: two to a multiprocessor.
+inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
+// Rows that are worked on together: a kernel for few, and one for as many as registers allow.
+inline int decode_rows(const AttentionShape& shape) {
+  const int64_t rows = shape.q_len * shape.group(), dim = greater(shape.dim, shape.value_dim());
+  return rows <= 8 || dim > 256 ? 8 : dim > 128 ? 16 : 32;
+}
+
+// kLargest: how large a head can be, or 0 if that is known at run time only.
+template <class P, int kLargest>
+class DecodeEngine {
+ public:
+  DecodeEngine(const Exec& ex, P& problem) : ex_(ex), p_(problem) {}
+
+  Status run(DecodeMode mode) {
+    constexpr bool coded = CodedForDecode<typename P::Kv>::value;
+    const bool fits = coded && aligned();
+    if (mode == DecodeMode::automatic) mode = fits ? DecodeMode::precise : DecodeMode::plain;
+    if (mode != DecodeMode::plain && !fits) return unsupported("decode: tensor cores take keys and values of 16 or 8 bits, at multiples of 16 bytes");
+    if constexpr (coded) {
+      if (mode == DecodeMode::precise) return tensor<2>();
+      if (mode == DecodeMode::tensor) return tensor<1>();
+    }
+    return plain();
+  }
+
+ private:
+  template <class Kv>
+  struct CodedForDecode {
+    using K = Coded<typename KeyRun<Kv>::Codes>;
+    using V = Coded<typename ValueRun<Kv>::Codes>;
+    static constexpr bool of_8_or_16(int pack) { return pack == 16 || pack == 8; }
+    template <class C>
+    static constexpr bool fits() {
+      if constexpr (C::known) return of_8_or_16(C::pack);
+      else return false;
+    }
+    static constexpr bool value = fits<K>() && fits<V>();
+  };
+  // Rows of codes begin at multiples of 16 bytes.
+  bool aligned() const {
+    return key_pack(p_.kv) >= widest_of<typename KeyRun<typename P::Kv>::Codes>() && value_pack(p_.kv) >= widest_of<typename ValueRun<typename P::Kv>::Codes>();
+  }
+
+  // Whether there is a kernel for heads of up to `most`, that are larger than `less`.
+  static constexpr bool made(int less, int most) { return kLargest == 0 || (kLargest > less && kLargest <= most); }
+
+  template <int kParts>
+  Status tensor() {
+    const int dim = greater(p_.dim, p_.v_dim);
+    if constexpr (made(0, 64)) {
+      if (dim <= 64 || kLargest > 0) return tensor_of<64, 64, 4, kParts>();
+    }
+    if constexpr (made(64, 128)) {
+      if (dim <= 128 || kLargest > 0) return tensor_of<128, 128, 4, kParts>();
+    }
+    if constexpr (made(128, 256)) {
+      if (dim <= 256 || kLargest > 0) return tensor_of<256, 256, 2, kParts>();
+    }
+    if constexpr (made(256, 576)) return tensor_of<576, 512, 1, kParts>();
+    return {};
+  }
+  template <int kDim, int kVDim, int kTiles, int kParts>
+  Status tensor_of() {
+    if (p_.tile_rows == 8) return start_tensor<TensorRows<P, kDim, kVDim, 1, kParts>>();
+    return start_tensor<TensorRows<P, kDim, kVDim, kTiles, kParts>>();
+  }
+  template <class Rows>
+  Status start_tensor() {
+    using Body = DecodeBody<P, Rows>;
+    int image = 0;
+    KERNELS_TRY(image_architecture<Body>(image));
+    return start<Body>(Rows::shared_bytes(image), Rows::blocks_each(image));
+  }
+  Status plain() {
+    p_.tile_rows = 8;
+    if constexpr (made(0, 64) || made(64, 128)) {
+      if (p_.v_dim <= 128 || kLargest > 0) return plain_of<1>();
+    }
+    if constexpr (made(128, 256)) {
+      if (p_.v_dim <= 256 || kLargest > 0) return plain_of<2>();
+    }
+    if constexpr (made(256, 576)) return plain_of<4>();
+    return {};
+  }
+  template <int kChunks>
+  Status plain_of() {
+    using Rows = PlainRows<P, kChunks>;
+    return start<DecodeBody<P, Rows>>(Rows::shared_bytes(p_), 2);
+  }
+
+  template <class Body>
+  Status start(size_t shared, int blocks_each) {
+    p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
+    Launch how;
+    how.threads = Body::max_threads;
+    how.shared = shared;
+    how.grid.x = unsigned(blocks_each * ex_.device().sm_count);
+    KERNELS_TRY(launch<Body>(ex_, how, p_));
+    // The second kernel waits for the first by itself.
+    Exec after = ex_;
+    after.programmatic(true);
+    how.threads = DecodeMergeBody<P>::max_threads;
+    how.shared = DecodeMergeBody<P>::shared_bytes(p_.tile_rows, int(how.grid.x));
+    return launch<DecodeMergeBody<P>>(after, how, p_);
+  }
+
+  const Exec& ex_;
+  P& p_;
+};
+
+// What blocks leave: their cuts, then the states of both ends, then the outputs.
+struct DecodeRoom {
+  size_t cuts, states, outputs;
+  DecodeRoom(int blocks, const AttentionShape& shape)
+      : cuts(size_t(blocks) * sizeof(DecodeCut)), states(2 * size_t(blocks) * decode_rows(shape) * sizeof(float2)),
+        outputs(2 * size_t(blocks) * decode_rows(shape) * size_t(greater<int64_t>(0, shape.value_dim())) * sizeof(float)) {}
+  size_t bytes() const { return cuts + states + outputs; }
+};
+
+}  // namespace detail
+KERNELS_END

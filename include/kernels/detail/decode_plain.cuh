@@ -1,0 +1,167 @@
+// Decoding on CUDA cores: all in float, from keys and values of any type and alignment, read through their functors.
+//
+// Four lanes share a key and go through its columns in turns; of the values each lane has its own columns. Queries and weights
+// are handed around in shared memory.
+#pragma once
+
+#include "flash_decode.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// N values from a source, so many at once or as many as it gives.
+template <int N, int kWide, class S>
+__device__ __forceinline__ Pack<float, N> read_some(const S& source, int64_t row, int64_t col) {
+  constexpr int most = kWide < N ? kWide : N, width = most < wide_pack<S> ? most : wide_pack<S>;
+  Pack<float, N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; i += width) {
+    const auto some = convert<float>(resolve(source, fetch<width>(source, row, col + i), row, col + i));
+    KERNELS_UNROLL
+    for (int j = 0; j < width; ++j) out.v[i + j] = some.v[j];
+  }
+  return out;
+}
+
+// Eight rows; values of up to 128 * kChunks columns.
+template <class P, int kChunks>
+class PlainRows {
+ public:
+  static constexpr int warps = 4, rows = 8, registers = kChunks > 1 ? 255 : 128;
+  using Cursor = DecodeCursor<warps * kDecodeKeys, P>;
+  using Key = KeyRun<typename P::Kv>;
+  using Value = ValueRun<typename P::Kv>;
+  static size_t shared_bytes(const P& p) { return sizeof(float) * (rows * p.dim + warps * (kDecodeKeys * rows + rows * (p.v_dim + 4))); }
+
+  __device__ __forceinline__ PlainRows(const P& p, unsigned char* shared, const Cursor&)
+      : p_(p), queries_(reinterpret_cast<float*>(shared)), shares_(queries_ + rows * p.dim + warp() * kDecodeKeys * rows),
+        all_sums_(queries_ + rows * p.dim + warps * kDecodeKeys * rows) {}
+
+  __device__ __forceinline__ void begin(const DecodePart& part) {
+    weights_.begin(p_, part);
+    KERNELS_UNROLL
+    for (int row = 0; row < rows; ++row) {
+      KERNELS_UNROLL
+      for (int chunk = 0; chunk < kChunks; ++chunk) sums_[row][chunk] = broadcast<4>(0.f);
+    }
+    for (int i = threadIdx.x; i < rows * p_.dim; i += warps * 32) {
+      const int row = i / p_.dim, col = i - row * p_.dim;
+      const int64_t number = int64_t(part.tile) * rows + row, token = p_.shape.first_query(part.b) + number / p_.group;
+      const int64_t at = (int64_t(part.head) * p_.group + number % p_.group) * p_.dim + col;
+      queries_[i] = row < part.rows ? resolve(p_.q, fetch<1>(p_.q, token, at), token, at).v[0] : 0.f;
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void take(const DecodePart& part, int key) {
+    if (p_.kv_pack >= 8) take_by<8>(part, key);
+    else take_by<1>(part, key);
+  }
+
+  __device__ __forceinline__ void write_states(float2* states) { weights_.write(states); }
+  template <class States>
+  __device__ __forceinline__ void write_sums(int, const States& states) {
+    const float factors[2] = {weights_.factor(states, 0, 0), weights_.factor(states, 0, 1)};
+    KERNELS_UNROLL
+    for (int row = 0; row < rows; ++row) {
+      const float factor = __shfl_sync(0xffffffffu, factors[row % 2], row / 2);
+      KERNELS_UNROLL
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const int col = column(chunk);
+        const Pack<float, 4> sums = sums_[row][chunk] * factor;
+        if (col < p_.v_dim) put_floats(sums_at(warp()) + row * (p_.v_dim + 4) + col, sums);
+      }
+    }
+  }
+  __device__ __forceinline__ Pack<float, 8> sums_of(int warp, int row, int col) const {
+    return floats_at<8>(sums_at(warp) + row * (p_.v_dim + 4) + col);
+  }
+
+ private:
+  using Weights = DecodeWeights<P, 1>;
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int column(int chunk) { return chunk * 128 + lane() * 4; }
+  __device__ __forceinline__ float* sums_at(int warp) const { return all_sums_ + warp * rows * (p_.v_dim + 4); }
+
+  template <int kWide>
+  __device__ __forceinline__ void take_by(const DecodePart& part, int key) {
+    const int g = lane() / 4, t = lane() % 4;
+    const auto place = [&](int i) { return lesser(key + i, part.end - 1); };
+    const Key low = p_.kv.key(part.b, part.head, place(g)), high = p_.kv.key(part.b, part.head, place(g + 8));
+    float products[2][rows] = {};
+    for (int col = t * 8; col < p_.dim; col += 32) {
+      const auto k0 = read_some<8, kWide>(low.codes, 0, col), k1 = read_some<8, kWide>(high.codes, 0, col);
+      KERNELS_UNROLL
+      for (int row = 0; row < rows; ++row) {
+        const Pack<float, 8> q = floats_at<8>(queries_ + row * p_.dim + col);
+        KERNELS_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          products[0][row] = fma(q.v[i], k0.v[i], products[0][row]);
+          products[1][row] = fma(q.v[i], k1.v[i], products[1][row]);
+        }
+      }
+    }
+    typename Weights::Values x;
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float scale = i == 0 ? low.scale(0) : high.scale(0);
+      KERNELS_UNROLL
+      for (int row = 0; row < rows; ++row) {
+        products[i][row] += __shfl_xor_sync(0xffffffffu, products[i][row], 1);
+        products[i][row] += __shfl_xor_sync(0xffffffffu, products[i][row], 2);
+        if (row / 2 == t) x[0][i * 2 + row % 2] = products[i][row] * scale;
+      }
+    }
+    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) {
+      KERNELS_UNROLL
+      for (int row = 0; row < rows; ++row) {
+        const float factor = __shfl_sync(0xffffffffu, factors[0][row % 2], row / 2);
+        KERNELS_UNROLL
+        for (int chunk = 0; chunk < kChunks; ++chunk) sums_[row][chunk] = sums_[row][chunk] * factor;
+      }
+    });
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float scale = Value::scaled ? p_.kv.value(part.b, part.head, place(g + 8 * i)).scale(0) : 1.f;
+      *reinterpret_cast<float2*>(shares_ + (g + 8 * i) * rows + 2 * t) = make_float2(x[0][2 * i] * scale, x[0][2 * i + 1] * scale);
+    }
+    __syncwarp();
+    const int count = lesser(kDecodeKeys, part.end - key);
+    constexpr int kTogether = kChunks > 1 ? 2 : 4;
+    for (int first = 0; first < count; first += kTogether) {
+      Pack<float, 4> values[kTogether][kChunks];
+      KERNELS_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const Value run = p_.kv.value(part.b, part.head, place(first + i));
+        KERNELS_UNROLL
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          values[i][chunk] = broadcast<4>(0.f);
+          if (column(chunk) < p_.v_dim && first + i < count) values[i][chunk] = read_some<4, kWide>(run.codes, 0, column(chunk));
+        }
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const Pack<float, rows> share = floats_at<rows>(shares_ + (first + i) * rows);
+        KERNELS_UNROLL
+        for (int row = 0; row < rows; ++row) {
+          KERNELS_UNROLL
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            KERNELS_UNROLL
+            for (int j = 0; j < 4; ++j) sums_[row][chunk].v[j] = fma(share.v[row], values[i][chunk].v[j], sums_[row][chunk].v[j]);
+          }
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  const P& p_;
+  float *queries_, *shares_, *all_sums_;  // of the block, of the warp, of the block
+  Weights weights_;
+  Pack<float, 4> sums_[rows][kChunks];
+};
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,347 @@
+// Decoding on tensor cores: the rows stand on the side of mma that has 8 columns, keys (and the columns of values) on the side that
+// has 16 rows, so that few rows waste little.
+//
+// A warp brings its next keys and values to shared memory by cp.async while it works on others, in a ring of its own. Keys and values
+// of 8 bits lie there as codes and are decoded on the way to mma. Weights are rounded to 16 bits; with two parts, what that rounding
+// leaves is multiplied as well, and likewise of queries that are not of the keys' type: results are then as good as in float.
+#pragma once
+
+#include "flash_decode.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory, shifted so that ldmatrix meets no bank conflict.
+template <class Run, int kCols>
+struct DecodeSide {
+  using Code = typename Coded<typename Run::Codes>::Code;
+  static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
+  static constexpr int kRowBytes = kCols * int(sizeof(Code)), kPitch = kRowBytes + 16, kBytes = kDecodeKeys * kPitch;
+  static constexpr int kSteps = kRowBytes / 32;  // of ldmatrix
+  static constexpr int kSharers = kRowBytes >= 512 ? 32 : kRowBytes >= 256 ? 16 : kRowBytes >= 128 ? 8 : 4;  // lanes to a row
+
+  // Row i comes from the address that lane i has; zeros stand for what is not there.
+  static __device__ __forceinline__ void copy(uint32_t to, const Code* mine, int bytes, int rows) {
+    const int lane = threadIdx.x & 31;
+    KERNELS_UNROLL
+    for (int i = 0; i < kDecodeKeys; i += 32 / kSharers) {
+      const int row = i + lane / kSharers;
+      const char* const from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(mine), row));
+      KERNELS_UNROLL
+      for (int first = 0; first < kRowBytes; first += kSharers * 16) {
+        const int at = first + lane % kSharers * 16;
+        if (at < kRowBytes) arch::copy_async_16(to + row * kPitch + at, from + at, row < rows ? greater(0, lesser(16, bytes - at)) : 0);
+      }
+    }
+  }
+  // Two operands of 16 keys x 16 columns (one, if not coded) from 32 bytes of each row; if coded, k is in the order of columns(t).
+  static __device__ __forceinline__ uint32_t key_lane() { return (threadIdx.x & 15) * kPitch + (threadIdx.x & 16); }
+  template <class T>
+  static __device__ __forceinline__ void keys(uint32_t (&a)[coded ? 2 : 1][4], uint32_t at) {
+    if constexpr (coded) {
+      uint32_t words[4];
+      arch::load_matrix_x4(words, at);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint32_t pairs[2];
+        Decoder<Code>::template pairs<T>(pairs, words[i], Nothing{});
+        a[i / 2][i % 2] = pairs[0], a[i / 2][2 + i % 2] = pairs[1];
+      }
+    } else {
+      arch::load_matrix_x4(a[0], at);
+    }
+  }
+  // The same of 16 columns x 16 keys; if coded, rows g and g + 8 are columns 2g and 2g + 1.
+  static __device__ __forceinline__ uint32_t value_lane() { return (threadIdx.x & 7) * kPitch + (threadIdx.x & 16) / 2 * kPitch + (threadIdx.x & 8) * 2; }
+  template <class T>
+  static __device__ __forceinline__ void values(uint32_t (&a)[coded ? 2 : 1][4], uint32_t at) {
+    if constexpr (coded) {
+      uint32_t words[4];
+      arch::load_matrix_x4_turned(words, at);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint32_t pairs[2];
+        Decoder<Code>::template pairs<T>(pairs, __byte_perm(words[i], 0, 0x3120), Nothing{});
+        a[i % 2][i / 2 * 2] = pairs[0], a[i % 2][i / 2 * 2 + 1] = pairs[1];
+      }
+    } else {
+      arch::load_matrix_x4_turned(a[0], at);
+    }
+  }
+  // The column that row g, and g + 8 as second = 1, of an operand of values stands for.
+  static __device__ __forceinline__ int value_column(int g, int second) { return coded ? 2 * g + second : g + 8 * second; }
+};
+
+// x and y as a pair of T, and what that leaves.
+template <class T>
+__device__ __forceinline__ uint32_t rounded_pair(float x, float y) {
+  return std::is_same<T, half>::value ? arch::floats_to_halves(x, y) : arch::floats_to_bfloats(x, y);
+}
+template <class T>
+__device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair) {
+  float low, high;
+  if constexpr (std::is_same<T, half>::value) {
+    arch::halves_to_floats(pair, low, high);
+  } else {
+    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+  }
+  return rounded_pair<T>(x - low, y - high);
+}
+
+// kTiles times 8 rows, heads of up to kDim columns for keys and kVDim for values.
+template <class P, int kDim, int kVDim, int kTiles, int kParts>
+class TensorRows {
+ public:
+  static constexpr int warps = kDim > 256 ? 2 : 4, rows = 8 * kTiles, registers = 255;
+  using Cursor = DecodeCursor<warps * kDecodeKeys, P>;
+  using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
+  using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
+  using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
+  using ValueType = value_meeting_type<typename P::Q, typename P::Kv>;
+  static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
+
+  static constexpr int kSlot = Keys::kBytes + Values::kBytes, kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
+  static constexpr bool scaled = Keys::scaled || Values::scaled;
+  static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
+  // Two blocks share a multiprocessor where heads are small.
+  static constexpr int kBlocksEach = kDim > 128 ? 1 : 2;
+  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
+  static constexpr int stages(int architecture) {
+    const int room = (has_much(architecture) ? (228 << 10) / kBlocksEach : 100 << 10) - (1 << 10) - kStatic - kQueries;
+    const int most = room / (warps * (kSlot + 4 * kSlotScales));
+    return most < 1 ? 1 : most > 6 ? 6 : most;
+  }
+  static constexpr int shared_bytes(int architecture) { return stages(architecture) * warps * (kSlot + 4 * kSlotScales) + kQueries; }
+  static constexpr int blocks_each(int architecture) { return has_much(architecture) ? kBlocksEach : 1; }
+
+  __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
+      : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kStages - 1; ++i) bring();
+  }
+
+  // By all threads of the block, which have done with the part before.
+  __device__ __forceinline__ void begin(const DecodePart& part) {
+    weights_.begin(p_, part);
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles; ++n) {
+      KERNELS_UNROLL
+      for (int m = 0; m < kVDim / 16; ++m) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) sums_[n][m][i] = 0.f;
+      }
+    }
+    for (int i = threadIdx.x; i < rows * (kDim / 8); i += warps * 32) read_queries(part, i / (kDim / 8), i % (kDim / 8) * 8);
+    __syncthreads();
+    if constexpr (kHeld) {
+      KERNELS_UNROLL
+      for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+        KERNELS_UNROLL
+        for (int step = 0; step < kDim / 16; ++step) query_operand(held_[part_of][step], part_of, 0, step);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void take(const DecodePart& part, int key) {
+    bring();
+    arch::copy_async_wait<kStages - 1>();
+    __syncwarp();
+    const uint32_t slot = ring_ + slot_ * kSlot;
+    const float* const scales = scales_at(slot_);
+    typename Weights::Values x = {};
+    KERNELS_UNROLL
+    for (int step = 0; step < Keys::kSteps; ++step) {
+      uint32_t a[Keys::coded ? 2 : 1][4];
+      Keys::template keys<KeyType>(a, slot + Keys::key_lane() + step * 32);
+      KERNELS_UNROLL
+      for (int half_step = 0; half_step < (Keys::coded ? 2 : 1); ++half_step) {
+        const int at = Keys::coded ? 2 * step + half_step : step;
+        KERNELS_UNROLL
+        for (int n = 0; n < kTiles; ++n) {
+          KERNELS_UNROLL
+          for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+            uint32_t b[2];
+            if constexpr (kHeld) b[0] = held_[part_of][at][0], b[1] = held_[part_of][at][1];
+            else query_operand(b, part_of, n, at);
+            arch::mma_16816<KeyType>(x[n], a[half_step], b);
+          }
+        }
+      }
+    }
+    const int g = lane() / 4;
+    if constexpr (Keys::scaled) {
+      KERNELS_UNROLL
+      for (int n = 0; n < kTiles; ++n) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) x[n][i] *= scales[g + i / 2 * 8];
+      }
+    }
+    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) {
+      KERNELS_UNROLL
+      for (int n = 0; n < kTiles; ++n) {
+        KERNELS_UNROLL
+        for (int m = 0; m < kVDim / 16; ++m) {
+          KERNELS_UNROLL
+          for (int i = 0; i < 4; ++i) sums_[n][m][i] *= factors[n][i % 2];
+        }
+      }
+    });
+    uint32_t b[kTiles][kParts][2];
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles; ++n) {
+      KERNELS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        float low = x[n][2 * i], high = x[n][2 * i + 1];
+        if constexpr (Values::scaled) low *= scales[kDecodeKeys + g + i * 8], high *= scales[kDecodeKeys + g + i * 8];
+        const uint32_t pair = rounded_pair<ValueType>(low, high);
+        b[n][0][i] = arch::turn_matrix(pair);
+        if constexpr (kParts == 2) b[n][1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
+      }
+    }
+    KERNELS_UNROLL
+    for (int step = 0; step < Values::kSteps; ++step) {
+      uint32_t a[Values::coded ? 2 : 1][4];
+      Values::template values<ValueType>(a, slot + Keys::kBytes + Values::value_lane() + step * 32);
+      KERNELS_UNROLL
+      for (int half_step = 0; half_step < (Values::coded ? 2 : 1); ++half_step) {
+        KERNELS_UNROLL
+        for (int n = 0; n < kTiles; ++n) {
+          KERNELS_UNROLL
+          for (int part_of = 0; part_of < kParts; ++part_of) arch::mma_16816<ValueType>(sums_[n][Values::coded ? 2 * step + half_step : step], a[half_step], b[n][part_of]);
+        }
+      }
+    }
+    __syncwarp();
+    slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
+  }
+
+  __device__ __forceinline__ void write_states(float2* states) {
+    weights_.write(states);
+    // The slot that was worked on last is free until the next is brought.
+    if (lane() == 0) *free_slot(warp()) = slot_ == 0 ? kStages - 1 : slot_ - 1;
+  }
+  template <class States>
+  __device__ __forceinline__ void write_sums(int n, const States& states) {
+    float* const to = sums_at(warp());
+    KERNELS_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile != n) continue;
+      const float factors[2] = {weights_.factor(states, tile, 0), weights_.factor(states, tile, 1)};
+      KERNELS_UNROLL
+      for (int m = 0; m < kVDim / 16; ++m) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int row = lane() % 4 * 2 + i % 2, col = m * 16 + Values::value_column(lane() / 4, i / 2);
+          to[row * kSumsPitch + col] = sums_[tile][m][i] * factors[i % 2];
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ Pack<float, 8> sums_of(int warp, int row, int col) const {
+    return floats_at<8>(sums_at(warp) + row * kSumsPitch + col);
+  }
+
+ private:
+  static constexpr int kStatic = 2048, kStages = stages(arch::kCompiledFor);
+  // Queries stay in registers where there is room.
+  static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
+  static constexpr int kSumsPitch = kVDim + 4;
+  static_assert(8 * kSumsPitch * 4 <= kSlot, "the sums of 8 rows take the place of a slot");
+  using Weights = DecodeWeights<P, kTiles>;
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  __device__ __forceinline__ unsigned char* queries() const { return shared_ + warps * kStages * kSlot; }
+  __device__ __forceinline__ float* scales_at(int slot) const {
+    return reinterpret_cast<float*>(shared_ + warps * kStages * kSlot + kQueries) + (warp() * kStages + slot) * kSlotScales;
+  }
+  static __device__ __forceinline__ int* free_slot(int warp) {
+    __shared__ int slots[warps];
+    return slots + warp;
+  }
+  __device__ __forceinline__ float* sums_at(int warp) const { return reinterpret_cast<float*>(shared_ + (warp * kStages + *free_slot(warp)) * kSlot); }
+
+  // Brings the warp's next 16 keys and values, if there are more.
+  __device__ __forceinline__ void bring() {
+    if constexpr (scaled) keep_scale();
+    const int slot = bring_;
+    bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
+    while (next_key_ >= next_.end) {
+      if (!ahead_.next(p_, next_)) {
+        next_key_ = next_.end;
+        return arch::copy_async_commit();
+      }
+      next_key_ = next_.begin + warp() * kDecodeKeys;
+    }
+    const int there = lesser(kDecodeKeys, next_.end - next_key_), pos = next_key_ + lesser(lane() % kDecodeKeys, there - 1);
+    const auto key = p_.kv.key(next_.b, next_.head, pos);
+    const auto value = p_.kv.value(next_.b, next_.head, pos);
+    const uint32_t to = ring_ + slot * kSlot;
+    Keys::copy(to, key.codes.at(0, 0), p_.dim * int(sizeof(typename Keys::Code)), there);
+    Values::copy(to + Keys::kBytes, value.codes.at(0, 0), p_.v_dim * int(sizeof(typename Values::Code)), there);
+    arch::copy_async_commit();
+    if constexpr (scaled) {
+      waiting_scale_ = lane() < kDecodeKeys ? key.scale(0) : value.scale(0);
+      waiting_slot_ = slot;
+      if constexpr (kStages == 1) keep_scale();
+    }
+    next_key_ += warps * kDecodeKeys;
+  }
+  // A scale that was asked for with the slot brought last has come by now.
+  __device__ __forceinline__ void keep_scale() {
+    if (waiting_slot_ >= 0) scales_at(waiting_slot_)[lane()] = waiting_scale_;
+    waiting_slot_ = -1;
+  }
+
+  // Eight columns of a row, as 16-bit numbers and what that rounding leaves.
+  __device__ __forceinline__ void read_queries(const DecodePart& part, int row, int col) {
+    Pack<float, 8> v = broadcast<8>(0.f);
+    if (row < part.rows && col < p_.dim) {
+      const int64_t number = int64_t(part.tile) * rows + row, token = p_.shape.first_query(part.b) + number / p_.group;
+      const int64_t at = (int64_t(part.head) * p_.group + number % p_.group) * p_.dim + col;
+      constexpr int wide = wide_pack<typename P::Q>;
+      if (p_.q_pack >= wide) read_eight<wide>(v, token, at);
+      else read_eight<1>(v, token, at);
+    }
+    KERNELS_UNROLL
+    for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+      const Pack<KeyType, 8> rounded = convert<KeyType>(v);
+      ::uint4 bits;
+      memcpy(&bits, rounded.v, 16);
+      *reinterpret_cast<::uint4*>(queries() + (part_of * rows + row) * kQueryPitch + col * 2) = bits;
+      v = transform(v - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; });
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void read_eight(Pack<float, 8>& v, int64_t token, int64_t col) const {
+    KERNELS_UNROLL
+    for (int i = 0; i < 8; i += N) {
+      const Pack<float, N> some = resolve(p_.q, fetch<N>(p_.q, token, col + i), token, col + i);
+      KERNELS_UNROLL
+      for (int j = 0; j < N; ++j) v.v[i + j] = some.v[j];
+    }
+  }
+  // The queries of a tile beside 16 columns of keys, in the order of k that these have.
+  __device__ __forceinline__ void query_operand(uint32_t (&b)[2], int part_of, int tile, int step) const {
+    const auto* const words = reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + tile * 8 + lane() / 4) * kQueryPitch + step * 32);
+    const int t = lane() % 4;
+    b[0] = words[Keys::coded ? 2 * t : t];
+    b[1] = words[Keys::coded ? 2 * t + 1 : t + 4];
+  }
+
+  const P& p_;
+  Cursor ahead_;
+  DecodePart next_ = {};
+  int next_key_ = 0;
+  unsigned char* shared_;
+  uint32_t ring_;
+  int slot_ = 0, bring_ = 0;  // the slot to work on next, and that to bring to
+  float waiting_scale_ = 0.f;
+  int waiting_slot_ = -1;
+  Weights weights_;
+  uint32_t held_[kQueryParts][kHeld ? kDim / 16 : 1][2];
+  float sums_[kTiles][kVDim / 16][4];
+};
+
+}  // namespace detail
+KERNELS_END

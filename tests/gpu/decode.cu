@@ -1,0 +1,172 @@
+// Decoding on the GPU: shapes, layouts, head sizes, lengths, and calls in graphs.
+#include "support/gpu_decode.cuh"
+
+using namespace test;
+
+namespace {
+
+const k::DecodeMode kModes[] = {k::DecodeMode::precise, k::DecodeMode::tensor, k::DecodeMode::plain};
+
+template <int kDim>
+void check_half(Tally& t, const std::string& what, const AttentionCase& c, const Placement& where, const KvSide<k::half, k::Nothing, DeviceMemory>& key,
+                const KvSide<k::half, k::Nothing, DeviceMemory>& value, k::DecodeMode mode, int64_t step = 3) {
+  DevicePlacement(where).with(key, value, [&](const auto& kv) {
+    check_decode<kDim, k::half, float>(t, what, c, kv, key, value, k::causal(), causal_model(), mode, precision_of(mode, DType::f16, DType::f16, false), step);
+  });
+}
+
+AttentionCase aligned(AttentionCase c) {
+  c.aligned = true;
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("decode: layouts") {
+  Tally t;
+  const AttentionCase cases[] = {{{1, 1, 1}, {170, 0, 600}, 4, 2, 32}, {{2, 2, 2}, {65, 1, 300}, 3, 1, 40}, {{21, 21, 21}, {70, 5, 0}, 4, 2, 48}, {{1}, {5000}, 8, 1, 64}};
+  for (const AttentionCase& c : cases) {
+    for (const Layout layout : {Layout::nhd, Layout::hnd, Layout::ragged, Layout::paged_nhd, Layout::paged_hnd}) {
+      const Placement where(layout, c.kv_lens, c.kv_heads);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 8, 16);
+      for (const auto mode : kModes) check_half<64>(t, "layout " + std::to_string(int(layout)), c, where, key, value, mode);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: pages of any size, scattered") {
+  Tally t;
+  for (const int64_t page : {1, 7, 16, 64, 128, 1000}) {
+    const AttentionCase c{{1, 1, 1}, {170, 3, 1300}, 8, 2, 64};
+    const Placement where(Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
+    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    for (const auto mode : kModes) check_half<64>(t, "pages of " + std::to_string(page), c, where, key, value, mode);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: heads of any size") {
+  Tally t;
+  std::vector<std::pair<int64_t, int64_t>> dims = {{192, 128}, {512, 512}, {576, 512}, {64, 256}};
+  for (int64_t dim = 8; dim <= 256; dim += dim < 72 || dim == 120 || dim == 248 ? 8 : 24) dims.push_back({dim, dim});
+  for (const auto& [dim, v_dim] : dims) {
+    AttentionCase c{{2, 2}, {130, 700}, 4, 2, dim, v_dim};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, v_dim, ScaleOf::head, 1, 0, 8);
+    for (const auto mode : kModes) check_half<0>(t, "heads", dim % 16 == 0 ? aligned(c) : c, where, key, value, mode, 5);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: heads that share keys, and several queries") {
+  Tally t;
+  for (const int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 64}) {
+    for (const int64_t queries : {1, 3, 8, 32}) {
+      AttentionCase c{{queries, queries}, {333, queries + 1}, group * 2, 2, 64};
+      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      check_half<64>(t, "group of " + std::to_string(group), c, where, key, value, k::DecodeMode::precise, 29);
+      if (queries == 3) check_half<64>(t, "group of " + std::to_string(group), c, where, key, value, k::DecodeMode::plain, 29);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: larger heads with several queries") {
+  Tally t;
+  for (const int64_t dim : {128, 256, 512}) {
+    AttentionCase c{{3, 0, 5}, {400, 7, 90}, 24, 2, dim};
+    c.ragged_q = true;
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    for (const auto mode : kModes) check_half<0>(t, "several queries", c, where, key, value, mode, 11);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: every length") {
+  Tally t;
+  std::vector<int64_t> lens;
+  for (int64_t n = 0; n <= 1100; ++n) lens.push_back(n);
+  AttentionCase c{std::vector<int64_t>(lens.size(), 1), lens, 2, 1, 16};
+  const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 32);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  for (const auto mode : kModes) check_half<64>(t, "lengths", c, where, key, value, mode, 1);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: very long sequences beside short ones") {
+  Tally t;
+  AttentionCase c{{1, 1, 1, 1}, {100000, 1, 0, 33333}, 4, 1, 32};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  for (const auto mode : kModes) check_half<64>(t, "long", c, where, key, value, mode, 1);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: addresses that tensor cores cannot take") {
+  Tally t;
+  const AttentionCase c{{1, 1}, {170, 60}, 4, 2, 40};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim), value(2, where, c.dim);
+  check_half<64>(t, "misaligned", c, where, key, value, k::DecodeMode::plain);
+  DevicePlacement(where).with(key, value, [&](const auto& kv) {
+    check_decode<64, k::half, float>(t, "misaligned", c, kv, key, value, k::causal(), causal_model(), k::DecodeMode::automatic, {}, 3);
+  });
+  CHECK_TALLY(t);
+  Stream stream;
+  Device<k::half> memory(1, 4096, 4096);
+  Device<unsigned char> workspace(1, 1 << 22, 1 << 22);
+  const k::half* p = memory.data();
+  const k::AttentionShape shape{1, 1, 2, 1, 64};
+  const k::Workspace room{workspace.data(), size_t(1 << 22)};
+  const auto run = [&](const k::half* keys, const k::AttentionShape& s, const k::Workspace& w, k::DecodeMode mode) {
+    return k::decode<64>(stream, k::load(p, 128), k::dense_kv(k::nhd(keys, 8, 1, 64), k::nhd(p, 8, 1, 64), 8), k::store(memory.data() + 1024, 128), s, k::causal(), w, {}, mode);
+  };
+  CHECK(run(p, shape, room, k::DecodeMode::precise));
+  CHECK(!run(p + 1, shape, room, k::DecodeMode::precise));
+  CHECK(!run(p + 1, shape, room, k::DecodeMode::tensor));
+  CHECK(run(p + 1, shape, room, k::DecodeMode::automatic));
+  CHECK(!run(nullptr, shape, room, k::DecodeMode::automatic));
+  CHECK(!run(p, {1, 33, 2, 1, 64}, room, k::DecodeMode::automatic));
+  CHECK(!run(p, {1, 1, 2, 1, 128}, room, k::DecodeMode::automatic));
+  CHECK(!run(p, {1, 1, 3, 2, 64}, room, k::DecodeMode::automatic));
+  CHECK(!run(p, {1, 1, 2, 1, 60}, room, k::DecodeMode::automatic));
+  CHECK(!run(p, shape, {workspace.data(), 100}, k::DecodeMode::automatic));
+  CHECK(!run(p, shape, {workspace.data() + 1, size_t(1 << 22) - 1}, k::DecodeMode::automatic));
+  CHECK(run(p, {0, 1, 2, 1, 64}, room, k::DecodeMode::automatic));
+  stream.wait();
+}
+
+TEST_CASE("decode: a graph captured at one length is right at another") {
+  Tally t;
+  const AttentionCase c{{1, 1}, {40000, 300}, 8, 2, 64};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  AttentionData<k::half, float, DeviceMemory> data(c);
+  DeviceInts lengths({1, 2});
+  Stream stream;
+  const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, data.shape()));
+  Device<unsigned char> memory(1, bytes, bytes);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  for (const bool programmatic : {false, true}) {
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const k::Status status = k::decode<64>(k::Exec(stream).programmatic(programmatic), data.source(), k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), data.sink(), data.shape(),
+                                           k::causal(), {memory.data(), size_t(bytes)}, data.options());
+    check_cuda(cudaStreamEndCapture(stream, &graph));
+    check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    for (const std::vector<int64_t>& lens : {std::vector<int64_t>{1000, 0}, {40000, 300}, {17, 299}}) {
+      for (size_t b = 0; b < 2; ++b) lengths.set(0, int64_t(b), int32_t(lens[b]));
+      lengths.upload();
+      check_cuda(cudaGraphLaunch(exec, stream));
+      stream.wait();
+      data.c.kv_lens = lens;
+      data.check(t, "replayed", status, key, value, causal_model(), 1, precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
+    }
+    check_cuda(cudaGraphExecDestroy(exec));
+    check_cuda(cudaGraphDestroy(graph));
+  }
+  CHECK_TALLY(t);
+}

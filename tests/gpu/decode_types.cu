@@ -1,0 +1,154 @@
+// Decoding on the GPU: keys and values of every type, scores, and views of one's own.
+#include "support/gpu_decode.cuh"
+
+using namespace test;
+
+namespace {
+
+template <class TQ, class K, class KS, class V, class VS>
+void check_types(Tally& t, const char* what, ScaleOf grain, DType keys, DType values, bool rounds_queries, const std::vector<k::DecodeMode>& modes) {
+  for (const AttentionCase& c : {AttentionCase{{1, 1, 1}, {130, 0, 700}, 4, 2, 48}, AttentionCase{{4, 4}, {90, 300}, 6, 2, 56}}) {
+    const int64_t dim = c.dim;
+    for (const Layout layout : {Layout::nhd, Layout::paged_hnd}) {
+      const Placement where(layout, c.kv_lens, c.kv_heads, 16);
+      const KvSide<K, KS, DeviceMemory> key(1, where, dim, grain, 1, 0, dim % 16 == 0 ? 16 : 8);
+      const KvSide<V, VS, DeviceMemory> value(2, where, dim, grain, 1, 0, dim % 16 == 0 ? 16 : 8);
+      DevicePlacement(where).with(key, value, [&](const auto& kv) {
+        for (const auto mode : modes) check_decode<64, TQ, float>(t, what, c, kv, key, value, k::causal(), causal_model(), mode, precision_of(mode, keys, values, rounds_queries));
+      });
+    }
+  }
+}
+const std::vector<k::DecodeMode> kAll = {k::DecodeMode::precise, k::DecodeMode::tensor, k::DecodeMode::plain}, kPlain = {k::DecodeMode::plain, k::DecodeMode::automatic};
+
+}  // namespace
+
+TEST_CASE("decode: 16-bit types") {
+  Tally t;
+  check_types<k::bfloat16, k::bfloat16, k::Nothing, k::bfloat16, k::Nothing>(t, "bfloat16", ScaleOf::head, DType::bf16, DType::bf16, false, kAll);
+  check_types<float, k::half, k::Nothing, k::bfloat16, k::Nothing>(t, "half and bfloat16", ScaleOf::head, DType::f16, DType::bf16, true, kAll);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: 8-bit types") {
+  Tally t;
+  check_types<k::half, k::float8_e4m3, k::Nothing, k::float8_e4m3, k::Nothing>(t, "e4m3", ScaleOf::head, DType::f16, DType::f16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
+  for (const ScaleOf grain : {ScaleOf::tensor, ScaleOf::head, ScaleOf::token}) {
+    check_types<k::bfloat16, int8_t, float, int8_t, float>(t, "int8", grain, DType::bf16, DType::bf16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
+  }
+  check_types<k::half, k::float8_e5m2, k::half, k::half, k::Nothing>(t, "e5m2 and half", ScaleOf::token, DType::f16, DType::f16, false, {k::DecodeMode::precise});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: other types, on CUDA cores") {
+  Tally t;
+  check_types<float, float, k::Nothing, float, k::Nothing>(t, "float", ScaleOf::head, DType::f32, DType::f32, false, kPlain);
+  check_types<float, k::Int4, float, k::Uint4, k::half>(t, "4 bits", ScaleOf::token, DType::f32, DType::f32, false, kPlain);
+  CHECK_TALLY(t);
+}
+
+// ---- scores --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Scores {
+  Tally& t;
+  double spread = 1;
+
+  template <class S>
+  void operator()(const char* what, const S& score, const ScoreModel& model) const {
+    for (const AttentionCase& c : {AttentionCase{{1, 1}, {730, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {600, 3}, 4, 2, 24}, AttentionCase{{19, 19}, {75, 4}, 4, 2, 24}}) {
+      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, spread, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      const DevicePlacement placed(where);
+      placed.with(key, value, [&](const auto& kv) {
+        for (const auto mode : {k::DecodeMode::precise, k::DecodeMode::plain}) {
+          if constexpr (std::is_same<std::decay_t<decltype(kv.where())>, k::Dense>::value) {
+            check_decode<64, k::half, float>(t, what, c, kv, key, value, score, model, mode, precision_of(mode, DType::f16, DType::f16, false), 3, spread);
+          }
+        }
+      });
+    }
+  }
+};
+
+template <class T>
+struct DeviceVector : Device<T> {
+  explicit DeviceVector(const std::vector<T>& v) : Device<T>(1, int64_t(v.size()), int64_t(v.size()), 0, Poison::nan) {
+    for (size_t i = 0; i < v.size(); ++i) this->set(0, int64_t(i), v[i]);
+    this->upload();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("decode: masks, caps and biases") {
+  Tally t;
+  const Scores check{t};
+  const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f}, sinks = {0.3f, -2.f, 5.f, -std::numeric_limits<float>::infinity()};
+  const DeviceVector<float> device_slopes(slopes), device_sinks(sinks);
+  std::vector<k::half> biases(2 * 4 * 19 * 800);
+  Random random(5);
+  for (auto& x : biases) x = make<k::half>(random.below(9) == 0 ? kMinusInfinity : 2 * random.normal());
+  const DeviceVector<k::half> device_biases(biases);
+  std::vector<uint32_t> bits(2 * 19 * 24);
+  for (auto& x : bits) x = uint32_t(random.bits());
+  const DeviceVector<uint32_t> device_bits(bits);
+
+  check("everything", k::no_mask(), {});
+  check("window", k::window(40, 3), window_model(40, 3));
+  check("top left", k::causal(k::Align::top_left), causal_model(true));
+  check("cap and causal", k::causal() & k::soft_cap(3.f), causal_model() & soft_cap_model(3));
+  ScoreModel sink_model;
+  sink_model.sink = [&](int64_t head) { return double(sinks[size_t(head)]); };
+  check("sinks and alibi", k::sinks(static_cast<const float*>(device_sinks.data())) & k::alibi(device_slopes.data()), sink_model & alibi_model(slopes));
+  ScoreModel bias_model;
+  bias_model.transform = [&](Real<> x, const Spot& s) {
+    const double b = value_of(biases[size_t(s.b * 4 * 19 * 800 + s.head * 19 * 800 + s.query * 800 + s.key)]);
+    return b == kMinusInfinity ? Real<>(b) : x + Real<>(b);
+  };
+  check("bias", k::score_bias(static_cast<const k::half*>(device_biases.data()), 4 * 19 * 800, 19 * 800, 800), bias_model);
+  ScoreModel tree_model;
+  tree_model.visible = [&](const Spot& s) {
+    const int64_t bit = s.key - (s.kv_len - s.q_len);
+    return bit < 0 || (bits[size_t(s.b * 19 * 24 + s.query * 24 + bit / 32)] >> (bit % 32) & 1u) != 0;
+  };
+  check("tree", k::tree_mask(device_bits.data(), 24, 19 * 24), tree_model);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: huge logits") {
+  Tally t;
+  const Scores check{t, 100};
+  check("huge", k::no_mask(), {});
+  CHECK_TALLY(t);
+}
+
+// ---- keys and values that are computed -----------------------------------------------------------------------------
+
+namespace {
+struct Formula : k::KvView {
+  struct Codes : k::Functor {
+    int64_t from;
+    bool values;
+    KERNELS_HD Codes(int64_t begin, bool v) : from(begin), values(v) {}
+    template <int N>
+    KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t col) const {
+      k::Pack<float, N> out;
+      for (int i = 0; i < N; ++i) out.v[i] = float(Formula::at(from + row, col + i, values));
+      return out;
+    }
+  };
+  static KERNELS_HD double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
+  KERNELS_HD int64_t length(int64_t) const { return 333; }
+  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
+  KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
+};
+}  // namespace
+
+TEST_CASE("decode: a view of one's own") {
+  Tally t;
+  check_decode<64, float, k::half>(t, "formula", {{3}, {333}, 2, 1, 40}, Formula{}, [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, false); },
+                                   [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, true); }, k::causal(), causal_model(), k::DecodeMode::automatic, {});
+  CHECK_TALLY(t);
+}

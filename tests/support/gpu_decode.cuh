@@ -1,0 +1,83 @@
+// What the GPU's tests of decode() share: one call in each mode, against the oracle.
+#pragma once
+
+#include <kernels/attention.cuh>
+
+#include "attention.h"
+#include "gpu.cuh"
+
+namespace test {
+
+inline void filled(Device<int32_t>& to, const std::vector<int32_t>& from) {
+  for (size_t i = 0; i < from.size(); ++i) to.set(0, int64_t(i), from[i]);
+  to.upload();
+}
+struct DeviceInts : Device<int32_t> {
+  explicit DeviceInts(const std::vector<int32_t>& v) : Device<int32_t>(1, int64_t(v.size()), int64_t(v.size()), 0, Poison::nan) { filled(*this, v); }
+};
+
+// A placement's lengths, offsets and table on the device.
+struct DevicePlacement {
+  const Placement& where;
+  DeviceInts lengths, offsets, table;
+  explicit DevicePlacement(const Placement& w) : where(w), lengths(w.short_lengths), offsets(w.offsets), table(w.table.empty() ? std::vector<int32_t>{0} : w.table) {}
+
+  // f(view), of the type that the layout asks for.
+  template <class K, class V, class F>
+  void with(const K& key, const V& value, const F& f) const {
+    if (where.layout == Layout::ragged) f(k::ragged_kv(key.tensor(), value.tensor(), offsets.data()));
+    else if (where.paged()) f(k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, where.page), lengths.data()));
+    else f(k::dense_kv(key.tensor(), value.tensor(), lengths.data()));
+  }
+};
+
+inline const char* name_of(k::DecodeMode mode) {
+  switch (mode) {
+    case k::DecodeMode::automatic: return "automatic";
+    case k::DecodeMode::plain: return "plain";
+    case k::DecodeMode::tensor: return "tensor";
+    default: return "precise";
+  }
+}
+
+// What a mode may be off, besides what computing in float costs: with weights as one number of the type, or as two.
+inline Precision precision_of(k::DecodeMode mode, DType keys, DType values, bool rounds_queries) {
+  Precision p;
+  if (mode == k::DecodeMode::plain) return p;
+  const auto unit_of = [](DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; };
+  const bool two = mode != k::DecodeMode::tensor;
+  p.tensor = true;
+  p.queries = !rounds_queries ? 0 : two ? unit_of(keys) * unit_of(keys) : unit_of(keys);
+  p.values = two ? unit_of(values) * unit_of(values) : unit_of(values);
+  return p;
+}
+
+// decode() in a workspace of its own; twice, as the same input gives the same bits.
+template <int kDim, class TQ, class TO, class View, class K, class V, class S>
+void check_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
+                  k::DecodeMode mode, const Precision& precision, int64_t step = 3, double spread = 1) {
+  Stream stream;
+  std::vector<unsigned char> before;
+  for (int round = 0; round < 2; ++round) {
+    AttentionData<TQ, TO, DeviceMemory> data(c, spread);
+    const DeviceInts offsets(data.offsets);
+    k::AttentionShape shape = data.shape();
+    if (c.ragged_q) shape.q_offsets = offsets.data();
+    const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, shape));
+    Device<unsigned char> memory(1, bytes, bytes, 0, round == 0 ? Poison::garbage : Poison::nan);
+    const k::Workspace workspace{memory.data(), size_t(bytes)};
+    const k::Status status = k::decode<kDim>(stream, data.source(), kv, data.sink(), shape, score, workspace, data.options(), mode);
+    stream.wait();
+    if (round == 0) {
+      data.check(t, what + ", " + name_of(mode), status, key, value, model, step, precision);
+      before = data.o.bytes();
+    } else {
+      data.o.download();
+      t.expect(data.o.bytes() == before, "%s: other bits the second time", what.c_str());
+    }
+    memory.download();
+    t.expect(memory.intact(), "%s: wrote outside the workspace", what.c_str());
+  }
+}
+
+}  // namespace test
