@@ -12,7 +12,7 @@
 // Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
 #pragma once
 
-#include "detail/gemm.cuh"
+#include "detail/few.cuh"
 #include "detail/gemm_simt.cuh"
 #include "exec.cuh"
 #include "tuning/matmul.h"
@@ -23,7 +23,7 @@ KERNELS_BEGIN
 enum class Path {
   automatic,
   gemv,    // CUDA cores, each row of weights in one go: one token; a few with float and double weights
-  skinny,  // tensor cores, each row of weights in one go: weights of 16, 8 and 4 bits, a few tokens
+  skinny,  // tensor cores, a few tokens: weights of 16, 8 and 4 bits
   gemm,    // tensor cores, tiles: wgmma in code for sm_90a, mma.sync otherwise
   simt,    // CUDA cores, tiles: float and double weights
 };
@@ -57,10 +57,11 @@ class ProductEngine {
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
+      else if (few_fits()) path = Path::skinny;
       else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
-    if (path == Path::skinny && !skinny_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
+    if (path == Path::skinny && !skinny_fits() && !few_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
     if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
     if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
@@ -90,6 +91,16 @@ class ProductEngine {
     return false;
   }
 
+  // 16-bit weights that stream through shared memory.
+  static constexpr bool has_few = has_skinny && !codes && wide_x >= 8;
+  bool few_fits() const {
+    if constexpr (has_few) {
+      using Few = FewBody<P>;
+      return p_.m > tuning::kSkinnyTokens && p_.m <= Few::kTokens && pack_x_ >= 8 && pack_w_ >= 8 && p_.k > 0 && p_.k % 8 == 0;
+    }
+    return false;
+  }
+
   Status run_gemv() const {
     if constexpr (!codes) {
       if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0) return gemv_of<wide>();
@@ -106,6 +117,9 @@ class ProductEngine {
     return start_gemv<GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>>(heavy ? tuning::kGemvThreadsHeavy : tuning::kGemvThreads);
   }
   Status run_skinny() const {
+    if constexpr (has_few) {
+      if (few_fits()) return run_few();
+    }
     if constexpr (has_skinny) {
       if constexpr (Coded<W>::scaled) {
         if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>())) return skinny_of<true>();
@@ -123,6 +137,39 @@ class ProductEngine {
       if (p_.m == 1) return start_gemv<GemvBody<P, TensorDots<P, rows, 1, kFine>, 1>>(threads);
     }
     return start_gemv<GemvBody<P, TensorDots<P, rows, 2, kFine>, 1>>(threads);
+  }
+  Status run_few() const {
+    using Few = FewBody<P>;
+    int image = 0;
+    KERNELS_TRY(image_architecture<Few>(image));
+    const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
+    typename Few::Params params{p_, 0, 3, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, weights_ready_};
+    Launch how;
+    how.threads = Few::kThreads;
+    int64_t blocks = 0;
+    double best = HUGE_VAL;
+    // As many rows for a block as keep all multiprocessors busy. Pairs of blocks share K if all of them then run at once, each alone
+    // on its multiprocessor.
+    for (int parts = 1; parts <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++parts) {
+      for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
+        const int64_t count = (all + rows - 1) / rows * parts, each = (count + sms - 1) / sms;
+        if (parts > 1 && each > 1) break;
+        const double cost = greater(double(all), tuning::kCostOfBusiest * double(each * rows * sms / parts)) * (1 + tuning::kCostOfInputs * double(p_.m) / rows);
+        if (cost >= best) continue;
+        best = cost, blocks = count, params.rows = rows, how.cluster = parts;
+      }
+    }
+    // Long queues for blocks that are alone. No more blocks share a multiprocessor, those of the kernel behind included: they would
+    // gather on some of them.
+    const bool alone = blocks <= sms;
+    const int stage = Few::stage_bytes(p_.m), per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
+    const auto fit = [&](int stages) { return stages * stage <= most && per_sm * (stages * stage + tuning::kSharedBesides) <= ex_.device().shared_per_sm; };
+    if (alone && fit(6)) params.stages = 6;
+    else if ((alone || blocks > 2 * sms) && fit(4)) params.stages = 4;
+    how.shared = size_t(greater(params.stages * stage, lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
+    if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N is too large for this path");
+    how.grid.x = unsigned(blocks);
+    return launch<Few>(ex_, how, params);
   }
   // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as take in a
   // row of weights in as few goes as possible.

@@ -12,7 +12,7 @@ void every_path(Path path, bool narrow) {
   for (const int64_t cols : {8, 40, 64, 136, 1000, 4104}) {
     for (const int64_t n : {1, 5, 16, 67, 300}) {
       const Plain<T, DeviceMemory> w(n, cols, gap, shift);
-      for (const int64_t m : {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 130}) {
+      for (const int64_t m : {1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 130}) {
         if (m * n * cols > 4000000) continue;
         check<T, T>(name, {m, n, cols}, path, w, 0, gap, shift);
       }
@@ -31,6 +31,15 @@ TEST_CASE("matmul: float on every path") {
   for (const Path path : {Path::automatic, Path::gemv, Path::simt}) {
     every_path<float>(path, true);
     every_path<float>(path, false);
+  }
+}
+
+// Blocks of few rows and of many, alone on their multiprocessors or not, that share columns or not.
+TEST_CASE("matmul: a few tokens with weights of every height") {
+  for (const Sizes s : {Sizes{3, 1100, 136}, Sizes{5, 6103, 264}, Sizes{8, 9000, 72}, Sizes{17, 9504, 40}, Sizes{3, 14336, 136}, Sizes{4, 35000, 48}, Sizes{32, 2040, 128},
+                        Sizes{7, 520, 2056}, Sizes{32, 203, 4096}, Sizes{24, 90, 8200}}) {
+    const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 8);
+    for (const Path path : {Path::automatic, Path::skinny}) check<k::half, k::half>("height", s, path, w);
   }
 }
 
@@ -125,7 +134,7 @@ namespace {
 
 template <class T>
 void gates(std::initializer_list<Path> paths) {
-  for (const Sizes s : {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{70, 140, 40}}) {
+  for (const Sizes s : {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{18, 90, 2064}, Sizes{70, 140, 40}}) {
     const Matrix<T> x(1, s.m, s.k, s.k, 0, 0.3);
     const Plain<T, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
@@ -152,7 +161,7 @@ TEST_CASE("matmul: gates") {
 TEST_CASE("matmul: stacked weights, results apart") {
   const int64_t ns[] = {40, 16, 16}, n = 72, cols = 264;
   const Plain<k::half, DeviceMemory> a(ns[0], cols, 0, 0), b(ns[1], cols, 8, 0), c(ns[2], cols, 0, 8);
-  for (const int64_t m : {1, 3, 7, 40}) {
+  for (const int64_t m : {1, 3, 7, 21, 40}) {
     const Matrix<k::half> x(1, m, cols, cols, 0, 1);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     Device<float> q(m, ns[0], ns[0]), key(m, ns[1], ns[1] + 8), v(m, ns[2], ns[2]);
@@ -169,7 +178,7 @@ TEST_CASE("matmul: stacked weights, results apart") {
 }
 
 TEST_CASE("matmul: normalized inputs") {
-  for (const Sizes s : {Sizes{1, 20, 40}, Sizes{1, 20, 5000}, Sizes{3, 9, 336}, Sizes{8, 24, 72}, Sizes{40, 20, 200}}) {
+  for (const Sizes s : {Sizes{1, 20, 40}, Sizes{1, 20, 5000}, Sizes{3, 9, 336}, Sizes{8, 24, 72}, Sizes{20, 20, 5000}, Sizes{32, 9, 1096}, Sizes{40, 20, 200}}) {
     const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
     const Matrix<float> gamma(2, 1, s.k, s.k), beta(3, 1, s.k, s.k);
     const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
@@ -294,7 +303,7 @@ TEST_CASE("matmul: a mixture of experts, there and back") {
 
 TEST_CASE("matmul: NaN and infinity reach the results they belong to, and no others") {
   const int64_t n = 40, cols = 136;
-  for (const int64_t m : {1, 3, 8, 40}) {
+  for (const int64_t m : {1, 3, 8, 20, 40}) {
     Device<k::half> x(m, cols, cols), w(n, cols, cols);
     randomize(x, 1);
     randomize(w, 2);
@@ -323,7 +332,7 @@ TEST_CASE("matmul: the same bits every time, and in a graph") {
   const int64_t n = 300, cols = 4096;
   const Matrix<k::half> x(1, 40, cols, cols, 0, 1);
   const Plain<k::half, DeviceMemory> w(n, cols, 0, 0);
-  for (const int64_t m : {1, 3, 8, 40}) {
+  for (const int64_t m : {1, 3, 8, 20, 40}) {
     std::vector<unsigned char> first;
     for (int round = 0; round < 4; ++round) {
       Device<float> y(m, n, n);
@@ -354,8 +363,8 @@ TEST_CASE("matmul: the same bits every time, and in a graph") {
 
 // Each call reads what the one before it writes, and nothing but the weights before that has ended.
 TEST_CASE("matmul: a chain of products that ask for their weights early") {
-  const int64_t n = 512;
-  for (const int64_t m : {1, 2, 3, 40}) {
+  for (const auto& size : {std::pair<int64_t, int64_t>{1, 512}, {2, 512}, {3, 512}, {20, 512}, {40, 512}, {8, 2048}}) {
+    const int64_t m = size.first, n = size.second;
     const Matrix<k::half> x(1, m, n, n, 0, 1);
     const Plain<k::half, DeviceMemory> w(n, n, 0, 0, 0.04);
     Device<k::half> a(m, n, n), b(m, n, n);

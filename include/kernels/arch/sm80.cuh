@@ -89,6 +89,16 @@ __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, 
                  : "memory");
   }
 }
+// All 16, zeros in their place, or nothing at all.
+__device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted, bool zeros) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile(
+        "{.reg .pred wanted, zeros; setp.ne.b32 wanted, %2, 0; setp.ne.b32 zeros, %3, 0;"
+        "@wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros;}" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(int(wanted)), "r"(int(zeros))
+        : "memory");
+  }
+}
 __device__ __forceinline__ void copy_async_commit() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -27,14 +27,15 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
 
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether there is one)
 // for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where it is not copied.
-template <class T, class Source, int kRows, int kThreads, int kWidth>
+template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64>
 class TileOperand {
  public:
-  static constexpr int kStep = 64, kBytes = kRows * kStep * 2;
+  static constexpr int kBytes = kRows * kStep * 2;
   static constexpr int kChunks = kStep / 8, kTogether = kThreads / kChunks, kEach = kRows / kTogether;
   static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
 
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * (kStep * 2) + (chunk ^ row % 8) * 16; }
+  // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * (kStep * 2) + (chunk ^ (kStep == 64 ? row % 8 : row % 2 * 4)) * 16; }
 
   template <class Which>
   __device__ __forceinline__ TileOperand(const Which& which, int first_col) {

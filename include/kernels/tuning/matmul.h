@@ -16,9 +16,18 @@ constexpr int kGemvRowsHeavy = 8, kGemvThreadsHeavy = 128;
 constexpr int kSkinnyRows = 4, kSkinnyThreads = 128;
 
 // Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in one go,
-// before tiles take over (14336 x 4096 bfloat16: 2 tokens 29.3 us, 4 tokens 32.3, a tile of 64 x 128 32.5).
+// where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16, 14336 x 4096 and
+// 4096 x 14336: 2 tokens 30.6 and 29.8 us, 3 tokens 29.6 and 30.8, 16 tokens 30.1 and 31.8, 32 tokens 31.3 and 33.2; a tile of
+// 64 x 128 took 32.2 to 33.4 and 35.2 to 36.8).
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
+
+// Where 16-bit weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the average, as
+// others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks of 64 took 30.0 us, 256 blocks of 56 30.1); and
+// what inputs cost, compared to weights (4096 x 4096, 32 tokens: pairs of blocks with 64 rows took 13.2 us, blocks with 32 14.7).
+// kSharedBesides: bytes that a block needs besides its stages, at most.
+constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
+constexpr int kSharedBesides = 2 << 10;
 
 // What a tile costs, in units of one of 64 tokens x 128 outputs: of 128 x 128 and 128 x 256; and what K shared by blocks costs
 // besides.
