@@ -85,7 +85,7 @@ class ProductEngine {
 
   bool skinny_fits() const {
     if constexpr (has_skinny) {
-      using Dots = TensorDots<P, 2, 1, false>;
+      using Dots = TensorDots<P, 2, 1>;
       return pack_x_ >= lesser(Dots::kEach, wide_x) && pack_w_ >= Dots::pack && p_.k % Dots::pack == 0;
     }
     return false;
@@ -122,21 +122,30 @@ class ProductEngine {
     }
     if constexpr (has_skinny) {
       if constexpr (Coded<W>::scaled) {
-        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>())) return skinny_of<true>();
+        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>())) return skinny_of<FineDots>(tuning::kFineThreads);
       }
-      return skinny_of<false>();
+      return skinny_of<SkinnyDots>(codes ? tuning::kSkinnyThreads : tuning::kGemvThreads);
     }
     return unsupported("matmul: no skinny path for these weights");
   }
-  template <bool kFine>
-  Status skinny_of() const {
-    constexpr int rows = tuning::kSkinnyRows / P::matrices;
-    const int64_t quarter = (p_.k / Coded<W>::pack + 3) / 4;
-    const int threads = codes ? int(lesser<int64_t>(tuning::kSkinnyThreads, greater<int64_t>(32, quarter))) : tuning::kGemvThreads;
+  template <class Q, int M>
+  using SkinnyDots = TensorDots<Q, tuning::kSkinnyRows / Q::matrices, M>;
+  // A block takes as many tokens as there are, or two.
+  template <template <class, int> class Dots>
+  Status skinny_of(int most) const {
     if constexpr (codes) {
-      if (p_.m == 1) return start_gemv<GemvBody<P, TensorDots<P, rows, 1, kFine>, 1>>(threads);
+      if (p_.m == 1) return start_skinny<GemvBody<P, Dots<P, 1>, 1>>(most);
     }
-    return start_gemv<GemvBody<P, TensorDots<P, rows, 2, kFine>, 1>>(threads);
+    return start_skinny<GemvBody<P, Dots<P, 2>, 1>>(most);
+  }
+  // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. More warps share a row, if the device
+  // has room for more.
+  template <class Body>
+  Status start_skinny(int most) const {
+    if (!Body::thrifty) return start_gemv<Body>(most);
+    const int64_t blocks = (p_.n + Body::R - 1) / Body::R * ((p_.m + Body::M - 1) / Body::M);
+    const int64_t quarter = (p_.k + 4 * Body::step - 1) / (4 * Body::step), room = 65536 / 32 / Body::registers * ex_.device().sm_count;
+    return start_gemv<Body>(int(lesser<int64_t>(most, 32 * greater<int64_t>(1, greater(quarter, room / blocks)))));
   }
   Status run_few() const {
     using Few = FewBody<P>;
@@ -148,13 +157,15 @@ class ProductEngine {
     how.threads = Few::kThreads;
     int64_t blocks = 0;
     double best = HUGE_VAL;
-    // As many rows for a block as keep all multiprocessors busy. Pairs of blocks share K if all of them then run at once, each alone
-    // on its multiprocessor.
+    // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then pairs of blocks
+    // may share K.
+    const bool can_be_alone = all <= Few::kRows * sms;
     for (int parts = 1; parts <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++parts) {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (all + rows - 1) / rows * parts, each = (count + sms - 1) / sms;
-        if (parts > 1 && each > 1) break;
-        const double cost = greater(double(all), tuning::kCostOfBusiest * double(each * rows * sms / parts)) * (1 + tuning::kCostOfInputs * double(p_.m) / rows);
+        if (each > 1 && (parts > 1 || can_be_alone)) break;
+        const double busiest = double(each * rows * sms / parts) * (each > 1 ? tuning::kCostOfBusiest : 1);
+        const double cost = greater(double(all), busiest) * (1 + tuning::kCostOfInputs * double(p_.m) / rows);
         if (cost >= best) continue;
         best = cost, blocks = count, params.rows = rows, how.cluster = parts;
       }
@@ -175,12 +186,12 @@ class ProductEngine {
   // row of weights in as few goes as possible.
   template <class Body>
   Status start_gemv(int most) const {
-    const int64_t packs = (p_.k + Body::N - 1) / Body::N, units = (packs + Body::under_way - 1) / Body::under_way;
-    const int64_t goes = (units + most - 1) / most;
+    const int64_t steps = (p_.k + Body::step - 1) / Body::step, units = (steps + Body::under_way - 1) / Body::under_way;
+    const int64_t warps = most / 32, goes = (units + warps - 1) / warps;
     const int64_t token_tiles = (p_.m + Body::M - 1) / Body::M;
     if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
     Launch how;
-    how.threads = goes == 0 ? 32 : int(((units + goes - 1) / goes + 31) / 32 * 32);
+    how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
     how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned(token_tiles), 1);
     return launch<Body>(ex_, how, {p_, weights_ready_});
   }

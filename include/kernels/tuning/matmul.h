@@ -12,8 +12,13 @@ namespace tuning {
 constexpr int kGemvRows = 2, kGemvThreads = 256;
 constexpr int kGemvRowsNormed = 4;
 constexpr int kGemvRowsHeavy = 8, kGemvThreadsHeavy = 128;
-// The same with tensor cores, and weights of 8 or 4 bits. 2 to 8 rows, 32 to 512 threads.
+// The same with tensor cores, and weights of 8 or 4 bits. 2 to 8 rows, 32 to 512 threads. Weights of 8 bits: 128 threads took 15.8 us,
+// 64 took 16.3 (14336 x 4096, e4m3; 4096 x 14336: 15.8 and 17.3). Of 4 bits, 4096 x 14336: 128 threads 10.3, 64 11.2, 32 15.8;
+// 14336 x 4096: 10.9, 10.9 and 10.0 (int4 with a scale for 128).
 constexpr int kSkinnyRows = 4, kSkinnyThreads = 128;
+// And with several scales in 64 bytes: 4 steps for each warp, with two blocks of 14 warps on a multiprocessor where rows are that
+// long. 4096 x 14336, int4 with a scale for 32: 14 warps took 11.2 us, 8 14.2, 4 18.1; 14336 x 4096: 4 warps 11.3, 8 12.3, 14 16.1.
+constexpr int kFineThreads = 448;
 
 // Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in one go,
 // where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16, 14336 x 4096 and
@@ -22,8 +27,9 @@ constexpr int kSkinnyRows = 4, kSkinnyThreads = 128;
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// Where 16-bit weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the average, as
-// others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks of 64 took 30.0 us, 256 blocks of 56 30.1); and
+// Where 16-bit weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the average, if it
+// has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks of 64 took 30.0 us, 256
+// blocks of 56 30.1); a block that is alone cannot take more (6144 rows, 8 tokens: 128 blocks of 48 took 14.8, 110 of 56 15.4). And
 // what inputs cost, compared to weights (4096 x 4096, 32 tokens: pairs of blocks with 64 rows took 13.2 us, blocks with 32 14.7).
 // kSharedBesides: bytes that a block needs besides its stages, at most.
 constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
