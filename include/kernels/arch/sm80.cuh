@@ -36,6 +36,13 @@ __device__ __forceinline__ uint32_t mask_or(uint32_t word) {
   return out;
 }
 
+// Two halves in a word. The compiler does not see through it: a constant stays in its register, and is not made anew for each use.
+__device__ __forceinline__ uint32_t join_halves(uint32_t low, uint32_t high) {
+  uint32_t pair;
+  asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(pair) : "r"(low), "r"(high));
+  return pair;
+}
+
 // a * b + c for the two T in a word.
 template <class T>
 __device__ __forceinline__ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {

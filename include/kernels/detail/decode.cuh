@@ -118,15 +118,18 @@ struct Decoder<Gf4> {
     // Codes 0 to 2 at bits 0, 3, 6 of the lower half, 3 to 5 at bits 1, 4, 7 of the upper; then 6 at bit 2 of the lower half, 7 at
     // bit 5 of the upper.
     const uint32_t six = __byte_perm(word, 0, 0x3221), two = __byte_perm(word, 0, 0x4343);
-    constexpr uint32_t scale_03 = pair_of<half>(1, 0.5f), scale_14 = pair_of<half>(0.125f, 0.0625f), scale_25 = pair_of<half>(0.015625f, 0.0078125f);
-    constexpr uint32_t shift_03 = pair_of<half>(-1028, -516), shift_14 = pair_of<half>(-132, -68), shift_25 = pair_of<half>(-20, -12);
-    constexpr uint32_t scale_67 = pair_of<half>(0.25f, 0.03125f), shift_67 = pair_of<half>(-260, -36);
-    constexpr uint32_t minus_quarter = pair_of<half>(-0.25f, -0.25f), minus_zero = 0x80008000u;
-    out[0] = arch::fma_pair<half>(arch::mask_or<0x000e0007u, 0x64006400u>(six), scale_03, shift_03);
-    out[1] = arch::fma_pair<half>(arch::mask_or<0x00700038u, 0x64006400u>(six), scale_14, shift_14);
-    out[2] = arch::fma_pair<half>(arch::mask_or<0x038001c0u, 0x64006400u>(six), scale_25, shift_25);
-    out[3] = arch::fma_pair<half>(arch::mask_or<0x00e0001cu, 0x64006400u>(two), scale_67, shift_67);
-    const uint32_t scale = arch::fma_pair<half>(__byte_perm(word, 0, 0x0404), minus_quarter, minus_zero);
+    // (code - 4) / -4, from the place in the mantissa where the code stands.
+    const uint32_t slope_03 = arch::join_halves(bits_of<half>(-0.25f), bits_of<half>(-0.125f));
+    const uint32_t slope_14 = arch::join_halves(bits_of<half>(-0.03125f), bits_of<half>(-0.015625f));
+    const uint32_t slope_25 = arch::join_halves(bits_of<half>(-0.00390625f), bits_of<half>(-0.001953125f));
+    const uint32_t slope_67 = arch::join_halves(bits_of<half>(-0.0625f), bits_of<half>(-0.0078125f));
+    constexpr uint32_t shift_03 = pair_of<half>(257, 129), shift_14 = pair_of<half>(33, 17), shift_25 = pair_of<half>(5, 3), shift_67 = pair_of<half>(65, 9);
+    constexpr uint32_t minus_zero = 0x80008000u;
+    out[0] = arch::fma_pair<half>(arch::mask_or<0x000e0007u, 0x64006400u>(six), slope_03, shift_03);
+    out[1] = arch::fma_pair<half>(arch::mask_or<0x00700038u, 0x64006400u>(six), slope_14, shift_14);
+    out[2] = arch::fma_pair<half>(arch::mask_or<0x038001c0u, 0x64006400u>(six), slope_25, shift_25);
+    out[3] = arch::fma_pair<half>(arch::mask_or<0x00e0001cu, 0x64006400u>(two), slope_67, shift_67);
+    const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper half of a half
     KERNELS_UNROLL
     for (int i = 0; i < 4; ++i) out[i] = halves_to<T>(arch::fma_pair<half>(out[i], scale, minus_zero));
   }
