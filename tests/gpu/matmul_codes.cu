@@ -72,3 +72,34 @@ TEST_CASE("matmul: inputs and weights of 8 bits") {
            });
   }
 }
+
+TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of 4 bits") {
+  for (const int group : {32, 128}) {
+    for (const Sizes s : {Sizes{1, 21, 4128}, Sizes{2, 40, 1056}, Sizes{5, 7, 288}}) {
+      const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
+      const FourBit<k::half, false, DeviceMemory> gate(s.n, s.k, group, 0, 0), up(s.n, s.k, group, 4, 4);
+      const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
+      const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+      const double u = units(Path::skinny, s.k);
+      Device<float> y(s.m, s.n, s.n + 1), both(s.m, 2 * s.n, 2 * s.n);
+      expect("swiglu", s, Path::skinny, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
+             [&](int64_t m, int64_t n) { return silu(product(m, n, s.k, value, gate, u)) * product(m, n, s.k, value, up, u); });
+      expect("stacked", s, Path::skinny, both,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+               return k::matmul(ex, in, k::stacked(gate.source(), s.n, up.source(), s.n), k::store(both.data(), both.ld()), {s.m, 2 * s.n, s.k}, policy);
+             },
+             [&](int64_t m, int64_t n) { return n < s.n ? product(m, n, s.k, value, gate, u) : product(m, n - s.n, s.k, value, up, u); });
+      std::vector<Row<>> normal;
+      for (int64_t m = 0; m < s.m; ++m) {
+        Row<> row;
+        for (int64_t i = 0; i < s.k; ++i) row.push_back(value(m, i));
+        rmsnorm(row, 1e-6);
+        normal.push_back(row);
+      }
+      expect("rmsnorm", s, Path::skinny, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6f)), up.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
+             [&](int64_t m, int64_t n) { return product(m, n, s.k, [&](int64_t r, int64_t i) { return normal[size_t(r)][size_t(i)]; }, up, u); });
+    }
+  }
+}

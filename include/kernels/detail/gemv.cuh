@@ -218,18 +218,18 @@ __device__ __forceinline__ auto row_of(const W& w, int64_t row) {
   }
 }
 
-// R rows of a matrix, and the packs of them that are under way. Rows beyond the end are read as the last one, packs beyond
-// their end as zeros, if these are asked for.
-template <class W, int N, int R, int U, bool kZeros>
+// R rows of a matrix, kStep apart, and the packs of them that are under way. Rows beyond the end are read as the last one, packs
+// beyond their end as zeros, if these are asked for.
+template <class W, int N, int R, int U, bool kZeros, int kStep = 1>
 struct GemvRows {
   using One = decltype(row_of(std::declval<const W&>(), kAny));
   using Source = std::decay_t<decltype(std::declval<const One&>().source)>;
   One rows[R];
   Fetched<Source, N> fetched[U][R];
 
-  __device__ __forceinline__ GemvRows(const W& w, int64_t row, int64_t end) : GemvRows(w, row, end, std::make_index_sequence<R>()) {}
+  __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned end) : GemvRows(w, row, end, std::make_index_sequence<R>()) {}
   template <size_t... r>
-  __device__ __forceinline__ GemvRows(const W& w, int64_t row, int64_t end, std::index_sequence<r...>) : rows{row_of(w, lesser(row + int64_t(r), end - 1))...} {}
+  __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned end, std::index_sequence<r...>) : rows{row_of(w, lesser(row + unsigned(r) * kStep, end - 1))...} {}
 
   __device__ __forceinline__ void ask(int u, int col, int end) {
     if (col < end) {
@@ -253,20 +253,41 @@ struct GemvTokens {
   __device__ __forceinline__ decltype(auto) source(int m) const { return states[m].bind(p.x); }
 };
 
+// Each of a warp's kSums sums, whose parts its lanes have.
+template <int kSums, class C, class Part>
+__device__ __forceinline__ void share_parts(C* to, const Part& part) {
+  const Lanes<32> lanes;
+  C parts[kSums];
+  KERNELS_UNROLL
+  for (int i = 0; i < kSums; ++i) parts[i] = part(i);
+  const C sum = lanes.sums(parts);
+  constexpr int kSharers = 32 / kSums;  // lanes with the same sum
+  const int lane = threadIdx.x & 31;
+  if (lane % kSharers == 0) to[lane / kSharers] = sum;
+}
+
 // The dot products of R rows, of each matrix, with M tokens: on CUDA cores, in the type of computation.
 template <class P, int N, int R, int M>
 struct PlainDots {
   using C = typename P::C;
-  static constexpr int pack = N, rows = R, tokens = M;
-  static constexpr bool zeros = false;
+  static constexpr int pack = N, rows = R, tokens = M, max_threads = 512;
+  static constexpr int step = 32 * N;     // columns that a warp takes in at a time
+  static constexpr bool thrifty = false;  // whether few warps are to share a row
+  template <class Weights, int U>
+  using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
   // As few as do not spill: blocks behind keep the memory busy.
   static constexpr int registers = R * M > 8 || sizeof(C) > 4 || N == 1 ? 128 : R * M > 4 ? 80 : R * P::matrices > 2 || starts_normed<typename P::X> ? 64 : 40;
   C sums[P::matrices][M][R] = {};
 
-  // Takes in a pack of each row, the one number u of those under way. All lanes of a warp call, also those beyond the end.
+  static __device__ __forceinline__ unsigned first_row() { return 0; }
+  template <class Some>
+  static __device__ __forceinline__ void ask(Some& rows, int u, int begin, int end) { rows.ask(u, begin + int(threadIdx.x & 31) * N, end); }
+
+  // Takes in what the warp has asked for from column `begin` on, as number u of what is under way.
   template <class First, class Second>
-  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int col) {
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
+    const int col = begin + int(threadIdx.x & 31) * N;
     if (col >= of.p.k) return;
     KERNELS_UNROLL
     for (int m = 0; m < M; ++m) {
@@ -278,8 +299,9 @@ struct PlainDots {
       }
     }
   }
-  // This thread's part of a sum.
-  __device__ __forceinline__ C part(int matrix, int m, int r) const { return sums[matrix][m][r]; }
+  __device__ __forceinline__ void share(C* to) const {
+    share_parts<P::matrices * M * R>(to, [&](int i) { return sums[i / (M * R)][i / R % M][i % R]; });
+  }
 
  private:
   template <class X>
@@ -299,8 +321,9 @@ struct PlainDots {
 template <class P, class Dots, int U>
 struct GemvBody {
   using C = typename P::C;
-  static constexpr int max_threads = 512, registers = Dots::registers;
-  static constexpr int N = Dots::pack, R = Dots::rows, M = Dots::tokens, under_way = U;
+  static constexpr int max_threads = Dots::max_threads, registers = Dots::registers;
+  static constexpr int step = Dots::step, R = Dots::rows, M = Dots::tokens, under_way = U;
+  static constexpr bool thrifty = Dots::thrifty;
   static constexpr int kSums = M * R;  // of each matrix
   static constexpr bool early = true;
   struct Params {
@@ -316,29 +339,30 @@ struct GemvBody {
     __shared__ typename State::Scratch scratch;
     if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
     const P& p = params.problem;
-    const int64_t row = int64_t(blockIdx.x) * R;
+    const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
     Tokens tokens{p, int64_t(blockIdx.y) * M};
     const auto& weights = p.template weights_for<0>(tokens.first);
     const auto& others = p.template weights_for<P::matrices - 1>(tokens.first);
-    GemvRows<std::decay_t<decltype(weights)>, N, R, U, Dots::zeros> first(weights, row, p.n);
-    GemvRows<std::decay_t<decltype(others)>, N, R, U, Dots::zeros> second(others, row, p.n);
-    const int stride = int(blockDim.x) * N, cols = int(p.k), lane = threadIdx.x & 31;
+    typename Dots::template Rows<std::decay_t<decltype(weights)>, U> first(weights, row + Dots::first_row(), rows);
+    typename Dots::template Rows<std::decay_t<decltype(others)>, U> second(others, row + Dots::first_row(), rows);
+    const int warp = threadIdx.x / 32, stride = int(blockDim.x / 32) * step, cols = int(p.k);
     const auto ask = [&](int u, int begin) {
-      first.ask(u, begin + lane * N, cols);
-      if constexpr (P::matrices == 2) second.ask(u, begin + lane * N, cols);
+      Dots::ask(first, u, begin, cols);
+      if constexpr (P::matrices == 2) Dots::ask(second, u, begin, cols);
     };
-    int begin = int(threadIdx.x - lane) * N;  // of the warp
+    int begin = warp * step;
     KERNELS_UNROLL
     for (int u = 0; u < U; ++u) ask(u, begin + u * stride);
     arch::grid_dependency_wait();
     typename State::Team team(scratch);
     KERNELS_UNROLL
     for (int m = 0; m < M; ++m) {  // while the weights are on their way
-      tokens.states[m] = State::template by_block<pack_within<typename P::X, N>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
+      tokens.states[m] = State::template by_block<pack_within<typename P::X, Dots::pack>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
     }
     // The first threads will make the results, a row and a token each. What the sink reads for them is asked for now.
-    const int64_t token = tokens.first + threadIdx.x / R, output = row + threadIdx.x % R;
-    const bool makes = int(threadIdx.x) < kSums && token < p.m && output < p.n;
+    const int64_t token = tokens.first + threadIdx.x / R;
+    const unsigned output = row + threadIdx.x % R;
+    const bool makes = int(threadIdx.x) < kSums && token < p.m && output < rows;
     Operands<P, 1> operands;
     if constexpr (kReads) operands = Result<P>::ask(p, makes ? token : tokens.first, makes ? output : row);
     Dots dots;
@@ -347,26 +371,20 @@ struct GemvBody {
       for (int u = 0; u < U; ++u) {
         const int at = begin + u * stride;
         if (at >= cols) break;
-        dots.add(first, second, u, tokens, at + lane * N);
+        dots.add(first, second, u, tokens, at);
         if (at + U * stride < cols) ask(u, at + U * stride);
       }
     }
 
-    const Lanes<32> lanes;
-    C parts[P::matrices * kSums];
-    KERNELS_UNROLL
-    for (int i = 0; i < P::matrices * kSums; ++i) parts[i] = dots.part(i / kSums, i % kSums / R, i % R);
-    const C sum = lanes.sums(parts);
-    constexpr int kSharers = 32 / (P::matrices * kSums);  // lanes with the same sum
-    if (lane % kSharers == 0) (&partial[threadIdx.x / 32][0][0])[lane / kSharers] = sum;
+    dots.share(&partial[warp][0][0]);
     __syncthreads();
     if (!makes) return;
     if constexpr (!kReads) operands = Result<P>::ask(p, token, output);
     const Result<P> result{p, token, output, operands};
     C totals[P::matrices] = {};
-    for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) {
+    for (int w = 0; w < int(blockDim.x) / 32; ++w) {
       KERNELS_UNROLL
-      for (int i = 0; i < P::matrices; ++i) totals[i] = totals[i] + partial[warp][i][threadIdx.x];
+      for (int i = 0; i < P::matrices; ++i) totals[i] = totals[i] + partial[w][i][threadIdx.x];
     }
     result.put_sums(totals);
   }

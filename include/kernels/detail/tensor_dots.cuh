@@ -7,8 +7,7 @@
 // weights. mma has time for that: it waits for memory.
 //
 // A fragment's k may be in any order that weights and inputs share: a lane's 16 bytes are operands for several mma, without
-// shuffles. Only where these bytes have scales of their own, the four lanes of a piece exchange words first, so that the k of an
-// mma are neighbours: a scale is applied to its sums. What rounding the inputs to 16 bits leaves is multiplied as well.
+// shuffles. A piece's scale is applied to its sums. What rounding the inputs to 16 bits leaves is multiplied as well.
 #pragma once
 
 #include "decode.cuh"
@@ -36,19 +35,6 @@ __device__ __forceinline__ void read_pairs(uint32_t (&words)[N / 2], const S& so
   }
 }
 
-// Four lanes side by side exchange words: word i of lane t becomes word t of lane i.
-__device__ __forceinline__ void exchange_words(uint32_t (&words)[4]) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-  const auto swap = [](uint32_t& low, uint32_t& high, bool second, int mask) {
-    const uint32_t got = __shfl_xor_sync(0xffffffffu, second ? low : high, mask);
-    (second ? low : high) = got;
-  };
-  swap(words[0], words[1], odd, 1);
-  swap(words[2], words[3], odd, 1);
-  swap(words[0], words[2], upper, 2);
-  swap(words[1], words[3], upper, 2);
-}
-
 // Whether 64 bytes of codes have several scales.
 template <class W>
 bool has_fine_scales(const W& w) {
@@ -56,16 +42,26 @@ bool has_fine_scales(const W& w) {
   else return w.scales().group(4 * Coded<W>::pack) < 4 * Coded<W>::pack;
 }
 
-// The dot products of R rows, of each matrix, with M tokens. kFine: pieces have several scales.
-template <class P, int R, int M, bool kFine>
+// The codes of a pack as they lie in memory.
+template <class W, class Fetched>
+__device__ __forceinline__ void read_codes(uint32_t (&words)[4], const Fetched& fetched) {
+  if constexpr (Coded<W>::scaled) memcpy(words, &fetched.codes, sizeof(words));
+  else memcpy(words, &fetched, sizeof(words));
+}
+
+// The dot products of R rows, of each matrix, with M tokens.
+template <class P, int R, int M>
 struct TensorDots {
   using X = typename P::X;
   using W = typename P::W;
   using T = meeting_type<X, W>;
   using Code = typename Coded<W>::Code;
-  static constexpr int pack = Coded<W>::pack, rows = R, tokens = M;
-  static constexpr bool zeros = true;
-  static constexpr int registers = M == 1 && !kFine ? 80 : 128;
+  static constexpr int pack = Coded<W>::pack, rows = R, tokens = M, max_threads = 256;
+  static constexpr int step = 32 * pack;
+  static constexpr bool thrifty = pack >= 32;
+  static constexpr int registers = M == 1 ? 64 : 128;  // 64: with 72 or 80, 4096 x 14336 needs a second wave, and 12.5 instead of 10.3 us
+  template <class Weights, int U>
+  using Rows = GemvRows<Weights, pack, R, U, true>;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Coded<W>::scaled;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;  // inputs need no rounding
   static constexpr int kEach = coded ? pack / 4 : 8;  // codes that are decoded together: those of a word
@@ -74,24 +70,27 @@ struct TensorDots {
   static_assert(kAll % 2 == 0, "rows go in pairs");
   float sums[M][kPairs][4] = {};
 
+  static __device__ __forceinline__ unsigned first_row() { return 0; }
+  template <class Some>
+  static __device__ __forceinline__ void ask(Some& rows, int u, int begin, int end) { rows.ask(u, begin + int(threadIdx.x & 31) * pack, end); }
+
   template <class First, class Second>
-  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int col) {
-    const int t = threadIdx.x & 3, cols = int(of.p.k);
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
+    const int col = begin + int(threadIdx.x & 31) * pack, cols = int(of.p.k);
     uint32_t codes[kAll][4];
     float scales[kAll], zeros[kAll];
+    // Lanes beyond the end have read no scale: the first of the piece has it, too.
+    const auto from_first = [](float x) { return __shfl_sync(0xffffffffu, x, threadIdx.x & 28); };
     KERNELS_UNROLL
     for (int i = 0; i < kAll; ++i) {
       const auto& row = i < R ? first.rows[i % R] : second.rows[i % R];
       const auto& fetched = i < R ? first.fetched[u][i % R] : second.fetched[u][i % R];
-      read_codes(codes[i], fetched);
-      if constexpr (kFine) exchange_words(codes[i]);
+      read_codes<W>(codes[i], fetched);
       if constexpr (scaled) {
         scales[i] = row.source.scale_of(fetched);
-        if constexpr (has_zeros<typename First::Source>) zeros[i] = row.source.scales().zero(fetched.scales);
+        if constexpr (has_zeros<typename First::Source>) zeros[i] = from_first(row.source.scales().zero(fetched.scales));
       }
     }
-    // Lanes beyond the end have read no scale: the first of the piece has it, too.
-    const auto from_lane = [&](float x, int block) { return __shfl_sync(0xffffffffu, x, (threadIdx.x & 28) + (kFine ? block : 0)); };
     float some[M][kPairs][4] = {};  // sums that wait for their scale
     KERNELS_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
@@ -99,37 +98,42 @@ struct TensorDots {
       KERNELS_UNROLL
       for (int i = 0; i < kAll; ++i) {
         if constexpr (!coded) memcpy(weights[i], codes[i], sizeof(weights[i]));
-        else if constexpr (has_zeros<typename First::Source>) Decoder<Code>::template pairs<T>(weights[i], codes[i][block], from_lane(zeros[i], block));
+        else if constexpr (has_zeros<typename First::Source>) Decoder<Code>::template pairs<T>(weights[i], codes[i][block], zeros[i]);
         else Decoder<Code>::template pairs<T>(weights[i], codes[i][block], Nothing{});
       }
-      const int at = kFine ? col - t * pack + (block * 4 + t) * kEach : col + block * kEach;
       KERNELS_UNROLL
       for (int m = 0; m < M; ++m) {
         KERNELS_UNROLL
         for (int rest = 0; rest < (exact ? 1 : 2); ++rest) {
           uint32_t x[kEach / 2] = {};
-          if ((kFine ? at : col) < cols) read_pairs<T, kEach>(x, of.source(m), of.row(m), at, rest == 1);
+          if (col < cols) read_pairs<T, kEach>(x, of.source(m), of.row(m), col + block * kEach, rest == 1);
           order_pairs<Code>(x);
           multiply(scaled ? some[m] : sums[m], weights, x);
         }
       }
-      if constexpr (scaled && (kFine || kBlocks == 1)) take(some, [&](int i) { return from_lane(scales[i], block); });
     }
-    if constexpr (scaled && !kFine && kBlocks > 1) take(some, [&](int i) { return from_lane(scales[i], 0); });
+    if constexpr (scaled) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kAll; ++i) {
+        const float scale = from_first(scales[i]);
+        KERNELS_UNROLL
+        for (int m = 0; m < M; ++m) {
+          KERNELS_UNROLL
+          for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) sums[m][i / 2][j] = fma(some[m][i / 2][j], scale, sums[m][i / 2][j]);
+        }
+      }
+    }
   }
-  __device__ __forceinline__ float part(int matrix, int m, int r) const {
-    const int i = matrix * R + r, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const float (&mine)[4] = sums[m][i / 2];
-    return g / 2 != t ? 0.f : g % 2 == 0 ? mine[i % 2 * 2] : mine[i % 2 * 2 + 1];
+  __device__ __forceinline__ void share(float* to) const {
+    const int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    share_parts<kAll * M>(to, [&](int at) {
+      const int i = at / (M * R) * R + at % R;
+      const float (&mine)[4] = sums[at / R % M][i / 2];
+      return g / 2 != t ? 0.f : g % 2 == 0 ? mine[i % 2 * 2] : mine[i % 2 * 2 + 1];
+    });
   }
 
  private:
-  template <class Fetched>
-  static __device__ __forceinline__ void read_codes(uint32_t (&words)[4], const Fetched& fetched) {
-    if constexpr (scaled) memcpy(words, &fetched.codes, sizeof(words));
-    else memcpy(words, &fetched, sizeof(words));
-  }
-
   static __device__ __forceinline__ void multiply(float (&to)[kPairs][4], const uint32_t (&weights)[kAll][kEach / 2], const uint32_t (&x)[kEach / 2]) {
     KERNELS_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
@@ -142,20 +146,86 @@ struct TensorDots {
       }
     }
   }
-  // Adds up sums times the scales of their rows, and starts them anew.
-  template <class Scale>
-  __device__ __forceinline__ void take(float (&some)[M][kPairs][4], const Scale& scale_of) {
+};
+
+// The same for weights of which 64 bytes have several scales. Rows of an mma are rows of weights, upper and lower ones; lanes 4g to
+// 4g + 3 read 64 bytes of row g, and each of them has a scale of its own. Of what they multiply with, column t has the inputs beside
+// the bytes of lane t and zeros elsewhere: so each column of the sums has one scale. Columns 4 to 7 are those of a second token.
+template <class P, int M>
+struct FineDots {
+  using X = typename P::X;
+  using W = typename P::W;
+  using T = meeting_type<X, W>;
+  using Code = typename Coded<W>::Code;
+  static_assert(M <= 2, "eight columns");
+  static constexpr int pack = Coded<W>::pack, rows = 16 / P::matrices, tokens = M, max_threads = 512;
+  static constexpr int kEach = pack / 4;
+  static constexpr int kHalf = 4 * pack, step = 2 * kHalf;  // 128 bytes of a row: memory does not like less
+  static constexpr bool thrifty = true;
+  static constexpr int registers = 72;
+  static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;
+  static constexpr int kMine = 2 / P::matrices;  // rows of a matrix that a lane reads
+  template <class Weights, int U>
+  using Rows = GemvRows<Weights, pack, kMine, 2 * U, true, 8>;
+  float sums[4] = {};
+
+  static __device__ __forceinline__ unsigned first_row() { return (threadIdx.x & 31) / 4; }
+  template <class Some>
+  static __device__ __forceinline__ void ask(Some& rows, int u, int begin, int end) {
     KERNELS_UNROLL
-    for (int i = 0; i < kAll; ++i) {
-      const float scale = scale_of(i);
+    for (int half = 0; half < 2; ++half) rows.ask(2 * u + half, begin + half * kHalf + int(threadIdx.x & 3) * pack, end);
+  }
+
+  template <class First, class Second>
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
+    const int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3, cols = int(of.p.k);
+    KERNELS_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const auto& fetched_upper = first.fetched[2 * u + half][0];
+      const auto& fetched_lower = (P::matrices == 2 ? second : first).fetched[2 * u + half][kMine - 1];
+      const auto& source_upper = first.rows[0].source;
+      const auto& source_lower = (P::matrices == 2 ? second : first).rows[kMine - 1].source;
+      uint32_t codes[2][4];
+      read_codes<W>(codes[0], fetched_upper);
+      read_codes<W>(codes[1], fetched_lower);
+      const int col = begin + half * kHalf + t * pack;
+      float some[4] = {};
       KERNELS_UNROLL
-      for (int m = 0; m < M; ++m) {
+      for (int block = 0; block < 4; ++block) {
+        uint32_t weights[2][kEach / 2];
+        if constexpr (has_zeros<typename First::Source>) {
+          Decoder<Code>::template pairs<T>(weights[0], codes[0][block], source_upper.scales().zero(fetched_upper.scales));
+          Decoder<Code>::template pairs<T>(weights[1], codes[1][block], source_lower.scales().zero(fetched_lower.scales));
+        } else {
+          Decoder<Code>::template pairs<T>(weights[0], codes[0][block], Nothing{});
+          Decoder<Code>::template pairs<T>(weights[1], codes[1][block], Nothing{});
+        }
         KERNELS_UNROLL
-        for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) {
-          sums[m][i / 2][j] = fma(some[m][i / 2][j], scale, sums[m][i / 2][j]);
-          some[m][i / 2][j] = 0.f;
+        for (int rest = 0; rest < (exact ? 1 : 2); ++rest) {
+          uint32_t x[kEach / 2] = {};
+          KERNELS_UNROLL
+          for (int m = 0; m < M; ++m) {
+            if (g == 4 * m + t && col < cols) read_pairs<T, kEach>(x, of.source(m), of.row(m), col + block * kEach, rest == 1);
+          }
+          order_pairs<Code>(x);
+          KERNELS_UNROLL
+          for (int i = 0; i < kEach / 2; i += 2) {
+            const uint32_t a[4] = {weights[0][i], weights[1][i], weights[0][i + 1], weights[1][i + 1]}, b[2] = {x[i], x[i + 1]};
+            arch::mma_16816<T>(some, a, b);
+          }
         }
       }
+      const float scales[2] = {source_upper.scale_of(fetched_upper), source_lower.scale_of(fetched_lower)};
+      KERNELS_UNROLL
+      for (int j = 0; j < 4; ++j) sums[j] = fma(some[j], __shfl_sync(0xffffffffu, scales[j / 2], (lane & 28) + t % 2 * 2 + j % 2), sums[j]);
+    }
+  }
+  __device__ __forceinline__ void share(float* to) const {
+    const int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float some = sums[2 * i] + sums[2 * i + 1], sum = some + __shfl_xor_sync(0xffffffffu, some, 1);
+      if (t % 2 == 0 && t / 2 < M) to[P::matrices == 2 ? (i * M + t / 2) * rows + g : t / 2 * rows + 8 * i + g] = sum;
     }
   }
 };
