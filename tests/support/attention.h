@@ -208,6 +208,7 @@ struct Precision {
   double queries = 0, values = 0;  // when they become operands, relative to them
   DType weights = DType::f32;
   bool tensor = false;
+  bool scaled = false;  // whether weights are rounded with the scales of values in them
 
   double of_weights() const { return weights == DType::f16 ? 0x1p-11 : weights == DType::bf16 ? 0x1p-8 : 0; }
   double least_weight() const { return weights == DType::f16 ? 0x1p-25 : 0; }  // what is smaller may become 0

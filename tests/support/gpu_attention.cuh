@@ -34,6 +34,7 @@ Precision precision_of() {
   if (!std::is_same<TQ, TK>::value) p.queries = rounding(dtype_of<TK>::value);
   p.weights = dtype_of<TV>::value;
   p.tensor = true;
+  p.scaled = k::detail::ValueRun<Kv>::scaled;
   return p;
 }
 
@@ -67,7 +68,7 @@ void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory
   }
   std::vector<std::string> problems(spots.size());
   std::vector<Errors> errors(spots.size());
-  const bool compare = precision.weights != DType::f32 && precision.queries == 0 && precision.values == 0;
+  const bool compare = precision.weights != DType::f32 && precision.queries == 0 && precision.values == 0 && !precision.scaled;
   in_parallel(spots.size(), [&](size_t n) {
     const auto [b, i, h] = spots[n];
     const int64_t row = d.offsets[size_t(b)] + i, kv_head = h / (c.heads / c.kv_heads), sequence = b, head = h;

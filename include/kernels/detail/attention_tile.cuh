@@ -64,34 +64,77 @@ int value_pack(const Kv&) { return pack_of_codes<typename ValueRun<Kv>::Codes>()
 template <class Source>
 constexpr int wide_pack = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
 
-// Columns [col, col + kCount) of a row as T.
-template <class T, int kCount, class Source>
-__device__ __forceinline__ Pack<T, kCount> read_wide(const Source& source, int64_t row, int64_t col) {
-  constexpr int N = wide_pack<Source> < kCount ? wide_pack<Source> : kCount;
-  Pack<T, kCount> out;
-  KERNELS_UNROLL
-  for (int i = 0; i < kCount; i += N) {
-    const Pack<T, N> some = convert<T>(convert<float>(resolve(source, fetch<N>(source, row, col + i), row, col + i)));
+// Whether a source is nothing but values of T in memory, which may be copied.
+template <class Source, class T>
+constexpr bool lies_as = false;
+template <class T, Cache kCache>
+constexpr bool lies_as<DirectLoad<T, float, kCache>, T> = true;
+
+// Columns [col, col + kCount) of a row: asked for, and later made values of T.
+template <class Source, int kCount>
+class WideRead {
+  static constexpr int N = wide_pack<Source> < kCount ? wide_pack<Source> : kCount;
+
+ public:
+  __device__ __forceinline__ void ask(const Source& source, int64_t row, int64_t col) {
     KERNELS_UNROLL
-    for (int j = 0; j < N; ++j) out.v[i + j] = some.v[j];
+    for (int i = 0; i < kCount / N; ++i) fetched_[i] = fetch<N>(source, row, col + i * N);
   }
-  return out;
-}
-// The same to shared memory, at a multiple of their size.
+  template <class T>
+  __device__ __forceinline__ Pack<T, kCount> values(const Source& source, int64_t row, int64_t col) const {
+    Pack<T, kCount> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount / N; ++i) {
+      const Pack<T, N> some = convert<T>(convert<float>(resolve(source, fetched_[i], row, col + i * N)));
+      KERNELS_UNROLL
+      for (int j = 0; j < N; ++j) out.v[i * N + j] = some.v[j];
+    }
+    return out;
+  }
+
+ private:
+  decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny)) fetched_[kCount / N];
+};
+// The same one by one.
 template <class T, int kCount, class Source>
-__device__ __forceinline__ void bring_columns(T* to, const Source& source, int64_t row, int64_t col, bool wide) {
+__device__ __forceinline__ void bring_singly(T* to, const Source& source, int64_t row, int64_t col) {
+#pragma unroll 1
+  for (int i = 0; i < kCount; ++i) to[i] = convert<T>(convert<float>(resolve(source, fetch<1>(source, row, col + i), row, col + i))).v[0];
+}
+
+// 16 bytes of shared memory.
+template <class T, int N>
+__device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
+  static_assert(sizeof(values) == 16, "one access");
+  ::uint4 bits;
+  memcpy(&bits, values.v, 16);
+  *static_cast<::uint4*>(to) = bits;
+}
+__device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(to) = ::uint4{0, 0, 0, 0}; }
+
+// kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source, row, col,
+// where to) for run i, or missing(where to). If they may be read `wide`, all are asked for before the first is put.
+template <class T, int kWide, int kRows, class Source, class Place>
+__device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
+  static_assert(kWide * sizeof(T) == 16, "one access");
   if constexpr (wide_pack<Source> > 1) {
     if (wide) {
-      const Pack<T, kCount> values = read_wide<T, kCount>(source, row, col);
-      static_assert(sizeof(values) == 16, "one access");
-      ::uint4 bits;
-      memcpy(&bits, values.v, 16);
-      *reinterpret_cast<::uint4*>(to) = bits;
+      WideRead<Source, kWide> reads[kRows];
+      KERNELS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        place(i, [&](const Source& source, int64_t row, int64_t col, void*) { reads[i].ask(source, row, col); }, [](void*) {});
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        place(i, [&](const Source& source, int64_t row, int64_t col, void* to) { put_shared(to, reads[i].template values<T>(source, row, col)); }, [](void* to) { clear_shared(to); });
+      }
       return;
     }
   }
 #pragma unroll 1
-  for (int i = 0; i < kCount; ++i) to[i] = convert<T>(convert<float>(resolve(source, fetch<1>(source, row, col + i), row, col + i))).v[0];
+  for (int i = 0; i < kRows; ++i) {
+    place(i, [&](const Source& source, int64_t row, int64_t col, void* to) { bring_singly<T, kWide>(static_cast<T*>(to), source, row, col); }, [](void* to) { clear_shared(to); });
+  }
 }
 
 }  // namespace detail

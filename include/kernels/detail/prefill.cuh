@@ -37,78 +37,108 @@ struct PrefillProblem {
   int out_pack;
 };
 
-// The rows of a block: `pack` heads from `first_head` on, those of a query side by side.
-struct PrefillRows {
-  int64_t b, first_query, queries, keys;
-  int first_head, kv_head, pack, shift, count, part;
+// n / divisor for n below 2^31.
+struct FastDivision {
+  unsigned divisor, multiplier;
+  int shift;
 
-  __device__ __forceinline__ int64_t query(int row) const { return first_query + (pack == 1 ? row : (shift + row) / pack); }
-  __device__ __forceinline__ int head(int row) const { return first_head + (pack == 1 ? 0 : (shift + row) % pack); }
+  explicit FastDivision(int64_t by) : divisor(unsigned(by)), shift(0) {
+    while ((uint64_t(1) << shift) < divisor) ++shift;
+    multiplier = unsigned(((uint64_t(1) << (31 + shift)) + divisor - 1) / divisor);
+    --shift;
+  }
+  // Leaves the remainder in n.
+  __device__ __forceinline__ unsigned operator()(unsigned& n) const {
+    const unsigned quotient = divisor == 1 ? n : __umulhi(n, multiplier) >> shift;
+    n -= quotient * divisor;
+    return quotient;
+  }
+};
+
+// The rows of a block, `count` of them: from row `first` on of those of `pack` heads from `first_head` on, a query's side by side.
+struct PrefillRows {
+  int64_t token;  // of the sequence's first query
+  int b, first, count, queries, keys, first_head, kv_head, part;
+  FastDivision pack;
+
+  struct Place {
+    int query, head;
+  };
+  __device__ __forceinline__ Place place(int row) const {
+    unsigned head = unsigned(first + row);
+    const int query = int(pack(head));
+    return {query, first_head + int(head)};
+  }
+  __device__ __forceinline__ ScoreQueries at(int query) const { return {b, query, query, queries, keys}; }
 };
 
 // How rows are shared out among blocks: tiles of a sequence's rows, those with the most keys first; parts of the output's columns;
 // heads; sequences.
 struct PrefillGrid {
-  int64_t tiles, heads;
-  int parts, pack;
+  FastDivision tiles, parts, heads, pack, group;
+  int64_t blocks;  // 0: too many
 
-  PrefillGrid(const AttentionShape& shape, int rows, int cols) : parts(int((shape.value_dim() + cols - 1) / cols)) {
-    const int64_t group = shape.group(), alone = (shape.q_len + rows - 1) / rows, together = (shape.q_len * group + rows - 1) / rows;
-    pack = together < alone * group ? int(group) : 1;
-    tiles = pack == 1 ? alone : together;
-    heads = shape.heads / pack;
-  }
-  // 0: too many.
-  int64_t blocks(int64_t batch) const {
-    const int64_t limit = std::numeric_limits<int32_t>::max();
-    return tiles > limit || tiles * parts > limit / heads || tiles * parts * heads > limit / batch ? 0 : tiles * parts * heads * batch;
-  }
+  PrefillGrid(const AttentionShape& shape, int rows, int cols) : PrefillGrid(shape, rows, cols, packed(shape, rows)) {}
 
   template <class P>
-  __device__ __forceinline__ PrefillRows rows(const P& p, int each) const {
-    PrefillRows r;
-    unsigned index = blockIdx.x;
-    const int64_t first = int64_t(unsigned(tiles) - 1 - index % unsigned(tiles)) * each;
-    index /= unsigned(tiles);
-    r.part = int(index % unsigned(parts));
-    index /= unsigned(parts);
-    r.pack = pack;
-    r.first_head = int(index % unsigned(heads)) * pack;
-    r.kv_head = r.first_head / int(p.shape.group());
-    r.b = index / unsigned(heads);
-    r.queries = p.shape.queries(r.b);
-    r.keys = p.kv.length(r.b);
-    r.first_query = pack == 1 ? first : first / pack;
-    r.shift = pack == 1 ? 0 : int(first - r.first_query * pack);
-    r.count = int(greater<int64_t>(0, lesser<int64_t>(each, r.queries * pack - first)));
+  __device__ __forceinline__ PrefillRows rows(const P& p, int each, unsigned block) const {
+    PrefillRows r{0, 0, 0, 0, 0, 0, 0, 0, 0, pack};
+    unsigned tile = block, part = tiles(tile), head = parts(part), b = heads(head);
+    r.first = int(tiles.divisor - 1 - tile) * each;
+    r.part = int(part);
+    r.first_head = int(head * pack.divisor);
+    unsigned first_head = unsigned(r.first_head);
+    r.kv_head = int(group(first_head));
+    r.b = int(b);
+    r.token = p.shape.first_query(r.b);
+    r.queries = int(p.shape.queries(r.b));
+    r.keys = int(p.kv.length(r.b));
+    r.count = greater(0, lesser(each, r.queries * int(pack.divisor) - r.first));
     return r;
+  }
+
+ private:
+  static int64_t tiles_of(int64_t rows, int each) { return (rows + each - 1) / each; }
+  // The heads that share keys go together where that takes fewer tiles.
+  static int64_t packed(const AttentionShape& shape, int rows) {
+    const int64_t group = shape.group(), all = shape.q_len * group;
+    return all <= (int64_t(1) << 30) && tiles_of(all, rows) < tiles_of(shape.q_len, rows) * group ? group : 1;
+  }
+  PrefillGrid(const AttentionShape& shape, int rows, int cols, int64_t together)
+      : tiles(tiles_of(shape.q_len * together, rows)), parts(tiles_of(shape.value_dim(), cols)), heads(shape.heads / together), pack(together), group(shape.group()) {
+    constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+    const int64_t each = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
+    blocks = each > limit / heads.divisor || each * heads.divisor > limit / shape.batch ? 0 : each * heads.divisor * shape.batch;
   }
 };
 
-// Keys that all of some rows see, and keys that any of them see.
+// Keys that all of some rows see, and keys that any of them see; both are empty where the end is not behind the beginning.
 struct SeenKeys {
-  KeyRange all, any;
+  int all_begin, all_end, any_begin, any_end;
+};
+// Keys [begin, end) that a row sees; none if it is not there.
+struct RowKeys {
+  int begin, end;
 };
 template <class P>
-__device__ __forceinline__ SeenKeys seen_by(const P& p, const PrefillRows& rows, int row) {
-  constexpr int64_t most = int64_t(1) << 62;
-  if (row >= rows.count) return {{0, most}, {most, 0}};
-  const int64_t query = rows.query(row);
-  const KeyRange seen = key_range(p.score, {rows.b, query, query, rows.queries, rows.keys});
-  return {seen, seen.begin < seen.end ? seen : KeyRange{most, 0}};
+__device__ __forceinline__ RowKeys keys_seen(const P& p, const PrefillRows& rows, int row) {
+  if (row >= rows.count) return {0, 0};  // there is no such query
+  const KeyRange seen = key_range(p.score, rows.at(rows.place(row).query));
+  return {int(lesser<int64_t>(seen.begin, rows.keys)), int(lesser<int64_t>(seen.end, rows.keys))};
 }
-__device__ __forceinline__ void join(SeenKeys& a, const SeenKeys& b) {
-  a.all = {greater(a.all.begin, b.all.begin), lesser(a.all.end, b.all.end)};
-  a.any = {lesser(a.any.begin, b.any.begin), greater(a.any.end, b.any.end)};
+__device__ __forceinline__ SeenKeys seen_by(const PrefillRows& rows, int row, const RowKeys& seen) {
+  constexpr int most = 0x7fffffff;
+  const int begin = seen.begin, end = seen.end;
+  if (row >= rows.count) return {0, most, most, 0};
+  return begin < end ? SeenKeys{begin, end, begin, end} : SeenKeys{begin, end, most, 0};
+}
+__device__ __forceinline__ SeenKeys join(const SeenKeys& a, const SeenKeys& b) {
+  return {greater(a.all_begin, b.all_begin), lesser(a.all_end, b.all_end), lesser(a.any_begin, b.any_begin), greater(a.any_end, b.any_end)};
 }
 // That of all lanes.
-__device__ __forceinline__ SeenKeys join_lanes(SeenKeys seen) {
-  const auto from = [](int64_t x, int mask) { return int64_t(__shfl_xor_sync(0xffffffffu, static_cast<long long>(x), mask)); };
-  KERNELS_UNROLL
-  for (int mask = 16; mask > 0; mask /= 2) {
-    join(seen, {{from(seen.all.begin, mask), from(seen.all.end, mask)}, {from(seen.any.begin, mask), from(seen.any.end, mask)}});
-  }
-  return seen;
+__device__ __forceinline__ SeenKeys join_lanes(const SeenKeys& seen) {
+  constexpr unsigned all = 0xffffffffu;
+  return {__reduce_max_sync(all, seen.all_begin), __reduce_min_sync(all, seen.all_end), __reduce_min_sync(all, seen.any_begin), __reduce_max_sync(all, seen.any_end)};
 }
 
 // ---- tiles in shared memory ----------------------------------------------------------------------------------------
@@ -125,9 +155,10 @@ struct TileLayout {
 
   // Zeros in the chunks from `cols` on.
   static __device__ __forceinline__ void clear_behind(unsigned char* tile, int rows, int cols) {
+    if (cols >= kCols) return;
     for (int i = row(); i < rows; i += kTogether) {
       for (int run = 0; run < kRuns; ++run) {
-        if (run * 64 + chunk() * 8 >= cols) *reinterpret_cast<::uint4*>(tile + place(i, chunk()) + run * 128) = ::uint4{0, 0, 0, 0};
+        if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + place(i, chunk()) + run * 128);
       }
     }
   }
@@ -139,14 +170,15 @@ class KvTiles {
  public:
   using Layout = TileLayout<kCols, kThreads>;
   static constexpr int kBytes = kKeys * Layout::kRowBytes, kEach = kKeys / Layout::kTogether;
-  static constexpr bool copied = std::is_same<tensor_type<typename Run::Codes>, T>::value;
-  // Of a warp.
-  static constexpr int kWarpRows = kEach * 4;
-  static_assert(kWarpRows <= 16 && kKeys % Layout::kTogether == 0, "half a warp finds the rows of a warp");
+  static constexpr bool copied = lies_as<typename Run::Codes, T>;
+  // A warp's rows, and how many of them each lane of half a warp finds.
+  static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
+  static_assert(kKeys % Layout::kTogether == 0, "all threads have as many rows");
+  static_assert(kFound <= 2, "copy() chooses between two");
 
   // Columns from `col` on, so many of them.
   template <class At>
-  __device__ __forceinline__ KvTiles(const At& at, int64_t pos, int64_t col, int cols, bool wide) : col_(col), left_(cols - Layout::chunk() * 8), wide_(wide) {
+  __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide) : col_(col), left_(cols - Layout::chunk() * 8), wide_(wide) {
     if constexpr (copied && kStraight) {
       const Run first = at(pos);
       from_ = first.codes.at(Layout::row(), col) + Layout::chunk() * 8;
@@ -157,22 +189,20 @@ class KvTiles {
   // Number `row` of the warp's rows of a tile, in the tile.
   static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kTogether + threadIdx.x / 32 * 4 + row % 4; }
 
-  // Rows of the tile from `pos` on, so many of which there are. rows: in lane i + half * 16 where the warp's row i is, as
-  // address() said.
+  // Rows of the tile from `pos` on, so many of which there are. rows[j]: in lane i + half * 16 where the
+  // warp's row i + j * 16 is, as address() said.
   template <class At>
-  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int64_t pos, int64_t count, const void* rows, int half) {
+  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int count, const void* const (&rows)[kFound], int half) {
     if constexpr (copied) {
-      if (wide_) return copy(arch::shared_address(tile) + Layout::mine(), pos, count, rows, half);
+      if (wide_) return copy(arch::shared_address(tile) + Layout::mine(), count, rows, half);
     }
-    for (int i = 0; i < kEach; ++i) {
-      const int row = Layout::row() + i * Layout::kTogether;
-      unsigned char* const to = tile + Layout::mine() + i * (Layout::kTogether * Layout::kRowBytes);
-      if (row >= count) {
-        for (int run = 0; run * 64 < left_; ++run) *reinterpret_cast<::uint4*>(to + run * 128) = ::uint4{0, 0, 0, 0};
-        continue;
-      }
-      const auto codes = read_twice(at(pos + row).codes);
-      for (int run = 0; run * 64 < left_; ++run) bring_columns<T, 8>(reinterpret_cast<T*>(to + run * 128), codes, 0, col_ + run * 64 + Layout::chunk() * 8, wide_);
+    for (int run = 0; run * 64 < left_; ++run) {
+      bring_rows<T, 8, kEach, decltype(read_twice(at(pos).codes))>([&](int i, const auto& there, const auto& missing) {
+        const int row = Layout::row() + i * Layout::kTogether;
+        unsigned char* const to = tile + Layout::mine() + i * (Layout::kTogether * Layout::kRowBytes) + run * 128;
+        if (row < count) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
+        else missing(to);
+      }, !copied && wide_);
     }
     if constexpr (copied && kStraight) from_ += kKeys * stride_;
   }
@@ -182,26 +212,30 @@ class KvTiles {
   }
 
  private:
-  __device__ __forceinline__ void copy(uint32_t to, int64_t pos, int64_t count, const void* rows, int half) {
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      const T* from;
+  __device__ __forceinline__ void copy(uint32_t to, int count, const void* const (&rows)[kFound], int half) {
+    constexpr int kStep = Layout::kTogether * Layout::kRowBytes;
+    const auto from = [&](int i) {
       if constexpr (kStraight) {
-        from = from_ + i * Layout::kTogether * stride_;
+        return from_ + i * Layout::kTogether * stride_;
       } else {
-        const int lane = i * 4 + threadIdx.x % 32 / 8 + half * 16;
-        from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(rows), lane)) + Layout::chunk() * 8;
+        const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
+        const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
+        return reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) + Layout::chunk() * 8;
       }
-      if (count >= kKeys) {
+    };
+    if (count >= kKeys) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        const T* const row = from(i);
         KERNELS_UNROLL
-        for (int run = 0; run < Layout::kRuns; ++run) {
-          if (run * 64 < left_) arch::copy_async_16(to + i * (Layout::kTogether * Layout::kRowBytes) + run * 128, from + run * 64);
-        }
-      } else {
+        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * 128, row + run * 64, run * 64 < left_);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kEach; ++i) {
         const bool there = Layout::row() + i * Layout::kTogether < count;
-        for (int run = 0; run * 64 < left_; ++run) {
-          arch::copy_async_16(to + i * (Layout::kTogether * Layout::kRowBytes) + run * 128, there || !kStraight ? from + run * 64 : from_, there ? 16 : 0);
-        }
+        const T* const row = there || !kStraight ? from(i) : from_;
+        for (int run = 0; run * 64 < left_; ++run) arch::copy_async_16(to + i * kStep + run * 128, row + run * 64, there ? 16 : 0);
       }
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
@@ -227,15 +261,16 @@ struct PrefillBody {
   using TV = value_meeting_type<typename P::Q, Kv>;
   static constexpr int kThreads = kWarps * 32, kRows = kWarps * kTiles * 16, kCols = kCols_;
   static constexpr int max_threads = kThreads, registers = kRegisters;
+  static constexpr bool kParted = kCols < kDim;  // whether there may be several parts of the output's columns
   using Queries = TileLayout<kDim, kThreads>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, kThreads>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, kThreads>;
   static constexpr int kStageBytes = Keys::kBytes + Values::kBytes, kQueryBytes = kRows * Queries::kRowBytes;
   static constexpr int kScaleBytes = Key::scaled || Value::scaled ? 2 * kKeys * 4 : 0;
-  static constexpr int kPitch = 64 + 8;  // floats in a row of results on their way to the sink
-  static constexpr int kSharedBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes);
-  static_assert(kSharedBytes <= 99 * 1024 - 512, "what a block of sm_86 can have");
-  static_assert(kWarps * 16 * kPitch * 4 <= kSharedBytes, "results take the place of the tiles");
+  static constexpr int kPitch = kCols + 8;  // floats in a row of results on their way to the sink
+  static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes), kResultBytes = kRows * kPitch * 4;
+  static constexpr int kSharedBytes = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
+  static_assert(kSharedBytes + kRows * 8 + kWarps * 16 <= 99 * 1024, "what a block of sm_86 can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
 
   struct Params {
@@ -246,85 +281,75 @@ struct PrefillBody {
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(128) unsigned char tiles_memory[];
     __shared__ SeenKeys seen_by_warps[kWarps];
+    __shared__ RowKeys row_keys[kRows];
     const P& p = params.problem;
-    const PrefillRows rows = params.grid.rows(p, kRows);
+    PrefillRows rows = params.grid.rows(p, kRows, blockIdx.x);
     if (rows.count == 0) return;
+    if (!kParted) rows.part = 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = int(p.shape.dim);
     const int cols = int(lesser<int64_t>(kCols, p.shape.value_dim() - rows.part * kCols));
 
+    bring_queries(p, rows, tiles_memory, dim);
+
     // Which keys the block's rows see, and the warp's.
-    SeenKeys mine{{0, rows.keys}, {0, rows.keys}};
-    if constexpr (score_ranges<S>) {
-      mine = seen_by(p, rows, warp * kTiles * 16 + lane % (kTiles * 16));
-      mine = join_lanes(mine);
-      if (lane == 0) seen_by_warps[warp] = mine;
-    }
+    const int mine = warp * kTiles * 16 + lane % (kTiles * 16);
+    row_keys[mine] = keys_seen(p, rows, mine);
+    const SeenKeys seen = join_lanes(seen_by(rows, mine, row_keys[mine]));
+    if (lane == 0) seen_by_warps[warp] = seen;
 
     unsigned char* const stages = tiles_memory + kQueryBytes;
-    bring_queries(p, rows, tiles_memory, dim);
     for (int stage = 0; stage < kStages; ++stage) {
       Keys::Layout::clear_behind(stages + stage * kStageBytes, kKeys, dim);
       Values::Layout::clear_behind(stages + stage * kStageBytes + Keys::kBytes, kKeys, cols);
     }
-    int64_t begin = 0, end = rows.keys;
-    if constexpr (score_ranges<S>) {
-      __syncthreads();
-      SeenKeys all = seen_by_warps[0];
-      KERNELS_UNROLL
-      for (int i = 1; i < kWarps; ++i) join(all, seen_by_warps[i]);
-      begin = all.any.begin, end = greater(all.any.begin, all.any.end);
-    }
-    const int tiles = int((end - begin + kKeys - 1) / kKeys);
+    __syncthreads();
+    SeenKeys all = seen_by_warps[0];
+    KERNELS_UNROLL
+    for (int i = 1; i < kWarps; ++i) all = join(all, seen_by_warps[i]);
+    const int begin = all.any_begin, end = greater(all.any_begin, all.any_end), tiles = (end - begin + kKeys - 1) / kKeys;
     // Tiles that the warp has something to do in, and those in which its rows see all keys.
-    int first = 0, last = tiles, first_whole = 0, last_whole = int((end - begin) / kKeys);
-    if constexpr (score_ranges<S>) {
-      const auto tile_of = [&](int64_t key, int up) { return int(greater<int64_t>(0, lesser(key, end) - begin + up) / kKeys); };
-      first = tile_of(mine.any.begin, 0), last = mine.any.begin < mine.any.end ? tile_of(mine.any.end, kKeys - 1) : 0;
-      first_whole = tile_of(mine.all.begin, kKeys - 1), last_whole = tile_of(mine.all.end, 0);
-    }
+    const auto tile_of = [&](int key, int up) { return (greater(begin, lesser(key, end)) - begin + up) / kKeys; };
+    const int first = tile_of(seen.any_begin, 0), last = seen.any_begin < seen.any_end ? tile_of(seen.any_end, kKeys - 1) : 0;
+    const int first_whole = tile_of(seen.all_begin, kKeys - 1), last_whole = tile_of(seen.all_end, 0);
 
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
     Keys keys(key_at, begin, 0, dim, p.wide_keys);
     Values values(value_at, begin, rows.part * kCols, cols, p.wide_values);
-    const void* addresses = nullptr;
+    const void* addresses[Keys::kFound] = {};
     // Where the rows of the tile from `pos` on are.
-    const auto find = [&](int64_t pos) {
+    const auto find = [&](int pos) {
       if constexpr (!in_one_run<Kv> && (Keys::copied || Values::copied)) {
         if (pos >= end || lane % 16 >= Keys::kWarpRows) return;
-        const int64_t at = lesser<int64_t>(pos + Keys::tile_row(lane % 16), end - 1);
-        addresses = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
+        KERNELS_UNROLL
+        for (int j = 0; j < Keys::kFound; ++j) {
+          const int at = lesser(pos + Keys::tile_row(lane % 16 + j * 16), end - 1);
+          addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
+        }
       }
     };
     const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes); };
     const auto bring_keys = [&](int tile, int stage) {
-      const int64_t pos = begin + int64_t(tile) * kKeys, count = end - pos;
+      const int pos = begin + tile * kKeys, count = end - pos;
       if constexpr (Key::scaled) {
-        if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = threadIdx.x < count ? key_at(pos + threadIdx.x).scale(0) : 0.f;
+        if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = int(threadIdx.x) < count ? key_at(pos + threadIdx.x).scale(0) : 0.f;
       }
       keys.bring(stages + stage * kStageBytes, key_at, pos, count, addresses, 0);
     };
     const auto bring_values = [&](int tile, int stage) {
-      const int64_t pos = begin + int64_t(tile) * kKeys, count = end - pos;
+      const int pos = begin + tile * kKeys, count = end - pos;
       if constexpr (Value::scaled) {
-        if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = threadIdx.x < count ? value_at(pos + threadIdx.x).scale(0) : 0.f;
+        if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = int(threadIdx.x) < count ? value_at(pos + threadIdx.x).scale(0) : 0.f;
       }
       values.bring(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, count, addresses, 1);
     };
 
+    // Tile -1 is there to bring the first: code that is not in the cache takes longer than what it does.
     Work work;
-    if (tiles > 0) {
-      find(begin);
-      bring_keys(0, 0);
-      if constexpr (kStages == 2) {
-        bring_values(0, 0);
-        find(begin + kKeys);
-      }
-    }
-    arch::copy_async_commit();
+    find(begin);
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      const int stage = kStages == 2 ? tile % 2 : 0;
+    for (int tile = -1; tile < tiles; ++tile) {
+      const int stage = kStages == 2 ? tile & 1 : 0;
       const unsigned char* const at = stages + stage * kStageBytes;
       const bool busy = tile >= first && tile < last, whole = tile >= first_whole && tile < last_whole;
       arch::copy_async_wait<0>();
@@ -333,48 +358,70 @@ struct PrefillBody {
         if (tile + 1 < tiles) {
           bring_keys(tile + 1, stage ^ 1);
           bring_values(tile + 1, stage ^ 1);
-          find(begin + int64_t(tile + 2) * kKeys);
+          find(begin + (tile + 2) * kKeys);
         }
         arch::copy_async_commit();
-        if (busy) {
-          work.multiply_keys(tiles_memory, at, dim, scales_of(stage));
-          work.weigh(p, rows, begin + int64_t(tile) * kKeys, whole, scales_of(stage) + kKeys);
-          work.add_values(at + Keys::kBytes, cols);
-        }
+        if (busy) work.multiply_keys(tiles_memory, at, dim, scales_of(stage));
       } else {
-        bring_values(tile, 0);
-        find(begin + int64_t(tile + 1) * kKeys);
+        if (tile >= 0) {
+          bring_values(tile, 0);
+          find(begin + (tile + 1) * kKeys);
+        }
         arch::copy_async_commit();
         if (busy) work.multiply_keys(tiles_memory, at, dim, scales_of(0));
         arch::copy_async_wait<0>();
         __syncthreads();
         if (tile + 1 < tiles) bring_keys(tile + 1, 0);
         arch::copy_async_commit();
-        if (busy) {
-          work.weigh(p, rows, begin + int64_t(tile) * kKeys, whole, scales_of(0) + kKeys);
-          work.add_values(at + Keys::kBytes, cols);
-        }
+      }
+      if (busy) {
+        work.weigh(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
+        work.add_values(at + Keys::kBytes, cols);
       }
     }
     arch::copy_async_wait<0>();
     __syncthreads();
-    work.finish(p, rows, reinterpret_cast<float*>(tiles_memory) + warp * 16 * kPitch, cols);
+    // Found out anew, so as not to take registers until here.
+    rows = params.grid.rows(p, kRows, unsigned(arch::opaque(int(blockIdx.x))));
+    if (!kParted) rows.part = 0;
+    work.finish(p, rows, reinterpret_cast<float*>(tiles_memory) + warp * (kTiles * 16) * kPitch, cols);
   }
 
  private:
   static constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
   static __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, unsigned char* tile, int dim) {
-    const int64_t token = p.shape.first_query(rows.b);
-#pragma unroll 2
-    for (int i = Queries::row(); i < kRows; i += Queries::kTogether) {
-      unsigned char* const to = tile + Queries::place(i, Queries::chunk());
-      const bool there = i < rows.count;
-      const int64_t row = there ? token + rows.query(i) : 0, col = there ? int64_t(rows.head(i)) * dim : 0;
+    using Q = typename P::Q;
+    constexpr int kEach = kRows / Queries::kTogether, kBatch = kEach < 4 ? kEach : 4;
+    const int left = dim - Queries::chunk() * 8;
+    const auto row_of = [&](int i) { return Queries::row() + i * Queries::kTogether; };
+    if constexpr (lies_as<Q, TK>) {
+      if (p.wide_queries) {
+#pragma unroll 4
+        for (int i = 0; i < kEach; ++i) {
+          const bool there = row_of(i) < rows.count;
+          const auto place = rows.place(there ? row_of(i) : 0);
+          const TK* const from = p.q.at(rows.token + place.query, place.head * dim + Queries::chunk() * 8);
+          KERNELS_UNROLL
+          for (int run = 0; run < Queries::kRuns; ++run) {
+            const bool wanted = there && run * 64 < left;
+            arch::copy_async_16(arch::shared_address(tile) + Queries::mine() + i * (Queries::kTogether * Queries::kRowBytes) + run * 128, wanted ? from + run * 64 : from - Queries::chunk() * 8, wanted ? 16 : 0);
+          }
+        }
+        return;
+      }
+    }
+#pragma unroll 1
+    for (int first = 0; first < kEach; first += kBatch) {
+#pragma unroll 1
       for (int run = 0; run < Queries::kRuns; ++run) {
-        const int at = run * 64 + Queries::chunk() * 8;
-        if (there && at < dim) bring_columns<TK, 8>(reinterpret_cast<TK*>(to + run * 128), p.q, row, col + at, p.wide_queries);
-        else *reinterpret_cast<::uint4*>(to + run * 128) = ::uint4{0, 0, 0, 0};
+        bring_rows<TK, 8, kBatch, Q>([&](int i, const auto& there, const auto& missing) {
+          const int row = row_of(first + i);
+          unsigned char* const to = tile + Queries::place(row, Queries::chunk()) + run * 128;
+          const auto place = rows.place(row);
+          if (row < rows.count && run * 64 < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * 64 + Queries::chunk() * 8, to);
+          else missing(to);
+        }, !lies_as<Q, TK> && p.wide_queries);
       }
     }
   }
@@ -394,39 +441,63 @@ struct PrefillBody {
 
     static __device__ __forceinline__ int row(int i, int half) { return threadIdx.x / 32 * (kTiles * 16) + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
 
-    __device__ __forceinline__ void multiply_keys(const unsigned char* queries, const unsigned char* keys, int dim, const float* scales) {
+    static __device__ __forceinline__ uint32_t query_address(const unsigned char* queries) {
       const int lane = threadIdx.x % 32;
-      const uint32_t q = arch::shared_address(queries) + Queries::place(threadIdx.x / 32 * (kTiles * 16) + lane % 16, lane / 16);
-      const uint32_t k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      return arch::shared_address(queries) + Queries::place(threadIdx.x / 32 * (kTiles * 16) + lane % 16, lane / 16);
+    }
+    __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim, const float* scales) {
+      const int lane = threadIdx.x % 32;
+      const uint32_t q = query_address(from), k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j) logits[i][j][0] = logits[i][j][1] = logits[i][j][2] = logits[i][j][3] = 0.f;
       }
-      const auto multiply = [&](int run) {
+      const auto load_queries = [&](uint32_t (&a)[kTiles][4], int run, int step) {
         KERNELS_UNROLL
-        for (int step = 0; step < 4; ++step) {
-          uint32_t a[kTiles][4];
-          KERNELS_UNROLL
-          for (int i = 0; i < kTiles; ++i) arch::load_matrix_x4(a[i], (q ^ (step * 32)) + run * 128 + i * (16 * Queries::kRowBytes));
-          KERNELS_UNROLL
-          for (int j = 0; j < kKeys / 16; ++j) {
-            uint32_t b[4];
-            arch::load_matrix_x4(b, (k ^ (step * 32)) + run * 128 + j * (16 * Keys::Layout::kRowBytes));
-            KERNELS_UNROLL
-            for (int i = 0; i < kTiles; ++i) {
-              arch::mma_16816<TK>(logits[i][2 * j], a[i], {b[0], b[1]});
-              arch::mma_16816<TK>(logits[i][2 * j + 1], a[i], {b[2], b[3]});
-            }
-          }
+        for (int i = 0; i < kTiles; ++i) arch::load_matrix_x4(a[i], (q ^ (step * 32)) + run * 128 + i * (16 * Queries::kRowBytes));
+      };
+      const auto load_keys = [&](uint32_t (&b)[4], int run, int step, int j) {
+        arch::load_matrix_x4(b, (k ^ (step * 32)) + run * 128 + j * (16 * Keys::Layout::kRowBytes));
+      };
+      const auto multiply = [&](const uint32_t (&a)[kTiles][4], const uint32_t (&b)[4], int j) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kTiles; ++i) {
+          arch::mma_16816<TK>(logits[i][2 * j], a[i], {b[0], b[1]});
+          arch::mma_16816<TK>(logits[i][2 * j + 1], a[i], {b[2], b[3]});
         }
       };
       if constexpr (kDim <= 128) {
         KERNELS_UNROLL
-        for (int run = 0; run < kDim / 64; ++run) multiply(run);
+        for (int i = 0; i < kDim / 16; ++i) {
+          uint32_t a[kTiles][4];
+          load_queries(a, i / 4, i % 4);
+          KERNELS_UNROLL
+          for (int j = 0; j < kKeys / 16; ++j) {
+            uint32_t b[4];
+            load_keys(b, i / 4, i % 4, j);
+            multiply(a, b, j);
+          }
+        }
       } else {
+        // As many runs as there are; what is multiplied next is read before.
+        uint32_t a[2][kTiles][4], b[2][kKeys / 16][4];
+        const int runs = (dim + 63) / 64;
+        const auto load = [&](int buffer, int run, int step) {
+          load_queries(a[buffer], run, step);
+          KERNELS_UNROLL
+          for (int j = 0; j < kKeys / 16; ++j) load_keys(b[buffer][j], run, step, j);
+        };
+        load(0, 0, 0);
 #pragma unroll 1
-        for (int run = 0; run * 64 < dim; ++run) multiply(run);
+        for (int run = 0; run < runs; ++run) {
+          KERNELS_UNROLL
+          for (int step = 0; step < 4; ++step) {
+            load((step + 1) % 2, step < 3 ? run : lesser(run + 1, runs - 1), (step + 1) % 4);
+            KERNELS_UNROLL
+            for (int j = 0; j < kKeys / 16; ++j) multiply(a[step % 2], b[step % 2][j], j);
+          }
+        }
       }
       if constexpr (Key::scaled) {
         each([&](int i, int j, int x, float& logit) { logit *= scales[j * 8 + lane % 4 * 2 + x % 2]; });
@@ -434,7 +505,7 @@ struct PrefillBody {
     }
 
     // Logits become weights. `whole`: the rows see all keys of the tile.
-    __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, int64_t pos, bool whole, const float* scales) {
+    __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
       const int lane = threadIdx.x % 32;
       float factor = p.scale * kLog2e;
       if constexpr (score_transforms<S> || score_masks<S>) {
@@ -443,8 +514,9 @@ struct PrefillBody {
         for (int i = 0; i < kTiles; ++i) {
           KERNELS_UNROLL
           for (int half = 0; half < 2; ++half) {
-            const Seen seen = seen_of(p, rows, row(i, half), pos);
-            ScoreAt at{rows.b, rows.head(row(i, half)), rows.query(row(i, half)), 0, rows.queries, rows.keys};
+            const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+            const auto place = rows.place(row(i, half));
+            ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
             KERNELS_UNROLL
             for (int j = 0; j < kKeys / 8; ++j) {
               KERNELS_UNROLL
@@ -472,7 +544,7 @@ struct PrefillBody {
           for (int i = 0; i < kTiles; ++i) {
             KERNELS_UNROLL
             for (int half = 0; half < 2; ++half) {
-              const Seen seen = seen_of(p, rows, row(i, half), pos);
+              const RowKeys seen = seen_of(row_keys, row(i, half), pos);
               KERNELS_UNROLL
               for (int j = 0; j < kKeys / 8; ++j) {
                 KERNELS_UNROLL
@@ -538,34 +610,50 @@ struct PrefillBody {
     __device__ __forceinline__ void add_values(const unsigned char* values, int cols) {
       const int lane = threadIdx.x % 32;
       const uint32_t v = arch::shared_address(values) + Values::Layout::place(lane % 16, lane / 16);
-      KERNELS_UNROLL
-      for (int run = 0; run < kCols / 64; ++run) {
-        if (kCols > 128 && run * 64 >= cols) break;
+      constexpr int kSteps = kKeys / 16;
+      const auto load = [&](uint32_t (&b)[4], int run, int k, int j) {
+        arch::load_matrix_x4_turned(b, (v ^ (j * 32)) + run * 128 + k * (16 * Values::Layout::kRowBytes));
+      };
+      const auto multiply = [&](const uint32_t (&b)[4], int run, int k, int j) {
         KERNELS_UNROLL
-        for (int k = 0; k < kKeys / 16; ++k) {
+        for (int i = 0; i < kTiles; ++i) {
+          arch::mma_16816<TV>(outputs[i][run * 8 + 2 * j], weights[i][k], {b[0], b[1]});
+          arch::mma_16816<TV>(outputs[i][run * 8 + 2 * j + 1], weights[i][k], {b[2], b[3]});
+        }
+      };
+      if constexpr (kCols <= 128) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kCols / 64 * kSteps * 4; ++i) {
+          uint32_t b[4];
+          load(b, i / 4 / kSteps, i / 4 % kSteps, i % 4);
+          multiply(b, i / 4 / kSteps, i / 4 % kSteps, i % 4);
+        }
+      } else {
+        uint32_t b[2][4][4];
+        KERNELS_UNROLL
+        for (int j = 0; j < 4; ++j) load(b[0][j], 0, 0, j);
+        KERNELS_UNROLL
+        for (int run = 0; run < kCols / 64; ++run) {
+          if (run * 64 >= cols) break;
           KERNELS_UNROLL
-          for (int j = 0; j < 4; ++j) {
-            uint32_t b[4];
-            arch::load_matrix_x4_turned(b, (v ^ (j * 32)) + run * 128 + k * (16 * Values::Layout::kRowBytes));
+          for (int k = 0; k < kSteps; ++k) {
+            const int next = run * kSteps + k + 1;
             KERNELS_UNROLL
-            for (int i = 0; i < kTiles; ++i) {
-              arch::mma_16816<TV>(outputs[i][run * 8 + 2 * j], weights[i][k], {b[0], b[1]});
-              arch::mma_16816<TV>(outputs[i][run * 8 + 2 * j + 1], weights[i][k], {b[2], b[3]});
+            for (int j = 0; j < 4; ++j) {
+              if (next < kCols / 64 * kSteps) load(b[next % 2][j], next / kSteps, next % kSteps, j);
             }
+            KERNELS_UNROLL
+            for (int j = 0; j < 4; ++j) multiply(b[(next - 1) % 2][j], run, k, j);
           }
         }
       }
     }
 
-    // To the sink by way of shared memory, 16 rows and 64 columns at a time, so that whole rows are written.
+    // To the sink by way of shared memory, so that whole rows are written. slab: the warp's.
     __device__ __forceinline__ void finish(const P& p, const PrefillRows& rows, float* slab, int cols) {
       const int lane = threadIdx.x % 32;
-      const int64_t token = p.shape.first_query(rows.b), v_dim = p.shape.value_dim();
-      const auto map = sink_map(p.out);
-      const auto end = sink_end(p.out);
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
-        float inverse[2];
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
           float sum = sums[i][half];
@@ -573,53 +661,48 @@ struct PrefillBody {
           sum += __shfl_xor_sync(0xffffffffu, sum, 2);
           SoftmaxState<float> state{largest[i][half] * kLn2, sum};
           const int r = row(i, half);
-          inverse[half] = 1.f;
+          const auto place = rows.place(r);
+          float inverse = 1.f;
           if constexpr (score_sinks<S>) {
-            if (r < rows.count) inverse[half] = state.merge(sink_state(p.score, rows.head(r))).mine;
+            if (r < rows.count) inverse = state.merge(sink_state(p.score, place.head)).mine;
           }
-          inverse[half] *= state.inverse();
-          if (lane % 4 == 0 && r < rows.count && rows.part == 0) p.options.write_lse(state.logsumexp(), token + rows.query(r), rows.head(r), p.shape.heads);
-        }
-        KERNELS_UNROLL
-        for (int run = 0; run < kCols / 64; ++run) {
-          if (run * 64 >= cols) break;
+          inverse *= state.inverse();
+          if (lane % 4 == 0 && r < rows.count && rows.part == 0) p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
+          float* const to = slab + (i * 16 + half * 8 + lane / 4) * kPitch + lane % 4 * 2;
           KERNELS_UNROLL
-          for (int j = 0; j < 8; ++j) {
-            const float* const from = outputs[i][run * 8 + j];
-            float* const to = slab + lane / 4 * kPitch + j * 8 + lane % 4 * 2;
-            *reinterpret_cast<::float2*>(to) = {from[0] * inverse[0], from[1] * inverse[0]};
-            *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2] * inverse[1], from[3] * inverse[1]};
-          }
-          __syncwarp();
-#pragma unroll 1
-          for (int x = lane; x < 16 * 8; x += 32) {
-            const int r = row(i, 0) - lane / 4 + x / 8, col = run * 64 + x % 8 * 8;
-            if (r >= rows.count || col >= cols) continue;
-            Pack<float, 8> values;
-            memcpy(values.v, __builtin_assume_aligned(slab + x / 8 * kPitch + x % 8 * 8, 16), 32);
-            const int64_t to = token + rows.query(r);
-            in_packs(p.out_pack, values, rows.head(r) * v_dim + rows.part * kCols + col, [&](const auto& some, int64_t at) {
-              constexpr int N = std::decay_t<decltype(some)>::size;
-              put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
-            });
-          }
-          __syncwarp();
+          for (int j = 0; j < kCols / 8; ++j) *reinterpret_cast<::float2*>(to + j * 8) = {outputs[i][j][half * 2] * inverse, outputs[i][j][half * 2 + 1] * inverse};
         }
+      }
+      __syncwarp();
+      if (p.out_pack == 8) put_rows<4>(p, rows, slab, cols, 8);
+      else put_rows<1>(p, rows, slab, cols, p.out_pack);
+    }
+    template <int kAtOnce>
+    static __device__ __forceinline__ void put_rows(const P& p, const PrefillRows& rows, const float* slab, int cols, int most) {
+      constexpr int kPacks = kCols / 8;
+      const int64_t v_dim = p.shape.value_dim(), first_col = rows.part * kCols;
+      const auto map = sink_map(p.out);
+      const auto end = sink_end(p.out);
+#pragma unroll kAtOnce
+      for (int x = threadIdx.x % 32; x < kTiles * 16 * kPacks; x += 32) {
+        const int r = threadIdx.x / 32 * (kTiles * 16) + x / kPacks, col = x % kPacks * 8;
+        if (r >= rows.count || col >= cols) continue;
+        Pack<float, 8> values;
+        memcpy(values.v, __builtin_assume_aligned(slab + x / kPacks * kPitch + col, 16), 32);
+        const auto place = rows.place(r);
+        const int64_t to = rows.token + place.query;
+        in_packs(kAtOnce > 1 ? 8 : most, values, place.head * v_dim + first_col + col, [&](const auto& some, int64_t at) {
+          constexpr int N = std::decay_t<decltype(some)>::size;
+          put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
+        });
       }
     }
 
    private:
     using half_type = ::kernels::half;
 
-    // Keys of the tile that a row sees: [begin, end).
-    struct Seen {
-      int begin, end;
-    };
-    static __device__ __forceinline__ Seen seen_of(const P& p, const PrefillRows& rows, int row, int64_t pos) {
-      const int64_t query = rows.query(row);
-      const KeyRange seen = key_range(p.score, {rows.b, query, query, rows.queries, rows.keys});
-      return {int(greater<int64_t>(seen.begin - pos, 0)), int(lesser<int64_t>(seen.end - pos, kKeys))};
-    }
+    // Of the tile at `pos`.
+    static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) { return {row_keys[row].begin - pos, row_keys[row].end - pos}; }
     __device__ __forceinline__ float reference(int i, int half) const { return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half]; }
     template <class F>
     __device__ __forceinline__ void each(const F& f) {
@@ -638,10 +721,9 @@ struct PrefillBody {
 template <class Body, class P>
 Status start_prefill(const Exec& ex, const P& problem) {
   const PrefillGrid grid(problem.shape, Body::kRows, Body::kCols);
-  const int64_t blocks = grid.blocks(problem.shape.batch);
-  if (blocks == 0) return unsupported("attention: there are more than 2^31 tiles of queries");
+  if (grid.blocks == 0) return unsupported("attention: there are more than 2^31 tiles of queries");
   Launch how;
-  how.grid.x = unsigned(blocks);
+  how.grid.x = unsigned(grid.blocks);
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
   return launch<Body>(ex, how, {problem, grid});

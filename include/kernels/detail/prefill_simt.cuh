@@ -23,28 +23,27 @@ struct SimtPrefillBody {
     P problem;
     PrefillGrid grid;
   };
-  static size_t shared_bytes(const AttentionShape& shape) { return size_t(kRows) * size_t(shape.dim + kGap) * 4; }
+  struct Tiles {
+    float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
+  };
+  // With the queries behind the tiles.
+  static size_t shared_bytes(const AttentionShape& shape) { return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4; }
 
   static __device__ __forceinline__ void run(const Params& params) {
-    extern __shared__ __align__(128) float queries[];
-    __shared__ __align__(16) float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
+    extern __shared__ __align__(16) float floats_memory[];
+    auto& [keys, values, weights] = *reinterpret_cast<Tiles*>(floats_memory);
+    float* const queries = floats_memory + sizeof(Tiles) / 4;
     const P& p = params.problem;
-    const PrefillRows rows = params.grid.rows(p, kRows);
+    const PrefillRows rows = params.grid.rows(p, kRows, blockIdx.x);
     if (rows.count == 0) return;
     const int dim = int(p.shape.dim), pitch = dim + kGap, lane = threadIdx.x % 16;
-    const int64_t token = p.shape.first_query(rows.b), first_col = int64_t(rows.part) * kCols;
+    const int64_t first_col = int64_t(rows.part) * kCols;
     const int cols = int(lesser<int64_t>(kCols, p.shape.value_dim() - first_col));
-    KeyRange all{0, rows.keys};
-    if constexpr (score_ranges<S>) {
-      const SeenKeys seen = join_lanes(seen_by(p, rows, threadIdx.x % 32));
-      all = {seen.any.begin, seen.any.end};
-    }
+    const SeenKeys all = join_lanes(seen_by(rows, threadIdx.x % 32, keys_seen(p, rows, threadIdx.x % 32)));
     // Rows that are not there are 0, like columns behind the last.
     for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
       const int row = i / (dim / 4), col = i % (dim / 4) * 4;
-      float* const to = queries + row * pitch + col;
-      if (row < rows.count) bring_columns<float, 4>(to, p.q, token + rows.query(row), int64_t(rows.head(row)) * dim + col, p.wide_queries);
-      else *reinterpret_cast<::float4*>(to) = ::float4{0.f, 0.f, 0.f, 0.f};
+      bring(queries + row * pitch + col, row < rows.count, [&]() -> const typename P::Q& { return p.q; }, rows.token + rows.place(row).query, int64_t(rows.place(row).head) * dim + col, p.wide_queries);
     }
 
     int mine[2];
@@ -55,21 +54,21 @@ struct SimtPrefillBody {
     KERNELS_UNROLL
     for (int a = 0; a < 2; ++a) {
       mine[a] = threadIdx.x / 16 + a * 16;
-      const int64_t query = rows.query(mine[a]);
-      at[a] = {rows.b, rows.head(mine[a]), query, 0, rows.queries, rows.keys};
-      seen[a] = mine[a] < rows.count ? key_range(p.score, {rows.b, query, query, rows.queries, rows.keys}) : KeyRange{0, 0};
+      const auto place = rows.place(mine[a]);
+      at[a] = {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
+      seen[a] = mine[a] < rows.count ? key_range(p.score, rows.at(place.query)) : KeyRange{0, 0};
     }
 
     const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
-    for (int64_t pos = all.begin; pos < all.end; pos += kKeys) {
-      const bool there = pos + key_row < all.end;
+    for (int pos = all.any_begin; pos < all.any_end; pos += kKeys) {
+      const bool there = pos + key_row < all.any_end;
       float sums[2][2] = {};
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
-        bring(&keys[key_row][column], there && col + column < dim, [&] { return p.kv.key(rows.b, rows.kv_head, pos + key_row).codes; }, col + column, p.wide_keys);
+        bring(&keys[key_row][column], there && col + column < dim, [&] { return read_twice(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
         if (col == 0) {
           for (int i = column; i < kCols; i += 32) {
-            bring(&values[key_row][i], there && i < cols, [&] { return p.kv.value(rows.b, rows.kv_head, pos + key_row).codes; }, first_col + i, p.wide_values);
+            bring(&values[key_row][i], there && i < cols, [&] { return read_twice(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i, p.wide_values);
           }
         }
         __syncthreads();
@@ -101,8 +100,8 @@ struct SimtPrefillBody {
         states[a].l += of_row(sum(w), [](float x, float y) { return x + y; });
         KERNELS_UNROLL
         for (int b = 0; b < 2; ++b) {
-          const int64_t key = pos + lane + b * 16;
-          if constexpr (Value::scaled) w.v[b] = key < all.end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0) : 0.f;
+          const int key = pos + lane + b * 16;
+          if constexpr (Value::scaled) w.v[b] = key < all.any_end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0) : 0.f;
           weights[mine[a]][lane + b * 16] = w.v[b];
         }
         KERNELS_UNROLL
@@ -128,7 +127,7 @@ struct SimtPrefillBody {
     KERNELS_UNROLL
     for (int a = 0; a < 2; ++a) {
       if (mine[a] >= rows.count) continue;
-      const int64_t row = token + at[a].query;
+      const int64_t row = rows.token + at[a].query;
       float factor = 1.f;
       if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
       if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
@@ -149,10 +148,13 @@ struct SimtPrefillBody {
   }
 
  private:
-  template <class Codes>
-  static __device__ __forceinline__ void bring(float* to, bool there, const Codes& codes, int64_t col, bool wide) {
-    if (there) bring_columns<float, 4>(to, read_twice(codes()), 0, col, wide);
-    else *reinterpret_cast<::float4*>(to) = ::float4{0.f, 0.f, 0.f, 0.f};
+  // Four columns of source().
+  template <class Source>
+  static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col, bool wide) {
+    bring_rows<float, 4, 1, std::decay_t<decltype(source())>>([&](int, const auto& there, const auto& missing) {
+      if (is_there) there(source(), row, col, to);
+      else missing(to);
+    }, wide);
   }
   static __device__ __forceinline__ float dot4(const float* a, const float* b, float sum) {
     const ::float4 x = *reinterpret_cast<const ::float4*>(a), y = *reinterpret_cast<const ::float4*>(b);
