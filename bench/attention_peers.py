@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""PyTorch's attention kernels, FlashAttention-2 and cuDNN's, on the shapes of prefill.cu and in the same way: random bf16, CUDA-graph
+replay, medians. Writes rows in Google Benchmark's JSON form.
+
+    bench/attention_peers.py --out attention_peers.json [--quick]
+
+Exit status 77: PyTorch or the GPU is missing.
+"""
+import argparse
+import json
+import sys
+
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as error:
+    print(f"attention_peers.py: {error.name} is not installed", file=sys.stderr)
+    sys.exit(77)
+
+TOKENS = 16384
+WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def time_us(calls, replays=9):
+    """Median microseconds of a call: the calls as a graph that is replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            calls[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        results = [call() for call in calls]
+        graph.capture_end()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 3)]
+        events[0].record()
+        for event in events[1:]:
+            graph.replay()
+            event.record()
+        torch.cuda.synchronize()
+    del results
+    times = [a.elapsed_time(b) * 1e3 / len(calls) for a, b in zip(events[2:], events[3:])]
+    return sorted(times)[len(times) // 2]
+
+
+def measure(dim, heads, kv_heads, length, causal, who):
+    def random(count):
+        return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+
+    operations = 4.0 * TOKENS * length * heads * dim * (0.5 if causal else 1)
+    sets = [(random(heads), random(kv_heads), random(kv_heads)) for _ in range(3)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
+    with sdpa_kernel(WHO[who]):
+        us = time_us([lambda i=i: attend(*sets[i % 3], **options) for i in range(3 if operations > 1e12 else 9)])
+    return us, operations / us * 1e-6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="the JSON file to write")
+    parser.add_argument("--quick", action="store_true", help="a few lengths only")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("attention_peers.py: PyTorch finds no GPU", file=sys.stderr)
+        sys.exit(77)
+    lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]
+    rows = []
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for dim, heads, kv_heads in [(64, 32, 32), (128, 16, 16), (256, 8, 8), (128, 32, 8)]:
+            for causal in (False, True):
+                for length in lengths:
+                    for who in WHO:
+                        grouped = f"{heads}" if heads == kv_heads else f"{heads}/{kv_heads}"
+                        row = {"name": f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}/{who}", "run_type": "iteration", "time_unit": "us"}
+                        try:
+                            row["real_time"], row["TFLOP/s"] = measure(dim, heads, kv_heads, length, causal, who)
+                            print("%-60s %8.1f TFLOP/s" % (row["name"], row["TFLOP/s"]), flush=True)
+                        except Exception as error:  # a peer that fails must not end the others
+                            row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
+                            torch.cuda.synchronize()
+                        rows.append(row)
+    context = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    with open(options.out, "w") as file:
+        json.dump({"context": context, "benchmarks": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
