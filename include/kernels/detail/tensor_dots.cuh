@@ -151,6 +151,7 @@ struct TensorDots {
 // The same for weights of which 64 bytes have several scales. Rows of an mma are rows of weights, upper and lower ones; lanes 4g to
 // 4g + 3 read 64 bytes of row g, and each of them has a scale of its own. Of what they multiply with, column t has the inputs beside
 // the bytes of lane t and zeros elsewhere: so each column of the sums has one scale. Columns 4 to 7 are those of a second token.
+// Where a code is infinite, which some of 8 bits are, the result is not a number: it is multiplied by these zeros, too.
 template <class P, int M>
 struct FineDots {
   using X = typename P::X;
