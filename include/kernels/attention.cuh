@@ -58,10 +58,9 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
   char* const memory = static_cast<char*>(workspace.ptr);
   using Problem = detail::DecodeProblem<Q, Kv, S, Out>;
   Problem problem{q, kv, score, out, shape, options, options.scale_for(shape.dim),
-                  int(shape.dim), int(shape.value_dim()), int(shape.group()), detail::decode_rows(shape), 0,
+                  int(shape.dim), int(shape.value_dim()), int(shape.group()), detail::decode_rows(shape), 0, 0, false,
                   detail::max_pack_of(q), lesser(detail::key_pack(kv), detail::value_pack(kv)), detail::max_pack_of(out),
-                  reinterpret_cast<float2*>(memory + room.cuts), reinterpret_cast<float*>(memory + room.cuts + room.states),
-                  reinterpret_cast<detail::DecodeCut*>(memory)};
+                  reinterpret_cast<float2*>(memory), reinterpret_cast<float*>(memory + room.states)};
   return detail::DecodeEngine<Problem, kDim>(ex, problem).run(mode);
 }
 

@@ -145,7 +145,7 @@ TEST_CASE("decode: a graph captured at one length is right at another") {
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
   const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
   AttentionData<k::half, float, DeviceMemory> data(c);
-  DeviceInts lengths({1, 2});
+  OnDevice<int32_t> lengths({1, 2});
   Stream stream;
   const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, data.shape()));
   Device<unsigned char> memory(1, bytes, bytes);
@@ -158,8 +158,7 @@ TEST_CASE("decode: a graph captured at one length is right at another") {
     check_cuda(cudaStreamEndCapture(stream, &graph));
     check_cuda(cudaGraphInstantiate(&exec, graph, 0));
     for (const std::vector<int64_t>& lens : {std::vector<int64_t>{1000, 0}, {40000, 300}, {17, 299}}) {
-      for (size_t b = 0; b < 2; ++b) lengths.set(0, int64_t(b), int32_t(lens[b]));
-      lengths.upload();
+      lengths.assign({int32_t(lens[0]), int32_t(lens[1])});
       check_cuda(cudaGraphLaunch(exec, stream));
       stream.wait();
       data.c.kv_lens = lens;

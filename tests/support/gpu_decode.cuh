@@ -1,25 +1,14 @@
 // What the GPU's tests of decode() share: one call in each mode, against the oracle.
 #pragma once
 
-#include <kernels/attention.cuh>
-
-#include "attention.h"
-#include "gpu.cuh"
+#include "gpu_attention.cuh"
 
 namespace test {
-
-inline void filled(Device<int32_t>& to, const std::vector<int32_t>& from) {
-  for (size_t i = 0; i < from.size(); ++i) to.set(0, int64_t(i), from[i]);
-  to.upload();
-}
-struct DeviceInts : Device<int32_t> {
-  explicit DeviceInts(const std::vector<int32_t>& v) : Device<int32_t>(1, int64_t(v.size()), int64_t(v.size()), 0, Poison::nan) { filled(*this, v); }
-};
 
 // A placement's lengths, offsets and table on the device.
 struct DevicePlacement {
   const Placement& where;
-  DeviceInts lengths, offsets, table;
+  OnDevice<int32_t> lengths, offsets, table;
   explicit DevicePlacement(const Placement& w) : where(w), lengths(w.short_lengths), offsets(w.offsets), table(w.table.empty() ? std::vector<int32_t>{0} : w.table) {}
 
   // f(view), of the type that the layout asks for.
@@ -60,7 +49,7 @@ void check_decode(Tally& t, const std::string& what, const AttentionCase& c, con
   std::vector<unsigned char> before;
   for (int round = 0; round < 2; ++round) {
     AttentionData<TQ, TO, DeviceMemory> data(c, spread);
-    const DeviceInts offsets(data.offsets);
+    const OnDevice<int32_t> offsets(data.offsets);
     k::AttentionShape shape = data.shape();
     if (c.ragged_q) shape.q_offsets = offsets.data();
     const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, shape));

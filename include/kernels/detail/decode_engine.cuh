@@ -17,8 +17,13 @@ enum class DecodeMode {
 
 namespace detail {
 
-// Blocks that share the work, at most: two to a multiprocessor.
+// Blocks that share the work, at most.
 inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
+// A few less, if items of equal length are then cut evenly, or not at all.
+inline int even_blocks(int64_t items, int most) {
+  const int64_t even = items <= most ? items * (most / items) : items / ((items + most - 1) / most);
+  return even * 16 >= int64_t(most) * 15 ? int(even) : most;
+}
 // Rows that are worked on together: a kernel for few, and one for as many as registers allow.
 inline int decode_rows(const AttentionShape& shape) {
   const int64_t rows = shape.q_len * shape.group(), dim = greater(shape.dim, shape.value_dim());
@@ -35,7 +40,7 @@ class DecodeEngine {
     constexpr bool coded = CodedForDecode<typename P::Kv>::value;
     const bool fits = coded && aligned();
     if (mode == DecodeMode::automatic) mode = fits ? DecodeMode::precise : DecodeMode::plain;
-    if (mode != DecodeMode::plain && !fits) return unsupported("decode: tensor cores take keys and values of 16 or 8 bits, at multiples of 16 bytes");
+    if (mode != DecodeMode::plain && !fits) return unsupported("decode: tensor cores take keys and values of 16 or 8 bits, in rows that begin and end at multiples of 16 bytes");
     if constexpr (coded) {
       if (mode == DecodeMode::precise) return tensor<2>();
       if (mode == DecodeMode::tensor) return tensor<1>();
@@ -56,9 +61,9 @@ class DecodeEngine {
     }
     static constexpr bool value = fits<K>() && fits<V>();
   };
-  // Rows of codes begin at multiples of 16 bytes.
+  // Rows begin, and end, at multiples of 16 bytes.
   bool aligned() const {
-    return key_pack(p_.kv) >= widest_of<typename KeyRun<typename P::Kv>::Codes>() && value_pack(p_.kv) >= widest_of<typename ValueRun<typename P::Kv>::Codes>();
+    return p_.dim % widest_of<typename KeyRun<typename P::Kv>::Codes>() == 0 && p_.v_dim % widest_of<typename ValueRun<typename P::Kv>::Codes>() == 0 && key_pack(p_.kv) >= widest_of<typename KeyRun<typename P::Kv>::Codes>() && value_pack(p_.kv) >= widest_of<typename ValueRun<typename P::Kv>::Codes>();
   }
 
   // Whether there is a kernel for heads of up to `most`, that are larger than `less`.
@@ -111,16 +116,21 @@ class DecodeEngine {
   template <class Body>
   Status start(size_t shared, int blocks_each) {
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
+    const int64_t items = DecodeMergeBody<P>::items(p_);
+    p_.blocks = even_blocks(items, blocks_each * ex_.device().sm_count);
     Launch how;
     how.threads = Body::max_threads;
     how.shared = shared;
-    how.grid.x = unsigned(blocks_each * ex_.device().sm_count);
+    how.grid.x = unsigned(p_.blocks);
     KERNELS_TRY(launch<Body>(ex_, how, p_));
     // The second kernel waits for the first by itself.
     Exec after = ex_;
     after.programmatic(true);
+    p_.merged_by_item = items <= p_.blocks;
     how.threads = DecodeMergeBody<P>::max_threads;
-    how.shared = DecodeMergeBody<P>::shared_bytes(p_.tile_rows, int(how.grid.x));
+    how.shared = 0;
+    if (p_.merged_by_item) how.grid.x = unsigned(items);
+    how.grid.y = items > 32 ? 1 : 8;  // few items are cut into many parts each
     return launch<DecodeMergeBody<P>>(after, how, p_);
   }
 
@@ -128,13 +138,13 @@ class DecodeEngine {
   P& p_;
 };
 
-// What blocks leave: their cuts, then the states of both ends, then the outputs.
+// What blocks leave: the states of both ends, then the outputs.
 struct DecodeRoom {
-  size_t cuts, states, outputs;
+  size_t states, outputs;
   DecodeRoom(int blocks, const AttentionShape& shape)
-      : cuts(size_t(blocks) * sizeof(DecodeCut)), states(2 * size_t(blocks) * decode_rows(shape) * sizeof(float2)),
+      : states(2 * size_t(blocks) * decode_rows(shape) * sizeof(float2)),
         outputs(2 * size_t(blocks) * decode_rows(shape) * size_t(greater<int64_t>(0, shape.value_dim())) * sizeof(float)) {}
-  size_t bytes() const { return cuts + states + outputs; }
+  size_t bytes() const { return states + outputs; }
 };
 
 }  // namespace detail

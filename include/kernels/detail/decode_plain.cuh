@@ -28,7 +28,7 @@ template <class P, int kChunks>
 class PlainRows {
  public:
   static constexpr int warps = 4, rows = 8, registers = kChunks > 1 ? 255 : 128;
-  using Cursor = DecodeCursor<warps * kDecodeKeys, P>;
+  using Cursor = DecodeCursor<P>;
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;
   static size_t shared_bytes(const P& p) { return sizeof(float) * (rows * p.dim + warps * (kDecodeKeys * rows + rows * (p.v_dim + 4))); }
@@ -46,7 +46,8 @@ class PlainRows {
     }
     for (int i = threadIdx.x; i < rows * p_.dim; i += warps * 32) {
       const int row = i / p_.dim, col = i - row * p_.dim;
-      const int64_t number = int64_t(part.tile) * rows + row, token = p_.shape.first_query(part.b) + number / p_.group;
+      const int number = part.tile * rows + row;
+      const int64_t token = p_.shape.first_query(part.b) + number / p_.group;
       const int64_t at = (int64_t(part.head) * p_.group + number % p_.group) * p_.dim + col;
       queries_[i] = row < part.rows ? resolve(p_.q, fetch<1>(p_.q, token, at), token, at).v[0] : 0.f;
     }

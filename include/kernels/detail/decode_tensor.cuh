@@ -11,16 +11,21 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory, shifted so that ldmatrix meets no bank conflict.
+// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted within 128 bytes, so
+// that ldmatrix meets no bank conflict; rows that are shifted instead cost a tenth of the bandwidth, as copies to 128 bytes that
+// lie in two lines are asked for twice.
 template <class Run, int kCols>
 struct DecodeSide {
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
-  static constexpr int kRowBytes = kCols * int(sizeof(Code)), kPitch = kRowBytes + 16, kBytes = kDecodeKeys * kPitch;
+  static constexpr int kRowBytes = kCols * int(sizeof(Code)), kBytes = kDecodeKeys * kRowBytes;
   static constexpr int kSteps = kRowBytes / 32;  // of ldmatrix
   static constexpr int kSharers = kRowBytes >= 512 ? 32 : kRowBytes >= 256 ? 16 : kRowBytes >= 128 ? 8 : 4;  // lanes to a row
+  static constexpr int kSpan = kRowBytes < 128 ? kRowBytes : 128;
 
-  // Row i comes from the address that lane i has; zeros stand for what is not there.
+  static __device__ __forceinline__ int place(int row, int chunk) { return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16; }
+
+  // Row i comes from the address that lane i has; zeros stand for rows and columns that are not there.
   static __device__ __forceinline__ void copy(uint32_t to, const Code* mine, int bytes, int rows) {
     const int lane = threadIdx.x & 31;
     KERNELS_UNROLL
@@ -29,13 +34,17 @@ struct DecodeSide {
       const char* const from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(mine), row));
       KERNELS_UNROLL
       for (int first = 0; first < kRowBytes; first += kSharers * 16) {
-        const int at = first + lane % kSharers * 16;
-        if (at < kRowBytes) arch::copy_async_16(to + row * kPitch + at, from + at, row < rows ? greater(0, lesser(16, bytes - at)) : 0);
+        const int chunk = first / 16 + lane % kSharers;
+        if (chunk * 16 < kRowBytes) arch::copy_async_16(to + place(row, chunk), from + chunk * 16, row < rows ? greater(0, lesser(16, bytes - chunk * 16)) : 0);
       }
     }
   }
-  // Two operands of 16 keys x 16 columns (one, if not coded) from 32 bytes of each row; if coded, k is in the order of columns(t).
-  static __device__ __forceinline__ uint32_t key_lane() { return (threadIdx.x & 15) * kPitch + (threadIdx.x & 16); }
+  // The address of a lane's row of 32 bytes number `step`, from its first one.
+  static __device__ __forceinline__ uint32_t at_step(uint32_t first, int step) { return (first ^ (step * 32 % kSpan)) + step * 32 / kSpan * kSpan; }
+  static __device__ __forceinline__ uint32_t key_lane() { return place(threadIdx.x & 15, threadIdx.x / 16 & 1); }
+  static __device__ __forceinline__ uint32_t value_lane() { return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1); }
+
+  // Two operands of 16 keys x 16 columns (one, if not coded) from 32 bytes of each row; if coded, k is in the order of query_operand().
   template <class T>
   static __device__ __forceinline__ void keys(uint32_t (&a)[coded ? 2 : 1][4], uint32_t at) {
     if constexpr (coded) {
@@ -52,7 +61,6 @@ struct DecodeSide {
     }
   }
   // The same of 16 columns x 16 keys; if coded, rows g and g + 8 are columns 2g and 2g + 1.
-  static __device__ __forceinline__ uint32_t value_lane() { return (threadIdx.x & 7) * kPitch + (threadIdx.x & 16) / 2 * kPitch + (threadIdx.x & 8) * 2; }
   template <class T>
   static __device__ __forceinline__ void values(uint32_t (&a)[coded ? 2 : 1][4], uint32_t at) {
     if constexpr (coded) {
@@ -92,8 +100,8 @@ __device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair
 template <class P, int kDim, int kVDim, int kTiles, int kParts>
 class TensorRows {
  public:
-  static constexpr int warps = kDim > 256 ? 2 : 4, rows = 8 * kTiles, registers = 255;
-  using Cursor = DecodeCursor<warps * kDecodeKeys, P>;
+  static constexpr int warps = kDim > 256 ? 2 : 4, rows = 8 * kTiles, registers = kDim > 128 || kTiles > 1 ? 255 : 144;
+  using Cursor = DecodeCursor<P>;
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
   using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
@@ -103,11 +111,11 @@ class TensorRows {
   static constexpr int kSlot = Keys::kBytes + Values::kBytes, kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
-  // Two blocks share a multiprocessor where heads are small.
+  // Several blocks share a multiprocessor where heads are small.
   static constexpr int kBlocksEach = kDim > 128 ? 1 : 2;
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int stages(int architecture) {
-    const int room = (has_much(architecture) ? (228 << 10) / kBlocksEach : 100 << 10) - (1 << 10) - kStatic - kQueries;
+    const int room = ((has_much(architecture) ? 228 << 10 : 100 << 10) / blocks_each(architecture)) - (1 << 10) - kStatic - kQueries;
     const int most = room / (warps * (kSlot + 4 * kSlotScales));
     return most < 1 ? 1 : most > 6 ? 6 : most;
   }
@@ -152,7 +160,7 @@ class TensorRows {
     KERNELS_UNROLL
     for (int step = 0; step < Keys::kSteps; ++step) {
       uint32_t a[Keys::coded ? 2 : 1][4];
-      Keys::template keys<KeyType>(a, slot + Keys::key_lane() + step * 32);
+      Keys::template keys<KeyType>(a, Keys::at_step(slot + Keys::key_lane(), step));
       KERNELS_UNROLL
       for (int half_step = 0; half_step < (Keys::coded ? 2 : 1); ++half_step) {
         const int at = Keys::coded ? 2 * step + half_step : step;
@@ -201,7 +209,7 @@ class TensorRows {
     KERNELS_UNROLL
     for (int step = 0; step < Values::kSteps; ++step) {
       uint32_t a[Values::coded ? 2 : 1][4];
-      Values::template values<ValueType>(a, slot + Keys::kBytes + Values::value_lane() + step * 32);
+      Values::template values<ValueType>(a, Values::at_step(slot + Keys::kBytes + Values::value_lane(), step));
       KERNELS_UNROLL
       for (int half_step = 0; half_step < (Values::coded ? 2 : 1); ++half_step) {
         KERNELS_UNROLL
@@ -217,8 +225,7 @@ class TensorRows {
 
   __device__ __forceinline__ void write_states(float2* states) {
     weights_.write(states);
-    // The slot that was worked on last is free until the next is brought.
-    if (lane() == 0) *free_slot(warp()) = slot_ == 0 ? kStages - 1 : slot_ - 1;
+    if (lane() == 0) *sums_slot(warp()) = free_slot();
   }
   template <class States>
   __device__ __forceinline__ void write_sums(int n, const States& states) {
@@ -242,10 +249,10 @@ class TensorRows {
   }
 
  private:
-  static constexpr int kStatic = 2048, kStages = stages(arch::kCompiledFor);
+  static constexpr int kStatic = 1536, kStages = stages(arch::kCompiledFor);
   // Queries stay in registers where there is room.
   static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
-  static constexpr int kSumsPitch = kVDim + 4;
+  static constexpr int kSumsPitch = kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
   static_assert(8 * kSumsPitch * 4 <= kSlot, "the sums of 8 rows take the place of a slot");
   using Weights = DecodeWeights<P, kTiles>;
 
@@ -255,11 +262,14 @@ class TensorRows {
   __device__ __forceinline__ float* scales_at(int slot) const {
     return reinterpret_cast<float*>(shared_ + warps * kStages * kSlot + kQueries) + (warp() * kStages + slot) * kSlotScales;
   }
-  static __device__ __forceinline__ int* free_slot(int warp) {
+  __device__ __forceinline__ unsigned char* slot_at(int warp, int slot) const { return shared_ + (warp * kStages + slot) * kSlot; }
+  // The slot that was worked on last is free until the next is brought: there a warp's sums go.
+  __device__ __forceinline__ int free_slot() const { return slot_ == 0 ? kStages - 1 : slot_ - 1; }
+  static __device__ __forceinline__ int* sums_slot(int warp) {
     __shared__ int slots[warps];
     return slots + warp;
   }
-  __device__ __forceinline__ float* sums_at(int warp) const { return reinterpret_cast<float*>(shared_ + (warp * kStages + *free_slot(warp)) * kSlot); }
+  __device__ __forceinline__ float* sums_at(int warp) const { return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp))); }
 
   // Brings the warp's next 16 keys and values, if there are more.
   __device__ __forceinline__ void bring() {
@@ -277,8 +287,9 @@ class TensorRows {
     const auto key = p_.kv.key(next_.b, next_.head, pos);
     const auto value = p_.kv.value(next_.b, next_.head, pos);
     const uint32_t to = ring_ + slot * kSlot;
-    Keys::copy(to, key.codes.at(0, 0), p_.dim * int(sizeof(typename Keys::Code)), there);
-    Values::copy(to + Keys::kBytes, value.codes.at(0, 0), p_.v_dim * int(sizeof(typename Values::Code)), there);
+    const int key_bytes = p_.dim * int(sizeof(typename Keys::Code)), value_bytes = p_.v_dim * int(sizeof(typename Values::Code));
+    Keys::copy(to, key.codes.at(0, 0), key_bytes, there);
+    Values::copy(to + Keys::kBytes, value.codes.at(0, 0), value_bytes, there);
     arch::copy_async_commit();
     if constexpr (scaled) {
       waiting_scale_ = lane() < kDecodeKeys ? key.scale(0) : value.scale(0);
@@ -297,7 +308,8 @@ class TensorRows {
   __device__ __forceinline__ void read_queries(const DecodePart& part, int row, int col) {
     Pack<float, 8> v = broadcast<8>(0.f);
     if (row < part.rows && col < p_.dim) {
-      const int64_t number = int64_t(part.tile) * rows + row, token = p_.shape.first_query(part.b) + number / p_.group;
+      const int number = part.tile * rows + row;
+      const int64_t token = p_.shape.first_query(part.b) + number / p_.group;
       const int64_t at = (int64_t(part.head) * p_.group + number % p_.group) * p_.dim + col;
       constexpr int wide = wide_pack<typename P::Q>;
       if (p_.q_pack >= wide) read_eight<wide>(v, token, at);

@@ -3,7 +3,7 @@
 // The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, cut into
 // units of keys, and each block gets as many units as any other, wherever an item begins or ends. A block that has a
 // whole item finishes it. Of an item that is cut, each block leaves the state of its part in the workspace, and a second kernel
-// merges these in the order of the keys. All of this is found out on the device, from the lengths as they are when the kernel runs.
+// merges these. All of this is found out on the device, from the lengths as they are when the kernels run.
 //
 // The warps of a block go through the keys side by side, 16 at a time, each with a state and an output of its own, and meet where
 // an item ends or is cut. How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
@@ -19,7 +19,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-constexpr int kDecodeKeys = 16;  // that a warp takes at a time
+constexpr int kDecodeKeys = 16;  // that a warp takes at a time: a unit
 constexpr int kMostDecodeRows = 32;
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
@@ -40,6 +40,11 @@ __device__ __forceinline__ void put_floats(float* p, const Pack<float, N>& v) {
   for (int i = 0; i < N; i += 4) *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
 }
 
+// Most numbers are small, and dividing those takes a fraction of the time.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+  return ((a | b) >> 32) == 0 ? int64_t(uint32_t(a) / uint32_t(b)) : a / b;
+}
+
 // A part of the keys of an item, for the rows of one of its tiles.
 struct DecodePart {
   int b, head, tile, rows, begin, end;
@@ -48,11 +53,6 @@ struct DecodePart {
 
   __device__ __forceinline__ bool starts() const { return unit == 0; }
   __device__ __forceinline__ bool whole() const { return starts() && ends; }
-};
-
-// An item that a block ends and another one began.
-struct DecodeCut {
-  int b, head, tile, first;  // tile < 0: there is none. first: the block in which it began
 };
 
 template <class Q_, class Kv_, class S_, class Out_>
@@ -70,12 +70,13 @@ struct DecodeProblem {
   Attention options;
   float scale;
   int dim, v_dim, group;
-  int tile_rows, tiles;          // of an item, at most
+  int tile_rows, tiles;           // of an item, at most
+  int blocks;                     // that keys are shared out to, at most
+  bool merged_by_item;
   int q_pack, kv_pack, out_pack;  // elements per access that the functors allow
   // What blocks leave: two parts each, of which the first goes on with an item and the second begins one.
   float2* states;
   float* outputs;
-  DecodeCut* cuts;
 
   __device__ __forceinline__ int64_t left_at(int block, bool begins, int row) const { return (2 * int64_t(block) + begins) * tile_rows + row; }
 };
@@ -84,30 +85,30 @@ struct DecodeProblem {
 struct DecodeKeys {
   int begin, end, rows, units;
 };
-template <int kUnit, class P>
+template <class P>
 __device__ __forceinline__ DecodeKeys keys_of(const P& p, int64_t b, int tile) {
-  const int64_t q_len = p.shape.queries(b), all = q_len * p.group, first = int64_t(tile) * p.tile_rows;
+  const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
   if (first >= all) return {0, 0, 0, 0};
-  const int rows = int(lesser<int64_t>(p.tile_rows, all - first));
+  const int rows = lesser(p.tile_rows, all - first);
   const KeyRange seen = key_range(p.score, {b, first / p.group, (first + rows - 1) / p.group, q_len, p.kv.length(b)});
   // Rows without keys have a result as well.
-  return {int(seen.begin), int(seen.end), rows, greater(1, int((seen.end - seen.begin + kUnit - 1) / kUnit))};
+  return {int(seen.begin), int(seen.end), rows, greater(1, int(unsigned(seen.end - seen.begin + kDecodeKeys - 1) / unsigned(kDecodeKeys)))};
 }
 
 // Walks through a block's parts.
-template <int kUnit, class P>
+template <class P>
 class DecodeCursor {
  public:
   // `left` units, from the one that stands `offset` behind the first of sequence b.
   __device__ __forceinline__ DecodeCursor(const P& p, int b, int64_t offset, int64_t left) : left_(left), b_(b) {
     int64_t head_units = 0;
-    for (int tile = 0; tile < p.tiles; ++tile) head_units += keys_of<kUnit>(p, b, tile).units;
-    head_ = int(offset / head_units);
+    for (int tile = 0; tile < p.tiles; ++tile) head_units += keys_of(p, b, tile).units;
+    head_ = int(quotient(offset, head_units));
     offset -= head_ * head_units;
-    keys_ = keys_of<kUnit>(p, b, 0);
+    keys_ = keys_of(p, b, 0);
     while (offset >= keys_.units) {
       offset -= keys_.units;
-      keys_ = keys_of<kUnit>(p, b, ++tile_);
+      keys_ = keys_of(p, b, ++tile_);
     }
     unit_ = int(offset);
   }
@@ -117,10 +118,10 @@ class DecodeCursor {
       unit_ = 0;
       if (++tile_ == p.tiles) tile_ = 0, ++head_;
       if (head_ == p.shape.kv_heads) head_ = 0, ++b_;
-      keys_ = keys_of<kUnit>(p, b_, tile_);
+      keys_ = keys_of(p, b_, tile_);
     }
-    const int count = int(lesser<int64_t>(left_, keys_.units - unit_)), begin = keys_.begin + unit_ * kUnit;
-    part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, begin + count * kUnit), unit_, unit_ + count == keys_.units};
+    const int count = int(lesser<int64_t>(left_, keys_.units - unit_)), begin = keys_.begin + unit_ * kDecodeKeys;
+    part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, begin + count * kDecodeKeys), unit_, unit_ + count == keys_.units};
     left_ -= count;
     unit_ += count;
     return true;
@@ -132,27 +133,36 @@ class DecodeCursor {
   DecodeKeys keys_;
 };
 
-// Where a block begins: at unit `first` of `total`, which stands `offset` behind the first of sequence b.
-struct DecodeStart {
-  int64_t total, first, count, offset;
-  int b, blocks;  // blocks: how many have any
+// How the units of all sequences are shared out: `blocks` get any, block i from unit total * i / blocks on.
+struct DecodeShares {
+  int64_t total;
+  int blocks;
 
-  // The block that has this unit.
-  __device__ __forceinline__ int block_of(int64_t unit) const { return int(((unit + 1) * blocks - 1) / total); }
+  __device__ __forceinline__ int64_t first(int block) const { return block < blocks ? quotient(total * block, blocks) : total; }
+  __device__ __forceinline__ int block_of(int64_t unit) const { return int(quotient((unit + 1) * blocks - 1, total)); }
 };
-template <int kUnit, class P>
-__device__ __forceinline__ void find_start(const P& p, DecodeStart& start) {
+// A unit: `offset` behind the first of sequence b.
+struct DecodeUnit {
+  int64_t offset;
+  int b;
+};
+
+template <class P>
+__device__ __forceinline__ int64_t units_of(const P& p, int64_t b) {
+  int64_t sum = 0;
+  for (int tile = 0; tile < p.tiles; ++tile) sum += keys_of(p, b, tile).units;
+  return sum * p.shape.kv_heads;
+}
+// By all threads of a block, of which each calls look(shares, begin, end, before, up_to) for its sequences [begin, end), and the units
+// before these and up to their end.
+template <class P, class F>
+__device__ __forceinline__ DecodeShares share_out(const P& p, const F& look) {
   __shared__ int64_t sums[32];
-  const auto units_of = [&](int64_t b) {
-    int64_t sum = 0;
-    for (int tile = 0; tile < p.tiles; ++tile) sum += keys_of<kUnit>(p, b, tile).units;
-    return sum * p.shape.kv_heads;
-  };
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   const int64_t each = (p.shape.batch + blockDim.x - 1) / blockDim.x;
   const int64_t begin = lesser<int64_t>(threadIdx.x * each, p.shape.batch), end = lesser(begin + each, p.shape.batch);
   int64_t mine = 0;
-  for (int64_t b = begin; b < end; ++b) mine += units_of(b);
+  for (int64_t b = begin; b < end; ++b) mine += units_of(p, b);
   int64_t up_to = mine;
   KERNELS_UNROLL
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -166,25 +176,37 @@ __device__ __forceinline__ void find_start(const P& p, DecodeStart& start) {
     if (i < warp) up_to += sums[i];
     total += sums[i];
   }
-  const int blocks = int(lesser<int64_t>(gridDim.x, total)), block = int(blockIdx.x);
-  const int64_t first = block < blocks ? total * block / blocks : total;
-  if (threadIdx.x == 0) {
-    start.total = total, start.first = first, start.blocks = blocks;
-    start.count = block < blocks ? total * (block + 1) / blocks - first : 0;
-  }
-  if (first >= up_to - mine && first < up_to) {
-    int64_t offset = first - (up_to - mine), b = begin;
-    for (int64_t units; offset >= (units = units_of(b)); ++b) offset -= units;
-    start.b = int(b), start.offset = offset;
-  }
+  const DecodeShares shares{total, int(lesser<int64_t>(p.blocks, total))};
+  look(shares, begin, end, up_to - mine, up_to);
   __syncthreads();
+  return shares;
+}
+// The unit that a block begins with.
+template <class P>
+__device__ __forceinline__ DecodeShares find_first(const P& p, int block, DecodeUnit& found) {
+  return share_out(p, [&](const DecodeShares& shares, int64_t begin, int64_t, int64_t before, int64_t up_to) {
+    int64_t offset = shares.first(block) - before;
+    if (offset < 0 || shares.first(block) >= up_to) return;
+    int64_t b = begin;
+    for (int64_t units; offset >= (units = units_of(p, b)); ++b) offset -= units;
+    found = {offset, int(b)};
+  });
+}
+// How many units there are before sequence b.
+template <class P>
+__device__ __forceinline__ DecodeShares count_before(const P& p, int b, int64_t& count) {
+  return share_out(p, [&](const DecodeShares&, int64_t begin, int64_t end, int64_t before, int64_t) {
+    if (b < begin || b >= end) return;
+    for (int64_t other = begin; other < b; ++other) before += units_of(p, other);
+    count = before;
+  });
 }
 
 // The result of a row that has seen all keys: with logits to the base of 2, l is the sum of 2^(logit - m).
 template <class P>
 class DecodeRow {
  public:
-  __device__ __forceinline__ DecodeRow(const P& p, int b, int kv_head, int64_t row, float m, float l)
+  __device__ __forceinline__ DecodeRow(const P& p, int b, int kv_head, int row, float m, float l)
       : p_(p), token_(p.shape.first_query(b) + row / p.group), head_(int64_t(kv_head) * p.group + row % p.group) {
     SoftmaxState<float> state{m * kLn2, l};
     scale_ = 1.f;
@@ -330,29 +352,28 @@ class DecodeWeights {
 
 template <class P, class Rows>
 struct DecodeBody {
-  static constexpr int kWarps = Rows::warps, kRows = Rows::rows, kUnit = kWarps * kDecodeKeys;
+  static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
-  static constexpr bool early = true;
   using Params = P;
   using States = float2[kWarps][kRows];
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ DecodeStart start;
+    __shared__ DecodeUnit begin;
     __shared__ States states;
-    arch::grid_dependency_wait();
-    find_start<kUnit>(p, start);
-    if (threadIdx.x == 0) p.cuts[blockIdx.x].tile = -1;
-    if (start.count == 0) return;
-    DecodeCursor<kUnit, P> cursor(p, start.b, start.offset, start.count);
+    // Not before everything ahead has ended: the kernel that merges reads lengths without waiting.
+    arch::grid_dependency_trigger();
+    const DecodeShares shares = find_first(p, int(blockIdx.x), begin);
+    const int64_t count = shares.first(int(blockIdx.x) + 1) - shares.first(int(blockIdx.x));
+    if (count == 0) return;
+    DecodeCursor<P> cursor(p, begin.b, begin.offset, count);
     Rows rows(p, shared, cursor);
     DecodePart part;
     while (cursor.next(p, part)) {
       rows.begin(part);
-      for (int key = part.begin + int(threadIdx.x) / 32 * kDecodeKeys; key < part.end; key += kUnit) rows.take(part, key);
+      for (int key = part.begin + int(threadIdx.x) / 32 * kDecodeKeys; key < part.end; key += kWarps * kDecodeKeys) rows.take(part, key);
       rows.write_states(states[threadIdx.x / 32]);
       __syncthreads();
-      if (threadIdx.x == 0 && part.ends && !part.starts()) p.cuts[blockIdx.x] = {part.b, part.head, part.tile, start.block_of(start.first - part.unit)};
       KERNELS_UNROLL
       for (int n = 0; n < kRows / 8; ++n) {
         if (n * 8 >= part.rows) break;
@@ -380,7 +401,7 @@ struct DecodeBody {
         sums = sums + rows.sums_of(warp, row - first, col);
       }
       if (part.whole()) {
-        DecodeRow<P>(p, part.b, part.head, int64_t(part.tile) * kRows + row, m, l).write(sums, col);
+        DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, m, l).write(sums, col);
       } else {
         const int64_t at = p.left_at(blockIdx.x, part.starts(), row);
         if (col == 0) p.states[at] = make_float2(m, l);
@@ -390,72 +411,106 @@ struct DecodeBody {
   }
 };
 
-// A block for each that left a cut: it merges the item's parts.
+// Merges the parts of items that were cut: a block for each item, or where there are more items than blocks that could cut them, for
+// each block that may end an item which another one began. Several along y share the columns.
 template <class P>
 struct DecodeMergeBody {
-  static constexpr int max_threads = 512, registers = 64, kUnroll = 8;
+  // So small that it finds room beside the blocks that it waits for.
+  static constexpr int max_threads = 128, registers = 80, kUnroll = 8;
   static constexpr bool early = true;
   using Params = P;
-  static constexpr int kReduced = max_threads * 16;  // bytes
-  static size_t shared_bytes(int rows, int blocks) { return kReduced + size_t(rows) * blocks * sizeof(float); }
+  static int64_t items(const P& p) { return p.shape.batch * p.shape.kv_heads * p.tiles; }
 
   static __device__ __forceinline__ void run(const P& p) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ float2 states[kMostDecodeRows];
+    __shared__ float2 all_states[max_threads];
+    __shared__ ::float4 all_sums[max_threads];
+    const Cut cut = p.merged_by_item ? cut_of_item(p, int(blockIdx.x)) : cut_of_block(p, int(blockIdx.x));
+    if (cut.count < 2) return;
+    const int rows = cut.rows, count = cut.count;
+    const int first_row = cut.tile * p.tile_rows;
     arch::grid_dependency_wait();
-    const DecodeCut cut = p.cuts[blockIdx.x];
-    if (cut.tile < 0) return;
-    const int count = int(blockIdx.x) - cut.first + 1;
-    const int64_t first_row = int64_t(cut.tile) * p.tile_rows;
-    const int rows = int(lesser<int64_t>(p.tile_rows, p.shape.queries(cut.b) * p.group - first_row));
-    const auto left_at = [&](int i, int row) { return p.left_at(cut.first + i, i == 0, row); };
-    float* const weights = reinterpret_cast<float*>(shared + kReduced);
-    const int lane = threadIdx.x & 31;
-    for (int row = threadIdx.x / 32; row < rows; row += max_threads / 32) {
-      float m = -infinity<float>(), l = 0.f;
-      for (int i = lane; i < count; i += 32) m = greater(m, p.states[left_at(i, row)].x);
-      KERNELS_UNROLL
-      for (int mask = 16; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
-      for (int i = lane; i < count; i += 32) {
-        const float2 state = p.states[left_at(i, row)];
-        const float weight = arch::exp2_flushed(state.x - (m == -infinity<float>() ? 0.f : m));
-        weights[row * count + i] = weight;
-        l += state.y * weight;
-      }
-      KERNELS_UNROLL
-      for (int mask = 16; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
-      if (lane == 0) states[row] = make_float2(m, l);
-    }
-    __syncthreads();
-
     // Where there are more threads than packs of results, several share a pack's parts.
-    const int packs = p.v_dim / 4, all = rows * packs, sharers = greater(1, max_threads / all);
-    float* const reduced = reinterpret_cast<float*>(shared);
-    for (int begin = 0; begin < all; begin += max_threads) {
-      const int sharer = threadIdx.x / all, i = begin + int(threadIdx.x) - sharer * all;
-      const int row = i / packs, col = i % packs * 4;
-      Pack<float, 4> sums = broadcast<4>(0.f);
-      if (sharer < sharers && i < all) {
-        for (int part = sharer; part < count; part += sharers * kUnroll) {
-          Pack<float, 4> some[kUnroll];
-          KERNELS_UNROLL
-          for (int u = 0; u < kUnroll; ++u) {
-            if (part + u * sharers < count) some[u] = floats_at<4>(p.outputs + left_at(part + u * sharers, row) * p.v_dim + col);
-          }
-          KERNELS_UNROLL
-          for (int u = 0; u < kUnroll; ++u) {
-            if (part + u * sharers < count) sums = sums + some[u] * weights[row * count + part + u * sharers];
-          }
+    const int each = (p.v_dim / 4 + int(gridDim.y) - 1) / int(gridDim.y), first_pack = int(blockIdx.y) * each;
+    const int packs = lesser(each, p.v_dim / 4 - first_pack), results = rows * packs, sharers = greater(1, max_threads / greater(1, results));
+    for (int begin = 0; begin < results; begin += max_threads) {
+      const int sharer = threadIdx.x / results, i = begin + int(threadIdx.x) - sharer * results;
+      const int row = i / packs, col = (first_pack + i - row * packs) * 4;
+      const bool works = sharer < sharers && i < results;
+      Merged mine;
+      for (int part = sharer; works && part < count; part += sharers * kUnroll) {
+        float2 states[kUnroll];
+        Pack<float, 4> some[kUnroll];
+        KERNELS_UNROLL
+        for (int u = 0; u < kUnroll; ++u) {
+          const int at = lesser(part + u * sharers, count - 1);
+          const int64_t place = p.left_at(cut.first + at, at == 0, row);
+          states[u] = p.states[place];
+          some[u] = floats_at<4>(p.outputs + place * p.v_dim + col);
+        }
+        KERNELS_UNROLL
+        for (int u = 0; u < kUnroll; ++u) {
+          if (part + u * sharers < count) mine.take({states[u].x, states[u].y, some[u]});
         }
       }
       if (sharers > 1) {
-        put_floats(reduced + threadIdx.x * 4, sums);
+        all_states[threadIdx.x] = make_float2(mine.m, mine.l);
+        all_sums[threadIdx.x] = make_float4(mine.sums.v[0], mine.sums.v[1], mine.sums.v[2], mine.sums.v[3]);
         __syncthreads();
-        for (int other = 1; sharer == 0 && other < sharers; ++other) sums = sums + floats_at<4>(reduced + (other * all + i) * 4);
+        for (int other = 1; sharer == 0 && other < sharers; ++other) {
+          const int at = other * results + i;
+          mine.take({all_states[at].x, all_states[at].y, floats_at<4>(&all_sums[at].x)});
+        }
       }
-      if (sharer == 0 && i < all) DecodeRow<P>(p, cut.b, cut.head, first_row + row, states[row].x, states[row].y).write(sums, col);
+      if (sharer == 0 && works) DecodeRow<P>(p, cut.b, cut.head, first_row + row, mine.m, mine.l).write(mine.sums, col);
     }
   }
+
+ private:
+  // An item whose parts are with blocks from `first` on.
+  struct Cut {
+    int b, head, tile, rows, first, count;
+  };
+  static __device__ __forceinline__ Cut cut_of_item(const P& p, int item) {
+    __shared__ int64_t before;
+    const int tile = item % p.tiles, head = item / p.tiles % int(p.shape.kv_heads), b = item / p.tiles / int(p.shape.kv_heads);
+    const DecodeShares shares = count_before(p, b, before);
+    int64_t first = before, head_units = 0;
+    DecodeKeys keys = {};
+    for (int i = 0; i < p.tiles; ++i) {
+      const DecodeKeys some = keys_of(p, b, i);
+      if (i < tile) first += some.units;
+      if (i == tile) keys = some;
+      head_units += some.units;
+    }
+    first += head_units * head;
+    if (keys.units < 2) return {};
+    const int block = shares.block_of(first);
+    return {b, head, tile, keys.rows, block, shares.block_of(first + keys.units - 1) - block + 1};
+  }
+  static __device__ __forceinline__ Cut cut_of_block(const P& p, int block) {
+    __shared__ DecodeUnit begin;
+    const DecodeShares shares = find_first(p, block, begin);
+    const int64_t count = shares.first(block + 1) - shares.first(block);
+    if (count == 0) return {};
+    DecodePart part;
+    DecodeCursor<P>(p, begin.b, begin.offset, count).next(p, part);
+    if (part.starts() || !part.ends) return {};
+    const int first = shares.block_of(shares.first(block) - part.unit);
+    return {part.b, part.head, part.tile, part.rows, first, block - first + 1};
+  }
+
+  struct Merged {
+    float m = -infinity<float>(), l = 0.f;
+    Pack<float, 4> sums = broadcast<4>(0.f);
+
+    __device__ __forceinline__ void take(const Merged& other) {
+      const float most = greater(m, other.m), reference = most == -infinity<float>() ? 0.f : most;
+      const float before = arch::exp2_flushed(m - reference), factor = arch::exp2_flushed(other.m - reference);
+      m = most;
+      l = l * before + other.l * factor;
+      sums = sums * before + other.sums * factor;
+    }
+  };
 };
 
 }  // namespace detail
