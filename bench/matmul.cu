@@ -12,21 +12,6 @@ namespace k = kernels;
 
 namespace {
 
-// Reads n units of 16 bytes and keeps nothing of them.
-template <int kUnroll>
-__global__ void __launch_bounds__(256) read_kernel(const uint4* from, size_t n, unsigned* never) {
-  const size_t first = size_t(blockIdx.x) * blockDim.x * kUnroll + threadIdx.x;
-  uint4 values[kUnroll] = {};
-#pragma unroll
-  for (int i = 0; i < kUnroll; ++i) {
-    if (first + i * blockDim.x < n) values[i] = __ldcs(from + first + i * blockDim.x);
-  }
-  unsigned sum = 0;
-#pragma unroll
-  for (int i = 0; i < kUnroll; ++i) sum ^= values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
-  if (sum == 0x12345678u) *never = sum;
-}
-
 // y = map(y), element by element: what stands after a product when it is not fused.
 template <class Source, class Sink>
 __global__ void pointwise_kernel(Source source, Sink sink, int64_t cols) {
@@ -103,16 +88,7 @@ class Case : public bench::CaseBase {
     if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / us;
   }
   double measure_yardstick() const override {
-    static unsigned* never = nullptr;
-    if (never == nullptr) BENCH_CHECK(cudaMalloc(&never, 4));
-    const size_t n = size_t(bytes_ / 16);
-    const auto run = [&](auto unroll) {
-      constexpr int kUnroll = decltype(unroll)::value;
-      return bench::time_us(sets_, [&](cudaStream_t s, int i) {
-        read_kernel<kUnroll><<<unsigned((n + 256 * kUnroll - 1) / (256 * kUnroll)), 256, 0, s>>>(static_cast<const uint4*>(from_[size_t(i)]), n, never);
-      });
-    };
-    return std::min({run(std::integral_constant<int, 1>()), run(std::integral_constant<int, 2>()), run(std::integral_constant<int, 4>()), run(std::integral_constant<int, 8>())});
+    return bench::read_us(sets_, [&](int i) { return from_[size_t(i)]; }, size_t(bytes_));
   }
 
   int64_t m_, n_, k_;

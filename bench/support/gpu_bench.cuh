@@ -1,5 +1,5 @@
 // Measuring on the GPU: random buffers rotated beyond the L2 cache, CUDA-graph replay, medians, the copy kernel that rows
-// are held against, and what the cases of a benchmark share.
+// are held against, the read kernel for what is read once, and what the cases of a benchmark share.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -178,6 +178,35 @@ inline double copy_us(int sets, const std::function<const void*(int)>& from, con
   const double two = time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }, calls);
   const double four = time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }, calls);
   return std::min(one, std::min(two, four));
+}
+
+// The other yardstick: reads `n` units of 16 bytes and keeps nothing of them.
+template <int kUnroll>
+__global__ void __launch_bounds__(256) read_kernel(const uint4* from, size_t n, unsigned* never) {
+  const size_t first = size_t(blockIdx.x) * blockDim.x * kUnroll + threadIdx.x;
+  uint4 values[kUnroll] = {};
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    if (first + i * blockDim.x < n) values[i] = __ldcs(from + first + i * blockDim.x);
+  }
+  unsigned sum = 0;
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) sum ^= values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+  if (sum == 0x12345678u) *never = sum;
+}
+
+// The best of four unrollings.
+inline double read_us(int sets, const std::function<const void*(int)>& from, size_t bytes, int calls = 20) {
+  static unsigned* never = nullptr;
+  if (never == nullptr) BENCH_CHECK(cudaMalloc(&never, 4));
+  const size_t n = bytes / 16;
+  const auto run = [&](auto unroll) {
+    constexpr int kUnroll = decltype(unroll)::value;
+    return time_us(sets, [&](cudaStream_t s, int i) {
+      read_kernel<kUnroll><<<unsigned((n + 256 * kUnroll - 1) / (256 * kUnroll)), 256, 0, s>>>(static_cast<const uint4*>(from(i)), n, never);
+    }, calls);
+  };
+  return std::min({run(std::integral_constant<int, 1>()), run(std::integral_constant<int, 2>()), run(std::integral_constant<int, 4>()), run(std::integral_constant<int, 8>())});
 }
 
 template <class T> constexpr const char* type_name = "?";

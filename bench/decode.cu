@@ -1,0 +1,131 @@
+// Attention of one query to each sequence, against a kernel that only reads the keys and values. What is timed is named
+//   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
+// for heads of 128. who: read, the yardstick; precise, tensor, plain: the modes of decode(). `error` is the mean difference from the same in
+// double, over the mean size of that, of the first sequence's heads.
+#include <kernels/attention.cuh>
+
+#include "support/gpu_bench.cuh"
+
+namespace k = kernels;
+
+namespace {
+
+constexpr int64_t kDim = 128;
+
+template <class T>
+double number(T x) { return double(k::convert<float>(x)); }
+
+template <class T>
+class Case : public bench::CaseBase {
+  using Half = std::conditional_t<std::is_same<T, k::bfloat16>::value, k::bfloat16, k::half>;  // of queries and results
+
+ public:
+  Case(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page)
+      : CaseBase("decode", bench::type_name<T>, shape_name(batch, length, heads, kv_heads, page), 2.0 * double(batch) * double(length) * double(kv_heads) * kDim * sizeof(T), "share_of_read"),
+        shape_{batch, 1, heads, kv_heads, kDim}, length_(length), page_(page), each_(size_t(batch * length * kv_heads * kDim)) {
+    for (int i = 0; i < sets_; ++i) kv_.push_back(buffer<T>(2 * each_));
+    q_ = buffer<Half>(size_t(batch * heads * kDim));
+    o_ = bench::arena().reserve<Half>(size_t(batch * heads * kDim));
+    lengths_ = bench::arena().reserve<int32_t>(size_t(batch));
+    table_ = bench::arena().reserve<int32_t>(size_t(batch * pages()));
+    workspace_ = {bench::arena().reserve<char>(k::decode_workspace_bytes(k::Exec{}, shape_)), k::decode_workspace_bytes(k::Exec{}, shape_)};
+  }
+  void start() {
+    add("read", [this](benchmark::State& state) { report(state, measure_yardstick()); });
+    mode("precise", k::DecodeMode::precise);
+    mode("tensor", k::DecodeMode::tensor);
+    if (page_ == 0) mode("plain", k::DecodeMode::plain);
+  }
+
+ private:
+  static std::string shape_name(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page) {
+    const auto text = [](int64_t x) { return std::to_string(x); };
+    return text(batch) + "x" + text(length) + "," + text(heads) + "/" + text(kv_heads) + "," + (page == 0 ? "dense" : "pages" + text(page));
+  }
+  int64_t pages() const { return page_ == 0 ? 0 : (length_ + page_ - 1) / page_; }
+  int calls() const { return bench::calls_for(bytes_); }
+  double measure_yardstick() const override {
+    return bench::read_us(sets_, [&](int i) { return kv_[size_t(i)]; }, size_t(bytes_), calls());
+  }
+
+  void mode(const char* who, k::DecodeMode mode) {
+    add(who, [this, mode](benchmark::State& state) {
+      place();
+      const auto run = [&](cudaStream_t stream, int i) {
+        const T *keys = kv_[size_t(i)], *values = keys + each_;
+        const int64_t positions = page_ == 0 ? length_ : page_, h = shape_.kv_heads;
+        const auto call = [&](const auto& kv) {
+          return k::decode<int(kDim)>(stream, k::load(static_cast<const Half*>(q_), shape_.heads * kDim), kv, k::store(o_, shape_.heads * kDim), shape_, k::no_mask(), workspace_, {}, mode);
+        };
+        const auto key = k::nhd(keys, positions, h, kDim), value = k::nhd(values, positions, h, kDim);
+        const k::Status status = page_ == 0 ? call(k::dense_kv(key, value, static_cast<const int32_t*>(lengths_)))
+                                            : call(k::paged_kv(key, value, k::pages(table_, pages(), page_), static_cast<const int32_t*>(lengths_)));
+        if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
+      };
+      report(state, bench::time_us(sets_, run, calls()));
+      run(nullptr, 0);
+      BENCH_CHECK(cudaDeviceSynchronize());
+      if (page_ == 0 && length_ <= 16384) state.counters["error"] = error();
+    });
+  }
+  // Lengths, and pages in any order.
+  void place() {
+    std::vector<int32_t> lengths(size_t(shape_.batch), int32_t(length_)), table(size_t(shape_.batch * pages()));
+    for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
+    uint64_t x = 1;
+    for (size_t i = table.size(); i-- > 1;) x = x * 6364136223846793005u + 1442695040888963407u, std::swap(table[i], table[(x >> 33) % (i + 1)]);
+    BENCH_CHECK(cudaMemcpy(lengths_, lengths.data(), lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    if (!table.empty()) BENCH_CHECK(cudaMemcpy(table_, table.data(), table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+  }
+  double error() const {
+    const size_t row = size_t(shape_.kv_heads * kDim), heads = size_t(shape_.heads), group = size_t(shape_.group());
+    std::vector<T> keys(size_t(length_) * row), values(keys.size());
+    std::vector<Half> q(heads * kDim), o(q.size());
+    BENCH_CHECK(cudaMemcpy(keys.data(), kv_[0], keys.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    BENCH_CHECK(cudaMemcpy(values.data(), kv_[0] + each_, values.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    BENCH_CHECK(cudaMemcpy(q.data(), q_, q.size() * sizeof(Half), cudaMemcpyDeviceToHost));
+    BENCH_CHECK(cudaMemcpy(o.data(), o_, o.size() * sizeof(Half), cudaMemcpyDeviceToHost));
+    double off = 0, size = 0;
+    for (size_t h = 0; h < heads; h += 5) {
+      std::vector<double> logits(size_t(length_), 0.0), sums(kDim, 0.0);
+      double most = -HUGE_VAL, total = 0;
+      for (size_t i = 0; i < logits.size(); ++i) {
+        for (size_t c = 0; c < kDim; ++c) logits[i] += number(q[h * kDim + c]) * number(keys[i * row + h / group * kDim + c]);
+        logits[i] /= std::sqrt(double(kDim)), most = std::max(most, logits[i]);
+      }
+      for (size_t i = 0; i < logits.size(); ++i) {
+        const double p = std::exp(logits[i] - most);
+        total += p;
+        for (size_t c = 0; c < kDim; ++c) sums[c] += p * number(values[i * row + h / group * kDim + c]);
+      }
+      for (size_t c = 0; c < kDim; ++c) off += std::fabs(number(o[h * kDim + c]) - sums[c] / total), size += std::fabs(sums[c] / total);
+    }
+    return off / size;
+  }
+
+  k::AttentionShape shape_;
+  int64_t length_, page_;
+  size_t each_;
+  std::vector<T*> kv_;
+  Half *q_, *o_;
+  int32_t *lengths_, *table_;
+  k::Workspace workspace_;
+};
+
+template <class T>
+void measure(int64_t heads, int64_t kv_heads, int64_t batch, int64_t length, int64_t page = 0) {
+  std::make_shared<Case<T>>(batch, length, heads, kv_heads, page)->start();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::pair<int64_t, int64_t> shapes[] = {{1, 1024}, {1, 4096}, {1, 16384}, {1, 65536}, {1, 131072}, {8, 4096}, {16, 4096}, {32, 4096}, {16, 8192}, {64, 4096}, {128, 2048}};
+  for (const auto& [batch, length] : shapes) measure<k::half>(32, 8, batch, length);
+  for (const auto& [batch, length] : shapes) measure<k::bfloat16>(32, 8, batch, length);
+  for (const auto& [batch, length] : shapes) measure<k::half>(32, 32, batch, length);
+  for (const auto& [batch, length] : shapes) measure<k::half>(32, 8, batch, length, 16);
+  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[9]}) measure<k::half>(32, 8, batch, length, 1);
+  for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);
+  return bench::run(argc, argv, {});
+}
