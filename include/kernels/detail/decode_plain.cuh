@@ -27,7 +27,7 @@ __device__ __forceinline__ Pack<float, N> read_some(const S& source, int64_t row
 template <class P, int kChunks>
 class PlainRows {
  public:
-  static constexpr int warps = 4, rows = 8, registers = kChunks > 1 ? 255 : 128;
+  static constexpr int warps = 4, rows = 8, registers = kChunks > 1 ? 255 : 144;
   using Cursor = DecodeCursor<P>;
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;

@@ -416,7 +416,7 @@ struct DecodeBody {
 template <class P>
 struct DecodeMergeBody {
   // So small that it finds room beside the blocks that it waits for.
-  static constexpr int max_threads = 128, registers = 80, kUnroll = 8;
+  static constexpr int max_threads = 128, registers = 96, kUnroll = 8;
   static constexpr bool early = true;
   using Params = P;
   static int64_t items(const P& p) { return p.shape.batch * p.shape.kv_heads * p.tiles; }
