@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's attention kernels, FlashAttention-2 and cuDNN's, on the shapes of prefill.cu and in the same way: random bf16, CUDA-graph
-replay, medians. Writes rows in Google Benchmark's JSON form.
+"""PyTorch's attention kernels, FlashAttention-2 and cuDNN's, on the shapes of prefill.cu and decode.cu and in the same way: random numbers,
+CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
     bench/attention_peers.py --out attention_peers.json [--quick]
 
@@ -57,6 +57,18 @@ def measure(dim, heads, kv_heads, length, causal, who):
     return us, operations / us * 1e-6
 
 
+def measure_decode(dtype, batch, length, heads, kv_heads, who):
+    def random(*shape):
+        return torch.randn(*shape, 128, device="cuda", dtype=dtype).transpose(1, 2)
+
+    count = max(1, -(-(240 << 20) // (4 * 128 * batch * length * kv_heads)))  # sets of keys and values, beyond the L2 cache in all
+    sets = [(random(batch, length, kv_heads), random(batch, length, kv_heads)) for _ in range(count)]
+    query = random(batch, 1, heads)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    with sdpa_kernel(WHO[who]):
+        return time_us([lambda i=i: attend(query, *sets[i % count], enable_gqa=heads != kv_heads) for i in range(max(count, 8))])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="the JSON file to write")
@@ -65,23 +77,38 @@ def main():
     if not torch.cuda.is_available():
         print("attention_peers.py: PyTorch finds no GPU", file=sys.stderr)
         sys.exit(77)
-    lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]
     rows = []
+
+    def add(name, who, measured):
+        row = {"name": f"{name}/{who}", "run_type": "iteration", "time_unit": "us"}
+        try:
+            row.update(measured())
+            print("%-60s %8.1f us" % (row["name"], row["real_time"]), flush=True)
+        except Exception as error:  # a peer that fails must not end the others
+            row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
+            torch.cuda.synchronize()
+        rows.append(row)
+
+    def attention(*shape):
+        us, rate = measure(*shape)
+        return {"real_time": us, "TFLOP/s": rate}
+
+    lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]
+    batches = [(1, 1024), (1, 4096), (1, 16384), (1, 65536), (1, 131072), (8, 4096), (16, 4096), (32, 4096), (16, 8192), (64, 4096), (128, 2048)]
     torch.manual_seed(0)
     with torch.no_grad():
         for dim, heads, kv_heads in [(64, 32, 32), (128, 16, 16), (256, 8, 8), (128, 32, 8)]:
+            grouped = f"{heads}" if heads == kv_heads else f"{heads}/{kv_heads}"
             for causal in (False, True):
                 for length in lengths:
                     for who in WHO:
-                        grouped = f"{heads}" if heads == kv_heads else f"{heads}/{kv_heads}"
-                        row = {"name": f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}/{who}", "run_type": "iteration", "time_unit": "us"}
-                        try:
-                            row["real_time"], row["TFLOP/s"] = measure(dim, heads, kv_heads, length, causal, who)
-                            print("%-60s %8.1f TFLOP/s" % (row["name"], row["TFLOP/s"]), flush=True)
-                        except Exception as error:  # a peer that fails must not end the others
-                            row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
-                            torch.cuda.synchronize()
-                        rows.append(row)
+                        add(f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}", who,
+                            lambda: attention(dim, heads, kv_heads, length, causal, who))
+        for dtype, name, kv_heads in [(torch.float16, "fp16", 8), (torch.bfloat16, "bf16", 8), (torch.float16, "fp16", 32)]:
+            for batch, length in batches[1:5:3] if options.quick else batches:
+                for who in WHO:
+                    add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense", who,
+                        lambda: {"real_time": measure_decode(dtype, batch, length, 32, kv_heads, who)})
     context = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     with open(options.out, "w") as file:
         json.dump({"context": context, "benchmarks": rows}, file, indent=1)

@@ -2,6 +2,7 @@
 """Prints what bench/run.sh and bench/run_cpu.sh measured, one table for each op.
 
     bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json,
+                                                matmul.json, decode.json, prefill.json, attention_peers.json,
                                                 or cpu_row.json, cpu_gemv.json, cpu_gemm.json
     bench/report.py slug FILE                   a name for the machine that a cpu_row.json comes from
     bench/report.py stamp FILE KEY=VALUE ...    adds to the context of a JSON file
@@ -147,6 +148,7 @@ def report(directory):
     products, context = read(os.path.join(directory, "matmul.json"))
     if context is not None:
         report_matmul(products, context)
+    report_attention(directory)
     print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
           "\nof the time of kernels; < the peer is faster (and ! before the line),"
           f" ~ level within {SAME_RUN:.0%} ({OTHER_RUN:.0%} for *).")
@@ -244,6 +246,52 @@ def report_matmul(cases, context):
                 cells.append(f"{us:.2f} ({us / ours:.2f}{'<' if us < ours else ' '})")
         lines.append([op, dtype, f"{m} x {n} x {k}", f"{read:.2f}"] + cells + [f"{2e-6 * m * n * k / ours:.0f}"])
     print("\n".join(aligned(lines)))
+
+
+def report_attention(directory):
+    """What bench/decode.cu, bench/prefill.cu and bench/attention_peers.py measured: {case: {who: row}} for each op."""
+    ops = {"decode": {}, "attention": {}}
+    for name in ("decode", "prefill", "attention_peers"):
+        path = os.path.join(directory, name + ".json")
+        if not os.path.exists(path):
+            continue
+        with open(path) as file:
+            data = json.load(file)
+        facts = ["gpu", "cuda", "torch", "cudnn", "date", "clocks_before", "clocks_after", "command"]
+        print(f"\n{name}.json: " + "; ".join(f"{fact} {data['context'][fact]}" for fact in facts if fact in data["context"]))
+        for row in data["benchmarks"]:
+            case, _, who = row["name"].partition("/")[2].rpartition("/")
+            ops[row["name"].partition("/")[0]].setdefault(case, {})[who] = row
+    peers = ["flash_attention_2", "cudnn"]
+
+    def peer(row, ours, figure):
+        us = time_of(row)
+        return f"{figure(row)} ({us / ours:.2f}{'<' if us < ours else ' '})" if us else "-"
+
+    if ops["decode"]:
+        print("\ndecode: microseconds. In brackets: for the modes of decode() the share of a plain read of keys and values, and in units"
+              "\nof 1e-4 the error; for peers their time over that of the precise mode; < they are faster.")
+        lines = [["", "type", "sequences x keys, heads", "read", "precise", "tensor", "plain"] + peers]
+        for case, rows in ops["decode"].items():
+            dtype, _, shape = case.partition("/")
+            read, ours = time_of(rows.get("read")), time_of(rows.get("precise"))
+            if not ours:
+                continue
+            mode = lambda row: "-" if time_of(row) is None else (
+                f"{time_of(row):.1f} ({read / time_of(row):.3f}" + (f", {1e4 * row['error']:.2f}" if "error" in row else "") + ")")
+            lines.append(["", dtype, shape, f"{read:.1f}"] + [mode(rows.get(who)) for who in ("precise", "tensor", "plain")]
+                         + [peer(rows.get(who), ours, lambda row: f"{time_of(row):.1f}") for who in peers])
+        print("\n".join(aligned(lines)))
+    if ops["attention"]:
+        print("\nattention: TFLOP/s, of causal attention those of half the products. For peers in brackets: their time over that of"
+              "\nkernels; < they are faster.")
+        lines = [["", "type", "head x heads x keys", "kernels"] + peers + [""]]
+        for case, rows in ops["attention"].items():
+            ours = time_of(rows.get("kernels"))
+            if ours:
+                dtype, _, shape = case.partition("/")
+                lines.append(["", dtype, shape, f"{rows['kernels']['TFLOP/s']:.0f}"] + [peer(rows.get(who), ours, lambda row: f"{row['TFLOP/s']:.0f}") for who in peers] + [""])
+        print("\n".join(aligned(lines)))
 
 
 if __name__ == "__main__":

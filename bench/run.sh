@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, measures them and their peers on this machine's first GPU, and prints a table for each op.
 #   bench/run.sh [--quick]      --quick: a few shapes
-#   bench/run.sh [--quick] matmul ...        only these programs: softmax, layernorm, rmsnorm, matmul, peers
-# Writes softmax.json, layernorm.json, rmsnorm.json, matmul.json and peers.json to OUT_DIR (default: bench/results/<gpu>),
-# in place of those that are there.
+#   bench/run.sh [--quick] matmul ...        only these: softmax, layernorm, rmsnorm, matmul, decode, prefill, peers, attention_peers
+# Writes a JSON file for each, softmax.json and so on, to OUT_DIR (default: bench/results/<gpu>), in place of those that are there.
 # Peers that are missing are left out and said. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
 set -euo pipefail
 invoked="bench/run.sh${*:+ $*}"
@@ -18,14 +17,14 @@ wanted=()
 for option in "$@"; do
   case $option in
     --quick) quick=true ;;
-    softmax | layernorm | rmsnorm | matmul | peers) wanted+=("$option") ;;
+    softmax | layernorm | rmsnorm | matmul | decode | prefill | peers | attention_peers) wanted+=("$option") ;;
     *) die "unknown option: $option" ;;
   esac
 done
-if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm matmul peers); fi
+if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm matmul decode prefill peers attention_peers); fi
 wants() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
 programs=()
-for op in softmax layernorm rmsnorm matmul; do
+for op in softmax layernorm rmsnorm matmul decode prefill; do
   if wants "$op"; then programs+=("$op"); fi
 done
 
@@ -62,6 +61,8 @@ failed=0
 for op in "${programs[@]}"; do
   command=("$build/bench/bench_$op")
   if $quick && [[ $op == matmul ]]; then command+=('--benchmark_filter=1x4096x4096/|1x14336x4096/|/16x14336x4096/|4096x4096x4096/');
+  elif $quick && [[ $op == decode ]]; then command+=('--benchmark_filter=x(4096|131072),');
+  elif $quick && [[ $op == prefill ]]; then command+=('--benchmark_filter=x(512|2048|8192)/');
   elif $quick; then command+=('--benchmark_filter=x(128|1024|4096|8192|32768|128256)/'); fi
   say "${command[*]}"
   rm -f "$out/$op.json"
@@ -76,25 +77,24 @@ for op in "${programs[@]}"; do
   fi
 done
 
-if ! wants peers; then
-  "$python" bench/report.py "$out"
-  exit "$failed"
-fi
-peers=(bench/peers.py --out "$out/peers.json")
-if $quick; then peers+=(--quick); fi
-say "$python ${peers[*]}"
-rm -f "$out/peers.json"
-before=$(clocks)
-status=0
-"$python" "${peers[@]}" > "$build/peers.log" 2>&1 || status=$?
-if [[ $status -eq 0 ]]; then
-  grep '^peers.py:' "$build/peers.log" || true
-  stamp peers "${peers[0]} ${peers[*]:3}"
-else
-  tail -n 5 "$build/peers.log" >&2
-  say "without PyTorch, torch.compile and Triton"
-  if [[ $status -ne 77 ]]; then failed=1; fi
-fi
+for name in peers attention_peers; do
+  if ! wants "$name"; then continue; fi
+  command=("bench/$name.py" --out "$out/$name.json")
+  if $quick; then command+=(--quick); fi
+  say "$python ${command[*]}"
+  rm -f "$out/$name.json"
+  before=$(clocks)
+  status=0
+  "$python" "${command[@]}" > "$build/$name.log" 2>&1 || status=$?
+  if [[ $status -eq 0 ]]; then
+    grep "^$name.py:" "$build/$name.log" || true
+    stamp "$name" "${command[0]} ${command[*]:3}"
+  else
+    tail -n 5 "$build/$name.log" >&2
+    say "without what $name.py measures (PyTorch, torch.compile, Triton)"
+    if [[ $status -ne 77 ]]; then failed=1; fi
+  fi
+done
 
 "$python" bench/report.py "$out"
 exit "$failed"
