@@ -115,8 +115,8 @@ Status image_architecture(int& capability) {
   return {};
 }
 
-// Fills a launch's configuration; `attributes` must outlive its use.
-inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, cudaLaunchAttribute (&attributes)[2]) {
+// Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
+inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early, cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config = {};
   config.gridDim = how.grid;
   config.blockDim = dim3(how.threads, 1, 1);
@@ -130,7 +130,7 @@ inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, cudaLaunc
     a.val.clusterDim.y = 1;
     a.val.clusterDim.z = 1;
   }
-  if (ex.programmatic() && ex.device().capability >= 90) {
+  if (early) {
     cudaLaunchAttribute& a = attributes[config.numAttrs++];
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = 1;
@@ -155,7 +155,7 @@ Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
   const auto kernel = &entry<Body>;
   KERNELS_TRY(prepare(ex, how, reinterpret_cast<const void*>(kernel)));
   cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = configure(ex, how, attributes);
+  const cudaLaunchConfig_t config = configure(ex, how, false, attributes);
   int count = 0;
   KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config)));
   clusters = count;
@@ -169,8 +169,14 @@ Status launch(const Exec& ex, const Launch& how, const typename Body::Params& pa
   // Each translation unit has its own entry<Body>: the one that is prepared must be the one that is launched.
   const auto kernel = &entry<Body>;
   KERNELS_TRY(prepare(ex, how, reinterpret_cast<const void*>(kernel)));
+  bool early = ex.programmatic() && ex.device().capability >= 90;
+  if (early) {  // code for older GPUs does not wait
+    int image = 0;
+    KERNELS_TRY(image_architecture<Body>(image));
+    early = image >= 90;
+  }
   cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = configure(ex, how, attributes);
+  const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
   return from_cuda(cudaLaunchKernelEx(&config, kernel, params));
 }
 
