@@ -20,6 +20,7 @@
 #pragma once
 
 #include "detail/decode_engine.cuh"
+#include "detail/merge_states.cuh"
 #include "detail/prefill_engine.cuh"
 #include "exec.cuh"
 
@@ -54,14 +55,20 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
     return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape)");
   }
   if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
-  const detail::DecodeRoom room(detail::decode_blocks(ex), shape);
-  char* const memory = static_cast<char*>(workspace.ptr);
-  using Problem = detail::DecodeProblem<Q, Kv, S, Out>;
-  Problem problem{q, kv, score, out, shape, options, options.scale_for(shape.dim),
-                  int(shape.dim), int(shape.value_dim()), int(shape.group()), detail::decode_rows(shape), 0, 0, false,
-                  detail::max_pack_of(q), lesser(detail::key_pack(kv), detail::value_pack(kv)), detail::max_pack_of(out),
-                  reinterpret_cast<float2*>(memory), reinterpret_cast<float*>(memory + room.states)};
-  return detail::DecodeEngine<Problem, kDim>(ex, problem).run(mode);
+  return detail::start_decode<kDim>(ex, q, kv, out, shape, score, workspace, options, mode);
+}
+
+// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o` and `lse`
+// are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
+//
+//   k::merge_states(stream, k::load(o, ld), k::load(lse, heads), k::store(r, ld), {2, tokens, heads, dim});
+template <class O, class L, class Out>
+[[nodiscard]] Status merge_states(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options = {}) {
+  bool empty = false;
+  KERNELS_TRY(detail::check_merge(o, lse, out, shape, options, empty));
+  KERNELS_TRY(ex.status());
+  if (empty) return {};
+  return detail::start_merge(ex, o, lse, out, shape, options);
 }
 
 KERNELS_END

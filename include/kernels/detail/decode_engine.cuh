@@ -147,5 +147,19 @@ struct DecodeRoom {
   size_t bytes() const { return states + outputs; }
 };
 
+template <int kLargest, class Q, class Kv, class Out, class S>
+Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
+  using Problem = DecodeProblem<Q, Kv, S, Out>;
+  char* const memory = static_cast<char*>(workspace.ptr);
+  Problem problem(q, kv, score, out, shape, options);
+  problem.scale = options.scale_for(shape.dim);
+  problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.group = int(shape.group());
+  problem.tile_rows = decode_rows(shape);
+  problem.q_pack = max_pack_of(q), problem.kv_pack = lesser(key_pack(kv), value_pack(kv)), problem.out_pack = max_pack_of(out);
+  problem.states = reinterpret_cast<float2*>(memory);
+  problem.outputs = reinterpret_cast<float*>(memory + DecodeRoom(decode_blocks(ex), shape).states);
+  return DecodeEngine<Problem, kLargest>(ex, problem).run(mode);
+}
+
 }  // namespace detail
 KERNELS_END

@@ -15,6 +15,7 @@
 #include "../arch/sm90.cuh"
 #include "../core/attention_call.h"
 #include "attention_tile.cuh"
+#include "pointwise.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -40,11 +41,6 @@ __device__ __forceinline__ void put_floats(float* p, const Pack<float, N>& v) {
   for (int i = 0; i < N; i += 4) *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
 }
 
-// Most numbers are small, and dividing those takes a fraction of the time.
-__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
-  return ((a | b) >> 32) == 0 ? int64_t(uint32_t(a) / uint32_t(b)) : a / b;
-}
-
 // A part of the keys of an item, for the rows of one of its tiles.
 struct DecodePart {
   int b, head, tile, rows, begin, end;
@@ -62,21 +58,24 @@ struct DecodeProblem {
   using S = S_;
   using Out = Out_;
 
+  DecodeProblem(const Q& queries, const Kv& keys, const S& s, const Out& sink, const AttentionShape& sizes, const Attention& opts)
+      : q(queries), kv(keys), score(s), out(sink), shape(sizes), options(opts) {}
+
   Q q;
   Kv kv;
   S score;
   Out out;
   AttentionShape shape;
   Attention options;
-  float scale;
-  int dim, v_dim, group;
-  int tile_rows, tiles;           // of an item, at most
-  int blocks;                     // that keys are shared out to, at most
-  bool merged_by_item;
-  int q_pack, kv_pack, out_pack;  // elements per access that the functors allow
+  float scale = 0;
+  int dim = 0, v_dim = 0, group = 0;
+  int tile_rows = 0, tiles = 0;  // of an item, at most
+  int blocks = 0;                // that keys are shared out to, at most
+  bool merged_by_item = false;
+  int q_pack = 0, kv_pack = 0, out_pack = 0;  // elements per access that the functors allow
   // What blocks leave: two parts each, of which the first goes on with an item and the second begins one.
-  float2* states;
-  float* outputs;
+  float2* states = nullptr;
+  float* outputs = nullptr;
 
   __device__ __forceinline__ int64_t left_at(int block, bool begins, int row) const { return (2 * int64_t(block) + begins) * tile_rows + row; }
 };
@@ -342,8 +341,8 @@ class DecodeWeights {
   }
 
  private:
-  // Under an m that lies so far below the largest logit, the weights of small ones stay in the range of half; and logits may grow to
-  // 2^15 times e^m before everything is scaled anew: seldom, then.
+  // m lies so far below the largest logit, to the base of 2, that the weights of small ones stay in the range of half; and logits may
+  // grow so far beyond m before everything is scaled anew: seldom, then.
   static constexpr float kLead = 7.f, kMost = 15.f;
 
   Factors m_, l_;
@@ -361,7 +360,7 @@ struct DecodeBody {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ DecodeUnit begin;
     __shared__ States states;
-    // Not before everything ahead has ended: the kernel that merges reads lengths without waiting.
+    // Everything ahead has ended: the kernel that merges reads lengths without waiting.
     arch::grid_dependency_trigger();
     const DecodeShares shares = find_first(p, int(blockIdx.x), begin);
     const int64_t count = shares.first(int(blockIdx.x) + 1) - shares.first(int(blockIdx.x));
@@ -425,10 +424,10 @@ struct DecodeMergeBody {
     __shared__ float2 all_states[max_threads];
     __shared__ ::float4 all_sums[max_threads];
     const Cut cut = p.merged_by_item ? cut_of_item(p, int(blockIdx.x)) : cut_of_block(p, int(blockIdx.x));
+    // One block waits in any case: what comes next in the stream waits for this kernel alone.
+    if (cut.count >= 2 || blockIdx.x + blockIdx.y == 0) arch::grid_dependency_wait();
     if (cut.count < 2) return;
-    const int rows = cut.rows, count = cut.count;
-    const int first_row = cut.tile * p.tile_rows;
-    arch::grid_dependency_wait();
+    const int rows = cut.rows, count = cut.count, first_row = cut.tile * p.tile_rows;
     // Where there are more threads than packs of results, several share a pack's parts.
     const int each = (p.v_dim / 4 + int(gridDim.y) - 1) / int(gridDim.y), first_pack = int(blockIdx.y) * each;
     const int packs = lesser(each, p.v_dim / 4 - first_pack), results = rows * packs, sharers = greater(1, max_threads / greater(1, results));

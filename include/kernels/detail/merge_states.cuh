@@ -1,0 +1,42 @@
+// Finished parts of attention made one: (logsumexp, output) of each is the state m = logsumexp, l = 1.
+#pragma once
+
+#include "../core/attention_call.h"
+#include "../functor.h"
+#include "pointwise.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class O, class L, class Out>
+struct StatesMerger {
+  O o;
+  L lse;
+  Out out;
+  MergeShape shape;
+  Attention options;
+
+  template <int N>
+  __device__ __forceinline__ void at(int64_t token, int64_t col) const {
+    const int64_t head = quotient(col, shape.dim);
+    AttentionState<float, N> all;
+    for (int64_t part = 0; part < shape.parts; ++part) {
+      const int64_t row = part * shape.tokens + token;
+      const float logsumexp = convert<float>(resolve(lse, fetch<1>(lse, row, head), row, head)).v[0];
+      all.merge({logsumexp, convert<float>(resolve(o, fetch<N>(o, row, col), row, col))});
+    }
+    const auto map = sink_map(out);
+    put(sink_end(out), apply_map(map, all.output(), fetch_operands<N>(map, token, col), token, col), token, col);
+    if (head * shape.dim == col) options.write_lse(all.logsumexp(), token, head, shape.heads);
+  }
+};
+
+template <class O, class L, class Out>
+Status start_merge(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
+  constexpr int o_wide = widest_of<O>(), out_wide = widest_of<Out>(), both = o_wide < out_wide ? o_wide : out_wide, wide = both < 8 ? both : 8;
+  const int pack = shape.dim % wide == 0 ? lesser(max_pack_of(o), max_pack_of(out)) : 1;  // of one head
+  return each_pack<wide>(ex, StatesMerger<O, L, Out>{o, lse, out, shape, options}, shape.tokens, shape.heads * shape.dim, pack);
+}
+
+}  // namespace detail
+KERNELS_END
