@@ -104,15 +104,14 @@ template <class Q, class K, class V>
 class Qkv : public Functor {
  public:
   static constexpr Role role = Role::sink;
-  Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) : q_(q), k_(k), v_(v), counts_{q_cols, k_cols, v_cols}, packs_{detail::max_pack_of(q), detail::max_pack_of(k), detail::max_pack_of(v)} {}
+  Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) : q_(q), k_(k), v_(v), counts_{q_cols, k_cols, v_cols} {}
 
   static constexpr int widest = 16;
   static constexpr bool wants_pairs = detail::wants_pairs<Q>() || detail::wants_pairs<K>() || detail::wants_pairs<V>();
-  // Narrower packs are made here, for the sink that wants them.
   int max_pack() const {
-    int most = widest;
+    int most = lesser(detail::max_pack_of(q_), lesser(detail::max_pack_of(k_), detail::max_pack_of(v_)));
     while (most > 1 && (counts_[0] % most != 0 || counts_[1] % most != 0 || counts_[2] % most != 0)) most /= 2;
-    return most;
+    return wants_pairs ? greater(2, most) : most;
   }
   Status check(int64_t rows, int64_t cols) const {
     if (counts_[0] < 0 || counts_[1] < 0 || counts_[2] < 0) return invalid("qkv: a number of columns is negative");
@@ -123,22 +122,24 @@ class Qkv : public Functor {
   }
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
-    if (col < counts_[0]) put(q_, packs_[0], v, row, col);
-    else if (col < counts_[0] + counts_[1]) put(k_, packs_[1], v, row, col - counts_[0]);
-    else put(v_, packs_[2], v, row, col - counts_[0] - counts_[1]);
+    if (col < counts_[0]) put(q_, v, row, col);
+    else if (col < counts_[0] + counts_[1]) put(k_, v, row, col - counts_[0]);
+    else put(v_, v, row, col - counts_[0] - counts_[1]);
   }
 
  private:
+  // Pairs come in any case: a sink that may take no more than single elements gets them one by one.
+  template <class S>
+  static constexpr int least = detail::wants_pairs<S>() ? 2 : 1;
   template <class S, int N, class C>
-  KERNELS_HD static void put(const S& sink, int most, const Pack<C, N>& v, int64_t row, int64_t col) {
-    detail::in_packs(detail::pack_at(col, most), v, col, [&](const auto& some, int64_t at) { detail::put(sink, some, row, at); });
+  KERNELS_HD static void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
+    detail::in_packs(N == 2 ? least<S> : N, v, col, [&](const auto& some, int64_t at) { detail::put(sink, some, row, at); });
   }
 
   Q q_;
   K k_;
   V v_;
   int64_t counts_[3];
-  int packs_[3];
 };
 
 template <class Q, class K, class V>

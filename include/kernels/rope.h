@@ -227,14 +227,15 @@ template <class M, class S>
 class RotatingSink : public Functor {
  public:
   static constexpr Role role = Role::sink;
-  RotatingSink(M before, Rope rope, S sink)
-      : before_(before), rope_(rope), sink_(sink), rope_pack_(greater(2, rope.interleaved().pack_within(widest))),
-        before_pack_(detail::max_pack_of(before)), sink_pack_(detail::max_pack_of(sink)) {}
+  RotatingSink(M before, Rope rope, S sink) : before_(before), rope_(rope), sink_(sink) {}
 
   static constexpr int widest = 16;
   static constexpr bool wants_pairs = true;
-  // Narrower packs are made here, where maps and sink want them.
-  int max_pack() const { return widest; }
+  // The two halves of a pack go to two places, unless pairs are neighbours.
+  int max_pack() const {
+    const int most = lesser(detail::max_pack_of(before_), detail::max_pack_of(sink_)), pair_pack = rope_.interleaved().pack_within(widest);
+    return greater(2, lesser(pair_pack, rope_.pairs_are_neighbours() ? most : 2 * most));
+  }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(rope_.check(rows, cols));
     KERNELS_TRY(detail::check_of(before_, rows, cols));
@@ -252,9 +253,7 @@ class RotatingSink : public Functor {
       // One of a pair is not enough: an engine that comes here breaks the contract, and must not go unnoticed.
       detail::put(sink_, v * (infinity<float>() - infinity<float>()), row, col);
     } else {
-      detail::in_packs(rope_pack_, v, col, [&](const auto& some, int64_t at) {
-        if constexpr (std::decay_t<decltype(some)>::size > 1) turn(some, row, at);
-      });
+      turn(v, row, col);
     }
   }
 
@@ -278,26 +277,27 @@ class RotatingSink : public Functor {
     write(x, row, first);
     write(y, row, second);
   }
+  // Pairs come in any case: maps and sinks that take single elements only get them one by one.
   template <int N>
   KERNELS_HD Pack<float, N> mapped(const Pack<float, N>& v, int64_t row, int64_t col) const {
-    Pack<float, N> out;
-    detail::in_packs(detail::pack_at(col, before_pack_), v, col, [&](const auto& some, int64_t at) {
-      constexpr int M_ = std::decay_t<decltype(some)>::size;
-      const auto one = detail::apply_map(before_, some, detail::fetch_operands<M_>(before_, row, at), row, at);
+    if constexpr (N != 2) {
+      return detail::apply_map(before_, v, detail::fetch_operands<N>(before_, row, col), row, col);
+    } else {
+      Pack<float, N> out;
       KERNELS_UNROLL
-      for (int i = 0; i < M_; ++i) out.v[at - col + i] = one.v[i];
-    });
-    return out;
+      for (int i = 0; i < N; ++i) out.v[i] = detail::apply_map(before_, Pack<float, 1>{{v.v[i]}}, detail::fetch_operands<1>(before_, row, col + i), row, col + i).v[0];
+      return out;
+    }
   }
   template <int N>
   KERNELS_HD void write(const Pack<float, N>& v, int64_t row, int64_t col) const {
-    detail::in_packs(detail::pack_at(col, sink_pack_), v, col, [&](const auto& some, int64_t at) { detail::put(sink_, some, row, at); });
+    if constexpr (N != 2) detail::put(sink_, v, row, col);
+    else detail::in_packs(1, v, col, [&](const auto& some, int64_t at) { detail::put(sink_, some, row, at); });
   }
 
   M before_;
   Rope rope_;
   S sink_;
-  int rope_pack_, before_pack_, sink_pack_;
 };
 
 // ---- weights whose results come in pairs ---------------------------------------------------------------------------

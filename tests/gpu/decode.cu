@@ -1,4 +1,6 @@
 // Decoding on the GPU: shapes, layouts, head sizes, lengths, and calls in graphs.
+#include <kernels/elementwise.cuh>
+
 #include "support/gpu_decode.cuh"
 
 using namespace test;
@@ -10,7 +12,7 @@ const k::DecodeMode kModes[] = {k::DecodeMode::precise, k::DecodeMode::tensor, k
 template <int kDim>
 void check_half(Tally& t, const std::string& what, const AttentionCase& c, const Placement& where, const KvSide<k::half, k::Nothing, DeviceMemory>& key,
                 const KvSide<k::half, k::Nothing, DeviceMemory>& value, k::DecodeMode mode, int64_t step = 3) {
-  DevicePlacement(where).with(key, value, [&](const auto& kv) {
+  with_view(where, key, value, [&](const auto& kv) {
     check_decode<kDim, k::half, float>(t, what, c, kv, key, value, k::causal(), causal_model(), mode, precision_of(mode, DType::f16, DType::f16, false), step);
   });
 }
@@ -111,7 +113,7 @@ TEST_CASE("decode: addresses that tensor cores cannot take") {
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
   const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim), value(2, where, c.dim);
   check_half<64>(t, "misaligned", c, where, key, value, k::DecodeMode::plain);
-  DevicePlacement(where).with(key, value, [&](const auto& kv) {
+  with_view(where, key, value, [&](const auto& kv) {
     check_decode<64, k::half, float>(t, "misaligned", c, kv, key, value, k::causal(), causal_model(), k::DecodeMode::automatic, {}, 3);
   });
   CHECK_TALLY(t);
@@ -168,4 +170,77 @@ TEST_CASE("decode: a graph captured at one length is right at another") {
     check_cuda(cudaGraphDestroy(graph));
   }
   CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: more sequences and heads than a grid has rows") {
+  Tally t;
+  const int64_t batch = 40000;
+  std::vector<int64_t> lens;
+  for (int64_t b = 0; b < batch; ++b) lens.push_back(b % 5);
+  const AttentionCase c{std::vector<int64_t>(size_t(batch), 1), lens, 4, 2, 8};
+  const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 4);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  for (const auto mode : {k::DecodeMode::precise, k::DecodeMode::plain}) check_half<64>(t, "many", c, where, key, value, mode, 97);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: offsets beyond 2^31 elements") {
+  // One sequence at the far end of a tensor of which nothing else is ever touched.
+  const int64_t heads = 2, dim = 64, capacity = int64_t(1) << 25, pos_stride = heads * dim, first = capacity - 128;
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total));
+  const size_t bytes = size_t(capacity) * size_t(pos_stride) * sizeof(k::half);
+  if (free < bytes + (size_t(1) << 30)) return skip("needs 10 GB of GPU memory");
+  Tally t;
+  const AttentionCase c{{2}, {40}, 4, 2, dim};
+  const Placement where(Layout::nhd, c.kv_lens, heads);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+  std::vector<k::half> rows(size_t(128 * pos_stride));
+  for (int64_t pos = 0; pos < 40; ++pos) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t x = 0; x < dim; ++x) {
+        rows[size_t(pos * pos_stride + h * dim + x)] = make<k::half>(key(0, h, pos, x));
+        rows[size_t((64 + pos) * pos_stride + h * dim + x)] = make<k::half>(value(0, h, pos, x));
+      }
+    }
+  }
+  auto* const p = static_cast<k::half*>(DeviceMemory::allocate(bytes));
+  DeviceMemory::upload(p + first * pos_stride, rows.data(), rows.size() * sizeof(k::half));
+  const OnDevice<int32_t> offsets({int32_t(first), int32_t(first + 40)});
+  const auto tensor = [&](int64_t shift) { return k::strided(static_cast<const k::half*>(p + shift * pos_stride), 0, pos_stride, dim); };
+  for (const auto mode : kModes) {
+    check_decode<64, k::half, float>(t, "far away", c, k::ragged_kv(tensor(0), tensor(64), static_cast<const int32_t*>(offsets.data())), key, value, k::causal(), causal_model(), mode,
+                                     precision_of(mode, DType::f16, DType::f16, false), 1);
+  }
+  CHECK_TALLY(t);
+  DeviceMemory::release(p);
+}
+
+TEST_CASE("decode: what follows in the stream sees all results") {
+  // As many items as blocks: none is cut, and the kernel that merges has nothing to do.
+  const int64_t kv_heads = 8, batch = 2 * sm_count() / kv_heads, dim = 64, length = 4096, width = kv_heads * dim;
+  const size_t bytes = size_t(batch * length * width) * sizeof(k::half);
+  auto* const p = static_cast<k::half*>(DeviceMemory::allocate(bytes));
+  Stream stream;
+  check_cuda(cudaMemsetAsync(p, 0x31, bytes, stream));
+  const RandomMatrix<k::half, DeviceMemory> q(1, batch, width, width);
+  Device<float> o(batch, width, width), after(batch, width, width);
+  const k::AttentionShape shape{batch, 1, kv_heads, kv_heads, dim};
+  const int64_t room = int64_t(k::decode_workspace_bytes(stream, shape));
+  Device<unsigned char> memory(1, room, room);
+  const auto kv = k::dense_kv(k::nhd(static_cast<const k::half*>(p), length, kv_heads, dim), k::nhd(static_cast<const k::half*>(p), length, kv_heads, dim), length);
+  for (int round = 0; round < 5; ++round) {
+    check_cuda(cudaMemsetAsync(o.data(), 0xff, size_t(batch * width) * sizeof(float), stream));
+    REQUIRE(k::decode<64>(stream, k::load(static_cast<const k::half*>(q.data()), width), kv, k::store(o.data(), width), shape, k::no_mask(), {memory.data(), size_t(room)}));
+    REQUIRE(k::copy(stream, k::load(static_cast<const float*>(o.data()), width), k::store(after.data(), width), batch, width));
+    stream.wait();
+    o.download();
+    after.download();
+    Tally t;
+    for (int64_t r = 0; r < batch; ++r) {
+      for (int64_t c = 0; c < width; ++c) t.expect(after.get(r, c) == o.get(r, c) && o.get(r, c) > 0, "round %d, row %d, column %d: %g, then %g", round, int(r), int(c), after.get(r, c), o.get(r, c));
+    }
+    CHECK_TALLY(t);
+  }
+  DeviceMemory::release(p);
 }

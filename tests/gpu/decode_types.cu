@@ -14,8 +14,8 @@ void check_types(Tally& t, const char* what, ScaleOf grain, DType keys, DType va
     const Placement where(Layout::hnd, c.kv_lens, c.kv_heads);
     const KvSide<K, KS, DeviceMemory> key(1, where, dim, grain, 1, 0, dim % 16 == 0 ? 16 : 8);
     const KvSide<V, VS, DeviceMemory> value(2, where, dim, grain, 1, 0, dim % 16 == 0 ? 16 : 8);
-    const DevicePlacement placed(where);
-    const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(placed.lengths.data()));
+    const OnDevice<int32_t> lengths(where.short_lengths);
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
     for (const auto mode : modes) check_decode<64, TQ, float>(t, what, c, kv, key, value, k::causal(), causal_model(), mode, precision_of(mode, keys, values, rounds_queries));
   }
 }
@@ -45,8 +45,8 @@ TEST_CASE("decode: 8-bit codes whose rows end elsewhere") {
   const AttentionCase c{{2}, {90}, 4, 2, 40};
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
   const KvSide<int8_t, float, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-  const DevicePlacement placed(where);
-  check_decode<64, k::bfloat16, float>(t, "int8 x 40", c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(placed.lengths.data())), key, value, k::causal(), causal_model(),
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  check_decode<64, k::bfloat16, float>(t, "int8 x 40", c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, k::causal(), causal_model(),
                                        k::DecodeMode::automatic, {});
   CHECK_TALLY(t);
 }
@@ -71,8 +71,8 @@ struct Scores {
     for (const AttentionCase& c : {AttentionCase{{1, 1}, {730, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {600, 3}, 4, 2, 24}, AttentionCase{{19, 19}, {75, 4}, 4, 2, 24}}) {
       const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
       const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, spread, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-      const DevicePlacement placed(where);
-      const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(placed.lengths.data()));
+      const OnDevice<int32_t> lengths(where.short_lengths);
+      const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
       for (const auto mode : {k::DecodeMode::precise, k::DecodeMode::plain}) {
         check_decode<64, k::half, float>(t, what, c, kv, key, value, score, model, mode, precision_of(mode, DType::f16, DType::f16, false), 3, spread);
       }

@@ -12,15 +12,8 @@ namespace test {
 template <class T, class S = k::Nothing>
 using DeviceKv = KvSide<T, S, DeviceMemory>;
 
-// Numbers in the device's memory.
 template <class T>
-struct OnDevice : Device<T> {
-  explicit OnDevice(const std::vector<T>& values) : Device<T>(1, int64_t(values.size()), int64_t(values.size()), 0, Poison::nan) { assign(values); }
-  void assign(const std::vector<T>& values) {
-    for (size_t i = 0; i < values.size(); ++i) this->set(0, int64_t(i), values[i]);
-    this->upload();
-  }
-};
+using OnDevice = Numbers<T, DeviceMemory>;
 
 // What attention() rounds with queries of TQ, keys and values in a view of type Kv.
 template <class TQ, class Kv>

@@ -5,21 +5,6 @@
 
 namespace test {
 
-// A placement's lengths, offsets and table on the device.
-struct DevicePlacement {
-  const Placement& where;
-  OnDevice<int32_t> lengths, offsets, table;
-  explicit DevicePlacement(const Placement& w) : where(w), lengths(w.short_lengths), offsets(w.offsets), table(w.table.empty() ? std::vector<int32_t>{0} : w.table) {}
-
-  // f(view), of the type that the layout asks for.
-  template <class K, class V, class F>
-  void with(const K& key, const V& value, const F& f) const {
-    if (where.layout == Layout::ragged) f(k::ragged_kv(key.tensor(), value.tensor(), offsets.data()));
-    else if (where.paged()) f(k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, where.page), lengths.data()));
-    else f(k::dense_kv(key.tensor(), value.tensor(), lengths.data()));
-  }
-};
-
 inline const char* name_of(k::DecodeMode mode) {
   switch (mode) {
     case k::DecodeMode::automatic: return "automatic";

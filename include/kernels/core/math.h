@@ -172,10 +172,25 @@ KERNELS_HD float erf(float x) {
 }
 KERNELS_HD double erf(double x) { return ::erf(x); }
 
+#if defined(__CUDACC__)
+namespace detail {
+// On its own, as it is long, and a product's kernel has it in several places.
+struct SineCosine {
+  float sine, cosine;
+};
+inline __device__ __noinline__ SineCosine sin_cos_on_device(float x) {
+  SineCosine out;
+  ::sincosf(x, &out.sine, &out.cosine);
+  return out;
+}
+}  // namespace detail
+#endif
+
 // Sine and cosine, good to 2 units of 2^-24 for |x| up to 2^30: the quarter turns are taken off in double.
 KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
 #if defined(KERNELS_DEVICE_CODE)
-  ::sincosf(x, &sine, &cosine);
+  const auto both = detail::sin_cos_on_device(x);
+  sine = both.sine, cosine = both.cosine;
 #else
   constexpr double shift = 6755399441055744.0;  // 1.5 2^52
   const double shifted = double(x) * 0.63661977236758134 + shift;

@@ -184,7 +184,7 @@ struct FewBody {
     if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
     else __syncthreads();
     if (params.wide_out) put_sums<8>(params, shared, output, rank, parts);
-    else put_sums<1>(params, shared, output, rank, parts);
+    else put_sums<together<P>>(params, shared, output, rank, parts);
     // Nobody leaves while others read its sums.
     if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
   }

@@ -397,7 +397,7 @@ struct GemmBody {
       for (int i = 0; i < kSlabs; ++i) {
         const int64_t row = tile.token + warp_row(first + i), col = tile.output + warp_column(first + i) / P::matrices;
         if (params.wide_out) put_slab<8>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
-        else put_slab<1>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
+        else put_slab<together<P>>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
       }
       if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
       else __syncwarp();

@@ -74,12 +74,15 @@ struct SimtGemmBody {
     KERNELS_UNROLL
     for (int a = 0; a < kSide; ++a) {
       KERNELS_UNROLL
-      for (int b = 0; b < kSide; ++b) {
+      for (int b = 0; b < kSide; b += together<P>) {
         const int64_t row = token + place_of(threadIdx.x / 16, a), col = tile.output + place_of(threadIdx.x % 16, b);
         if (row >= tile.token_end || col >= p.n) continue;
-        C totals[P::matrices];
+        typename Result<P>::Sums totals[P::matrices];
         KERNELS_UNROLL
-        for (int i = 0; i < P::matrices; ++i) totals[i] = sums[i][a][b];
+        for (int i = 0; i < P::matrices; ++i) {
+          KERNELS_UNROLL
+          for (int j = 0; j < together<P>; ++j) totals[i].v[j] = sums[i][a][b + j];
+        }
         Result<P>::of(p, row, col).put_sums(totals);
       }
     }

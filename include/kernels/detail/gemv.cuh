@@ -102,26 +102,32 @@ int64_t token_tiles(const P& p, int64_t height) {
   return tiles + (p.groups.count < p.m ? p.groups.count : p.m);
 }
 
-// One result on its way to the sink, with what the sink reads for it.
+// How many results a sink has to get at once: one, or the two of a pair.
+template <class P>
+constexpr int together = wants_pairs<typename P::Out>() ? 2 : 1;
+
+// A result, or a pair, on its way to the sink, with what the sink reads for it.
 template <class P>
 struct Result {
+  static constexpr int N = together<P>;
+  static_assert(N == 1 || P::matrices == 1, "what a gate joins does not come in pairs");
+  using Sums = Pack<typename P::C, N>;
   const P& p;
   int64_t row, col;
-  Operands<P, 1> operands;
+  Operands<P, N> operands;
 
-  static __device__ __forceinline__ Operands<P, 1> ask(const P& p, int64_t token, int64_t output) { return fetch_operands<1>(sink_map(p.out), token, output); }
+  static __device__ __forceinline__ Operands<P, N> ask(const P& p, int64_t token, int64_t output) { return fetch_operands<N>(sink_map(p.out), token, output); }
   static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, ask(p, token, output)}; }
-  __device__ __forceinline__ void put_sums(const typename P::C (&sums)[P::matrices]) const {
-    using One = Pack<typename P::C, 1>;
+  __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices]) const {
     const auto map = sink_map(p.out);
     const auto sink = sink_end(p.out);
     if constexpr (P::matrices == 2) {
       // The gate's map is the first of a chain and reads nothing itself.
-      const One joined = first_map(map).join(One{{sums[0]}}, One{{sums[1]}});
+      const Sums joined = first_map(map).join(sums[0], sums[1]);
       const auto later = later_maps(map);
-      put(sink, apply_map(later, joined, fetch_operands<1>(later, row, col), row, col), row, col);
+      put(sink, apply_map(later, joined, fetch_operands<N>(later, row, col), row, col), row, col);
     } else {
-      put(sink, apply_map(map, One{{sums[0]}}, operands, row, col), row, col);
+      put(sink, apply_map(map, sums[0], operands, row, col), row, col);
     }
   }
 };
@@ -330,7 +336,9 @@ struct GemvBody {
     P problem;
     bool weights_ready;  // before the kernel ahead has ended
   };
-  static constexpr bool kReads = !std::is_empty<Operands<P, 1>>::value;
+  static constexpr int kOut = together<P>;
+  static_assert(R % kOut == 0, "pairs are whole");
+  static constexpr bool kReads = !std::is_empty<Operands<P, kOut>>::value;
   using Tokens = GemvTokens<P, M>;
   using State = typename Tokens::State;
 
@@ -359,11 +367,11 @@ struct GemvBody {
     for (int m = 0; m < M; ++m) {  // while the weights are on their way
       tokens.states[m] = State::template by_block<pack_within<typename P::X, Dots::pack>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
     }
-    // The first threads will make the results, a row and a token each. What the sink reads for them is asked for now.
-    const int64_t token = tokens.first + threadIdx.x / R;
-    const unsigned output = row + threadIdx.x % R;
-    const bool makes = int(threadIdx.x) < kSums && token < p.m && output < rows;
-    Operands<P, 1> operands;
+    // The first threads will make the results, a row (or a pair) and a token each. What the sink reads for them is asked for now.
+    const int64_t token = tokens.first + threadIdx.x / (R / kOut);
+    const unsigned output = row + threadIdx.x % (R / kOut) * kOut;
+    const bool makes = int(threadIdx.x) < kSums / kOut && token < p.m && output < rows;
+    Operands<P, kOut> operands;
     if constexpr (kReads) operands = Result<P>::ask(p, makes ? token : tokens.first, makes ? output : row);
     Dots dots;
     for (; begin < cols; begin += U * stride) {
@@ -381,10 +389,13 @@ struct GemvBody {
     if (!makes) return;
     if constexpr (!kReads) operands = Result<P>::ask(p, token, output);
     const Result<P> result{p, token, output, operands};
-    C totals[P::matrices] = {};
+    Pack<C, kOut> totals[P::matrices] = {};
     for (int w = 0; w < int(blockDim.x) / 32; ++w) {
       KERNELS_UNROLL
-      for (int i = 0; i < P::matrices; ++i) totals[i] = totals[i] + partial[w][i][threadIdx.x];
+      for (int i = 0; i < P::matrices; ++i) {
+        KERNELS_UNROLL
+        for (int j = 0; j < kOut; ++j) totals[i].v[j] = totals[i].v[j] + partial[w][i][threadIdx.x * kOut + j];
+      }
     }
     result.put_sums(totals);
   }

@@ -1,4 +1,5 @@
-// Tuning of products. Measured on an H200 (CUDA 13.0, 2026-11) with bench/matmul: bench/results/h200/matmul.json.
+// Tuning of products. Measured on an H200 (CUDA 13.0, 2026-11) by graph replay with rotated weights, as in bench/matmul; figures of what
+// was not chosen are those of the run that decided.
 #pragma once
 
 #include "../core/macros.h"

@@ -1,0 +1,148 @@
+// What stands around attention on the GPU: parts of the keys made one, rotary positions, and new keys and values on their way to the cache.
+#include <kernels/elementwise.cuh>
+#include <kernels/matmul.cuh>
+
+#include "support/gpu_attention.cuh"
+#include "support/rope.h"
+
+using namespace test;
+
+TEST_CASE("parts of the keys, merged, are the whole") {
+  Tally t;
+  for (const int64_t dim : {8, 40, 128}) {
+    const AttentionCase c{{5}, {300}, 3, 1, dim};
+    const Placement where(Layout::nhd, c.kv_lens, 1);
+    const DeviceKv<float> key(1, where, dim), value(2, where, dim);
+    const int64_t tokens = 5, heads = 3, parts = 4, cuts[] = {0, 128, 128, 299, 300};  // one part has no keys
+    AttentionData<float, float, DeviceMemory> d(c);
+    Device<float> o(parts * tokens, heads * dim, heads * dim), lse(parts * tokens, heads, heads);
+    Stream stream;
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto shift = [&](const auto& tensor) { return k::strided(tensor.at({0, cuts[part], 1}, 0), 0, dim + 3, 0); };
+      const auto kv = k::dense_kv(shift(key.tensor()), shift(value.tensor()), cuts[part + 1] - cuts[part]);
+      const k::Status status = k::attention(stream, d.source(), kv, k::store(o.data() + part * tokens * heads * dim, heads * dim), d.shape(), k::no_mask(),
+                                            k::Attention{}.lse(lse.data() + part * tokens * heads));
+      t.expect(status.ok(), "%s", status.reason());
+    }
+    AttentionData<float, float, DeviceMemory> whole(c);
+    const k::Status status = k::merge_states(stream, k::load(static_cast<const float*>(o.data()), heads * dim), k::load(static_cast<const float*>(lse.data()), heads), whole.sink(),
+                                             {parts, tokens, heads, dim}, whole.options());
+    stream.wait();
+    t.expect(status.ok(), "%s", status.reason());
+    check(t, "merged", whole, [&](int64_t row, int64_t x) { return whole.q.value(row, x); }, key, value, {}, {});
+  }
+  CHECK_TALLY(t);
+
+  Stream stream;
+  Device<float> memory(4, 8, 8);
+  const float* const p = memory.data();
+  const auto merge = [&](const k::MergeShape& shape, const k::Attention& options = {}) {
+    return k::merge_states(stream, k::load(p, 8), k::load(p, 1), k::store(memory.data() + 8, 8), shape, options);
+  };
+  CHECK(!merge({-1, 1, 1, 8}));
+  CHECK(!merge({1, 1, 0, 8}));
+  CHECK(!merge({1, 1, 1, 8}, k::Attention{}.scale(2)));
+  // No part at all sees nothing.
+  CHECK(merge({0, 1, 1, 8}, k::Attention{}.lse(memory.data() + 16)));
+  stream.wait();
+  memory.download();
+  CHECK((memory.get(1, 3) == 0 && memory.get(2, 0) == -std::numeric_limits<float>::infinity()));
+}
+
+TEST_CASE("a prefix that the batch shares is read once") {
+  Tally t;
+  const int64_t batch = 6, prefix = 500, dim = 64, heads = 4, kv_heads = 2, width = heads * dim;
+  const AttentionCase c{std::vector<int64_t>(size_t(batch), 1), {510, 560, 501, 500, 777, 600}, heads, kv_heads, dim};
+  AttentionCase cut = c;
+  for (int64_t& n : cut.kv_lens) n -= prefix;
+  const Placement whole(Layout::nhd, c.kv_lens, kv_heads);
+  const DeviceKv<k::half> key(1, whole, dim, ScaleOf::head, 1, 0, 8), value(2, whole, dim, ScaleOf::head, 1, 0, 8);
+  // All sequences have the first one's prefix.
+  const auto of = [&](const auto& tensor) {
+    return [&](int64_t b, int64_t head, int64_t pos, int64_t x) { return tensor(pos < prefix ? 0 : b, head, pos, x); };
+  };
+  AttentionData<k::half, float, DeviceMemory> d(c);
+  const OnDevice<int32_t> rest(std::vector<int32_t>(cut.kv_lens.begin(), cut.kv_lens.end()));
+  Device<float> o(2 * batch, width, width), lse(2 * batch, heads, heads);
+  Stream stream;
+  const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, d.shape()));
+  Device<unsigned char> memory(1, bytes, bytes);
+  const auto at = [&](const auto& tensor, int64_t pos) { return k::strided(tensor.at({0, pos, 1}, 0), whole.capacity * kv_heads * (dim + 8), kv_heads * (dim + 8), dim + 8); };
+  const k::Status first = k::attention(stream, d.source(), k::dense_kv(at(key.tensor(), 0), at(value.tensor(), 0), prefix), k::store(o.data(), width), {1, batch, heads, kv_heads, dim},
+                                       k::no_mask(), k::Attention{}.lse(lse.data()));
+  const k::Status second = k::decode<64>(stream, d.source(), k::dense_kv(at(key.tensor(), prefix), at(value.tensor(), prefix), static_cast<const int32_t*>(rest.data())),
+                                         k::store(o.data() + batch * width, width), d.shape(), k::no_mask(), {memory.data(), size_t(bytes)}, k::Attention{}.lse(lse.data() + batch * heads));
+  const k::Status third = k::merge_states(stream, k::load(static_cast<const float*>(o.data()), width), k::load(static_cast<const float*>(lse.data()), heads), d.sink(),
+                                          {2, batch, heads, dim}, d.options());
+  stream.wait();
+  t.expect(first.ok() && second.ok() && third.ok(), "%s %s %s", first.reason(), second.reason(), third.reason());
+  Precision precision;
+  precision.weights = DType::f16;
+  precision.tensor = true;
+  check(t, "cascade", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, of(key), of(value), {}, precision);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("queries are turned on their way, and alone") {
+  Tally t;
+  const int rows = 5, heads = 3;
+  for (const Turning& turn : turnings(rows)) {
+    for (const int64_t shift : {0, 1}) {
+      const int64_t cols = heads * turn.head_dim;
+      const RandomMatrix<float, DeviceMemory> x(1, rows, cols, cols + 4, shift);
+      const OnDevice<int32_t> positions(turn.positions);
+      const OnDevice<float> frequencies(turn.frequencies);
+      Device<float> y(rows, cols, cols + 4, shift);
+      Stream stream;
+      const k::Status status = k::copy(stream, k::load(static_cast<const float*>(x.data()), x.ld()) | k::scale(0.5) | turn.map(positions.data(), frequencies.data()),
+                                       k::scale(2) | k::store(y.data(), y.ld()), rows, cols);
+      stream.wait();
+      t.expect(status.ok(), "%s", status.reason());
+      y.download();
+      t.expect(y.intact(), "wrote outside");
+      for (int64_t r = 0; r < rows; ++r) {
+        Row<> want;
+        for (int64_t c = 0; c < cols; ++c) want.push_back(turn([&](int64_t at) { return Real<>(x.value(r, at)); }, r, c));
+        const std::string problem = mismatch(r, want, [&](int64_t c) { return y.get(r, c); });
+        t.expect(problem.empty(), "head %d, rotary %d: %s", turn.head_dim, turn.rotary_dim, problem.c_str());
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("copies of any type and alignment") {
+  Tally t;
+  for (const int64_t shift : {0, 1}) {
+    for (const int64_t cols : {1, 7, 64, 1000}) {
+      const RandomMatrix<float, DeviceMemory> x(1, 37, cols, cols + 8, shift);
+      Device<k::half> y(37, cols, cols + 8, shift);
+      Stream stream;
+      const k::Status status = k::copy(stream, k::load(static_cast<const float*>(x.data()), x.ld()), k::store(y.data(), y.ld()), 37, cols);
+      stream.wait();
+      y.download();
+      t.expect(status.ok() && y.intact(), "%s", status.reason());
+      for (int64_t r = 0; r < 37; ++r) {
+        for (int64_t c = 0; c < cols; ++c) t.expect(value_of(y.get(r, c)) == value_of(make<k::half>(x.value(r, c))), "row %d, column %d", int(r), int(c));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("behind the product of queries, keys and values, into pages, on the GPU") {
+  Tally t;
+  Stream stream;
+  const auto run = [&](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) {
+    const k::Status status = k::matmul(stream, x, w, sink, shape);
+    stream.wait();
+    return status;
+  };
+  for (const Turning& turn : turnings(70)) {
+    for (const int tokens : {1, 3, 20, 70}) {
+      check_qkv<DeviceMemory, k::half, k::half, float>(t, turn, tokens, false, false, run);
+      check_qkv<DeviceMemory, float, int8_t, float>(t, turn, tokens, true, tokens == 3, run);
+    }
+  }
+  CHECK_TALLY(t);
+}
