@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # header_alone.sh COMPILER INCLUDE_DIR HEADER: the header compiles as the first and only thing in a file, twice included,
-# without a warning, as C++17 and as C++20. A .h does so with and without the CUDA headers, and for each instruction set.
+# without a warning, as C++17, and those that users include as C++20 too. A .h does so with and without the CUDA headers, and for
+# each instruction set.
 set -euo pipefail
 compiler=$1 include_dir=$2 header=$3
 
@@ -9,9 +10,10 @@ trap 'rm -rf "$work"' EXIT
 printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cu"
 cp "$work/alone.cu" "$work/alone.cpp"
 
+standards="17 20"
+if [[ $header == kernels/*/* && $header != kernels/cpu/* || $header == */detail/* ]]; then standards=17; fi
+
 if [[ $header == *.cuh ]]; then
-  standards=17
-  [[ $header == kernels/*/* ]] || standards="17 20"  # what users include is checked as both
   for standard in $standards; do
     echo "nvcc -std=c++$standard"
     "$compiler" -std=c++$standard -arch=sm_80 -I "$include_dir" -Werror all-warnings -Xcompiler=-Wall,-Wextra,-Werror \
@@ -38,7 +40,7 @@ if [[ $(uname -m) == x86_64 ]]; then
   instruction_sets+=("-mavx2 -mfma -mf16c" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c")
 fi
 for flags in "${instruction_sets[@]}"; do
-  for standard in 17 20; do
+  for standard in $standards; do
     check -std=c++$standard $flags
   done
 done
