@@ -27,32 +27,10 @@ TEST_CASE("pages of any size, scattered") {
   CHECK_TALLY(t);
 }
 
-// Keys and values that are computed.
-namespace {
-struct Formula : k::KvView {
-  struct Codes : k::Functor {
-    int64_t from;
-    bool values;
-    Codes(int64_t begin, bool v) : from(begin), values(v) {}
-    template <int N>
-    k::Pack<float, N> load(int64_t row, int64_t col) const {
-      k::Pack<float, N> out;
-      for (int i = 0; i < N; ++i) out.v[i] = float(Formula::at(from + row, col + i, values));
-      return out;
-    }
-  };
-  static double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
-  int64_t length(int64_t) const { return 333; }
-  k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
-  k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
-};
-}  // namespace
-
 TEST_CASE("a view of one's own") {
   Tally t;
   for (const int64_t queries : {1, 30}) {
-    check_kv(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, false); },
-          [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, true); });
+    check_kv(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, Formula::expected_key, Formula::expected_value);
   }
   CHECK_TALLY(t);
 }

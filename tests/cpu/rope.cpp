@@ -42,25 +42,7 @@ TEST_CASE("frequencies") {
 
 TEST_CASE("on a source") {
   Tally t;
-  const int rows = 5, heads = 3;
-  for (const Turning& turn : turnings(rows)) {
-    for (const int64_t shift : {0, 1}) {
-      const int64_t cols = heads * turn.head_dim;
-      const RandomMatrix<float> x(1, rows, cols, cols + 3, shift);
-      Guarded<float> y(rows, cols, cols + 1, shift);
-      const k::Status status = k::cpu::copy(k::cpu::Exec{2}, k::load(static_cast<const float*>(x.data()), x.ld()) | k::scale(0.5) | turn.map(),
-                                            k::scale(2) | k::store(y.data(), y.ld()), rows, cols);
-      t.expect(status.ok(), "%s", status.reason());
-      y.download();
-      t.expect(y.intact(), "wrote outside");
-      for (int64_t r = 0; r < rows; ++r) {
-        Row<> want;
-        for (int64_t c = 0; c < cols; ++c) want.push_back(turn([&](int64_t at) { return Real<>(x.value(r, at)); }, r, c));
-        const std::string problem = mismatch(r, want, [&](int64_t c) { return y.get(r, c); });
-        t.expect(problem.empty(), "head %d, rotary %d: %s", turn.head_dim, turn.rotary_dim, problem.c_str());
-      }
-    }
-  }
+  check_turned<HostMemory>(t, 3, 1, [](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(k::cpu::Exec{2}, in, out, rows, cols); });
   CHECK_TALLY(t);
 }
 

@@ -85,29 +85,12 @@ TEST_CASE("a prefix that the batch shares is read once") {
 
 TEST_CASE("queries are turned on their way, and alone") {
   Tally t;
-  const int rows = 5, heads = 3;
-  for (const Turning& turn : turnings(rows)) {
-    for (const int64_t shift : {0, 1}) {
-      const int64_t cols = heads * turn.head_dim;
-      const RandomMatrix<float, DeviceMemory> x(1, rows, cols, cols + 4, shift);
-      const OnDevice<int32_t> positions(turn.positions);
-      const OnDevice<float> frequencies(turn.frequencies);
-      Device<float> y(rows, cols, cols + 4, shift);
-      Stream stream;
-      const k::Status status = k::copy(stream, k::load(static_cast<const float*>(x.data()), x.ld()) | k::scale(0.5) | turn.map(positions.data(), frequencies.data()),
-                                       k::scale(2) | k::store(y.data(), y.ld()), rows, cols);
-      stream.wait();
-      t.expect(status.ok(), "%s", status.reason());
-      y.download();
-      t.expect(y.intact(), "wrote outside");
-      for (int64_t r = 0; r < rows; ++r) {
-        Row<> want;
-        for (int64_t c = 0; c < cols; ++c) want.push_back(turn([&](int64_t at) { return Real<>(x.value(r, at)); }, r, c));
-        const std::string problem = mismatch(r, want, [&](int64_t c) { return y.get(r, c); });
-        t.expect(problem.empty(), "head %d, rotary %d: %s", turn.head_dim, turn.rotary_dim, problem.c_str());
-      }
-    }
-  }
+  Stream stream;
+  check_turned<DeviceMemory>(t, 4, 4, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) {
+    const k::Status status = k::copy(stream, in, out, rows, cols);
+    stream.wait();
+    return status;
+  });
   CHECK_TALLY(t);
 }
 

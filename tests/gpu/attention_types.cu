@@ -56,25 +56,6 @@ TEST_CASE("codes of 8 and 4 bits") {
 
 namespace {
 
-// Keys and values that are computed.
-struct Formula : k::KvView {
-  struct Codes : k::Functor {
-    int64_t from;
-    bool values;
-    KERNELS_HD Codes(int64_t begin, bool v) : from(begin), values(v) {}
-    template <int N>
-    KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t col) const {
-      k::Pack<float, N> out;
-      for (int i = 0; i < N; ++i) out.v[i] = float(Formula::at(from + row, col + i, values));
-      return out;
-    }
-  };
-  static KERNELS_HD double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
-  KERNELS_HD int64_t length(int64_t) const { return 333; }
-  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
-  KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
-};
-
 // Positions that go around in a ring, the newest first.
 struct Ring : k::KvView {
   using Codes = k::DirectLoad<k::half>;
@@ -91,8 +72,7 @@ struct Ring : k::KvView {
 TEST_CASE("a view of one's own") {
   Tally t;
   for (const int64_t queries : {1, 70}) {
-    attends<float, float>(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, false); },
-                          [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, true); }, k::causal(), causal_model(), 3);
+    attends<float, float>(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, Formula::expected_key, Formula::expected_value, k::causal(), causal_model(), 3);
     const int64_t dim = 64, capacity = 200;
     const RandomMatrix<k::half, DeviceMemory> key(1, 2 * capacity, dim, dim), value(2, 2 * capacity, dim, dim);
     Ring ring;

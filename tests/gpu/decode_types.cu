@@ -124,31 +124,8 @@ TEST_CASE("decode: huge logits") {
   CHECK_TALLY(t);
 }
 
-// ---- keys and values that are computed -----------------------------------------------------------------------------
-
-namespace {
-struct Formula : k::KvView {
-  struct Codes : k::Functor {
-    int64_t from;
-    bool values;
-    KERNELS_HD Codes(int64_t begin, bool v) : from(begin), values(v) {}
-    template <int N>
-    KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t col) const {
-      k::Pack<float, N> out;
-      for (int i = 0; i < N; ++i) out.v[i] = float(Formula::at(from + row, col + i, values));
-      return out;
-    }
-  };
-  static KERNELS_HD double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
-  KERNELS_HD int64_t length(int64_t) const { return 333; }
-  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
-  KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
-};
-}  // namespace
-
 TEST_CASE("decode: a view of one's own") {
   Tally t;
-  check_decode<64, float, k::half>(t, "formula", {{3}, {333}, 2, 1, 40}, Formula{}, [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, false); },
-                                   [](int64_t, int64_t, int64_t pos, int64_t c) { return Formula::at(pos, c, true); }, k::causal(), causal_model(), k::DecodeMode::automatic, {});
+  check_decode<64, float, k::half>(t, "formula", {{3}, {333}, 2, 1, 40}, Formula{}, Formula::expected_key, Formula::expected_value, k::causal(), causal_model(), k::DecodeMode::automatic, {});
   CHECK_TALLY(t);
 }

@@ -173,6 +173,29 @@ class KvSide {
   std::vector<double> values_;
 };
 
+// A view whose keys and values are computed, of one length.
+struct Formula : k::KvView {
+  struct Codes : k::Functor {
+    int64_t from;
+    bool values;
+    KERNELS_HD Codes(int64_t begin, bool v) : from(begin), values(v) {}
+    template <int N>
+    KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t col) const {
+      k::Pack<float, N> out;
+      for (int i = 0; i < N; ++i) out.v[i] = float(Formula::at(from + row, col + i, values));
+      return out;
+    }
+  };
+  static KERNELS_HD double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
+  KERNELS_HD int64_t length(int64_t) const { return 333; }
+  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
+  KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
+
+  // What they are, for oracles.
+  static double expected_key(int64_t, int64_t, int64_t pos, int64_t c) { return at(pos, c, false); }
+  static double expected_value(int64_t, int64_t, int64_t pos, int64_t c) { return at(pos, c, true); }
+};
+
 // ---- oracle ------------------------------------------------------------------------------------------------------------
 
 // A query and a key, as the library's scores see them.

@@ -48,6 +48,32 @@ inline std::vector<Turning> turnings(int rows) {
   return {{8, 8, false, rows}, {64, 64, false, rows}, {64, 64, true, rows}, {40, 40, false, rows}, {48, 32, false, rows, 1.25f}, {48, 12, true, rows}, {16, 6, false, rows}, {24, 0, false, rows}};
 }
 
+// Rows that are copied and turned on the way. run(source, sink, rows, cols) copies them, and returns when it is done.
+template <class Memory, class Run>
+void check_turned(Tally& t, int64_t gap_x, int64_t gap_y, const Run& run) {
+  const int rows = 5, heads = 3;
+  for (const Turning& turn : turnings(rows)) {
+    for (const int64_t shift : {0, 1}) {
+      const int64_t cols = heads * turn.head_dim;
+      const RandomMatrix<float, Memory> x(1, rows, cols, cols + gap_x, shift);
+      const Numbers<int32_t, Memory> positions(turn.positions);
+      const Numbers<float, Memory> frequencies(turn.frequencies);
+      Guarded<float, Memory> y(rows, cols, cols + gap_y, shift);
+      const k::Status status = run(k::load(static_cast<const float*>(x.data()), x.ld()) | k::scale(0.5) | turn.map(positions.data(), frequencies.data()),
+                                   k::scale(2) | k::store(y.data(), y.ld()), rows, cols);
+      t.expect(status.ok(), "%s", status.reason());
+      y.download();
+      t.expect(y.intact(), "wrote outside");
+      for (int64_t r = 0; r < rows; ++r) {
+        Row<> want;
+        for (int64_t c = 0; c < cols; ++c) want.push_back(turn([&](int64_t at) { return Real<>(x.value(r, at)); }, r, c));
+        const std::string problem = mismatch(r, want, [&](int64_t c) { return y.get(r, c); });
+        t.expect(problem.empty(), "head %d, rotary %d: %s", turn.head_dim, turn.rotary_dim, problem.c_str());
+      }
+    }
+  }
+}
+
 // The product of x with the weights of queries, keys and values, with a bias on queries; keys and values go to pages.
 // run(source, weights, sink, shape) makes it, of numbers of TX, and returns when it is done.
 template <class Memory, class TX, class T, class S, class Run>
