@@ -10,6 +10,9 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Exponentials are to the base of 2, and so are the logits under them.
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+
 template <class S>
 struct MemoryType<RotatedSource<S>> : MemoryType<S> {};
 

@@ -21,6 +21,12 @@ KERNELS_HD constexpr uint32_t bits_of(float x) {
 template <class T>
 KERNELS_HD constexpr uint32_t pair_of(float low, float high) { return bits_of<T>(low) | bits_of<T>(high) << 16; }
 
+// x and y as a pair of T.
+template <class T>
+__device__ __forceinline__ uint32_t rounded_pair(float x, float y) {
+  return std::is_same<T, half>::value ? arch::floats_to_halves(x, y) : arch::floats_to_bfloats(x, y);
+}
+
 // -base - zero, twice; Nothing stands for 0.
 template <class T, int kBase>
 __device__ __forceinline__ uint32_t without(Nothing) {
@@ -30,7 +36,7 @@ __device__ __forceinline__ uint32_t without(Nothing) {
 template <class T, int kBase>
 __device__ __forceinline__ uint32_t without(float zero) {
   const float x = -float(kBase) - zero;
-  return std::is_same<T, half>::value ? arch::floats_to_halves(x, x) : arch::floats_to_bfloats(x, x);
+  return rounded_pair<T>(x, x);
 }
 template <class T>
 __device__ __forceinline__ uint32_t halves_to(uint32_t pair) {

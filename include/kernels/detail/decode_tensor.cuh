@@ -80,11 +80,7 @@ struct DecodeSide {
   static __device__ __forceinline__ int value_column(int g, int second) { return coded ? 2 * g + second : g + 8 * second; }
 };
 
-// x and y as a pair of T, and what that leaves.
-template <class T>
-__device__ __forceinline__ uint32_t rounded_pair(float x, float y) {
-  return std::is_same<T, half>::value ? arch::floats_to_halves(x, y) : arch::floats_to_bfloats(x, y);
-}
+// What rounded_pair() leaves of x and y.
 template <class T>
 __device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair) {
   float low, high;

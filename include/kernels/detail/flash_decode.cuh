@@ -21,8 +21,6 @@ KERNELS_BEGIN
 namespace detail {
 
 constexpr int kDecodeKeys = 16;  // that a warp takes at a time: a unit
-constexpr int kMostDecodeRows = 32;
-constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 // Floats at a multiple of 16 bytes.
 template <int N>

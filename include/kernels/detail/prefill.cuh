@@ -388,8 +388,6 @@ struct PrefillBody {
   }
 
  private:
-  static constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
-
   static __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, unsigned char* tile, int dim) {
     using Q = typename P::Q;
     constexpr int kEach = kRows / Queries::kTogether, kBatch = kEach < 4 ? kEach : 4;
@@ -601,7 +599,7 @@ struct PrefillBody {
               sums[i][half] += w[x];
               if constexpr (Value::scaled) w[x] *= scales[j * 8 + lane % 4 * 2 + x];
             }
-            weights[i][j / 2][j % 2 * 2 + half] = std::is_same<TV, half_type>::value ? arch::floats_to_halves(w[0], w[1]) : arch::floats_to_bfloats(w[0], w[1]);
+            weights[i][j / 2][j % 2 * 2 + half] = rounded_pair<TV>(w[0], w[1]);
           }
         }
       }
@@ -699,8 +697,6 @@ struct PrefillBody {
     }
 
    private:
-    using half_type = ::kernels::half;
-
     // Of the tile at `pos`.
     static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) { return {row_keys[row].begin - pos, row_keys[row].end - pos}; }
     __device__ __forceinline__ float reference(int i, int half) const { return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half]; }
