@@ -16,32 +16,10 @@ try:
 except ImportError as error:
     print(f"attention_peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
+from torch_timing import time_us
 
 TOKENS = 16384
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-
-
-def time_us(calls, replays=9):
-    """Median microseconds of a call: the calls as a graph that is replayed."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            calls[0]()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        results = [call() for call in calls]
-        graph.capture_end()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 3)]
-        events[0].record()
-        for event in events[1:]:
-            graph.replay()
-            event.record()
-        torch.cuda.synchronize()
-    del results
-    times = [a.elapsed_time(b) * 1e3 / len(calls) for a, b in zip(events[2:], events[3:])]
-    return sorted(times)[len(times) // 2]
 
 
 def measure(dim, heads, kv_heads, length, causal, who):
@@ -53,7 +31,7 @@ def measure(dim, heads, kv_heads, length, causal, who):
     attend = torch.nn.functional.scaled_dot_product_attention
     options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
     with sdpa_kernel(WHO[who]):
-        us = time_us([lambda i=i: attend(*sets[i % 3], **options) for i in range(3 if operations > 1e12 else 9)])
+        us = time_us([lambda i=i: attend(*sets[i], **options) for i in range(3)], 3 if operations > 1e12 else 9, replays=9)
     return us, operations / us * 1e-6
 
 
@@ -66,7 +44,7 @@ def measure_decode(dtype, batch, length, heads, kv_heads, who):
     query = random(batch, 1, heads)
     attend = torch.nn.functional.scaled_dot_product_attention
     with sdpa_kernel(WHO[who]):
-        return time_us([lambda i=i: attend(query, *sets[i % count], enable_gqa=heads != kv_heads) for i in range(max(count, 8))])
+        return time_us([lambda i=i: attend(query, *sets[i], enable_gqa=heads != kv_heads) for i in range(count)], 8, replays=9)
 
 
 def main():

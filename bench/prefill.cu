@@ -1,8 +1,6 @@
 // Attention of many queries: bf16, 16,384 tokens in all, as many heads as make 2,048 columns. What is timed is named
 // attention/bf16/d<dim>x<heads>x<length>/<full or causal>/kernels; causal attention counts half of the operations. Cases of 32 heads
 // of queries to 8 of keys are named d128x32/8x<length>. bench/attention_peers.py times PyTorch's kernels on the same shapes.
-#include <benchmark/benchmark.h>
-
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -14,22 +12,17 @@ namespace {
 using T = k::bfloat16;
 constexpr int64_t kTokens = 16384;
 
-bench::Arena& memory() {
-  static bench::Arena all(size_t(3) << 30);
-  return all;
-}
-
 template <class S>
 void run(benchmark::State& state, int64_t dim, int64_t heads, int64_t kv_heads, int64_t length, const S& score, double share) {
   const int64_t width = heads * dim, kv_width = kv_heads * dim;
   const int sets = bench::sets_for(double(2 * (width + kv_width) * kTokens) * sizeof(T));
-  memory().reset();
+  bench::arena().reset();
   std::vector<T*> q, key, value, o;
   for (int i = 0; i < sets; ++i) {
-    q.push_back(memory().take<T>(size_t(kTokens * width), 4 * i + 1));
-    key.push_back(memory().take<T>(size_t(kTokens * kv_width), 4 * i + 2));
-    value.push_back(memory().take<T>(size_t(kTokens * kv_width), 4 * i + 3));
-    o.push_back(memory().reserve<T>(size_t(kTokens * width)));
+    q.push_back(bench::arena().take<T>(size_t(kTokens * width), 4 * i + 1));
+    key.push_back(bench::arena().take<T>(size_t(kTokens * kv_width), 4 * i + 2));
+    value.push_back(bench::arena().take<T>(size_t(kTokens * kv_width), 4 * i + 3));
+    o.push_back(bench::arena().reserve<T>(size_t(kTokens * width)));
   }
   const double operations = 4.0 * kTokens * double(length) * double(width) * share;
   const double us = bench::time_us(sets, [&](cudaStream_t stream, int i) {
@@ -58,10 +51,7 @@ void add(int64_t dim, int64_t heads, int64_t kv_heads) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return std::fprintf(stderr, "no CUDA device\n"), 77;
   for (const int64_t dim : {64, 128, 256}) add(dim, 2048 / dim, 2048 / dim);
   add(128, 32, 8);
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
+  return bench::run(argc, argv, {});
 }
