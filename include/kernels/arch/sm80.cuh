@@ -115,5 +115,13 @@ __device__ __forceinline__ void copy_async_wait() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Adds, and returns what was there: what others wrote before they added can be read from then on, and what this thread has seen
+// or written is seen by those that add later.
+__device__ __forceinline__ unsigned long long atomic_add_released(unsigned long long* p, unsigned long long x) {
+  unsigned long long before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(__cvta_generic_to_global(p)), "l"(x) : "memory");
+  return before;
+}
+
 }  // namespace arch
 KERNELS_END

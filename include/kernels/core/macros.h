@@ -34,8 +34,10 @@
 
 #if defined(KERNELS_DEVICE_CODE)
 #define KERNELS_UNROLL _Pragma("unroll")
+#define KERNELS_ROLLED _Pragma("unroll 1")
 #else
 #define KERNELS_UNROLL
+#define KERNELS_ROLLED
 #endif
 
 // The CUDA storage types (__half ...) are used wherever their headers can be found; otherwise the library's own,

@@ -19,9 +19,9 @@ namespace detail {
 
 // Blocks that share the work, at most.
 inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
-// A few less, if items of equal length are then cut evenly, or not at all.
+// A few less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a time.
 inline int even_blocks(int64_t items, int most) {
-  const int64_t even = items <= most ? items * (most / items) : items / ((items + most - 1) / most);
+  const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most) : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * 15 ? int(even) : most;
 }
 // Rows that are worked on together: a kernel for few, and one for as many as registers allow.
@@ -94,7 +94,7 @@ class DecodeEngine {
     using Body = DecodeBody<P, Rows>;
     int image = 0;
     KERNELS_TRY(image_architecture<Body>(image));
-    return start<Body>(Rows::shared_bytes(image), Rows::blocks_each(image));
+    return start<Body>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
   Status plain() {
     p_.tile_rows = 8;
@@ -110,41 +110,31 @@ class DecodeEngine {
   template <int kChunks>
   Status plain_of() {
     using Rows = PlainRows<P, kChunks>;
-    return start<DecodeBody<P, Rows>>(Rows::shared_bytes(p_), 2);
+    return start<DecodeBody<P, Rows>>(Rows::warps, Rows::shared_bytes(p_), 2);
   }
 
   template <class Body>
-  Status start(size_t shared, int blocks_each) {
+  Status start(int warps, size_t shared, int blocks_each) {
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
-    const int64_t items = DecodeMergeBody<P>::items(p_);
-    p_.blocks = even_blocks(items, blocks_each * ex_.device().sm_count);
+    p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles, blocks_each * ex_.device().sm_count);
     Launch how;
-    how.threads = Body::max_threads;
+    how.threads = 32 * warps;
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
-    KERNELS_TRY(launch<Body>(ex_, how, p_));
-    // The second kernel waits for the first by itself.
-    Exec after = ex_;
-    after.programmatic(true);
-    p_.merged_by_item = items <= p_.blocks;
-    how.threads = DecodeMergeBody<P>::max_threads;
-    how.shared = 0;
-    if (p_.merged_by_item) how.grid.x = unsigned(items);
-    how.grid.y = items > 32 ? 1 : 8;  // few items are cut into many parts each
-    return launch<DecodeMergeBody<P>>(after, how, p_);
+    return launch<Body>(ex_, how, p_);
   }
 
   const Exec& ex_;
   P& p_;
 };
 
-// What blocks leave: the states of both ends, then the outputs.
+// What blocks leave: counters, the states of both ends, then the outputs.
 struct DecodeRoom {
-  size_t states, outputs;
+  size_t counters, states, outputs;
   DecodeRoom(int blocks, const AttentionShape& shape)
-      : states(2 * size_t(blocks) * decode_rows(shape) * sizeof(float2)),
+      : counters((size_t(blocks) * sizeof(unsigned long long) + 15) / 16 * 16), states(2 * size_t(blocks) * decode_rows(shape) * sizeof(float2)),
         outputs(2 * size_t(blocks) * decode_rows(shape) * size_t(greater<int64_t>(0, shape.value_dim())) * sizeof(float)) {}
-  size_t bytes() const { return states + outputs; }
+  size_t bytes() const { return counters + states + outputs; }
 };
 
 template <int kLargest, class Q, class Kv, class Out, class S>
@@ -156,8 +146,10 @@ Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.group = int(shape.group());
   problem.tile_rows = decode_rows(shape);
   problem.q_pack = max_pack_of(q), problem.kv_pack = lesser(key_pack(kv), value_pack(kv)), problem.out_pack = max_pack_of(out);
-  problem.states = reinterpret_cast<float2*>(memory);
-  problem.outputs = reinterpret_cast<float*>(memory + DecodeRoom(decode_blocks(ex), shape).states);
+  const DecodeRoom room(decode_blocks(ex), shape);
+  problem.counters = reinterpret_cast<unsigned long long*>(memory);
+  problem.states = reinterpret_cast<float2*>(memory + room.counters);
+  problem.outputs = reinterpret_cast<float*>(memory + room.counters + room.states);
   return DecodeEngine<Problem, kLargest>(ex, problem).run(mode);
 }
 

@@ -27,8 +27,9 @@ __device__ __forceinline__ Pack<float, N> read_some(const S& source, int64_t row
 template <class P, int kChunks>
 class PlainRows {
  public:
-  static constexpr int warps = 4, rows = 8, registers = kChunks > 1 ? 255 : 144;
-  using Cursor = DecodeCursor<P>;
+  static constexpr int warps = 4, rows = 8, registers = 255;
+  using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
+  using Cursor = typename Schedule::Cursor;
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;
   static size_t shared_bytes(const P& p) { return sizeof(float) * (rows * p.dim + warps * (kDecodeKeys * rows + rows * (p.v_dim + 4))); }
@@ -37,6 +38,8 @@ class PlainRows {
       : p_(p), queries_(reinterpret_cast<float*>(shared)), shares_(queries_ + rows * p.dim + warp() * kDecodeKeys * rows),
         all_sums_(queries_ + rows * p.dim + warps * kDecodeKeys * rows) {}
 
+  __device__ __forceinline__ void ask(const DecodePart&) {}
+  __device__ __forceinline__ void fill() {}
   __device__ __forceinline__ void begin(const DecodePart& part) {
     weights_.begin(p_, part);
     KERNELS_UNROLL
@@ -74,8 +77,8 @@ class PlainRows {
       }
     }
   }
-  __device__ __forceinline__ Pack<float, 8> sums_of(int warp, int row, int col) const {
-    return floats_at<8>(sums_at(warp) + row * (p_.v_dim + 4) + col);
+  __device__ __forceinline__ Pack<float, 4> sums_of(int warp, int row, int col) const {
+    return floats_at<4>(sums_at(warp) + row * (p_.v_dim + 4) + col);
   }
 
  private:

@@ -25,13 +25,14 @@ struct DecodeSide {
 
   static __device__ __forceinline__ int place(int row, int chunk) { return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16; }
 
-  // Row i comes from the address that lane i has; zeros stand for rows and columns that are not there.
-  static __device__ __forceinline__ void copy(uint32_t to, const Code* mine, int bytes, int rows) {
+  // Row i comes from at(i); zeros stand for rows and columns that are not there.
+  template <class At>
+  static __device__ __forceinline__ void copy(uint32_t to, const At& at, int bytes, int rows) {
     const int lane = threadIdx.x & 31;
     KERNELS_UNROLL
     for (int i = 0; i < kDecodeKeys; i += 32 / kSharers) {
       const int row = i + lane / kSharers;
-      const char* const from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(mine), row));
+      const char* const from = reinterpret_cast<const char*>(at(row));
       KERNELS_UNROLL
       for (int first = 0; first < kRowBytes; first += kSharers * 16) {
         const int chunk = first / 16 + lane % kSharers;
@@ -96,8 +97,11 @@ __device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair
 template <class P, int kDim, int kVDim, int kTiles, int kParts>
 class TensorRows {
  public:
-  static constexpr int warps = kDim > 256 ? 2 : 4, rows = 8 * kTiles, registers = kDim > 128 || kTiles > 1 ? 255 : 144;
-  using Cursor = DecodeCursor<P>;
+  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }  // shared memory
+  static constexpr int warps_of(int architecture) { return kDim > 256 ? 2 : kDim > 128 || !has_much(architecture) ? 4 : 8; }
+  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, registers = 255;
+  using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
+  using Cursor = typename Schedule::Cursor;
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
   using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
@@ -105,27 +109,51 @@ class TensorRows {
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
   static constexpr int kSlot = Keys::kBytes + Values::kBytes, kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
+  using KeyCode = typename Keys::Code;
+  using ValueCode = typename Values::Code;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
-  // Several blocks share a multiprocessor where heads are small.
-  static constexpr int kBlocksEach = kDim > 128 ? 1 : 2;
-  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int stages(int architecture) {
-    const int room = ((has_much(architecture) ? 228 << 10 : 100 << 10) / blocks_each(architecture)) - (1 << 10) - kStatic - kQueries;
-    const int most = room / (warps * (kSlot + 4 * kSlotScales));
+    const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries, most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
     return most < 1 ? 1 : most > 6 ? 6 : most;
   }
-  static constexpr int shared_bytes(int architecture) { return stages(architecture) * warps * (kSlot + 4 * kSlotScales) + kQueries; }
-  static constexpr int blocks_each(int architecture) { return has_much(architecture) ? kBlocksEach : 1; }
+  static constexpr int shared_bytes(int architecture) { return stages(architecture) * warps_of(architecture) * (kSlot + 4 * kSlotScales) + kQueries; }
 
   __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
-      : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {
-    KERNELS_UNROLL
-    for (int i = 0; i < kStages - 1; ++i) bring();
-  }
+      : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {}
 
+  // Asks for the queries of the part that begins next, where registers can hold them meanwhile.
+  __device__ __forceinline__ void ask(const DecodePart& part) {
+    if constexpr (kQueryPacks == 1) ask_now(part);
+  }
+  // Brings the first keys and values.
+  __device__ __forceinline__ void fill() {
+    KERNELS_ROLLED
+    for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) bring();
+  }
   // By all threads of the block, which have done with the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
+    if constexpr (kQueryPacks > 1) ask_now(part);
+    if (wide()) {
+      each_query(part, [&](int i, int row, int col, const QueryPlace& place) {
+        Pack<float, 8> v = broadcast<8>(0.f);
+        KERNELS_UNROLL
+        for (int j = 0; j < 8 / kQueryPack; ++j) {
+          if (!place.there) break;
+          const Pack<float, kQueryPack> some = resolve(p_.q, asked_[i][j], place.token, place.col + j * kQueryPack);
+          KERNELS_UNROLL
+          for (int x = 0; x < kQueryPack; ++x) v.v[j * kQueryPack + x] = some.v[x];
+        }
+        put_query(v, row, col);
+      });
+    } else {
+      KERNELS_ROLLED
+      for (int i = threadIdx.x; i < rows * kDim; i += warps * 32) {
+        const int row = i / kDim, col = i % kDim;
+        const QueryPlace place = query_place(part, row, col);
+        put_query(place.there ? resolve(p_.q, fetch<1>(p_.q, place.token, place.col), place.token, place.col) : broadcast<1>(0.f), row, col);
+      }
+    }
     weights_.begin(p_, part);
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
@@ -135,7 +163,6 @@ class TensorRows {
         for (int i = 0; i < 4; ++i) sums_[n][m][i] = 0.f;
       }
     }
-    for (int i = threadIdx.x; i < rows * (kDim / 8); i += warps * 32) read_queries(part, i / (kDim / 8), i % (kDim / 8) * 8);
     __syncthreads();
     if constexpr (kHeld) {
       KERNELS_UNROLL
@@ -240,12 +267,16 @@ class TensorRows {
       }
     }
   }
-  __device__ __forceinline__ Pack<float, 8> sums_of(int warp, int row, int col) const {
-    return floats_at<8>(sums_at(warp) + row * kSumsPitch + col);
+  __device__ __forceinline__ Pack<float, 4> sums_of(int warp, int row, int col) const {
+    return floats_at<4>(sums_at(warp) + row * kSumsPitch + col);
   }
 
  private:
-  static constexpr int kStatic = 1536, kStages = stages(arch::kCompiledFor);
+  static constexpr int kStatic = 6 << 10, kStages = stages(arch::kCompiledFor);
+  static constexpr int kQueryPack = wide_pack<typename P::Q>, kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
+  using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
+  // Where it takes no memory, keys are looked for ahead of time; first of all, before there are any to bring.
+  static constexpr bool kFoundAhead = in_one_run<typename P::Kv>;
   // Queries stay in registers where there is room.
   static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
   static constexpr int kSumsPitch = kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
@@ -270,63 +301,93 @@ class TensorRows {
   // Brings the warp's next 16 keys and values, if there are more.
   __device__ __forceinline__ void bring() {
     if constexpr (scaled) keep_scale();
-    const int slot = bring_;
+    if constexpr (!kFoundAhead) find();
+    if (there_ > 0) {
+      const uint32_t to = ring_ + bring_ * kSlot;
+      const int key_bytes = p_.dim * int(sizeof(KeyCode)), value_bytes = p_.v_dim * int(sizeof(ValueCode));
+      if (kFoundAhead || together_) {
+        Keys::copy(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
+        Values::copy(to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
+      } else {
+        Keys::copy(to, [&](int row) { return of_lane(key_, row); }, key_bytes, there_);
+        Values::copy(to + Keys::kBytes, [&](int row) { return of_lane(value_, row); }, value_bytes, there_);
+      }
+    }
+    arch::copy_async_commit();
     bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
+    if constexpr (kFoundAhead) find();
+    else if constexpr (scaled && kStages == 1) keep_scale();
+  }
+  // Where the warp's next keys and values are.
+  __device__ __forceinline__ void find() {
+    next_key_ += warps * kDecodeKeys;
     while (next_key_ >= next_.end) {
       if (!ahead_.next(p_, next_)) {
-        next_key_ = next_.end;
-        return arch::copy_async_commit();
+        there_ = 0;
+        return;
       }
       next_key_ = next_.begin + warp() * kDecodeKeys;
     }
-    const int there = lesser(kDecodeKeys, next_.end - next_key_), pos = next_key_ + lesser(lane() % kDecodeKeys, there - 1);
-    const auto key = p_.kv.key(next_.b, next_.head, pos);
-    const auto value = p_.kv.value(next_.b, next_.head, pos);
-    const uint32_t to = ring_ + slot * kSlot;
-    const int key_bytes = p_.dim * int(sizeof(typename Keys::Code)), value_bytes = p_.v_dim * int(sizeof(typename Values::Code));
-    Keys::copy(to, key.codes.at(0, 0), key_bytes, there);
-    Values::copy(to + Keys::kBytes, value.codes.at(0, 0), value_bytes, there);
-    arch::copy_async_commit();
-    if constexpr (scaled) {
-      waiting_scale_ = lane() < kDecodeKeys ? key.scale(0) : value.scale(0);
-      waiting_slot_ = slot;
-      if constexpr (kStages == 1) keep_scale();
-    }
-    next_key_ += warps * kDecodeKeys;
+    there_ = lesser(kDecodeKeys, next_.end - next_key_);
+    const int mine = lesser(lane() % kDecodeKeys, there_ - 1);
+    const auto look_up = [&](int first) {
+      const auto key = p_.kv.key(next_.b, next_.head, next_key_ + first);
+      const auto value = p_.kv.value(next_.b, next_.head, next_key_ + first);
+      key_ = key.codes.at(0, 0), value_ = value.codes.at(0, 0);
+      key_distance_ = key.codes.at(1, 0) - key_, value_distance_ = value.codes.at(1, 0) - value_;
+      if constexpr (scaled) scale_ = lane() < kDecodeKeys ? key.scale(mine - first) : value.scale(mine - first), scale_slot_ = bring_;
+      return key.count >= there_ && value.count >= there_;
+    };
+    together_ = look_up(0);
+    if (!kFoundAhead && !together_) look_up(mine);  // each lane a position of its own
   }
-  // A scale that was asked for with the slot brought last has come by now.
+  // A scale that was asked for has come by the next time.
   __device__ __forceinline__ void keep_scale() {
-    if (waiting_slot_ >= 0) scales_at(waiting_slot_)[lane()] = waiting_scale_;
-    waiting_slot_ = -1;
+    if (scale_slot_ >= 0) scales_at(scale_slot_)[lane()] = scale_;
+    scale_slot_ = -1;
+  }
+  template <class T>
+  static __device__ __forceinline__ T* of_lane(T* p, int lane) {
+    return reinterpret_cast<T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(p), lane));
   }
 
-  // Eight columns of a row, as 16-bit numbers and what that rounding leaves.
-  __device__ __forceinline__ void read_queries(const DecodePart& part, int row, int col) {
-    Pack<float, 8> v = broadcast<8>(0.f);
-    if (row < part.rows && col < p_.dim) {
-      const int number = part.tile * rows + row;
-      const int64_t token = p_.shape.first_query(part.b) + number / p_.group;
-      const int64_t at = (int64_t(part.head) * p_.group + number % p_.group) * p_.dim + col;
-      constexpr int wide = wide_pack<typename P::Q>;
-      if (p_.q_pack >= wide) read_eight<wide>(v, token, at);
-      else read_eight<1>(v, token, at);
-    }
+  __device__ __forceinline__ void ask_now(const DecodePart& part) {
+    if (!wide()) return;
+    each_query(part, [&](int i, int, int, const QueryPlace& place) {
+      KERNELS_UNROLL
+      for (int j = 0; j < 8 / kQueryPack; ++j) {
+        if (place.there) asked_[i][j] = fetch<kQueryPack>(p_.q, place.token, place.col + j * kQueryPack);
+      }
+    });
+  }
+
+  struct QueryPlace {
+    bool there;
+    int64_t token, col;
+  };
+  __device__ __forceinline__ QueryPlace query_place(const DecodePart& part, int row, int col) const {
+    const int number = part.tile * rows + row, token = number / p_.group;
+    return {row < part.rows && col < p_.dim, p_.shape.first_query(part.b) + token, (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + col};
+  }
+  __device__ __forceinline__ bool wide() const { return p_.q_pack >= kQueryPack; }
+  // Eight columns to a thread: f(i, row, column, where these are), i-th of the thread.
+  template <class F>
+  __device__ __forceinline__ void each_query(const DecodePart& part, const F& f) const {
     KERNELS_UNROLL
-    for (int part_of = 0; part_of < kQueryParts; ++part_of) {
-      const Pack<KeyType, 8> rounded = convert<KeyType>(v);
-      ::uint4 bits;
-      memcpy(&bits, rounded.v, 16);
-      *reinterpret_cast<::uint4*>(queries() + (part_of * rows + row) * kQueryPitch + col * 2) = bits;
-      v = transform(v - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; });
+    for (int i = 0; i < kQueryPacks; ++i) {
+      const int at = i * warps * 32 + threadIdx.x, row = at / (kDim / 8), col = at % (kDim / 8) * 8;
+      if (rows * (kDim / 8) % (warps * 32) != 0 && row >= rows) return;
+      f(i, row, col, query_place(part, row, col));
     }
   }
+  // As 16-bit numbers and what that rounding leaves.
   template <int N>
-  __device__ __forceinline__ void read_eight(Pack<float, 8>& v, int64_t token, int64_t col) const {
+  __device__ __forceinline__ void put_query(Pack<float, N> v, int row, int col) const {
     KERNELS_UNROLL
-    for (int i = 0; i < 8; i += N) {
-      const Pack<float, N> some = resolve(p_.q, fetch<N>(p_.q, token, col + i), token, col + i);
-      KERNELS_UNROLL
-      for (int j = 0; j < N; ++j) v.v[i + j] = some.v[j];
+    for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+      const Pack<KeyType, N> rounded = convert<KeyType>(v);
+      memcpy(__builtin_assume_aligned(queries() + (part_of * rows + row) * kQueryPitch + col * 2, 2 * N), rounded.v, 2 * N);
+      v = transform(v - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; });
     }
   }
   // The queries of a tile beside 16 columns of keys, in the order of k that these have.
@@ -340,12 +401,17 @@ class TensorRows {
   const P& p_;
   Cursor ahead_;
   DecodePart next_ = {};
-  int next_key_ = 0;
+  int next_key_ = 0, there_ = 0;  // the warp's next keys, and how many there are
+  const KeyCode* key_;
+  const ValueCode* value_;
+  int64_t key_distance_, value_distance_;
+  bool together_;  // whether they stand at these distances
+  float scale_;
+  int scale_slot_ = -1;
   unsigned char* shared_;
   uint32_t ring_;
-  int slot_ = 0, bring_ = 0;  // the slot to work on next, and that to bring to
-  float waiting_scale_ = 0.f;
-  int waiting_slot_ = -1;
+  int slot_ = 0, bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to work on next, and that to bring to
+  QueryPack asked_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
   uint32_t held_[kQueryParts][kHeld ? kDim / 16 : 1][2];
   float sums_[kTiles][kVDim / 16][4];

@@ -1,9 +1,9 @@
 // Decoding: attention of a few queries of each sequence, which reads all keys and values once.
 //
 // The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, cut into
-// units of keys, and each block gets as many units as any other, wherever an item begins or ends. A block that has a
-// whole item finishes it. Of an item that is cut, each block leaves the state of its part in the workspace, and a second kernel
-// merges these. All of this is found out on the device, from the lengths as they are when the kernels run.
+// units of keys, and each block gets as many units as any other, wherever an item begins or ends. A block that has a whole item
+// finishes it. Of an item that is cut, each block leaves the state of its part in the workspace, and the one that leaves the last
+// merges them. All of this is found out on the device, from the lengths as they are when the kernel runs.
 //
 // The warps of a block go through the keys side by side, 16 at a time, each with a state and an output of its own, and meet where
 // an item ends or is cut. How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
@@ -20,7 +20,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-constexpr int kDecodeKeys = 16;  // that a warp takes at a time: a unit
+constexpr int kDecodeKeys = 16;  // that a warp takes at a time
 
 // Floats at a multiple of 16 bytes.
 template <int N>
@@ -39,14 +39,35 @@ __device__ __forceinline__ void put_floats(float* p, const Pack<float, N>& v) {
   for (int i = 0; i < N; i += 4) *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
 }
 
-// A part of the keys of an item, for the rows of one of its tiles.
+// A part of the keys of an item, for the rows of one of its tiles. Units are counted from the beginning of the item.
 struct DecodePart {
   int b, head, tile, rows, begin, end;
-  int unit;  // of the item, the first of the part
-  bool ends;
+  int unit, next_unit, units;  // where the part begins, where the next one does, and how many the item has
 
   __device__ __forceinline__ bool starts() const { return unit == 0; }
-  __device__ __forceinline__ bool whole() const { return starts() && ends; }
+  __device__ __forceinline__ bool ends() const { return next_unit == units; }
+  __device__ __forceinline__ bool whole() const { return starts() && ends(); }
+};
+
+// Counts the parts of an item that have been left in the workspace, from what memory held before: any number of which the upper
+// half is not kMark counts as 0. All others are NaNs that nobody computes.
+class DecodeCounter {
+ public:
+  // By one thread of each block that will arrive, some time before.
+  static __device__ __forceinline__ void prepare(unsigned long long* counter) {
+    const unsigned long long found = *reinterpret_cast<volatile unsigned long long*>(counter);
+    if (found >> 16 != kMark) atomicCAS(counter, found, kMark << 16);
+  }
+  // By one thread of a block, whose others have written before a barrier. Whether all `count` have arrived: what they wrote can be
+  // read then.
+  static __device__ __forceinline__ bool arrive(unsigned long long* counter, int count) {
+    const bool last = int(arch::atomic_add_released(counter, 1) & 0xffff) + 1 == count;
+    if (last) *counter = kMark << 16;
+    return last;
+  }
+
+ private:
+  static constexpr unsigned long long kMark = 0x7ff4c0de5eedull;
 };
 
 template <class Q_, class Kv_, class S_, class Out_>
@@ -67,137 +88,152 @@ struct DecodeProblem {
   Attention options;
   float scale = 0;
   int dim = 0, v_dim = 0, group = 0;
-  int tile_rows = 0, tiles = 0;  // of an item, at most
-  int blocks = 0;                // that keys are shared out to, at most
-  bool merged_by_item = false;
+  int tile_rows = 0, tiles = 0;               // of an item, at most
+  int blocks = 0;                             // that keys are shared out to, at most
   int q_pack = 0, kv_pack = 0, out_pack = 0;  // elements per access that the functors allow
-  // What blocks leave: two parts each, of which the first goes on with an item and the second begins one.
+  // What blocks leave: two parts each, of which the first goes on with an item and the second begins one. An item's parts are
+  // counted by the block that begins it.
+  unsigned long long* counters = nullptr;
   float2* states = nullptr;
   float* outputs = nullptr;
 
-  __device__ __forceinline__ int64_t left_at(int block, bool begins, int row) const { return (2 * int64_t(block) + begins) * tile_rows + row; }
+  __device__ __forceinline__ int64_t left_at(int block, bool begins) const { return (2 * int64_t(block) + begins) * tile_rows; }
 };
 
-// Of a tile of rows: keys [begin, end), how many rows it has, and its units.
-struct DecodeKeys {
-  int begin, end, rows, units;
-};
-template <class P>
-__device__ __forceinline__ DecodeKeys keys_of(const P& p, int64_t b, int tile) {
-  const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
-  if (first >= all) return {0, 0, 0, 0};
-  const int rows = lesser(p.tile_rows, all - first);
-  const KeyRange seen = key_range(p.score, {b, first / p.group, (first + rows - 1) / p.group, q_len, p.kv.length(b)});
-  // Rows without keys have a result as well.
-  return {int(seen.begin), int(seen.end), rows, greater(1, int(unsigned(seen.end - seen.begin + kDecodeKeys - 1) / unsigned(kDecodeKeys)))};
-}
+// Which block has which units: kUnit keys, of one tile of rows.
+template <class P, int kUnit>
+class DecodeSchedule {
+  // Of a tile of rows: keys [begin, end), how many rows it has, and its units.
+  struct Keys {
+    int begin, end, rows, units;
+  };
 
-// Walks through a block's parts.
-template <class P>
-class DecodeCursor {
  public:
-  // `left` units, from the one that stands `offset` behind the first of sequence b.
-  __device__ __forceinline__ DecodeCursor(const P& p, int b, int64_t offset, int64_t left) : left_(left), b_(b) {
-    int64_t head_units = 0;
-    for (int tile = 0; tile < p.tiles; ++tile) head_units += keys_of(p, b, tile).units;
-    head_ = int(quotient(offset, head_units));
-    offset -= head_ * head_units;
-    keys_ = keys_of(p, b, 0);
-    while (offset >= keys_.units) {
-      offset -= keys_.units;
-      keys_ = keys_of(p, b, ++tile_);
+  // Walks through a block's parts.
+  class Cursor {
+   public:
+    __device__ __forceinline__ bool next(const P& p, DecodePart& part) {
+      if (left_ == 0) return false;
+      while (unit_ == keys_.units) {
+        unit_ = 0;
+        if (++tile_ == p.tiles) tile_ = 0, ++head_;
+        if (head_ == p.shape.kv_heads) head_ = 0, ++b_;
+        keys_ = keys_of(p, b_, tile_);
+      }
+      const int count = int(lesser<int64_t>(left_, keys_.units - unit_)), begin = keys_.begin + unit_ * kUnit;
+      part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, begin + count * kUnit), unit_, unit_ + count, keys_.units};
+      left_ -= count;
+      unit_ += count;
+      return true;
     }
-    unit_ = int(offset);
-  }
-  __device__ __forceinline__ bool next(const P& p, DecodePart& part) {
-    if (left_ == 0) return false;
-    while (unit_ == keys_.units) {
-      unit_ = 0;
-      if (++tile_ == p.tiles) tile_ = 0, ++head_;
-      if (head_ == p.shape.kv_heads) head_ = 0, ++b_;
-      keys_ = keys_of(p, b_, tile_);
+
+   private:
+    friend class DecodeSchedule;
+    // `left` units, from the one that stands `offset` behind the first of sequence b.
+    __device__ __forceinline__ Cursor(const P& p, int b, int64_t offset, int64_t left) : left_(left), b_(b) {
+      const int64_t head_units = units_of_head(p, b);
+      head_ = int(quotient(offset, head_units));
+      offset -= head_ * head_units;
+      keys_ = {};
+      do {
+        offset -= keys_.units;
+        keys_ = keys_of(p, b, ++tile_);
+      } while (offset >= keys_.units);
+      unit_ = int(offset);
     }
-    const int count = int(lesser<int64_t>(left_, keys_.units - unit_)), begin = keys_.begin + unit_ * kDecodeKeys;
-    part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, begin + count * kDecodeKeys), unit_, unit_ + count == keys_.units};
-    left_ -= count;
-    unit_ += count;
-    return true;
+
+    int64_t left_;
+    int b_, head_, tile_ = -1, unit_;
+    Keys keys_;
+  };
+
+  // By all threads of the block: which units are its own.
+  __device__ __forceinline__ explicit DecodeSchedule(const P& p) { find(p); }
+  __device__ __forceinline__ bool idle() const { return next_ == first_; }
+  __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, b_, offset_, next_ - first_); }
+
+  // The blocks that share an item, of which this one has a part.
+  struct Sharers {
+    int first, count;
+  };
+  // `part` begins `at` units behind the block's first.
+  __device__ __forceinline__ Sharers sharers(const DecodePart& part, int64_t at) const {
+    const int64_t item = first_ + at - part.unit;
+    const int first = part.starts() ? int(blockIdx.x) : block_of(item);
+    return {first, (part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1)) - first + 1};
   }
 
  private:
-  int64_t left_;
-  int b_, head_ = 0, tile_ = 0, unit_;
-  DecodeKeys keys_;
-};
-
-// How the units of all sequences are shared out: `blocks` get any, block i from unit total * i / blocks on.
-struct DecodeShares {
-  int64_t total;
-  int blocks;
-
-  __device__ __forceinline__ int64_t first(int block) const { return block < blocks ? quotient(total * block, blocks) : total; }
-  __device__ __forceinline__ int block_of(int64_t unit) const { return int(quotient((unit + 1) * blocks - 1, total)); }
-};
-// A unit: `offset` behind the first of sequence b.
-struct DecodeUnit {
-  int64_t offset;
-  int b;
-};
-
-template <class P>
-__device__ __forceinline__ int64_t units_of(const P& p, int64_t b) {
-  int64_t sum = 0;
-  for (int tile = 0; tile < p.tiles; ++tile) sum += keys_of(p, b, tile).units;
-  return sum * p.shape.kv_heads;
-}
-// By all threads of a block, of which each calls look(shares, begin, end, before, up_to) for its sequences [begin, end), and the units
-// before these and up to their end.
-template <class P, class F>
-__device__ __forceinline__ DecodeShares share_out(const P& p, const F& look) {
-  __shared__ int64_t sums[32];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  const int64_t each = (p.shape.batch + blockDim.x - 1) / blockDim.x;
-  const int64_t begin = lesser<int64_t>(threadIdx.x * each, p.shape.batch), end = lesser(begin + each, p.shape.batch);
-  int64_t mine = 0;
-  for (int64_t b = begin; b < end; ++b) mine += units_of(p, b);
-  int64_t up_to = mine;
-  KERNELS_UNROLL
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int64_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
-    if (lane >= distance) up_to += other;
+  static __device__ __forceinline__ Keys keys_of(const P& p, int64_t b, int tile) {
+    const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
+    if (first >= all) return {0, 0, 0, 0};
+    const int rows = lesser(p.tile_rows, all - first);
+    const KeyRange seen = key_range(p.score, {b, first / p.group, (first + rows - 1) / p.group, q_len, p.kv.length(b)});
+    // Rows without keys have a result as well.
+    return {int(seen.begin), int(seen.end), rows, greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
   }
-  if (lane == 31) sums[warp] = up_to;
-  __syncthreads();
-  int64_t total = 0;
-  for (int i = 0; i < int(blockDim.x) / 32; ++i) {
-    if (i < warp) up_to += sums[i];
-    total += sums[i];
+  static __device__ __forceinline__ int64_t units_of_head(const P& p, int64_t b) {
+    int64_t sum = 0;
+    KERNELS_ROLLED
+    for (int tile = 0; tile < p.tiles; ++tile) sum += keys_of(p, b, tile).units;
+    return sum;
   }
-  const DecodeShares shares{total, int(lesser<int64_t>(p.blocks, total))};
-  look(shares, begin, end, up_to - mine, up_to);
-  __syncthreads();
-  return shares;
-}
-// The unit that a block begins with.
-template <class P>
-__device__ __forceinline__ DecodeShares find_first(const P& p, int block, DecodeUnit& found) {
-  return share_out(p, [&](const DecodeShares& shares, int64_t begin, int64_t, int64_t before, int64_t up_to) {
-    int64_t offset = shares.first(block) - before;
-    if (offset < 0 || shares.first(block) >= up_to) return;
-    int64_t b = begin;
-    for (int64_t units; offset >= (units = units_of(p, b)); ++b) offset -= units;
-    found = {offset, int(b)};
-  });
-}
-// How many units there are before sequence b.
-template <class P>
-__device__ __forceinline__ DecodeShares count_before(const P& p, int b, int64_t& count) {
-  return share_out(p, [&](const DecodeShares&, int64_t begin, int64_t end, int64_t before, int64_t) {
-    if (b < begin || b >= end) return;
-    for (int64_t other = begin; other < b; ++other) before += units_of(p, other);
-    count = before;
-  });
-}
+  static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) { return units_of_head(p, b) * p.shape.kv_heads; }
+
+  // Block i has the units from total * i / blocks on.
+  __device__ __forceinline__ int64_t first_of(int block) const { return block < blocks_ ? quotient(total_ * block, blocks_) : total_; }
+  __device__ __forceinline__ int block_of(int64_t unit) const { return int(quotient((unit + 1) * blocks_ - 1, total_)); }
+
+  // Each thread counts the units of some sequences, and one finds those that the block begins with. Few sequences are counted by
+  // every warp for itself.
+  __device__ __forceinline__ void find(const P& p) {
+    __shared__ int64_t sums[32], found[2];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const bool few = p.shape.batch <= 32;
+    const int64_t each = few ? 1 : (p.shape.batch + blockDim.x - 1) / blockDim.x;
+    const int64_t begin = lesser<int64_t>((few ? lane : int(threadIdx.x)) * each, p.shape.batch), end = lesser(begin + each, p.shape.batch);
+    int64_t mine = 0;
+    KERNELS_ROLLED
+    for (int64_t b = begin; b < end; ++b) mine += units_of(p, b);
+    int64_t up_to = mine;
+    const int lanes = int(lesser<int64_t>(p.shape.batch, 32));
+    KERNELS_ROLLED
+    for (int distance = 1; distance < lanes; distance *= 2) {
+      const int64_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
+      if (lane >= distance) up_to += other;
+    }
+    total_ = __shfl_sync(0xffffffffu, up_to, lanes - 1);
+    if (!few) {
+      if (lane == 31) sums[warp] = up_to;
+      __syncthreads();
+      total_ = 0;
+      KERNELS_ROLLED
+      for (int i = 0; i < int(blockDim.x) / 32; ++i) {
+        if (i < warp) up_to += sums[i];
+        total_ += sums[i];
+      }
+    }
+    blocks_ = int(lesser<int64_t>(p.blocks, total_));
+    first_ = first_of(int(blockIdx.x)), next_ = first_of(int(blockIdx.x) + 1);
+    offset_ = first_ - (up_to - mine), b_ = int(begin);
+    const bool here = offset_ >= 0 && first_ < up_to;
+    if (few) {
+      const int owner = greater(0, __ffs(int(__ballot_sync(0xffffffffu, here))) - 1);
+      offset_ = __shfl_sync(0xffffffffu, offset_, owner), b_ = __shfl_sync(0xffffffffu, b_, owner);
+    } else {
+      if (here) {
+        KERNELS_ROLLED
+        for (int64_t units; offset_ >= (units = units_of(p, b_)); ++b_) offset_ -= units;
+        found[0] = offset_, found[1] = b_;
+      }
+      __syncthreads();
+      offset_ = found[0], b_ = int(found[1]);
+    }
+  }
+
+  int64_t total_, first_, next_, offset_;  // offset_: of the block's first unit from the first of sequence b_
+  int blocks_, b_;
+};
 
 // The result of a row that has seen all keys: with logits to the base of 2, l is the sum of 2^(logit - m).
 template <class P>
@@ -212,18 +248,25 @@ class DecodeRow {
     lse_ = state.logsumexp();
   }
   // sums: of 2^(logit - m) times the values.
-  template <int N>
-  __device__ __forceinline__ void write(const Pack<float, N>& sums, int col) const {
-    const auto map = sink_map(p_.out);
-    const auto sink = sink_end(p_.out);
-    in_packs(p_.out_pack, sums * scale_, head_ * p_.v_dim + col, [&](const auto& some, int64_t at) {
-      constexpr int M = std::decay_t<decltype(some)>::size;
-      put(sink, apply_map(map, some, fetch_operands<M>(map, token_, at), token_, at), token_, at);
-    });
+  __device__ __forceinline__ void write(const Pack<float, 4>& sums, int col) const {
+    const int64_t at = head_ * p_.v_dim + col;
+    const Pack<float, 4> results = sums * scale_;
+    if (p_.out_pack >= 4) {
+      put_some(results, at);
+    } else {
+      KERNELS_ROLLED
+      for (int i = 0; i < 4; ++i) put_some(Pack<float, 1>{{results.v[i]}}, at + i);
+    }
     if (col == 0) p_.options.write_lse(lse_, token_, head_, p_.shape.heads);
   }
 
  private:
+  template <int N>
+  __device__ __forceinline__ void put_some(const Pack<float, N>& some, int64_t at) const {
+    const auto map = sink_map(p_.out);
+    put(sink_end(p_.out), apply_map(map, some, fetch_operands<N>(map, token_, at), token_, at), token_, at);
+  }
+
   const P& p_;
   int64_t token_, head_;
   float scale_, lse_;
@@ -351,47 +394,70 @@ template <class P, class Rows>
 struct DecodeBody {
   static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
+  static constexpr bool early = true;
   using Params = P;
+  using Schedule = typename Rows::Schedule;
   using States = float2[kWarps][kRows];
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ DecodeUnit begin;
-    __shared__ States states;
-    // Everything ahead has ended: the kernel that merges reads lengths without waiting.
-    arch::grid_dependency_trigger();
-    const DecodeShares shares = find_first(p, int(blockIdx.x), begin);
-    const int64_t count = shares.first(int(blockIdx.x) + 1) - shares.first(int(blockIdx.x));
-    if (count == 0) return;
-    DecodeCursor<P> cursor(p, begin.b, begin.offset, count);
+    arch::grid_dependency_wait();
+    const Schedule schedule(p);
+    if (schedule.idle()) return;
+    typename Schedule::Cursor cursor = schedule.cursor(p);
     Rows rows(p, shared, cursor);
-    DecodePart part;
-    while (cursor.next(p, part)) {
-      rows.begin(part);
-      for (int key = part.begin + int(threadIdx.x) / 32 * kDecodeKeys; key < part.end; key += kWarps * kDecodeKeys) rows.take(part, key);
-      rows.write_states(states[threadIdx.x / 32]);
-      __syncthreads();
-      KERNELS_UNROLL
-      for (int n = 0; n < kRows / 8; ++n) {
-        if (n * 8 >= part.rows) break;
-        rows.write_sums(n, states);
-        __syncthreads();
-        hand_over(p, part, rows, states, n * 8);
-        __syncthreads();
-      }
+    DecodePart part, next;
+    int64_t at = 0;
+    // Each part's queries are asked for while the keys of the part before are worked on, and the first ones ahead of all keys.
+    for (bool first = true, more = true;; first = false) {
+      if (!first) rows.begin(part);
+      if (more) more = cursor.next(p, next);
+      if (more) rows.ask(next);
+      if (first) rows.fill();
+      else work(p, schedule, rows, part, at);
+      if (!first) at += part.next_unit - part.unit;
+      if (!more) return;
+      part = next;
     }
   }
 
  private:
+  // A part, which begins `at` units behind the block's first.
+  static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part, int64_t at) {
+    __shared__ States states;
+    __shared__ typename Schedule::Sharers sharers;
+    __shared__ bool last;
+    if (threadIdx.x == 0 && !part.whole()) {
+      sharers = schedule.sharers(part, at);
+      DecodeCounter::prepare(p.counters + sharers.first);
+    }
+    KERNELS_ROLLED
+    for (int key = part.begin + int(threadIdx.x) / 32 * kDecodeKeys; key < part.end; key += kWarps * kDecodeKeys) rows.take(part, key);
+    rows.write_states(states[threadIdx.x / 32]);
+    __syncthreads();
+    KERNELS_ROLLED
+    for (int n = 0; n < kRows / 8 && n * 8 < part.rows; ++n) {
+      rows.write_sums(n, states);
+      __syncthreads();
+      hand_over(p, part, rows, states, n * 8);
+      __syncthreads();
+    }
+    if (part.whole()) return;
+    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + sharers.first, sharers.count);
+    __syncthreads();
+    if (last) merge(p, part, sharers);
+  }
+
   // Eight rows of a part, from all warps.
   static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows, const States& states, int first) {
-    const int packs = p.v_dim / 8;
+    const int packs = p.v_dim / 4;
+    KERNELS_ROLLED
     for (int i = threadIdx.x; i < 8 * packs; i += max_threads) {
-      const int row = first + i / packs, col = i % packs * 8;
+      const int row = first + i / packs, col = i % packs * 4;
       if (row >= part.rows) break;
       const float m = DecodeWeights<P, 1>::most_of(states, row), reference = DecodeWeights<P, 1>::reference(m);
       float l = 0.f;
-      Pack<float, 8> sums = broadcast<8>(0.f);
+      Pack<float, 4> sums = broadcast<4>(0.f);
       KERNELS_UNROLL
       for (int warp = 0; warp < kWarps; ++warp) {
         l += states[warp][row].y * arch::exp2_flushed(states[warp][row].x - reference);
@@ -400,114 +466,74 @@ struct DecodeBody {
       if (part.whole()) {
         DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, m, l).write(sums, col);
       } else {
-        const int64_t at = p.left_at(blockIdx.x, part.starts(), row);
+        const int64_t at = p.left_at(blockIdx.x, part.starts()) + row;
         if (col == 0) p.states[at] = make_float2(m, l);
         put_floats(p.outputs + at * p.v_dim + col, sums);
       }
     }
   }
-};
 
-// Merges the parts of items that were cut: a block for each item, or where there are more items than blocks that could cut them, for
-// each block that may end an item which another one began. Several along y share the columns.
-template <class P>
-struct DecodeMergeBody {
-  // So small that it finds room beside the blocks that it waits for.
-  static constexpr int max_threads = 128, registers = 96, kUnroll = 8;
-  static constexpr bool early = true;
-  using Params = P;
-  static int64_t items(const P& p) { return p.shape.batch * p.shape.kv_heads * p.tiles; }
-
-  static __device__ __forceinline__ void run(const P& p) {
-    __shared__ float2 all_states[max_threads];
-    __shared__ ::float4 all_sums[max_threads];
-    const Cut cut = p.merged_by_item ? cut_of_item(p, int(blockIdx.x)) : cut_of_block(p, int(blockIdx.x));
-    // One block waits in any case: what comes next in the stream waits for this kernel alone.
-    if (cut.count >= 2 || blockIdx.x + blockIdx.y == 0) arch::grid_dependency_wait();
-    if (cut.count < 2) return;
-    const int rows = cut.rows, count = cut.count, first_row = cut.tile * p.tile_rows;
-    // Where there are more threads than packs of results, several share a pack's parts.
-    const int each = (p.v_dim / 4 + int(gridDim.y) - 1) / int(gridDim.y), first_pack = int(blockIdx.y) * each;
-    const int packs = lesser(each, p.v_dim / 4 - first_pack), results = rows * packs, sharers = greater(1, max_threads / greater(1, results));
-    for (int begin = 0; begin < results; begin += max_threads) {
-      const int sharer = threadIdx.x / results, i = begin + int(threadIdx.x) - sharer * results;
-      const int row = i / packs, col = (first_pack + i - row * packs) * 4;
-      const bool works = sharer < sharers && i < results;
-      Merged mine;
-      for (int part = sharer; works && part < count; part += sharers * kUnroll) {
-        float2 states[kUnroll];
-        Pack<float, 4> some[kUnroll];
+  // All parts of an item, of which this block has left the last one, in the order of keys. What runs once has to be short: its
+  // instructions come from afar.
+  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const typename Schedule::Sharers& sharers) {
+    constexpr int kTogether = 16;  // parts
+    __shared__ float factors[kRows][kTogether];
+    __shared__ float2 state_of[kRows];  // of all parts so far
+    __shared__ float shrink[kRows];     // what was summed before
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = p.v_dim / 4, results = item.rows * packs;
+    const int64_t begins = p.left_at(sharers.first, true), goes_on = p.left_at(sharers.first, false), distance = 2 * p.tile_rows;
+    KERNELS_ROLLED
+    for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
+      const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = i / packs, col = (i - row * packs) * 4;
+      Pack<float, 4> all = broadcast<4>(0.f);
+      KERNELS_ROLLED
+      for (int first = 0; first < sharers.count; first += kTogether) {
+        const int count = lesser(kTogether, sharers.count - first);
+        const int64_t from = goes_on + first * distance;
+        const float* const sums = p.outputs + (from + row) * p.v_dim + col;
+        Pack<float, 4> some[kTogether];
         KERNELS_UNROLL
-        for (int u = 0; u < kUnroll; ++u) {
-          const int at = lesser(part + u * sharers, count - 1);
-          const int64_t place = p.left_at(cut.first + at, at == 0, row);
-          states[u] = p.states[place];
-          some[u] = floats_at<4>(p.outputs + place * p.v_dim + col);
+        for (int u = 0; u < kTogether; ++u) {
+          if (u >= count) break;
+          const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums + u * distance * p.v_dim;
+          const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
+          some[u] = {{x.x, x.y, x.z, x.w}};
         }
-        KERNELS_UNROLL
-        for (int u = 0; u < kUnroll; ++u) {
-          if (part + u * sharers < count) mine.take({states[u].x, states[u].y, some[u]});
+        KERNELS_ROLLED
+        for (int r = warp; r < item.rows; r += kWarps) {
+          float2 state = make_float2(-infinity<float>(), 0.f), before = state;
+          if (lane < count) state = __ldcg(p.states + (first + lane == 0 ? begins : from + lane * distance) + r);
+          if (first > 0) before = state_of[r];
+          float m = greater(before.x, state.x);
+          KERNELS_UNROLL
+          for (int mask = kTogether / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
+          const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(state.x - reference);
+          float l = state.y * factor;
+          KERNELS_UNROLL
+          for (int mask = kTogether / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
+          if (lane < kTogether) factors[r][lane] = factor;
+          if (lane == 0) {
+            shrink[r] = arch::exp2_flushed(before.x - reference);
+            state_of[r] = make_float2(m, l + before.y * shrink[r]);
+          }
+          __syncwarp();
         }
-      }
-      if (sharers > 1) {
-        all_states[threadIdx.x] = make_float2(mine.m, mine.l);
-        all_sums[threadIdx.x] = make_float4(mine.sums.v[0], mine.sums.v[1], mine.sums.v[2], mine.sums.v[3]);
         __syncthreads();
-        for (int other = 1; sharer == 0 && other < sharers; ++other) {
-          const int at = other * results + i;
-          mine.take({all_states[at].x, all_states[at].y, floats_at<4>(&all_sums[at].x)});
+        all = all * shrink[row];
+        KERNELS_UNROLL
+        for (int u = 0; u < kTogether; ++u) {
+          if (u >= count) break;
+          all = all + some[u] * factors[row][u];
         }
+        __syncthreads();
       }
-      if (sharer == 0 && works) DecodeRow<P>(p, cut.b, cut.head, first_row + row, mine.m, mine.l).write(mine.sums, col);
+      if (first_pack + int(threadIdx.x) < results) {
+        const float2 state = state_of[row];
+        DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
+      }
     }
+    __syncthreads();
   }
-
- private:
-  // An item whose parts are with blocks from `first` on.
-  struct Cut {
-    int b, head, tile, rows, first, count;
-  };
-  static __device__ __forceinline__ Cut cut_of_item(const P& p, int item) {
-    __shared__ int64_t before;
-    const int tile = item % p.tiles, head = item / p.tiles % int(p.shape.kv_heads), b = item / p.tiles / int(p.shape.kv_heads);
-    const DecodeShares shares = count_before(p, b, before);
-    int64_t first = before, head_units = 0;
-    DecodeKeys keys = {};
-    for (int i = 0; i < p.tiles; ++i) {
-      const DecodeKeys some = keys_of(p, b, i);
-      if (i < tile) first += some.units;
-      if (i == tile) keys = some;
-      head_units += some.units;
-    }
-    first += head_units * head;
-    if (keys.units < 2) return {};
-    const int block = shares.block_of(first);
-    return {b, head, tile, keys.rows, block, shares.block_of(first + keys.units - 1) - block + 1};
-  }
-  static __device__ __forceinline__ Cut cut_of_block(const P& p, int block) {
-    __shared__ DecodeUnit begin;
-    const DecodeShares shares = find_first(p, block, begin);
-    const int64_t count = shares.first(block + 1) - shares.first(block);
-    if (count == 0) return {};
-    DecodePart part;
-    DecodeCursor<P>(p, begin.b, begin.offset, count).next(p, part);
-    if (part.starts() || !part.ends) return {};
-    const int first = shares.block_of(shares.first(block) - part.unit);
-    return {part.b, part.head, part.tile, part.rows, first, block - first + 1};
-  }
-
-  struct Merged {
-    float m = -infinity<float>(), l = 0.f;
-    Pack<float, 4> sums = broadcast<4>(0.f);
-
-    __device__ __forceinline__ void take(const Merged& other) {
-      const float most = greater(m, other.m), reference = most == -infinity<float>() ? 0.f : most;
-      const float before = arch::exp2_flushed(m - reference), factor = arch::exp2_flushed(other.m - reference);
-      m = most;
-      l = l * before + other.l * factor;
-      sums = sums * before + other.sums * factor;
-    }
-  };
 };
 
 }  // namespace detail
