@@ -1,7 +1,8 @@
 // Attention of one query to each sequence, against a kernel that only reads the keys and values. What is timed is named
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
-// for heads of 128. who: read, the yardstick; precise, tensor, plain: the modes of decode(). `error` is the mean difference from the same in
-// double, over the mean size of that, of the first sequence's heads.
+// for heads of 128. who: read, the yardstick; precise, tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16).
+// `error` is the mean difference from the same in double, over the mean size of that, of the first sequence's heads; registers (of a
+// thread) and shared_kb (of a block) are those of the kernel.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -28,13 +29,15 @@ class Case : public bench::CaseBase {
     o_ = bench::arena().reserve<Half>(size_t(batch * heads * kDim));
     lengths_ = bench::arena().reserve<int32_t>(size_t(batch));
     table_ = bench::arena().reserve<int32_t>(size_t(batch * pages()));
-    workspace_ = {bench::arena().reserve<char>(k::decode_workspace_bytes(k::Exec{}, shape_)), k::decode_workspace_bytes(k::Exec{}, shape_)};
+    const size_t room = std::max(k::decode_workspace_bytes(k::Exec{}, shape_), k::decode_workspace_bytes(k::Exec{}, shape_, k::Attention{}.splits(16)));
+    workspace_ = {bench::arena().reserve<char>(room), room};
   }
   void start() {
     add("read", [this](benchmark::State& state) { report(state, measure_yardstick()); });
     mode("precise", k::DecodeMode::precise);
     mode("tensor", k::DecodeMode::tensor);
     if (page_ == 0) mode("plain", k::DecodeMode::plain);
+    if (page_ == 0 && shape_.batch <= 16) mode("parts16", k::DecodeMode::precise, k::Attention{}.splits(16));
   }
 
  private:
@@ -48,25 +51,56 @@ class Case : public bench::CaseBase {
     return bench::read_us(sets_, [&](int i) { return kv_[size_t(i)]; }, size_t(bytes_), calls());
   }
 
-  void mode(const char* who, k::DecodeMode mode) {
-    add(who, [this, mode](benchmark::State& state) {
+  void mode(const char* who, k::DecodeMode mode, const k::Attention& options = {}) {
+    add(who, [this, mode, options](benchmark::State& state) {
       place();
-      const auto run = [&](cudaStream_t stream, int i) {
+      const auto with_call = [&](int i, const auto& use) {
         const T *keys = kv_[size_t(i)], *values = keys + each_;
         const int64_t positions = page_ == 0 ? length_ : page_, h = shape_.kv_heads;
-        const auto call = [&](const auto& kv) {
-          return k::decode<int(kDim)>(stream, k::load(static_cast<const Half*>(q_), shape_.heads * kDim), kv, k::store(o_, shape_.heads * kDim), shape_, k::no_mask(), workspace_, {}, mode);
-        };
         const auto key = k::nhd(keys, positions, h, kDim), value = k::nhd(values, positions, h, kDim);
-        const k::Status status = page_ == 0 ? call(k::dense_kv(key, value, static_cast<const int32_t*>(lengths_)))
-                                            : call(k::paged_kv(key, value, k::pages(table_, pages(), page_), static_cast<const int32_t*>(lengths_)));
-        if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
+        const auto q = k::load(static_cast<const Half*>(q_), shape_.heads * kDim);
+        const auto o = k::store(o_, shape_.heads * kDim);
+        if (page_ == 0) use(q, k::dense_kv(key, value, static_cast<const int32_t*>(lengths_)), o);
+        else use(q, k::paged_kv(key, value, k::pages(table_, pages(), page_), static_cast<const int32_t*>(lengths_)), o);
+      };
+      const auto run = [&](cudaStream_t stream, int i) {
+        with_call(i, [&](const auto& q, const auto& kv, const auto& o) {
+          const k::Status status = k::decode<int(kDim)>(stream, q, kv, o, shape_, k::no_mask(), workspace_, options, mode);
+          if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
+        });
       };
       report(state, bench::time_us(sets_, run, calls()));
       run(nullptr, 0);
       BENCH_CHECK(cudaDeviceSynchronize());
       if (page_ == 0 && length_ <= 16384) state.counters["error"] = error();
+      with_call(0, [&](const auto& q, const auto& kv, const auto& o) { put_size(state, mode, q, kv, o); });
     });
+  }
+  // What the kernel takes, for heads that share keys by eight at most.
+  template <class Q, class Kv, class Out>
+  void put_size(benchmark::State& state, k::DecodeMode mode, const Q& q, const Kv& kv, const Out& o) const {
+    using Problem = k::detail::DecodeProblem<Q, Kv, decltype(k::no_mask()), Out>;
+    const auto put = [&](const void* kernel, size_t dynamic) {
+      cudaFuncAttributes attributes;
+      BENCH_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+      state.counters["registers"] = attributes.numRegs;
+      state.counters["shared_kb"] = double(attributes.sharedSizeBytes + dynamic) / 1024;
+    };
+    const auto tensor = [&](auto rows) {
+      using Rows = std::remove_pointer_t<decltype(rows)>;
+      using Body = k::detail::DecodeBody<Problem, Rows>;
+      int image = 0;
+      if (!k::detail::image_architecture<Body>(image)) std::exit(1);
+      const auto kernel = &k::detail::entry<Body>;
+      put(reinterpret_cast<const void*>(kernel), size_t(Rows::shared_bytes(image)));
+    };
+    if (mode == k::DecodeMode::precise) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 2>*>(nullptr));
+    if (mode == k::DecodeMode::tensor) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 1>*>(nullptr));
+    Problem problem(q, kv, k::no_mask(), o, shape_, {});
+    problem.dim = problem.v_dim = kDim;
+    using Plain = k::detail::PlainRows<Problem, 1>;
+    const auto kernel = &k::detail::entry<k::detail::DecodeBody<Problem, Plain>>;
+    put(reinterpret_cast<const void*>(kernel), Plain::shared_bytes(problem));
   }
   // Lengths, and pages in any order.
   void place() {

@@ -260,7 +260,7 @@ def report_attention(directory):
         facts = ["gpu", "cuda", "torch", "cudnn", "date", "clocks_before", "clocks_after", "command"]
         print(f"\n{name}.json: " + "; ".join(f"{fact} {data['context'][fact]}" for fact in facts if fact in data["context"]))
         for row in data["benchmarks"]:
-            case, _, who = row["name"].partition("/")[2].rpartition("/")
+            case, _, who = row["name"].partition("/iterations:")[0].partition("/")[2].rpartition("/")
             ops[row["name"].partition("/")[0]].setdefault(case, {})[who] = row
     peers = ["flash_attention_2", "cudnn"]
 
@@ -271,7 +271,8 @@ def report_attention(directory):
     if ops["decode"]:
         print("\ndecode: microseconds. In brackets: for the modes of decode() the share of a plain read of keys and values, and in units"
               "\nof 1e-4 the error; for peers their time over that of the precise mode; < they are faster.")
-        lines = [["", "type", "sequences x keys, heads", "read", "precise", "tensor", "plain"] + peers]
+        modes = ("precise", "tensor", "plain", "parts16")
+        lines = [["", "type", "sequences x keys, heads", "read", *modes] + peers]
         for case, rows in ops["decode"].items():
             dtype, _, shape = case.partition("/")
             read, ours = time_of(rows.get("read")), time_of(rows.get("precise"))
@@ -279,9 +280,12 @@ def report_attention(directory):
                 continue
             mode = lambda row: "-" if time_of(row) is None else (
                 f"{time_of(row):.1f} ({read / time_of(row):.3f}" + (f", {1e4 * row['error']:.2f}" if "error" in row else "") + ")")
-            lines.append(["", dtype, shape, f"{read:.1f}"] + [mode(rows.get(who)) for who in ("precise", "tensor", "plain")]
+            lines.append(["", dtype, shape, f"{read:.1f}"] + [mode(rows.get(who)) for who in modes]
                          + [peer(rows.get(who), ours, lambda row: f"{time_of(row):.1f}") for who in peers])
         print("\n".join(aligned(lines)))
+        sizes = {(case.partition("/")[0], case.rpartition(",")[2].strip("0123456789"), who): row for case, rows in ops["decode"].items() for who, row in rows.items() if "registers" in row}
+        print("\nkernels of decode: registers of a thread, KB of shared memory of a block")
+        print("\n".join(aligned([["", "type", "layout", "mode", "registers", "KB"]] + [["", *key, f"{row['registers']:.0f}", f"{row['shared_kb']:.1f}"] for key, row in sizes.items() if key[2] in modes[:3]])))
     if ops["attention"]:
         print("\nattention: TFLOP/s, of causal attention those of half the products. For peers in brackets: their time over that of"
               "\nkernels; < they are faster.")

@@ -16,7 +16,8 @@
 // same bytes and has at most 256 columns, of float 128; other overlaps are not fine.
 //
 // Lengths, offsets, page tables and scales are read on the device alone, nothing is allocated or synchronized: a call can be
-// captured in a graph and replayed while sequences grow. The same input gives the same bits.
+// captured in a graph and replayed while sequences grow. The same input gives the same bits; with Attention{}.splits(n) a sequence has
+// the same bits in every batch.
 #pragma once
 
 #include "detail/decode_engine.cuh"
@@ -37,10 +38,12 @@ template <class Q, class Kv, class Out, class S>
 }
 
 // For 1 to 32 queries of each sequence, which read all keys and values once. The keys are shared out among all multiprocessors, by the
-// lengths that the device finds when the kernels run; `workspace` has decode_workspace_bytes(ex, shape) at a multiple of 16. Engines
-// that know how large their heads are say so, decode<128>(...), and compile a quarter of the kernels.
-inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape) {
-  return shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1 ? 0 : detail::DecodeRoom(detail::decode_blocks(ex), shape).bytes();
+// lengths that the device finds when the kernel runs; `workspace` has decode_workspace_bytes(ex, shape, options) at a multiple of 16,
+// holds anything before, and belongs to one call at a time. Engines that know how large their heads are say so, decode<128>(...),
+// and compile a quarter of the kernels.
+inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
+  if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
+  return detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes();
 }
 
 template <int kDim = 0, class Q, class Kv, class Out, class S>
@@ -51,8 +54,8 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
   KERNELS_TRY(ex.status());
   if (kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim) return invalid("decode: a head is larger than decode<...>() says");
   if (empty) return {};
-  if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape)) {
-    return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape)");
+  if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
+    return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
   }
   if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
   return detail::start_decode<kDim>(ex, q, kv, out, shape, score, workspace, options, mode);

@@ -107,6 +107,83 @@ TEST_CASE("decode: very long sequences beside short ones") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("decode: cut in a fixed number of parts") {
+  Tally t;
+  for (const int splits : {1, 2, 7, 16, 17, 256}) {
+    for (AttentionCase c : {AttentionCase{{1, 1, 1, 1}, {9000, 0, 1, 700}, 4, 1, 64}, AttentionCase{{5, 5}, {2000, 130}, 12, 2, 128}, AttentionCase{{1}, {3000}, 4, 2, 512}}) {
+      c.splits = splits;
+      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      for (const auto mode : kModes) check_half<0>(t, std::to_string(splits) + " parts", c, where, key, value, mode, 3);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: cut in a fixed number of parts, a sequence has the same bits alone and in any batch") {
+  const int64_t kv_heads = 2, heads = 8, dim = 128, capacity = 5000, width = heads * dim, row = kv_heads * dim;
+  const std::vector<int32_t> lens = {5000, 17, 0, 1300, 4999, 64, 2048};
+  const int64_t batch = int64_t(lens.size());
+  const RandomMatrix<k::half, DeviceMemory> keys(1, batch * capacity, row, row), values(2, batch * capacity, row, row), q(3, batch, width, width);
+  Device<float> all(batch, width, width), alone(batch, width, width);
+  Stream stream;
+  Tally t;
+  for (const auto mode : kModes) {
+    for (const int splits : {1, 5, 32}) {
+      const auto run = [&](Device<float>& o, int64_t first, int64_t count) {
+        const OnDevice<int32_t> lengths(std::vector<int32_t>(lens.begin() + first, lens.begin() + first + count));
+        const auto side = [&](const RandomMatrix<k::half, DeviceMemory>& m) { return k::nhd(static_cast<const k::half*>(m.data()) + first * capacity * row, capacity, kv_heads, dim); };
+        const k::AttentionShape shape{count, 1, heads, kv_heads, dim};
+        const k::Attention options = k::Attention{}.splits(splits);
+        const int64_t room = int64_t(k::decode_workspace_bytes(stream, shape, options));
+        Device<unsigned char> memory(1, room, room);
+        REQUIRE(k::decode<128>(stream, k::load(static_cast<const k::half*>(q.data()) + first * width, width), k::dense_kv(side(keys), side(values), static_cast<const int32_t*>(lengths.data())),
+                               k::store(o.data() + first * width, width), shape, k::no_mask(), {memory.data(), size_t(room)}, options, mode));
+        stream.wait();
+      };
+      run(all, 0, batch);
+      for (int64_t b = 0; b < batch; ++b) run(alone, b, 1);
+      all.download();
+      alone.download();
+      for (int64_t b = 0; b < batch; ++b) {
+        for (int64_t c = 0; c < width; ++c) t.expect(all.get(b, c) == alone.get(b, c), "%d parts, %s, sequence %d, column %d: %g, alone %g", splits, name_of(mode), int(b), int(c), all.get(b, c), alone.get(b, c));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: one workspace for calls of any shape") {
+  // What one call leaves must not be taken for a count by the next.
+  Tally t;
+  Stream stream;
+  const AttentionCase cases[] = {{{1}, {20000}, 4, 1, 64}, {{1, 1, 1}, {3000, 10, 5000}, 8, 2, 64}, {{4}, {9000}, 8, 1, 128}};
+  size_t most = 0;
+  for (const AttentionCase& c : cases) {
+    for (const int splits : {0, 16}) {
+      AttentionData<k::half, float, DeviceMemory> data(c);
+      most = std::max(most, k::decode_workspace_bytes(stream, data.shape(), splits > 0 ? data.options().splits(splits) : data.options()));
+    }
+  }
+  Device<unsigned char> memory(1, int64_t(most), int64_t(most));
+  for (int round = 0; round < 3; ++round) {
+    for (AttentionCase c : cases) {
+      for (const int splits : {0, 16}) {
+        c.splits = splits;
+        const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+        const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+        AttentionData<k::half, float, DeviceMemory> data(c);
+        with_view(where, key, value, [&](const auto& kv) {
+          const k::Status status = k::decode(stream, data.source(), kv, data.sink(), data.shape(), k::causal(), {memory.data(), most}, data.options());
+          stream.wait();
+          data.check(t, "shared workspace", status, key, value, causal_model(), 1, precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
+        });
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("decode: addresses that tensor cores cannot take") {
   Tally t;
   const AttentionCase c{{1, 1}, {170, 60}, 4, 2, 40};
@@ -138,6 +215,10 @@ TEST_CASE("decode: addresses that tensor cores cannot take") {
   CHECK(!run(p, shape, {workspace.data(), 100}, k::DecodeMode::automatic));
   CHECK(!run(p, shape, {workspace.data() + 1, size_t(1 << 22) - 1}, k::DecodeMode::automatic));
   CHECK(run(p, {0, 1, 2, 1, 64}, room, k::DecodeMode::automatic));
+  for (const int splits : {0, -1, 257, 256}) {
+    const auto kv = k::dense_kv(k::nhd(p, 8, 1, 64), k::nhd(p, 8, 1, 64), 8);
+    CHECK(bool(k::decode<64>(stream, k::load(p, 128), kv, k::store(memory.data() + 1024, 128), shape, k::causal(), room, k::Attention{}.splits(splits))) == (splits == 256));
+  }
   stream.wait();
 }
 

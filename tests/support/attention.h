@@ -301,6 +301,7 @@ struct AttentionCase {
   bool ragged_q = false;
   int threads = 2;
   bool aligned = false;  // queries and results
+  int splits = 0;        // 0: not fixed
 
   int64_t value_dim() const { return v_dim > 0 ? v_dim : dim; }
   double scaling() const { return scale != 0 ? scale : 1 / std::sqrt(double(dim)); }
@@ -343,6 +344,7 @@ struct AttentionData {
     k::Attention all;
     all.lse(lse.data(), lse.ld());
     if (c.scale != 0) all.scale(c.scale);
+    if (c.splits != 0) all.splits(c.splits);
     return all;
   }
 

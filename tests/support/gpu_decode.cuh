@@ -37,7 +37,7 @@ void check_decode(Tally& t, const std::string& what, const AttentionCase& c, con
     const OnDevice<int32_t> offsets(data.offsets);
     k::AttentionShape shape = data.shape();
     if (c.ragged_q) shape.q_offsets = offsets.data();
-    const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, shape));
+    const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, shape, data.options()));
     Device<unsigned char> memory(1, bytes, bytes, 0, round == 0 ? Poison::garbage : Poison::nan);
     const k::Workspace workspace{memory.data(), size_t(bytes)};
     const k::Status status = k::decode<kDim>(stream, data.source(), kv, data.sink(), shape, score, workspace, data.options(), mode);

@@ -29,10 +29,15 @@ struct AttentionShape {
 
 // k::Attention{}.scale(0.1).lse(p): scale is what logits are multiplied by, 1 / sqrt(dim) unless given; lse receives the natural
 // logarithm of each row's sum of exponentials, of query t and head h at p[t * ld + h]; -inf where nothing is visible.
+//
+// splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch evenly: the keys of
+// each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch. Everything else keeps to that anyway.
 class Attention {
  public:
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
   Attention& lse(float* p, int64_t ld = 0) { lse_ = p, ld_ = ld, wanted_ = true; return *this; }
+  Attention& splits(int n) { splits_ = n, split_ = true; return *this; }
+  int fixed_splits() const { return splits_; }  // 0: none
 
   float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
   KERNELS_HD void write_lse(float value, int64_t query, int64_t head, int64_t heads) const {
@@ -40,6 +45,7 @@ class Attention {
   }
   Status check(const AttentionShape& shape) const {
     if (scaled_ && !(scale_ - scale_ == 0)) return invalid("attention: the scale is infinite or NaN");
+    if (split_ && (splits_ < 1 || splits_ > 256)) return invalid("attention: splits is less than 1, or exceeds 256");
     return check_lse(shape.heads);
   }
   Status check_merge(int64_t heads) const {
@@ -56,7 +62,8 @@ class Attention {
   double scale_ = 0;
   float* lse_ = nullptr;
   int64_t ld_ = 0;
-  bool scaled_ = false, wanted_ = false;
+  int splits_ = 0;
+  bool scaled_ = false, wanted_ = false, split_ = false;
 };
 
 // Several parts of the keys, each with outputs for the same queries.

@@ -116,7 +116,7 @@ class DecodeEngine {
   template <class Body>
   Status start(int warps, size_t shared, int blocks_each) {
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
-    p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles, blocks_each * ex_.device().sm_count);
+    p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles * greater(1, p_.splits), blocks_each * ex_.device().sm_count);
     Launch how;
     how.threads = 32 * warps;
     how.shared = shared;
@@ -128,12 +128,18 @@ class DecodeEngine {
   P& p_;
 };
 
-// What blocks leave: counters, the states of both ends, then the outputs.
+// What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless items are cut in
+// a fixed number of them.
 struct DecodeRoom {
   size_t counters, states, outputs;
-  DecodeRoom(int blocks, const AttentionShape& shape)
-      : counters((size_t(blocks) * sizeof(unsigned long long) + 15) / 16 * 16), states(2 * size_t(blocks) * decode_rows(shape) * sizeof(float2)),
-        outputs(2 * size_t(blocks) * decode_rows(shape) * size_t(greater<int64_t>(0, shape.value_dim())) * sizeof(float)) {}
+  DecodeRoom(int blocks, const AttentionShape& shape, int splits) {
+    const int64_t rows = shape.q_len * shape.group(), tile_rows = decode_rows(shape), groups = shape.batch * shape.kv_heads;
+    const auto tiles_of = [&](int64_t height) { return (rows + height - 1) / height; };
+    const size_t left = size_t(splits > 0 ? splits * groups * tiles_of(tile_rows) : 2 * blocks) * size_t(tile_rows);
+    counters = (size_t(splits > 0 ? groups * tiles_of(8) : blocks) * sizeof(unsigned long long) + 15) / 16 * 16;
+    states = splits == 1 ? 0 : left * sizeof(float2);
+    outputs = splits == 1 ? 0 : left * size_t(greater<int64_t>(0, shape.value_dim())) * sizeof(float);
+  }
   size_t bytes() const { return counters + states + outputs; }
 };
 
@@ -146,7 +152,8 @@ Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.group = int(shape.group());
   problem.tile_rows = decode_rows(shape);
   problem.q_pack = max_pack_of(q), problem.kv_pack = lesser(key_pack(kv), value_pack(kv)), problem.out_pack = max_pack_of(out);
-  const DecodeRoom room(decode_blocks(ex), shape);
+  problem.splits = options.fixed_splits();
+  const DecodeRoom room(decode_blocks(ex), shape, problem.splits);
   problem.counters = reinterpret_cast<unsigned long long*>(memory);
   problem.states = reinterpret_cast<float2*>(memory + room.counters);
   problem.outputs = reinterpret_cast<float*>(memory + room.counters + room.states);

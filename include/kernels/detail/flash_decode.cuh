@@ -3,7 +3,8 @@
 // The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, cut into
 // units of keys, and each block gets as many units as any other, wherever an item begins or ends. A block that has a whole item
 // finishes it. Of an item that is cut, each block leaves the state of its part in the workspace, and the one that leaves the last
-// merges them. All of this is found out on the device, from the lengths as they are when the kernel runs.
+// merges them. All of this is found out on the device, from the lengths as they are when the kernel runs. If bits must not depend on
+// the batch, items are cut in a fixed number of parts instead, and a block gets those that begin among its units.
 //
 // The warps of a block go through the keys side by side, 16 at a time, each with a state and an output of its own, and meet where
 // an item ends or is cut. How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
@@ -90,14 +91,20 @@ struct DecodeProblem {
   int dim = 0, v_dim = 0, group = 0;
   int tile_rows = 0, tiles = 0;               // of an item, at most
   int blocks = 0;                             // that keys are shared out to, at most
+  int splits = 0;                             // parts of an item, if fixed
   int q_pack = 0, kv_pack = 0, out_pack = 0;  // elements per access that the functors allow
-  // What blocks leave: two parts each, of which the first goes on with an item and the second begins one. An item's parts are
-  // counted by the block that begins it.
+  // What blocks leave, tile_rows to a part: see DecodePlace.
   unsigned long long* counters = nullptr;
   float2* states = nullptr;
   float* outputs = nullptr;
+};
 
-  __device__ __forceinline__ int64_t left_at(int block, bool begins) const { return (2 * int64_t(block) + begins) * tile_rows; }
+// Where the parts of an item are left, `count` in all: the first, the others at equal distances from `others` on (counted with the
+// first), and that of the block itself. A block has room for two, of which the first goes on with an item and the second begins one;
+// the item's parts are counted by the block that begins it. If cuts are fixed, each item has room for its own.
+struct DecodePlace {
+  int64_t counter, mine, first, others;
+  int distance, count;
 };
 
 // Which block has which units: kUnit keys, of one tile of rows.
@@ -113,17 +120,17 @@ class DecodeSchedule {
   class Cursor {
    public:
     __device__ __forceinline__ bool next(const P& p, DecodePart& part) {
-      if (left_ == 0) return false;
+      if (left_ <= 0) return false;
       while (unit_ == keys_.units) {
         unit_ = 0;
         if (++tile_ == p.tiles) tile_ = 0, ++head_;
         if (head_ == p.shape.kv_heads) head_ = 0, ++b_;
         keys_ = keys_of(p, b_, tile_);
       }
-      const int count = int(lesser<int64_t>(left_, keys_.units - unit_)), begin = keys_.begin + unit_ * kUnit;
-      part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, begin + count * kUnit), unit_, unit_ + count, keys_.units};
-      left_ -= count;
-      unit_ += count;
+      const int up_to = p.splits > 0 ? cut_after(unit_, keys_.units, p.splits) : int(lesser<int64_t>(unit_ + left_, keys_.units)), begin = keys_.begin + unit_ * kUnit;
+      part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, keys_.begin + up_to * kUnit), unit_, up_to, keys_.units};
+      left_ -= up_to - unit_;
+      unit_ = up_to;
       return true;
     }
 
@@ -140,6 +147,11 @@ class DecodeSchedule {
         keys_ = keys_of(p, b, ++tile_);
       } while (offset >= keys_.units);
       unit_ = int(offset);
+      if (p.splits > 0) {
+        const int cut = cut_after(unit_ - 1, keys_.units, p.splits);
+        left_ -= cut - unit_;
+        unit_ = cut;
+      }
     }
 
     int64_t left_;
@@ -152,15 +164,16 @@ class DecodeSchedule {
   __device__ __forceinline__ bool idle() const { return next_ == first_; }
   __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, b_, offset_, next_ - first_); }
 
-  // The blocks that share an item, of which this one has a part.
-  struct Sharers {
-    int first, count;
-  };
   // `part` begins `at` units behind the block's first.
-  __device__ __forceinline__ Sharers sharers(const DecodePart& part, int64_t at) const {
+  __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
+    if (p.splits > 0) {
+      const int64_t item = (int64_t(part.b) * p.shape.kv_heads + part.head) * p.tiles + part.tile, first = item * p.splits;
+      const int count = lesser(p.splits, part.units);
+      return {item, first + cut_at(part.unit, part.units, count), first, first, 1, count};
+    }
     const int64_t item = first_ + at - part.unit;
-    const int first = part.starts() ? int(blockIdx.x) : block_of(item);
-    return {first, (part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1)) - first + 1};
+    const int first = part.starts() ? int(blockIdx.x) : block_of(item), last = part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1);
+    return {first, 2 * int64_t(blockIdx.x) + part.starts(), 2 * int64_t(first) + 1, 2 * int64_t(first), 2, last - first + 1};
   }
 
  private:
@@ -180,6 +193,12 @@ class DecodeSchedule {
   }
   static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) { return units_of_head(p, b) * p.shape.kv_heads; }
 
+  // Fixed cuts: number i of `count` is at units * i / count. The first that is not before a unit, and that behind it.
+  static __device__ __forceinline__ int cut_at(int unit, int units, int count) { return int((int64_t(unit) * count + units - 1) / units); }
+  static __device__ __forceinline__ int cut_after(int unit, int units, int splits) {
+    const int count = lesser(splits, units);
+    return int(int64_t(units) * cut_at(unit + 1, units, count) / count);
+  }
   // Block i has the units from total * i / blocks on.
   __device__ __forceinline__ int64_t first_of(int block) const { return block < blocks_ ? quotient(total_ * block, blocks_) : total_; }
   __device__ __forceinline__ int block_of(int64_t unit) const { return int(quotient((unit + 1) * blocks_ - 1, total_)); }
@@ -425,11 +444,11 @@ struct DecodeBody {
   // A part, which begins `at` units behind the block's first.
   static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part, int64_t at) {
     __shared__ States states;
-    __shared__ typename Schedule::Sharers sharers;
+    __shared__ DecodePlace place;
     __shared__ bool last;
     if (threadIdx.x == 0 && !part.whole()) {
-      sharers = schedule.sharers(part, at);
-      DecodeCounter::prepare(p.counters + sharers.first);
+      place = schedule.place(p, part, at);
+      DecodeCounter::prepare(p.counters + place.counter);
     }
     KERNELS_ROLLED
     for (int key = part.begin + int(threadIdx.x) / 32 * kDecodeKeys; key < part.end; key += kWarps * kDecodeKeys) rows.take(part, key);
@@ -439,17 +458,17 @@ struct DecodeBody {
     for (int n = 0; n < kRows / 8 && n * 8 < part.rows; ++n) {
       rows.write_sums(n, states);
       __syncthreads();
-      hand_over(p, part, rows, states, n * 8);
+      hand_over(p, part, rows, states, n * 8, place);
       __syncthreads();
     }
     if (part.whole()) return;
-    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + sharers.first, sharers.count);
+    if (threadIdx.x == 0) last = DecodeCounter::arrive(p.counters + place.counter, place.count);
     __syncthreads();
-    if (last) merge(p, part, sharers);
+    if (last) merge(p, part, place);
   }
 
   // Eight rows of a part, from all warps.
-  static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows, const States& states, int first) {
+  static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows, const States& states, int first, const DecodePlace& place) {
     const int packs = p.v_dim / 4;
     KERNELS_ROLLED
     for (int i = threadIdx.x; i < 8 * packs; i += max_threads) {
@@ -466,7 +485,7 @@ struct DecodeBody {
       if (part.whole()) {
         DecodeRow<P>(p, part.b, part.head, part.tile * kRows + row, m, l).write(sums, col);
       } else {
-        const int64_t at = p.left_at(blockIdx.x, part.starts()) + row;
+        const int64_t at = place.mine * p.tile_rows + row;
         if (col == 0) p.states[at] = make_float2(m, l);
         put_floats(p.outputs + at * p.v_dim + col, sums);
       }
@@ -475,20 +494,21 @@ struct DecodeBody {
 
   // All parts of an item, of which this block has left the last one, in the order of keys. What runs once has to be short: its
   // instructions come from afar.
-  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const typename Schedule::Sharers& sharers) {
+  static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const DecodePlace& place) {
     constexpr int kTogether = 16;  // parts
     __shared__ float factors[kRows][kTogether];
     __shared__ float2 state_of[kRows];  // of all parts so far
     __shared__ float shrink[kRows];     // what was summed before
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = p.v_dim / 4, results = item.rows * packs;
-    const int64_t begins = p.left_at(sharers.first, true), goes_on = p.left_at(sharers.first, false), distance = 2 * p.tile_rows;
+    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows, distance = place.distance * p.tile_rows;
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
       const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = i / packs, col = (i - row * packs) * 4;
       Pack<float, 4> all = broadcast<4>(0.f);
+      float2 state;
       KERNELS_ROLLED
-      for (int first = 0; first < sharers.count; first += kTogether) {
-        const int count = lesser(kTogether, sharers.count - first);
+      for (int first = 0; first < place.count; first += kTogether) {
+        const int count = lesser(kTogether, place.count - first);
         const int64_t from = goes_on + first * distance;
         const float* const sums = p.outputs + (from + row) * p.v_dim + col;
         Pack<float, 4> some[kTogether];
@@ -501,24 +521,25 @@ struct DecodeBody {
         }
         KERNELS_ROLLED
         for (int r = warp; r < item.rows; r += kWarps) {
-          float2 state = make_float2(-infinity<float>(), 0.f), before = state;
-          if (lane < count) state = __ldcg(p.states + (first + lane == 0 ? begins : from + lane * distance) + r);
+          float2 mine = make_float2(-infinity<float>(), 0.f), before = mine;
+          if (lane < count) mine = __ldcg(p.states + (first + lane == 0 ? begins : from + lane * distance) + r);
           if (first > 0) before = state_of[r];
-          float m = greater(before.x, state.x);
+          float m = greater(before.x, mine.x);
           KERNELS_UNROLL
           for (int mask = kTogether / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
-          const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(state.x - reference);
-          float l = state.y * factor;
+          const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(mine.x - reference);
+          float l = mine.y * factor;
           KERNELS_UNROLL
           for (int mask = kTogether / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
+          __syncwarp();  // all have read
           if (lane < kTogether) factors[r][lane] = factor;
           if (lane == 0) {
             shrink[r] = arch::exp2_flushed(before.x - reference);
             state_of[r] = make_float2(m, l + before.y * shrink[r]);
           }
-          __syncwarp();
         }
         __syncthreads();
+        state = state_of[row];
         all = all * shrink[row];
         KERNELS_UNROLL
         for (int u = 0; u < kTogether; ++u) {
@@ -527,12 +548,8 @@ struct DecodeBody {
         }
         __syncthreads();
       }
-      if (first_pack + int(threadIdx.x) < results) {
-        const float2 state = state_of[row];
-        DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
-      }
+      if (first_pack + int(threadIdx.x) < results) DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
     }
-    __syncthreads();
   }
 };
 
