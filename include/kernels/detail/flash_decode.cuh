@@ -169,7 +169,7 @@ class DecodeSchedule {
     if (p.splits > 0) {
       const int64_t item = (int64_t(part.b) * p.shape.kv_heads + part.head) * p.tiles + part.tile, first = item * p.splits;
       const int count = lesser(p.splits, part.units);
-      return {item, first + cut_at(part.unit, part.units, count), first, first, 1, count};
+      return {item, first + number_of_cut(part.unit, part.units, count), first, first, 1, count};
     }
     const int64_t item = first_ + at - part.unit;
     const int first = part.starts() ? int(blockIdx.x) : block_of(item), last = part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1);
@@ -193,11 +193,12 @@ class DecodeSchedule {
   }
   static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) { return units_of_head(p, b) * p.shape.kv_heads; }
 
-  // Fixed cuts: number i of `count` is at units * i / count. The first that is not before a unit, and that behind it.
-  static __device__ __forceinline__ int cut_at(int unit, int units, int count) { return int((int64_t(unit) * count + units - 1) / units); }
+  // Fixed cuts: number i of `count` is at unit units * i / count. The number of the first that is not before a unit, and the place of
+  // the next behind it.
+  static __device__ __forceinline__ int number_of_cut(int unit, int units, int count) { return int((int64_t(unit) * count + units - 1) / units); }
   static __device__ __forceinline__ int cut_after(int unit, int units, int splits) {
     const int count = lesser(splits, units);
-    return int(int64_t(units) * cut_at(unit + 1, units, count) / count);
+    return int(int64_t(units) * number_of_cut(unit + 1, units, count) / count);
   }
   // Block i has the units from total * i / blocks on.
   __device__ __forceinline__ int64_t first_of(int block) const { return block < blocks_ ? quotient(total_ * block, blocks_) : total_; }
