@@ -30,6 +30,10 @@ enum class Path {
 
 struct MatmulPolicy {
   Path path = Path::automatic;
+  // The tile of the gemm path: 64, 96, 128 or 160 tokens x 128 or 256 rows of weights, half as many outputs with a gate; 0: as it is best.
+  // 96 and 160 tokens are in code for sm_90, for inputs and weights of the same 16-bit type in memory; 256 rows go with those inputs and
+  // weights and 128 tokens or more.
+  int tile_tokens = 0, tile_rows = 0;
   // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of experts).
   // Then they are asked for while it is still running.
   bool weights_ready = false;
@@ -49,7 +53,7 @@ class ProductEngine {
   static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
-  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), weights_ready_(policy.weights_ready), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
+  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
 
   Status plan(const MatmulPolicy& asked, Path& path) const {
     KERNELS_TRY(ex_.status());
@@ -64,6 +68,7 @@ class ProductEngine {
     if (path == Path::skinny && !skinny_fits() && !few_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
     if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
     if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
+    if (path != Path::gemm && (asked.tile_tokens != 0 || asked.tile_rows != 0)) return unsupported("matmul: a tile can be asked of the gemm path alone");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
     return {};
   }
@@ -152,7 +157,7 @@ class ProductEngine {
     int image = 0;
     KERNELS_TRY(image_architecture<Few>(image));
     const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
-    typename Few::Params params{p_, 0, 3, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, weights_ready_};
+    typename Few::Params params{p_, 0, 3, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready};
     Launch how;
     how.threads = Few::kThreads;
     int64_t blocks = 0;
@@ -193,57 +198,62 @@ class ProductEngine {
     Launch how;
     how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
     how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned(token_tiles), 1);
-    return launch<Body>(ex_, how, {p_, weights_ready_});
+    return launch<Body>(ex_, how, {p_, policy_.weights_ready});
   }
 
   Status run_gemm() const {
     if constexpr (narrow_weights) {
       using T = meeting_type<X, W>;
-      constexpr bool copied = std::is_same<tensor_type<X>, T>::value && std::is_same<tensor_type<W>, T>::value;
-      using Single = GemmBody<P, T, 1, 64, 128>;
+      using Single = GemmBody<P, T, 1, 128>;
+      using Narrow = GemmBody<P, T, 8, 128>;
+      using Wide = GemmBody<P, T, 8, 256>;
       int image = 0;  // that of all of them: they are compiled together
       KERNELS_TRY(image_architecture<Single>(image));
       if constexpr (wide_x >= 8) {
-        if (pack_x_ >= 8 && pack_w_ >= 8 && (copied || p_.k % 8 == 0)) {
-          using Small = GemmBody<P, T, 8, 64, 128>;
-          using Middle = GemmBody<P, T, 8, 128, 128>;
-          const double small = gemm_cost<Small>(image), middle = gemm_cost<Middle>(image);
-          if constexpr (copied) {
-            using Large = GemmBody<P, T, 8, 128, 256>;
-            if (gemm_cost<Large>(image) < lesser(small, middle)) return start_gemm<Large>(image);
+        if (pack_x_ >= 8 && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
+          const Choice narrow = cheapest<Narrow>(image);
+          if constexpr (Wide::copied) {
+            const Choice wide = cheapest<Wide>(image);
+            if (wide.cost < narrow.cost) return start_gemm<Wide>(image, wide);
           }
-          return small <= middle ? start_gemm<Small>(image) : start_gemm<Middle>(image);
+          return start_gemm<Narrow>(image, narrow);
         }
       }
-      return start_gemm<Single>(image);
+      return start_gemm<Single>(image, cheapest<Single>(image));
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
   template <class Body>
-  int64_t tiles() const { return token_tiles(p_, Body::kTokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
-  // How many blocks share K in a cluster: as long as all of them run at once and have enough to do. Larger clusters than of two
-  // do not fill the device.
+  int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
+  // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters blocks
+  // share K, if it is long enough; larger ones than of two do not fill the device. No tokens: there is no such tile.
+  struct Choice {
+    int tokens, cluster;
+    double cost;
+  };
   template <class Body>
-  int gemm_cluster(int image) const {
+  Choice cheapest(int image) const {
+    Choice best{0, 1, HUGE_VAL};
+    if (policy_.tile_rows != 0 && policy_.tile_rows != Body::kRows) return best;
     const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
-    int cluster = 1;
-    while (image >= 90 && cluster < kPortableCluster && tiles<Body>() * cluster * 2 <= (cluster == 1 ? sms : sms * 3 / 4) && steps >= cluster * 16) cluster *= 2;
-    return cluster;
+    for (const int tokens : Body::kTokens) {
+      if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
+      for (int cluster = 1; cluster == 1 || (image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
+        const int64_t room = cluster <= 2 ? sms : sms * 3 / 4, waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
+        const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
+        if (cost < best.cost) best = {tokens, cluster, cost};
+      }
+    }
+    return best;
   }
-  // The time a product takes with this tile, in units of a step of 64 x 128: waves of blocks, each so long.
   template <class Body>
-  double gemm_cost(int image) const {
-    const int64_t sms = ex_.device().sm_count, cluster = gemm_cluster<Body>(image);
-    const int64_t waves = (tiles<Body>() * cluster + sms - 1) / sms;
-    return double(waves) / double(cluster) * (cluster > 1 ? tuning::kCostOfSharing : 1.0) * (Body::kTokens == 64 ? 1.0 : Body::kRows == 128 ? tuning::kCostOf128x128 : tuning::kCostOf128x256);
-  }
-  template <class Body>
-  Status start_gemm(int image) const {
-    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = tiles<Body>() / tokens;
+  Status start_gemm(int image, const Choice& choice) const {
+    if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands");
+    const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
     Launch how;
-    how.cluster = gemm_cluster<Body>(image);
-    how.shared = Body::shared_bytes(image);
-    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, weights_ready_});
+    how.cluster = choice.cluster;
+    how.shared = size_t(Body::shared_bytes(choice.tokens, image));
+    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready});
   }
 
   Status run_simt() const {
@@ -273,7 +283,7 @@ class ProductEngine {
 
   const Exec& ex_;
   const P& p_;
-  bool weights_ready_;
+  MatmulPolicy policy_;
   int pack_x_, pack_w_;
 };
 

@@ -43,6 +43,55 @@ TEST_CASE("matmul: a few tokens with weights of every height") {
   }
 }
 
+// Alone, with a K that blocks share, and with gates; rows and columns that fill no tile.
+TEST_CASE("matmul: every tile of the gemm path") {
+  const auto tile = [](k::MatmulPolicy policy, int tokens, int rows) {
+    policy.tile_tokens = tokens, policy.tile_rows = rows;
+    return policy;
+  };
+  int refused = 0;
+  for (const int tokens : {64, 96, 128, 160}) {
+    for (const int rows : {128, 256}) {
+      for (const Sizes s : {Sizes{1, 8, 40}, Sizes{tokens + 1, 300, 264}, Sizes{2 * tokens - 3, 259, 72}, Sizes{tokens, 256, 4104}, Sizes{70, 4096, 136}}) {
+        const Matrix<k::bfloat16> x(1, s.m, s.k, s.k + 8, 0, 1);
+        const Matrix<k::half> other(1, s.m, s.k, s.k + 8, 0, 1);
+        const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 8, 0), up(s.n, s.k, 0, 8);
+        const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+        const double u = units(Path::gemm, s.k);
+        const std::string name = "tile of " + std::to_string(tokens) + " x " + std::to_string(rows);
+        Device<float> y(s.m, s.n, s.n + 1);
+        if (!k::matmul(Stream(), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile({Path::gemm}, tokens, rows))) {
+          ++refused;
+          continue;
+        }
+        expect(name.c_str(), s, Path::gemm, y,
+               [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+                 return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
+               },
+               [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w, u); });
+        expect((name + ", gated").c_str(), s, Path::gemm, y,
+               [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+                 return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
+               },
+               [&](int64_t m, int64_t n) { return silu(product(m, n, s.k, value, w, u)) * product(m, n, s.k, value, up, u); });
+        if (rows == 256 || tokens % 64 != 0) continue;  // inputs of the weights' type
+        expect((name + ", inputs of another type").c_str(), s, Path::gemm, y,
+               [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+                 return k::matmul(ex, k::load(static_cast<const k::half*>(other.data()), other.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
+               },
+               [&](int64_t m, int64_t n) { return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(other.value(r, i)); }, w, u, 0x1p-7); });
+      }
+    }
+  }
+  CHECK(refused % 5 == 0);
+  CHECK(refused <= 25);  // 64 x 256 everywhere; 96 and 160 where there is no wgmma
+  Device<float> y(64, 64, 64);
+  const Matrix<k::bfloat16> x(1, 64, 64, 64, 0, 1);
+  const auto in = k::load(static_cast<const k::bfloat16*>(x.data()), 64);
+  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, tile({Path::gemm}, 32, 0)));
+  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, tile({Path::skinny}, 64, 0)));
+}
+
 TEST_CASE("matmul: odd numbers of columns") {
   for (const int64_t cols : {1, 3, 7, 33, 100, 1001}) {
     const Plain<k::half, DeviceMemory> w(35, cols, (8 - cols % 8) % 8, 0);

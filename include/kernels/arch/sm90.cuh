@@ -108,35 +108,51 @@ __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
-// d += a * b for a 64 x 16 tile of a and a 16 x 128 tile of b (a row for each column of d), by the four warps of a warpgroup. Of d,
-// warp i has rows 16i to 16i + 15 in the fragments of mma_16816, columns 0 to 63 in `low`, the others in `high`. It runs by itself:
-// warpgroup_fence(), products, warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other instructions
-// than these have written to shared memory is seen after async_proxy_fence() in the thread that wrote.
+// Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by the four warps of
+// a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to 32j + 31 in block j. It runs by
+// itself: warpgroup_fence(), products, warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other
+// instructions than these have written to shared memory is seen after async_proxy_fence() in the thread that wrote.
 #define KERNELS_FLOATS_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define KERNELS_FLOATS_32(d) KERNELS_FLOATS_8(d, 0), KERNELS_FLOATS_8(d, 8), KERNELS_FLOATS_8(d, 16), KERNELS_FLOATS_8(d, 24)
-#define KERNELS_WARPGROUP_MMA(type)                                              \
-  asm volatile(                                                                  \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {"          \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "   \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "\
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "\
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"\
-      "}, %64, %65, 1, 1, 1, 0, 0;"                                              \
-      : KERNELS_FLOATS_32(low), KERNELS_FLOATS_32(high)                          \
-      : "l"(a), "l"(b))
-template <class T>
-__device__ __forceinline__ void warpgroup_mma(float (&low)[32], float (&high)[32], uint64_t a, uint64_t b) {
+#define KERNELS_FLOATS(j) KERNELS_FLOATS_8(d[j], 16 * kHalf), KERNELS_FLOATS_8(d[j], 16 * kHalf + 8)
+#define KERNELS_FLOATS_64 KERNELS_FLOATS(0), KERNELS_FLOATS(1)
+#define KERNELS_FLOATS_96 KERNELS_FLOATS_64, KERNELS_FLOATS(2)
+#define KERNELS_FLOATS_128 KERNELS_FLOATS_96, KERNELS_FLOATS(3)
+#define KERNELS_FLOATS_160 KERNELS_FLOATS_128, KERNELS_FLOATS(4)
+#define KERNELS_NAMES_64  \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KERNELS_NAMES_96 KERNELS_NAMES_64 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KERNELS_NAMES_160 KERNELS_NAMES_128 ", " "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define KERNELS_WARPGROUP_MMA(n, at_a, at_b)                                                                              \
+  if constexpr (kBlocks * 32 == n && std::is_same<T, half>::value) {                                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b ", 1, 1, 1, 0, 0;" \
+                 : KERNELS_FLOATS_##n : "l"(a), "l"(b));                                                                   \
+  } else if constexpr (kBlocks * 32 == n) {                                                                                \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b ", 1, 1, 1, 0, 0;" \
+                 : KERNELS_FLOATS_##n : "l"(a), "l"(b));                                                                   \
+  }
+template <class T, int kHalf, int kBlocks>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t a, uint64_t b) {
+  static_assert(kBlocks >= 2 && kBlocks <= 5, "64 to 160 columns");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
   if constexpr (kWarpgroupMma) {
-    if constexpr (std::is_same<T, half>::value) {
-      KERNELS_WARPGROUP_MMA("f16");
-    } else {
-      static_assert(std::is_same<T, bfloat16>::value, "half or bfloat16");
-      KERNELS_WARPGROUP_MMA("bf16");
-    }
+    KERNELS_WARPGROUP_MMA(64, "%32", "%33")
+    KERNELS_WARPGROUP_MMA(96, "%48", "%49")
+    KERNELS_WARPGROUP_MMA(128, "%64", "%65")
+    KERNELS_WARPGROUP_MMA(160, "%80", "%81")
   }
 }
 #undef KERNELS_WARPGROUP_MMA
-#undef KERNELS_FLOATS_32
+#undef KERNELS_NAMES_160
+#undef KERNELS_NAMES_128
+#undef KERNELS_NAMES_96
+#undef KERNELS_NAMES_64
+#undef KERNELS_FLOATS_160
+#undef KERNELS_FLOATS_128
+#undef KERNELS_FLOATS_96
+#undef KERNELS_FLOATS_64
+#undef KERNELS_FLOATS
 #undef KERNELS_FLOATS_8
 __device__ __forceinline__ void warpgroup_fence() {
   if constexpr (kWarpgroupMma) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -3,8 +3,8 @@
 // A block makes a tile of kTokens x kRows, in steps of 64 columns of K that several stages of shared memory hold. 16-bit operands
 // that are aligned are copied there by cp.async; others are read through their functors, rounded to 16 bits and stored. In
 // shared memory a row of a step is eight chunks of 16 bytes, permuted so that neither the writes nor the reads meet a bank
-// conflict. Every four warps make all tokens x 128 rows of weights: on sm_90a by wgmma, which reads shared memory itself,
-// elsewhere by mma.sync, each warp half of the tokens x 64.
+// conflict. Every four warps make all tokens x 128 rows of weights: on sm_90a by wgmma, which reads shared memory itself and
+// makes 64 rows of weights at a time, elsewhere by mma.sync, each warp half of the tokens x 64 rows.
 //
 // Where the image has clusters, their blocks may share K: each hands over a part of the tile, of which it adds up what all of
 // them have, in the order of their ranks.
@@ -120,37 +120,38 @@ class TileOperand {
   const T* from_[copied ? kEach : 1];
 };
 
+// In an image for this architecture: what stages take, within 99 KB up to sm_89, most of a multiprocessor later. Deep queues count
+// for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead of 42.8 us, 512 took 110
+// instead of 102.
+constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
+constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
+  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / ((tokens + rows) * 128);
+  return normed && !has_much_shared(architecture) ? most - 1 : most;
+}
+
+template <class P>
+struct GemmParams {
+  P problem;
+  int64_t token_tiles, output_tiles;
+  int tokens;          // of a tile
+  bool wide_out;       // whether the sink takes packs of 8
+  bool weights_ready;  // before the kernel ahead has ended
+};
+
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
-struct GemmBody {
+struct GemmTile {
   using X = typename P::X;
+  using Params = GemmParams<P>;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   static_assert(P::matrices == 1 || std::is_same<Gate, std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>>::value,
                 "gated weights of two types: use two products");
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
   static constexpr int kOutputs = kRows / P::matrices;
-  static constexpr int max_threads = kThreads, registers = 255;
   using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth>;
   using Weights = TileOperand<T, Gate, kRows, kThreads, kWidth>;
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
 
-  // In an image for this architecture: within 99 KB up to sm_89, most of a multiprocessor later. Deep queues count for more than a
-  // second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead of 42.8 us, 512 took 110 instead of 102.
-  static constexpr int stages(int architecture) {
-    const int most = (has_much(architecture) ? 196608 : 98304) / kStageBytes;
-    return starts_normed<X> && !has_much(architecture) ? most - 1 : most;
-  }
-  static constexpr int shared_bytes(int architecture) { return stages(architecture) * kStageBytes + (has_much(architecture) ? kAligned : 0); }
-  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
-
-  static constexpr bool early = true;
-  struct Params {
-    P problem;
-    int64_t token_tiles, output_tiles;
-    bool wide_out;       // whether the sink takes packs of 8
-    bool weights_ready;  // before the kernel ahead has ended
-  };
-
-  static __device__ __forceinline__ void run(const Params& params) {
+  static __device__ __forceinline__ void run(const Params& params, TokenState<X>* states) {
     extern __shared__ __align__(128) unsigned char shared[];
     const P& p = params.problem;
     const bool early_weights = params.weights_ready && Weights::copied && p.groups.offsets == nullptr;
@@ -159,17 +160,15 @@ struct GemmBody {
     const Tile tile = place_tile(params, blockIdx.x / parts);
     const int64_t token = tile.token, output = tile.output;
     if (token >= tile.token_end) return;
-    __shared__ Alone<TokenState<X>, kTokens> states;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
-      f(states.items[i].bind(p.x), there ? token + i : 0, there);
+      f(states[i].bind(p.x), there ? token + i : 0, there);
     };
-    // With a gate, each run of 64 rows is 32 of one matrix and the same 32 of the other: a warp has both.
     const auto weight = [&](int i, const auto& f) {
-      const int64_t n = output + (P::matrices == 1 ? i : i / 64 * 32 + i % 32);
+      const int64_t n = output + output_of(i);
       const bool there = n < p.n;
       if constexpr (P::matrices == 2) {
-        if (i % 64 >= 32) return f(p.template weights<1>(), tile.weights + (there ? n : 0), there);
+        if (i % (2 * kHalf) >= kHalf) return f(p.template weights<1>(), tile.weights + (there ? n : 0), there);
       }
       f(p.template weights<0>(), tile.weights + (there ? n : 0), there);
     };
@@ -183,7 +182,7 @@ struct GemmBody {
       for (int step = 0; step < kPrologue; ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
       arch::grid_dependency_wait();
     }
-    find_states<kWidth>(states.items, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
+    find_states<kWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
     KERNELS_UNROLL
     for (int step = 0; step < kPrologue; ++step) {
       tiles.bring(step, step * kStageBytes, early_weights ? kInputsOnly : kBoth);
@@ -198,14 +197,23 @@ struct GemmBody {
   }
 
  private:
-  static constexpr int kStages = stages(arch::kCompiledFor), kAligned = 1024, kSlack = has_much(arch::kCompiledFor) ? kAligned : 0;
-  // What a warp has, 16 tokens x 64 rows of weights each, and how many of these it hands over at a time.
-  static constexpr int kBlocks = kTokens / 32, kSlabs = has_much(arch::kCompiledFor) ? kBlocks : 1;
-  static constexpr int kPitch = 64 + 8;  // floats in a row of them in shared memory
+  static constexpr int kStages = gemm_stages(arch::kCompiledFor, kTokens, kRows, starts_normed<X>);
+  static constexpr int kAligned = 1024, kSlack = has_much_shared(arch::kCompiledFor) ? kAligned : 0;
+  // A warp has slabs, of so many tokens x rows of weights each, and hands over so many of them at a time.
+  static constexpr int kSlabTokens = arch::kWarpgroupMma ? 32 : 16, kSlabRows = 1024 / kSlabTokens;
+  static constexpr int kBlocks = kTokens / 32, kSlabs = has_much_shared(arch::kCompiledFor) ? kBlocks : 1;
+  static constexpr int kPitch = kSlabRows + (arch::kWarpgroupMma ? 4 : 8), kSlabFloats = kSlabTokens * kPitch;  // in shared memory
+  // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16 rows of each 64.
+  static constexpr int kHalf = arch::kWarpgroupMma ? 64 : 32;
+  static __device__ __forceinline__ int output_of(int i) {
+    constexpr int each = kSlabRows / P::matrices;
+    if constexpr (arch::kWarpgroupMma) return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
+    else return P::matrices == 1 ? i : i / 64 * each + i % 32;
+  }
   // How many steps are brought before the first is worked on.
   static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0, kPrologue = kStages - 1 - kQueued;
   enum Which { kBoth, kInputsOnly, kWeightsOnly };
-  static_assert(kThreads / 32 * kSlabs * 16 * kPitch * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
+  static_assert(kThreads / 32 * kSlabs * kSlabFloats * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
 
   // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
   template <class Input, class Weight>
@@ -282,8 +290,8 @@ struct GemmBody {
       arch::warpgroup_fence();
       KERNELS_UNROLL
       for (int k = 0; k < 4; ++k) {
-        KERNELS_UNROLL
-        for (int i = 0; i < kBlocks; i += 2) arch::warpgroup_mma<T>(sums[i], sums[i + 1], x + (stage + i * (32 * kStep * 2)) / 16 + 2 * k, w + stage / 16 + 2 * k);
+        arch::warpgroup_mma<T, 0>(sums, w + stage / 16 + 2 * k, x + stage / 16 + 2 * k);
+        arch::warpgroup_mma<T, 1>(sums, w + (stage + 64 * kStep * 2) / 16 + 2 * k, x + stage / 16 + 2 * k);
       }
       arch::warpgroup_commit();
       tiles.bring(step + kDistance, free);
@@ -365,57 +373,61 @@ struct GemmBody {
     return Tile(params.problem, band * kBand + within % height, kTokens, within / height * kOutputs);
   }
 
-  // Where a warp's block number i begins in the tile.
+  // Where a warp's slab number i begins in the tile.
   static __device__ __forceinline__ int warp_row(int i = 0) {
-    if constexpr (arch::kWarpgroupMma) return i / 2 * 64 + threadIdx.x / 32 % 4 * 16;
-    else return threadIdx.x / 32 % 2 * (kTokens / 2) + i * 16;
+    return (arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2)) + i * kSlabTokens;
   }
-  static __device__ __forceinline__ int warp_column(int i = 0) {
-    if constexpr (arch::kWarpgroupMma) return threadIdx.x / 128 * 128 + i % 2 * 64;
-    else return threadIdx.x / 64 * 64;
-  }
+  static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kSlabRows; }
 
   // To the sink by way of shared memory, so that whole rows are written.
   static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[kBlocks][32], float* shared, unsigned rank, unsigned parts) {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    float* mine = shared + threadIdx.x / 32 * (kSlabs * 16 * kPitch);
+    float* mine = shared + threadIdx.x / 32 * (kSlabs * kSlabFloats);
     KERNELS_UNROLL
     for (int first = 0; first < kBlocks; first += kSlabs) {
       KERNELS_UNROLL
-      for (int i = 0; i < kSlabs; ++i) {
-        KERNELS_UNROLL
-        for (int j = 0; j < 8; ++j) {
-          const float* from = sums[first + i] + j * 4;
-          float* to = mine + (i * 16 + g) * kPitch + j * 8 + 2 * t;
-          *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
-          *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
-        }
-      }
+      for (int i = 0; i < kSlabs; ++i) lay_out(mine + i * kSlabFloats, sums[first + i]);
       if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
       else __syncwarp();
       KERNELS_UNROLL
       for (int i = 0; i < kSlabs; ++i) {
-        const int64_t row = tile.token + warp_row(first + i), col = tile.output + warp_column(first + i) / P::matrices;
-        if (params.wide_out) put_slab<8>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
-        else put_slab<together<P>>(params.problem, mine + i * 16 * kPitch, row, tile.token_end, col, rank, parts);
+        const int64_t row = tile.token + warp_row(first + i), col = tile.output + warp_column() / P::matrices;
+        if (params.wide_out) put_slab<8>(params.problem, mine + i * kSlabFloats, row, tile.token_end, col, rank, parts);
+        else put_slab<together<P>>(params.problem, mine + i * kSlabFloats, row, tile.token_end, col, rank, parts);
       }
       if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
       else __syncwarp();
     }
   }
 
+  // A slab as rows of tokens. wgmma leaves it turned around.
+  static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
+    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    KERNELS_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const float* from = sums + j * 4;
+      if constexpr (arch::kWarpgroupMma) {
+        float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
+        to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
+      } else {
+        float* to = slab + g * kPitch + j * 8 + 2 * t;
+        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
+        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
+      }
+    }
+  }
+
   template <int N>
   static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
-    constexpr int kCols = 64 / P::matrices, kPacks = kCols / N;
+    constexpr int kCols = kSlabRows / P::matrices, kPacks = kCols / N;
     const auto map = sink_map(p.out);
     const auto sink = sink_end(p.out);
-    for (int i = (threadIdx.x & 31) + 32 * rank; i < 16 * kPacks; i += 32 * parts) {
+    for (int i = (threadIdx.x & 31) + 32 * rank; i < kSlabTokens * kPacks; i += 32 * parts) {
       const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
       if (r >= end || c >= p.n) continue;
       const float* at = from + i / kPacks * kPitch + i % kPacks * N;
       if constexpr (P::matrices == 2) {
         const auto later = later_maps(map);
-        put(sink, apply_map(later, first_map(map).join(total<N>(at, parts), total<N>(at + 32, parts)), fetch_operands<N>(later, r, c), r, c), r, c);
+        put(sink, apply_map(later, first_map(map).join(total<N>(at, parts), total<N>(at + kCols, parts)), fetch_operands<N>(later, r, c), r, c), r, c);
       } else {
         put(sink, apply_map(map, total<N>(at, parts), fetch_operands<N>(map, r, c), r, c), r, c);
       }
@@ -433,6 +445,44 @@ struct GemmBody {
     Pack<float, N> out;
     memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
     return out;
+  }
+};
+
+// Tiles of several heights, of which the host names one: so many tokens.
+template <class P, class T, int kWidth, int kRows_>
+struct GemmBody {
+  static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
+  static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<typename P::X>, T>::value && std::is_same<tensor_type<typename P::W>, T>::value;
+  static constexpr int kTokens[4] = {64, 96, 128, 160};
+  static constexpr int max_threads = kRows, registers = 255;
+  static constexpr bool early = true;
+
+  using Params = GemmParams<P>;
+
+  // Those in an image for this architecture: where there is wgmma, and for operands that are copied, more of them.
+  static constexpr bool has(int tokens, int architecture) {
+    if (tokens == 64) return kRows == 128;
+    if (tokens == 128) return kWidth == 8;
+    return architecture == 90 && copied && (tokens == 160 || kRows == 128);
+  }
+  static constexpr int shared_bytes(int tokens, int architecture) {
+    return gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * (tokens + kRows) * 128 + (has_much_shared(architecture) ? 1024 : 0);
+  }
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
+    __shared__ Alone<TokenState<typename P::X>, most> states;
+    run_if<64>(params, states.items), run_if<96>(params, states.items), run_if<128>(params, states.items), run_if<160>(params, states.items);
+  }
+
+ private:
+  template <int kTokens>
+  static constexpr bool is_here = has(kTokens, arch::kCompiledFor);
+  template <int kTokens>
+  static __device__ __forceinline__ void run_if(const Params& params, TokenState<typename P::X>* states) {
+    if constexpr (is_here<kTokens>) {
+      if (params.tokens == kTokens) GemmTile<P, T, kWidth, kTokens, kRows>::run(params, states);
+    }
   }
 };
 

@@ -36,9 +36,12 @@ constexpr int kSkinnyTokens = 2;
 constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
 constexpr int kSharedBesides = 2 << 10;
 
-// What a tile costs, in units of one of 64 tokens x 128 outputs: of 128 x 128 and 128 x 256; and what K shared by blocks costs
-// besides.
-constexpr double kCostOf128x128 = 1.4, kCostOf128x256 = 2.6, kCostOfSharing = 1.1;
+// What a step of a tile takes; of 64 tokens x 128 rows it is 1. 4096^3 and 14336 x 4096, microseconds for a wave of blocks: 64 x 128 26
+// and 27, 96 x 128 33 and 31, 128 x 128 39 and 35, 160 x 128 45 and 42, 128 x 256 53 and 52, 160 x 256 61 and 64. And how many steps
+// the beginning and the end of a block are worth, with blocks that share K: 1024^3, 64 x 128, a block each, took 10.7 us, 128 x 128
+// with pairs 12.1; 4096 x 4096, 512 tokens: 128 x 128 35.3, 128 x 256 with pairs 31.6.
+constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
+constexpr double kStepsBesides = 16;
 
 }  // namespace tuning
 KERNELS_END
