@@ -28,6 +28,17 @@ enum class Path {
   simt,    // CUDA cores, tiles: float and double weights
 };
 
+inline const char* to_string(Path path) {
+  switch (path) {
+    case Path::automatic: return "automatic";
+    case Path::gemv: return "gemv";
+    case Path::skinny: return "skinny";
+    case Path::gemm: return "gemm";
+    case Path::simt: return "simt";
+  }
+  return "?";
+}
+
 struct MatmulPolicy {
   Path path = Path::automatic;
   // The tile of the gemm path: 64, 96, 128 or 160 tokens x 128 or 256 rows of weights, half as many outputs with a gate; 0: as it is best.
@@ -55,25 +66,17 @@ class ProductEngine {
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
 
-  Status plan(const MatmulPolicy& asked, Path& path) const {
+  // What the policy leaves open.
+  Status plan(MatmulPolicy& plan) const {
     KERNELS_TRY(ex_.status());
-    path = asked.path;
-    if (path == Path::automatic) {
-      if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
-      else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
-      else if (few_fits()) path = Path::skinny;
-      else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
-      else path = narrow_weights ? Path::gemm : Path::simt;
-    }
-    if (path == Path::skinny && !skinny_fits() && !few_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
-    if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
-    if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
-    if (path != Path::gemm && (asked.tile_tokens != 0 || asked.tile_rows != 0)) return unsupported("matmul: a tile can be asked of the gemm path alone");
-    if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
-    return {};
+    KERNELS_TRY(choose_path(plan.path));
+    return plan.path == Path::gemm ? run_gemm(&plan) : Status{};
   }
 
-  Status run(Path path) const {
+  Status run() const {
+    KERNELS_TRY(ex_.status());
+    Path path = policy_.path;
+    KERNELS_TRY(choose_path(path));
     switch (path) {
       case Path::gemv: return run_gemv();
       case Path::skinny: return run_skinny();
@@ -85,6 +88,22 @@ class ProductEngine {
   }
 
  private:
+  Status choose_path(Path& path) const {
+    if (path == Path::automatic) {
+      if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
+      else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
+      else if (few_fits()) path = Path::skinny;
+      else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
+      else path = narrow_weights ? Path::gemm : Path::simt;
+    }
+    if (path == Path::skinny && !skinny_fits() && !few_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
+    if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
+    if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
+    if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0)) return unsupported("matmul: a tile can be asked of the gemm path alone");
+    if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
+    return {};
+  }
+
   // Weights that have to be decoded go through tensor cores from the first token on.
   static constexpr int first_skinny = codes ? 1 : 2;
 
@@ -194,14 +213,16 @@ class ProductEngine {
     const int64_t steps = (p_.k + Body::step - 1) / Body::step, units = (steps + Body::under_way - 1) / Body::under_way;
     const int64_t warps = most / 32, goes = (units + warps - 1) / warps;
     const int64_t token_tiles = (p_.m + Body::M - 1) / Body::M;
-    if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
+    const int64_t layers = (token_tiles + 65534) / 65535;  // as many as a grid has along y
+    if (layers > 65535) return unsupported("matmul: M is too large for this path");
     Launch how;
     how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
-    how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned(token_tiles), 1);
+    how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned((token_tiles + layers - 1) / layers), unsigned(layers));
     return launch<Body>(ex_, how, {p_, policy_.weights_ready});
   }
 
-  Status run_gemm() const {
+  // With a plan: what would be done.
+  Status run_gemm(MatmulPolicy* plan = nullptr) const {
     if constexpr (narrow_weights) {
       using T = meeting_type<X, W>;
       using Single = GemmBody<P, T, 1, 128>;
@@ -214,12 +235,12 @@ class ProductEngine {
           const Choice narrow = cheapest<Narrow>(image);
           if constexpr (Wide::copied) {
             const Choice wide = cheapest<Wide>(image);
-            if (wide.cost < narrow.cost) return start_gemm<Wide>(image, wide);
+            if (wide.cost < narrow.cost) return start_gemm<Wide>(image, wide, plan);
           }
-          return start_gemm<Narrow>(image, narrow);
+          return start_gemm<Narrow>(image, narrow, plan);
         }
       }
-      return start_gemm<Single>(image, cheapest<Single>(image));
+      return start_gemm<Single>(image, cheapest<Single>(image), plan);
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
@@ -247,8 +268,12 @@ class ProductEngine {
     return best;
   }
   template <class Body>
-  Status start_gemm(int image, const Choice& choice) const {
+  Status start_gemm(int image, const Choice& choice, MatmulPolicy* plan) const {
     if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands");
+    if (plan != nullptr) {
+      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
+      return {};
+    }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
     Launch how;
     how.cluster = choice.cluster;
@@ -287,24 +312,34 @@ class ProductEngine {
   int pack_x_, pack_w_;
 };
 
+// Calls f(engine), unless there is nothing to do.
+template <class X, class W, class Out, class F>
+Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, const F& f) {
+  bool empty = false;
+  KERNELS_TRY(check_matmul(x, w, out, shape, empty, groups));
+  if (empty) return {};
+  const auto inputs = read_twice(x);  // by every block
+  using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
+  const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
+  return f(ProductEngine<Problem>(ex, problem, policy));
+}
+
 }  // namespace detail
 
 template <class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy = {}) {
-  bool empty = false;
-  KERNELS_TRY(detail::check_matmul(x, w, out, shape, empty, groups));
-  if (empty) return {};
-  const auto inputs = detail::read_twice(x);  // by every block
-  using Problem = detail::ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
-  const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
-  const detail::ProductEngine<Problem> engine(ex, problem, policy);
-  Path path;
-  KERNELS_TRY(engine.plan(policy, path));
-  return engine.run(path);
+  return detail::with_product(ex, x, w, out, shape, groups, policy, [](const auto& engine) { return engine.run(); });
 }
 template <class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
   return matmul(ex, x, w, out, shape, Groups{}, policy);
+}
+
+// What such a call does: `plan` is the policy with the path, and for the gemm path the tile, filled in.
+template <class X, class W, class Out>
+Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, MatmulPolicy& plan) {
+  plan = policy;
+  return detail::with_product(ex, x, w, out, shape, groups, policy, [&](const auto& engine) { return engine.plan(plan); });
 }
 
 KERNELS_END

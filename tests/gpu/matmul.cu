@@ -348,6 +348,47 @@ TEST_CASE("matmul: a mixture of experts, there and back") {
          });
 }
 
+// A grid has 65535 blocks along y.
+TEST_CASE("matmul: experts of more tokens than a grid is high") {
+  const int64_t tokens = 131075, n = 3, cols = 16, number = 5;
+  Device<int32_t> ids(1, tokens, tokens);
+  for (int64_t t = 0; t < tokens; ++t) ids.set(0, t, int32_t(t * 7 % number));
+  ids.upload();
+  const Matrix<k::half> x(1, tokens, cols, cols, 0, 1);
+  const Plain<k::half, DeviceMemory> w(number * n, cols, 0, 0);
+  Device<float> y(tokens, n, n);
+  expect("tall", {tokens, n, cols}, Path::automatic, y,
+         [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols}, policy); },
+         [&](int64_t m, int64_t i) { return product(m, m * 7 % number * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w); });
+}
+
+TEST_CASE("matmul: what a call will do can be asked") {
+  Stream stream;
+  Device<k::half> memory(512, 512, 512);
+  Device<float> floats(512, 512, 512);
+  const auto ask = [&](auto* p, int64_t m, k::MatmulPolicy policy = {}) {
+    const auto in = k::load(static_cast<const std::decay_t<decltype(*p)>*>(p), 512);
+    k::MatmulPolicy plan;
+    REQUIRE(k::matmul_plan(stream, in, in, k::store(p, 512), {m, 512, 512}, {}, policy, plan));
+    CHECK((plan.tile_tokens > 0) == (plan.path == Path::gemm));
+    CHECK((plan.tile_rows > 0) == (plan.path == Path::gemm));
+    return plan;
+  };
+  CHECK(ask(memory.data(), 1).path == Path::gemv);
+  CHECK(ask(memory.data(), 2).path == Path::skinny);
+  CHECK(ask(memory.data(), 32).path == Path::skinny);
+  CHECK(ask(memory.data(), 200).path == Path::gemm);
+  CHECK(ask(floats.data(), 200).path == Path::simt);
+  CHECK(ask(memory.data(), 200, {Path::gemv}).path == Path::gemv);
+  CHECK(ask(memory.data(), 200, {Path::gemm, 128, 128}).tile_tokens == 128);
+  k::MatmulPolicy plan;
+  const auto in = k::load(static_cast<const k::half*>(memory.data()), 512);
+  CHECK(!k::matmul_plan(stream, in, in, k::store(memory.data(), 512), {200, 512, 512}, {}, {Path::simt}, plan));
+  CHECK(!k::matmul_plan(stream, in, in, k::store(memory.data(), 512), {-1, 512, 512}, {}, {}, plan));
+  memory.download();
+  CHECK(memory.intact());
+}
+
 // ---- calls ------------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("matmul: NaN and infinity reach the results they belong to, and no others") {

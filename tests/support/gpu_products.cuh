@@ -22,9 +22,8 @@ struct Sizes {
 inline double units(Path path, int64_t cols) { return kSum + 4 + (path == Path::gemv || path == Path::simt ? 0.0 : double(cols) / 8); }
 
 inline std::string describe(const char* what, const Sizes& s, Path path) {
-  static const char* const names[] = {"automatic", "gemv", "skinny", "gemm", "simt"};
   std::ostringstream out;
-  out << what << ", " << s.m << " x " << s.n << " x " << s.k << ", " << names[int(path)];
+  out << what << ", " << s.m << " x " << s.n << " x " << s.k << ", " << k::to_string(path);
   return out.str();
 }
 

@@ -348,7 +348,8 @@ struct GemvBody {
     if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
     const P& p = params.problem;
     const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
-    Tokens tokens{p, int64_t(blockIdx.y) * M};
+    Tokens tokens{p, (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * M};
+    if (tokens.first >= p.m) return;
     const auto& weights = p.template weights_for<0>(tokens.first);
     const auto& others = p.template weights_for<P::matrices - 1>(tokens.first);
     typename Dots::template Rows<std::decay_t<decltype(weights)>, U> first(weights, row + Dots::first_row(), rows);
