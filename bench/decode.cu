@@ -19,12 +19,17 @@ double number(T x) { return double(k::convert<float>(x)); }
 template <class T>
 class Case : public bench::CaseBase {
   using Half = std::conditional_t<std::is_same<T, k::bfloat16>::value, k::bfloat16, k::half>;  // of queries and results
+  // Of 4 bits eight codes lie in a word, and a head of a position has a scale of 16 bits.
+  static constexpr bool words = std::is_same<T, k::Int4>::value;
+  using Unit = std::conditional_t<words, uint32_t, T>;
+  static constexpr double kBytesOfHead = words ? kDim / 2 + 2.0 : double(kDim * sizeof(T));
 
  public:
   Case(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page)
-      : CaseBase("decode", bench::type_name<T>, shape_name(batch, length, heads, kv_heads, page), 2.0 * double(batch) * double(length) * double(kv_heads) * kDim * sizeof(T), "share_of_read"),
-        shape_{batch, 1, heads, kv_heads, kDim}, length_(length), page_(page), each_(size_t(batch * length * kv_heads * kDim)) {
-    for (int i = 0; i < sets_; ++i) kv_.push_back(buffer<T>(2 * each_));
+      : CaseBase("decode", bench::type_name<T>, shape_name(batch, length, heads, kv_heads, page), 2.0 * double(batch) * double(length) * double(kv_heads) * kBytesOfHead, "share_of_read"),
+        shape_{batch, 1, heads, kv_heads, kDim}, length_(length), page_(page), each_(size_t(batch * length * kv_heads * kDim) / (words ? 8 : 1)) {
+    for (int i = 0; i < sets_; ++i) kv_.push_back(buffer<Unit>((size_t(bytes_) + sizeof(Unit) - 1) / sizeof(Unit)));
+    if (words) scales_ = buffer<k::half>(size_t(batch * length * kv_heads));
     q_ = buffer<Half>(size_t(batch * heads * kDim));
     o_ = bench::arena().reserve<Half>(size_t(batch * heads * kDim));
     lengths_ = bench::arena().reserve<int32_t>(size_t(batch));
@@ -55,9 +60,13 @@ class Case : public bench::CaseBase {
     add(who, [this, mode, options](benchmark::State& state) {
       place();
       const auto with_call = [&](int i, const auto& use) {
-        const T *keys = kv_[size_t(i)], *values = keys + each_;
+        const Unit *keys = kv_[size_t(i)], *values = keys + each_;
         const int64_t positions = page_ == 0 ? length_ : page_, h = shape_.kv_heads;
-        const auto key = k::nhd(keys, positions, h, kDim), value = k::nhd(values, positions, h, kDim);
+        const auto tensor = [&](const Unit* p) {
+          if constexpr (words) return k::nhd<T>(p, positions, h, kDim).scales(static_cast<const k::half*>(scales_), positions * h, h, 1);
+          else return k::nhd(p, positions, h, kDim);
+        };
+        const auto key = tensor(keys), value = tensor(values);
         const auto q = k::load(static_cast<const Half*>(q_), shape_.heads * kDim);
         const auto o = k::store(o_, shape_.heads * kDim);
         if (page_ == 0) use(q, k::dense_kv(key, value, static_cast<const int32_t*>(lengths_)), o);
@@ -72,7 +81,9 @@ class Case : public bench::CaseBase {
       report(state, bench::time_us(sets_, run, calls()));
       run(nullptr, 0);
       BENCH_CHECK(cudaDeviceSynchronize());
-      if (page_ == 0 && length_ <= 16384) state.counters["error"] = error();
+      if constexpr (!words) {
+        if (page_ == 0 && length_ <= 16384) state.counters["error"] = error();
+      }
       with_call(0, [&](const auto& q, const auto& kv, const auto& o) { put_size(state, mode, q, kv, o); });
     });
   }
@@ -140,7 +151,8 @@ class Case : public bench::CaseBase {
   k::AttentionShape shape_;
   int64_t length_, page_;
   size_t each_;
-  std::vector<T*> kv_;
+  std::vector<Unit*> kv_;
+  k::half* scales_ = nullptr;
   Half *q_, *o_;
   int32_t *lengths_, *table_;
   k::Workspace workspace_;
@@ -161,5 +173,6 @@ int main(int argc, char** argv) {
   for (const auto& [batch, length] : shapes) measure<k::half>(32, 8, batch, length, 16);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[9]}) measure<k::half>(32, 8, batch, length, 1);
   for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);
+  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]}) measure<k::Int4>(32, 8, batch, length);
   return bench::run(argc, argv, {});
 }

@@ -101,6 +101,7 @@ class ProductEngine {
     if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
     if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0)) return unsupported("matmul: a tile can be asked of the gemm path alone");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
+    if (path == Path::simt && narrow_weights) return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
     return {};
   }
 
@@ -282,9 +283,8 @@ class ProductEngine {
   }
 
   Status run_simt() const {
-    if constexpr (by_token<W>) return unsupported("matmul: no tiles for weights that differ from token to token");
-    else if constexpr (narrow_weights) return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
-    else return run_tiles();
+    if constexpr (!by_token<W> && !narrow_weights) return run_tiles();
+    else return {};  // refused before
   }
   Status run_tiles() const {
     constexpr int width = wide < 4 ? wide : 4;

@@ -5,15 +5,18 @@ using namespace test;
 
 namespace {
 
+template <class E>
+constexpr int bits_of = Element<E>::per_unit > 1 ? 4 : 8 * int(std::min(sizeof(E), sizeof(k::half)));
+
 template <class TQ, class K, class KS, class V, class VS>
 void check_types(Tally& t, const char* what, ScaleOf grain, DType keys, DType values, bool rounds_queries, const std::vector<k::DecodeMode>& modes) {
-  // Rows of 8-bit codes have to end at a multiple of 16 bytes.
-  const int64_t second = sizeof(typename Element<K>::Unit) == 1 || sizeof(typename Element<V>::Unit) == 1 ? 64 : 56;
-  for (const AttentionCase& c : {AttentionCase{{1, 1, 1}, {130, 0, 700}, 4, 2, 48}, AttentionCase{{4, 4}, {90, 300}, 6, 2, second}}) {
-    const int64_t dim = c.dim;
+  // Rows of codes have to end at a multiple of 16 bytes.
+  constexpr int bits = std::min(bits_of<K>, bits_of<V>);
+  for (const AttentionCase& c : {AttentionCase{{1, 1, 1}, {130, 0, 700}, 4, 2, bits == 4 ? 32 : 48}, AttentionCase{{4, 4}, {90, 300}, 6, 2, bits == 16 ? 56 : 64}}) {
+    const int64_t dim = c.dim, gap = bits == 4 ? 32 : dim % 16 == 0 ? 16 : 8;
     const Placement where(Layout::hnd, c.kv_lens, c.kv_heads);
-    const KvSide<K, KS, DeviceMemory> key(1, where, dim, grain, 1, 0, dim % 16 == 0 ? 16 : 8);
-    const KvSide<V, VS, DeviceMemory> value(2, where, dim, grain, 1, 0, dim % 16 == 0 ? 16 : 8);
+    const KvSide<K, KS, DeviceMemory> key(1, where, dim, grain, 1, 0, gap);
+    const KvSide<V, VS, DeviceMemory> value(2, where, dim, grain, 1, 0, gap);
     const OnDevice<int32_t> lengths(where.short_lengths);
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
     for (const auto mode : modes) check_decode<64, TQ, float>(t, what, c, kv, key, value, k::causal(), causal_model(), mode, precision_of(mode, keys, values, rounds_queries));
@@ -54,7 +57,35 @@ TEST_CASE("decode: 8-bit codes whose rows end elsewhere") {
 TEST_CASE("decode: other types, on CUDA cores") {
   Tally t;
   check_types<float, float, k::Nothing, float, k::Nothing>(t, "float", ScaleOf::head, DType::f32, DType::f32, false, kPlain);
-  check_types<float, k::Int4, float, k::Uint4, k::half>(t, "4 bits", ScaleOf::token, DType::f32, DType::f32, false, kPlain);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: 4-bit types") {
+  Tally t;
+  for (const ScaleOf grain : {ScaleOf::head, ScaleOf::token}) {
+    check_types<k::half, k::Int4, float, k::Uint4, k::half>(t, "int4 and uint4", grain, DType::f16, DType::bf16, false, kAll);
+  }
+  check_types<k::bfloat16, k::Uint4, k::half, k::half, k::Nothing>(t, "uint4 and half", ScaleOf::token, DType::bf16, DType::f16, false, {k::DecodeMode::precise});
+  check_types<k::half, k::float8_e4m3, k::Nothing, k::Int4, float>(t, "e4m3 and int4", ScaleOf::head, DType::f16, DType::bf16, false, {k::DecodeMode::precise});
+  check_types<float, k::Int4, float, k::Int4, float>(t, "int4 with queries of float", ScaleOf::token, DType::f16, DType::bf16, true, kAll);
+  CHECK_TALLY(t);
+}
+
+// Rows that are no multiple of 128 bytes, and rows of 32.
+TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
+  Tally t;
+  for (const auto& dims : {std::pair<int64_t, int64_t>{576, 512}, {192, 128}, {128, 128}, {256, 64}, {96, 224}}) {
+    for (const AttentionCase& c : {AttentionCase{{1, 1}, {333, 70}, 8, 1, dims.first, dims.second}, AttentionCase{{5}, {150}, 4, 1, dims.first, dims.second}}) {
+      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+      const OnDevice<int32_t> lengths(where.short_lengths);
+      const auto both = [&](const char* what, const auto& key, const auto& value) {
+        check_decode<0, k::half, float>(t, what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, k::causal(), causal_model(),
+                                        k::DecodeMode::precise, precision_of(k::DecodeMode::precise, DType::f16, DType::bf16, false));
+      };
+      both("8 bits", KvSide<int8_t, float, DeviceMemory>(1, where, dims.first, ScaleOf::head, 1, 0, 16), KvSide<int8_t, float, DeviceMemory>(2, where, dims.second, ScaleOf::head, 1, 0, 16));
+      both("4 bits", KvSide<k::Int4, float, DeviceMemory>(1, where, dims.first, ScaleOf::head, 1, 0, 32), KvSide<k::Int4, float, DeviceMemory>(2, where, dims.second, ScaleOf::head, 1, 0, 32));
+    }
+  }
   CHECK_TALLY(t);
 }
 

@@ -37,10 +37,10 @@ class DecodeEngine {
   DecodeEngine(const Exec& ex, P& problem) : ex_(ex), p_(problem) {}
 
   Status run(DecodeMode mode) {
-    constexpr bool coded = CodedForDecode<typename P::Kv>::value;
+    constexpr bool coded = narrow_kv<typename P::Kv>;
     const bool fits = coded && aligned();
     if (mode == DecodeMode::automatic) mode = fits ? DecodeMode::precise : DecodeMode::plain;
-    if (mode != DecodeMode::plain && !fits) return unsupported("decode: tensor cores take keys and values of 16 or 8 bits, in rows that begin and end at multiples of 16 bytes");
+    if (mode != DecodeMode::plain && !fits) return unsupported("decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
     if constexpr (coded) {
       if (mode == DecodeMode::precise) return tensor<2>();
       if (mode == DecodeMode::tensor) return tensor<1>();
@@ -49,18 +49,6 @@ class DecodeEngine {
   }
 
  private:
-  template <class Kv>
-  struct CodedForDecode {
-    using K = Coded<typename KeyRun<Kv>::Codes>;
-    using V = Coded<typename ValueRun<Kv>::Codes>;
-    static constexpr bool of_8_or_16(int pack) { return pack == 16 || pack == 8; }
-    template <class C>
-    static constexpr bool fits() {
-      if constexpr (C::known) return of_8_or_16(C::pack);
-      else return false;
-    }
-    static constexpr bool value = fits<K>() && fits<V>();
-  };
   // Rows begin, and end, at multiples of 16 bytes.
   bool aligned() const {
     return p_.dim % widest_of<typename KeyRun<typename P::Kv>::Codes>() == 0 && p_.v_dim % widest_of<typename ValueRun<typename P::Kv>::Codes>() == 0 && key_pack(p_.kv) >= widest_of<typename KeyRun<typename P::Kv>::Codes>() && value_pack(p_.kv) >= widest_of<typename ValueRun<typename P::Kv>::Codes>();

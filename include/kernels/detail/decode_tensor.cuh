@@ -2,7 +2,7 @@
 // has 16 rows, so that few rows waste little.
 //
 // A warp brings its next keys and values to shared memory by cp.async while it works on others, in a ring of its own. Keys and values
-// of 8 bits lie there as codes and are decoded on the way to mma. Weights are rounded to 16 bits; with two parts, what that rounding
+// of 8 and 4 bits lie there as codes and are decoded on the way to mma. Weights are rounded to 16 bits; with two parts, what that rounding
 // leaves is multiplied as well, and likewise of queries that are not of the keys' type: results are then as good as in float.
 #pragma once
 
@@ -11,6 +11,12 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Where a row of codes begins.
+template <class Source>
+__device__ __forceinline__ const char* row_address(const Source& source, int64_t row) { return reinterpret_cast<const char*>(source.at(row, 0)); }
+template <class Format>
+__device__ __forceinline__ const char* row_address(const Words<Format>& source, int64_t row) { return reinterpret_cast<const char*>(source.at(row)); }
+
 // Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted within 128 bytes, so
 // that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async ask for half as many sectors again: on
 // an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and 240 with rows at multiples of 128 bytes.
@@ -18,11 +24,14 @@ template <class Run, int kCols>
 struct DecodeSide {
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
-  static constexpr int kRowBytes = kCols * int(sizeof(Code)), kBytes = kDecodeKeys * kRowBytes;
-  static constexpr int kSteps = kRowBytes / 32;  // of ldmatrix
+  static constexpr int kPack = Coded<typename Run::Codes>::pack;  // codes in 16 bytes
+  static constexpr int kOperands = kPack / 8;                     // of mma, 16 columns each, in 32 bytes of each row
+  static constexpr int kSteps = kCols / kPack / 2;                // of ldmatrix
+  static constexpr int kSpan = kSteps * 32 < 128 ? kSteps * 32 : 128;
+  static constexpr int kRowBytes = (kSteps * 32 + kSpan - 1) / kSpan * kSpan, kBytes = kDecodeKeys * kRowBytes;
   static constexpr int kSharers = kRowBytes >= 512 ? 32 : kRowBytes >= 256 ? 16 : kRowBytes >= 128 ? 8 : 4;  // lanes to a row
-  static constexpr int kSpan = kRowBytes < 128 ? kRowBytes : 128;
 
+  static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
   static __device__ __forceinline__ int place(int row, int chunk) { return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16; }
 
   // Row i comes from at(i); zeros stand for rows and columns that are not there.
@@ -32,11 +41,11 @@ struct DecodeSide {
     KERNELS_UNROLL
     for (int i = 0; i < kDecodeKeys; i += 32 / kSharers) {
       const int row = i + lane / kSharers;
-      const char* const from = reinterpret_cast<const char*>(at(row));
+      const char* const from = at(row);
       KERNELS_UNROLL
-      for (int first = 0; first < kRowBytes; first += kSharers * 16) {
+      for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
         const int chunk = first / 16 + lane % kSharers;
-        if (chunk * 16 < kRowBytes) arch::copy_async_16(to + place(row, chunk), from + chunk * 16, row < rows ? greater(0, lesser(16, bytes - chunk * 16)) : 0);
+        if (chunk < kSteps * 2) arch::copy_async_16(to + place(row, chunk), from + chunk * 16, row < rows ? greater(0, lesser(16, bytes - chunk * 16)) : 0);
       }
     }
   }
@@ -45,40 +54,58 @@ struct DecodeSide {
   static __device__ __forceinline__ uint32_t key_lane() { return place(threadIdx.x & 15, threadIdx.x / 16 & 1); }
   static __device__ __forceinline__ uint32_t value_lane() { return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1); }
 
-  // Two operands of 16 keys x 16 columns (one, if not coded) from 32 bytes of each row; if coded, k is in the order of query_operand().
+  // Operands of 16 keys x 16 columns from 32 bytes of each row; if coded, k is in the order of query_word().
   template <class T>
-  static __device__ __forceinline__ void keys(uint32_t (&a)[coded ? 2 : 1][4], uint32_t at) {
+  static __device__ __forceinline__ void keys(uint32_t (&a)[kOperands][4], uint32_t at) {
     if constexpr (coded) {
       uint32_t words[4];
       arch::load_matrix_x4(words, at);
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        uint32_t pairs[2];
+        uint32_t pairs[kOperands];
         Decoder<Code>::template pairs<T>(pairs, words[i], Nothing{});
-        a[i / 2][i % 2] = pairs[0], a[i / 2][2 + i % 2] = pairs[1];
+        KERNELS_UNROLL
+        for (int j = 0; j < kOperands / 2; ++j) {
+          uint32_t* const operand = a[i / 2 * (kOperands / 2) + j];
+          operand[i % 2] = pairs[2 * j], operand[2 + i % 2] = pairs[2 * j + 1];
+        }
       }
     } else {
       arch::load_matrix_x4(a[0], at);
     }
   }
-  // The same of 16 columns x 16 keys; if coded, rows g and g + 8 are columns 2g and 2g + 1.
+  // The words, pairs of columns, in which thread t of a row finds what stands beside number `operand`, from there on and `apart`.
+  static constexpr int apart = coded ? 1 : 4;
+  static __device__ __forceinline__ int query_word(int operand, int t) {
+    if constexpr (kPack == 32) return operand / 2 * 16 + 4 * t + operand % 2 * 2;
+    else return operand * 8 + (coded ? 2 * t : t);
+  }
+  // The same of 16 columns x 16 keys; rows stand for the columns of value_column().
   template <class T>
-  static __device__ __forceinline__ void values(uint32_t (&a)[coded ? 2 : 1][4], uint32_t at) {
+  static __device__ __forceinline__ void values(uint32_t (&a)[kOperands][4], uint32_t at) {
     if constexpr (coded) {
       uint32_t words[4];
       arch::load_matrix_x4_turned(words, at);
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        uint32_t pairs[2];
-        Decoder<Code>::template pairs<T>(pairs, __byte_perm(words[i], 0, 0x3120), Nothing{});
-        a[i % 2][i / 2 * 2] = pairs[0], a[i % 2][i / 2 * 2 + 1] = pairs[1];
+        uint32_t pairs[kOperands];
+        Decoder<Code>::template pairs<T>(pairs, kPack == 16 ? __byte_perm(words[i], 0, 0x3120) : words[i], Nothing{});
+        KERNELS_UNROLL
+        for (int j = 0; j < kOperands / 2; ++j) {
+          uint32_t* const operand = a[i % 2 * (kOperands / 2) + j];
+          operand[i / 2 * 2] = pairs[2 * j], operand[i / 2 * 2 + 1] = pairs[2 * j + 1];
+        }
       }
     } else {
       arch::load_matrix_x4_turned(a[0], at);
     }
   }
-  // The column that row g, and g + 8 as second = 1, of an operand of values stands for.
-  static __device__ __forceinline__ int value_column(int g, int second) { return coded ? 2 * g + second : g + 8 * second; }
+  // The column that row g, and g + 8 as second = 1, of operand number m stands for. Of 4 bits two codes of a word that follow each
+  // other are 16 bits apart.
+  static __device__ __forceinline__ int value_column(int m, int g, int second) {
+    if constexpr (kPack == 32) return m / 2 * 32 + g / 2 * 8 + m % 2 * 4 + second * 2 + g % 2;
+    else return m * 16 + (coded ? 2 * g + second : g + 8 * second);
+  }
 };
 
 // What rounded_pair() leaves of x and y.
@@ -108,9 +135,10 @@ class TensorRows {
   using ValueType = value_meeting_type<typename P::Q, typename P::Kv>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
-  static constexpr int kSlot = Keys::kBytes + Values::kBytes, kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
-  using KeyCode = typename Keys::Code;
-  using ValueCode = typename Values::Code;
+  static constexpr int kSumsPitch = kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
+  static constexpr int kTileBytes = Keys::kBytes + Values::kBytes, kSumsBytes = 8 * kSumsPitch * 4;
+  static constexpr int kSlot = kTileBytes > kSumsBytes ? kTileBytes : kSumsBytes;  // the sums of 8 rows take the place of a tile
+  static constexpr int kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
   static constexpr int stages(int architecture) {
@@ -182,11 +210,11 @@ class TensorRows {
     typename Weights::Values x = {};
     KERNELS_UNROLL
     for (int step = 0; step < Keys::kSteps; ++step) {
-      uint32_t a[Keys::coded ? 2 : 1][4];
+      uint32_t a[Keys::kOperands][4];
       Keys::template keys<KeyType>(a, Keys::at_step(slot + Keys::key_lane(), step));
       KERNELS_UNROLL
-      for (int half_step = 0; half_step < (Keys::coded ? 2 : 1); ++half_step) {
-        const int at = Keys::coded ? 2 * step + half_step : step;
+      for (int i = 0; i < Keys::kOperands; ++i) {
+        const int at = step * Keys::kOperands + i;
         KERNELS_UNROLL
         for (int n = 0; n < kTiles; ++n) {
           KERNELS_UNROLL
@@ -194,7 +222,7 @@ class TensorRows {
             uint32_t b[2];
             if constexpr (kHeld) b[0] = held_[part_of][at][0], b[1] = held_[part_of][at][1];
             else query_operand(b, part_of, n, at);
-            arch::mma_16816<KeyType>(x[n], a[half_step], b);
+            arch::mma_16816<KeyType>(x[n], a[i], b);
           }
         }
       }
@@ -231,14 +259,14 @@ class TensorRows {
     }
     KERNELS_UNROLL
     for (int step = 0; step < Values::kSteps; ++step) {
-      uint32_t a[Values::coded ? 2 : 1][4];
+      uint32_t a[Values::kOperands][4];
       Values::template values<ValueType>(a, Values::at_step(slot + Keys::kBytes + Values::value_lane(), step));
       KERNELS_UNROLL
-      for (int half_step = 0; half_step < (Values::coded ? 2 : 1); ++half_step) {
+      for (int i = 0; i < Values::kOperands; ++i) {
         KERNELS_UNROLL
         for (int n = 0; n < kTiles; ++n) {
           KERNELS_UNROLL
-          for (int part_of = 0; part_of < kParts; ++part_of) arch::mma_16816<ValueType>(sums_[n][Values::coded ? 2 * step + half_step : step], a[half_step], b[n][part_of]);
+          for (int part_of = 0; part_of < kParts; ++part_of) arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n][part_of]);
         }
       }
     }
@@ -261,7 +289,7 @@ class TensorRows {
       for (int m = 0; m < kVDim / 16; ++m) {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const int row = lane() % 4 * 2 + i % 2, col = m * 16 + Values::value_column(lane() / 4, i / 2);
+          const int row = lane() % 4 * 2 + i % 2, col = Values::value_column(m, lane() / 4, i / 2);
           to[row * kSumsPitch + col] = sums_[tile][m][i] * factors[i % 2];
         }
       }
@@ -279,8 +307,6 @@ class TensorRows {
   static constexpr bool kFoundAhead = in_one_run<typename P::Kv>;
   // Queries stay in registers where there is room.
   static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
-  static constexpr int kSumsPitch = kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
-  static_assert(8 * kSumsPitch * 4 <= kSlot, "the sums of 8 rows take the place of a slot");
   using Weights = DecodeWeights<P, kTiles>;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
@@ -304,7 +330,7 @@ class TensorRows {
     if constexpr (!kFoundAhead) find();
     if (there_ > 0) {
       const uint32_t to = ring_ + bring_ * kSlot;
-      const int key_bytes = p_.dim * int(sizeof(KeyCode)), value_bytes = p_.v_dim * int(sizeof(ValueCode));
+      const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
       if (kFoundAhead || together_) {
         Keys::copy(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
         Values::copy(to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
@@ -333,8 +359,8 @@ class TensorRows {
     const auto look_up = [&](int first) {
       const auto key = p_.kv.key(next_.b, next_.head, next_key_ + first);
       const auto value = p_.kv.value(next_.b, next_.head, next_key_ + first);
-      key_ = key.codes.at(0, 0), value_ = value.codes.at(0, 0);
-      key_distance_ = key.codes.at(1, 0) - key_, value_distance_ = value.codes.at(1, 0) - value_;
+      key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
+      key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
       if constexpr (scaled) scale_ = lane() < kDecodeKeys ? key.scale(mine - first) : value.scale(mine - first), scale_slot_ = bring_;
       return key.count >= there_ && value.count >= there_;
     };
@@ -392,19 +418,16 @@ class TensorRows {
   }
   // The queries of a tile beside 16 columns of keys, in the order of k that these have.
   __device__ __forceinline__ void query_operand(uint32_t (&b)[2], int part_of, int tile, int step) const {
-    const auto* const words = reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + tile * 8 + lane() / 4) * kQueryPitch + step * 32);
-    const int t = lane() % 4;
-    b[0] = words[Keys::coded ? 2 * t : t];
-    b[1] = words[Keys::coded ? 2 * t + 1 : t + 4];
+    const auto* const words = reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + tile * 8 + lane() / 4) * kQueryPitch) + Keys::query_word(step, lane() % 4);
+    b[0] = words[0], b[1] = words[Keys::apart];
   }
 
   const P& p_;
   Cursor ahead_;
   DecodePart next_ = {};
   int next_key_ = 0, there_ = 0;  // the warp's next keys, and how many there are
-  const KeyCode* key_;
-  const ValueCode* value_;
-  int64_t key_distance_, value_distance_;
+  const char *key_, *value_;
+  int64_t key_distance_, value_distance_;  // bytes
   bool together_;  // whether they stand at these distances
   float scale_;
   int scale_slot_ = -1;
