@@ -37,7 +37,7 @@ TEST_CASE("decode: 8-bit types") {
   Tally t;
   check_types<k::half, k::float8_e4m3, k::Nothing, k::float8_e4m3, k::Nothing>(t, "e4m3", ScaleOf::head, DType::f16, DType::f16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
   for (const ScaleOf grain : {ScaleOf::tensor, ScaleOf::head, ScaleOf::token}) {
-    check_types<k::bfloat16, int8_t, float, int8_t, float>(t, "int8", grain, DType::bf16, DType::bf16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
+    check_types<k::bfloat16, int8_t, float, int8_t, float>(t, "int8", grain, DType::bf16, DType::f16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
   }
   check_types<k::half, k::float8_e5m2, k::half, k::half, k::Nothing>(t, "e5m2 and half", ScaleOf::token, DType::f16, DType::f16, false, {k::DecodeMode::precise});
   CHECK_TALLY(t);
@@ -63,11 +63,33 @@ TEST_CASE("decode: other types, on CUDA cores") {
 TEST_CASE("decode: 4-bit types") {
   Tally t;
   for (const ScaleOf grain : {ScaleOf::head, ScaleOf::token}) {
-    check_types<k::half, k::Int4, float, k::Uint4, k::half>(t, "int4 and uint4", grain, DType::f16, DType::bf16, false, kAll);
+    check_types<k::half, k::Int4, float, k::Uint4, k::half>(t, "int4 and uint4", grain, DType::f16, DType::f16, false, kAll);
   }
   check_types<k::bfloat16, k::Uint4, k::half, k::half, k::Nothing>(t, "uint4 and half", ScaleOf::token, DType::bf16, DType::f16, false, {k::DecodeMode::precise});
-  check_types<k::half, k::float8_e4m3, k::Nothing, k::Int4, float>(t, "e4m3 and int4", ScaleOf::head, DType::f16, DType::bf16, false, {k::DecodeMode::precise});
-  check_types<float, k::Int4, float, k::Int4, float>(t, "int4 with queries of float", ScaleOf::token, DType::f16, DType::bf16, true, kAll);
+  check_types<k::half, k::float8_e4m3, k::Nothing, k::Int4, float>(t, "e4m3 and int4", ScaleOf::head, DType::f16, DType::f16, false, {k::DecodeMode::precise});
+  check_types<float, k::Int4, float, k::Int4, float>(t, "int4 with queries of float", ScaleOf::token, DType::f16, DType::f16, true, kAll);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: scales of values that grow, fall, vanish and change sign") {
+  Tally t;
+  const AttentionCase c{{1, 1}, {700, 333}, 8, 2, 64};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  const auto with = [&](const char* what, auto scale) {
+    const KvSide<int8_t, float, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 16);
+    KvSide<int8_t, float, DeviceMemory> value(2, where, c.dim, ScaleOf::token, 1, 0, 16);
+    for (int64_t i = 0; i < value.scale_count(); ++i) value.set_scale(i, scale(i));
+    value.upload();
+    check_decode<64, k::half, float>(t, what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, k::causal(), causal_model(),
+                                     k::DecodeMode::precise, precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
+  };
+  with("growing", [](int64_t i) { return std::ldexp(1.0, int(i / 100) - 7); });
+  with("falling", [](int64_t i) { return std::ldexp(1.0, 7 - int(i / 100)); });
+  with("of both signs, some zero", [](int64_t i) { return (double(i * 37 % 11) - 5) * 0.01; });
+  with("zero", [](int64_t) { return 0.0; });
+  with("tiny", [](int64_t) { return 1e-42; });
+  with("huge", [](int64_t) { return 1e33; });
   CHECK_TALLY(t);
 }
 
@@ -80,7 +102,7 @@ TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
       const OnDevice<int32_t> lengths(where.short_lengths);
       const auto both = [&](const char* what, const auto& key, const auto& value) {
         check_decode<0, k::half, float>(t, what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, k::causal(), causal_model(),
-                                        k::DecodeMode::precise, precision_of(k::DecodeMode::precise, DType::f16, DType::bf16, false));
+                                        k::DecodeMode::precise, precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
       };
       both("8 bits", KvSide<int8_t, float, DeviceMemory>(1, where, dims.first, ScaleOf::head, 1, 0, 16), KvSide<int8_t, float, DeviceMemory>(2, where, dims.second, ScaleOf::head, 1, 0, 16));
       both("4 bits", KvSide<k::Int4, float, DeviceMemory>(1, where, dims.first, ScaleOf::head, 1, 0, 32), KvSide<k::Int4, float, DeviceMemory>(2, where, dims.second, ScaleOf::head, 1, 0, 32));

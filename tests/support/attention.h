@@ -123,7 +123,11 @@ class KvSide {
       values_[size_t(at)] = value_of(units_.get(0, at));
     }
   }
-  void upload() { units_.upload(); }
+  void set_scale(int64_t i, double x) { scales_.set(0, i, make<Scale>(x)); }
+  int64_t scale_count() const {
+    return !scaled ? 0 : grain_ == ScaleOf::tensor ? 1 : grain_ == ScaleOf::head ? where_.heads : where_.blocks * where_.capacity * where_.heads;
+  }
+  void upload() { units_.upload(), scales_.upload(); }
 
   double operator()(int64_t b, int64_t head, int64_t pos, int64_t c) const {
     const double code = values_[size_t(index(b, head, pos, c))];
@@ -155,9 +159,6 @@ class KvSide {
   int64_t elements() const { return block_stride() * where_.blocks; }
   int64_t index(int64_t b, int64_t head, int64_t pos, int64_t c) const {
     return where_.block(b, pos) * block_stride() + where_.place(b, pos) * pos_stride() + head * head_stride() + c;
-  }
-  int64_t scale_count() const {
-    return !scaled ? 0 : grain_ == ScaleOf::tensor ? 1 : grain_ == ScaleOf::head ? where_.heads : where_.blocks * where_.capacity * where_.heads;
   }
   int64_t scale_index(int64_t b, int64_t head, int64_t pos) const {
     if (grain_ == ScaleOf::tensor) return 0;

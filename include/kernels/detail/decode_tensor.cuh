@@ -20,8 +20,9 @@ __device__ __forceinline__ const char* row_address(const Words<Format>& source, 
 // Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted within 128 bytes, so
 // that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async ask for half as many sectors again: on
 // an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and 240 with rows at multiples of 128 bytes.
-template <class Run, int kCols>
+template <class Run_, int kCols>
 struct DecodeSide {
+  using Run = Run_;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
   static constexpr int kPack = Coded<typename Run::Codes>::pack;  // codes in 16 bytes
@@ -100,6 +101,20 @@ struct DecodeSide {
       arch::load_matrix_x4_turned(a[0], at);
     }
   }
+  // A scale of 16 or 32 bits as it stands in memory, and as a number.
+  static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
+    if constexpr (!scaled) return 0;
+    else if constexpr (sizeof(*Run::scales) == 2) return *reinterpret_cast<const uint16_t*>(at);
+    else return *reinterpret_cast<const uint32_t*>(at);
+  }
+  static __device__ __forceinline__ float scale_of(uint32_t bits) {
+    if constexpr (scaled) {
+      std::remove_const_t<std::remove_reference_t<decltype(*Run::scales)>> scale;
+      memcpy(&scale, &bits, sizeof(scale));
+      return convert<float>(scale);
+    }
+    return 1.f;
+  }
   // The column that row g, and g + 8 as second = 1, of operand number m stands for. Of 4 bits two codes of a word that follow each
   // other are 16 bits apart.
   static __device__ __forceinline__ int value_column(int m, int g, int second) {
@@ -132,7 +147,8 @@ class TensorRows {
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
   using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
-  using ValueType = value_meeting_type<typename P::Q, typename P::Kv>;
+  // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
+  using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
   static constexpr int kSumsPitch = kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
@@ -156,6 +172,8 @@ class TensorRows {
   }
   // Brings the first keys and values.
   __device__ __forceinline__ void fill() {
+    KERNELS_UNROLL
+    for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
     KERNELS_ROLLED
     for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) bring();
   }
@@ -183,6 +201,7 @@ class TensorRows {
       }
     }
     weights_.begin(p_, part);
+    unit_ = per_unit_ = 0.f;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
@@ -235,23 +254,16 @@ class TensorRows {
         for (int i = 0; i < 4; ++i) x[n][i] *= scales[g + i / 2 * 8];
       }
     }
-    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) {
-      KERNELS_UNROLL
-      for (int n = 0; n < kTiles; ++n) {
-        KERNELS_UNROLL
-        for (int m = 0; m < kVDim / 16; ++m) {
-          KERNELS_UNROLL
-          for (int i = 0; i < 4; ++i) sums_[n][m][i] *= factors[n][i % 2];
-        }
-      }
-    });
+    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
+    float value_scales[2] = {1.f, 1.f};
+    if constexpr (Values::scaled) find_value_scales(scales + kDecodeKeys, value_scales);
     uint32_t b[kTiles][kParts][2];
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
       for (int i = 0; i < 2; ++i) {
         float low = x[n][2 * i], high = x[n][2 * i + 1];
-        if constexpr (Values::scaled) low *= scales[kDecodeKeys + g + i * 8], high *= scales[kDecodeKeys + g + i * 8];
+        if constexpr (Values::scaled) low *= value_scales[i], high *= value_scales[i];
         const uint32_t pair = rounded_pair<ValueType>(low, high);
         b[n][0][i] = arch::turn_matrix(pair);
         if constexpr (kParts == 2) b[n][1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
@@ -284,7 +296,8 @@ class TensorRows {
     KERNELS_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       if (tile != n) continue;
-      const float factors[2] = {weights_.factor(states, tile, 0), weights_.factor(states, tile, 1)};
+      const float unit = Values::scaled ? unit_ : 1.f;
+      const float factors[2] = {weights_.factor(states, tile, 0) * unit, weights_.factor(states, tile, 1) * unit};
       KERNELS_UNROLL
       for (int m = 0; m < kVDim / 16; ++m) {
         KERNELS_UNROLL
@@ -305,6 +318,7 @@ class TensorRows {
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
   // Where it takes no memory, keys are looked for ahead of time; first of all, before there are any to bring.
   static constexpr bool kFoundAhead = in_one_run<typename P::Kv>;
+  static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
   // Queries stay in registers where there is room.
   static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
   using Weights = DecodeWeights<P, kTiles>;
@@ -323,6 +337,33 @@ class TensorRows {
     return slots + warp;
   }
   __device__ __forceinline__ float* sums_at(int warp) const { return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp))); }
+
+  __device__ __forceinline__ void scale_sums(const typename Weights::Factors& factors) {
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles; ++n) {
+      KERNELS_UNROLL
+      for (int m = 0; m < kVDim / 16; ++m) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) sums_[n][m][i] *= factors[n][i % 2];
+      }
+    }
+  }
+  // Of keys g and g + 8, over the largest so far.
+  __device__ __forceinline__ void find_value_scales(const float* scales, float (&out)[2]) {
+    const float first = scales[lane() / 4], second = scales[lane() / 4 + 8];
+    float most = fmaxf(fabsf(first), fabsf(second));
+    if (__any_sync(0xffffffffu, most > unit_)) {
+      KERNELS_UNROLL
+      for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
+      most = fmaxf(most, 0x1p-100f);
+      typename Weights::Factors factors;
+      KERNELS_UNROLL
+      for (int n = 0; n < kTiles; ++n) factors[n][0] = factors[n][1] = unit_ / most;
+      scale_sums(factors);
+      unit_ = most, per_unit_ = 1.f / most;
+    }
+    out[0] = first * per_unit_, out[1] = second * per_unit_;
+  }
 
   // Brings the warp's next 16 keys and values, if there are more.
   __device__ __forceinline__ void bring() {
@@ -347,6 +388,14 @@ class TensorRows {
   // Where the warp's next keys and values are.
   __device__ __forceinline__ void find() {
     next_key_ += warps * kDecodeKeys;
+    if constexpr (kFoundAhead) {
+      if (next_key_ < next_.end) {  // in the same run as the last ones
+        there_ = lesser(kDecodeKeys, next_.end - next_key_);
+        key_ += warps * kDecodeKeys * key_distance_, value_ += warps * kDecodeKeys * value_distance_;
+        if constexpr (scaled) scale_at_ += warps * kDecodeKeys * scale_distance_, ask_scale();
+        return;
+      }
+    }
     while (next_key_ >= next_.end) {
       if (!ahead_.next(p_, next_)) {
         there_ = 0;
@@ -361,16 +410,36 @@ class TensorRows {
       const auto value = p_.kv.value(next_.b, next_.head, next_key_ + first);
       key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
       key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
-      if constexpr (scaled) scale_ = lane() < kDecodeKeys ? key.scale(mine - first) : value.scale(mine - first), scale_slot_ = bring_;
+      if constexpr (scaled) {
+        const int position = kFoundAhead ? lane() % kDecodeKeys : mine - first;
+        if (lane() < kDecodeKeys) find_scale(key, position);
+        else find_scale(value, position);
+      }
       return key.count >= there_ && value.count >= there_;
     };
     together_ = look_up(0);
     if (!kFoundAhead && !together_) look_up(mine);  // each lane a position of its own
+    if constexpr (scaled) ask_scale();
   }
-  // A scale that was asked for has come by the next time.
+  // The first lanes have the keys' scales, the others those of values.
+  template <class Run>
+  __device__ __forceinline__ void find_scale(const Run& run, int position) {
+    if constexpr (Run::scaled) {
+      scale_distance_ = run.scale_stride * int64_t(sizeof(*run.scales));
+      scale_at_ = reinterpret_cast<const char*>(run.scales) + position * scale_distance_;
+    }
+  }
+  __device__ __forceinline__ void ask_scale() {
+    scales_[0] = 0, scale_slots_[0] = bring_;
+    if (lane() % kDecodeKeys < there_) scales_[0] = lane() < kDecodeKeys ? Keys::scale_bits(scale_at_) : Values::scale_bits(scale_at_);
+  }
+  // Scales that are asked for take as long to come as keys: nothing is done with their bits before.
   __device__ __forceinline__ void keep_scale() {
-    if (scale_slot_ >= 0) scales_at(scale_slot_)[lane()] = scale_;
-    scale_slot_ = -1;
+    const uint32_t bits = scales_[kScalesAhead - 1];
+    if (scale_slots_[kScalesAhead - 1] >= 0) scales_at(scale_slots_[kScalesAhead - 1])[lane()] = lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
+    KERNELS_UNROLL
+    for (int i = kScalesAhead - 1; i > 0; --i) scales_[i] = scales_[i - 1], scale_slots_[i] = scale_slots_[i - 1];
+    scale_slots_[0] = -1;
   }
   template <class T>
   static __device__ __forceinline__ T* of_lane(T* p, int lane) {
@@ -429,8 +498,11 @@ class TensorRows {
   const char *key_, *value_;
   int64_t key_distance_, value_distance_;  // bytes
   bool together_;  // whether they stand at these distances
-  float scale_;
-  int scale_slot_ = -1;
+  float unit_, per_unit_;  // that the weights of scaled values are in
+  const char* scale_at_ = nullptr;
+  int64_t scale_distance_ = 0;  // bytes
+  uint32_t scales_[kScalesAhead];
+  int scale_slots_[kScalesAhead];
   unsigned char* shared_;
   uint32_t ring_;
   int slot_ = 0, bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to work on next, and that to bring to

@@ -303,6 +303,7 @@ class DecodeWeights {
   __device__ __forceinline__ void begin(const P& p, const DecodePart& part) {
     q_len_ = int(p.shape.queries(part.b));
     kv_len_ = int(p.kv.length(part.b));
+    scale_ = p.scale * kLog2e;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
@@ -336,9 +337,9 @@ class DecodeWeights {
             x[n][i] = transform_logits(p.score, Pack<float, 1>{{x[n][i] * p.scale}}, place).v[0] * kLog2e;
           }
         } else {
-          x[n][i] *= p.scale * kLog2e;
+          x[n][i] *= scale_;
         }
-        if (!visible) x[n][i] = -infinity<float>();
+        x[n][i] = visible ? x[n][i] : -infinity<float>();
       }
       KERNELS_UNROLL
       for (int j = 0; j < 2; ++j) {
@@ -407,6 +408,7 @@ class DecodeWeights {
   static constexpr float kLead = 7.f, kMost = 15.f;
 
   Factors m_, l_;
+  float scale_;
   int begin_[kTiles][2], end_[kTiles][2], q_len_, kv_len_;
 };
 
