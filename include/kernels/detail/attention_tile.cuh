@@ -51,6 +51,12 @@ constexpr bool in_one_run<KvCache<K, V, Dense>> = true;
 template <class K, class V>
 constexpr bool in_one_run<KvCache<K, V, Ragged>> = true;
 
+// Whether a table says where they are.
+template <class Kv>
+constexpr bool in_pages = false;
+template <class K, class V>
+constexpr bool in_pages<KvCache<K, V, Paged>> = true;
+
 // The widest packs in which keys and values may be read. Of addresses in a view of the user's own nothing is known.
 template <class K, class V, class Where>
 int key_pack(const KvCache<K, V, Where>& kv) { return kv.keys().max_pack(); }

@@ -316,8 +316,8 @@ class TensorRows {
   static constexpr int kStatic = 6 << 10, kStages = stages(arch::kCompiledFor);
   static constexpr int kQueryPack = wide_pack<typename P::Q>, kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
-  // Where it takes no memory, keys are looked for ahead of time; first of all, before there are any to bring.
-  static constexpr bool kFoundAhead = in_one_run<typename P::Kv>;
+  // Keys are looked for ahead of time; first of all, before there are any to bring. Of a view of the user's own nothing is known.
+  static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>, kFoundAhead = kInOneRun || kInPages;
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
   // Queries stay in registers where there is room.
   static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
@@ -370,9 +370,10 @@ class TensorRows {
     if constexpr (scaled) keep_scale();
     if constexpr (!kFoundAhead) find();
     if (there_ > 0) {
+      if constexpr (kInPages) enter_page();
       const uint32_t to = ring_ + bring_ * kSlot;
       const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
-      if (kFoundAhead || together_) {
+      if (kInOneRun || together_) {
         Keys::copy(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
         Values::copy(to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
       } else {
@@ -383,12 +384,12 @@ class TensorRows {
     arch::copy_async_commit();
     bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
     if constexpr (kFoundAhead) find();
-    else if constexpr (scaled && kStages == 1) keep_scale();
+    if constexpr (!kInOneRun && scaled && kStages == 1) keep_scale();
   }
   // Where the warp's next keys and values are.
   __device__ __forceinline__ void find() {
     next_key_ += warps * kDecodeKeys;
-    if constexpr (kFoundAhead) {
+    if constexpr (kInOneRun) {
       if (next_key_ < next_.end) {  // in the same run as the last ones
         there_ = lesser(kDecodeKeys, next_.end - next_key_);
         key_ += warps * kDecodeKeys * key_distance_, value_ += warps * kDecodeKeys * value_distance_;
@@ -404,21 +405,49 @@ class TensorRows {
       next_key_ = next_.begin + warp() * kDecodeKeys;
     }
     there_ = lesser(kDecodeKeys, next_.end - next_key_);
-    const int mine = lesser(lane() % kDecodeKeys, there_ - 1);
-    const auto look_up = [&](int first) {
-      const auto key = p_.kv.key(next_.b, next_.head, next_key_ + first);
-      const auto value = p_.kv.value(next_.b, next_.head, next_key_ + first);
-      key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
-      key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
-      if constexpr (scaled) {
-        const int position = kFoundAhead ? lane() % kDecodeKeys : mine - first;
-        if (lane() < kDecodeKeys) find_scale(key, position);
-        else find_scale(value, position);
-      }
-      return key.count >= there_ && value.count >= there_;
+    if constexpr (kInPages) {
+      look_up_page();
+    } else {
+      const auto look_up = [&](int first) {
+        const auto key = p_.kv.key(next_.b, next_.head, next_key_ + first);
+        const auto value = p_.kv.value(next_.b, next_.head, next_key_ + first);
+        set_rows(key, value, kInOneRun ? lane() % kDecodeKeys : mine() - first);
+        return key.count >= there_ && value.count >= there_;
+      };
+      together_ = look_up(0);
+      if (!kInOneRun && !together_) look_up(mine());  // each lane a position of its own
+      if constexpr (scaled) ask_scale();
+    }
+  }
+  // The position of a lane among the next keys.
+  __device__ __forceinline__ int mine() const { return lesser(lane() % kDecodeKeys, there_ - 1); }
+  // From these rows on. A lane's scale is that of `position` from there.
+  template <class KeyRows, class ValueRows>
+  __device__ __forceinline__ void set_rows(const KeyRows& key, const ValueRows& value, int position) {
+    key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
+    key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
+    if constexpr (scaled) {
+      if (lane() < kDecodeKeys) find_scale(key, position);
+      else find_scale(value, position);
+    }
+  }
+  // Asks the table for the page of the next keys, or of a lane's own if they are in several, and leaves the answer alone until they
+  // are brought.
+  __device__ __forceinline__ void look_up_page() {
+    const Pages& pages = p_.kv.where().pages;
+    const auto find_page = [&](uint32_t position) {
+      const uint32_t page = position / pages.size;
+      place_ = position - page * pages.size;
+      return page;
     };
-    together_ = look_up(0);
-    if (!kFoundAhead && !together_) look_up(mine);  // each lane a position of its own
+    uint32_t page = find_page(uint32_t(next_key_));
+    together_ = place_ + uint32_t(there_) <= pages.size;
+    if (!together_) page = find_page(uint32_t(next_key_ + mine()));
+    page_ = pages.table[next_.b * pages.ld + page];
+  }
+  __device__ __forceinline__ void enter_page() {
+    const KvSlot slot{page_, place_, there_};
+    set_rows(p_.kv.keys().run(slot, next_.head), p_.kv.values().run(slot, next_.head), together_ ? mine() : 0);
     if constexpr (scaled) ask_scale();
   }
   // The first lanes have the keys' scales, the others those of values.
@@ -498,6 +527,8 @@ class TensorRows {
   const char *key_, *value_;
   int64_t key_distance_, value_distance_;  // bytes
   bool together_;  // whether they stand at these distances
+  int32_t page_;
+  uint32_t place_;  // in the page
   float unit_, per_unit_;  // that the weights of scaled values are in
   const char* scale_at_ = nullptr;
   int64_t scale_distance_ = 0;  // bytes
