@@ -43,7 +43,7 @@ TEST_CASE("decode: 8-bit types") {
   CHECK_TALLY(t);
 }
 
-TEST_CASE("decode: 8-bit codes whose rows end elsewhere") {
+TEST_CASE("decode: codes whose rows end elsewhere") {
   Tally t;
   const AttentionCase c{{2}, {90}, 4, 2, 40};
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
@@ -51,6 +51,11 @@ TEST_CASE("decode: 8-bit codes whose rows end elsewhere") {
   const OnDevice<int32_t> lengths(where.short_lengths);
   check_decode<64, k::bfloat16, float>(t, "int8 x 40", c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, k::causal(), causal_model(),
                                        k::DecodeMode::automatic, {});
+  const KvSide<k::Int4, float, DeviceMemory> key4(1, where, c.dim, ScaleOf::token, 1, 0, 8);
+  const KvSide<k::Uint4, k::half, DeviceMemory> value4(2, where, c.dim, ScaleOf::token, 1, 0, 8);
+  for (const auto mode : kPlain) {
+    check_decode<64, float, float>(t, "4 bits x 40", c, k::dense_kv(key4.tensor(), value4.tensor(), static_cast<const int32_t*>(lengths.data())), key4, value4, k::causal(), causal_model(), mode, {});
+  }
   CHECK_TALLY(t);
 }
 
