@@ -124,8 +124,10 @@ class TileOperand {
 // for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead of 42.8 us, 512 took 110
 // instead of 102.
 constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
+constexpr int kGemmAligned = 1024;  // bytes, where there is much: wgmma's
+constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
 constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
-  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / ((tokens + rows) * 128);
+  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / gemm_stage_bytes(tokens, rows);
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
 
@@ -149,7 +151,9 @@ struct GemmTile {
   static constexpr int kOutputs = kRows / P::matrices;
   using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth>;
   using Weights = TileOperand<T, Gate, kRows, kThreads, kWidth>;
+  static constexpr bool copied = Inputs::copied && Weights::copied;
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
+  static_assert(kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
 
   static __device__ __forceinline__ void run(const Params& params, TokenState<X>* states) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -175,7 +179,7 @@ struct GemmTile {
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts);
-    unsigned char* stages = shared + (kSlack > 0 ? -arch::shared_address(shared) & (kAligned - 1) : 0);
+    unsigned char* stages = shared + (kSlack > 0 ? -arch::shared_address(shared) & (kGemmAligned - 1) : 0);
     Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, first, end - first, columns};
     if (early_weights) {
       KERNELS_UNROLL
@@ -198,7 +202,7 @@ struct GemmTile {
 
  private:
   static constexpr int kStages = gemm_stages(arch::kCompiledFor, kTokens, kRows, starts_normed<X>);
-  static constexpr int kAligned = 1024, kSlack = has_much_shared(arch::kCompiledFor) ? kAligned : 0;
+  static constexpr int kSlack = has_much_shared(arch::kCompiledFor) ? kGemmAligned : 0;
   // A warp has slabs, of so many tokens x rows of weights each, and hands over so many of them at a time.
   static constexpr int kSlabTokens = arch::kWarpgroupMma ? 32 : 16, kSlabRows = 1024 / kSlabTokens;
   static constexpr int kBlocks = kTokens / 32, kSlabs = has_much_shared(arch::kCompiledFor) ? kBlocks : 1;
@@ -318,7 +322,7 @@ struct GemmTile {
     const int lane = threadIdx.x & 31;
     const uint32_t from_x = tiles.address(Inputs::place(warp_row() + lane % 16, lane / 16));
     const uint32_t from_w = tiles.address(Inputs::kBytes + Weights::place(warp_column() + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    constexpr int kBuffers = Inputs::copied && Weights::copied ? 2 : 1;  // as registers allow
+    constexpr int kBuffers = copied ? 2 : 1;  // as registers allow
     uint32_t x[kBuffers][kBlocks][4], w[kBuffers][4][4];
     const auto load = [&](int buffer, int stage, int run) {
       KERNELS_UNROLL
@@ -452,7 +456,7 @@ struct GemmTile {
 template <class P, class T, int kWidth, int kRows_>
 struct GemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
-  static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<typename P::X>, T>::value && std::is_same<tensor_type<typename P::W>, T>::value;
+  static constexpr bool copied = GemmTile<P, T, kWidth, 64, kRows>::copied;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr bool early = true;
@@ -466,7 +470,7 @@ struct GemmBody {
     return architecture == 90 && copied && (tokens == 160 || kRows == 128);
   }
   static constexpr int shared_bytes(int tokens, int architecture) {
-    return gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * (tokens + kRows) * 128 + (has_much_shared(architecture) ? 1024 : 0);
+    return gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * gemm_stage_bytes(tokens, kRows) + (has_much_shared(architecture) ? kGemmAligned : 0);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
