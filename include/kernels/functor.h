@@ -703,10 +703,12 @@ KERNELS_HD auto sink_map(const S& sink) {
   else return Identity{};
 }
 template <class S>
-KERNELS_HD auto sink_end(const S& sink) {
+KERNELS_HD const auto& sink_end(const S& sink) {
   if constexpr (is_mapped_sink<S>::value) return sink.end();
   else return sink;
 }
+template <class S>
+using SinkEnd = std::decay_t<decltype(sink_end(std::declval<const S&>()))>;
 
 // The widest pack of at most `most` that may stand at a column.
 KERNELS_HD int pack_at(int64_t col, int most) {

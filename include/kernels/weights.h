@@ -259,29 +259,29 @@ inline Glu<GeluTanh> geglu() { return {}; }
 
 namespace detail {
 
-// Where each part of a row, or of a column, begins and ends: part i covers [ends[i - 1], ends[i]).
+// Where each part of a row, or of a column, lies: part i covers [bounds[i], bounds[i + 1]).
 template <class Part, int kParts>
 struct Sections {
   Part parts[kParts];
-  int64_t ends[kParts];
+  int64_t bounds[kParts + 1];
 
+  // The part that `at` lies in.
+  KERNELS_HD int number(int64_t at) const {
+    int i = 0;
+    KERNELS_UNROLL
+    for (int j = 1; j < kParts; ++j) i += at >= bounds[j];
+    return i;
+  }
   // f(part, where it begins), for the part that `at` lies in.
   template <class F>
   KERNELS_HD auto visit(int64_t at, const F& f) const {
-    Part part = parts[0];
-    int64_t begin = 0;
-    KERNELS_UNROLL
-    for (int i = 1; i < kParts; ++i) {
-      if (at >= ends[i - 1]) {
-        part = parts[i];
-        begin = ends[i - 1];
-      }
-    }
-    return f(part, begin);
+    const int i = number(at);
+    return f(parts[i], bounds[i]);
   }
+  int64_t size(int i) const { return bounds[i + 1] - bounds[i]; }
   Status check(const char* negative) const {
     for (int i = 0; i < kParts; ++i) {
-      if (ends[i] < (i == 0 ? 0 : ends[i - 1])) return invalid(negative);
+      if (size(i) < 0) return invalid(negative);
     }
     return {};
   }
@@ -290,8 +290,8 @@ struct Sections {
 // From part, count, part, count ...
 template <class Part, size_t... I, class... All>
 Sections<Part, int(sizeof...(I))> sections_of(std::index_sequence<I...>, const std::tuple<All...>& all) {
-  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...}, {static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
-  for (size_t i = 1; i < sizeof...(I); ++i) out.ends[i] += out.ends[i - 1];
+  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...}, {0, static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
+  for (size_t i = 1; i <= sizeof...(I); ++i) out.bounds[i] += out.bounds[i - 1];
   return out;
 }
 template <class... All>
@@ -317,8 +317,8 @@ class Stacked : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(sections_.check("stacked: a number of rows is negative"));
-    if (rows != sections_.ends[kParts - 1]) return invalid("stacked: the numbers of rows do not add up to N");
-    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.ends[i] - (i == 0 ? 0 : sections_.ends[i - 1]), cols));
+    if (rows != sections_.bounds[kParts]) return invalid("stacked: the numbers of rows do not add up to N");
+    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.size(i), cols));
     return {};
   }
 
@@ -363,15 +363,15 @@ class Apart : public Functor {
   int max_pack() const {
     int most = widest;
     for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
-    for (const int64_t end : sections_.ends) {
-      while (most > 1 && end % most != 0) most /= 2;
+    for (const int64_t bound : sections_.bounds) {
+      while (most > 1 && bound % most != 0) most /= 2;
     }
     return most;
   }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(sections_.check("apart: a number of columns is negative"));
-    if (cols != sections_.ends[kParts - 1]) return invalid("apart: the numbers of columns do not add up to N");
-    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], rows, sections_.ends[i] - (i == 0 ? 0 : sections_.ends[i - 1])));
+    if (cols != sections_.bounds[kParts]) return invalid("apart: the numbers of columns do not add up to N");
+    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], rows, sections_.size(i)));
     return {};
   }
 
@@ -741,7 +741,7 @@ constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::decl
 template <class X, class W, class Out>
 Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty, const Groups& groups = {}) {
   static_assert(is_source<X> && is_source<W> && is_sink<Out>, "matmul takes a source of inputs, a source of weights, and a sink");
-  static_assert(!is_row_sink<std::decay_t<decltype(sink_end(out))>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
+  static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
   static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
   empty = true;
   if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");

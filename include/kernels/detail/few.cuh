@@ -194,7 +194,7 @@ struct FewBody {
     const P& p = params.problem;
     const int packs = params.rows / P::matrices / N, all = int(p.m) * packs;
     const auto map = sink_map(p.out);
-    const auto sink = sink_end(p.out);
+    const auto& sink = sink_end(p.out);
     for (int i = int(threadIdx.x + kThreads * rank); i < all; i += kThreads * int(parts)) {
       const int64_t row = i / packs;
       const int at = i % packs * N;

@@ -424,7 +424,7 @@ struct GemmTile {
   static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
     constexpr int kCols = kSlabRows / P::matrices, kPacks = kCols / N;
     const auto map = sink_map(p.out);
-    const auto sink = sink_end(p.out);
+    const auto& sink = sink_end(p.out);
     for (int i = (threadIdx.x & 31) + 32 * rank; i < kSlabTokens * kPacks; i += 32 * parts) {
       const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
       if (r >= end || c >= p.n) continue;

@@ -120,7 +120,7 @@ struct Result {
   static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, ask(p, token, output)}; }
   __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices]) const {
     const auto map = sink_map(p.out);
-    const auto sink = sink_end(p.out);
+    const auto& sink = sink_end(p.out);
     if constexpr (P::matrices == 2) {
       // The gate's map is the first of a chain and reads nothing itself.
       const Sums joined = first_map(map).join(sums[0], sums[1]);
@@ -259,9 +259,35 @@ struct GemvTokens {
   __device__ __forceinline__ decltype(auto) source(int m) const { return states[m].bind(p.x); }
 };
 
+// What the warps of a block have summed up, in shared memory. As every block ends with it, its total is made without a branch: warps
+// that a block has not count as zeros.
+template <class C, int kSums, int kWarps>
+struct WarpSums {
+  static constexpr int kPitch = (kWarps + 3) / 4 * 4;
+  C sums[kSums][kPitch];
+
+  __device__ __forceinline__ void clear_missing() {
+    for (int i = threadIdx.x; i < kSums * kPitch; i += blockDim.x) {
+      if (i % kPitch >= int(blockDim.x / 32)) sums[i / kPitch][i % kPitch] = C(0);
+    }
+  }
+  __device__ __forceinline__ void put(int i, const C& sum) { sums[i][threadIdx.x / 32] = sum; }
+  __device__ __forceinline__ C total(int i) const {
+    C sum = C(0);
+    KERNELS_UNROLL
+    for (int warp = 0; warp < kPitch; warp += 4) {
+      Pack<C, 4> four;
+      memcpy(four.v, __builtin_assume_aligned(&sums[i][warp], 16), sizeof(four));
+      sum = sum + ((four.v[0] + four.v[1]) + (four.v[2] + four.v[3]));
+    }
+    return sum;
+  }
+};
+
 // Each of a warp's kSums sums, whose parts its lanes have.
-template <int kSums, class C, class Part>
-__device__ __forceinline__ void share_parts(C* to, const Part& part) {
+template <int kSums, class To, class Part>
+__device__ __forceinline__ void share_parts(To& to, const Part& part) {
+  using C = std::decay_t<decltype(part(0))>;
   const Lanes<32> lanes;
   C parts[kSums];
   KERNELS_UNROLL
@@ -269,7 +295,7 @@ __device__ __forceinline__ void share_parts(C* to, const Part& part) {
   const C sum = lanes.sums(parts);
   constexpr int kSharers = 32 / kSums;  // lanes with the same sum
   const int lane = threadIdx.x & 31;
-  if (lane % kSharers == 0) to[lane / kSharers] = sum;
+  if (lane % kSharers == 0) to.put(lane / kSharers, sum);
 }
 
 // The dot products of R rows, of each matrix, with M tokens: on CUDA cores, in the type of computation.
@@ -305,7 +331,8 @@ struct PlainDots {
       }
     }
   }
-  __device__ __forceinline__ void share(C* to) const {
+  template <class To>
+  __device__ __forceinline__ void share(To& to) const {
     share_parts<P::matrices * M * R>(to, [&](int i) { return sums[i / (M * R)][i / R % M][i % R]; });
   }
 
@@ -343,13 +370,13 @@ struct GemvBody {
   using State = typename Tokens::State;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    __shared__ C partial[max_threads / 32][P::matrices][kSums];
+    __shared__ __align__(16) WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
     if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
     const P& p = params.problem;
     const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
     Tokens tokens{p, (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * M};
-    if (tokens.first >= p.m) return;
+    if (by_token<typename P::W> && tokens.first >= p.m) return;
     const auto& weights = p.template weights_for<0>(tokens.first);
     const auto& others = p.template weights_for<P::matrices - 1>(tokens.first);
     typename Dots::template Rows<std::decay_t<decltype(weights)>, U> first(weights, row + Dots::first_row(), rows);
@@ -362,6 +389,8 @@ struct GemvBody {
     int begin = warp * step;
     KERNELS_UNROLL
     for (int u = 0; u < U; ++u) ask(u, begin + u * stride);
+    if (tokens.first >= p.m) return;  // not before weights are asked for, if they are the same for all
+    sums.clear_missing();
     arch::grid_dependency_wait();
     typename State::Team team(scratch);
     KERNELS_UNROLL
@@ -385,18 +414,16 @@ struct GemvBody {
       }
     }
 
-    dots.share(&partial[warp][0][0]);
+    dots.share(sums);
     __syncthreads();
     if (!makes) return;
     if constexpr (!kReads) operands = Result<P>::ask(p, token, output);
     const Result<P> result{p, token, output, operands};
-    Pack<C, kOut> totals[P::matrices] = {};
-    for (int w = 0; w < int(blockDim.x) / 32; ++w) {
+    Pack<C, kOut> totals[P::matrices];
+    KERNELS_UNROLL
+    for (int i = 0; i < P::matrices; ++i) {
       KERNELS_UNROLL
-      for (int i = 0; i < P::matrices; ++i) {
-        KERNELS_UNROLL
-        for (int j = 0; j < kOut; ++j) totals[i].v[j] = totals[i].v[j] + partial[w][i][threadIdx.x * kOut + j];
-      }
+      for (int j = 0; j < kOut; ++j) totals[i].v[j] = sums.total(i * kSums + threadIdx.x * kOut + j);
     }
     result.put_sums(totals);
   }

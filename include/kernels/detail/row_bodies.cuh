@@ -24,7 +24,7 @@ struct RowProblem {
   using Sink = Sink_;
   using C = compute_type<Source>;
   using Map = decltype(sink_map(std::declval<const Sink&>()));
-  using End = decltype(sink_end(std::declval<const Sink&>()));
+  using End = SinkEnd<Sink>;
   static constexpr bool row_sink = is_row_sink<End>;
 
   Op op;

@@ -124,7 +124,8 @@ struct TensorDots {
       }
     }
   }
-  __device__ __forceinline__ void share(float* to) const {
+  template <class To>
+  __device__ __forceinline__ void share(To& to) const {
     const int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     share_parts<kAll * M>(to, [&](int at) {
       const int i = at / (M * R) * R + at % R;
@@ -221,12 +222,13 @@ struct FineDots {
       for (int j = 0; j < 4; ++j) sums[j] = fma(some[j], __shfl_sync(0xffffffffu, scales[j / 2], (lane & 28) + t % 2 * 2 + j % 2), sums[j]);
     }
   }
-  __device__ __forceinline__ void share(float* to) const {
+  template <class To>
+  __device__ __forceinline__ void share(To& to) const {
     const int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const float some = sums[2 * i] + sums[2 * i + 1], sum = some + __shfl_xor_sync(0xffffffffu, some, 1);
-      if (t % 2 == 0 && t / 2 < M) to[P::matrices == 2 ? (i * M + t / 2) * rows + g : t / 2 * rows + 8 * i + g] = sum;
+      if (t % 2 == 0 && t / 2 < M) to.put(P::matrices == 2 ? (i * M + t / 2) * rows + g : t / 2 * rows + 8 * i + g, sum);
     }
   }
 };

@@ -79,7 +79,7 @@ class Results {
 
  private:
   decltype(sink_map(std::declval<const Out&>())) map_;
-  decltype(sink_end(std::declval<const Out&>())) end_;
+  SinkEnd<Out> end_;
   Packs<DirectLoad<C, C>, Out> packs_;
 };
 

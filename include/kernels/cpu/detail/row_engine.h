@@ -125,7 +125,7 @@ struct RowProblem {
   using Source = Source_;
   using Sink = Sink_;
   using C = compute_type<Source>;
-  static constexpr bool row_sink = is_row_sink<decltype(sink_end(std::declval<const Sink&>()))>;
+  static constexpr bool row_sink = is_row_sink<SinkEnd<Sink>>;
   static constexpr bool plain = IsPlain<Source>::value;
   static constexpr bool reads_again = plain && CentersFast<Op>::value && !row_sink;
   static constexpr int block = kBlockBytes / int(sizeof(C));
@@ -460,7 +460,7 @@ class RowEngine {
   decltype(second_pass(std::declval<const typename P::Source&>())) again_;
   decltype(sink_map(std::declval<const typename P::Sink&>())) map_;
   decltype(without_effects(std::declval<const decltype(map_)&>())) silent_;
-  decltype(sink_end(std::declval<const typename P::Sink&>())) end_;
+  SinkEnd<typename P::Sink> end_;
 };
 
 template <class Options, class Source, class Sink>
