@@ -139,7 +139,9 @@ class ProductEngine {
     }
     constexpr bool heavy = sizeof(TokenState<X>) > 16;  // means and variances
     constexpr int rows = !starts_normed<X> ? tuning::kGemvRows : heavy ? tuning::kGemvRowsHeavy : tuning::kGemvRowsNormed;
-    return start_gemv<GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>>(heavy ? tuning::kGemvThreadsHeavy : tuning::kGemvThreads);
+    using Body = GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>;
+    const bool at_once = !starts_normed<X> && p_.k <= tuning::kGemvThreadsAtOnce / 32 * Body::step;
+    return start_gemv<Body>(heavy ? tuning::kGemvThreadsHeavy : at_once ? tuning::kGemvThreadsAtOnce : tuning::kGemvThreads);
   }
   Status run_skinny() const {
     if constexpr (has_few) {

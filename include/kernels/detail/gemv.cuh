@@ -308,8 +308,8 @@ struct PlainDots {
   template <class Weights, int U>
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
-  // As few as do not spill: blocks behind keep the memory busy.
-  static constexpr int registers = R * M > 8 || sizeof(C) > 4 || N == 1 ? 128 : R * M > 4 ? 80 : R * P::matrices > 2 || starts_normed<typename P::X> ? 64 : 40;
+  // As few as hardly spill: blocks behind keep the memory busy.
+  static constexpr int registers = R * M > 8 || sizeof(C) > 4 || N == 1 ? 128 : starts_normed<typename P::X> ? (R > 4 ? 96 : 48) : R * M > 4 ? 80 : R * P::matrices > 2 ? 64 : 32;
   C sums[P::matrices][M][R] = {};
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }

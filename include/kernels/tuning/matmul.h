@@ -7,10 +7,13 @@
 KERNELS_BEGIN
 namespace tuning {
 
-// Rows of weights that a block of the gemv path makes, and its threads at most. 16-bit weights: 1 to 8 rows and 32 to 512 threads
-// with 1 to 8 packs of each under way differ by up to 10 %. A normalized input costs every block its statistics, so that
-// more rows share them: 4 with RMSNorm took 28.8 instead of 30.1 us (14336 x 4096), 8 with LayerNorm 31.6 instead of 32.4.
-constexpr int kGemvRows = 2, kGemvThreads = 256;
+// Rows of weights that a block of the gemv path makes, and its threads at most, or where these take a row in one go. 16-bit
+// weights: 1 to 8 rows and 32 to 512 threads with 1 to 8 packs of each under way differ by up to 10 %: 14336 x 4096 took 27.2 us with
+// 512 threads and 27.6 with 256, 4096 x 14336 28.0 and 27.7. What stands before the first request and behind the last answer counts:
+// 400 cycles more in every block took 0.9 us. A normalized input costs every block its statistics and every multiplication its scale, so
+// that more rows share them: 4 with RMSNorm took 29.1 us (2: 31.2), 8 with LayerNorm 31.5 (4: 33.5). Values kept in shared memory for
+// the rows of a whole wave took 29.7 and 30.2.
+constexpr int kGemvRows = 2, kGemvThreads = 256, kGemvThreadsAtOnce = 512;
 constexpr int kGemvRowsNormed = 4;
 constexpr int kGemvRowsHeavy = 8, kGemvThreadsHeavy = 128;
 // The same with tensor cores, and weights of 8 or 4 bits. 2 to 8 rows, 32 to 512 threads. Weights of 8 bits: 128 threads took 15.8 us,
