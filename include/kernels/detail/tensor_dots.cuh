@@ -59,11 +59,12 @@ struct TensorDots {
   static constexpr int pack = Coded<W>::pack, rows = R, tokens = M, max_threads = 256;
   static constexpr int step = 32 * pack;
   static constexpr bool thrifty = pack >= 32;
-  static constexpr int registers = M == 1 ? 64 : 128;  // 64: with 72 or 80, 4096 x 14336 needs a second wave, and 12.5 instead of 10.3 us
   template <class Weights, int U>
   using Rows = GemvRows<Weights, pack, R, U, true>;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Coded<W>::scaled;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;  // inputs need no rounding
+  // Few, for room: 4096 x 14336 took 10.3 us with 64 and 12.5 with 72 or 80 (one token, 4 bits), 28.9 and 30.4 with 128 (two, 16 bits).
+  static constexpr int registers = M == 1 || (!coded && exact) ? 64 : 128;
   static constexpr int kEach = coded ? pack / 4 : 8;  // codes that are decoded together: those of a word
   static constexpr int kBlocks = pack / kEach;
   static constexpr int kAll = P::matrices * R, kPairs = kAll / 2;
