@@ -1,7 +1,9 @@
 // Decoding: attention of a few queries of each sequence, which reads all keys and values once.
 //
-// The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, cut into
-// units of keys, and each block gets as many units as any other, wherever an item begins or ends. A block that has a whole item
+// The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, those of
+// the first head before those of the next, cut into units of keys, and each block gets as many units as any other, wherever an item
+// begins or ends. So blocks that read different heads of a sequence do so at about the same time: these lie side by side in memory,
+// which likes that (64 sequences of 4096 keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has a whole item
 // finishes it. Of an item that is cut, each block leaves the state of its part in the workspace, and the one that leaves the last
 // merges them. All of this is found out on the device, from the lengths as they are when the kernel runs. If bits must not depend on
 // the batch, items are cut in a fixed number of parts instead, and a block gets those that begin among its units.
@@ -123,8 +125,8 @@ class DecodeSchedule {
       if (left_ <= 0) return false;
       while (unit_ == keys_.units) {
         unit_ = 0;
-        if (++tile_ == p.tiles) tile_ = 0, ++head_;
-        if (head_ == p.shape.kv_heads) head_ = 0, ++b_;
+        if (++tile_ == p.tiles) tile_ = 0, ++b_;
+        if (b_ == p.shape.batch) b_ = 0, ++head_;
         keys_ = keys_of(p, b_, tile_);
       }
       const int up_to = p.splits > 0 ? cut_after(unit_, keys_.units, p.splits) : int(lesser<int64_t>(unit_ + left_, keys_.units)), begin = keys_.begin + unit_ * kUnit;
@@ -136,11 +138,8 @@ class DecodeSchedule {
 
    private:
     friend class DecodeSchedule;
-    // `left` units, from the one that stands `offset` behind the first of sequence b.
-    __device__ __forceinline__ Cursor(const P& p, int b, int64_t offset, int64_t left) : left_(left), b_(b) {
-      const int64_t head_units = units_of_head(p, b);
-      head_ = int(quotient(offset, head_units));
-      offset -= head_ * head_units;
+    // `left` units, from the one that stands `offset` behind the first of a head of sequence b.
+    __device__ __forceinline__ Cursor(const P& p, int head, int b, int64_t offset, int64_t left) : left_(left), b_(b), head_(head) {
       keys_ = {};
       do {
         offset -= keys_.units;
@@ -162,7 +161,7 @@ class DecodeSchedule {
   // By all threads of the block: which units are its own.
   __device__ __forceinline__ explicit DecodeSchedule(const P& p) { find(p); }
   __device__ __forceinline__ bool idle() const { return next_ == first_; }
-  __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, b_, offset_, next_ - first_); }
+  __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, head_, b_, offset_, next_ - first_); }
 
   // `part` begins `at` units behind the block's first.
   __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
@@ -185,13 +184,13 @@ class DecodeSchedule {
     // Rows without keys have a result as well.
     return {int(seen.begin), int(seen.end), rows, greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
   }
-  static __device__ __forceinline__ int64_t units_of_head(const P& p, int64_t b) {
+  // Of each head of a sequence.
+  static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) {
     int64_t sum = 0;
     KERNELS_ROLLED
     for (int tile = 0; tile < p.tiles; ++tile) sum += keys_of(p, b, tile).units;
     return sum;
   }
-  static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) { return units_of_head(p, b) * p.shape.kv_heads; }
 
   // Fixed cuts: number i of `count` is at unit units * i / count. The number of the first that is not before a unit, and the place of
   // the next behind it.
@@ -222,21 +221,24 @@ class DecodeSchedule {
       const int64_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
       if (lane >= distance) up_to += other;
     }
-    total_ = __shfl_sync(0xffffffffu, up_to, lanes - 1);
+    int64_t of_head = __shfl_sync(0xffffffffu, up_to, lanes - 1);
     if (!few) {
       if (lane == 31) sums[warp] = up_to;
       __syncthreads();
-      total_ = 0;
+      of_head = 0;
       KERNELS_ROLLED
       for (int i = 0; i < int(blockDim.x) / 32; ++i) {
         if (i < warp) up_to += sums[i];
-        total_ += sums[i];
+        of_head += sums[i];
       }
     }
+    total_ = of_head * p.shape.kv_heads;
     blocks_ = int(lesser<int64_t>(p.blocks, total_));
     first_ = first_of(int(blockIdx.x)), next_ = first_of(int(blockIdx.x) + 1);
-    offset_ = first_ - (up_to - mine), b_ = int(begin);
-    const bool here = offset_ >= 0 && first_ < up_to;
+    head_ = total_ > 0 ? int(quotient(first_, of_head)) : 0;
+    const int64_t of_this = first_ - head_ * of_head;
+    offset_ = of_this - (up_to - mine), b_ = int(begin);
+    const bool here = offset_ >= 0 && of_this < up_to;
     if (few) {
       const int owner = greater(0, __ffs(int(__ballot_sync(0xffffffffu, here))) - 1);
       offset_ = __shfl_sync(0xffffffffu, offset_, owner), b_ = __shfl_sync(0xffffffffu, b_, owner);
@@ -251,8 +253,8 @@ class DecodeSchedule {
     }
   }
 
-  int64_t total_, first_, next_, offset_;  // offset_: of the block's first unit from the first of sequence b_
-  int blocks_, b_;
+  int64_t total_, first_, next_, offset_;  // offset_: of the block's first unit from the first of head_ of sequence b_
+  int blocks_, head_, b_;
 };
 
 // The result of a row that has seen all keys: with logits to the base of 2, l is the sum of 2^(logit - m).
