@@ -239,10 +239,10 @@ TEST_CASE("a sink comes apart into its maps and its end") {
   const auto left = k::scale(2) | k::shift(1) | k::store(y, 8);
   const auto right = k::scale(2) | (k::shift(1) | k::store(y, 8));
   CHECK(std::is_same<decltype(left), decltype(right)>::value);
-  CHECK(std::is_same<decltype(k::detail::sink_end(left)), decltype(k::store(y, 8))>::value);
+  CHECK(std::is_same<k::detail::SinkEnd<decltype(left)>, decltype(k::store(y, 8))>::value);
   CHECK(k::detail::sink_map(right).map(k::broadcast<2>(3.f), k::detail::fetch_operands<2>(k::detail::sink_map(right), 0, 0), 0, 0)[1] == 7.f);
   CHECK(std::is_same<decltype(k::detail::sink_map(k::store(y, 8))), k::Identity>::value);
-  CHECK(std::is_same<decltype(k::detail::sink_end(k::store(y, 8))), decltype(k::store(y, 8))>::value);
+  CHECK(std::is_same<k::detail::SinkEnd<decltype(k::store(y, 8))>, decltype(k::store(y, 8))>::value);
 }
 
 TEST_CASE("users' sources and maps give their values, alone and composed") {
