@@ -264,7 +264,7 @@ struct GemvTokens {
 template <class C, int kSums, int kWarps>
 struct WarpSums {
   static constexpr int kPitch = (kWarps + 3) / 4 * 4;
-  C sums[kSums][kPitch];
+  alignas(16) C sums[kSums][kPitch];
 
   __device__ __forceinline__ void clear_missing() {
     for (int i = threadIdx.x; i < kSums * kPitch; i += blockDim.x) {
@@ -309,7 +309,7 @@ struct PlainDots {
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
   // As few as hardly spill: blocks behind keep the memory busy.
-  static constexpr int registers = R * M > 8 || sizeof(C) > 4 || N == 1 ? 128 : starts_normed<typename P::X> ? (R > 4 ? 96 : 48) : R * M > 4 ? 80 : R * P::matrices > 2 ? 64 : 32;
+  static constexpr int registers = sizeof(C) > 4 || N == 1 ? 128 : M > 1 ? 80 : !starts_normed<typename P::X> ? 32 : R * P::matrices > 4 ? 96 : 48;
   C sums[P::matrices][M][R] = {};
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
@@ -370,7 +370,7 @@ struct GemvBody {
   using State = typename Tokens::State;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    __shared__ __align__(16) WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
+    __shared__ WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
     if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
     const P& p = params.problem;
