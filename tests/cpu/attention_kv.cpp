@@ -27,6 +27,39 @@ TEST_CASE("pages of any size, scattered") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("results apart") {
+  Tally t;
+  const k::cpu::Exec cx{2};
+  for (const int64_t queries : {1, 30}) {
+    const AttentionCase c{{queries}, {90}, 4, 2, 24};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<k::half> key(1, where, c.dim), value(2, where, c.dim);
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
+    AttentionData<> d(c);
+    for (const int64_t first : {48, 8, 31}) {
+      const int64_t cols = d.o.cols();
+      Guarded<float> a(queries, first, first + 1), b(queries, cols - first, cols);
+      const auto out = k::clamp(-99, 99) | k::apart(k::store(a.data(), a.ld()), first, k::store(b.data(), b.ld()), cols - first);
+      std::vector<float> memory(k::cpu::decode_workspace_bytes(d.shape()) / sizeof(float));
+      const auto expect = [&](const char* name, const k::Status& plain, const k::Status& apart) {
+        t.expect(plain.ok() && apart.ok(), "%s: %s%s", name, plain.reason(), apart.reason());
+        d.o.download(), a.download(), b.download();
+        t.expect(a.intact() && b.intact(), "%s: wrote outside its rows", name);
+        for (int64_t r = 0; r < queries; ++r) {
+          for (int64_t x = 0; x < cols; ++x) t.expect((x < first ? a.get(r, x) : b.get(r, x - first)) == d.o.get(r, x), "%s: row %d col %d", name, int(r), int(x));
+        }
+      };
+      const auto attend = [&](const auto& sink) { return k::cpu::attention(cx, d.source(), kv, sink, d.shape(), k::causal(), d.options()); };
+      const auto plain = attend(d.sink()), apart = attend(out);
+      expect("attention", plain, apart);
+      const auto decode = [&](const auto& sink) { return k::cpu::decode(cx, d.source(), kv, sink, d.shape(), k::causal(), {memory.data(), memory.size() * sizeof(float)}, d.options()); };
+      const auto plain_decode = decode(d.sink()), apart_decode = decode(out);
+      expect("decode", plain_decode, apart_decode);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("a view of one's own") {
   Tally t;
   for (const int64_t queries : {1, 30}) {

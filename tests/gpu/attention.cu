@@ -55,6 +55,31 @@ TEST_CASE("every length") {
   CHECK_TALLY(t);
 }
 
+// Tiles of which all rows see all keys, between others.
+TEST_CASE("long sequences, in every layout") {
+  Tally t;
+  const std::vector<AttentionCase> cases{{{150}, {1700}, 2, 1, 64}, {{150}, {700}, 2, 1, 128}, {{80}, {500}, 1, 1, 256}, {{40}, {300}, 1, 1, 576, 512}};
+  for (AttentionCase c : cases) {
+    c.aligned = true;
+    const int keys = int(c.kv_lens[0]);
+    for (const Layout layout : {Layout::nhd, Layout::hnd, Layout::ragged, Layout::paged_nhd}) {
+      const Placement where(layout, c.kv_lens, c.kv_heads, 16);
+      const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+      with_view(where, key, value, [&](const auto& kv) {
+        const auto scored = [&](const char* name, const auto& score, const ScoreModel& model) {
+          attends<k::bfloat16, k::bfloat16>(t, name + (", layout " + std::to_string(int(layout))), c, kv, key, value, score, model, 17);
+        };
+        scored("all", k::no_mask(), {});
+        scored("causal", k::causal(), causal_model());
+        scored("window", k::window(keys * 9 / 10, 0), window_model(keys * 9 / 10, 0));
+        scored("window, top left", k::window(-1, keys * 3 / 4, k::Align::top_left), window_model(-1, keys * 3 / 4, true));
+        if (layout == Layout::nhd) scored("soft cap", k::causal() & k::soft_cap(2.f), causal_model() & soft_cap_model(2));
+      });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("ragged batches, with empty sequences") {
   Tally t;
   AttentionCase c{{5, 0, 1, 300, 9}, {700, 20, 0, 40, 9}, 4, 2, 40};
@@ -304,6 +329,47 @@ TEST_CASE("queries turned and scaled on their way, results mapped") {
     Precision precision = precision_of<k::half, decltype(kv)>();
     precision.queries = 0x1p-11;
     check(t, "rope", d, turned, key, [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 0.5 * value(b, h, pos, x); }, causal_model(), precision, 7);
+  }
+  CHECK_TALLY(t);
+}
+
+namespace {
+
+template <class T>
+void results_apart(Tally& t, int64_t first_cols) {
+  const AttentionCase c{{60, 60}, {200, 45}, 4, 2, 72};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const DeviceKv<T> key(1, where, c.dim), value(2, where, c.dim);
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  const auto kv = k::dense_kv(key.tensor(), value.tensor(), lengths.data());
+  AttentionData<T, T, DeviceMemory> d(c);
+  const int64_t rows = d.o.rows(), cols = d.o.cols();
+  Device<T> first(rows, first_cols, first_cols + 1), second(rows, cols - first_cols, cols);
+  const Stream stream;
+  const auto run = [&](const auto& out) {
+    const k::Status status = k::attention(k::Exec(stream), d.source(), kv, out, d.shape(), k::causal(), d.options());
+    t.expect(status.ok(), "%s", status.reason());
+    stream.wait();
+  };
+  run(d.sink());
+  run(k::clamp(-99, 99) | k::apart(k::store(first.data(), first.ld()), first_cols, k::store(second.data(), second.ld()), cols - first_cols));
+  d.o.download(), first.download(), second.download();
+  t.expect(first.intact() && second.intact(), "wrote outside its rows");
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t x = 0; x < cols; ++x) {
+      const double got = value_of(x < first_cols ? first.get(r, x) : second.get(r, x - first_cols)), want = value_of(d.o.get(r, x));
+      t.expect(got == want, "row %d col %d: %g, want %g", int(r), int(x), got, want);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("results apart") {
+  Tally t;
+  for (const int64_t first : {144, 8, 101}) {
+    results_apart<k::half>(t, first);
+    results_apart<float>(t, first);
   }
   CHECK_TALLY(t);
 }

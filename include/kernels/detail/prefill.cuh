@@ -178,7 +178,7 @@ class KvTiles {
 
   // Columns from `col` on, so many of them.
   template <class At>
-  __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide) : col_(col), left_(cols - Layout::chunk() * 8), wide_(wide) {
+  __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide) : col_(col), cols_(cols), wide_(wide) {
     if constexpr (copied && kStraight) {
       const Run first = at(pos);
       from_ = first.codes.at(Layout::row(), col) + Layout::chunk() * 8;
@@ -191,12 +191,15 @@ class KvTiles {
 
   // Rows of the tile from `pos` on, so many of which there are. rows[j]: in lane i + half * 16 where the
   // warp's row i + j * 16 is, as address() said.
-  template <class At>
+  // kFull: all of them are there, and full() holds.
+  template <bool kFull, class At>
   __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int count, const void* const (&rows)[kFound], int half) {
     if constexpr (copied) {
-      if (wide_) return copy(arch::shared_address(tile) + Layout::mine(), count, rows, half);
+      const uint32_t to = arch::shared_address(tile) + Layout::mine();
+      if (kFull || (full() && count >= kKeys)) return copy_all(to, rows, half);
+      if (wide_) return copy(to, count, rows, half);
     }
-    for (int run = 0; run * 64 < left_; ++run) {
+    for (int run = 0; run * 64 < left(); ++run) {
       bring_rows<T, 8, kEach, decltype(read_twice(at(pos).codes))>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kTogether;
         unsigned char* const to = tile + Layout::mine() + i * (Layout::kTogether * Layout::kRowBytes) + run * 128;
@@ -206,44 +209,49 @@ class KvTiles {
     }
     if constexpr (copied && kStraight) from_ += kKeys * stride_;
   }
+  // Whether rows are as wide as the tile, and may be copied.
+  __device__ __forceinline__ bool full() const { return wide_ && cols_ == kCols; }
   __device__ __forceinline__ const void* address(const Run& run) const {
     if constexpr (copied) return run.codes.at(0, col_);
     else return nullptr;
   }
 
  private:
-  __device__ __forceinline__ void copy(uint32_t to, int count, const void* const (&rows)[kFound], int half) {
-    constexpr int kStep = Layout::kTogether * Layout::kRowBytes;
-    const auto from = [&](int i) {
-      if constexpr (kStraight) {
-        return from_ + i * Layout::kTogether * stride_;
-      } else {
-        const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
-        const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
-        return reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) + Layout::chunk() * 8;
-      }
-    };
-    if (count >= kKeys) {
-      KERNELS_UNROLL
-      for (int i = 0; i < kEach; ++i) {
-        const T* const row = from(i);
-        KERNELS_UNROLL
-        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * 128, row + run * 64, run * 64 < left_);
-      }
+  // Columns from the thread's first on.
+  __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * 8; }
+  static constexpr int kStep = Layout::kTogether * Layout::kRowBytes;
+  __device__ __forceinline__ const T* from(int i, const void* const (&rows)[kFound], int half) const {
+    if constexpr (kStraight) {
+      return from_ + i * Layout::kTogether * stride_;
     } else {
+      const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
+      const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
+      return reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) + Layout::chunk() * 8;
+    }
+  }
+  __device__ __forceinline__ void copy_all(uint32_t to, const void* const (&rows)[kFound], int half) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const T* const row = from(i, rows, half);
+      KERNELS_UNROLL
+      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16(to + i * kStep + run * 128, row + run * 64);
+    }
+    if constexpr (kStraight) from_ += kKeys * stride_;
+  }
+  __device__ __forceinline__ void copy(uint32_t to, int count, const void* const (&rows)[kFound], int half) {
 #pragma unroll 1
-      for (int i = 0; i < kEach; ++i) {
-        const bool there = Layout::row() + i * Layout::kTogether < count;
-        const T* const row = there || !kStraight ? from(i) : from_;
-        for (int run = 0; run * 64 < left_; ++run) arch::copy_async_16(to + i * kStep + run * 128, row + run * 64, there ? 16 : 0);
-      }
+    for (int i = 0; i < kEach; ++i) {
+      const bool there = Layout::row() + i * Layout::kTogether < count;
+      const T* const row = there || !kStraight ? from(i, rows, half) : from_;
+      KERNELS_UNROLL
+      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * 128, row + run * 64, run * 64 < left(), !there);
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
   }
 
   const T* from_ = nullptr;
   int64_t stride_ = 0, col_;
-  int left_;
+  int cols_;
   bool wide_;
 };
 
@@ -271,6 +279,12 @@ struct PrefillBody {
   static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes), kResultBytes = kRows * kPitch * 4;
   static constexpr int kSharedBytes = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
   static_assert(kSharedBytes + kRows * 8 + kWarps * 16 <= 99 * 1024, "what a block of sm_86 can have");
+  static constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
+  // Tiles of which nothing need be asked have code of their own, without branches, in which the compiler finds more to do at the same
+  // time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64 columns 3 cost a sixth (causal, 512 keys).
+  // H200, bench_prefill.
+  static constexpr bool kPlainSteps = Keys::copied && Values::copied;
+  static constexpr int kFewestPlain = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
 
   struct Params {
@@ -329,55 +343,74 @@ struct PrefillBody {
       }
     };
     const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes); };
-    const auto bring_keys = [&](int tile, int stage) {
+    const auto bring_keys = [&](int tile, int stage, auto plain) {
       const int pos = begin + tile * kKeys, count = end - pos;
       if constexpr (Key::scaled) {
         if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = int(threadIdx.x) < count ? key_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      keys.bring(stages + stage * kStageBytes, key_at, pos, count, addresses, 0);
+      keys.template bring<decltype(plain)::value>(stages + stage * kStageBytes, key_at, pos, count, addresses, 0);
     };
-    const auto bring_values = [&](int tile, int stage) {
+    const auto bring_values = [&](int tile, int stage, auto plain) {
       const int pos = begin + tile * kKeys, count = end - pos;
       if constexpr (Value::scaled) {
         if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = int(threadIdx.x) < count ? value_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      values.bring(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, count, addresses, 1);
+      values.template bring<decltype(plain)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, count, addresses, 1);
     };
 
-    // Tile -1 is there to bring the first: code that is not in the cache takes longer than what it does.
     Work work;
     find(begin);
-#pragma unroll 1
-    for (int tile = -1; tile < tiles; ++tile) {
+    // plain: all of the block's rows see all keys of the tile, and it and the next are full, so that nothing need be asked.
+    const auto step = [&](int tile, auto plain) {
+      constexpr bool kPlain = decltype(plain)::value;
       const int stage = kStages == 2 ? tile & 1 : 0;
       const unsigned char* const at = stages + stage * kStageBytes;
-      const bool busy = tile >= first && tile < last, whole = tile >= first_whole && tile < last_whole;
+      const bool busy = kPlain || (tile >= first && tile < last), whole = kPlain || (tile >= first_whole && tile < last_whole);
+      const bool more = kPlain || tile + 1 < tiles;
       arch::copy_async_wait<0>();
       __syncthreads();
       if constexpr (kStages == 2) {
-        if (tile + 1 < tiles) {
-          bring_keys(tile + 1, stage ^ 1);
-          bring_values(tile + 1, stage ^ 1);
+        if (more) {
+          bring_keys(tile + 1, stage ^ 1, plain);
+          bring_values(tile + 1, stage ^ 1, plain);
           find(begin + (tile + 2) * kKeys);
         }
         arch::copy_async_commit();
-        if (busy) work.multiply_keys(tiles_memory, at, dim, scales_of(stage));
+        if (busy) work.template multiply_keys<kPlain>(tiles_memory, at, dim, scales_of(stage));
       } else {
-        if (tile >= 0) {
-          bring_values(tile, 0);
+        if (kPlain || tile >= 0) {
+          bring_values(tile, 0, plain);
           find(begin + (tile + 1) * kKeys);
         }
         arch::copy_async_commit();
-        if (busy) work.multiply_keys(tiles_memory, at, dim, scales_of(0));
+        if (busy) work.template multiply_keys<kPlain>(tiles_memory, at, dim, scales_of(0));
         arch::copy_async_wait<0>();
         __syncthreads();
-        if (tile + 1 < tiles) bring_keys(tile + 1, 0);
+        if (more) bring_keys(tile + 1, 0, plain);
         arch::copy_async_commit();
       }
       if (busy) {
-        work.weigh(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
-        work.add_values(at + Keys::kBytes, cols);
+        work.template weigh<kPlain>(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
+        work.template add_values<kPlain>(at + Keys::kBytes, cols);
       }
+    };
+    int first_plain = 0, last_plain = 0;
+    if constexpr (kPlainSteps) {
+      if (dim == kDim && cols == kCols && keys.full() && values.full() && p.scale > kSmallScale) {
+        first_plain = tile_of(all.all_begin, kKeys - 1), last_plain = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
+        if (last_plain - first_plain < kFewestPlain) last_plain = 0;
+      }
+    }
+    // Tile -1 is there to bring the first: code that is not in the cache takes longer than what it does.
+#pragma unroll 1
+    for (int tile = -1; tile < tiles; ++tile) {
+      if constexpr (kPlainSteps) {
+        if (tile >= first_plain && tile < last_plain) {
+          step(tile, std::true_type{});
+          continue;
+        }
+      }
+      step(tile, std::false_type{});
     }
     arch::copy_async_wait<0>();
     __syncthreads();
@@ -443,6 +476,7 @@ struct PrefillBody {
       const int lane = threadIdx.x % 32;
       return arch::shared_address(queries) + Queries::place(threadIdx.x / 32 * (kTiles * 16) + lane % 16, lane / 16);
     }
+    template <bool kPlain>
     __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim, const float* scales) {
       const int lane = threadIdx.x % 32;
       const uint32_t q = query_address(from), k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -480,21 +514,28 @@ struct PrefillBody {
       } else {
         // As many runs as there are; what is multiplied next is read before.
         uint32_t a[2][kTiles][4], b[2][kKeys / 16][4];
-        const int runs = (dim + 63) / 64;
         const auto load = [&](int buffer, int run, int step) {
           load_queries(a[buffer], run, step);
           KERNELS_UNROLL
           for (int j = 0; j < kKeys / 16; ++j) load_keys(b[buffer][j], run, step, j);
         };
-        load(0, 0, 0);
-#pragma unroll 1
-        for (int run = 0; run < runs; ++run) {
+        const auto multiply_run = [&](int run, int runs) {
           KERNELS_UNROLL
           for (int step = 0; step < 4; ++step) {
-            load((step + 1) % 2, step < 3 ? run : lesser(run + 1, runs - 1), (step + 1) % 4);
+            const int next = step < 3 ? run : lesser(run + 1, runs - 1);
+            if (!kPlain || step < 3 || next != run) load((step + 1) % 2, next, (step + 1) % 4);
             KERNELS_UNROLL
             for (int j = 0; j < kKeys / 16; ++j) multiply(a[step % 2], b[step % 2][j], j);
           }
+        };
+        load(0, 0, 0);
+        if constexpr (kPlain) {
+          KERNELS_UNROLL
+          for (int run = 0; run < kDim / 64; ++run) multiply_run(run, kDim / 64);
+        } else {
+          const int runs = (dim + 63) / 64;
+#pragma unroll 1
+          for (int run = 0; run < runs; ++run) multiply_run(run, runs);
         }
       }
       if constexpr (Key::scaled) {
@@ -503,6 +544,7 @@ struct PrefillBody {
     }
 
     // Logits become weights. `whole`: the rows see all keys of the tile.
+    template <bool kPlain>
     __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
       const int lane = threadIdx.x % 32;
       float factor = p.scale * kLog2e;
@@ -533,7 +575,7 @@ struct PrefillBody {
         }
       } else {
         // The largest logit is not that of the largest product.
-        if (!(factor > 1e-30f)) {
+        if (!kPlain && !(p.scale > kSmallScale)) {
           each([&](int, int, int, float& logit) { logit *= p.scale; });
           factor = kLog2e;
         }
@@ -605,6 +647,7 @@ struct PrefillBody {
       }
     }
 
+    template <bool kPlain>
     __device__ __forceinline__ void add_values(const unsigned char* values, int cols) {
       const int lane = threadIdx.x % 32;
       const uint32_t v = arch::shared_address(values) + Values::Layout::place(lane % 16, lane / 16);
@@ -632,7 +675,7 @@ struct PrefillBody {
         for (int j = 0; j < 4; ++j) load(b[0][j], 0, 0, j);
         KERNELS_UNROLL
         for (int run = 0; run < kCols / 64; ++run) {
-          if (run * 64 >= cols) break;
+          if (!kPlain && run * 64 >= cols) break;
           KERNELS_UNROLL
           for (int k = 0; k < kSteps; ++k) {
             const int next = run * kSteps + k + 1;
@@ -666,33 +709,51 @@ struct PrefillBody {
           }
           inverse *= state.inverse();
           if (lane % 4 == 0 && r < rows.count && rows.part == 0) p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
-          float* const to = slab + (i * 16 + half * 8 + lane / 4) * kPitch + lane % 4 * 2;
+          float* const to = slab + (i * 16 + half * 8 + lane / 4) * kPitch + lane % 2 * 2;
           KERNELS_UNROLL
-          for (int j = 0; j < kCols / 8; ++j) *reinterpret_cast<::float2*>(to + j * 8) = {outputs[i][j][half * 2] * inverse, outputs[i][j][half * 2 + 1] * inverse};
+          for (int j = 0; j < kCols / 8; ++j) *reinterpret_cast<::float2*>(to + j * 8 + half_of(j, lane / 2 % 2)) = {outputs[i][j][half * 2] * inverse, outputs[i][j][half * 2 + 1] * inverse};
         }
       }
       __syncwarp();
-      if (p.out_pack == 8) put_rows<4>(p, rows, slab, cols, 8);
-      else put_rows<1>(p, rows, slab, cols, p.out_pack);
+      if (p.out_pack == 8 && cols == kCols) put_rows<true>(p, rows, slab, cols, 8);
+      else put_rows<false>(p, rows, slab, cols, p.out_pack);
     }
-    template <int kAtOnce>
+    // Where in 8 columns of a slab half of them stand: what eight lanes read at the same time lies in different banks.
+    static __device__ __forceinline__ int half_of(int pack, int half) { return (pack / 4 % 2 ^ half) * 4; }
+    // Some packs of a row to each lane. most: the widest that the sink takes. kWhole: that is 8, and there are as many columns as can be.
+    template <bool kWhole>
     static __device__ __forceinline__ void put_rows(const P& p, const PrefillRows& rows, const float* slab, int cols, int most) {
-      constexpr int kPacks = kCols / 8;
+      constexpr int kEach = kCols / 64 < 4 ? 2 : 4, kLanes = kCols / 8 / kEach, kAtOnce = kWhole ? kEach : 1;
       const int64_t v_dim = p.shape.value_dim(), first_col = rows.part * kCols;
+      const int lane = threadIdx.x % 32;
       const auto map = sink_map(p.out);
-      const auto end = sink_end(p.out);
-#pragma unroll kAtOnce
-      for (int x = threadIdx.x % 32; x < kTiles * 16 * kPacks; x += 32) {
-        const int r = threadIdx.x / 32 * (kTiles * 16) + x / kPacks, col = x % kPacks * 8;
-        if (r >= rows.count || col >= cols) continue;
-        Pack<float, 8> values;
-        memcpy(values.v, __builtin_assume_aligned(slab + x / kPacks * kPitch + col, 16), 32);
+      const auto& end = sink_end(p.out);
+#pragma unroll 1
+      for (int i = lane / kLanes; i < kTiles * 16; i += 32 / kLanes) {
+        const int r = threadIdx.x / 32 * (kTiles * 16) + i;
+        if (r >= rows.count) break;
         const auto place = rows.place(r);
         const int64_t to = rows.token + place.query;
-        in_packs(kAtOnce > 1 ? 8 : most, values, place.head * v_dim + first_col + col, [&](const auto& some, int64_t at) {
-          constexpr int N = std::decay_t<decltype(some)>::size;
-          put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
-        });
+#pragma unroll 1
+        for (int first = lane % kLanes; first < kCols / 8; first += kLanes * kAtOnce) {
+          Pack<float, 8> values[kAtOnce];
+          KERNELS_UNROLL
+          for (int k = 0; k < kAtOnce; ++k) {
+            const int pack = first + k * kLanes;
+            const float* const from = slab + i * kPitch + pack * 8;
+            memcpy(values[k].v, __builtin_assume_aligned(from + half_of(pack, 0), 16), 16);
+            memcpy(values[k].v + 4, __builtin_assume_aligned(from + half_of(pack, 1), 16), 16);
+          }
+          KERNELS_UNROLL
+          for (int k = 0; k < kAtOnce; ++k) {
+            const int col = (first + k * kLanes) * 8;
+            if (!kWhole && col >= cols) break;
+            in_packs(kWhole ? 8 : most, values[k], place.head * v_dim + first_col + col, [&](const auto& some, int64_t at) {
+              constexpr int N = std::decay_t<decltype(some)>::size;
+              put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
+            });
+          }
+        }
       }
     }
 

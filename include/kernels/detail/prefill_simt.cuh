@@ -123,7 +123,7 @@ struct SimtPrefillBody {
     }
 
     const auto map = sink_map(p.out);
-    const auto end = sink_end(p.out);
+    const auto& end = sink_end(p.out);
     KERNELS_UNROLL
     for (int a = 0; a < 2; ++a) {
       if (mine[a] >= rows.count) continue;

@@ -140,7 +140,7 @@ template <class P, class Local, class State, class Visit, class Reduce>
 __device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
                                            const Visit& visit, const Reduce& reduce) {
   const auto map = sink_map(p.sink);
-  const auto sink = sink_end(p.sink);
+  const auto& sink = sink_end(p.sink);
   const auto result = p.op.finish(state, p.columns);
   const auto linear = p.op.linear(local, result);
   if constexpr (P::row_sink) {

@@ -585,7 +585,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     const int64_t token = token_of(r), head = head_of(r), first = head * v_dim_;
     const float inverse = state.inverse();
     const auto map = sink_map(c_.out);
-    const auto end = sink_end(c_.out);
+    const auto& end = sink_end(c_.out);
     const Packs<DirectLoad<float>, Out> packs({nullptr, 0}, c_.out, v_dim_);
     packs.each(first, first + v_dim_, [&](auto width, int64_t col) KERNELS_INLINE {
       const auto v = o(width, col - first) * inverse;
@@ -714,7 +714,7 @@ class AttentionRun {
 template <class O, class L, class Out>
 void merge_states(int threads, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
   const auto map = sink_map(out);
-  const auto end = sink_end(out);
+  const auto& end = sink_end(out);
   const Packs<O, Out> packs(o, out, shape.dim);
   const int parts = int(lesser<int64_t>(threads, shape.tokens));
   parallel(parts, [&](int thread) {
