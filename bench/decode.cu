@@ -115,10 +115,7 @@ class Case : public bench::CaseBase {
   }
   // Lengths, and pages in any order.
   void place() {
-    std::vector<int32_t> lengths(size_t(shape_.batch), int32_t(length_)), table(size_t(shape_.batch * pages()));
-    for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
-    uint64_t x = 1;
-    for (size_t i = table.size(); i-- > 1;) x = x * 6364136223846793005u + 1442695040888963407u, std::swap(table[i], table[(x >> 33) % (i + 1)]);
+    const std::vector<int32_t> lengths(size_t(shape_.batch), int32_t(length_)), table = bench::shuffled(size_t(shape_.batch * pages()));
     BENCH_CHECK(cudaMemcpy(lengths_, lengths.data(), lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     if (!table.empty()) BENCH_CHECK(cudaMemcpy(table_, table.data(), table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
   }

@@ -97,6 +97,15 @@ class Arena {
   size_t bytes_, used_ = 0;
 };
 
+// 0 to count - 1 in any order.
+inline std::vector<int32_t> shuffled(size_t count) {
+  std::vector<int32_t> all(count);
+  for (size_t i = 0; i < count; ++i) all[i] = int32_t(i);
+  uint64_t x = 1;
+  for (size_t i = count; i-- > 1;) x = x * 6364136223846793005u + 1442695040888963407u, std::swap(all[i], all[(x >> 33) % (i + 1)]);
+  return all;
+}
+
 // How many buffer sets of `bytes` each keep every replay out of the cache.
 inline int sets_for(double bytes) {
   return int(std::min(1024.0, std::max(1.0, std::ceil(kRotation * double(l2_bytes()) / bytes))));

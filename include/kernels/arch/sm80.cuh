@@ -115,6 +115,9 @@ __device__ __forceinline__ void copy_async_wait() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Brings the 128 bytes around an address into the L2.
+__device__ __forceinline__ void ask_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p))); }
+
 // Adds, and returns what was there: what others wrote before they added can be read from then on, and what this thread has seen
 // or written is seen by those that add later.
 __device__ __forceinline__ unsigned long long atomic_add_released(unsigned long long* p, unsigned long long x) {

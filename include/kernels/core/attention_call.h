@@ -40,6 +40,7 @@ class Attention {
   int fixed_splits() const { return splits_; }  // 0: none
 
   float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
+  KERNELS_HD bool writes_lse() const { return lse_ != nullptr; }
   KERNELS_HD void write_lse(float value, int64_t query, int64_t head, int64_t heads) const {
     if (lse_ != nullptr) lse_[query * (ld_ > 0 ? ld_ : heads) + head] = value;
   }
