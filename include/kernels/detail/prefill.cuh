@@ -192,24 +192,22 @@ class KvTiles {
   static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kTogether + threadIdx.x / 32 * 4 + row % 4; }
 
   // Rows of the tile from `pos` on, so many of which there are. rows[j]: in lane i + half * 16 where the
-  // warp's row i + j * 16 is, as address() said.
-  // kFull: all of them are there, and full() holds.
+  // warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
   template <bool kFull, class At>
   __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int count, const void* const (&rows)[kFound], int half) {
     if constexpr (copied) {
       const uint32_t to = arch::shared_address(tile) + Layout::mine();
-      if (kFull || (full() && count >= kKeys)) return copy_all(to, rows, half);
-      if (wide_) return copy(to, count, rows, half);
+      if constexpr (kFull) {
+        copy_all(to, rows, half);
+      } else {
+        if (full() && count >= kKeys) copy_all(to, rows, half);
+        else if (wide_) copy(to, count, rows, half);
+        else read(tile, at, pos, count);
+      }
+      if constexpr (kStraight) from_ += kKeys * stride_;
+    } else {
+      read(tile, at, pos, count);
     }
-    for (int run = 0; run * 64 < left(); ++run) {
-      bring_rows<T, 8, kEach, decltype(read_twice(at(pos).codes))>([&](int i, const auto& there, const auto& missing) {
-        const int row = Layout::row() + i * Layout::kTogether;
-        unsigned char* const to = tile + Layout::mine() + i * (Layout::kTogether * Layout::kRowBytes) + run * 128;
-        if (row < count) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
-        else missing(to);
-      }, !copied && wide_);
-    }
-    if constexpr (copied && kStraight) from_ += kKeys * stride_;
   }
   // Whether rows are as wide as the tile, and may be copied.
   __device__ __forceinline__ bool full() const { return wide_ && cols_ == kCols; }
@@ -238,7 +236,6 @@ class KvTiles {
       KERNELS_UNROLL
       for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16(to + i * kStep + run * 128, row + run * 64);
     }
-    if constexpr (kStraight) from_ += kKeys * stride_;
   }
   __device__ __forceinline__ void copy(uint32_t to, int count, const void* const (&rows)[kFound], int half) {
 #pragma unroll 1
@@ -248,7 +245,17 @@ class KvTiles {
       KERNELS_UNROLL
       for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * 128, row + run * 64, run * 64 < left(), !there);
     }
-    if constexpr (kStraight) from_ += kKeys * stride_;
+  }
+  template <class At>
+  __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int count) const {
+    for (int run = 0; run * 64 < left(); ++run) {
+      bring_rows<T, 8, kEach, decltype(read_twice(at(pos).codes))>([&](int i, const auto& there, const auto& missing) {
+        const int row = Layout::row() + i * Layout::kTogether;
+        unsigned char* const to = tile + Layout::mine() + i * kStep + run * 128;
+        if (row < count) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
+        else missing(to);
+      }, !copied && wide_);
+    }
   }
 
   const T* from_ = nullptr;
@@ -391,9 +398,7 @@ struct PrefillBody {
         if (more) bring_keys(tile + 1, 0, plain);
         arch::copy_async_commit();
       }
-      if constexpr (kStages == 1 && !kPlain) {
-        if (tile < 0) ask_ahead(params, dim);
-      }
+      if (kStages == 1 && !kPlain && tile < 0) ask_ahead(params, dim);
       if (busy) {
         work.template weigh<kPlain>(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
         work.template add_values<kPlain>(at + Keys::kBytes, cols);
@@ -401,7 +406,7 @@ struct PrefillBody {
     };
     int first_plain = 0, last_plain = 0;
     if constexpr (kPlainSteps) {
-      if (dim == kDim && cols == kCols && keys.full() && values.full() && p.scale > kSmallScale) {
+      if (keys.full() && values.full() && p.scale > kSmallScale) {
         first_plain = tile_of(all.all_begin, kKeys - 1), last_plain = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
         if (last_plain - first_plain < kFewestPlain) last_plain = 0;
       }
