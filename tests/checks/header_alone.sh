@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # header_alone.sh COMPILER INCLUDE_DIR HEADER: the header compiles as the first and only thing in a file, twice included,
-# without a warning, as C++17, and those that users include as C++20 too. A .h does so with and without the CUDA headers, and for
-# each instruction set.
+# without a warning, as C++17, and those that users include as C++20 too. With g++ or clang++ a .h does so with and without the CUDA
+# headers, and for each instruction set.
 set -euo pipefail
 compiler=$1 include_dir=$2 header=$3
 
@@ -13,7 +13,7 @@ cp "$work/alone.cu" "$work/alone.cpp"
 standards="17 20"
 if [[ $header == kernels/*/* && $header != kernels/cpu/* || $header == */detail/* ]]; then standards=17; fi
 
-if [[ $header == *.cuh ]]; then
+if [[ $header == *.cuh || $(basename "$compiler") == nvcc ]]; then
   for standard in $standards; do
     echo "nvcc -std=c++$standard"
     "$compiler" -std=c++$standard -arch=sm_80 -I "$include_dir" -Werror all-warnings -Xcompiler=-Wall,-Wextra,-Werror \

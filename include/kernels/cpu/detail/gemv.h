@@ -264,6 +264,8 @@ class Shared<C, Dequant<Codes, S>, kRows> {
   C scales_[kRows][most + N], zeros_[S::has_zeros ? kRows : 1][most + N];
 #if KERNELS_VECTORS
   VectorOf<int32_t, N> lanes_;
+#else
+  int32_t lanes_[N];
 #endif
 
  public:
