@@ -422,6 +422,19 @@ TEST_CASE("more heads than a grid has rows") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("more tiles of large heads than run at the same time") {
+  Tally t;
+  AttentionCase c{{}, {}, 2, 1, 192};
+  for (int64_t i = 0; i < 500; ++i) c.q_lens.push_back(i * 7 % 5), c.kv_lens.push_back(i * 11 % 13);
+  c.ragged_q = true;
+  for (const int64_t dim : {192, 256, 576}) {
+    c.dim = dim, c.v_dim = dim == 576 ? 512 : dim;
+    dense<k::half>(t, c, k::causal(), causal_model(), 29);
+    dense<k::half>(t, c, k::causal(), causal_model(), 29, false);
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("what is refused, and what is nothing to do") {
   const Device<k::half> memory(1, 4096, 4096);
   const k::half* const p = memory.data();
