@@ -4,7 +4,7 @@
 set -euo pipefail
 compiler=$1 include_dir=$2 program=$3
 
-grep -q avx512f /proc/cpuinfo 2> /dev/null || { echo "skipped: this machine has no AVX-512"; exit 77; }
+grep -q avx512vl /proc/cpuinfo 2> /dev/null || { echo "skipped: this machine has no AVX-512"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags=(-std=c++17 -O3 -march=skylake-avx512 -I "$include_dir" -pthread)
