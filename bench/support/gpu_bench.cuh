@@ -46,13 +46,14 @@ __device__ inline uint32_t hash(uint64_t x) {
   return uint32_t(x >> 32);
 }
 
-// Roughly normal, standard deviation 1: the sum of four uniforms. A bool is true seven times in eight.
+// Roughly normal, standard deviation 1: the sum of four uniforms. A bool is true seven times in eight, integers are any.
 template <class T>
 __global__ void fill_random(T* p, size_t n, uint64_t seed) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
     float sum = 0.f;
     for (int k = 0; k < 4; ++k) sum += float(hash((i * 4 + k) ^ (seed << 40))) * (1.f / 4294967296.f) - 0.5f;
     if constexpr (std::is_same<T, bool>::value) p[i] = sum > -0.664f;
+    else if constexpr (std::is_integral<T>::value) p[i] = T(hash(i ^ (seed << 40)));
     else p[i] = T(sum * 1.7320508f);
   }
 }
