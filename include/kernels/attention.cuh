@@ -49,6 +49,7 @@ inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                             const Workspace& workspace, const Attention& options = {}, DecodeMode mode = DecodeMode::automatic) {
+  static_assert(kDim >= 0 && kDim <= 576, "decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
   bool empty = false;
   KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, detail::kMostDecodeQueries, empty));
   KERNELS_TRY(ex.status());

@@ -87,6 +87,22 @@ TEST_CASE("decode: larger heads with several queries") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("decode: kernels for larger heads than are given") {
+  Tally t;
+  for (const int64_t dim : {64, 128, 192}) {
+    for (const int64_t group : {3, 12, 20}) {
+      const AttentionCase c{{1, 1}, {400, 90}, 2 * group, 2, dim};
+      const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      for (const auto mode : kModes) {
+        check_half<256>(t, "for 256 columns", c, where, key, value, mode, 1);
+        check_half<576>(t, "for 576 columns", c, where, key, value, mode, 1);
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("decode: every length") {
   Tally t;
   std::vector<int64_t> lens;

@@ -24,15 +24,29 @@ inline int even_blocks(int64_t items, int most) {
   const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most) : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * 15 ? int(even) : most;
 }
-// Rows that are worked on together: a kernel for few, and one for as many as registers allow.
-inline int decode_rows(const AttentionShape& shape) {
-  const int64_t rows = shape.q_len * shape.group(), dim = greater(shape.dim, shape.value_dim());
-  return rows <= 8 || dim > 256 ? 8 : dim > 128 ? 16 : 32;
+// Rows that are worked on together: 8, or where there are more as many as registers allow with heads of up to `dim` columns.
+constexpr int decode_rows(int64_t rows, int64_t dim) { return rows <= 8 || dim > 256 ? 8 : dim > 128 ? 16 : 32; }
+
+// f(size) for the first of these head sizes that has room for `dim` columns, or else the last. If kLargest > 0, which dim does not
+// exceed, that stands for dim, and the others are not compiled.
+template <int kLargest, int kFirst, int... kOthers, class F>
+Status with_head_size(int dim, const F& f) {
+  constexpr std::integral_constant<int, kFirst> size{};
+  if constexpr (sizeof...(kOthers) == 0 || (kLargest > 0 && kLargest <= kFirst)) {
+    return f(size);
+  } else {
+    if constexpr (kLargest == 0) {
+      if (dim <= kFirst) return f(size);
+    }
+    return with_head_size<kLargest, kOthers...>(dim, f);
+  }
 }
 
 // kLargest: how large a head can be, or 0 if that is known at run time only.
 template <class P, int kLargest>
 class DecodeEngine {
+  static constexpr int kMany = 32;  // rows
+
  public:
   DecodeEngine(const Exec& ex, P& problem) : ex_(ex), p_(problem) {}
 
@@ -54,28 +68,14 @@ class DecodeEngine {
     return p_.dim % widest_of<typename KeyRun<typename P::Kv>::Codes>() == 0 && p_.v_dim % widest_of<typename ValueRun<typename P::Kv>::Codes>() == 0 && key_pack(p_.kv) >= widest_of<typename KeyRun<typename P::Kv>::Codes>() && value_pack(p_.kv) >= widest_of<typename ValueRun<typename P::Kv>::Codes>();
   }
 
-  // Whether there is a kernel for heads of up to `most`, that are larger than `less`.
-  static constexpr bool made(int less, int most) { return kLargest == 0 || (kLargest > less && kLargest <= most); }
-
   template <int kParts>
   Status tensor() {
-    const int dim = greater(p_.dim, p_.v_dim);
-    if constexpr (made(0, 64)) {
-      if (dim <= 64 || kLargest > 0) return tensor_of<64, 64, 4, kParts>();
-    }
-    if constexpr (made(64, 128)) {
-      if (dim <= 128 || kLargest > 0) return tensor_of<128, 128, 4, kParts>();
-    }
-    if constexpr (made(128, 256)) {
-      if (dim <= 256 || kLargest > 0) return tensor_of<256, 256, 2, kParts>();
-    }
-    if constexpr (made(256, 576)) return tensor_of<576, 512, 1, kParts>();
-    return {};
-  }
-  template <int kDim, int kVDim, int kTiles, int kParts>
-  Status tensor_of() {
-    if (p_.tile_rows == 8) return start_tensor<TensorRows<P, kDim, kVDim, 1, kParts>>();
-    return start_tensor<TensorRows<P, kDim, kVDim, kTiles, kParts>>();
+    return with_head_size<kLargest, 64, 128, 256, 576>(greater(p_.dim, p_.v_dim), [this](auto size) {
+      constexpr int kDim = size(), kVDim = kDim < 512 ? kDim : 512, kTiles = decode_rows(kMany, kDim) / 8;
+      using Few = TensorRows<P, kDim, kVDim, 1, kParts>;
+      using Many = TensorRows<P, kDim, kVDim, kTiles, kParts>;
+      return p_.shape.q_len * p_.group <= 8 ? start_tensor<Few>() : start_tensor<Many>();
+    });
   }
   template <class Rows>
   Status start_tensor() {
@@ -85,15 +85,7 @@ class DecodeEngine {
     return start<Body>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
   Status plain() {
-    p_.tile_rows = 8;
-    if constexpr (made(0, 64) || made(64, 128)) {
-      if (p_.v_dim <= 128 || kLargest > 0) return plain_of<1>();
-    }
-    if constexpr (made(128, 256)) {
-      if (p_.v_dim <= 256 || kLargest > 0) return plain_of<2>();
-    }
-    if constexpr (made(256, 576)) return plain_of<4>();
-    return {};
+    return with_head_size<kLargest, 128, 256, 512>(p_.v_dim, [this](auto size) { return plain_of<size() / 128>(); });
   }
   template <int kChunks>
   Status plain_of() {
@@ -103,6 +95,7 @@ class DecodeEngine {
 
   template <class Body>
   Status start(int warps, size_t shared, int blocks_each) {
+    p_.tile_rows = Body::kRows;
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
     p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles * greater(1, p_.splits), blocks_each * ex_.device().sm_count);
     Launch how;
@@ -121,7 +114,8 @@ class DecodeEngine {
 struct DecodeRoom {
   size_t counters, states, outputs;
   DecodeRoom(int blocks, const AttentionShape& shape, int splits) {
-    const int64_t rows = shape.q_len * shape.group(), tile_rows = decode_rows(shape), groups = shape.batch * shape.kv_heads;
+    const int64_t rows = shape.q_len * shape.group(), groups = shape.batch * shape.kv_heads;
+    const int64_t tile_rows = decode_rows(rows, greater(shape.dim, shape.value_dim()));
     const auto tiles_of = [&](int64_t height) { return (rows + height - 1) / height; };
     const size_t left = size_t(splits > 0 ? splits * groups * tiles_of(tile_rows) : 2 * blocks) * size_t(tile_rows);
     counters = (size_t(splits > 0 ? groups * tiles_of(8) : blocks) * sizeof(unsigned long long) + 15) / 16 * 16;
@@ -138,7 +132,6 @@ Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   Problem problem(q, kv, score, out, shape, options);
   problem.scale = options.scale_for(shape.dim);
   problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.group = int(shape.group());
-  problem.tile_rows = decode_rows(shape);
   problem.q_pack = max_pack_of(q), problem.kv_pack = lesser(key_pack(kv), value_pack(kv)), problem.out_pack = max_pack_of(out);
   problem.splits = options.fixed_splits();
   const DecodeRoom room(decode_blocks(ex), shape, problem.splits);
