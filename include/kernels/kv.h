@@ -10,12 +10,12 @@
 // count elements. K and V may differ in all of this, and in type: float, half, bfloat16, float8_e4m3, float8_e5m2, int8, or
 // 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in multiples of 8.
 //
-// lengths: one for all sequences, or a pointer to one for each. Lengths, offsets and page tables are int32 and lie in the memory
-// that the call computes in: on the GPU they may change between two replays of a graph.
+// lengths: one for all sequences, or a pointer to one for each; up to 2^31 - 1 keys. Lengths, offsets and page tables are int32 and
+// lie in the memory that the call computes in: on the GPU they may change between two replays of a graph.
 //
 // A view of your own derives from k::KvView and has
 //
-//   int64_t length(int64_t b) const                          the keys of sequence b
+//   int64_t length(int64_t b) const                          the keys of sequence b, 2^31 - 1 at most
 //   KvRun key(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
 //   KvRun value(int64_t b, int64_t head, int64_t pos) const  count: how many positions it is good for
 //                                                            float scale(i): what the codes in row i are multiplied by
@@ -146,17 +146,18 @@ KvTensor<T, Format> strided(T* words, int64_t block_stride, int64_t pos_stride, 
 
 // ---- where the positions of a sequence are -------------------------------------------------------------------------
 
-// One length for all sequences, or p[b]. Lengths below 0 count as 0.
+// One length for all sequences, an integer of any type, or p[b]. Lengths below 0 count as 0.
 class Lengths {
  public:
-  Lengths(int64_t all) : all_(all) {}
-  Lengths(int all) : all_(all) {}
+  template <class Integer, class = std::enable_if_t<std::is_integral<Integer>::value>>
+  Lengths(Integer all) : all_(static_cast<int64_t>(all)) {}
   Lengths(const int32_t* p) : p_(p), given_(true) {}
 
   KERNELS_HD int64_t operator()(int64_t b) const { return greater<int64_t>(0, p_ != nullptr ? p_[b] : all_); }
   Status check() const {
     if (given_ && p_ == nullptr) return invalid("kv: the pointer to the lengths is null");
-    return all_ < 0 ? invalid("kv: the length is negative") : Status{};
+    if (all_ < 0) return invalid("kv: the length is negative");
+    return all_ > std::numeric_limits<int32_t>::max() ? unsupported("kv: the length exceeds 2^31 - 1") : Status{};
   }
 
  private:

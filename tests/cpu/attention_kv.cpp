@@ -65,6 +65,20 @@ TEST_CASE("a view of one's own") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("positions up to 2^31 - 2") {
+  Tally t;
+  for (const int64_t queries : {3, 30}) {
+    const AttentionCase c{{queries}, {FarFormula::seen}, 2, 1, 40};
+    AttentionData<> whole(c), split(c);
+    std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
+    whole.check(t, "far", k::cpu::attention(k::cpu::Exec{2}, whole.source(), FarFormula{}, whole.sink(), whole.shape(), k::window(50, 0), whole.options()), FarFormula::expected_key,
+                FarFormula::expected_value, window_model(50, 0));
+    split.check(t, "far, split", k::cpu::decode(k::cpu::Exec{2}, split.source(), FarFormula{}, split.sink(), split.shape(), k::window(50, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
+                FarFormula::expected_key, FarFormula::expected_value, window_model(50, 0));
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("offsets beyond 2^31 elements") {
   // One sequence at the far end of a tensor of which nothing else is ever touched.
   const int64_t heads = 2, dim = 64, capacity = int64_t(1) << 25, pos_stride = heads * dim;

@@ -197,6 +197,14 @@ struct Formula : k::KvView {
   static double expected_value(int64_t, int64_t, int64_t pos, int64_t c) { return at(pos, c, true); }
 };
 
+// The same with as many keys as there can be, for scores that see the last `seen` of them at most: what oracles are told of.
+struct FarFormula : Formula {
+  static constexpr int64_t keys = 2147483647, seen = 100;
+  KERNELS_HD int64_t length(int64_t) const { return keys; }
+  static double expected_key(int64_t, int64_t, int64_t pos, int64_t c) { return at(keys - seen + pos, c, false); }
+  static double expected_value(int64_t, int64_t, int64_t pos, int64_t c) { return at(keys - seen + pos, c, true); }
+};
+
 // ---- oracle ------------------------------------------------------------------------------------------------------------
 
 // A query and a key, as the library's scores see them.

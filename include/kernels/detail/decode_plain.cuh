@@ -92,7 +92,8 @@ class PlainRows {
   template <int kWide>
   __device__ __forceinline__ void take_by(const DecodePart& part, int key) {
     const int g = lane() / 4, t = lane() % 4;
-    const auto place = [&](int i) { return lesser(key + i, part.end - 1); };
+    const int most = part.end - 1 - key;
+    const auto place = [&](int i) { return key + lesser(i, most); };
     const Key low = p_.kv.key(part.b, part.head, place(g)), high = p_.kv.key(part.b, part.head, place(g + 8));
     float products[2][rows] = {};
     for (int col = t * 8; col < p_.dim; col += 32) {

@@ -390,21 +390,21 @@ class TensorRows {
   __device__ __forceinline__ void find() {
     next_key_ += warps * kDecodeKeys;
     if constexpr (kInOneRun) {
-      if (next_key_ < next_.end) {  // in the same run as the last ones
-        there_ = lesser(kDecodeKeys, next_.end - next_key_);
+      if (next_key_ < uint32_t(next_.end)) {  // in the same run as the last ones
+        there_ = lesser(kDecodeKeys, int(next_.end - next_key_));
         key_ += warps * kDecodeKeys * key_distance_, value_ += warps * kDecodeKeys * value_distance_;
         if constexpr (scaled) scale_at_ += warps * kDecodeKeys * scale_distance_, ask_scale();
         return;
       }
     }
-    while (next_key_ >= next_.end) {
+    while (next_key_ >= uint32_t(next_.end)) {
       if (!ahead_.next(p_, next_)) {
         there_ = 0;
         return;
       }
       next_key_ = next_.begin + warp() * kDecodeKeys;
     }
-    there_ = lesser(kDecodeKeys, next_.end - next_key_);
+    there_ = lesser(kDecodeKeys, int(next_.end - next_key_));
     if constexpr (kInPages) {
       look_up_page();
     } else {
@@ -440,9 +440,9 @@ class TensorRows {
       place_ = position - page * pages.size;
       return page;
     };
-    uint32_t page = find_page(uint32_t(next_key_));
+    uint32_t page = find_page(next_key_);
     together_ = place_ + uint32_t(there_) <= pages.size;
-    if (!together_) page = find_page(uint32_t(next_key_ + mine()));
+    if (!together_) page = find_page(next_key_ + mine());
     page_ = pages.table[next_.b * pages.ld + page];
   }
   __device__ __forceinline__ void enter_page() {
@@ -523,7 +523,8 @@ class TensorRows {
   const P& p_;
   Cursor ahead_;
   DecodePart next_ = {};
-  int next_key_ = 0, there_ = 0;  // the warp's next keys, and how many there are
+  uint32_t next_key_ = 0;  // the warp's next keys, and how many there are
+  int there_ = 0;
   const char *key_, *value_;
   int64_t key_distance_, value_distance_;  // bytes
   bool together_;  // whether they stand at these distances

@@ -130,7 +130,7 @@ class DecodeSchedule {
         keys_ = keys_of(p, b_, tile_);
       }
       const int up_to = p.splits > 0 ? cut_after(unit_, keys_.units, p.splits) : int(lesser<int64_t>(unit_ + left_, keys_.units)), begin = keys_.begin + unit_ * kUnit;
-      part = {b_, head_, tile_, keys_.rows, begin, lesser(keys_.end, keys_.begin + up_to * kUnit), unit_, up_to, keys_.units};
+      part = {b_, head_, tile_, keys_.rows, begin, int(lesser<int64_t>(keys_.end, keys_.begin + int64_t(up_to) * kUnit)), unit_, up_to, keys_.units};
       left_ -= up_to - unit_;
       unit_ = up_to;
       return true;
@@ -313,8 +313,8 @@ class DecodeWeights {
         m_[n][j] = -infinity<float>(), l_[n][j] = 0.f;
         const int row = row_of(n, j), query = (part.tile * p.tile_rows + row) / p.group;
         const KeyRange seen = key_range(p.score, {part.b, query, query, q_len_, kv_len_});
-        begin_[n][j] = row < part.rows ? int(seen.begin) : 0;
-        end_[n][j] = row < part.rows ? lesser(part.end, int(seen.end)) : 0;
+        begin_[n][j] = uint32_t(seen.begin);
+        count_[n][j] = row < part.rows ? greater(0, lesser(part.end, int(seen.end)) - int(seen.begin)) : 0;
       }
     }
   }
@@ -322,15 +322,16 @@ class DecodeWeights {
   // x: products of queries and keys, then weights. shrink(factors): what was summed so far becomes so much less.
   template <class Shrink>
   __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, Values& x, int first_key, const Shrink& shrink) {
-    const int key = first_key + lane() / 4;
+    const uint32_t key = uint32_t(first_key) + lane() / 4;  // up to 15 behind the last position there is
     bool grows = false;
     float most[kTiles][2];
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int j = i % 2, at = key + i / 2 * 8;
-        bool visible = at >= begin_[n][j] && at < end_[n][j];
+        const int j = i % 2;
+        const uint32_t at = key + i / 2 * 8;
+        bool visible = at - begin_[n][j] < count_[n][j];
         if constexpr (score_transforms<typename P::S> || score_masks<typename P::S>) {
           if (visible) {
             const int row = part.tile * p.tile_rows + row_of(n, j), query = row / p.group;
@@ -411,7 +412,8 @@ class DecodeWeights {
 
   Factors m_, l_;
   float scale_;
-  int begin_[kTiles][2], end_[kTiles][2], q_len_, kv_len_;
+  uint32_t begin_[kTiles][2], count_[kTiles][2];  // the keys that a row sees
+  int q_len_, kv_len_;
 };
 
 template <class P, class Rows>
@@ -456,7 +458,7 @@ struct DecodeBody {
       DecodeCounter::prepare(p.counters + place.counter);
     }
     KERNELS_ROLLED
-    for (int key = part.begin + int(threadIdx.x) / 32 * kDecodeKeys; key < part.end; key += kWarps * kDecodeKeys) rows.take(part, key);
+    for (uint32_t key = part.begin + threadIdx.x / 32 * kDecodeKeys; key < uint32_t(part.end); key += kWarps * kDecodeKeys) rows.take(part, int(key));
     rows.write_states(states[threadIdx.x / 32]);
     __syncthreads();
     KERNELS_ROLLED
