@@ -3,14 +3,13 @@
 #   bench/run.sh [--quick]      --quick: a few shapes
 #   bench/run.sh [--quick] matmul ...        only these: softmax, layernorm, rmsnorm, matmul, decode, prefill, peers, attention_peers
 # Writes a JSON file for each, softmax.json and so on, to OUT_DIR (default: bench/results/<gpu>), in place of those that are there.
-# Peers that are missing are left out and said. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
+# What cannot be built or measured does not stop the rest: it is said at the end, and the exit status is 1. Peers that are not
+# installed are left out and said, which is no failure. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
 set -euo pipefail
 invoked="bench/run.sh${*:+ $*}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-say() { printf '== %s\n' "$*"; }
-die() { printf 'error: %s\n' "$*" >&2; exit 1; }
-has() { command -v "$1" > /dev/null; }
+source .ci/tools.sh
 
 quick=false
 wanted=()
@@ -28,11 +27,13 @@ for op in softmax layernorm rmsnorm matmul decode prefill; do
   if wants "$op"; then programs+=("$op"); fi
 done
 
-PATH=$PATH:/usr/local/cuda/bin
+find_cuda
 python=${PYTHON:-python3}
 has nvcc || die "nvcc is not on the PATH"
 nvidia-smi -L > /dev/null 2>&1 || die "no NVIDIA GPU"
 has "$python" || die "$python was not found (PYTHON=... names another)"
+need_build_tools
+if [[ ${#programs[@]} -gt 0 ]]; then has_header benchmark/benchmark.h || need_packages libbenchmark-dev; fi
 
 ask_gpu() { nvidia-smi -i 0 --query-gpu="$1" --format=csv,noheader | head -n 1; }
 clocks() { echo "sm $(ask_gpu clocks.sm), mem $(ask_gpu clocks.mem)"; }
@@ -46,34 +47,38 @@ mkdir -p "$out" "$build"
 
 cudnn=$("$python" -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])' 2> /dev/null || true)
 say "$gpu; building for sm_$arch"
-options=(-DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES="$arch-real"
-         -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
+options=(-DCMAKE_CUDA_ARCHITECTURES="$arch-real" -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
 if [[ -n $cudnn ]]; then options+=("-DCUDNN_ROOT=$cudnn"); fi
-{ cmake -S . -B "$build" "${options[@]}" &&
-  cmake --build "$build" -j "$(nproc)" ${programs[0]:+--target "${programs[@]/#/bench_}"}; } &> "$build/build.log" ||
-  { tail -n 40 "$build/build.log" >&2; die "the build failed"; }
+failed=()
+if [[ ${#programs[@]} -gt 0 ]]; then
+  rm -f "${programs[@]/#/$build/bench/bench_}"  # what is there afterwards is new
+  configure "$build" "${options[@]}" &> "$build/configure.log" || { tail -n 40 "$build/configure.log" >&2; die "configuring failed"; }
+  build_all_that_can_be "$build" --target "${programs[@]/#/bench_}" &> "$build/build.log" || tail -n 40 "$build/build.log" >&2
+fi
 
 stamp() {  # stamp NAME COMMAND: what made NAME.json goes into its context
   "$python" bench/report.py stamp "$out/$1.json" "command=$invoked: $2" "clocks_before=$before" "clocks_after=$(clocks)"
 }
 
-failed=0
 for op in "${programs[@]}"; do
   command=("$build/bench/bench_$op")
+  rm -f "$out/$op.json"
+  if [[ ! -x ${command[0]} ]]; then
+    failed+=("$op, which does not build ($build/build.log)")
+    continue
+  fi
   if $quick && [[ $op == matmul ]]; then command+=('--benchmark_filter=1x4096x4096/|1x14336x4096/|/16x14336x4096/|4096x4096x4096/');
   elif $quick && [[ $op == decode ]]; then command+=('--benchmark_filter=x(4096|131072),');
   elif $quick && [[ $op == prefill ]]; then command+=('--benchmark_filter=x(512|2048|8192)/');
   elif $quick; then command+=('--benchmark_filter=x(128|1024|4096|8192|32768|128256)/'); fi
   say "${command[*]}"
-  rm -f "$out/$op.json"
   before=$(clocks)
   if "${command[@]}" --benchmark_out="$build/$op.json" --benchmark_out_format=json > "$build/$op.log" 2>&1; then
     cp "$build/$op.json" "$out/$op.json"
     stamp "$op" "${command[*]}"
   else
     tail -n 20 "$build/$op.log" >&2
-    say "bench_$op failed"
-    failed=1
+    failed+=("$op, which fails ($build/$op.log)")
   fi
 done
 
@@ -91,10 +96,16 @@ for name in peers attention_peers; do
     stamp "$name" "${command[0]} ${command[*]:3}"
   else
     tail -n 5 "$build/$name.log" >&2
-    say "without what $name.py measures (PyTorch, torch.compile, Triton)"
-    if [[ $status -ne 77 ]]; then failed=1; fi
+    if [[ $status -ne 77 ]]; then
+      failed+=("$name, which fails ($build/$name.log)")
+    else
+      say "without what $name.py measures (PyTorch, torch.compile, Triton)"
+    fi
   fi
 done
 
-"$python" bench/report.py "$out"
-exit "$failed"
+"$python" bench/report.py "$out" || failed+=("the tables")
+if [[ ${#failed[@]} -gt 0 ]]; then
+  for what in "${failed[@]}"; do say "left out: $what"; done
+  exit 1
+fi

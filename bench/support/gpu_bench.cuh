@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <kernels/core/dtype.h>
+#include <kernels/core/quant.h>
 
 #define BENCH_CHECK(call)                                                                          \
   do {                                                                                             \
