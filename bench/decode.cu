@@ -101,7 +101,7 @@ class Case : public bench::CaseBase {
       using Rows = std::remove_pointer_t<decltype(rows)>;
       using Body = k::detail::DecodeBody<Problem, Rows>;
       int image = 0;
-      if (!k::detail::image_architecture<Body>(image)) std::exit(1);
+      if (!k::detail::image_architecture<Body>(k::Exec{}, image)) std::exit(1);
       const auto kernel = &k::detail::entry<Body>;
       put(reinterpret_cast<const void*>(kernel), size_t(Rows::shared_bytes(image)));
     };

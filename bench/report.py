@@ -2,7 +2,8 @@
 """Prints what bench/run.sh and bench/run_cpu.sh measured, one table for each op.
 
     bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json,
-                                                matmul.json, decode.json, prefill.json, attention_peers.json,
+                                                matmul.json, decode.json, prefill.json, host_cost.json,
+                                                attention_peers.json,
                                                 or cpu_row.json, cpu_gemv.json, cpu_gemm.json
     bench/report.py slug FILE                   a name for the machine that a cpu_row.json comes from
     bench/report.py stamp FILE KEY=VALUE ...    adds to the context of a JSON file
@@ -149,6 +150,7 @@ def report(directory):
     if context is not None:
         report_matmul(products, context)
     report_attention(directory)
+    report_host(os.path.join(directory, "host_cost.json"))
     print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
           "\nof the time of kernels; < the peer is faster (and ! before the line),"
           f" ~ level within {SAME_RUN:.0%} ({OTHER_RUN:.0%} for *).")
@@ -296,6 +298,21 @@ def report_attention(directory):
                 dtype, _, shape = case.partition("/")
                 lines.append(["", dtype, shape, f"{rows['kernels']['TFLOP/s']:.0f}"] + [peer(rows.get(who), ours, lambda row: f"{row['TFLOP/s']:.0f}") for who in peers] + [""])
         print("\n".join(aligned(lines)))
+
+
+def report_host(path):
+    """What bench/host_cost.cu measured."""
+    if not os.path.exists(path):
+        return
+    with open(path) as file:
+        rows = [(*row["name"].split("/")[1:3], row["real_time"]) for row in json.load(file)["benchmarks"]]
+    ways = ("stream", "exec", "programmatic")
+    print("\nhost_cost: microseconds of the host for a call, with a bare stream, with an Exec, and with one for programmatic launches")
+    lines = [["", "call", "", *ways, ""]]
+    for op in dict.fromkeys(op for op, _, _ in rows):
+        times = {way: us for name, way, us in rows if name == op}
+        lines.append(["", op, ""] + [f"{times[way]:.2f}" if way in times else "-" for way in ways] + [""])
+    print("\n".join(aligned(lines)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 // Exec: where work goes (a stream of the current device) and what that device can do; launch<Body>() starts a kernel.
 //
-//   k::Exec ex{stream};                        // queries the device once; a bare stream converts to one
+//   k::Exec ex{stream};                        // a bare stream converts to one
 //   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
 //
-// The stream must belong to the device that was current when the Exec was made. Making one costs a few device
-// attribute reads, no allocation and no synchronization, so it is allowed during graph capture.
+// The stream must belong to the device that was current when the Exec was made. Calls go to that device, also from threads that have
+// another one current: it is made current for the time of the call. Making an Exec, and calls, need no allocation on the device and no
+// synchronization, so both are allowed during graph capture; what they ask of the runtime they ask once for each kernel and device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,6 +13,7 @@
 #include "arch/arch.cuh"
 #include "arch/sm90.cuh"
 #include "core/concepts.h"
+#include "core/facts.h"
 #include "core/status.h"
 #include "core/workspace.h"
 
@@ -32,11 +34,38 @@ inline Status from_cuda(cudaError_t error) {
   (void)cudaGetLastError();
   return {Code::device, cudaGetErrorString(error), static_cast<int>(error)};
 }
+
+KERNELS_OF_THIS_LIBRARY inline Facts<int, DeviceInfo> known_devices;
+
+inline Status find_device(int device, DeviceInfo& info) {
+  if (const DeviceInfo* known = known_devices.find(device)) return info = *known, Status{};
+  Status status;
+  const auto attribute = [&](int& value, cudaDeviceAttr name) {
+    if (status) status = from_cuda(cudaDeviceGetAttribute(&value, name, device));
+  };
+  info.device = device;
+  int major = 0, minor = 0;
+  attribute(info.sm_count, cudaDevAttrMultiProcessorCount);
+  attribute(info.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  attribute(info.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  attribute(major, cudaDevAttrComputeCapabilityMajor);
+  attribute(minor, cudaDevAttrComputeCapabilityMinor);
+  info.capability = 10 * major + minor;
+  if (status) info = known_devices.keep(device, info);
+  return status;
+}
+inline Status find_current_device(DeviceInfo& info) {
+  int device = 0;
+  KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
+  return find_device(device, info);
+}
 }  // namespace detail
 
 class Exec {
  public:
-  Exec(cudaStream_t stream = nullptr) : stream_(stream) { query(); }
+  Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_current_device(device_)) {}
+  // With less of a device than there is, as if it had fewer multiprocessors or less shared memory.
+  Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 
   Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }
   // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it
@@ -50,20 +79,6 @@ class Exec {
   const Status& status() const { return status_; }
 
  private:
-  void query() {
-    const auto attribute = [this](int& value, cudaDeviceAttr name) {
-      if (status_) status_ = detail::from_cuda(cudaDeviceGetAttribute(&value, name, device_.device));
-    };
-    status_ = detail::from_cuda(cudaGetDevice(&device_.device));
-    int major = 0, minor = 0;
-    attribute(device_.sm_count, cudaDevAttrMultiProcessorCount);
-    attribute(device_.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    attribute(device_.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    attribute(major, cudaDevAttrComputeCapabilityMajor);
-    attribute(minor, cudaDevAttrComputeCapabilityMinor);
-    device_.capability = 10 * major + minor;
-  }
-
   cudaStream_t stream_;
   DeviceInfo device_;
   Workspace workspace_;
@@ -105,14 +120,71 @@ struct Launch {
 constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
 constexpr int kPortableCluster = 8;
 
+// Makes a device the current one for as long as this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) : status_(from_cuda(cudaGetDevice(&before_))) {
+    if (!status_ || before_ == device) return;
+    status_ = from_cuda(cudaSetDevice(device));
+    switched_ = status_.ok();
+  }
+  ~CurrentDevice() {
+    if (switched_) (void)from_cuda(cudaSetDevice(before_));
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  bool switched_ = false;
+  Status status_;
+};
+
+// A kernel on a device, prepared for launches of a kind. Its address is part of the key: each translation unit may have its own
+// entry<Body>, while they share a list.
+struct KernelKey {
+  const void* kernel;
+  int device;
+  bool much_shared, large_cluster;
+  bool operator==(const KernelKey& other) const {
+    return kernel == other.kernel && device == other.device && much_shared == other.much_shared && large_cluster == other.large_cluster;
+  }
+};
+// What is kept is its image's architecture.
+using PreparedKernels = Facts<KernelKey, int>;
+template <class Body>
+KERNELS_OF_THIS_LIBRARY inline PreparedKernels prepared_kernels;
+
+// Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
+inline Status ask_and_prepare(const KernelKey& key, int& image) {
+  cudaFuncAttributes attributes;
+  KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, key.kernel)));
+  image = attributes.ptxVersion;
+  if (key.much_shared) {
+    DeviceInfo whole;  // not what an Exec leaves of it
+    KERNELS_TRY(find_device(key.device, whole));
+    const int most = whole.shared_per_block - int(attributes.sharedSizeBytes);
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)));
+  }
+  if (key.large_cluster) KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
+  return {};
+}
+inline Status prepare(PreparedKernels& prepared, const KernelKey& key, int& image) {
+  if (const int* known = prepared.find(key)) return image = *known, Status{};
+  const CurrentDevice current(key.device);
+  KERNELS_TRY(current.status());
+  KERNELS_TRY(ask_and_prepare(key, image));
+  image = prepared.keep(key, image);
+  return {};
+}
+
 // The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
 // it for a newer GPU. Tells whether cluster instructions are in it.
 template <class Body>
-Status image_architecture(int& capability) {
-  cudaFuncAttributes attributes;
-  KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, entry<Body>)));
-  capability = attributes.ptxVersion;
-  return {};
+Status image_architecture(const Exec& ex, int& capability) {
+  const auto kernel = &entry<Body>;
+  return prepare(prepared_kernels<Body>, {reinterpret_cast<const void*>(kernel), ex.device().device, false, false}, capability);
 }
 
 // Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
@@ -138,27 +210,41 @@ inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool earl
   return config;
 }
 
-inline Status prepare(const Exec& ex, const Launch& how, const void* kernel) {
-  if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the row needs more shared memory than a block can have");
-  if (how.shared > kSharedWithoutOptIn) {
-    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared))));
-  }
-  if (how.cluster > kPortableCluster) {
-    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
-  }
-  return {};
+template <class Body>
+Status prepare_launch(const Exec& ex, const Launch& how, const void* kernel, int& image) {
+  if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
+  return prepare(prepared_kernels<Body>, {kernel, ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
 }
 
 // How many clusters of this kind run at the same time on the device.
+struct ClusterKey {
+  const void* kernel;
+  int device, threads, cluster;
+  size_t shared;
+  bool operator==(const ClusterKey& other) const {
+    return kernel == other.kernel && device == other.device && threads == other.threads && cluster == other.cluster && shared == other.shared;
+  }
+};
+template <class Body>
+KERNELS_OF_THIS_LIBRARY inline Facts<ClusterKey, int64_t> counted_clusters;
+
 template <class Body>
 Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
   const auto kernel = &entry<Body>;
-  KERNELS_TRY(prepare(ex, how, reinterpret_cast<const void*>(kernel)));
+  const auto address = reinterpret_cast<const void*>(kernel);
+  const ClusterKey key{address, ex.device().device, how.threads, how.cluster, how.shared};
+  if (const int64_t* known = counted_clusters<Body>.find(key)) return clusters = *known, Status{};
+  int image = 0;
+  KERNELS_TRY(prepare_launch<Body>(ex, how, address, image));
+  const CurrentDevice current(key.device);
+  KERNELS_TRY(current.status());
   cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = configure(ex, how, false, attributes);
   int count = 0;
-  KERNELS_TRY(from_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config)));
-  clusters = count;
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+  const Status counted = from_cuda(error);
+  if (!counted && error != cudaErrorInvalidClusterSize) return counted;  // or else there are none
+  clusters = counted_clusters<Body>.keep(key, count);
   return {};
 }
 
@@ -166,15 +252,12 @@ template <class Body>
 Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
   static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");
   KERNELS_TRY(ex.status());
-  // Each translation unit has its own entry<Body>: the one that is prepared must be the one that is launched.
   const auto kernel = &entry<Body>;
-  KERNELS_TRY(prepare(ex, how, reinterpret_cast<const void*>(kernel)));
-  bool early = ex.programmatic() && ex.device().capability >= 90;
-  if (early) {  // code for older GPUs does not wait
-    int image = 0;
-    KERNELS_TRY(image_architecture<Body>(image));
-    early = image >= 90;
-  }
+  int image = 0;
+  KERNELS_TRY(prepare_launch<Body>(ex, how, reinterpret_cast<const void*>(kernel), image));
+  const CurrentDevice current(ex.device().device);
+  KERNELS_TRY(current.status());
+  const bool early = ex.programmatic() && ex.device().capability >= 90 && image >= 90;  // code for older GPUs does not wait
   cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
   return from_cuda(cudaLaunchKernelEx(&config, kernel, params));

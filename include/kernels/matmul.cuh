@@ -177,7 +177,7 @@ class ProductEngine {
   Status run_few() const {
     using Few = FewBody<P>;
     int image = 0;
-    KERNELS_TRY(image_architecture<Few>(image));
+    KERNELS_TRY(image_architecture<Few>(ex_, image));
     const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
     typename Few::Params params{p_, 0, 3, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready};
     Launch how;
@@ -232,7 +232,7 @@ class ProductEngine {
       using Narrow = GemmBody<P, T, 8, 128>;
       using Wide = GemmBody<P, T, 8, 256>;
       int image = 0;  // that of all of them: they are compiled together
-      KERNELS_TRY(image_architecture<Single>(image));
+      KERNELS_TRY(image_architecture<Single>(ex_, image));
       if constexpr (wide_x >= 8) {
         if (pack_x_ >= 8 && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
           const Choice narrow = cheapest<Narrow>(image);

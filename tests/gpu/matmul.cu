@@ -91,7 +91,7 @@ TEST_CASE("matmul: every tile of the gemm path") {
     }
   }
   int image = 0;
-  REQUIRE(k::detail::image_architecture<AnyKernel>(image));
+  REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
   CHECK(refused == (image == 90 ? 10 : 25));  // 64 x 256 and 96 x 256; elsewhere 96 x 128 and 160 as well
   Device<float> y(64, 64, 64);
   const Matrix<k::bfloat16> x(1, 64, 64, 64, 0, 1);

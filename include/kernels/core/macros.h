@@ -27,6 +27,13 @@
 #define KERNELS_INLINE
 #endif
 
+// Of variables that each shared library has for itself: it may be unloaded, and its kernels with it.
+#if defined(__GNUC__)
+#define KERNELS_OF_THIS_LIBRARY __attribute__((visibility("hidden")))
+#else
+#define KERNELS_OF_THIS_LIBRARY
+#endif
+
 // Defined while device code is being compiled: chooses between a CUDA intrinsic and its portable twin.
 #if defined(__CUDA_ARCH__)
 #define KERNELS_DEVICE_CODE 1

@@ -81,7 +81,7 @@ class DecodeEngine {
   Status start_tensor() {
     using Body = DecodeBody<P, Rows>;
     int image = 0;
-    KERNELS_TRY(image_architecture<Body>(image));
+    KERNELS_TRY(image_architecture<Body>(ex_, image));
     return start<Body>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
   Status plain() {

@@ -97,7 +97,7 @@ class RowEngine {
     yes = false;
     if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
-    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide)>>(compiled_for)));
+    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide)>>(ex_, compiled_for)));
     yes = compiled_for >= 90;
     return {};
   }
