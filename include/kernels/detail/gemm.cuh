@@ -140,9 +140,86 @@ struct GemmParams {
   bool weights_ready;  // before the kernel ahead has ended
 };
 
+// A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of kTokens x kRows.
+template <class P>
+struct GemmSlabs {
+  static constexpr int kTokens = arch::kWarpgroupMma ? 32 : 16, kRows = 1024 / kTokens;
+  static constexpr int kPitch = kRows + (arch::kWarpgroupMma ? 4 : 8), kFloats = kTokens * kPitch;
+  // Whether shared memory has room for all slabs of a tile.
+  static constexpr bool all_at_once = arch::kWarpgroupMma;
+  static_assert(!all_at_once || has_much_shared(arch::kCompiledFor), "room for them");
+
+  static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kRows; }
+  static __device__ __forceinline__ float* of_warp(float* shared, int slabs) { return shared + threadIdx.x / 32 * (slabs * kFloats); }
+
+  // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`.
+  static __device__ __forceinline__ void put_slabs(const GemmParams<P>& params, const Tile& tile, const float* mine, int slabs, int row, unsigned rank, unsigned parts) {
+    if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
+    else __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < slabs; ++i, mine += kFloats) {
+      const int64_t token = tile.token + row + i * kTokens, col = tile.output + warp_column() / P::matrices;
+      if (params.wide_out) put_slab<8>(params.problem, mine, token, tile.token_end, col, rank, parts);
+      else put_slab<together<P>>(params.problem, mine, token, tile.token_end, col, rank, parts);
+    }
+    if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
+    else __syncwarp();
+  }
+
+  // A slab as rows of tokens. wgmma leaves it turned around.
+  static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
+    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    KERNELS_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const float* from = sums + j * 4;
+      if constexpr (arch::kWarpgroupMma) {
+        float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
+        to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
+      } else {
+        float* to = slab + g * kPitch + j * 8 + 2 * t;
+        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
+        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
+      }
+    }
+  }
+
+ private:
+  template <int N>
+  static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
+    constexpr int kCols = kRows / P::matrices, kPacks = kCols / N;
+    const auto map = sink_map(p.out);
+    const auto& sink = sink_end(p.out);
+    for (int i = (threadIdx.x & 31) + 32 * rank; i < kTokens * kPacks; i += 32 * parts) {
+      const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
+      if (r >= end || c >= p.n) continue;
+      const float* at = from + i / kPacks * kPitch + i % kPacks * N;
+      if constexpr (P::matrices == 2) {
+        const auto later = later_maps(map);
+        put(sink, apply_map(later, first_map(map).join(total<N>(at, parts), total<N>(at + kCols, parts)), fetch_operands<N>(later, r, c), r, c), r, c);
+      } else {
+        put(sink, apply_map(map, total<N>(at, parts), fetch_operands<N>(map, r, c), r, c), r, c);
+      }
+    }
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned parts) {
+    if (parts == 1) return read_sums<N>(at);
+    Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
+    for (unsigned i = 1; i < parts; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
+    return sum;
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> read_sums(const float* at) {
+    Pack<float, N> out;
+    memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
+    return out;
+  }
+};
+
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
+  using Slabs = GemmSlabs<P>;
   using Params = GemmParams<P>;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   static_assert(P::matrices == 1 || std::is_same<Gate, std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>>::value,
@@ -155,15 +232,12 @@ struct GemmTile {
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
   static_assert(kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
 
-  static __device__ __forceinline__ void run(const Params& params, TokenState<X>* states) {
-    extern __shared__ __align__(128) unsigned char shared[];
+  // Leaves the tile's sums in shared memory, from `stages` on, as the slabs of its warps; hands them to the sink on the way where there is
+  // not room for all of them.
+  static __device__ __forceinline__ void run(const Params& params, const Tile& tile, bool early_weights, unsigned char* stages, TokenState<X>* states) {
     const P& p = params.problem;
-    const bool early_weights = params.weights_ready && Weights::copied && p.groups.offsets == nullptr;
-    if (!early_weights) arch::grid_dependency_wait();
     const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
-    const Tile tile = place_tile(params, blockIdx.x / parts);
     const int64_t token = tile.token, output = tile.output;
-    if (token >= tile.token_end) return;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
       f(states[i].bind(p.x), there ? token + i : 0, there);
@@ -179,17 +253,20 @@ struct GemmTile {
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts);
-    unsigned char* stages = shared + (kSlack > 0 ? -arch::shared_address(shared) & (kGemmAligned - 1) : 0);
     Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, first, end - first, columns};
     if (early_weights) {
-      KERNELS_UNROLL
-      for (int step = 0; step < kPrologue; ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
+      tiles.bring(0, 0, kWeightsOnly);
+#pragma unroll 1
+      for (int step = 1; step < kPrologue; ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
       arch::grid_dependency_wait();
     }
     find_states<kWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
-    KERNELS_UNROLL
-    for (int step = 0; step < kPrologue; ++step) {
-      tiles.bring(step, step * kStageBytes, early_weights ? kInputsOnly : kBoth);
+    const Which rest = early_weights ? kInputsOnly : kBoth;
+    tiles.bring(0, 0, rest);
+    arch::copy_async_commit();
+#pragma unroll 1
+    for (int step = 1; step < kPrologue; ++step) {
+      tiles.bring(step, step * kStageBytes, rest);
       arch::copy_async_commit();
     }
     float sums[kBlocks][32] = {};
@@ -202,22 +279,18 @@ struct GemmTile {
 
  private:
   static constexpr int kStages = gemm_stages(arch::kCompiledFor, kTokens, kRows, starts_normed<X>);
-  static constexpr int kSlack = has_much_shared(arch::kCompiledFor) ? kGemmAligned : 0;
-  // A warp has slabs, of so many tokens x rows of weights each, and hands over so many of them at a time.
-  static constexpr int kSlabTokens = arch::kWarpgroupMma ? 32 : 16, kSlabRows = 1024 / kSlabTokens;
-  static constexpr int kBlocks = kTokens / 32, kSlabs = has_much_shared(arch::kCompiledFor) ? kBlocks : 1;
-  static constexpr int kPitch = kSlabRows + (arch::kWarpgroupMma ? 4 : 8), kSlabFloats = kSlabTokens * kPitch;  // in shared memory
+  static constexpr int kBlocks = kTokens / 32, kSlabs = Slabs::all_at_once ? kBlocks : 1;
   // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16 rows of each 64.
   static constexpr int kHalf = arch::kWarpgroupMma ? 64 : 32;
   static __device__ __forceinline__ int output_of(int i) {
-    constexpr int each = kSlabRows / P::matrices;
+    constexpr int each = Slabs::kRows / P::matrices;
     if constexpr (arch::kWarpgroupMma) return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
     else return P::matrices == 1 ? i : i / 64 * each + i % 32;
   }
   // How many steps are brought before the first is worked on.
   static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0, kPrologue = kStages - 1 - kQueued;
   enum Which { kBoth, kInputsOnly, kWeightsOnly };
-  static_assert(kThreads / 32 * kSlabs * kSlabFloats * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
+  static_assert(kThreads / 32 * kSlabs * Slabs::kFloats * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
 
   // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
   template <class Input, class Weight>
@@ -369,86 +442,21 @@ struct GemmTile {
     }
   }
 
-  // Blocks that run at the same time make a compact area, so that they share operands in the L2.
-  static __device__ __forceinline__ Tile place_tile(const Params& params, int64_t tile) {
-    constexpr int64_t kBand = 8;
-    const int64_t per_band = kBand * params.output_tiles, band = tile / per_band;
-    const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = tile - band * per_band;
-    return Tile(params.problem, band * kBand + within % height, kTokens, within / height * kOutputs);
-  }
+  // Where a warp's tokens begin in the tile.
+  static __device__ __forceinline__ int warp_row() { return arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2); }
+  static __device__ __forceinline__ int warp_column() { return Slabs::warp_column(); }
 
-  // Where a warp's slab number i begins in the tile.
-  static __device__ __forceinline__ int warp_row(int i = 0) {
-    return (arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2)) + i * kSlabTokens;
-  }
-  static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kSlabRows; }
-
-  // To the sink by way of shared memory, so that whole rows are written.
   static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[kBlocks][32], float* shared, unsigned rank, unsigned parts) {
-    float* mine = shared + threadIdx.x / 32 * (kSlabs * kSlabFloats);
-    KERNELS_UNROLL
+    float* mine = Slabs::of_warp(shared, kSlabs);
+    // A loop, so that what the sink does is compiled once for each width, not for each slab.
+#pragma unroll 1
     for (int first = 0; first < kBlocks; first += kSlabs) {
       KERNELS_UNROLL
-      for (int i = 0; i < kSlabs; ++i) lay_out(mine + i * kSlabFloats, sums[first + i]);
-      if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
-      else __syncwarp();
-      KERNELS_UNROLL
-      for (int i = 0; i < kSlabs; ++i) {
-        const int64_t row = tile.token + warp_row(first + i), col = tile.output + warp_column() / P::matrices;
-        if (params.wide_out) put_slab<8>(params.problem, mine + i * kSlabFloats, row, tile.token_end, col, rank, parts);
-        else put_slab<together<P>>(params.problem, mine + i * kSlabFloats, row, tile.token_end, col, rank, parts);
+      for (int i = 0; i < kBlocks; ++i) {  // registers cannot be indexed at run time
+        if (i / kSlabs * kSlabs == first) Slabs::lay_out(mine + i % kSlabs * Slabs::kFloats, sums[i]);
       }
-      if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
-      else __syncwarp();
+      if constexpr (!Slabs::all_at_once) Slabs::put_slabs(params, tile, mine, kSlabs, warp_row() + first * Slabs::kTokens, rank, parts);
     }
-  }
-
-  // A slab as rows of tokens. wgmma leaves it turned around.
-  static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    KERNELS_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      const float* from = sums + j * 4;
-      if constexpr (arch::kWarpgroupMma) {
-        float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
-        to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
-      } else {
-        float* to = slab + g * kPitch + j * 8 + 2 * t;
-        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
-        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
-      }
-    }
-  }
-
-  template <int N>
-  static __device__ __forceinline__ void put_slab(const P& p, const float* from, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
-    constexpr int kCols = kSlabRows / P::matrices, kPacks = kCols / N;
-    const auto map = sink_map(p.out);
-    const auto& sink = sink_end(p.out);
-    for (int i = (threadIdx.x & 31) + 32 * rank; i < kSlabTokens * kPacks; i += 32 * parts) {
-      const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
-      if (r >= end || c >= p.n) continue;
-      const float* at = from + i / kPacks * kPitch + i % kPacks * N;
-      if constexpr (P::matrices == 2) {
-        const auto later = later_maps(map);
-        put(sink, apply_map(later, first_map(map).join(total<N>(at, parts), total<N>(at + kCols, parts)), fetch_operands<N>(later, r, c), r, c), r, c);
-      } else {
-        put(sink, apply_map(map, total<N>(at, parts), fetch_operands<N>(map, r, c), r, c), r, c);
-      }
-    }
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned parts) {
-    if (parts == 1) return read_sums<N>(at);
-    Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < parts; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
-    return sum;
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> read_sums(const float* at) {
-    Pack<float, N> out;
-    memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
-    return out;
   }
 };
 
@@ -456,7 +464,9 @@ struct GemmTile {
 template <class P, class T, int kWidth, int kRows_>
 struct GemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
-  static constexpr bool copied = GemmTile<P, T, kWidth, 64, kRows>::copied;
+  using Tile64 = GemmTile<P, T, kWidth, 64, kRows>;
+  using Slabs = GemmSlabs<P>;
+  static constexpr bool copied = Tile64::copied;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr bool early = true;
@@ -474,19 +484,40 @@ struct GemmBody {
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
+    extern __shared__ __align__(128) unsigned char shared[];
     constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
     __shared__ Alone<TokenState<typename P::X>, most> states;
-    run_if<64>(params, states.items), run_if<96>(params, states.items), run_if<128>(params, states.items), run_if<160>(params, states.items);
+    const bool early_weights = params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
+    if (!early_weights) arch::grid_dependency_wait();
+    const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
+    const Tile tile = place_tile(params, blockIdx.x / parts);
+    if (tile.token >= tile.token_end) return;
+    unsigned char* stages = shared + (kAligns ? -arch::shared_address(shared) & (kGemmAligned - 1) : 0);
+    const auto run_if = [&](auto height) {
+      constexpr int kTokens = decltype(height)::value;
+      if constexpr (is_here<kTokens>) {
+        if (params.tokens == kTokens) GemmTile<P, T, kWidth, kTokens, kRows>::run(params, tile, early_weights, stages, states.items);
+      }
+    };
+    run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
+    run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
+    // For tiles of all heights at one place, as it is most of the code.
+    if constexpr (Slabs::all_at_once) {
+      const int slabs = params.tokens / Slabs::kTokens;
+      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, parts);
+    }
   }
 
  private:
+  static constexpr bool kAligns = has_much_shared(arch::kCompiledFor);
   template <int kTokens>
   static constexpr bool is_here = has(kTokens, arch::kCompiledFor);
-  template <int kTokens>
-  static __device__ __forceinline__ void run_if(const Params& params, TokenState<typename P::X>* states) {
-    if constexpr (is_here<kTokens>) {
-      if (params.tokens == kTokens) GemmTile<P, T, kWidth, kTokens, kRows>::run(params, states);
-    }
+  // Blocks that run at the same time make a compact area, so that they share operands in the L2.
+  static __device__ __forceinline__ Tile place_tile(const Params& params, int64_t tile) {
+    constexpr int64_t kBand = 8;
+    const int64_t per_band = kBand * params.output_tiles, band = tile / per_band;
+    const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = tile - band * per_band;
+    return Tile(params.problem, band * kBand + within % height, params.tokens, within / height * kOutputs);
   }
 };
 
