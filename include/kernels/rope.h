@@ -20,7 +20,7 @@
 
 #include <cmath>
 
-#include "functor.h"
+#include "weights.h"
 
 KERNELS_BEGIN
 
@@ -301,36 +301,6 @@ class RotatingSink : public Functor {
 };
 
 // ---- weights whose results come in pairs ---------------------------------------------------------------------------
-
-// Rows of weights, those of a pair side by side.
-template <class S>
-class Paired : public Functor {
- public:
-  static constexpr Role role = Role::source;
-  Paired(S source, int head_dim, int half) : source_(source), head_dim_(head_dim), half_(half) {}
-
-  static constexpr int widest = detail::widest_of<S>();
-  int max_pack() const { return detail::max_pack_of(source_); }
-  Status check(int64_t rows, int64_t cols) const {
-    if (half_ > 0 && (head_dim_ < 1 || rows % head_dim_ != 0)) return invalid("paired: the rows are no whole heads");
-    return detail::check_of(source_, rows, cols);
-  }
-  template <int N>
-  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
-  template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
-  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
-
- private:
-  KERNELS_HD int64_t origin(int64_t row) const {
-    if (half_ == 0) return row;
-    const int at = int(static_cast<uint32_t>(row) % static_cast<uint32_t>(head_dim_));
-    return at >= 2 * half_ ? row : row - at + at / 2 + (at % 2 != 0 ? half_ : 0);
-  }
-
-  S source_;
-  int head_dim_, half_;
-};
 
 // Weights of queries or keys for rope | sink.
 template <class S>

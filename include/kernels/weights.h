@@ -351,6 +351,41 @@ auto stacked(S first, int64_t rows, Rest... rest) {
   return Stacked<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, rows, rest...));
 }
 
+// Rows of weights in the order in which rope | sink takes results: those of a pair side by side. In each head of head_dim rows, rows i
+// and half + i are pair i; half = 0: as they are. paired() and plain() in rope.h make it.
+template <class S>
+class Paired : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD Paired(S source, int head_dim, int half) : source_(source), head_dim_(head_dim), half_(half) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (half_ > 0 && (head_dim_ < 1 || rows % head_dim_ != 0)) return invalid("paired: the rows are no whole heads");
+    return detail::check_of(source_, rows, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
+  template <class Of = S>
+  KERNELS_HD auto at_row(int64_t row) const -> decltype(std::declval<const Of&>().at_row(row)) { return source_.at_row(origin(row)); }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
+
+  KERNELS_HD const S& source() const { return source_; }
+  // The row of the source that stands at this one's place.
+  KERNELS_HD int64_t origin(int64_t row) const {
+    if (half_ == 0) return row;
+    const int at = int(static_cast<uint32_t>(row) % static_cast<uint32_t>(head_dim_));
+    return at >= 2 * half_ ? row : row - at + at / 2 + (at % 2 != 0 ? half_ : 0);
+  }
+
+ private:
+  S source_;
+  int head_dim_, half_;
+};
+
 // The columns of a result to several sinks: apart(q_sink, nq, k_sink, nk, v_sink, nv). All sinks are of one type.
 template <class S, int kParts>
 class Apart : public Functor {
@@ -643,6 +678,11 @@ template <class W>
 struct is_stacked : std::false_type {};
 template <class S, int kParts>
 struct is_stacked<Stacked<S, kParts>> : std::true_type {};
+
+template <class W>
+struct is_paired : std::false_type {};
+template <class S>
+struct is_paired<Paired<S>> : std::true_type {};
 
 template <class W>
 struct is_shifted : std::false_type {};

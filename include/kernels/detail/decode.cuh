@@ -184,6 +184,8 @@ struct Coded<Dequant<Codes, Scales<T, Zero>>> : std::conditional_t<TakesZeros<ty
 };
 template <class S, int kParts>
 struct Coded<Stacked<S, kParts>> : Coded<S> {};
+template <class S>
+struct Coded<Paired<S>> : Coded<S> {};
 template <class A, class B>
 struct Coded<Gated<A, B>> : std::conditional_t<std::is_same<A, B>::value, Coded<A>, Coded<void>> {};
 

@@ -39,6 +39,7 @@ __device__ __forceinline__ void read_pairs(uint32_t (&words)[N / 2], const S& so
 template <class W>
 bool has_fine_scales(const W& w) {
   if constexpr (is_stacked<W>::value) return w.any([](const auto& part) { return has_fine_scales(part); });
+  else if constexpr (is_paired<W>::value) return has_fine_scales(w.source());
   else return w.scales().group(4 * Coded<W>::pack) < 4 * Coded<W>::pack;
 }
 
