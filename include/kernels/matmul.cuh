@@ -48,6 +48,15 @@ struct MatmulPolicy {
   // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of experts).
   // Then they are asked for while it is still running.
   bool weights_ready = false;
+  // A token's results have the same bits whatever M is and wherever the token stands: tiles for any number of tokens, blocks never share
+  // K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which read few tokens' weights slower.
+  bool batch_invariant = false;
+};
+
+// What a call does: the policy with all that it leaves open filled in.
+struct MatmulPlan : MatmulPolicy {
+  int input_pack = 0, weight_pack = 0;  // columns in one access to memory; 1: element by element
+  const char* why_not = "";             // why this is not the fastest path for this M, or ""
 };
 
 namespace detail {
@@ -59,18 +68,29 @@ class ProductEngine {
   using W = typename P::W;
   using C = typename P::C;
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
+  static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
   // Whether tensor cores may stand in: nothing that they would round but the inputs.
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
   static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
+  // Whether tiles are copied as they lie in memory, whatever K is.
+  static constexpr bool copied = is_16_bit<tensor_type<W>> && std::is_same<tensor_type<X>, tensor_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
 
   // What the policy leaves open.
-  Status plan(MatmulPolicy& plan) const {
+  Status plan(MatmulPlan& plan) const {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
-    return plan.path == Path::gemm ? run_gemm(&plan) : Status{};
+    if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
+    const bool tiles = plan.path == Path::gemm;
+    const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = tiles ? 8 : lesser(most, wide_x);
+    const bool whole = p_.k % most == 0 || (tiles && copied);
+    const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x && !(plan.path == Path::gemv && codes);
+    plan.weight_pack = in_packs ? most : 1;
+    plan.input_pack = in_packs ? most_x : 1;
+    plan.why_not = why_not(plan.path, most, most_x, whole);
+    return {};
   }
 
   Status run() const {
@@ -88,7 +108,21 @@ class ProductEngine {
   }
 
  private:
+  const char* why_not(Path path, int most, int most_x, bool whole) const {
+    if (narrow_weights && !Coded<W>::known) return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
+    if (pack_w_ < most) return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
+    if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
+    if (pack_x_ < most_x) return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
+    const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
+    if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
+    if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
+    if (path == Path::simt) return "weights: tensor cores would round float and double";
+    return "";
+  }
+
   Status choose_path(Path& path) const {
+    if (path == Path::automatic && policy_.batch_invariant) path = by_token<W> ? Path::gemv : narrow_weights ? Path::gemm : Path::simt;
+    if (policy_.batch_invariant && path != Path::gemm && path != Path::simt && !by_token<W>) return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
@@ -225,7 +259,7 @@ class ProductEngine {
   }
 
   // With a plan: what would be done.
-  Status run_gemm(MatmulPolicy* plan = nullptr) const {
+  Status run_gemm(MatmulPlan* plan = nullptr) const {
     if constexpr (narrow_weights) {
       using T = meeting_type<X, W>;
       using Single = GemmBody<P, T, 1, 128>;
@@ -262,7 +296,7 @@ class ProductEngine {
     const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
-      for (int cluster = 1; cluster == 1 || (image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
+      for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
         const int64_t room = cluster <= 2 ? sms : sms * 3 / 4, waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
         const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
         if (cost < best.cost) best = {tokens, cluster, cost};
@@ -271,7 +305,7 @@ class ProductEngine {
     return best;
   }
   template <class Body>
-  Status start_gemm(int image, const Choice& choice, MatmulPolicy* plan) const {
+  Status start_gemm(int image, const Choice& choice, MatmulPlan* plan) const {
     if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands");
     if (plan != nullptr) {
       plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
@@ -289,9 +323,7 @@ class ProductEngine {
     else return {};  // refused before
   }
   Status run_tiles() const {
-    constexpr int width = wide < 4 ? wide : 4;
-    constexpr int both = width < wide_x ? width : wide_x;
-    if (lesser(pack_w_, pack_x_) >= both && p_.k % both == 0) return start_simt<SimtGemmBody<P, both>>();
+    if (lesser(pack_w_, pack_x_) >= simt_pack && p_.k % simt_pack == 0) return start_simt<SimtGemmBody<P, simt_pack>>();
     return start_simt<SimtGemmBody<P, 1>>();
   }
   template <class Body>
@@ -337,10 +369,11 @@ Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const Matm
   return matmul(ex, x, w, out, shape, Groups{}, policy);
 }
 
-// What such a call does: `plan` is the policy with the path, and for the gemm path the tile, filled in.
+// What such a call does, and why not a faster way.
 template <class X, class W, class Out>
-Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, MatmulPolicy& plan) {
-  plan = policy;
+Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, MatmulPlan& plan) {
+  plan = {};
+  static_cast<MatmulPolicy&>(plan) = policy;
   return detail::with_product(ex, x, w, out, shape, groups, policy, [&](const auto& engine) { return engine.plan(plan); });
 }
 

@@ -1,5 +1,6 @@
 // Products on the GPU: every path, shapes that fill no tile, what is fused, special values, graphs.
 #include "support/gpu_products.cuh"
+#include "support/rope.h"
 
 using namespace test;
 
@@ -376,7 +377,7 @@ TEST_CASE("matmul: what a call will do can be asked") {
   Device<float> floats(512, 512, 512);
   const auto ask = [&](auto* p, int64_t m, k::MatmulPolicy policy = {}) {
     const auto in = k::load(static_cast<const std::decay_t<decltype(*p)>*>(p), 512);
-    k::MatmulPolicy plan;
+    k::MatmulPlan plan;
     REQUIRE(k::matmul_plan(stream, in, in, k::store(p, 512), {m, 512, 512}, {}, policy, plan));
     CHECK((plan.tile_tokens > 0) == (plan.path == Path::gemm));
     CHECK((plan.tile_rows > 0) == (plan.path == Path::gemm));
@@ -389,12 +390,147 @@ TEST_CASE("matmul: what a call will do can be asked") {
   CHECK(ask(floats.data(), 200).path == Path::simt);
   CHECK(ask(memory.data(), 200, {Path::gemv}).path == Path::gemv);
   CHECK(ask(memory.data(), 200, {Path::gemm, 128, 128}).tile_tokens == 128);
-  k::MatmulPolicy plan;
+  k::MatmulPlan plan;
   const auto in = k::load(static_cast<const k::half*>(memory.data()), 512);
   CHECK(!k::matmul_plan(stream, in, in, k::store(memory.data(), 512), {200, 512, 512}, {}, {Path::simt}, plan));
   CHECK(!k::matmul_plan(stream, in, in, k::store(memory.data(), 512), {-1, 512, 512}, {}, {}, plan));
   memory.download();
   CHECK(memory.intact());
+}
+
+TEST_CASE("matmul: a plan says why it is not the fastest") {
+  Stream stream;
+  Device<k::half> memory(520, 520, 520);
+  Device<float> floats(520, 520, 520);
+  const k::half* const p = memory.data();
+  const auto half_rows = k::load(p, 512);
+  const auto ask = [&](const auto& x, const auto& w, int64_t m, int64_t cols, k::MatmulPolicy policy = {}) {
+    k::MatmulPlan plan;
+    REQUIRE(k::matmul_plan(stream, x, w, k::store(floats.data(), 256), {m, 256, cols}, {}, policy, plan));
+    return plan;
+  };
+  const auto says = [](const k::MatmulPlan& plan, const char* start) { return std::string(plan.why_not).compare(0, std::strlen(start), start) == 0; };
+
+  for (const int64_t m : {1, 2, 20, 200}) {
+    const k::MatmulPlan plan = ask(half_rows, half_rows, m, 512);
+    CHECK(std::string(plan.why_not) == "");
+    CHECK(plan.weight_pack == 8);
+    CHECK(plan.input_pack == 8);
+  }
+  for (const int64_t m : {1, 2, 20, 200}) {
+    const k::MatmulPlan weights = ask(half_rows, k::load(p + 1, 512), m, 504), inputs = ask(k::load(p, 505), half_rows, m, 504), cut = ask(half_rows, half_rows, m, 500);
+    CHECK(says(weights, "weights: pointer"));
+    CHECK(weights.weight_pack == 1);
+    CHECK(says(inputs, "x: pointer"));
+    CHECK(inputs.input_pack == 1);
+    // Tiles are copied with their ends cut off.
+    CHECK(says(cut, "K is not") == (m < 200));
+    CHECK((cut.weight_pack == 1) == (cut.path != Path::gemm));
+    CHECK(says(ask(half_rows, half_rows | k::scale(2), m, 512), "weights: a map"));
+  }
+  CHECK(says(ask(k::load(static_cast<const float*>(floats.data()), 512), half_rows, 200, 512), "x: tiles on tensor cores"));
+  const auto float_rows = k::load(static_cast<const float*>(floats.data()), 512);
+  CHECK(says(ask(float_rows, float_rows, 200, 512), "weights: tensor cores would round"));
+  k::MatmulPolicy invariant;
+  invariant.batch_invariant = true;
+  CHECK(says(ask(half_rows, half_rows, 2, 512, invariant), "policy: batch_invariant"));
+  CHECK(ask(half_rows, half_rows, 2, 512, invariant).path == Path::gemm);
+  CHECK(ask(float_rows, float_rows, 2, 512, invariant).path == Path::simt);
+  invariant.path = Path::skinny;
+  k::MatmulPlan plan;
+  CHECK(!k::matmul_plan(stream, half_rows, half_rows, k::store(floats.data(), 256), {2, 256, 512}, {}, invariant, plan));
+}
+
+namespace {
+
+uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+// The rows of a product of 300 tokens, each again in products of few and of many, from different places on.
+template <class TX, class X, class W>
+void same_bits(const char* what, const X& inputs_from, const W& w, int64_t n, int64_t cols) {
+  INFO(what);
+  const int64_t most = 300;
+  const Matrix<TX> x(31, most, cols, cols + 8, 0, 1);
+  k::MatmulPolicy policy;
+  policy.batch_invariant = true;
+  Stream stream;
+  const auto run = [&](Device<float>& y, int64_t first, int64_t m) {
+    const TX* from = x.data() + first * x.ld();
+    REQUIRE(k::matmul(stream, inputs_from(k::load(from, x.ld())), w.source(), k::store(y.data(), y.ld()), {m, n, cols}, policy));
+    stream.wait();
+    y.download();
+    CHECK(y.intact());
+  };
+  Device<float> whole(most, n, n + 1);
+  run(whole, 0, most);
+  for (const int64_t m : {1, 2, 5, 17, 33, 64, 65, 100, 130, 161, 299}) {
+    const int64_t first = most - m;
+    Device<float> y(m, n, n + 3, 1);
+    run(y, first, m);
+    int64_t different = 0;
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t c = 0; c < n; ++c) different += bits_of(y.get(r, c)) != bits_of(whole.get(first + r, c));
+    }
+    INFO(m << " tokens");
+    CHECK(different == 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("matmul: a row's bits do not depend on its batch") {
+  const auto as_they_are = [](const auto& source) { return source; };
+  const int64_t n = 203, cols = 4104;
+  same_bits<k::bfloat16>("bfloat16", as_they_are, Plain<k::bfloat16, DeviceMemory>(n, cols, 8, 0), n, cols);
+  same_bits<k::half>("misaligned weights", as_they_are, Plain<k::half, DeviceMemory>(n, 520, 1, 1), n, 520);
+  same_bits<k::half>("normalized inputs", [](const auto& source) { return k::normed(source, k::RmsNorm{}); }, Plain<k::half, DeviceMemory>(n, cols, 8, 0), n, cols);
+  same_bits<k::half>("4 bits", as_they_are, FourBit<k::half, true, DeviceMemory>(n, 4096, 64, 0, 0), n, 4096);
+  same_bits<float>("float", as_they_are, Plain<float, DeviceMemory>(n, 1032, 8, 0), n, 1032);
+}
+
+namespace {
+
+// Tiles take weights rounded to 16 bits: by `rounded`.
+template <class W>
+void turned_products(const char* what, const W& w, const Turning& turn, int64_t n, int64_t cols, std::initializer_list<Path> paths, double rounded = 0x1p-10) {
+  const Numbers<float, DeviceMemory> frequencies(turn.frequencies);
+  const Numbers<int32_t, DeviceMemory> positions(turn.positions);
+  const k::Rope map = turn.map(positions.data(), frequencies.data());
+  for (const int64_t m : {1, 2, 7, 33, 130}) {
+    const Matrix<k::half> x(33, m, cols, cols + 8, 0, 1);
+    const auto in = k::load(static_cast<const k::half*>(x.data()), x.ld());
+    Device<float> y(m, n, n + 2);
+    for (const Path path : paths) {
+      expect(what, {m, n, cols}, path, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, policy); },
+             [&](int64_t row, int64_t col) {
+               return turn([&](int64_t at) { return product(row, at, cols, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, cols), m > 2 || path == Path::gemm ? rounded : 0); }, row, col);
+             });
+    }
+    Stream stream;
+    k::MatmulPlan paired, alone;
+    REQUIRE(k::matmul_plan(stream, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, {}, {}, paired));
+    REQUIRE(k::matmul_plan(stream, in, w.source(), k::store(y.data(), y.ld()), {m, n, cols}, {}, {}, alone));
+    CHECK(paired.path == alone.path);
+    CHECK(paired.weight_pack == alone.weight_pack);
+    CHECK(std::string(paired.why_not) == "");
+  }
+}
+
+}  // namespace
+
+TEST_CASE("matmul: paired weights keep the fast paths") {
+  const int64_t n = 3 * 64, cols = 512;
+  for (const Turning& turn : {Turning(64, 64, false, 130), Turning(64, 48, false, 130), Turning(64, 64, true, 130)}) {
+    turned_products("paired half", Plain<k::half, DeviceMemory>(n, cols, 8, 0), turn, n, cols, {Path::automatic, Path::gemv, Path::skinny, Path::gemm}, 0);
+    turned_products("paired int4, groups of 32", FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0), turn, n, cols, {Path::automatic, Path::gemm});
+    turned_products("paired int4, groups of 128", FourBit<k::half, false, DeviceMemory>(n, cols, 128, 0, 0), turn, n, cols, {Path::automatic, Path::gemm});
+    turned_products("paired int8", Scaled<int8_t, k::half, DeviceMemory>(n, cols, Grain::row, 1, 16, 0), turn, n, cols, {Path::automatic, Path::gemm});
+  }
 }
 
 // ---- calls ------------------------------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@
 KERNELS_BEGIN
 namespace detail {
 
+constexpr int kFewTokens = 32;
+
 template <class P>
 struct FewBody {
   using X = typename P::X;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using T = meeting_type<X, typename P::W>;
-  static constexpr int kRows = 64, kTokens = 32, kStep = 128, kThreads = 128;
+  static constexpr int kRows = 64, kTokens = kFewTokens, kStep = 128, kThreads = 128;
   static constexpr int max_threads = kThreads, registers = 168;
   using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kStep>;
   using Weights = TileOperand<T, Gate, kRows, kThreads, 8, kStep>;
