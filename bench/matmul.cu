@@ -3,8 +3,10 @@
 //
 // kernels: launches one after the other. kernels_early: with programmatic launches and MatmulPolicy::weights_ready, as in an
 // engine that knows its weights: they are asked for while the kernel ahead is still running.
-#include <kernels/rmsnorm.cuh>
+#include <kernels/append.h>
 #include <kernels/layernorm.cuh>
+#include <kernels/rmsnorm.cuh>
+#include <kernels/rope.h>
 
 #include "support/blas.cuh"
 
@@ -24,6 +26,17 @@ __global__ void pointwise_kernel(Source source, Sink sink, int64_t cols) {
 template <class Source, class Sink>
 void pointwise(cudaStream_t stream, Source source, Sink sink, int64_t rows, int64_t cols) {
   pointwise_kernel<<<dim3(unsigned((cols / 8 + 127) / 128), unsigned(rows)), 128, 0, stream>>>(source, sink, cols);
+}
+
+// A copy on the device, for as long as the program runs.
+template <class T>
+const T* on_device(const std::vector<T>& values) {
+  void* p = nullptr;
+  if (cudaMalloc(&p, values.size() * sizeof(T)) != cudaSuccess || cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) != cudaSuccess) {
+    std::fprintf(stderr, "out of GPU memory\n");
+    std::exit(1);
+  }
+  return static_cast<const T*>(p);
 }
 
 void must(const k::Status& status) {
@@ -215,6 +228,20 @@ void all_fused() {
     must(plain(s, x, w + nq * kk, y + nq, nk));
     must(plain(s, x, w + (nq + nk) * kk, y + nq + nk, nk));
     pointwise(s, k::load(static_cast<const Half*>(y), nq + 2 * nk), k::clamp(-8, 8) | k::store(y, nq + 2 * nk), 1, nq + 2 * nk);
+  });
+  // The same with queries and keys turned by their position on the way out.
+  std::vector<float> frequencies(64);
+  k::rope_frequencies(frequencies.data(), 128, 5e5);
+  const k::Rope rope = k::rope(on_device(std::vector<int32_t>{1000}), on_device(frequencies), 128);
+  Fused{"qkv_rope", nq + 2 * nk, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+    const auto rows = [=](int64_t first) { return k::load(w + first * kk, kk); };
+    const auto turned = [=](Half* to) { return rope | k::store(to, nq + 2 * nk); };
+    return k::matmul(ex, k::load(x, kk), k::stacked(k::paired(rows(0), rope), nq, k::paired(rows(nq), rope), nk, k::plain(rows(nq + nk)), nk),
+                     k::qkv(turned(y), nq, turned(y + nq), nk, k::store(y + nq + nk, nq + 2 * nk), nk), {1, nq + 2 * nk, kk}, policy);
+  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+    must(plain(s, x, w, t, nq + 2 * nk));
+    pointwise(s, k::load(static_cast<const Half*>(t), nq + nk) | rope, k::store(y, nq + nk), 1, nq + nk);
+    pointwise(s, k::load(static_cast<const Half*>(t + nq + nk), nk), k::store(y + nq + nk, nk), 1, nk);
   });
 }
 
