@@ -173,7 +173,10 @@ class Cycle : public Functor {
 };
 
 template <class S>
-Cycle<S> cycle(S source, int64_t period) { return {source, period}; }
+Cycle<S> cycle(S source, int64_t period) {
+  static_assert(!detail::has_effects<S>(), "cycle() reads its rows more than once, and tee() or another effect must happen once: put it behind add(cycle(...)), or make these rows before with copy()");
+  return {source, period};
+}
 
 namespace detail {
 
@@ -282,10 +285,9 @@ class Binary : public Functor {
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
-  KERNELS_HD auto read_twice() const {
-    auto source = detail::read_twice(source_);
-    return Binary<decltype(source), Op>(source);
-  }
+  KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_)); }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
   template <class C, int N, class Fetched>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
@@ -293,6 +295,9 @@ class Binary : public Functor {
   }
 
  private:
+  template <class T>
+  static KERNELS_HD auto with(const T& source) { return Binary<T, Op>(source); }
+
   S source_;
 };
 
@@ -329,7 +334,7 @@ template <class Gamma, class Beta>
 class Affine : public Functor {
  public:
   static constexpr Role role = Role::map;
-  Affine(Gamma gamma, Beta beta) : gamma_(gamma), beta_(beta) {}
+  KERNELS_HD Affine(Gamma gamma, Beta beta) : gamma_(gamma), beta_(beta) {}
 
   static constexpr int widest =
       detail::widest_of<Gamma>() < detail::widest_of<Beta>() ? detail::widest_of<Gamma>() : detail::widest_of<Beta>();
@@ -348,8 +353,13 @@ class Affine : public Functor {
     return v * convert<C>(detail::resolve(gamma_, detail::first_of(fetched), row, col)) +
            convert<C>(detail::resolve(beta_, detail::second_of(fetched), row, col));
   }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(gamma_), detail::second_pass(beta_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(gamma_), detail::without_effects(beta_)); }
 
  private:
+  template <class G, class B>
+  static KERNELS_HD auto with(const G& gamma, const B& beta) { return Affine<G, B>(gamma, beta); }
+
   Gamma gamma_;
   Beta beta_;
 };
@@ -426,12 +436,14 @@ class DirectStore : public Functor {
 template <class T>
 DirectStore<compute_t<T>, T> store(T* p, int64_t ld) { return {p, ld}; }
 
-// A map that also writes: stores the value, and passes on what was stored, rounded to T. An engine that reads a row a second
-// time reads what was written here instead of evaluating what stood before.
+// A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
+// that reads a row a second time reads what was written here instead of evaluating what stood before, and what must be read more
+// often (inputs of products, queries, columns in front of rope) does not take a tee at all.
 template <class T>
 class Tee : public DirectStore<compute_t<T>, T> {
  public:
   static constexpr Role role = Role::map;
+  static constexpr bool has_effects = true;
   using DirectStore<compute_t<T>, T>::DirectStore;
 
   Status check(int64_t rows, int64_t cols) const {
@@ -580,11 +592,7 @@ class MappedSource : public Functor {
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
     return detail::pair(detail::fetch<N>(source_, row, col), detail::fetch_operands<N>(map_, row, col));
   }
-  KERNELS_HD auto read_twice() const {
-    auto before = detail::read_twice(source_);
-    auto map = detail::read_twice(map_);
-    return MappedSource<decltype(before), decltype(map)>(before, map);
-  }
+  KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_), detail::read_twice(map_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     detail::prefetch(source_, row, begin, end);
     detail::prefetch(map_, row, begin, end);
@@ -594,23 +602,18 @@ class MappedSource : public Functor {
     return detail::apply_map(map_, detail::resolve(source_, detail::first_of(fetched), row, col), detail::second_of(fetched), row, col);
   }
   KERNELS_HD auto second_pass() const {
-    if constexpr (detail::is_tee<M>::value) {
-      return map_.template read_back<compute_type<S>>();
-    } else {
-      auto before = detail::second_pass(source_);
-      return MappedSource<decltype(before), M>(before, map_);
-    }
+    if constexpr (detail::is_tee<M>::value) return map_.template read_back<compute_type<S>>();
+    else return with(detail::second_pass(source_), detail::second_pass(map_));
   }
-  KERNELS_HD auto without_effects() const {
-    auto before = detail::without_effects(source_);
-    auto map = detail::without_effects(map_);
-    return MappedSource<decltype(before), decltype(map)>(before, map);
-  }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_), detail::without_effects(map_)); }
 
   KERNELS_HD const S& source() const { return source_; }
   KERNELS_HD const M& map() const { return map_; }
 
  private:
+  template <class T, class Map>
+  static KERNELS_HD auto with(const T& source, const Map& map) { return MappedSource<T, Map>(source, map); }
+
   S source_;
   M map_;
 };

@@ -78,7 +78,10 @@ class Rope : public Functor {
   Rope amplitude(float a) const { Rope out = *this; out.amplitude_ = a; return out; }
 
   template <class S>
-  RotatedSource<S> on_source(const S& source) const { return {source, *this}; }
+  RotatedSource<S> on_source(const S& source) const {
+    static_assert(!detail::has_effects<S>(), "rope reads each element twice, as itself and as the other one of its pair: put tee() behind rope, or make its input before with copy()");
+    return {source, *this};
+  }
   template <class S, class = std::enable_if_t<detail::is_sink<S>>>
   RotatingSink<Identity, S> on_sink(const S& sink) const {
     static_assert(!detail::is_row_sink<S>, "quantize() needs a whole row at once: use append_keys() with known scales");
@@ -196,14 +199,6 @@ class RotatedSource : public Functor {
     }
     rope_.turn(partner, mine, row, pair);
     return mine;
-  }
-  KERNELS_HD auto second_pass() const {
-    auto source = detail::second_pass(source_);
-    return RotatedSource<decltype(source)>(source, rope_);
-  }
-  KERNELS_HD auto without_effects() const {
-    auto source = detail::without_effects(source_);
-    return RotatedSource<decltype(source)>(source, rope_);
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
 

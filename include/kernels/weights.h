@@ -307,6 +307,7 @@ template <class S, int kParts>
 class Stacked : public Functor {
  public:
   static constexpr Role role = Role::source;
+  static constexpr bool has_effects = detail::has_effects<S>();
   explicit Stacked(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
 
   static constexpr int widest = detail::widest_of<S>();
@@ -509,7 +510,10 @@ class Repeated : public Functor {
 };
 
 template <class S>
-Repeated<S> repeated(S source, int64_t times) { return {source, times}; }
+Repeated<S> repeated(S source, int64_t times) {
+  static_assert(!detail::has_effects<S>(), "repeated() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
+  return {source, times};
+}
 
 // The way back from a mixture: a token's result is the sum over its top_k experts of shares[m * top_k + j] times the product of
 // its j-th row of inputs with the weights of expert ids[m * top_k + j]. All top_k rows of inputs are one row to the call, and
@@ -783,6 +787,7 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
   static_assert(is_source<X> && is_source<W> && is_sink<Out>, "matmul takes a source of inputs, a source of weights, and a sink");
   static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
   static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
+  static_assert(!has_effects<X>() && !has_effects<W>(), "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
   empty = true;
   if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");
   constexpr int64_t limit = int64_t(1) << 30;

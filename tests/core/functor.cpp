@@ -1,5 +1,5 @@
 // What every source, map and sink gives, on the host, in packs of several widths; against the same in double precision.
-#include <kernels/functor.h>
+#include <kernels/weights.h>
 
 #include <cmath>
 #include <limits>
@@ -332,6 +332,28 @@ TEST_CASE("without_effects: the same map, and no writes") {
   CHECK(copy.unchanged());
   CHECK(k::detail::apply_map(map, v, k::detail::fetch_operands<4>(map, 0, 0), 0, 0)[3] == 7.f);
   CHECK(!copy.unchanged());
+}
+
+TEST_CASE("a functor has effects if one of its parts has") {
+  float* p = nullptr;
+  const auto plain = k::load(p, 1) | k::scale(2) | k::add(k::row(p));
+  const auto tee = plain | k::tee(p, 1);
+  const auto effects = [](const auto& f) { return k::detail::has_effects<std::decay_t<decltype(f)>>(); };
+  CHECK(!effects(plain));
+  CHECK(!effects(k::affine(p, p) | k::gelu()));
+  CHECK(effects(k::tee(p, 1)));
+  CHECK(effects(tee));
+  CHECK(effects(tee | k::scale(2)));
+  CHECK(effects(plain | k::add(tee)));
+  CHECK(effects(plain | k::affine(p, tee)));
+  CHECK(effects(k::scale(2) | k::mul(k::load(p, 1) | k::add(tee))));
+  CHECK(effects(k::stacked(tee, 1, tee, 1)));
+  CHECK(effects(k::normed(tee, k::RmsNorm{})));
+  CHECK(effects(k::gated(plain, tee)));
+  // A second pass has none.
+  CHECK(!effects(k::detail::second_pass(tee)));
+  CHECK(!effects(k::detail::second_pass(plain | k::add(tee) | k::scale(2))));
+  CHECK(!effects(k::detail::without_effects(k::affine(p, tee))));
 }
 
 // ---- quantize ------------------------------------------------------------------------------------------------------

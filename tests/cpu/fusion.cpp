@@ -3,6 +3,8 @@
 #include "support/cpu.h"
 #include "support/random_matrix.h"
 
+#include <kernels/cpu/elementwise.h>
+
 #include <atomic>
 #include <memory>
 
@@ -400,6 +402,90 @@ TEST_CASE("every element is loaded once and stored once") {
                  counts.loads[i].load(), counts.stores[i].load());
       }
     }
+  }
+  CHECK_TALLY(t);
+}
+
+// ---- effects: once for each element, wherever they stand ---------------------------------------------------------------
+
+TEST_CASE("a tee in place, inside of add, mul and affine, runs once, however often its row is read") {
+  Tally t;
+  for (const int64_t cols : {7, 64, 20000, 300007}) {
+    const Matrix<float> x(25, kRows, cols, cols), before(26, kRows, cols, cols), beta(27, 1, cols, cols);
+    Guarded<float> y(kRows, cols, cols);
+    Guarded<int8_t> codes(kRows, cols, cols);
+    Guarded<float> scales(kRows, 1, 1);
+    const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); };
+    const auto doubled = [&](int64_t r, int64_t c) { return Real<>(2 * before.value(r, c)); };
+    // f(a source that doubles `res` where it lies) runs; then the doubled ones must lie there.
+    const auto twice_in_place = [&](const char* what, const auto& f) {
+      Matrix<float> res(26, kRows, cols, cols + 1);
+      f(k::load(res.data(), res.ld()) | k::scale(2) | k::tee(res.data(), res.ld()));
+      check_matrix(t, what, Plain{}, res, doubled, unchanged);
+    };
+    const auto in = k::load(x.data(), x.ld());
+    const auto out = k::store(y.data(), y.ld());
+    twice_in_place("add", [&](const auto& both) { run<LayerNorm>(t, in | k::add(both), out, kRows, cols); });
+    check_matrix(t, "the sum", LayerNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
+    twice_in_place("mul", [&](const auto& both) { run<RmsNorm>(t, in | k::mul(both) | k::shift(1), out, kRows, cols); });
+    check_matrix(t, "the product", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) * doubled(r, c) + Real<>(1.0); }, unchanged);
+    twice_in_place("affine", [&](const auto& both) { run<RmsNorm>(t, in | k::affine(both, beta.data()), out, kRows, cols); });
+    check_matrix(t, "both", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) * doubled(r, c) + Real<>(beta.value(0, c)); }, unchanged);
+    twice_in_place("add in add", [&](const auto& both) { run<RmsNorm>(t, in | k::add(in | k::add(both)), out, kRows, cols); });
+    check_matrix(t, "the sum of three", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) + value(r, c) + doubled(r, c); }, unchanged);
+    twice_in_place("add in a sink", [&](const auto& both) { run<RmsNorm>(t, in, k::add(both) | out, kRows, cols); });
+    check_matrix(t, "the sum behind", RmsNorm{}, y, value, [&](int64_t r, int64_t c, Real<> v) { return v + doubled(r, c); });
+    // A quantizing sink applies its maps twice: to find the scale, and to store.
+    twice_in_place("add in front of quantize", [&](const auto& both) {
+      run<RmsNorm>(t, in, k::add(both) | k::quantize(codes.data(), codes.ld(), scales.data()), kRows, cols);
+    });
+    twice_in_place("mul in what is quantized", [&](const auto& both) {
+      run<RmsNorm>(t, in | k::mul(both), k::quantize(codes.data(), codes.ld(), scales.data()), kRows, cols);
+    });
+    twice_in_place("a copy", [&](const auto& both) {
+      t.expect(k::cpu::copy(k::cpu::Exec{2}, in | k::add(both), out, kRows, cols).ok(), "copy");
+    });
+    check_matrix(t, "the copied sum", Plain{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
+  }
+  CHECK_TALLY(t);
+}
+
+namespace {
+
+// A map with an effect of its own: it counts.
+struct Counted : k::Functor {
+  static constexpr bool has_effects = true;
+  Counts* counts;
+  int64_t cols;
+  Counted(Counts* n, int64_t c) : counts(n), cols(c) {}
+  template <int N>
+  k::Pack<float, N> map(const k::Pack<float, N>& v, int64_t row, int64_t col) const {
+    for (int i = 0; i < N; ++i) ++counts->loads[size_t(row * cols + col + i)];
+    return v;
+  }
+  k::Identity without_effects() const { return {}; }
+};
+
+}  // namespace
+
+TEST_CASE("effects of users' sources and maps happen once, also inside of others") {
+  Tally t;
+  for (const int64_t cols : {5, 1000, 20000}) {
+    const int64_t rows = 3;
+    const Matrix<float> x(28, rows, cols, cols);
+    Guarded<int8_t> codes(rows, cols, cols);
+    Guarded<float> scales(rows, 1, 1);
+    const auto in = k::load(x.data(), x.ld());
+    const auto once = [&](const char* what, const auto& f) {
+      Counts counts(rows * cols);
+      f(&counts);
+      for (size_t i = 0; i < counts.loads.size(); ++i) t.expect(counts.loads[i] == 1, "%s, %d cols, element %zu: %d times", what, int(cols), i, counts.loads[i].load());
+    };
+    const auto quantize = k::quantize(codes.data(), codes.ld(), scales.data());
+    once("a reload in add", [&](Counts* n) { run<RmsNorm>(t, in | k::add(CountingLoad(n, cols) | k::scale(2)), quantize, rows, cols); });
+    once("a map of a source", [&](Counts* n) { run<LayerNorm>(t, in | Counted(n, cols) | k::scale(2), quantize, rows, cols); });
+    once("a map in mul", [&](Counts* n) { run<LayerNorm>(t, in | k::mul(in | Counted(n, cols)), quantize, rows, cols); });
+    once("a map of a sink", [&](Counts* n) { run<LayerNorm>(t, in, k::scale(2) | Counted(n, cols) | quantize, rows, cols); });
   }
   CHECK_TALLY(t);
 }

@@ -164,3 +164,75 @@ TEST_CASE("fused: bias, residual, tee in place and layernorm, all half") { resid
 TEST_CASE("fused: bias, residual, tee in place and layernorm, bfloat16 into a float residual") {
   residual_layernorm<k::bfloat16, float>();
 }
+
+// Where a row is read twice the tee runs in the first pass alone: in place a second time would double what is doubled.
+TEST_CASE("fused: a tee in place inside of add and affine runs once") {
+  for (const int64_t cols : {int64_t(48), int64_t(1000), int64_t(12288), int64_t(20001)}) {
+    const int64_t rows = 6;
+    Device<k::half> x(rows, cols, cols, 0, Poison::nan), before(rows, cols, cols);
+    Device<float> beta(1, cols, cols);
+    randomize(x, 1);
+    randomize(before, 2);
+    randomize(beta, 3);
+    const auto doubled = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(before, r);
+      for (Real<float>& a : row) a = a * constant(2);  // exact in half
+      return row;
+    });
+    const auto combined = [&](const auto& op) {
+      return all_rows(rows, [&](int64_t r) {
+        Row<float> row = row_of(x, r);
+        for (size_t c = 0; c < row.size(); ++c) row[c] = op(row[c], doubled[size_t(r)][c], Real<float>(beta.get(0, int64_t(c))));
+        layernorm(row, 1e-5);
+        return row;
+      });
+    };
+    const auto sum = combined([](const auto& a, const auto& b, const auto&) { return a + b; });
+    const auto both = combined([](const auto& a, const auto& b, const auto& c) { return a * b + c; });
+    const auto in = k::load(x.data(), x.ld());
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+      const auto run = [&](const auto& combine, const auto& want) {
+        Device<k::half> res(rows, cols, cols);
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < cols; ++c) res.set(r, c, before.get(r, c));
+        }
+        res.upload();
+        Device<k::half> y(rows, cols, cols);
+        const auto twice = k::load(res.data(), cols) | k::scale(2) | k::tee(res.data(), cols);
+        REQUIRE(k::layernorm(ex, in | combine(twice), k::store(y.data(), cols), rows, cols, k::LayerNorm{}, policy));
+        wait(ex);
+        CHECK(compare(res, doubled) == "");
+        CHECK(compare(y, want) == "");
+      };
+      run([](const auto& twice) { return k::add(twice); }, sum);
+      run([&](const auto& twice) { return k::affine(twice, beta.data()); }, both);
+    });
+  }
+}
+
+// A quantizing sink applies its maps twice, and what they do to memory once.
+TEST_CASE("fused: a tee in place inside of a quantizing sink's add runs once") {
+  for (const int64_t cols : {int64_t(48), int64_t(1000), int64_t(12288), int64_t(20001)}) {
+    const int64_t rows = 6;
+    Device<float> x(rows, cols, cols), before(rows, cols, cols);
+    randomize(x, 1);
+    randomize(before, 2);
+    const auto doubled = all_rows(rows, [&](int64_t r) {
+      Row<float> row = row_of(before, r);
+      for (Real<float>& a : row) a = a * constant(2);
+      return row;
+    });
+    each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
+      if (policy.residency == k::Residency::split) return;  // refused with a scale for each row
+      Device<float> res(rows, cols, cols);
+      randomize(res, 2);
+      Device<int8_t> codes(rows, cols, cols);
+      Device<float> scales(rows, 1, 1);
+      const auto twice = k::load(res.data(), cols) | k::scale(2) | k::tee(res.data(), cols);
+      REQUIRE(k::layernorm(ex, k::load(x.data(), cols), k::add(twice) | k::quantize(codes.data(), cols, scales.data()), rows, cols,
+                           k::LayerNorm{}, policy));
+      wait(ex);
+      CHECK(compare(res, doubled) == "");
+    });
+  }
+}

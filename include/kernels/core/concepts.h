@@ -20,7 +20,11 @@
 //   Status check(rows, cols)        what is wrong with the arguments
 //   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair stand side by side: it takes packs of 2
 //                                   or more at even columns, and is for products alone (rope.h)
-//   reload<N>(row, col)             a Source whose second load would not give the same value supplies this
+//   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
+//                                   effects of these. They happen exactly once for each element, or the call does not compile
+//   reload<N>(row, col)             a Source with effects supplies this for engines that read a row a second time
+//   without_effects()               a Map with effects supplies this for engines that apply it once more: the same map without them;
+//                                   likewise a Source whose resolve() has them
 #pragma once
 
 #include <utility>
@@ -70,6 +74,7 @@ constexpr int64_t kAny = 0;
 KERNELS_DETECT(has_role, F::role)
 KERNELS_DETECT(has_fetch, std::declval<const F&>().template fetch<1>(kAny, kAny))
 KERNELS_DETECT(has_load, std::declval<const F&>().template load<1>(kAny, kAny))
+KERNELS_DETECT(declares_effects, F::has_effects)
 KERNELS_DETECT(has_reload, std::declval<const F&>().template reload<1>(kAny, kAny))
 KERNELS_DETECT(has_second_pass, std::declval<const F&>().second_pass())
 KERNELS_DETECT(has_read_twice, std::declval<const F&>().read_twice())
@@ -145,6 +150,22 @@ constexpr bool is_row_sink = role_of<F>() == Role::row_sink;
 template <class F>
 constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 
+// Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or one of those
+// that it is made of does.
+template <class F>
+constexpr bool has_effects();
+template <class F>
+struct parts_have_effects : std::false_type {};
+template <template <class...> class F, class... Parts>
+struct parts_have_effects<F<Parts...>> {
+  static constexpr bool value = (has_effects<Parts>() || ...);
+};
+template <class F>
+constexpr bool has_effects() {
+  if constexpr (declares_effects<F>::value) return F::has_effects;
+  else return has_reload<F>::value || parts_have_effects<F>::value;
+}
+
 template <class A, class B>
 KERNELS_HD Pair<A, B> pair(const A& a, const B& b) {
   Pair<A, B> out;
@@ -200,17 +221,40 @@ using compute_type = typename ComputeType<S>::type;
 template <class S>
 struct Reloaded : Functor {
   static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;
   S source;
   template <int N>
   KERNELS_HD auto load(int64_t row, int64_t col) const { return source.template reload<N>(row, col); }
 };
 
-// The source to use when a row is read a second time: itself, unless the first pass had side effects.
-template <class S>
-KERNELS_HD auto second_pass(const S& source) {
-  if constexpr (has_second_pass<S>::value) return source.second_pass();
-  else if constexpr (has_reload<S>::value) return Reloaded<S>{{}, source};
-  else return source;
+// The same source or map without its effects, for an engine that applies it once more to what it has fetched.
+template <class F>
+KERNELS_HD auto without_effects(const F& f) {
+  if constexpr (!has_effects<F>()) {
+    return f;
+  } else if constexpr (has_without_effects<F>::value) {
+    return f.without_effects();
+  } else {
+    // Those of a source with load() alone are over when it has been fetched.
+    static_assert(is_source<F> && !has_fetch<F>::value,
+                  "what has effects would be applied twice: give it without_effects(), which returns the same functor without them");
+    return f;
+  }
+}
+
+// The source or map to use when a row is read a second time: it gives what the first one gave, and has no effects.
+template <class F>
+KERNELS_HD auto second_pass(const F& f) {
+  if constexpr (!has_effects<F>()) {
+    return f;
+  } else if constexpr (has_second_pass<F>::value) {
+    return f.second_pass();
+  } else if constexpr (has_reload<F>::value) {
+    return Reloaded<F>{{}, f};
+  } else {
+    static_assert(!is_source<F>, "a source with effects would be read twice: give it reload<N>(row, col), or make its values without them and write these with tee()");
+    return without_effects(f);
+  }
 }
 
 // The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with the
@@ -234,13 +278,6 @@ template <class M, class C, int N, class Fetched>
 KERNELS_HD auto apply_map(const M& map, const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) {
   if constexpr (has_fetch<M>::value) return map.map(v, fetched, row, col);
   else return map.map(v, row, col);
-}
-
-// The same map, or source, without writes to memory, for an engine that evaluates it once more.
-template <class M>
-KERNELS_HD auto without_effects(const M& map) {
-  if constexpr (has_without_effects<M>::value) return map.without_effects();
-  else return map;
 }
 
 // ---- Sink ----------------------------------------------------------------------------------------------------------

@@ -152,8 +152,7 @@ template <class P>
 class RowEngine {
  public:
   explicit RowEngine(const P& problem)
-      : p_(problem), again_(second_pass(p_.source)), map_(sink_map(p_.sink)), silent_(without_effects(map_)),
-        end_(sink_end(p_.sink)) {}
+      : p_(problem), again_(second_pass(p_.source)), map_(sink_map(p_.sink)), end_(sink_end(p_.sink)) {}
 
   void run(int threads) const {
     if (p_.cols > P::cached && p_.rows < threads) {
@@ -433,10 +432,11 @@ class RowEngine {
     const auto linear = p_.op.linear(all, finish_row(all, row));
     if constexpr (P::row_sink) {
       typename decltype(end_)::State states[kMaxChunks], sink_state;
+      const auto silent = without_effects(map_);
       each_chunk(threads, [&](int c, int64_t begin, int64_t end) {
         each_block(begin, end, [&](int64_t col, int count) {
           alignas(64) C block[P::block];
-          fill(block, col, count, read_again(silent_, row, all, linear));
+          fill(block, col, count, read_again(silent, row, all, linear));
           accumulate(states[c], block, count);
         });
       });
@@ -459,7 +459,6 @@ class RowEngine {
   const P& p_;
   decltype(second_pass(std::declval<const typename P::Source&>())) again_;
   decltype(sink_map(std::declval<const typename P::Sink&>())) map_;
-  decltype(without_effects(std::declval<const decltype(map_)&>())) silent_;
   SinkEnd<typename P::Sink> end_;
 };
 
