@@ -36,3 +36,43 @@ TEST_CASE("matmul: more than 2^31 weights") {
     }
   }
 }
+
+// Few columns and many tokens, or many results for each.
+TEST_CASE("matmul: more than 2^31 inputs, and results") {
+  if (!enough_memory(14)) return skip("needs 14 GB of GPU memory");
+  const auto half_at = [](int64_t i) {
+    const uint16_t bits = hashed_half(uint64_t(i));
+    k::half x;
+    std::memcpy(static_cast<void*>(&x), &bits, 2);
+    return value_of(x);
+  };
+  const auto check_at = [&](const Huge& y, int64_t m, int64_t n, int64_t cols, int64_t row, int64_t first) {
+    const std::vector<k::half> got = y.read(row * n + first, 8);
+    for (int64_t i = 0; i < 8; ++i) {
+      const Real<> want = product(row, first + i, cols, [&](int64_t r, int64_t c) { return Real<>(half_at(r * cols + c)); }, [&](int64_t r, int64_t c) { return half_at(r * cols + c); }, units(Path::gemm, cols));
+      INFO(m << " tokens, row " << row << ", column " << first + i);
+      REQUIRE(std::fabs(value_of(got[size_t(i)]) - want.v) <= want.e + 0x1p-11 * std::fabs(want.v));
+    }
+  };
+  const auto call = [&](const Huge& x, const Huge& w, Huge& y, int64_t m, int64_t n, int64_t cols) {
+    Stream stream;
+    REQUIRE(k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols), k::load(static_cast<const k::half*>(w.data()), cols), k::store(y.data(), n), {m, n, cols}));
+    stream.wait();
+    CHECK(y.intact());
+    for (const int64_t row : {int64_t(0), m / 2, m - 1}) {
+      for (const int64_t first : {int64_t(0), n - 8}) check_at(y, m, n, cols, row, first);
+    }
+  };
+  {
+    const int64_t cols = 4104, m = (int64_t(1) << 31) / cols + 300, n = 16;
+    Huge x(m * cols), w(n * cols), y(m * n);
+    x.hash(), w.hash();
+    call(x, w, y, m, n, cols);
+  }
+  {
+    const int64_t n = 40008, m = (int64_t(1) << 31) / n + 300, cols = 64;
+    Huge x(m * cols), w(n * cols), y(m * n);
+    x.hash(), w.hash();
+    call(x, w, y, m, n, cols);
+  }
+}
