@@ -486,6 +486,49 @@ TEST_CASE("any number of threads gives the same bits") {
   CHECK_TALLY(t);
 }
 
+namespace {
+
+// The rows of a product of 40 tokens, each again in products of fewer, from different places on.
+template <class Weights>
+void same_bits_in_any_batch(Tally& t, const char* what, int64_t n, int64_t cols, const Weights& w) {
+  const int64_t most = 40;
+  const Matrix<float> x(1, most, cols, cols, 0, 1);
+  k::cpu::MatmulPolicy policy;
+  policy.batch_invariant = true;
+  const auto run = [&](Guarded<float>& y, int64_t first, int threads) {
+    const k::Status status = k::cpu::matmul(k::cpu::Exec{threads}, k::load(x.data() + first * cols, cols), w.source(), k::store(y.data(), n), {y.rows(), n, cols}, policy);
+    t.expect(status.ok(), "%s", status.reason());
+    y.download();
+  };
+  Guarded<float> whole(most, n, n);
+  run(whole, 0, 1);
+  for (const int64_t m : {1, 2, 3, 5, 8, 13, 39}) {
+    Guarded<float> y(m, n, n);
+    run(y, most - m, 2);
+    const auto of = [&](const Guarded<float>& from, int64_t row, int64_t col) {
+      const float v = from.get(row, col);
+      uint32_t bits;
+      std::memcpy(&bits, &v, sizeof(bits));
+      return bits;
+    };
+    int different = 0;
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t c = 0; c < n; ++c) different += of(y, r, c) != of(whole, most - m + r, c);
+    }
+    t.expect(different == 0, "%s: %d of the results of %d tokens have other bits than among 40", what, different, int(m));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("batch_invariant gives a row the same bits in every batch") {
+  Tally t;
+  same_bits_in_any_batch(t, "float", 61, 4403, Plain<float>(61, 4403));
+  same_bits_in_any_batch(t, "half", 61, 1003, Plain<k::half>(61, 1003));
+  same_bits_in_any_batch(t, "uint4", 61, 1003, FourBit<float, true>(61, 1003, 32));
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("NaN and infinities reach exactly the results that they are part of") {
   Tally t;
   const int64_t n = 21;
