@@ -8,7 +8,8 @@
 // that neither the writes nor the reads meet a bank conflict.
 //
 // Keys that none of a block's rows see are not read; a warp leaves out tiles that its own rows do not see, and asks for
-// each key whether it is visible only in those that they do not see as a whole.
+// each key whether it is visible only in those that they do not see as a whole. Tiles of keys begin at multiples of their size,
+// wherever the first key that a block sees is: the bits of a row do not depend on which rows stand beside it.
 #pragma once
 
 #include "../arch/sm80.cuh"
@@ -191,22 +192,22 @@ class KvTiles {
   // Number `row` of the warp's rows of a tile, in the tile.
   static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kTogether + threadIdx.x / 32 * 4 + row % 4; }
 
-  // Rows of the tile from `pos` on, so many of which there are. rows[j]: in lane i + half * 16 where the
+  // Rows of the tile from `pos` on, of which those from `first` up to `end` are there. rows[j]: in lane i + half * 16 where the
   // warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
   template <bool kFull, class At>
-  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int count, const void* const (&rows)[kFound], int half) {
+  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int first, int end, const void* const (&rows)[kFound], int half) {
     if constexpr (copied) {
       const uint32_t to = arch::shared_address(tile) + Layout::mine();
       if constexpr (kFull) {
         copy_all(to, rows, half);
       } else {
-        if (full() && count >= kKeys) copy_all(to, rows, half);
-        else if (wide_) copy(to, count, rows, half);
-        else read(tile, at, pos, count);
+        if (full() && first <= 0 && end >= kKeys) copy_all(to, rows, half);
+        else if (wide_) copy(to, first, end, rows, half);
+        else read(tile, at, pos, first, end);
       }
       if constexpr (kStraight) from_ += kKeys * stride_;
     } else {
-      read(tile, at, pos, count);
+      read(tile, at, pos, first, end);
     }
   }
   // Whether rows are as wide as the tile, and may be copied.
@@ -237,22 +238,23 @@ class KvTiles {
       for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16(to + i * kStep + run * 128, row + run * 64);
     }
   }
-  __device__ __forceinline__ void copy(uint32_t to, int count, const void* const (&rows)[kFound], int half) {
+  __device__ __forceinline__ void copy(uint32_t to, int first, int end, const void* const (&rows)[kFound], int half) {
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
-      const bool there = Layout::row() + i * Layout::kTogether < count;
+      const int at = Layout::row() + i * Layout::kTogether;
+      const bool there = at >= first && at < end;
       const T* const row = there || !kStraight ? from(i, rows, half) : from_;
       KERNELS_UNROLL
       for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * 128, row + run * 64, run * 64 < left(), !there);
     }
   }
   template <class At>
-  __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int count) const {
+  __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     for (int run = 0; run * 64 < left(); ++run) {
       bring_rows<T, 8, kEach, decltype(read_twice(at(pos).codes))>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kTogether;
         unsigned char* const to = tile + Layout::mine() + i * kStep + run * 128;
-        if (row < count) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
+        if (row >= first && row < end) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
         else missing(to);
       }, !copied && wide_);
     }
@@ -329,9 +331,11 @@ struct PrefillBody {
     SeenKeys all = seen_by_warps[0];
     KERNELS_UNROLL
     for (int i = 1; i < kWarps; ++i) all = join(all, seen_by_warps[i]);
-    const int begin = all.any_begin, end = greater(all.any_begin, all.any_end), tiles = (end - begin + kKeys - 1) / kKeys;
+    const int end = all.any_end, low = lesser(all.any_begin, end), begin = low / kKeys * kKeys;
+    const auto tiles_in = [](int keys, int up) { return int(unsigned(keys + unsigned(up)) / kKeys); };
+    const int tiles = tiles_in(end - begin, kKeys - 1);
     // Tiles that the warp has something to do in, and those in which its rows see all keys.
-    const auto tile_of = [&](int key, int up) { return (greater(begin, lesser(key, end)) - begin + up) / kKeys; };
+    const auto tile_of = [&](int key, int up) { return tiles_in(greater(begin, lesser(key, end)) - begin, up); };
     const int first = tile_of(seen.any_begin, 0), last = seen.any_begin < seen.any_end ? tile_of(seen.any_end, kKeys - 1) : 0;
     const int first_whole = tile_of(seen.all_begin, kKeys - 1), last_whole = tile_of(seen.all_end, 0);
 
@@ -343,28 +347,29 @@ struct PrefillBody {
     // Where the rows of the tile from `pos` on are.
     const auto find = [&](int pos) {
       if constexpr (!in_one_run<Kv> && (Keys::copied || Values::copied)) {
-        if (pos >= end || lane % 16 >= Keys::kWarpRows) return;
+        if (unsigned(pos) >= unsigned(end) || lane % 16 >= Keys::kWarpRows) return;  // behind 2^31 - 1 as well
         KERNELS_UNROLL
         for (int j = 0; j < Keys::kFound; ++j) {
-          const int at = lesser(pos + Keys::tile_row(lane % 16 + j * 16), end - 1);
+          const int at = greater(low, pos + lesser(Keys::tile_row(lane % 16 + j * 16), end - 1 - pos));
           addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
         }
       }
     };
     const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes); };
+    const auto has_key = [&](int pos, int row) { return row >= low - pos && row < end - pos; };
     const auto bring_keys = [&](int tile, int stage, auto plain) {
-      const int pos = begin + tile * kKeys, count = end - pos;
+      const int pos = begin + tile * kKeys;
       if constexpr (Key::scaled) {
-        if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = int(threadIdx.x) < count ? key_at(pos + threadIdx.x).scale(0) : 0.f;
+        if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = has_key(pos, threadIdx.x) ? key_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      keys.template bring<decltype(plain)::value>(stages + stage * kStageBytes, key_at, pos, count, addresses, 0);
+      keys.template bring<decltype(plain)::value>(stages + stage * kStageBytes, key_at, pos, low - pos, end - pos, addresses, 0);
     };
     const auto bring_values = [&](int tile, int stage, auto plain) {
-      const int pos = begin + tile * kKeys, count = end - pos;
+      const int pos = begin + tile * kKeys;
       if constexpr (Value::scaled) {
-        if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = int(threadIdx.x) < count ? value_at(pos + threadIdx.x).scale(0) : 0.f;
+        if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = has_key(pos, threadIdx.x) ? value_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      values.template bring<decltype(plain)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, count, addresses, 1);
+      values.template bring<decltype(plain)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, low - pos, end - pos, addresses, 1);
     };
 
     Work work;
@@ -588,7 +593,7 @@ struct PrefillBody {
               for (int x = 0; x < 2; ++x) {
                 float& logit = logits[i][j][half * 2 + x];
                 const int key = j * 8 + lane % 4 * 2 + x;
-                at.key = pos + key;
+                at.key = int64_t(pos) + key;
                 float scored = -infinity<float>();
                 if (key >= seen.begin && key < seen.end) {
                   if (key_visible(p.score, at)) scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
@@ -646,7 +651,7 @@ struct PrefillBody {
           KERNELS_UNROLL
           for (int half = 0; half < 2; ++half) {
             const float shrink = arch::exp2_flushed(before[i][half] - reference(i, half));
-            sums[i][half] *= shrink;
+            sums[i][half] = __fmul_rn(sums[i][half], shrink);  // never fused with what is added next: the same bits in plain tiles and in others
             KERNELS_UNROLL
             for (int j = 0; j < kCols / 8; ++j) outputs[i][j][half * 2] *= shrink, outputs[i][j][half * 2 + 1] *= shrink;
           }

@@ -60,8 +60,11 @@ struct SimtPrefillBody {
     }
 
     const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
-    for (int pos = all.any_begin; pos < all.any_end; pos += kKeys) {
-      const bool there = pos + key_row < all.any_end;
+    // Tiles begin at multiples of their size, as in prefill.cuh.
+    const unsigned last = unsigned(all.any_end);
+    for (unsigned first = lesser(all.any_begin, all.any_end) / kKeys * kKeys; first < last; first += kKeys) {
+      const int pos = int(first);
+      const bool there = key_row >= all.any_begin - pos && key_row < all.any_end - pos;
       float sums[2][2] = {};
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
@@ -87,7 +90,7 @@ struct SimtPrefillBody {
         Pack<float, 2> logits;
         KERNELS_UNROLL
         for (int b = 0; b < 2; ++b) {
-          at[a].key = pos + lane + b * 16;
+          at[a].key = int64_t(pos) + lane + b * 16;
           logits.v[b] = -infinity<float>();
           if (at[a].key >= seen[a].begin && at[a].key < seen[a].end && key_visible(p.score, at[a])) {
             float logit = sums[a][b] * p.scale;
@@ -100,8 +103,8 @@ struct SimtPrefillBody {
         states[a].l += of_row(sum(w), [](float x, float y) { return x + y; });
         KERNELS_UNROLL
         for (int b = 0; b < 2; ++b) {
-          const int key = pos + lane + b * 16;
-          if constexpr (Value::scaled) w.v[b] = key < all.any_end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0) : 0.f;
+          const int64_t key = int64_t(pos) + lane + b * 16;
+          if constexpr (Value::scaled) w.v[b] = key >= all.any_begin && key < all.any_end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0) : 0.f;
           weights[mine[a]][lane + b * 16] = w.v[b];
         }
         KERNELS_UNROLL
