@@ -37,6 +37,18 @@ template <class Q, class Kv, class Out, class S>
   return detail::prefill(ex, q, kv, out, shape, score, options);
 }
 
+// How such a call would run, and why it does not run faster: core/attention_plan.h.
+template <class Q, class Kv, class Out, class S>
+[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
+                                    AttentionPlan& plan) {
+  bool empty = false;
+  plan = {};
+  KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+  KERNELS_TRY(ex.status());
+  if (empty) return {};
+  return detail::prefill_plan(ex, q, kv, out, shape, score, options, plan);
+}
+
 // For 1 to 32 queries of each sequence, which read all keys and values once. The keys are shared out among all multiprocessors, by the
 // lengths that the device finds when the kernel runs; `workspace` has decode_workspace_bytes(ex, shape, options) at a multiple of 16,
 // holds anything before, and belongs to one call at a time. Engines that know how large their heads are say so, decode<128>(...),

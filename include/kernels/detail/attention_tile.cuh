@@ -43,6 +43,12 @@ template <class Q, class Kv>
 using value_meeting_type = std::conditional_t<ValueRun<Kv>::scaled, bfloat16,
                                               typename FirstType<tensor_type<typename ValueRun<Kv>::Codes>, typename MemoryType<Q>::type>::type>;
 
+// Whether a view is one of kv.h, which knows its addresses.
+template <class Kv>
+constexpr bool is_kv_cache = false;
+template <class K, class V, class Where>
+constexpr bool is_kv_cache<KvCache<K, V, Where>> = true;
+
 // Whether the positions of a sequence stand at equal distances, all of them.
 template <class Kv>
 constexpr bool in_one_run = false;

@@ -268,9 +268,11 @@ class KvTiles {
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
+constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
+
 // kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the next keys and
 // values have room beside those that are worked on.
-template <class P, int kWarps, int kTiles, int kKeys, int kDim, int kCols_, int kStages, int kRegisters>
+template <class P, int kWarps, int kTiles, int kKeys_, int kDim_, int kCols_, int kStages, int kRegisters>
 struct PrefillBody {
   using Kv = typename P::Kv;
   using S = typename P::S;
@@ -278,7 +280,7 @@ struct PrefillBody {
   using Value = ValueRun<Kv>;
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
-  static constexpr int kThreads = kWarps * 32, kRows = kWarps * kTiles * 16, kCols = kCols_;
+  static constexpr int kThreads = kWarps * 32, kRows = kWarps * kTiles * 16, kKeys = kKeys_, kDim = kDim_, kCols = kCols_, kResultPack = 8;
   static constexpr int max_threads = kThreads, registers = kRegisters;
   static constexpr bool kParted = kCols < kDim;  // whether there may be several parts of the output's columns
   using Queries = TileLayout<kDim, kThreads>;
@@ -290,7 +292,6 @@ struct PrefillBody {
   static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes), kResultBytes = kRows * kPitch * 4;
   static constexpr int kSharedBytes = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
   static_assert(kSharedBytes + kRows * 8 + kWarps * 16 <= 99 * 1024, "what a block of sm_86 can have");
-  static constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
   // Tiles of which nothing need be asked have code of their own, without branches, in which the compiler finds more to do at the same
   // time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64 columns 3 cost a sixth (causal, 512 keys).
   // H200, bench_prefill.
@@ -807,10 +808,12 @@ struct PrefillBody {
   };
 };
 
+inline Status too_many_tiles() { return unsupported("attention: there are more than 2^31 tiles of queries"); }
+
 template <class Body, class P>
 Status start_prefill(const Exec& ex, const P& problem) {
   const PrefillGrid grid(ex.device(), problem.shape, Body::kRows, Body::kCols);
-  if (grid.blocks == 0) return unsupported("attention: there are more than 2^31 tiles of queries");
+  if (grid.blocks == 0) return too_many_tiles();
   Launch how;
   how.grid.x = unsigned(grid.blocks);
   how.threads = Body::max_threads;

@@ -1,26 +1,86 @@
 // Which kernel attends for many queries.
 #pragma once
 
+#include "../core/attention_plan.h"
 #include "prefill_simt.cuh"
 
 KERNELS_BEGIN
 namespace detail {
 
-// The smallest tile that the head fits into.
+template <class Body_>
+struct PrefillChoice {
+  using Body = Body_;
+};
+
+// Calls f(PrefillChoice<Body>): the smallest tile that the head fits into.
+template <class P, class F>
+Status with_prefill_body(const AttentionShape& shape, const F& f) {
+  if constexpr (narrow_kv<typename P::Kv>) {
+    const int64_t dim = greater(shape.dim, shape.value_dim());
+    if (dim <= 64) return f(PrefillChoice<PrefillBody<P, 4, 2, 128, 64, 64, 2, 255>>{});
+    if (dim <= 128) return f(PrefillChoice<PrefillBody<P, 4, 2, 64, 128, 128, 2, 255>>{});
+    if (dim <= 256) return f(PrefillChoice<PrefillBody<P, 4, 1, 64, 256, 256, 1, 255>>{});
+    return f(PrefillChoice<PrefillBody<P, 2, 1, 32, 576, 256, 1, 255>>{});
+  } else {
+    return f(PrefillChoice<SimtPrefillBody<P>>{});
+  }
+}
+
+template <class Q, class Kv, class Out, class S>
+PrefillProblem<Q, Kv, Out, S> prefill_problem(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
+  return {q, kv, out, score, shape, options, options.scale_for(shape.dim), max_pack_of(q) >= wide_pack<Q>,
+          key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>, value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>, lesser(8, max_pack_of(out))};
+}
+
 template <class Q, class Kv, class Out, class S>
 Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
   using P = PrefillProblem<Q, Kv, Out, S>;
-  const P problem{q, kv, out, score, shape, options, options.scale_for(shape.dim), max_pack_of(q) >= wide_pack<Q>,
-                  key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>, value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>, lesser(8, max_pack_of(out))};
-  if constexpr (narrow_kv<Kv>) {
-    const int64_t dim = greater(shape.dim, shape.value_dim());
-    if (dim <= 64) return start_prefill<PrefillBody<P, 4, 2, 128, 64, 64, 2, 255>>(ex, problem);
-    if (dim <= 128) return start_prefill<PrefillBody<P, 4, 2, 64, 128, 128, 2, 255>>(ex, problem);
-    if (dim <= 256) return start_prefill<PrefillBody<P, 4, 1, 64, 256, 256, 1, 255>>(ex, problem);
-    return start_prefill<PrefillBody<P, 2, 1, 32, 576, 256, 1, 255>>(ex, problem);
+  const P problem = prefill_problem(q, kv, out, shape, score, options);
+  return with_prefill_body<P>(shape, [&](auto choice) { return start_prefill<typename decltype(choice)::Body>(ex, problem); });
+}
+
+// The first thing that keeps a call from the fastest path, the gravest before others.
+template <class P>
+const char* prefill_why_not(const P& p, bool whole_tiles) {
+  using K = typename KeyRun<typename P::Kv>::Codes;
+  using V = typename ValueRun<typename P::Kv>::Codes;
+  if constexpr (!narrow_kv<typename P::Kv>) {
+    constexpr bool in_memory = has_max_pack<K>::value && has_max_pack<V>::value;
+    return in_memory ? "keys or values of float, which tensor cores would round" : "a view that computes its keys or values";
   } else {
-    return start_prefill<SimtPrefillBody<P>>(ex, problem);
+    constexpr bool own = !is_kv_cache<typename P::Kv>;
+    if (!p.wide_keys) return own ? "a view of one's own does not say how its keys are aligned" : "keys do not stand at multiples of 16 bytes";
+    if (!p.wide_values) return own ? "a view of one's own does not say how its values are aligned" : "values do not stand at multiples of 16 bytes";
+    if (!p.wide_queries) return "queries do not stand at multiples of 16 bytes";
+    if (p.out_pack < 8) return "results cannot be written in packs of 8 columns";
+    if (!is_16_bit<typename Coded<K>::Code> || !is_16_bit<typename Coded<V>::Code>) return "keys or values of 8 or 4 bits are decoded on their way";
+    if (!whole_tiles) return "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
+    if (!(p.scale > kSmallScale)) return "the scale is negative, or next to nothing";
+    return "";
   }
+}
+
+template <class Q, class Kv, class Out, class S>
+Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
+  using P = PrefillProblem<Q, Kv, Out, S>;
+  const P problem = prefill_problem(q, kv, out, shape, score, options);
+  return with_prefill_body<P>(shape, [&](auto choice) {
+    using Body = typename decltype(choice)::Body;
+    const PrefillGrid grid(ex.device(), shape, Body::kRows, Body::kCols);
+    if (grid.blocks == 0) return too_many_tiles();
+    constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>, wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
+    plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
+    plan.tile_rows = Body::kRows, plan.tile_keys = Body::kKeys;
+    plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;
+    plan.heads_together = grid.pack.divisor > 1;
+    plan.blocks = grid.blocks;
+    plan.query_pack = problem.wide_queries ? wide_pack<Q> : 1;
+    plan.key_pack = problem.wide_keys ? wide_key : 1;
+    plan.value_pack = problem.wide_values ? wide_value : 1;
+    plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
+    plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0);
+    return Status{};
+  });
 }
 
 }  // namespace detail

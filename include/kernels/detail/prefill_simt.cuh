@@ -16,7 +16,7 @@ struct SimtPrefillBody {
   using S = typename P::S;
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
-  static constexpr int kRows = 32, kKeys = 32, kCols = 128, kStep = 32;
+  static constexpr int kRows = 32, kKeys = 32, kDim = 0, kCols = 128, kStep = 32, kResultPack = 4;  // any dimension
   static constexpr int max_threads = 256, registers = 128;
   static constexpr int kGap = 4;  // floats between rows in shared memory
   struct Params {
