@@ -16,8 +16,8 @@
 // same bytes and has at most 256 columns, of float 128; other overlaps are not fine.
 //
 // Lengths, offsets, page tables and scales are read on the device alone, nothing is allocated or synchronized: a call can be
-// captured in a graph and replayed while sequences grow. The same input gives the same bits; with Attention{}.splits(n) a sequence has
-// the same bits in every batch.
+// captured in a graph and replayed while sequences grow. The same input gives the same bits, in attention() a sequence those that it has
+// alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
 #include "detail/decode_engine.cuh"

@@ -6,7 +6,7 @@
 // no_mask()                                every query sees every key
 // causal(align)                            query i sees key j up to its own place
 // window(left, right, align)               keys from `left` before its place up to `right` behind it; -1: no limit
-// bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set
+// bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set; .head_stride(n): heads have their own
 // tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before them
 // soft_cap(cap)                            cap * tanh(logit / cap)
 // alibi(slopes)                            - slopes[head] * |place of the query - key|
@@ -86,16 +86,18 @@ class Bitmask : public Score {
 
   KERNELS_HD bool visible(const ScoreAt& at) const {
     const int64_t bit = last_keys_ ? at.key - (at.kv_len - at.q_len) : at.key;
-    return bit < 0 || (words_[at.batch * batch_stride_ + at.query * query_stride_ + bit / 32] >> (bit % 32) & 1u) != 0;
+    return bit < 0 || (words_[at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + bit / 32] >> (bit % 32) & 1u) != 0;
   }
+  // Words from the mask of a head to the next one's; 0, unless given: all heads have the same.
+  Bitmask head_stride(int64_t stride) const { Bitmask out = *this; out.head_stride_ = stride; return out; }
   Status check(const AttentionShape&) const {
     if (words_ == nullptr) return invalid("bitmask: the pointer is null");
-    return query_stride_ < 0 || batch_stride_ < 0 ? invalid("bitmask: a stride is negative") : Status{};
+    return query_stride_ < 0 || batch_stride_ < 0 || head_stride_ < 0 ? invalid("bitmask: a stride is negative") : Status{};
   }
 
  private:
   const uint32_t* words_;
-  int64_t query_stride_, batch_stride_;
+  int64_t query_stride_, batch_stride_, head_stride_ = 0;
   bool last_keys_;
 };
 // Strides count words; a batch_stride of 0 gives all sequences the same mask.

@@ -144,6 +144,9 @@ TEST_CASE("each score alone") {
   check("window to the right", k::window(-1, 2), window_model(-1, 2));
   check("window, top left", k::window(5, 9, k::Align::top_left), window_model(5, 9, true));
   check("one key", k::window(0, 0), window_model(0, 0));
+  ScoreModel of_heads;
+  of_heads.visible = [](const Spot& s) { return (bits()[size_t(s.head * 100 + s.query * 19 + s.key / 32)] >> (s.key % 32) & 1) != 0; };
+  check("bits of heads", k::bitmask(bits().data(), 19, 0).head_stride(100), of_heads);
   check("bias, broadcast", k::score_bias(biases().data(), 0, 0, 600), bias_model(0, 0, 600));
   check("bias, by head", k::score_bias(biases().data(), 0, 600, 0), bias_model(0, 600, 0));
   CHECK_TALLY(t);

@@ -2,6 +2,7 @@
 #include <kernels/cpu/attention.h>
 
 #include "support/attention.h"
+#include "support/heads.h"
 
 using namespace test;
 
@@ -66,6 +67,7 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.run(f.shape, k::causal() & k::soft_cap(-1.f)), Code::invalid, "soft_cap"));
   CHECK(is(f.run(f.shape, k::alibi(nullptr)), Code::invalid, "alibi"));
   CHECK(is(f.run(f.shape, k::bitmask(nullptr, 1, 1)), Code::invalid, "bitmask"));
+  CHECK(is(f.run(f.shape, k::bitmask(reinterpret_cast<const uint32_t*>(f.p), 1, 1).head_stride(-1)), Code::invalid, "bitmask"));
   CHECK(is(f.run(f.shape, k::score_bias(f.p, -1, 0, 0)), Code::invalid, "score_bias"));
   CHECK(is(f.run(f.shape, k::sinks(static_cast<const float*>(nullptr))), Code::invalid, "sinks"));
 
@@ -107,6 +109,61 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(decode(f.shape, {f.p, k::cpu::decode_workspace_bytes(f.shape) - 1}), Code::invalid, "workspace"));
   CHECK(is(decode(f.shape, {reinterpret_cast<char*>(f.p) + 1, size_t(1) << 17}), Code::invalid, "aligned"));
   CHECK(is(decode(shape([](auto& s) { s.q_len = 33; }), f.workspace), Code::unsupported, "32"));
+}
+
+TEST_CASE("tokens, heads and sequences may stand any distances apart") {
+  Tally t;
+  for (const int64_t queries : {3, 40}) {
+    const int64_t batch = 2, heads = 4, dim = 24, v_dim = 40;
+    const AttentionCase c{std::vector<int64_t>(size_t(batch), queries), {50, 61}, heads, 2, dim, v_dim};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<float> key(1, where, dim), value(2, where, v_dim);
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
+    AttentionData<k::half, k::half> plain(c);
+    const k::cpu::Exec cx{2};
+    plain.check(t, "side by side", k::cpu::attention(cx, plain.source(), kv, plain.sink(), plain.shape(), k::no_mask(), plain.options()), key, value, {}, 7);
+    const auto in = head_strides(batch, queries, heads, dim), out = head_strides(batch, queries, heads, v_dim);
+    for (size_t i = 0; i < in.size(); ++i) {
+      for (const bool split : {false, true}) {
+        if (split && queries > 32) continue;
+        const size_t j = (i + 2) % out.size();
+        SpreadHeads<k::half> q(in[i], batch, queries, heads, dim, Poison::nan), o(out[j], batch, queries, heads, v_dim, Poison::garbage);
+        q.fill([&](int64_t row, int64_t col) { return plain.q.get(row, col); });
+        std::vector<float> memory(k::cpu::decode_workspace_bytes(plain.shape()) / sizeof(float));
+        const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
+        const k::Status status = split ? k::cpu::decode(cx, q.source(), kv, o.sink(), plain.shape(), k::no_mask(), workspace)
+                                       : k::cpu::attention(cx, q.source(), kv, o.sink(), plain.shape(), k::no_mask());
+        t.expect(status.ok(), "%s", status.reason());
+        t.expect(o.download(), "%s: wrote between heads", out[j].name);
+        bool same = true;
+        for (int64_t row = 0; row < batch * queries; ++row) {
+          for (int64_t col = 0; col < heads * v_dim; ++col) same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
+        }
+        t.expect(same, "from %s to %s: other results", in[i].name, out[j].name);
+      }
+    }
+  }
+  CHECK_TALLY(t);
+
+  Fixture f;
+  const auto call = [&](const k::Heads& from, const k::Heads& to) {
+    return k::cpu::attention(k::cpu::Exec{1}, k::load(f.p, from), f.kv(), k::store(f.p + 8192, to), f.shape, k::no_mask());
+  };
+  const k::Heads good = k::heads(16, 64, 16);
+  using k::Code;
+  CHECK(call(good, good));
+  CHECK(call(k::heads(16, 0, 0), good));
+  CHECK(is(call(k::heads(24, 64, 16), good), Code::invalid, "whole heads"));
+  CHECK(is(call(k::heads(0, 64, 16), good), Code::invalid, "whole heads"));
+  CHECK(is(call(k::heads(16, -64, 16), good), Code::invalid, "negative"));
+  CHECK(is(call(good.batches(4, 256), good), Code::invalid, "whole batches"));
+  CHECK(is(call(good.batches(0, 256), good), Code::invalid, "whole batches"));
+  CHECK(is(call(k::heads(16, int64_t(1) << 62, 16), good), Code::invalid, "64 bits"));
+  CHECK(is(call(good, k::heads(16, 63, 16)), Code::invalid, "same place"));
+  CHECK(is(call(good, k::heads(16, 64, 8)), Code::invalid, "same place"));
+  CHECK(is(call(good, k::heads(16, 16, 48).batches(3, 191)), Code::invalid, "same place"));
+  CHECK(call(good, k::heads(16, 16, 48).batches(3, 192)));
+  CHECK(call(good, k::heads(16, 32, 96).batches(3, 16)));
 }
 
 TEST_CASE("parts of the keys, merged, are the whole") {

@@ -230,6 +230,11 @@ void scored(Tally& t, const std::string& what, const S& score, const ScoreModel&
 TEST_CASE("each score alone") {
   Tally t;
   for (int kind = 0; kind < kScores; ++kind) scored(t, kNames[kind], AnyScore(kind) & AnyScore(0), model_of(kind) & model_of(0), 5);
+  AnyScore of_heads(6);
+  of_heads.bits = k::bitmask(tables().bits_there->data(), 10, 0).head_stride(150);
+  ScoreModel bits_of_heads;
+  bits_of_heads.visible = [](const Spot& s) { return (tables().bits[size_t(s.head * 150 + s.query * 10 + s.key / 32)] >> (s.key % 32) & 1) != 0; };
+  scored(t, "bits of heads", of_heads & AnyScore(0), bits_of_heads & causal_model(), 5);
   scored(t, "no mask", k::no_mask(), {});
   scored(t, "causal", k::causal(), causal_model());
   scored(t, "causal, top left", k::causal(k::Align::top_left), causal_model(true));

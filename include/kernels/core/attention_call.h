@@ -10,7 +10,8 @@
 KERNELS_BEGIN
 
 // `batch` sequences of q_len queries. A query is a row of the source of queries, with its heads side by side: head h begins at
-// column h * dim; likewise a row of the sink, at h * v_dim. Head h reads keys and values of head h / (heads / kv_heads).
+// column h * dim; likewise a row of the sink, at h * v_dim. Head h reads keys and values of head h / (heads / kv_heads). Where rows
+// and heads lie in memory is up to source and sink: k::load(q, heads * dim), or any strides with heads.h.
 //
 // Sequence b has rows b * q_len on. With q_offsets (batch + 1 of them, in the memory that the call computes in) it has rows
 // q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has.

@@ -2,6 +2,7 @@
 // tile in shared memory.
 #pragma once
 
+#include "../heads.h"
 #include "../kv.h"
 #include "../rope.h"
 #include "../score.h"
@@ -15,6 +16,8 @@ constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 template <class S>
 struct MemoryType<RotatedSource<S>> : MemoryType<S> {};
+template <class T>
+struct MemoryType<HeadsLoad<T>> : MemoryType<DirectLoad<T>> {};
 
 template <class Kv>
 using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
@@ -84,6 +87,8 @@ template <class Source, class T>
 constexpr bool lies_as = false;
 template <class T, Cache kCache>
 constexpr bool lies_as<DirectLoad<T, float, kCache>, T> = true;
+template <class T>
+constexpr bool lies_as<HeadsLoad<T>, T> = true;
 
 // Columns [col, col + kCount) of a row: asked for, and later made values of T.
 template <class Source, int kCount>

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <new>
 
+#include "../../heads.h"
 #include "../../kv.h"
 #include "../../score.h"
 #include "gemm.h"

@@ -1,0 +1,138 @@
+// Heads that do not stand side by side: where queries are read from, and results go to, in memory of any strides.
+//
+//   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));                                    // a sequence, or ragged ones
+//   auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride));      // q_len rows of each sequence
+//
+// Rows and columns are what they always are, row b * q_len + i for query i of sequence b, column h * dim + c for column c of head h;
+// element (b, i, h, c) lies at p[b * batch_stride + i * token_stride + h * head_stride + c]. PyTorch's (batch, heads, length, dim)
+// has batch_stride, head_stride and token_stride = t.stride(0), t.stride(1) and t.stride(2). Strides count elements; maps, rope()
+// and other operations see nothing of them.
+#pragma once
+
+#include "functor.h"
+
+KERNELS_BEGIN
+
+class Heads {
+ public:
+  Heads(int64_t dim, int64_t token_stride, int64_t head_stride) : dim_(dim), token_stride_(token_stride), head_stride_(head_stride) {}
+
+  // Sequences of so many rows, each batch_stride behind the one before.
+  Heads batches(int64_t rows, int64_t batch_stride) const {
+    Heads out = *this;
+    out.batched_ = true, out.batch_rows_ = rows, out.batch_stride_ = batch_stride;
+    return out;
+  }
+
+  // There are fewer rows, and columns, than 2^32.
+  KERNELS_HD int64_t place(int64_t row, int64_t col) const {
+    const uint32_t dim = uint32_t(dim_), head = uint32_t(col) / dim;
+    int64_t at = head * head_stride_ + (uint32_t(col) - head * dim);
+    if (batched_) {
+      const uint32_t rows = uint32_t(batch_rows_), batch = uint32_t(row) / rows;
+      at += batch * batch_stride_;
+      row = uint32_t(row) - batch * rows;
+    }
+    return at + row * token_stride_;
+  }
+
+  // The widest pack that stays in a head, and that address and strides allow.
+  template <class T>
+  int max_pack(const T* p, int widest) const {
+    int n = lesser(detail::aligned_pack(p, token_stride_, widest), lesser(detail::aligned_pack(p, head_stride_, widest), detail::aligned_pack(p, batch_stride_, widest)));
+    while (n > 1 && dim_ % n != 0) n /= 2;
+    return n;
+  }
+
+  template <class T>
+  Status check(int64_t rows, int64_t cols) const {
+    constexpr int64_t limit = std::numeric_limits<uint32_t>::max();
+    if (dim_ < 1 || cols % dim_ != 0) return invalid("heads: the columns are no whole heads of dim");
+    if (token_stride_ < 0 || head_stride_ < 0 || batch_stride_ < 0) return invalid("heads: a stride is negative");
+    if (batched_ && (batch_rows_ < 1 || rows % batch_rows_ != 0)) return invalid("heads: the rows are no whole batches");
+    if (cols > limit || (batched_ && rows > limit)) return unsupported("heads: more than 2^32 - 1 rows or columns");
+    if (detail::rows_overflow<T>(rows, token_stride_) || detail::rows_overflow<T>(cols / dim_, head_stride_) || detail::rows_overflow<T>(rows, batch_stride_)) {
+      return invalid("heads: a stride times rows or heads exceeds 64 bits");
+    }
+    return {};
+  }
+  // Of what is written: no two elements in the same place.
+  template <class T>
+  Status check_apart(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(check<T>(rows, cols));
+    // Of ragged sequences `rows` is only the most that there may be.
+    const int64_t heads = cols / dim_, tokens = batched_ ? batch_rows_ : rows > 1 ? 2 : rows, batches = batched_ ? rows / batch_rows_ : 1;
+    struct Step {
+      int64_t stride, count;
+    } steps[] = {{token_stride_, tokens}, {head_stride_, heads}, {batch_stride_, batches}};
+    const auto order = [&](int a, int b) {
+      if (steps[b].stride < steps[a].stride) std::swap(steps[a], steps[b]);
+    };
+    order(0, 1), order(1, 2), order(0, 1);
+    int64_t taken = dim_;
+    for (const Step& step : steps) {
+      if (step.count < 2) continue;
+      if (step.stride < taken) return invalid("heads: strides put two results in the same place");
+      taken += step.stride * (step.count - 1);
+    }
+    return {};
+  }
+
+ private:
+  int64_t dim_, token_stride_, head_stride_, batch_rows_ = 0, batch_stride_ = 0;
+  bool batched_ = false;
+};
+
+inline Heads heads(int64_t dim, int64_t token_stride, int64_t head_stride) { return {dim, token_stride, head_stride}; }
+
+template <class T>
+class HeadsLoad : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  HeadsLoad(const T* p, const Heads& where) : p_(p), where_(where) {}
+
+  static constexpr int widest = 16 / int(sizeof(T));
+  int max_pack() const { return where_.max_pack(p_, widest); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (p_ == nullptr) return invalid("load: the pointer is null");
+    return where_.check<T>(rows, cols);
+  }
+
+  KERNELS_HD const T* at(int64_t row, int64_t col) const { return p_ + where_.place(row, col); }
+  template <int N>
+  KERNELS_HD Packed<T, N> fetch(int64_t row, int64_t col) const { return read<N, Cache::stream>(at(row, col)); }
+  template <int N>
+  KERNELS_HD auto resolve(const Packed<T, N>& fetched, int64_t, int64_t) const { return convert<compute_t<T>>(fetched.unpack()); }
+
+ private:
+  const T* p_;
+  Heads where_;
+};
+
+template <class T>
+class HeadsStore : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  HeadsStore(T* p, const Heads& where) : p_(p), where_(where) {}
+
+  static constexpr int widest = 16 / int(sizeof(T));
+  int max_pack() const { return where_.max_pack(p_, widest); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (p_ == nullptr) return invalid("store: the pointer is null");
+    return where_.check_apart<T>(rows, cols);
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const { write<N>(p_ + where_.place(row, col), convert<T>(v)); }
+
+ private:
+  T* p_;
+  Heads where_;
+};
+
+template <class T>
+HeadsLoad<T> load(const T* p, const Heads& where) { return {p, where}; }
+template <class T>
+HeadsStore<T> store(T* p, const Heads& where) { return {p, where}; }
+
+KERNELS_END
