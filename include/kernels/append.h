@@ -23,27 +23,30 @@ class AppendAt {
 
   // A cache of `capacity` positions for sequences of any length (StreamingLLM): the first `kept` stay, and all others go around
   // in what is left. As attention does not care for the order of keys, it reads the first capacity ones, or as many as there are.
-  AppendAt ring(int64_t capacity, int64_t kept) const {
+  // lengths: those of the sequences with the new tokens, however long. Of more tokens than fit, only the last are written.
+  AppendAt ring(int64_t capacity, int64_t kept, const Lengths& lengths) const {
     AppendAt out = *this;
-    out.capacity_ = capacity, out.kept_ = kept, out.ring_ = true;
+    out.capacity_ = capacity, out.kept_ = kept, out.lengths_ = lengths, out.ring_ = true;
     return out;
   }
 
   KERNELS_HD int64_t sequence(int64_t row) const { return sequences_ != nullptr ? sequences_[row] : row; }
   // Negative: the token is left out.
   KERNELS_HD int64_t position(int64_t row) const {
-    const int64_t at = positions_[row];
-    return !ring_ || at < kept_ ? at : kept_ + (at - kept_) % (capacity_ - kept_);
+    const int64_t at = positions_[row], around = capacity_ - kept_;
+    if (!ring_ || at < kept_) return at;
+    return at < lengths_(sequence(row)) - around ? -1 : kept_ + (at - kept_) % around;
   }
   Status check() const {
     if (positions_ == nullptr) return invalid("append: the pointer to the positions is null");
     if (ring_ && (kept_ < 0 || capacity_ <= kept_)) return invalid("append: the ring keeps more positions than it has");
-    return {};
+    return lengths_.check();
   }
 
  private:
   const int32_t *positions_, *sequences_;
   int64_t capacity_ = 0, kept_ = 0;
+  Lengths lengths_ = 0;
   bool ring_ = false;
 };
 

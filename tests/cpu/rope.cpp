@@ -70,6 +70,14 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("a ring that new tokens go around more than once") {
+  Tally t;
+  for (const int threads : {1, 2}) {
+    check_ring<HostMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(k::cpu::Exec{threads}, in, out, rows, cols); });
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("queries are turned on their way into attention") {
   Tally t;
   const AttentionCase c{{12}, {50}, 4, 2, 32};
@@ -106,7 +114,10 @@ TEST_CASE("what rope and append refuse") {
   const auto tensor = k::nhd(p + 2048, 8, 2, 16);
   CHECK(append(tensor, k::AppendAt(positions), 32));
   CHECK(append(tensor, k::AppendAt(nullptr), 32).code() == k::Code::invalid);
-  CHECK(append(tensor, k::AppendAt(positions).ring(4, 4), 32).code() == k::Code::invalid);
+  CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, 2), 32));
+  CHECK(append(tensor, k::AppendAt(positions).ring(4, 4, 2), 32).code() == k::Code::invalid);
+  CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, -1), 32).code() == k::Code::invalid);
+  CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, static_cast<const int32_t*>(nullptr)), 32).code() == k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions), 24).code() == k::Code::invalid);
   CHECK(append(tensor.scales(p, 16, 2, 1), k::AppendAt(positions), 32).code() == k::Code::unsupported);
 }

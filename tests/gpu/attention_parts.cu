@@ -94,6 +94,19 @@ TEST_CASE("queries are turned on their way, and alone") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("a ring that new tokens go around more than once, on the GPU") {
+  Tally t;
+  Stream stream;
+  for (int round = 0; round < 20; ++round) {
+    check_ring<DeviceMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) {
+      const k::Status status = k::copy(stream, in, out, rows, cols);
+      stream.wait();
+      return status;
+    });
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("copies of any type and alignment") {
   Tally t;
   for (const int64_t shift : {0, 1}) {

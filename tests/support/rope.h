@@ -97,7 +97,8 @@ void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring
   const Numbers<float, Memory> frequencies(turn.frequencies);
   const k::Rope map = turned.map(where.data(), frequencies.data());
   k::AppendAt at(where.data(), whose.data());
-  if (ring) at = at.ring(capacity, 4);
+  const Numbers<int32_t, Memory> lengths({1000 + (tokens + 1) / 2, 1000 + tokens / 2});
+  if (ring) at = at.ring(capacity, 4, lengths.data());
 
   Guarded<float, Memory> q(tokens, nq, nq + 1, 1);
   const auto run = [&](const auto& kt, const auto& vt) {
@@ -135,6 +136,45 @@ void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring
       const Real<> key = turned([&](int64_t n) { return result(m, nq + n); }, m, c) * inverse, value = result(m, nq + nk + c) * inverse;
       t.expect(within(keys.get(0, slot * nk + c), key), "key %d of token %d: %g, want %g", int(c), int(m), value_of(keys.get(0, slot * nk + c)), key.v);
       t.expect(within(values.get(0, slot * nk + c), value), "value %d of token %d: %g, want %g", int(c), int(m), value_of(values.get(0, slot * nk + c)), value.v);
+    }
+  }
+}
+
+// Keys of three sequences to rings of 11 positions, of which 3 stay; up to 40 new ones at a time, the last first.
+// run(source, sink, rows, columns) copies, and returns when it is done.
+template <class Memory, class Run>
+void check_ring(Tally& t, const Run& run) {
+  const int64_t capacity = 11, kept = 3, heads = 2, dim = 8, width = heads * dim;
+  const std::vector<int64_t> first = {0, 5, 100}, count = {40, 4, 25};
+  std::vector<int32_t> positions, sequences;
+  for (int64_t i = 39; i >= 0; --i) {
+    for (size_t b = 0; b < 3; ++b) {
+      if (i < count[b]) positions.push_back(int32_t(first[b] + i)), sequences.push_back(int32_t(b));
+    }
+  }
+  const int64_t rows = int64_t(positions.size());
+  const RandomMatrix<float, Memory> x(1, rows, width, width);
+  const Numbers<int32_t, Memory> where(positions), whose(sequences), lengths({40, 9, 125});
+  Guarded<float, Memory> cache(3 * capacity, width, width);
+  const auto side = k::nhd(cache.data(), capacity, heads, dim);
+  const k::Status status = run(k::load(static_cast<const float*>(x.data()), width),
+                               k::append_keys(k::dense_kv(side, side, capacity), k::AppendAt(where.data(), whose.data()).ring(capacity, kept, lengths.data()), dim), rows, width);
+  t.expect(status.ok(), "%s", status.reason());
+  cache.download();
+  t.expect(cache.intact(), "wrote outside");
+  const Guarded<float, Memory> untouched(3 * capacity, width, width);
+  for (int64_t b = 0; b < 3; ++b) {
+    for (int64_t slot = 0; slot < capacity; ++slot) {
+      // The newest of the tokens that belong there.
+      int64_t newest = -1, row = -1;
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t pos = positions[size_t(r)];
+        if (sequences[size_t(r)] == b && (pos < kept ? pos : kept + (pos - kept) % (capacity - kept)) == slot && pos > newest) newest = pos, row = r;
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        const float got = cache.get(b * capacity + slot, c), want = row < 0 ? untouched.get(b * capacity + slot, c) : float(x.value(row, c));
+        t.expect(std::memcmp(&got, &want, sizeof(got)) == 0, "sequence %d, slot %d, column %d: %g, want %g of position %d", int(b), int(slot), int(c), got, want, int(newest));
+      }
     }
   }
 }
