@@ -10,15 +10,17 @@
 // count elements. K and V may differ in all of this, and in type: float, half, bfloat16, float8_e4m3, float8_e5m2, int8, or
 // 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in multiples of 8.
 //
-// lengths: one for all sequences, or a pointer to one for each; up to 2^31 - 1 keys. Lengths, offsets and page tables are int32 and
+// lengths: one for all sequences, or a pointer to one for each; up to 2^31 - 1024 keys. Lengths, offsets and page tables are int32 and
 // lie in the memory that the call computes in: on the GPU they may change between two replays of a graph.
 //
 // A view of your own derives from k::KvView and has
 //
-//   int64_t length(int64_t b) const                          the keys of sequence b, 2^31 - 1 at most
+//   int64_t length(int64_t b) const                          the keys of sequence b, 2^31 - 1024 at most
 //   KvRun key(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
 //   KvRun value(int64_t b, int64_t head, int64_t pos) const  count: how many positions it is good for
 //                                                            float scale(i): what the codes in row i are multiplied by
+//   int alignment() const                                    optional: the bytes at whose multiples all rows of both begin. With 16
+//                                                            they are read in wide accesses, without it element by element
 //   Status check(batch, heads, dim, v_dim) const             optional
 #pragma once
 
@@ -31,11 +33,18 @@ KERNELS_BEGIN
 
 struct KvView : Functor {};
 
+// The most keys of a sequence: positions are 32-bit numbers on the GPU, those behind the last one that a tile has room for as well.
+constexpr int64_t kMostKeys = (int64_t(1) << 31) - 1024;
+
+template <class T>
+constexpr bool is_kv_scale = std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
+
 // Positions that stand at equal distances.
 template <class Codes_, class Scale = Nothing>
 struct KvRun {
   using Codes = Codes_;
   static constexpr bool scaled = !std::is_same<Scale, Nothing>::value;
+  static_assert(!scaled || is_kv_scale<Scale>, "kv: scales are float, half or bfloat16");
 
   Codes codes;
   int64_t count;
@@ -64,6 +73,7 @@ class KvTensor {
   using Codes = std::conditional_t<words, Words<Format>, DirectLoad<Element, compute_t<Element>>>;
   using Run = KvRun<Codes, Scale>;
   static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");
+  static_assert(!Run::scaled || is_kv_scale<Scale>, "kv: scales are float, half or bfloat16");
 
   KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) : p_(p), strides_{block_stride, pos_stride, head_stride} {}
 
@@ -157,7 +167,7 @@ class Lengths {
   Status check() const {
     if (given_ && p_ == nullptr) return invalid("kv: the pointer to the lengths is null");
     if (all_ < 0) return invalid("kv: the length is negative");
-    return all_ > std::numeric_limits<int32_t>::max() ? unsupported("kv: the length exceeds 2^31 - 1") : Status{};
+    return all_ > kMostKeys ? unsupported("kv: the length exceeds 2^31 - 1024") : Status{};
   }
 
  private:

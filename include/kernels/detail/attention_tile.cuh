@@ -66,17 +66,30 @@ constexpr bool in_pages = false;
 template <class K, class V>
 constexpr bool in_pages<KvCache<K, V, Paged>> = true;
 
-// The widest packs in which keys and values may be read. Of addresses in a view of the user's own nothing is known.
+// The widest packs in which keys and values may be read. Of addresses in a view of the user's own nothing is known but its alignment().
 template <class K, class V, class Where>
 int key_pack(const KvCache<K, V, Where>& kv) { return kv.keys().max_pack(); }
 template <class K, class V, class Where>
 int value_pack(const KvCache<K, V, Where>& kv) { return kv.values().max_pack(); }
-template <class Codes>
-constexpr int pack_of_codes() { return has_max_pack<Codes>::value ? 1 : widest_of<Codes>(); }
+template <class Kv, class = void>
+struct has_alignment : std::false_type {};
 template <class Kv>
-int key_pack(const Kv&) { return pack_of_codes<typename KeyRun<Kv>::Codes>(); }
+struct has_alignment<Kv, void_t<decltype(std::declval<const Kv&>().alignment())>> : std::true_type {};
+template <class Codes, class Kv>
+int pack_of_codes(const Kv& kv) {
+  if constexpr (!has_max_pack<Codes>::value) {  // computed
+    return widest_of<Codes>();
+  } else if constexpr (has_alignment<Kv>::value) {
+    const int up_to_16 = kv.alignment() | 16, bytes = up_to_16 & -up_to_16;
+    return greater(1, widest_of<Codes>() * bytes / 16);
+  } else {
+    return 1;
+  }
+}
 template <class Kv>
-int value_pack(const Kv&) { return pack_of_codes<typename ValueRun<Kv>::Codes>(); }
+int key_pack(const Kv& kv) { return pack_of_codes<typename KeyRun<Kv>::Codes>(kv); }
+template <class Kv>
+int value_pack(const Kv& kv) { return pack_of_codes<typename ValueRun<Kv>::Codes>(kv); }
 
 // Packs of what a source gives at most, up to 8: whether they may be read decides between these and single elements.
 template <class Source>
