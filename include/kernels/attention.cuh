@@ -11,8 +11,8 @@
 // Queries and keys of any number, 0 as well; dim: every multiple of 8 up to 256, 512 and 576; v_dim likewise up to 256, and 512;
 // heads a multiple of kv_heads. Keys and values of 16, 8 and 4 bits go through tensor cores: queries are rounded to the 16-bit type
 // of the keys, weights to that of the values; all else is float, as is everything with keys or values of float, and with those
-// that a view computes. A query that sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN.
-// Values of keys that are masked one by one must be finite. The output may stand where the queries were, if a head of both takes the
+// that a view computes. A query that sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN;
+// docs/attention.md has the rest of what NaN and infinities do. The output may stand where the queries were, if a head of both takes the
 // same bytes and has at most 256 columns, of float 128; other overlaps are not fine.
 //
 // Lengths, offsets, page tables and scales are read on the device alone, nothing is allocated or synchronized: a call can be
@@ -49,7 +49,8 @@ template <class Q, class Kv, class Out, class S>
   return detail::prefill_plan(ex, q, kv, out, shape, score, options, plan);
 }
 
-// For 1 to 32 queries of each sequence, which read all keys and values once. The keys are shared out among all multiprocessors, by the
+// For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a group; for 16 with
+// heads above 128 columns, for 8 above 256. The keys are shared out among all multiprocessors, by the
 // lengths that the device finds when the kernel runs; `workspace` has decode_workspace_bytes(ex, shape, options) at a multiple of 16,
 // holds anything before, and belongs to one call at a time. Engines that know how large their heads are say so, decode<128>(...),
 // and compile a quarter of the kernels.
@@ -58,20 +59,60 @@ inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape
   return detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes();
 }
 
-template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
-                            const Workspace& workspace, const Attention& options = {}, DecodeMode mode = DecodeMode::automatic) {
+namespace detail {
+
+template <int kDim, class Q, class Kv, class Out, class S>
+Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
   static_assert(kDim >= 0 && kDim <= 576, "decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
-  bool empty = false;
-  KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, detail::kMostDecodeQueries, empty));
+  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, kMostDecodeQueries, empty));
   KERNELS_TRY(ex.status());
-  if (kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim) return invalid("decode: a head is larger than decode<...>() says");
+  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("decode: a head is larger than decode<...>() says") : Status{};
+}
+
+template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>
+Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
+  bool empty = false;
+  KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
   if (empty) return {};
   if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
     return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
   }
   if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
-  return detail::start_decode<kDim>(ex, q, kv, out, shape, score, workspace, options, mode);
+  return start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, workspace, options, mode);
+}
+
+template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>
+Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, DecodeMode mode, AttentionPlan& plan) {
+  bool empty = false;
+  plan = {};
+  KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
+  return empty ? Status{} : start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, {}, options, mode, &plan);
+}
+
+}  // namespace detail
+
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                            const Workspace& workspace, const Attention& options = {}) {
+  return detail::run_decode<kDim, false>(ex, q, kv, out, shape, score, workspace, options, DecodeMode::automatic);
+}
+// With a mode, which costs two more kernels.
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                            const Workspace& workspace, const Attention& options, DecodeMode mode) {
+  return detail::run_decode<kDim, true>(ex, q, kv, out, shape, score, workspace, options, mode);
+}
+
+// How such a call would run. Where plan.path is plain, plan.why_not says why it does not take tensor cores; an empty call has a plan of
+// 0 blocks.
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
+  return detail::plan_decode<kDim, false>(ex, q, kv, out, shape, score, options, DecodeMode::automatic, plan);
+}
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, DecodeMode mode,
+                                 AttentionPlan& plan) {
+  return detail::plan_decode<kDim, true>(ex, q, kv, out, shape, score, options, mode, plan);
 }
 
 // Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o` and `lse`

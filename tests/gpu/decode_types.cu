@@ -37,6 +37,7 @@ TEST_CASE("decode: 8-bit types") {
   Tally t;
   check_types<k::half, k::float8_e4m3, k::Nothing, k::float8_e4m3, k::Nothing>(t, "e4m3", ScaleOf::head, DType::f16, DType::f16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
   for (const ScaleOf grain : {ScaleOf::tensor, ScaleOf::head, ScaleOf::token}) {
+    check_types<k::half, k::float8_e4m3, float, k::float8_e4m3, k::half>(t, "e4m3 with scales", grain, DType::f16, DType::f16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
     check_types<k::bfloat16, int8_t, float, int8_t, float>(t, "int8", grain, DType::bf16, DType::f16, false, {k::DecodeMode::precise, k::DecodeMode::tensor});
   }
   check_types<k::half, k::float8_e5m2, k::half, k::half, k::Nothing>(t, "e5m2 and half", ScaleOf::token, DType::f16, DType::f16, false, {k::DecodeMode::precise});
@@ -177,9 +178,16 @@ TEST_CASE("decode: masks, caps and biases") {
 
 TEST_CASE("decode: huge logits") {
   Tally t;
-  const Scores check{t, 100};
-  check("huge", k::no_mask(), {});
+  const Scores check{t, 300};
+  int64_t low = 0, high = 0;
+  ScoreModel model;
+  model.transform = [&](Real<> x, const Spot&) {
+    low += x.v < -5e4, high += x.v > 5e4;
+    return x;
+  };
+  check("huge", k::no_mask(), model);
   CHECK_TALLY(t);
+  CHECK((low > 1000 && high > 1000));
 }
 
 TEST_CASE("decode: a view of one's own") {

@@ -97,12 +97,13 @@ class KvSide {
         units_(1, elements() / per_unit, elements() / per_unit, shift, Poison::nan),
         scales_(1, scale_count(), scale_count(), 1, Poison::nan), values_(size_t(elements())) {
     Random random(seed);
-    if (scaled) {
+    if (scaled && grain != ScaleOf::token) {
       for (int64_t i = 0; i < scale_count(); ++i) scales_.set(0, i, make<Scale>(0.05 + 0.1 * random.uniform()));
     }
     for (int64_t b = 0; b < int64_t(where.lengths.size()); ++b) {
       for (int64_t pos = 0; pos < where.lengths[size_t(b)]; ++pos) {
         for (int64_t h = 0; h < where.heads; ++h) {
+          if (grain == ScaleOf::token) set_scale_at(b, h, pos, 0.05 + 0.1 * random.uniform());
           for (int64_t c = 0; c < dim; ++c) set(b, h, pos, c, random.normal() * spread);
         }
       }
@@ -124,6 +125,10 @@ class KvSide {
     }
   }
   void set_scale(int64_t i, double x) { scales_.set(0, i, make<Scale>(x)); }
+  // Nothing where there are no scales.
+  void set_scale_at(int64_t b, int64_t head, int64_t pos, double x) {
+    if (scaled) set_scale(scale_index(b, head, pos), x);
+  }
   int64_t scale_count() const {
     return !scaled ? 0 : grain_ == ScaleOf::tensor ? 1 : grain_ == ScaleOf::head ? where_.heads : where_.blocks * where_.capacity * where_.heads;
   }
@@ -199,7 +204,7 @@ struct Formula : k::KvView {
 
 // The same with as many keys as there can be, for scores that see the last `seen` of them at most: what oracles are told of.
 struct FarFormula : Formula {
-  static constexpr int64_t keys = 2147483647, seen = 100;
+  static constexpr int64_t keys = 2147482624, seen = 100;
   KERNELS_HD int64_t length(int64_t) const { return keys; }
   static double expected_key(int64_t, int64_t, int64_t pos, int64_t c) { return at(keys - seen + pos, c, false); }
   static double expected_value(int64_t, int64_t, int64_t pos, int64_t c) { return at(keys - seen + pos, c, true); }
@@ -336,6 +341,7 @@ struct AttentionData {
   RandomMatrix<TQ, Memory> q;
   Guarded<TO, Memory> o;
   Guarded<float, Memory> lse;
+  std::function<bool(int64_t b, int64_t head, int64_t col)> broken;  // results that must not be finite, if given
 
   explicit AttentionData(const AttentionCase& a, double spread = 1)
       : c(a), q(31, rows(a), a.heads * a.dim, a.heads * a.dim + (a.aligned ? 8 : 3), a.aligned ? 0 : 1, spread),
@@ -372,10 +378,14 @@ struct AttentionData {
         for (int64_t h = 0; h < c.heads; ++h) {
           if (count++ % step != 0 && i + 1 < c.q_lens[b]) continue;
           const int64_t row = offsets[b] + i, kv_head = h / (c.heads / c.kv_heads);
-          const auto want = attend([&](int64_t x) { return q.value(row, h * c.dim + x); },
+          auto want = attend([&](int64_t x) { return q.value(row, h * c.dim + x); },
                                    [&](int64_t pos, int64_t x) { return key(int64_t(b), kv_head, pos, x); },
                                    [&](int64_t pos, int64_t x) { return value(int64_t(b), kv_head, pos, x); },
                                    {int64_t(b), h, i, 0, c.q_lens[b], c.kv_lens[b]}, c.dim, c.value_dim(), c.scaling(), score, precision);
+          for (int64_t x = 0; broken && x < c.value_dim(); ++x) {
+            const double got = value_of(o.get(row, h * c.value_dim() + x));
+            if (broken(int64_t(b), h, x)) want.o[size_t(x)] = std::isfinite(got) ? Real<>(std::nan("")) : Real<>(got);
+          }
           const std::string problem = mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * c.value_dim() + x); });
           t.expect(problem.empty(), "%s, sequence %d query %d head %d: %s", name.c_str(), int(b), int(i), int(h), problem.c_str());
           t.expect(within(lse.get(row, h), want.lse), "%s, sequence %d query %d head %d: lse %g, want %g +- %g", name.c_str(), int(b), int(i), int(h),

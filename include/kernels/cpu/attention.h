@@ -13,8 +13,8 @@
 //
 // The same functors as on the GPU, with host pointers. Queries and keys of any number, 0 as well; dim: every multiple of 8 up to
 // 256, 512 and 576; v_dim likewise up to 256, and 512; heads a multiple of kv_heads. All is computed in float. A query that
-// sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN. Values of keys that are masked one
-// by one must be finite. The output may stand where the queries were, if a row of both takes the same bytes and heads are as
+// sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN; docs/attention.md has the
+// rest of what NaN and infinities do. The output may stand where the queries were, if a row of both takes the same bytes and heads are as
 // many as kv_heads; other overlaps are not fine. The same input gives the same bits, whatever the number of threads and whatever
 // else is in the batch.
 //

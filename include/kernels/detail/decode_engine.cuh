@@ -1,6 +1,7 @@
 // What decode() does on the host: which body takes the call, and its launch.
 #pragma once
 
+#include "../core/attention_plan.h"
 #include "../exec.cuh"
 #include "decode_plain.cuh"
 #include "decode_tensor.cuh"
@@ -42,30 +43,47 @@ Status with_head_size(int dim, const F& f) {
   }
 }
 
-// kLargest: how large a head can be, or 0 if that is known at run time only.
-template <class P, int kLargest>
+// kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for; otherwise it is
+// automatic, and two kernels less are compiled.
+template <class P, int kLargest, bool kAnyMode>
 class DecodeEngine {
   static constexpr int kMany = 32;  // rows
 
  public:
-  DecodeEngine(const Exec& ex, P& problem) : ex_(ex), p_(problem) {}
+  // With a plan: what would be done.
+  DecodeEngine(const Exec& ex, P& problem, AttentionPlan* plan) : ex_(ex), p_(problem), plan_(plan) {}
 
   Status run(DecodeMode mode) {
-    constexpr bool coded = narrow_kv<typename P::Kv>;
-    const bool fits = coded && aligned();
+    const char* misfit = misfit_of<Key>(p_.dim, key_pack(p_.kv));
+    if (*misfit == '\0') misfit = misfit_of<Value>(p_.v_dim, value_pack(p_.kv));
+    const bool fits = *misfit == '\0';
+    if (mode != DecodeMode::automatic && mode != DecodeMode::plain && !fits) {
+      return unsupported("decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
+    }
+    if (plan_ != nullptr) plan_->why_not = fits && mode == DecodeMode::plain ? "the mode asks for CUDA cores" : misfit;
     if (mode == DecodeMode::automatic) mode = fits ? DecodeMode::precise : DecodeMode::plain;
-    if (mode != DecodeMode::plain && !fits) return unsupported("decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
-    if constexpr (coded) {
+    if constexpr (narrow_kv<typename P::Kv>) {
       if (mode == DecodeMode::precise) return tensor<2>();
-      if (mode == DecodeMode::tensor) return tensor<1>();
+      if constexpr (kAnyMode) {
+        if (mode == DecodeMode::tensor) return tensor<1>();
+      }
     }
     return plain();
   }
 
  private:
-  // Rows begin, and end, at multiples of 16 bytes.
-  bool aligned() const {
-    return p_.dim % widest_of<typename KeyRun<typename P::Kv>::Codes>() == 0 && p_.v_dim % widest_of<typename ValueRun<typename P::Kv>::Codes>() == 0 && key_pack(p_.kv) >= widest_of<typename KeyRun<typename P::Kv>::Codes>() && value_pack(p_.kv) >= widest_of<typename ValueRun<typename P::Kv>::Codes>();
+  using Kv = typename P::Kv;
+  using Key = typename KeyRun<Kv>::Codes;
+  using Value = typename ValueRun<Kv>::Codes;
+
+  // Why tensor cores cannot multiply with rows of keys, or of values, that are read in packs of so many columns; or "".
+  template <class Codes>
+  static const char* misfit_of(int dim, int pack) {
+    if (!Coded<Codes>::known) return has_max_pack<Codes>::value ? "keys or values have more than 16 bits" : "the view computes keys or values";
+    if (pack < widest_of<Codes>()) {
+      return in_one_run<Kv> || in_pages<Kv> || has_alignment<Kv>::value ? "rows of keys or values do not begin at multiples of 16 bytes" : "the view does not say alignment(): see kv.h";
+    }
+    return dim % widest_of<Codes>() != 0 ? "rows of keys or values do not end at multiples of 16 bytes" : "";
   }
 
   template <int kParts>
@@ -79,10 +97,10 @@ class DecodeEngine {
   }
   template <class Rows>
   Status start_tensor() {
-    using Body = DecodeBody<P, Rows>;
     int image = 0;
-    KERNELS_TRY(image_architecture<Body>(ex_, image));
-    return start<Body>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
+    KERNELS_TRY((image_architecture<DecodeBody<P, Rows>>(ex_, image)));
+    if (plan_ != nullptr) plan_->path = Rows::parts == 2 ? AttentionPath::precise : AttentionPath::tensor;
+    return start<Rows>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
   Status plain() {
     return with_head_size<kLargest, 128, 256, 512>(p_.v_dim, [this](auto size) { return plain_of<size() / 128>(); });
@@ -90,23 +108,35 @@ class DecodeEngine {
   template <int kChunks>
   Status plain_of() {
     using Rows = PlainRows<P, kChunks>;
-    return start<DecodeBody<P, Rows>>(Rows::warps, Rows::shared_bytes(p_), 2);
+    p_.wide_kv = key_pack(p_.kv) >= Rows::key_pack && value_pack(p_.kv) >= Rows::value_pack;
+    return start<Rows>(Rows::warps, Rows::shared_bytes(p_), 2);
   }
 
-  template <class Body>
+  template <class Rows>
   Status start(int warps, size_t shared, int blocks_each) {
-    p_.tile_rows = Body::kRows;
+    p_.tile_rows = Rows::rows;
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
     p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles * greater(1, p_.splits), blocks_each * ex_.device().sm_count);
+    if (plan_ != nullptr) return describe<Rows>(warps);
     Launch how;
     how.threads = 32 * warps;
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
-    return launch<Body>(ex_, how, p_);
+    return launch<DecodeBody<P, Rows>>(ex_, how, p_);
+  }
+  template <class Rows>
+  Status describe(int warps) {
+    Rows::describe(p_, *plan_);
+    plan_->tile_rows = Rows::rows, plan_->tile_keys = warps * kDecodeKeys;
+    plan_->heads_together = true;
+    plan_->blocks = p_.blocks, plan_->splits = p_.splits;
+    plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;
+    return {};
   }
 
   const Exec& ex_;
   P& p_;
+  AttentionPlan* plan_;
 };
 
 // What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless items are cut in
@@ -125,20 +155,22 @@ struct DecodeRoom {
   size_t bytes() const { return counters + states + outputs; }
 };
 
-template <int kLargest, class Q, class Kv, class Out, class S>
-Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
+// With a plan: what would be done, for which no workspace is needed.
+template <int kLargest, bool kAnyMode, class Q, class Kv, class Out, class S>
+Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode,
+                    AttentionPlan* plan = nullptr) {
   using Problem = DecodeProblem<Q, Kv, S, Out>;
   char* const memory = static_cast<char*>(workspace.ptr);
   Problem problem(q, kv, score, out, shape, options);
   problem.scale = options.scale_for(shape.dim);
   problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.group = int(shape.group());
-  problem.q_pack = max_pack_of(q), problem.kv_pack = lesser(key_pack(kv), value_pack(kv)), problem.out_pack = max_pack_of(out);
+  problem.q_pack = max_pack_of(q), problem.out_pack = max_pack_of(out);
   problem.splits = options.fixed_splits();
   const DecodeRoom room(decode_blocks(ex), shape, problem.splits);
   problem.counters = reinterpret_cast<unsigned long long*>(memory);
   problem.states = reinterpret_cast<float2*>(memory + room.counters);
   problem.outputs = reinterpret_cast<float*>(memory + room.counters + room.states);
-  return DecodeEngine<Problem, kLargest>(ex, problem).run(mode);
+  return DecodeEngine<Problem, kLargest, kAnyMode>(ex, problem, plan).run(mode);
 }
 
 }  // namespace detail

@@ -32,6 +32,12 @@ class PlainRows {
   using Cursor = typename Schedule::Cursor;
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;
+  // Columns in one access, if the view allows.
+  static constexpr int key_pack = wide_pack<typename Key::Codes>, value_pack = wide_pack<typename Value::Codes> < 4 ? wide_pack<typename Value::Codes> : 4;
+  static void describe(const P& p, AttentionPlan& plan) {
+    plan.tile_dim = 576, plan.tile_v_dim = 128 * kChunks;
+    plan.query_pack = 1, plan.key_pack = p.wide_kv ? key_pack : 1, plan.value_pack = p.wide_kv ? value_pack : 1;
+  }
   static size_t shared_bytes(const P& p) { return sizeof(float) * (rows * p.dim + warps * (kDecodeKeys * rows + rows * (p.v_dim + 4))); }
 
   __device__ __forceinline__ PlainRows(const P& p, unsigned char* shared, const Cursor&)
@@ -58,7 +64,7 @@ class PlainRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, int key) {
-    if (p_.kv_pack >= 8) take_by<8>(part, key);
+    if (p_.wide_kv) take_by<8>(part, key);
     else take_by<1>(part, key);
   }
 

@@ -141,7 +141,7 @@ class TensorRows {
  public:
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }  // shared memory
   static constexpr int warps_of(int architecture) { return kDim > 256 ? 2 : kDim > 128 || !has_much(architecture) ? 4 : 8; }
-  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, registers = 255;
+  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts, registers = 255;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
@@ -160,6 +160,10 @@ class TensorRows {
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries, most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
     return most < 1 ? 1 : most > 6 ? 6 : most;
+  }
+  static void describe(const P& p, AttentionPlan& plan) {
+    plan.tile_dim = kDim, plan.tile_v_dim = kVDim;
+    plan.query_pack = p.q_pack >= kQueryPack ? kQueryPack : 1, plan.key_pack = Keys::kPack, plan.value_pack = Values::kPack;
   }
   static constexpr int shared_bytes(int architecture) { return stages(architecture) * warps_of(architecture) * (kSlot + 4 * kSlotScales) + kQueries; }
 

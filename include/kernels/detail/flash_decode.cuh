@@ -94,7 +94,8 @@ struct DecodeProblem {
   int tile_rows = 0, tiles = 0;               // of an item, at most
   int blocks = 0;                             // that keys are shared out to, at most
   int splits = 0;                             // parts of an item, if fixed
-  int q_pack = 0, kv_pack = 0, out_pack = 0;  // elements per access that the functors allow
+  int q_pack = 0, out_pack = 0;               // elements per access that the functors allow
+  bool wide_kv = false;                       // whether they allow wide ones to keys and values: see decode_plain.cuh
   // What blocks leave, tile_rows to a part: see DecodePlace.
   unsigned long long* counters = nullptr;
   float2* states = nullptr;
@@ -322,7 +323,7 @@ class DecodeWeights {
   // x: products of queries and keys, then weights. shrink(factors): what was summed so far becomes so much less.
   template <class Shrink>
   __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, Values& x, int first_key, const Shrink& shrink) {
-    const uint32_t key = uint32_t(first_key) + lane() / 4;  // up to 15 behind the last position there is
+    const uint32_t key = uint32_t(first_key) + lane() / 4;
     bool grows = false;
     float most[kTiles][2];
     KERNELS_UNROLL
