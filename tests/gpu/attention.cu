@@ -55,6 +55,66 @@ TEST_CASE("every length") {
   CHECK_TALLY(t);
 }
 
+namespace {
+
+// Of a sequence of its own: its first, middle and last query against the oracle, and that all others are written.
+struct AnyLength {
+  int64_t queries, keys, dim;
+  Device<k::half> o;
+  AnyLength(int64_t q, int64_t kv, int64_t d) : queries(q), keys(kv), dim(d), o(q, 2 * d, 2 * d + 8, 0, Poison::nan) {}
+
+  template <class Q, class K>
+  std::string problem(const Q& q, const K& key, const K& value) const {
+    const std::string name = std::to_string(queries) + " queries, " + std::to_string(keys) + " keys, dim " + std::to_string(dim) + ": ";
+    if (!o.intact()) return name + "wrote outside its rows";
+    for (int64_t row = 0; row < queries; ++row) {
+      for (int64_t x = 0; x < 2 * dim; ++x) {
+        if (!std::isfinite(value_of(o.get(row, x)))) return name + "row " + std::to_string(row) + " has no result";
+      }
+    }
+    const Precision precision = Types{DType::f16, DType::f16, DType::f16}.precision();
+    for (const int64_t row : {int64_t(0), queries / 2, queries - 1}) {
+      if (row < 0 || row >= queries) continue;
+      for (int64_t h = 0; h < 2; ++h) {
+        const auto want = attend([&](int64_t x) { return q.value(row, h * dim + x); }, [&](int64_t pos, int64_t x) { return key(0, 0, pos, x); },
+                                 [&](int64_t pos, int64_t x) { return value(0, 0, pos, x); }, {0, h, row, 0, queries, keys}, dim, dim, 1 / std::sqrt(double(dim)), causal_model(), precision);
+        const std::string wrong = mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * dim + x); });
+        if (!wrong.empty()) return name + wrong;
+      }
+    }
+    return "";
+  }
+};
+
+}  // namespace
+
+TEST_CASE("every length of queries and keys up to 1,100") {
+  const int64_t most = 1100;
+  for (const int64_t dim : {16, 72, 136}) {
+    const Placement where(Layout::nhd, {most}, 1);
+    const DeviceKv<k::half> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+    const RandomMatrix<k::half, DeviceMemory> q(31, most, 2 * dim, 2 * dim + 8, 0, 1);
+    const Stream stream;
+    const k::Exec ex(stream);
+    std::vector<std::unique_ptr<AnyLength>> all;
+    for (int64_t length = 0; length <= most; ++length) {
+      for (const auto& sizes : {std::pair<int64_t, int64_t>{length, length}, {3, length}, {length, 37}}) {
+        all.push_back(std::make_unique<AnyLength>(sizes.first, sizes.second, dim));
+        const k::Status status = k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()), k::dense_kv(key.tensor(), value.tensor(), sizes.second),
+                                              k::store(all.back()->o.data(), all.back()->o.ld()), {1, sizes.first, 2, 1, dim}, k::causal());
+        if (!status.ok()) report({all.back()->problem(q, key, value) + status.reason()});
+      }
+      if (length % 100 != 0) continue;
+      stream.wait();
+      for (auto& one : all) one->o.download();
+      std::vector<std::string> problems(all.size());
+      in_parallel(all.size(), [&](size_t i) { problems[i] = all[i]->problem(q, key, value); });
+      report(problems);
+      all.clear();
+    }
+  }
+}
+
 // Tiles of which all rows see all keys, between others.
 TEST_CASE("long sequences, in every layout") {
   Tally t;
@@ -93,6 +153,45 @@ TEST_CASE("ragged batches, with empty sequences") {
   dense<k::half>(t, c, k::causal(), causal_model(), 7);
   c.scale = 0.7;
   dense<k::half>(t, c, k::causal(), causal_model(), 7);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("ragged queries, with pages of keys") {
+  Tally t;
+  AttentionCase c{{5, 0, 1, 200, 9, 70}, {700, 20, 0, 240, 9, 333}, 4, 2, 40};
+  c.ragged_q = true;
+  for (const int64_t dim : {40, 128, 256}) {
+    c.dim = dim;
+    for (const int64_t page : {7, 16, 64}) {
+      const Placement where(page == 7 ? Layout::paged_nhd : Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
+      const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      with_view(where, key, value, [&](const auto& kv) { attends<k::half, k::half>(t, "page " + std::to_string(page), c, kv, key, value, k::causal(), causal_model(), 5); });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// Pages that no query's window reaches have numbers that lie nowhere in memory.
+TEST_CASE("keys outside a window are not touched") {
+  Tally t;
+  const auto windowed = [&](auto of_type, int64_t dim) {
+    using T = decltype(of_type);
+    AttentionCase c{{5, 40}, {700, 1333}, 4, 2, dim};
+    c.ragged_q = true;
+    for (const int64_t left : {0, 37, 200}) {
+      Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
+      const DeviceKv<T> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+      std::vector<int32_t> table = where.table;
+      for (size_t b = 0; b < c.kv_lens.size(); ++b) {
+        for (int64_t page = 0; (page + 1) * 16 <= c.kv_lens[b] - c.q_lens[b] - left; ++page) table[b * size_t(where.table_ld) + size_t(page)] = -1000000;
+      }
+      const OnDevice<int32_t> there(table), lengths(where.short_lengths);
+      attends<T, T>(t, "window", c, k::paged_kv(key.tensor(), value.tensor(), k::pages(there.data(), where.table_ld, 16), lengths.data()), key, value, k::window(left, 0),
+                    window_model(left, 0), 3);
+    }
+  };
+  for (const int64_t dim : {64, 128, 256}) windowed(k::half{}, dim);
+  windowed(float{}, 40);
   CHECK_TALLY(t);
 }
 
@@ -264,15 +363,18 @@ TEST_CASE("logits beyond 5e4") {
   CHECK_TALLY(t);
 }
 
-TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other") {
-  Tally t;
+namespace {
+
+// Keys of T.
+template <class T>
+void not_finite(Tally& t) {
   const k::half zero = make<k::half>(0);
   for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     for (const int64_t queries : {1, 3, 30, 70}) {
       const AttentionCase c{{queries}, {100}, 4, 1, 16};
       const Placement where(Layout::nhd, c.kv_lens, 1);
-      const DeviceKv<k::bfloat16> key(1, where, c.dim), value(2, where, c.dim);
-      AttentionData<k::bfloat16, float, DeviceMemory> d(c);
+      const DeviceKv<T> key(1, where, c.dim), value(2, where, c.dim);
+      AttentionData<T, float, DeviceMemory> d(c);
       AnyScore score(5);
       std::vector<k::half> bias(4 * kQueries * kKeys, zero);
       for (int h = 0; h < 4; ++h) bias[size_t((h * kQueries + queries - 1) * kKeys + 50)] = make<k::half>(bad);
@@ -301,6 +403,14 @@ TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other
       }
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other") {
+  Tally t;
+  not_finite<k::bfloat16>(t);
+  not_finite<float>(t);
   CHECK_TALLY(t);
 }
 
@@ -331,7 +441,7 @@ TEST_CASE("queries turned and scaled on their way, results mapped") {
       const double angle = double(float(positions[size_t(row)]) * frequencies[size_t(pair)]), x = d.q.value(row, first), y = d.q.value(row, first + dim / 2);
       return 2 * (in_head < dim / 2 ? x * std::cos(angle) - y * std::sin(angle) : y * std::cos(angle) + x * std::sin(angle));
     };
-    Precision precision = precision_of<k::half, decltype(kv)>();
+    Precision precision = precision_of<k::half>(key, value);
     precision.queries = 0x1p-11;
     check(t, "rope", d, turned, key, [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 0.5 * value(b, h, pos, x); }, causal_model(), precision, 7);
   }
@@ -406,7 +516,7 @@ TEST_CASE("a captured graph follows the lengths, and the same input gives the sa
     lengths.assign({int32_t(lens[2]), int32_t(lens[3])});
     check_cuda(cudaGraphLaunch(exec, stream));
     stream.wait();
-    check(t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, causal_model(), precision_of<k::half, decltype(k::dense_kv(key.tensor(), value.tensor(), 1))>(), 11);
+    check(t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, causal_model(), precision_of<k::half>(key, value), 11);
     const std::vector<unsigned char> bits = d.o.bytes(), lse = d.lse.bytes();
     t.expect(call().ok(), "again");
     stream.wait();

@@ -94,8 +94,62 @@ TEST_CASE("attention: as many keys as there can be, in memory", "[large]") {
     for (const auto mode : kModes) {
       check_decode<64, k::half, float>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0), mode, precision_of(mode, DType::f16, DType::f16, false), 1);
     }
-    attends<k::half, k::half>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0));
+    attends<k::half, k::half>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0), Types{DType::f16, DType::e4m3, DType::e4m3}.precision());
   });
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("attention: more than 2^31 elements of queries and of results", "[large]") {
+  const int64_t tokens = 70000, heads = 256, dim = 128, width = heads * dim;
+  if (!enough_memory(12)) return skip("needs 12 GB of GPU memory");
+  Stream stream;
+  Tally t;
+  Huge q(tokens * width), out(tokens * width);
+  q.hash();
+  // With one key the result is its value, and the logsumexp its logit.
+  const Placement where(Layout::nhd, {1}, heads);
+  const DeviceKv<k::half> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+  Device<float> lse(tokens, heads, heads);
+  const k::Status status = k::attention(stream, k::load(static_cast<const k::half*>(q.data()), width), k::dense_kv(key.tensor(), value.tensor(), 1), k::store(out.data(), width),
+                                        {1, tokens, heads, heads, dim}, k::no_mask(), k::Attention{}.scale(0.125).lse(lse.data()));
+  t.expect(status.ok(), "%s", status.reason());
+  stream.wait();
+  lse.download();
+  for (const int64_t row : {int64_t(0), int64_t(65535), int64_t(65536), tokens - 1}) {
+    const std::vector<k::half> from = q.read(row * width, width), got = out.read(row * width, width);
+    for (int64_t h = 0; h < heads; ++h) {
+      double logit = 0, size = 0;
+      int others = 0;
+      for (int64_t c = 0; c < dim; ++c) {
+        const double product = 0.125 * value_of(from[size_t(h * dim + c)]) * key(0, h, 0, c);
+        logit += product, size += std::fabs(product);
+        others += value_of(got[size_t(h * dim + c)]) != value(0, h, 0, c);
+      }
+      t.expect(others == 0, "row %d, head %d: %d other results", int(row), int(h), others);
+      t.expect(std::fabs(lse.get(row, h) - logit) <= 1e-5 * size, "row %d, head %d: lse %g, want %g", int(row), int(h), lse.get(row, h), logit);
+    }
+  }
+  t.expect(out.intact(), "wrote outside");
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("attention: biases beyond 2^31 elements", "[large]") {
+  const int64_t head_stride = (int64_t(1) << 31) + 8, query_stride = 50, queries = 5;
+  if (!enough_memory(10)) return skip("needs 10 GB of GPU memory");
+  Tally t;
+  Huge bias(2 * head_stride);
+  std::vector<k::half> rows(size_t(2 * queries * query_stride));
+  Random random(6);
+  for (auto& x : rows) x = make<k::half>(random.normal());
+  for (int64_t h = 0; h < 2; ++h) DeviceMemory::upload(bias.data() + h * head_stride, rows.data() + h * queries * query_stride, size_t(queries * query_stride) * sizeof(k::half));
+  ScoreModel model;
+  model.transform = [&](Real<> x, const Spot& s) { return x + Real<>(value_of(rows[size_t((s.head * queries + s.query) * query_stride + s.key)])); };
+  for (const int64_t dim : {64, 128}) {
+    const AttentionCase c{{queries}, {query_stride}, 2, 1, dim};
+    const Placement where(Layout::nhd, c.kv_lens, 1);
+    const DeviceKv<k::half> key(1, where, dim), value(2, where, dim);
+    attends<k::half, k::half>(t, "bias", c, k::dense_kv(key.tensor(), value.tensor(), query_stride), key, value, k::score_bias(static_cast<const k::half*>(bias.data()), 0, head_stride, query_stride), model);
+  }
   CHECK_TALLY(t);
 }
 

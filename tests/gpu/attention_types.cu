@@ -37,6 +37,7 @@ TEST_CASE("16 bits, mixed") {
   Tally t;
   types<float, float, k::bfloat16, k::half>(t, "queries of float, bfloat16 and half");
   types<k::bfloat16, k::half, k::half, k::half, float, float>(t, "scaled", ScaleOf::token);
+  types<k::half, k::half, k::half, k::half, float, float>(t, "scaled", ScaleOf::head);
   CHECK_TALLY(t);
 }
 
@@ -78,7 +79,7 @@ TEST_CASE("a view of one's own") {
     Ring ring;
     ring.keys = key.data(), ring.values = value.data(), ring.capacity = capacity, ring.count = 150, ring.dim = dim;
     const auto of = [&](const auto& m) { return [&](int64_t, int64_t head, int64_t pos, int64_t c) { return m.value(head * capacity + capacity - 1 - pos, c); }; };
-    attends<k::half, k::half>(t, "ring", {{queries}, {150}, 4, 2, dim}, ring, of(key), of(value), k::causal(), causal_model(), 3);
+    attends<k::half, k::half>(t, "ring", {{queries}, {150}, 4, 2, dim}, ring, of(key), of(value), k::causal(), causal_model(), Types{DType::f16, DType::f16, DType::f16}.precision(), 3);
   }
   CHECK_TALLY(t);
 }

@@ -15,20 +15,50 @@ using DeviceKv = KvSide<T, S, DeviceMemory>;
 template <class T>
 using OnDevice = Numbers<T, DeviceMemory>;
 
-// What attention() rounds with queries of TQ, keys and values in a view of type Kv.
-template <class TQ, class Kv>
-Precision precision_of() {
-  Precision p;
-  using Q = k::DirectLoad<TQ>;
-  if (!k::detail::narrow_kv<Kv>) return p;
-  const auto rounding = [](DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; };
-  using TK = k::detail::key_meeting_type<Q, Kv>;
-  using TV = k::detail::value_meeting_type<Q, Kv>;
-  if (!std::is_same<TQ, TK>::value) p.queries = rounding(dtype_of<TK>::value);
-  p.weights = dtype_of<TV>::value;
-  p.tensor = true;
-  p.scaled = k::detail::ValueRun<Kv>::scaled;
-  return p;
+// What attention() rounds, as it is documented: float throughout where keys or values are float, and for those that a view computes.
+// Otherwise queries become the 16-bit type of the keys, or with codes keep their own, or become half; weights become that of the values,
+// or with codes that of the queries, or half; with scales of values, bfloat16, to which values of half are then rounded as well.
+struct Types {
+  DType queries, keys, values;
+  bool scaled_values = false;
+
+  static bool has_16_bits(DType type) { return type == DType::f16 || type == DType::bf16; }
+  static double rounding(DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; }
+
+  Precision precision() const {
+    Precision p;
+    if (keys == DType::f32 || values == DType::f32) return p;
+    const DType own = has_16_bits(queries) ? queries : DType::f16, first = has_16_bits(keys) ? keys : own;
+    const DType second = scaled_values ? DType::bf16 : has_16_bits(values) ? values : own;
+    if (queries != first) p.queries = rounding(first);
+    if (scaled_values && values == DType::f16) p.values = rounding(DType::bf16);
+    p.weights = second;
+    p.tensor = true;
+    p.scaled = scaled_values;
+    return p;
+  }
+};
+
+// What lies in memory; codes of 4 bits are as those of 8.
+template <class E>
+constexpr DType stored = dtype_of<E>::value;
+template <>
+constexpr DType stored<k::Int4> = DType::i8;
+template <>
+constexpr DType stored<k::Uint4> = DType::i8;
+template <class Side>
+struct SideOf {  // of a view that computes
+  static constexpr DType type = DType::f32;
+  static constexpr bool scaled = false;
+};
+template <class E, class S, class Memory>
+struct SideOf<KvSide<E, S, Memory>> {
+  static constexpr DType type = stored<E>;
+  static constexpr bool scaled = !std::is_same<S, k::Nothing>::value;
+};
+template <class TQ, class K, class V>
+Precision precision_of(const K&, const V&) {
+  return Types{dtype_of<TQ>::value, SideOf<K>::type, SideOf<V>::type, SideOf<V>::scaled}.precision();
 }
 
 // The error over all results of a case, and that of a plain computation with the same weights.
@@ -92,7 +122,7 @@ void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory
 // One call and its check. Maps may stand behind the queries and before the sink.
 template <class TQ, class TO, class Kv, class K, class V, class S>
 void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
-             int64_t step = 1, double spread = 1) {
+             const Precision& precision, int64_t step = 1, double spread = 1) {
   AttentionData<TQ, TO, DeviceMemory> d(c, spread);
   const OnDevice<int32_t> offsets(d.offsets);
   k::AttentionShape shape = d.shape();
@@ -101,7 +131,12 @@ void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv
   const k::Status status = k::attention(k::Exec(stream), d.source(), kv, d.sink(), shape, score, d.options());
   if (!t.expect(status.ok(), "%s: %s: %s", what.c_str(), c.describe().c_str(), status.reason())) return;
   stream.wait();
-  check(t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model, precision_of<TQ, Kv>(), step);
+  check(t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model, precision, step);
+}
+template <class TQ, class TO, class Kv, class K, class V, class S>
+void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
+             int64_t step = 1, double spread = 1) {
+  attends<TQ, TO>(t, what, c, kv, key, value, score, model, precision_of<TQ>(key, value), step, spread);
 }
 
 // f(view) for the view of a placement.

@@ -29,7 +29,7 @@ struct AttentionShape {
 };
 
 // k::Attention{}.scale(0.1).lse(p): scale is what logits are multiplied by, 1 / sqrt(dim) unless given; lse receives the natural
-// logarithm of each row's sum of exponentials, of query t and head h at p[t * ld + h]; -inf where nothing is visible.
+// logarithm of each row's sum of exponentials, sinks among them, of query t and head h at p[t * ld + h]; -inf where nothing is visible.
 //
 // splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch evenly: the keys of
 // each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch. Everything else keeps to that anyway.
