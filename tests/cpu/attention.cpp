@@ -81,13 +81,43 @@ TEST_CASE("ragged batches, with empty sequences") {
   CHECK_TALLY(t);
 }
 
-TEST_CASE("a scale of one's own, and the place of the output") {
+TEST_CASE("a scale of one's own") {
   Tally t;
   AttentionCase c{{3, 3}, {50, 60}, 4, 4, 32};
   c.scale = 0.7;
   check(t, c, k::causal(), causal_model());
   c.scale = -0.2;
   check(t, c, k::causal(), causal_model());
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("the output may stand where the queries were") {
+  Tally t;
+  for (const int64_t queries : {3, 200}) {
+    const AttentionCase c{{queries, queries}, {250, 60}, 4, 4, 32};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<float> key(1, where, c.dim), value(2, where, c.dim);
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
+    const k::cpu::Exec cx{3};
+    AttentionData<> apart(c);
+    apart.check(t, "apart", k::cpu::attention(cx, apart.source(), kv, apart.sink(), apart.shape(), k::causal(), apart.options()), key, value, causal_model(), 5);
+    for (const bool split : {false, true}) {
+      if (split && queries > 32) continue;
+      AttentionData<> d(c);
+      std::vector<float> memory(k::cpu::decode_workspace_bytes(d.shape()) / sizeof(float));
+      const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
+      const auto sink = k::store(d.q.data(), d.q.ld());
+      const k::Status status = split ? k::cpu::decode(cx, d.source(), kv, sink, d.shape(), k::causal(), workspace) : k::cpu::attention(cx, d.source(), kv, sink, d.shape(), k::causal());
+      t.expect(status.ok(), "%s", status.reason());
+      d.q.download();
+      t.expect(d.q.intact(), "wrote between rows");
+      bool same = true;
+      for (int64_t row = 0; row < d.q.rows(); ++row) {
+        for (int64_t col = 0; col < d.q.cols(); ++col) same = same && d.q.get(row, col) == apart.o.get(row, col);
+      }
+      t.expect(same, "%s of %d queries in place gives other results", split ? "decode" : "attention", int(queries));
+    }
+  }
   CHECK_TALLY(t);
 }
 

@@ -65,6 +65,42 @@ TEST_CASE("a view of one's own") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("ragged queries, with pages of keys") {
+  Tally t;
+  for (AttentionCase c : {AttentionCase{{5, 0, 1, 32, 9}, {700, 20, 0, 40, 9}, 4, 2, 40}, AttentionCase{{70, 1, 0, 130}, {333, 20, 5, 90}, 4, 2, 40}}) {
+    c.ragged_q = true;
+    for (const int64_t page : {7, 16}) {
+      const Placement where(page == 7 ? Layout::paged_nhd : Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
+      const KvSide<k::half> key(1, where, c.dim), value(2, where, c.dim);
+      check_kv(t, "page " + std::to_string(page), c, where, key, value);
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+// Pages that no query's window reaches have numbers that lie nowhere in memory.
+TEST_CASE("keys outside a window are not touched") {
+  Tally t;
+  for (const int64_t queries : {5, 40}) {
+    const AttentionCase c{{queries, queries}, {700, 1333}, 4, 2, 40};
+    const int64_t left = 37;
+    const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
+    const KvSide<k::half> key(1, where, c.dim), value(2, where, c.dim);
+    std::vector<int32_t> table = where.table;
+    for (size_t b = 0; b < c.kv_lens.size(); ++b) {
+      for (int64_t page = 0; (page + 1) * 16 <= c.kv_lens[b] - c.q_lens[b] - left; ++page) table[b * size_t(where.table_ld) + size_t(page)] = -1000000000;
+    }
+    const auto kv = k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, 16), where.short_lengths.data());
+    AttentionData<> whole(c), split(c);
+    whole.check(t, "window", k::cpu::attention(k::cpu::Exec{2}, whole.source(), kv, whole.sink(), whole.shape(), k::window(left, 0), whole.options()), key, value, window_model(left, 0), 3);
+    if (queries > 32) continue;
+    std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
+    split.check(t, "window, split", k::cpu::decode(k::cpu::Exec{2}, split.source(), kv, split.sink(), split.shape(), k::window(left, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
+                key, value, window_model(left, 0), 3);
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("as many keys as there can be") {
   Tally t;
   for (const int64_t queries : {3, 30}) {
