@@ -18,7 +18,9 @@ double number(T x) { return double(k::convert<float>(x)); }
 
 template <class T>
 class Case : public bench::CaseBase {
-  using Half = std::conditional_t<std::is_same<T, k::bfloat16>::value, k::bfloat16, k::half>;  // of queries and results
+  // Of queries and results.
+  using Half = std::conditional_t<std::is_same<T, k::bfloat16>::value || std::is_same<T, float>::value, T, k::half>;
+  static constexpr bool tensor_cores = !std::is_same<T, float>::value;
   // Of 4 bits eight codes lie in a word, and a head of a position has a scale of 16 bits.
   static constexpr bool words = std::is_same<T, k::Int4>::value;
   using Unit = std::conditional_t<words, uint32_t, T>;
@@ -39,10 +41,10 @@ class Case : public bench::CaseBase {
   }
   void start() {
     add("read", [this](benchmark::State& state) { report(state, measure_yardstick()); });
-    mode("precise", k::DecodeMode::precise);
-    mode("tensor", k::DecodeMode::tensor);
+    if (tensor_cores) mode("precise", k::DecodeMode::precise);
+    if (tensor_cores) mode("tensor", k::DecodeMode::tensor);
     if (page_ == 0) mode("plain", k::DecodeMode::plain);
-    if (page_ == 0 && shape_.batch <= 16) mode("parts16", k::DecodeMode::precise, k::Attention{}.splits(16));
+    if (tensor_cores && page_ == 0 && shape_.batch <= 16) mode("parts16", k::DecodeMode::precise, k::Attention{}.splits(16));
   }
 
  private:
@@ -97,7 +99,7 @@ class Case : public bench::CaseBase {
       state.counters["registers"] = attributes.numRegs;
       state.counters["shared_kb"] = double(attributes.sharedSizeBytes + dynamic) / 1024;
     };
-    const auto tensor = [&](auto rows) {
+    [[maybe_unused]] const auto tensor = [&](auto rows) {
       using Rows = std::remove_pointer_t<decltype(rows)>;
       using Body = k::detail::DecodeBody<Problem, Rows>;
       int image = 0;
@@ -105,8 +107,10 @@ class Case : public bench::CaseBase {
       const auto kernel = &k::detail::entry<Body>;
       put(reinterpret_cast<const void*>(kernel), size_t(Rows::shared_bytes(image)));
     };
-    if (mode == k::DecodeMode::precise) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 2>*>(nullptr));
-    if (mode == k::DecodeMode::tensor) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 1>*>(nullptr));
+    if constexpr (tensor_cores) {
+      if (mode == k::DecodeMode::precise) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 2>*>(nullptr));
+      if (mode == k::DecodeMode::tensor) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 1>*>(nullptr));
+    }
     Problem problem(q, kv, k::no_mask(), o, shape_, {});
     problem.dim = problem.v_dim = kDim;
     using Plain = k::detail::PlainRows<Problem, 1>;
@@ -171,5 +175,6 @@ int main(int argc, char** argv) {
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[9]}) measure<k::half>(32, 8, batch, length, 1);
   for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]}) measure<k::Int4>(32, 8, batch, length);
+  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6], shapes[9]}) measure<float>(32, 8, batch, length);
   return bench::run(argc, argv, {});
 }

@@ -1,5 +1,6 @@
 // Decoding on the GPU: plans, views of one's own that say their alignment, what is not finite, and shapes at the edge.
 #include "support/gpu_decode.cuh"
+#include "support/heads.h"
 #include "support/not_finite.h"
 
 using namespace test;
@@ -212,6 +213,43 @@ TEST_CASE("decode: latent attention, whose values are the first columns of keys 
         check_decode<576, k::bfloat16, float>(t, "pages of " + std::to_string(page), c, kv, cache, cache, k::causal(), causal_model(), mode, precision_of(mode, DType::bf16, DType::bf16, false),
                                               heads / 8 + 1);
       }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("decode: tokens, heads and sequences may stand any distances apart") {
+  Tally t;
+  Stream stream;
+  const int64_t batch = 2, queries = 3, heads = 4, dim = 64;
+  const AttentionCase c{std::vector<int64_t>(size_t(batch), queries), {50, 610}, heads, 2, dim};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
+  for (const auto mode : kModes) {
+    AttentionData<k::half, k::half, DeviceMemory> plain(c);
+    const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, plain.shape()));
+    Device<unsigned char> memory(1, bytes, bytes);
+    const auto run = [&](const auto& from, const auto& to) {
+      const k::Status status = k::decode<64>(stream, from, kv, to, plain.shape(), k::no_mask(), {memory.data(), size_t(bytes)}, {}, mode);
+      stream.wait();
+      t.expect(status.ok(), "%s", status.reason());
+    };
+    run(plain.source(), plain.sink());
+    plain.o.download();
+    const auto in = head_strides(batch, queries, heads, dim);
+    for (size_t i = 0; i < in.size(); ++i) {
+      const HeadStrides& out = in[(i + 2) % in.size()];
+      SpreadHeads<k::half, DeviceMemory> q(in[i], batch, queries, heads, dim, Poison::nan), o(out, batch, queries, heads, dim, Poison::garbage);
+      q.fill([&](int64_t row, int64_t col) { return plain.q.get(row, col); });
+      run(q.source(), o.sink());
+      t.expect(o.download(), "%s: wrote between heads", out.name);
+      bool same = true;
+      for (int64_t row = 0; row < batch * queries; ++row) {
+        for (int64_t col = 0; col < heads * dim; ++col) same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
+      }
+      t.expect(same, "%s, from %s to %s: other results", name_of(mode), in[i].name, out.name);
     }
   }
   CHECK_TALLY(t);

@@ -17,7 +17,7 @@ constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 template <class S>
 struct MemoryType<RotatedSource<S>> : MemoryType<S> {};
 template <class T>
-struct MemoryType<HeadsLoad<T>> : MemoryType<DirectLoad<T>> {};
+struct Coded<HeadsLoad<T>> : Coded<DirectLoad<T>> {};
 
 template <class Kv>
 using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
