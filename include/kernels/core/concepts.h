@@ -169,14 +169,23 @@ constexpr bool has_effects() {
 template <class A, class B>
 KERNELS_HD Pair<A, B> pair(const A& a, const B& b) {
   Pair<A, B> out;
-  if constexpr (!std::is_same<A, Nothing>::value) out.First::item = a;
-  if constexpr (!std::is_same<B, Nothing>::value) out.Second::item = b;
+  // By way of a reference to the base: g++ 11 does not look a base up by an alias of its name.
+  typename Pair<A, B>::First& first = out;
+  typename Pair<A, B>::Second& second = out;
+  if constexpr (!std::is_same<A, Nothing>::value) first.item = a;
+  if constexpr (!std::is_same<B, Nothing>::value) second.item = b;
   return out;
 }
 template <class P>
-KERNELS_HD decltype(auto) first_of(const P& p) { return p.P::First::get(); }
+KERNELS_HD decltype(auto) first_of(const P& p) {
+  const typename P::First& first = p;
+  return first.get();
+}
 template <class P>
-KERNELS_HD decltype(auto) second_of(const P& p) { return p.P::Second::get(); }
+KERNELS_HD decltype(auto) second_of(const P& p) {
+  const typename P::Second& second = p;
+  return second.get();
+}
 
 // ---- fetch: everything a functor reads from memory at (row, col) ---------------------------------------------------
 

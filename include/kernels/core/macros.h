@@ -79,5 +79,16 @@
 #define KERNELS_USUAL_VECTORS
 #endif
 
-#define KERNELS_BEGIN KERNELS_WIDE_VECTORS namespace kernels { inline namespace KERNELS_ABI {
-#define KERNELS_END } } KERNELS_USUAL_VECTORS
+// g++ 9 warns of parameters that only a branch of `if constexpr` uses which is not taken.
+#if defined(__GNUC__) && __GNUC__ < 10 && !defined(__clang__) && !defined(__CUDACC__)
+#define KERNELS_QUIET                                                                           \
+  _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wunused-but-set-parameter\"") \
+  _Pragma("GCC diagnostic ignored \"-Wunused-but-set-variable\"")
+#define KERNELS_USUAL_WARNINGS _Pragma("GCC diagnostic pop")
+#else
+#define KERNELS_QUIET
+#define KERNELS_USUAL_WARNINGS
+#endif
+
+#define KERNELS_BEGIN KERNELS_QUIET KERNELS_WIDE_VECTORS namespace kernels { inline namespace KERNELS_ABI {
+#define KERNELS_END } } KERNELS_USUAL_VECTORS KERNELS_USUAL_WARNINGS

@@ -106,13 +106,17 @@ class SmallFloats {
     });
   }
   template <int i>
-  KERNELS_INLINE Register<float> vector() const { return part<i % 2>(halves_[i / 2], std::make_integer_sequence<int, N>()); }
+  KERNELS_INLINE Register<float> vector() const { return in_register(convert<float>(bit_cast<Pack<half, N>>(part<i % 2>(halves_[i / 2])))); }
   KERNELS_INLINE Register<float> scale() const { return in_register(broadcast<N>(256.f)); }
 
  private:
-  template <int kHalf, int... lane>
-  static KERNELS_INLINE Register<float> part(const VectorOf<uint16_t, 2 * N>& halves, std::integer_sequence<int, lane...>) {
-    return in_register(convert<float>(bit_cast<Pack<half, N>>(__builtin_shufflevector(halves, halves, (kHalf * N + lane)...))));
+  template <int kHalf>
+  static KERNELS_INLINE auto part(const VectorOf<uint16_t, 2 * N>& halves) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_extracti64x4_epi64(0xf, (__m512i)halves, kHalf);
+#else
+    return _mm256_extractf128_si256((__m256i)halves, kHalf);
+#endif
   }
 
   VectorOf<uint16_t, 2 * N> halves_[cols / (2 * N)];

@@ -1,0 +1,3 @@
+#include "../link/doors.h"
+
+int main() { return every_door("doors") == 0 ? 0 : 1; }
