@@ -153,8 +153,11 @@ struct KernelKey {
 };
 // What is kept is its image's architecture.
 using PreparedKernels = Facts<KernelKey, int>;
+// In a class, as variables of a functor's type with internal linkage cannot have the attribute themselves.
 template <class Body>
-KERNELS_OF_THIS_LIBRARY inline PreparedKernels prepared_kernels;
+struct KERNELS_OF_THIS_LIBRARY Prepared {
+  static inline PreparedKernels kernels;
+};
 
 // Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
 inline Status ask_and_prepare(const KernelKey& key, int& image) {
@@ -184,7 +187,7 @@ inline Status prepare(PreparedKernels& prepared, const KernelKey& key, int& imag
 template <class Body>
 Status image_architecture(const Exec& ex, int& capability) {
   const auto kernel = &entry<Body>;
-  return prepare(prepared_kernels<Body>, {reinterpret_cast<const void*>(kernel), ex.device().device, false, false}, capability);
+  return prepare(Prepared<Body>::kernels, {reinterpret_cast<const void*>(kernel), ex.device().device, false, false}, capability);
 }
 
 // Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
@@ -213,7 +216,7 @@ inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool earl
 template <class Body>
 Status prepare_launch(const Exec& ex, const Launch& how, const void* kernel, int& image) {
   if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
-  return prepare(prepared_kernels<Body>, {kernel, ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
+  return prepare(Prepared<Body>::kernels, {kernel, ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
 }
 
 // How many clusters of this kind run at the same time on the device.
@@ -226,14 +229,16 @@ struct ClusterKey {
   }
 };
 template <class Body>
-KERNELS_OF_THIS_LIBRARY inline Facts<ClusterKey, int64_t> counted_clusters;
+struct KERNELS_OF_THIS_LIBRARY Counted {
+  static inline Facts<ClusterKey, int64_t> clusters;
+};
 
 template <class Body>
 Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
   const auto kernel = &entry<Body>;
   const auto address = reinterpret_cast<const void*>(kernel);
   const ClusterKey key{address, ex.device().device, how.threads, how.cluster, how.shared};
-  if (const int64_t* known = counted_clusters<Body>.find(key)) return clusters = *known, Status{};
+  if (const int64_t* known = Counted<Body>::clusters.find(key)) return clusters = *known, Status{};
   int image = 0;
   KERNELS_TRY(prepare_launch<Body>(ex, how, address, image));
   const CurrentDevice current(key.device);
@@ -244,7 +249,7 @@ Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
   const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
   const Status counted = from_cuda(error);
   if (!counted && error != cudaErrorInvalidClusterSize) return counted;  // or else there are none
-  clusters = counted_clusters<Body>.keep(key, count);
+  clusters = Counted<Body>::clusters.keep(key, count);
   return {};
 }
 

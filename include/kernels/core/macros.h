@@ -27,7 +27,7 @@
 #define KERNELS_INLINE
 #endif
 
-// Of variables that each shared library has for itself: it may be unloaded, and its kernels with it.
+// Of variables, and classes of them, that each shared library has for itself: it may be unloaded, and its kernels with it.
 #if defined(__GNUC__)
 #define KERNELS_OF_THIS_LIBRARY __attribute__((visibility("hidden")))
 #else
