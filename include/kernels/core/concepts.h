@@ -153,7 +153,7 @@ constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 // Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or one of those
 // that it is made of does.
 template <class F>
-constexpr bool has_effects();
+KERNELS_HD constexpr bool has_effects();
 template <class F>
 struct parts_have_effects : std::false_type {};
 template <template <class...> class F, class... Parts>
@@ -161,7 +161,7 @@ struct parts_have_effects<F<Parts...>> {
   static constexpr bool value = (has_effects<Parts>() || ...);
 };
 template <class F>
-constexpr bool has_effects() {
+KERNELS_HD constexpr bool has_effects() {
   if constexpr (declares_effects<F>::value) return F::has_effects;
   else return has_reload<F>::value || parts_have_effects<F>::value;
 }
