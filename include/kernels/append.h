@@ -75,20 +75,29 @@ class Append : public Functor {
     return {};
   }
 
-  template <int N, class C>
-  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+  // Where a pack goes (null: nowhere), and what it is multiplied by.
+  struct Place {
+    T* to;
+    float factor;
+  };
+  template <int N>
+  KERNELS_HD Place prepare(int64_t row, int64_t col) const {
     const int64_t pos = at_.position(row);
-    if (pos < 0) return;
+    if (pos < 0) return {nullptr, 1.f};
     const int64_t head = static_cast<uint32_t>(col) / static_cast<uint32_t>(head_dim_);
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
     T* const to = tensor_.at(slot, head) + (col - head * head_dim_);
-    if constexpr (Tensor::Run::scaled) {
-      const float scale = convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]);
-      write<N>(to, convert<T>(convert<float>(v) * divide(1.f, scale)));
-    } else {
-      write<N>(to, convert<T>(v));
-    }
+    if constexpr (Tensor::Run::scaled) return {to, divide(1.f, convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]))};
+    else return {to, 1.f};
   }
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, const Place& place, int64_t, int64_t) const {
+    if (place.to == nullptr) return;
+    if constexpr (Tensor::Run::scaled) write<N>(place.to, convert<T>(convert<float>(v) * place.factor));
+    else write<N>(place.to, convert<T>(v));
+  }
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const { store(v, prepare<N>(row, col), row, col); }
 
  private:
   Tensor tensor_;
@@ -131,12 +140,53 @@ class Qkv : public Functor {
   }
 
  private:
-  // Pairs come in any case: a sink that may take no more than single elements gets them one by one.
+  // Two columns that lie in one part: a sink of pairs gets them at once, another one by one, as it may take no more than single elements.
+  template <class S, bool = detail::wants_pairs<S>()>
+  struct Two {
+    decltype(detail::prepare<2>(std::declval<const S&>(), 0, 0)) both;
+    KERNELS_HD static Two of(const S& sink, int64_t row, int64_t col) { return {detail::prepare<2>(sink, row, col)}; }
+    template <class C>
+    KERNELS_HD void put(const S& sink, const Pack<C, 2>& v, int64_t row, int64_t col) const { detail::put_prepared(sink, both, v, row, col); }
+  };
   template <class S>
-  static constexpr int least = detail::wants_pairs<S>() ? 2 : 1;
+  struct Two<S, false> {
+    decltype(detail::prepare<1>(std::declval<const S&>(), 0, 0)) first, second;
+    KERNELS_HD static Two of(const S& sink, int64_t row, int64_t col) { return {detail::prepare<1>(sink, row, col), detail::prepare<1>(sink, row, col + 1)}; }
+    template <class C>
+    KERNELS_HD void put(const S& sink, const Pack<C, 2>& v, int64_t row, int64_t col) const {
+      detail::put_prepared(sink, first, Pack<C, 1>{{v.v[0]}}, row, col);
+      detail::put_prepared(sink, second, Pack<C, 1>{{v.v[1]}}, row, col + 1);
+    }
+  };
+
+ public:
+  // Of the part that the columns lie in; the others' are left as they are.
+  struct Prepared {
+    Two<Q> q;
+    Two<K> k;
+    Two<V> v;
+  };
+  template <int N>
+  KERNELS_HD Prepared prepare(int64_t row, int64_t col) const {
+    static_assert(N == 2, "pair by pair");
+    Prepared out;
+    if (col < counts_[0]) out.q = Two<Q>::of(q_, row, col);
+    else if (col < counts_[0] + counts_[1]) out.k = Two<K>::of(k_, row, col - counts_[0]);
+    else out.v = Two<V>::of(v_, row, col - counts_[0] - counts_[1]);
+    return out;
+  }
+  template <class C>
+  KERNELS_HD void store(const Pack<C, 2>& v, const Prepared& prepared, int64_t row, int64_t col) const {
+    if (col < counts_[0]) prepared.q.put(q_, v, row, col);
+    else if (col < counts_[0] + counts_[1]) prepared.k.put(k_, v, row, col - counts_[0]);
+    else prepared.v.put(v_, v, row, col - counts_[0] - counts_[1]);
+  }
+
+ private:
   template <class S, int N, class C>
   KERNELS_HD static void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
-    detail::in_packs(N == 2 ? least<S> : N, v, col, [&](const auto& some, int64_t at) { detail::put(sink, some, row, at); });
+    if constexpr (N == 2) Two<S>::of(sink, row, col).put(sink, v, row, col);
+    else detail::put(sink, v, row, col);
   }
 
   Q q_;

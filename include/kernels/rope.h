@@ -107,19 +107,31 @@ class Rope : public Functor {
     return most;
   }
 
-  // Pairs from `pair` on: (x, y) becomes (x cos - y sin, y cos + x sin).
+  // The angles of a row's pairs from `pair` on.
   template <int N>
-  KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, int64_t row, int pair) const {
+  struct Angles {
+    float sine[N], cosine[N];
+  };
+  template <int N>
+  KERNELS_HD Angles<N> angles(int64_t row, int pair) const {
     const float position = float(positions_[row]);
+    Angles<N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) sin_cos(position * frequencies_[pair + i], out.sine[i], out.cosine[i]);
+    return out;
+  }
+  // (x, y) becomes (x cos - y sin, y cos + x sin).
+  template <int N>
+  KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, const Angles<N>& by) const {
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) {
-      float s, c;
-      sin_cos(position * frequencies_[pair + i], s, c);
       const float a = x.v[i], b = y.v[i];
-      x.v[i] = (a * c - b * s) * amplitude_;
-      y.v[i] = (b * c + a * s) * amplitude_;
+      x.v[i] = (a * by.cosine[i] - b * by.sine[i]) * amplitude_;
+      y.v[i] = (b * by.cosine[i] + a * by.sine[i]) * amplitude_;
     }
   }
+  template <int N>
+  KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, int64_t row, int pair) const { turn(x, y, angles<N>(row, pair)); }
 
  private:
   const int32_t* positions_;
@@ -242,11 +254,40 @@ class RotatingSink : public Functor {
     return RotatingSink<decltype(all), S>(all, rope_, sink_);
   }
 
+  // A pair's two columns, the angle between them, and what the map before and the sink behind know of either.
+  struct Prepared {
+    using Operands = decltype(detail::fetch_operands<1>(std::declval<const M&>(), 0, 0));
+    using Place = decltype(detail::prepare<1>(std::declval<const S&>(), 0, 0));
+    int64_t first, second;
+    bool turns;
+    Rope::Angles<1> angles;
+    Operands operands[2];
+    Place places[2];
+  };
+  template <int N>
+  KERNELS_HD Prepared prepare(int64_t row, int64_t col) const {
+    static_assert(N == 2, "pair by pair");
+    const int at = rope_.in_head(col);
+    const bool turns = rope_.turns(at), together = !turns || rope_.pairs_are_neighbours();
+    const int64_t first = together ? col : col - at + at / 2, second = together ? col + 1 : first + rope_.half();
+    return {first, second, turns, turns ? rope_.angles<1>(row, at / 2) : Rope::Angles<1>{},
+            {detail::fetch_operands<1>(before_, row, first), detail::fetch_operands<1>(before_, row, second)},
+            {detail::prepare<1>(sink_, row, first), detail::prepare<1>(sink_, row, second)}};
+  }
+  KERNELS_HD void store(const Pack<float, 2>& v, const Prepared& prepared, int64_t row, int64_t) const {
+    auto x = detail::apply_map(before_, Pack<float, 1>{{v.v[0]}}, prepared.operands[0], row, prepared.first);
+    auto y = detail::apply_map(before_, Pack<float, 1>{{v.v[1]}}, prepared.operands[1], row, prepared.second);
+    if (prepared.turns) rope_.turn(x, y, prepared.angles);
+    detail::put_prepared(sink_, prepared.places[0], x, row, prepared.first);
+    detail::put_prepared(sink_, prepared.places[1], y, row, prepared.second);
+  }
   template <int N>
   KERNELS_HD void store(const Pack<float, N>& v, int64_t row, int64_t col) const {
     if constexpr (N == 1) {
       // One of a pair is not enough: an engine that comes here breaks the contract, and must not go unnoticed.
       detail::put(sink_, v * (infinity<float>() - infinity<float>()), row, col);
+    } else if constexpr (N == 2) {
+      store(v, prepare<2>(row, col), row, col);
     } else {
       turn(v, row, col);
     }
@@ -257,37 +298,24 @@ class RotatingSink : public Functor {
   template <int N>
   KERNELS_HD void turn(const Pack<float, N>& v, int64_t row, int64_t col) const {
     const int at = rope_.in_head(col);
-    if (!rope_.turns(at)) return write(mapped(v, row, col), row, col);
+    if (!rope_.turns(at)) return detail::put(sink_, mapped(v, row, col), row, col);
     Pack<float, N / 2> x, y;
     if (rope_.pairs_are_neighbours()) {
       detail::unzip(mapped(v, row, col), x, y);
       rope_.turn(x, y, row, at / 2);
-      return write(detail::zipped(x, y), row, col);
+      return detail::put(sink_, detail::zipped(x, y), row, col);
     }
     const int64_t first = col - at + at / 2, second = first + rope_.half();
     detail::unzip(v, x, y);
     x = mapped(x, row, first);
     y = mapped(y, row, second);
     rope_.turn(x, y, row, at / 2);
-    write(x, row, first);
-    write(y, row, second);
+    detail::put(sink_, x, row, first);
+    detail::put(sink_, y, row, second);
   }
-  // Pairs come in any case: maps and sinks that take single elements only get them one by one.
   template <int N>
   KERNELS_HD Pack<float, N> mapped(const Pack<float, N>& v, int64_t row, int64_t col) const {
-    if constexpr (N != 2) {
-      return detail::apply_map(before_, v, detail::fetch_operands<N>(before_, row, col), row, col);
-    } else {
-      Pack<float, N> out;
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) out.v[i] = detail::apply_map(before_, Pack<float, 1>{{v.v[i]}}, detail::fetch_operands<1>(before_, row, col + i), row, col + i).v[0];
-      return out;
-    }
-  }
-  template <int N>
-  KERNELS_HD void write(const Pack<float, N>& v, int64_t row, int64_t col) const {
-    if constexpr (N != 2) detail::put(sink_, v, row, col);
-    else detail::in_packs(1, v, col, [&](const auto& some, int64_t at) { detail::put(sink_, some, row, at); });
+    return detail::apply_map(before_, v, detail::fetch_operands<N>(before_, row, col), row, col);
   }
 
   M before_;

@@ -22,6 +22,7 @@
 //                                   or more at even columns, and is for products alone (rope.h)
 //   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
 //                                   effects of these. They happen exactly once for each element, or the call does not compile
+//   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out before the values are there
 //   reload<N>(row, col)             a Source with effects supplies this for engines that read a row a second time
 //   without_effects()               a Map with effects supplies this for engines that apply it once more: the same map without them;
 //                                   likewise a Source whose resolve() has them
@@ -88,6 +89,7 @@ KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny)
 KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 KERNELS_DETECT(has_wants_pairs, F::wants_pairs)
+KERNELS_DETECT(has_prepare, std::declval<const F&>().template prepare<2>(kAny, kAny))
 #undef KERNELS_DETECT
 
 // OneFlow's forms name their own element type; it is float or double.
@@ -296,6 +298,19 @@ KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col
   // OneFlow's stores are not declared const, though they change nothing but memory.
   if constexpr (stores_from<S, C>::value) const_cast<S&>(sink).template store<N>(v.v, row, col);
   else sink.template store<N>(v, row, col);
+}
+
+// What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their values are ready
+// ask for it then.
+template <int N, class S>
+KERNELS_HD auto prepare(const S& sink, int64_t row, int64_t col) {
+  if constexpr (has_prepare<S>::value) return sink.template prepare<N>(row, col);
+  else return Nothing{};
+}
+template <class S, class Prepared, class C, int N>
+KERNELS_HD void put_prepared(const S& sink, const Prepared& prepared, const Pack<C, N>& v, int64_t row, int64_t col) {
+  if constexpr (std::is_same<Prepared, Nothing>::value) put(sink, v, row, col);
+  else sink.store(v, prepared, row, col);
 }
 
 // ---- what a functor allows -----------------------------------------------------------------------------------------

@@ -172,26 +172,8 @@ KERNELS_HD float erf(float x) {
 }
 KERNELS_HD double erf(double x) { return ::erf(x); }
 
-#if defined(__CUDACC__)
-namespace detail {
-// On its own, as it is long, and a product's kernel has it in several places.
-struct SineCosine {
-  float sine, cosine;
-};
-inline __device__ __noinline__ SineCosine sin_cos_on_device(float x) {
-  SineCosine out;
-  ::sincosf(x, &out.sine, &out.cosine);
-  return out;
-}
-}  // namespace detail
-#endif
-
 // Sine and cosine, good to 2 units of 2^-24 for |x| up to 2^30: the quarter turns are taken off in double.
 KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
-#if defined(KERNELS_DEVICE_CODE)
-  const auto both = detail::sin_cos_on_device(x);
-  sine = both.sine, cosine = both.cosine;
-#else
   constexpr double shift = 6755399441055744.0;  // 1.5 2^52
   const double shifted = double(x) * 0.63661977236758134 + shift;
   const uint32_t quarter = static_cast<uint32_t>(bit_cast<uint64_t>(shifted));
@@ -202,7 +184,6 @@ KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
   const float a = swapped ? even : odd, b = swapped ? odd : even;
   sine = bit_cast<float>(bit_cast<uint32_t>(a) ^ (quarter & 2u) << 30);
   cosine = bit_cast<float>(bit_cast<uint32_t>(b) ^ ((quarter + 1u) & 2u) << 30);
-#endif
 }
 
 template <class C, int N>

@@ -83,7 +83,7 @@ struct SimtGemmBody {
           KERNELS_UNROLL
           for (int j = 0; j < together<P>; ++j) totals[i].v[j] = sums[i][a][b + j];
         }
-        Result<P>::of(p, row, col).put_sums(totals);
+        Result<P>::of(p, row, col).put_sums(totals, Nothing{});
       }
     }
   }

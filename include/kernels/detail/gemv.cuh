@@ -118,16 +118,18 @@ struct Result {
 
   static __device__ __forceinline__ Operands<P, N> ask(const P& p, int64_t token, int64_t output) { return fetch_operands<N>(sink_map(p.out), token, output); }
   static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, ask(p, token, output)}; }
-  __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices]) const {
+  // prepared: by the sink, for this result.
+  template <class Prepared>
+  __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices], const Prepared& prepared) const {
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
     if constexpr (P::matrices == 2) {
       // The gate's map is the first of a chain and reads nothing itself.
       const Sums joined = first_map(map).join(sums[0], sums[1]);
       const auto later = later_maps(map);
-      put(sink, apply_map(later, joined, fetch_operands<N>(later, row, col), row, col), row, col);
+      put_prepared(sink, prepared, apply_map(later, joined, fetch_operands<N>(later, row, col), row, col), row, col);
     } else {
-      put(sink, apply_map(map, sums[0], operands, row, col), row, col);
+      put_prepared(sink, prepared, apply_map(map, sums[0], operands, row, col), row, col);
     }
   }
 };
@@ -366,12 +368,15 @@ struct GemvBody {
   static constexpr int kOut = together<P>;
   static_assert(R % kOut == 0, "pairs are whole");
   static constexpr bool kReads = !std::is_empty<Operands<P, kOut>>::value;
+  using Prepared = decltype(prepare<kOut>(sink_end(std::declval<const P&>().out), kAny, kAny));
+  static constexpr bool kPrepares = !std::is_same<Prepared, Nothing>::value;
   using Tokens = GemvTokens<P, M>;
   using State = typename Tokens::State;
 
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
+    __shared__ Alone<Prepared, kPrepares ? kSums / kOut : 1> prepared;
     if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
     const P& p = params.problem;
     const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
@@ -403,6 +408,9 @@ struct GemvBody {
     const bool makes = int(threadIdx.x) < kSums / kOut && token < p.m && output < rows;
     Operands<P, kOut> operands;
     if constexpr (kReads) operands = Result<P>::ask(p, makes ? token : tokens.first, makes ? output : row);
+    if constexpr (kPrepares) {
+      if (makes) prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
+    }
     Dots dots;
     for (; begin < cols; begin += U * stride) {
       KERNELS_UNROLL
@@ -425,7 +433,7 @@ struct GemvBody {
       KERNELS_UNROLL
       for (int j = 0; j < kOut; ++j) totals[i].v[j] = sums.total(i * kSums + threadIdx.x * kOut + j);
     }
-    result.put_sums(totals);
+    result.put_sums(totals, prepared.items[kPrepares ? threadIdx.x : 0]);
   }
 };
 
