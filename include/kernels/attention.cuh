@@ -31,23 +31,31 @@ KERNELS_BEGIN
 template <class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                                const Attention& options = {}) {
-  bool empty = false;
-  KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
-  KERNELS_TRY(ex.status());
-  if (empty) return {};
-  return detail::prefill(ex, q, kv, out, shape, score, options);
+  if constexpr (!detail::takes_attention<Q, Kv, Out, S>()) {
+    return detail::not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+    KERNELS_TRY(ex.status());
+    if (empty) return {};
+    return detail::prefill(ex, q, kv, out, shape, score, options);
+  }
 }
 
 // How such a call would run, and why it does not run faster: core/attention_plan.h.
 template <class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
                                     AttentionPlan& plan) {
-  bool empty = false;
-  plan = {};
-  KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
-  KERNELS_TRY(ex.status());
-  if (empty) return {};
-  return detail::prefill_plan(ex, q, kv, out, shape, score, options, plan);
+  if constexpr (!detail::takes_attention<Q, Kv, Out, S>()) {
+    return detail::not_compiled();
+  } else {
+    bool empty = false;
+    plan = {};
+    KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+    KERNELS_TRY(ex.status());
+    if (empty) return {};
+    return detail::prefill_plan(ex, q, kv, out, shape, score, options, plan);
+  }
 }
 
 // For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a group; for 16 with
@@ -72,22 +80,30 @@ Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
 
 template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>
 Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
-  bool empty = false;
-  KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
-  if (empty) return {};
-  if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
-    return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
+  if constexpr (!takes_attention<Q, Kv, Out, S>()) {
+    return not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
+    if (empty) return {};
+    if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
+      return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
+    }
+    if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
+    return start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, workspace, options, mode);
   }
-  if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
-  return start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, workspace, options, mode);
 }
 
 template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>
 Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, DecodeMode mode, AttentionPlan& plan) {
-  bool empty = false;
-  plan = {};
-  KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
-  return empty ? Status{} : start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, {}, options, mode, &plan);
+  if constexpr (!takes_attention<Q, Kv, Out, S>()) {
+    return not_compiled();
+  } else {
+    bool empty = false;
+    plan = {};
+    KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
+    return empty ? Status{} : start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, {}, options, mode, &plan);
+  }
 }
 
 }  // namespace detail
@@ -122,11 +138,15 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 //   k::merge_states(stream, k::load(o, ld), k::load(lse, heads), k::store(r, ld), {2, tokens, heads, dim});
 template <class O, class L, class Out>
 [[nodiscard]] Status merge_states(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options = {}) {
-  bool empty = false;
-  KERNELS_TRY(detail::check_merge(o, lse, out, shape, options, empty));
-  KERNELS_TRY(ex.status());
-  if (empty) return {};
-  return detail::start_merge(ex, o, lse, out, shape, options);
+  if constexpr (!detail::takes_states<O, L, Out>()) {
+    return detail::not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(detail::check_merge(o, lse, out, shape, options, empty));
+    KERNELS_TRY(ex.status());
+    if (empty) return {};
+    return detail::start_merge(ex, o, lse, out, shape, options);
+  }
 }
 
 KERNELS_END

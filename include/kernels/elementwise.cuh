@@ -31,13 +31,16 @@ struct CopyOf {
 
 template <class Load, class Store>
 [[nodiscard]] Status copy(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols) {
-  bool empty = false;
-  KERNELS_TRY(detail::check_rows(Softmax{}, in, out, rows, cols, empty));
-  static_assert(!detail::is_row_sink<Store>, "quantize() needs to see a row twice: use rmsnorm or layernorm in front of it");
-  KERNELS_TRY(ex.status());
-  if (empty) return {};
-  constexpr int in_wide = detail::widest_of<Load>(), out_wide = detail::widest_of<Store>(), wide = in_wide < out_wide ? in_wide : out_wide;
-  return detail::each_pack<wide>(ex, detail::CopyOf<Load, Store>{in, out}, rows, cols, lesser(detail::max_pack_of(in), detail::max_pack_of(out)));
+  if constexpr (!detail::takes_copy<Load, Store>()) {
+    return detail::not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(detail::check_rows(Softmax{}, in, out, rows, cols, empty));
+    KERNELS_TRY(ex.status());
+    if (empty) return {};
+    constexpr int in_wide = detail::widest_of<Load>(), out_wide = detail::widest_of<Store>(), wide = in_wide < out_wide ? in_wide : out_wide;
+    return detail::each_pack<wide>(ex, detail::CopyOf<Load, Store>{in, out}, rows, cols, lesser(detail::max_pack_of(in), detail::max_pack_of(out)));
+  }
 }
 
 KERNELS_END

@@ -151,6 +151,7 @@ template <class S>
 class Cycle : public Functor {
  public:
   static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // cycle() does not take a source with any
   Cycle(S source, int64_t period) : source_(source), period_(period) {}
 
   static constexpr int widest = detail::widest_of<S>();
@@ -174,7 +175,7 @@ class Cycle : public Functor {
 
 template <class S>
 Cycle<S> cycle(S source, int64_t period) {
-  static_assert(!detail::has_effects<S>(), "cycle() reads its rows more than once, and tee() or another effect must happen once: put it behind add(cycle(...)), or make these rows before with copy()");
+  static_assert(!detail::has_effects<S>, "cycle() reads its rows more than once, and tee() or another effect must happen once: put it behind add(cycle(...)), or make these rows before with copy()");
   return {source, period};
 }
 
@@ -185,10 +186,13 @@ template <class T>
 RowVector<T> as_source(const T* p) { return RowVector<T>(p); }
 template <class T>
 RowVector<T> as_source(T* p) { return RowVector<T>(p); }
-template <class S, class = std::enable_if_t<std::is_class<S>::value>>
-S as_source(S source) {
-  static_assert(is_source<S>, "expected a source (k::load, k::row, k::per_row ...) or a pointer");
-  return source;
+template <class S>
+auto as_source(S source) {
+  constexpr bool number = std::is_arithmetic<S>::value;
+  static_assert(!number, "as_source: a number where there must be a source: k::shift(s) adds one to all values, k::scale(s) multiplies them by it");
+  static_assert(number || is_source<S>, "as_source: expected a source (k::load, k::row, k::per_row ...) or a pointer");
+  if constexpr (is_source<S>) return source;
+  else return RowVector<float>(nullptr);
 }
 template <class S>
 using source_t = decltype(as_source(std::declval<S>()));
@@ -434,7 +438,10 @@ class DirectStore : public Functor {
 };
 
 template <class T>
-DirectStore<compute_t<T>, T> store(T* p, int64_t ld) { return {p, ld}; }
+DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
+  static_assert(!std::is_const<T>::value, "store: the pointer is to const elements");
+  return {p, ld};
+}
 
 // A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
 // that reads a row a second time reads what was written here instead of evaluating what stood before, and what must be read more
@@ -468,7 +475,10 @@ class Tee : public DirectStore<compute_t<T>, T> {
 };
 
 template <class T>
-Tee<T> tee(T* p, int64_t ld) { return {p, ld}; }
+Tee<T> tee(T* p, int64_t ld) {
+  static_assert(!std::is_const<T>::value, "tee: the pointer is to const elements");
+  return {p, ld};
+}
 
 namespace detail {
 template <class M>
@@ -782,6 +792,30 @@ template <class A, class B,
                                    (detail::is_map<A> && (detail::is_map<B> || detail::is_sink<B>))>>
 auto operator|(const A& a, const B& b) {
   return detail::compose(a, b);
+}
+
+struct Score;
+
+namespace detail {
+template <class F>
+constexpr bool is_score = std::is_base_of<Score, F>::value;
+template <class A, class B>
+constexpr bool goes_before = is_map<B> ? is_source<A> || is_map<A> : is_sink<B> && is_map<A>;
+}  // namespace detail
+
+// What else stands on either side of | is a mistake, and the message says what was meant.
+template <class A, class B,
+          class = std::enable_if_t<!detail::goes_before<A, B> && (std::is_base_of<Functor, A>::value || std::is_base_of<Functor, B>::value)>,
+          class = void>
+A operator|(const A& a, const B&) {
+  using namespace detail;
+  constexpr bool scores = is_score<A> || is_score<B>, call = is_source<A> && is_sink<B>;
+  static_assert(!scores, "operator| does not compose scores, & does: k::causal() & k::soft_cap(30)");
+  static_assert(!call, "operator| between a source and a sink: they are two arguments of a call, as in k::softmax(stream, source, sink, rows, cols)");
+  static_assert(!is_sink<A>, "operator| behind a sink: maps stand before it, map | sink; k::both(sink, sink) writes twice");
+  static_assert(scores || is_sink<A> || !is_source<B>, "operator| before a source: maps stand behind it, source | map; k::add(source) adds one to another");
+  static_assert(scores || call || is_sink<A> || is_source<B>, "operator| takes source | map, map | map and map | sink: one of these is none of them");
+  return a;
 }
 
 // 1 + p[col], for models that store their norm weight minus one: affine(one_plus(weight)).

@@ -349,13 +349,17 @@ class ProductEngine {
 // Calls f(engine), unless there is nothing to do.
 template <class X, class W, class Out, class F>
 Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, const F& f) {
-  bool empty = false;
-  KERNELS_TRY(check_matmul(x, w, out, shape, empty, groups));
-  if (empty) return {};
-  const auto inputs = read_twice(x);  // by every block
-  using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
-  const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
-  return f(ProductEngine<Problem>(ex, problem, policy));
+  if constexpr (!takes_product<X, W, Out>()) {
+    return not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(check_matmul(x, w, out, shape, empty, groups));
+    if (empty) return {};
+    const auto inputs = read_twice(x);  // by every block
+    using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
+    const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
+    return f(ProductEngine<Problem>(ex, problem, policy));
+  }
 }
 
 }  // namespace detail

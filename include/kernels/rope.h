@@ -79,7 +79,7 @@ class Rope : public Functor {
 
   template <class S>
   RotatedSource<S> on_source(const S& source) const {
-    static_assert(!detail::has_effects<S>(), "rope reads each element twice, as itself and as the other one of its pair: put tee() behind rope, or make its input before with copy()");
+    static_assert(!detail::has_effects<S>, "rope reads each element twice, as itself and as the other one of its pair: put tee() behind rope, or make its input before with copy()");
     return {source, *this};
   }
   template <class S, class = std::enable_if_t<detail::is_sink<S>>>
@@ -168,6 +168,7 @@ template <class S>
 class RotatedSource : public Functor {
  public:
   static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // rope does not take a source with any
   KERNELS_HD RotatedSource(const S& source, const Rope& rope) : source_(source), rope_(rope) {
     static_assert(std::is_same<compute_type<S>, float>::value, "rope turns floats");
   }

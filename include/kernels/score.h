@@ -35,6 +35,7 @@
 KERNELS_BEGIN
 
 struct Score : Functor {};
+struct KvView;
 
 // A logit: a query and a key of a sequence, both counted from its start.
 struct ScoreAt {
@@ -195,8 +196,13 @@ struct ScorePair : Score {
   }
 };
 
-template <class A, class B, class = std::enable_if_t<std::is_base_of<Score, A>::value && std::is_base_of<Score, B>::value>>
-ScorePair<A, B> operator&(A a, B b) { return {a, b}; }
+template <class A, class B, class = std::enable_if_t<std::is_base_of<Score, A>::value || std::is_base_of<Score, B>::value>>
+auto operator&(A a, B b) {
+  constexpr bool scores = std::is_base_of<Score, A>::value && std::is_base_of<Score, B>::value;
+  static_assert(scores, "& composes scores (score.h), and one of these is none: k::causal() & k::soft_cap(30)");
+  if constexpr (scores) return ScorePair<A, B>(a, b);
+  else return no_mask();
+}
 
 namespace detail {
 
@@ -278,6 +284,47 @@ KERNELS_HD SoftmaxState<float> sink_state(const S& score, int64_t head) {
     if (!(logit == -infinity<float>())) state = {logit, 1.f};
   }
   return state;
+}
+
+// ---- what attention takes ------------------------------------------------------------------------------------------
+
+// Whether a score does anything, or says that it does not.
+template <class S>
+struct Acts {
+  static constexpr bool value = Transforms<S>::value || Masks<S>::value || Ranges<S>::value || HasSink<S>::value || std::is_same<S, NoMask>::value;
+};
+template <class A, class B>
+struct Acts<ScorePair<A, B>> { static constexpr bool value = Acts<A>::value && Acts<B>::value; };
+
+template <class S>
+constexpr bool takes_score() {
+  constexpr bool row_map = std::is_same<S, Causal>::value, score = std::is_base_of<Score, S>::value;
+  static_assert(!row_map, "k::causal(q_len, kv_len) is the map for rows of logits that lie in memory: the score of attention is k::causal()");
+  static_assert(row_map || !is_map<S>, "a map where there must be a score (score.h): k::soft_cap(cap), k::score_bias(...), composed with &, or one of your own");
+  static_assert(score || is_map<S>, "there must be a score here (score.h): k::no_mask(), k::causal() ..., or one of your own, which derives from k::Score");
+  static_assert(!score || Acts<S>::value, "a score that would mask and change nothing: its transform, visible, kv_range or sink must be const and as score.h writes them");
+  return score && Acts<S>::value;
+}
+
+template <class Kv>
+constexpr bool takes_view() {
+  constexpr bool view = std::is_base_of<KvView, Kv>::value;
+  static_assert(view, "there must be a view of keys and values here (kv.h): k::dense_kv(k::nhd(...), k::nhd(...), lengths), k::ragged_kv, k::paged_kv, or one of your own, which derives from k::KvView");
+  return view;
+}
+
+template <class Q, class Kv, class Out, class S>
+constexpr bool takes_attention() {
+  constexpr bool right = takes_source<Q>() && takes_view<Kv>() && takes_sink<Out>() && takes_score<S>();
+  if constexpr (right) {
+    static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and attention makes it head by head");
+    static_assert(!wants_pairs<Out>(), "rope | sink is for products; rotate the queries as they are read: source | rope");
+    static_assert(!has_effects<Q>, "attention reads queries more than once, and tee() or another effect must happen once: make them before with copy()");
+    static_assert(std::is_same<compute_type<Q>, float>::value, "attention is computed in float: queries of double are not taken");
+    return !is_row_sink<Out> && !wants_pairs<Out>() && std::is_same<compute_type<Q>, float>::value;
+  } else {
+    return false;
+  }
 }
 
 }  // namespace detail

@@ -18,6 +18,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/arguments.h"
 #include "core/quant.h"
 #include "core/row_op.h"
 #include "functor.h"
@@ -307,7 +308,7 @@ template <class S, int kParts>
 class Stacked : public Functor {
  public:
   static constexpr Role role = Role::source;
-  static constexpr bool has_effects = detail::has_effects<S>();
+  static constexpr bool has_effects = detail::has_effects<S>;
   explicit Stacked(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
 
   static constexpr int widest = detail::widest_of<S>();
@@ -487,6 +488,7 @@ template <class S>
 class Repeated : public Functor {
  public:
   static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // repeated() does not take a source with any
   KERNELS_HD Repeated(S source, int64_t times) : source_(source), times_(times) {}
 
   static constexpr int widest = detail::widest_of<S>();
@@ -511,7 +513,7 @@ class Repeated : public Functor {
 
 template <class S>
 Repeated<S> repeated(S source, int64_t times) {
-  static_assert(!detail::has_effects<S>(), "repeated() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
+  static_assert(!detail::has_effects<S>, "repeated() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
   return {source, times};
 }
 
@@ -782,12 +784,27 @@ KERNELS_HD auto later_maps(const M& map) {
 template <class Out>
 constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::declval<const Out&>())))>>::value;
 
+// Whether matmul takes them.
+template <class W>
+constexpr bool takes_weights() {
+  if constexpr (is_gated<W>::value || by_token<W>) return true;
+  else return takes_source<W>();
+}
+template <class X, class W, class Out>
+constexpr bool takes_product() {
+  constexpr bool right = takes_source<X>() && takes_weights<W>() && takes_sink<Out>();
+  if constexpr (right) {
+    static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
+    static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
+    static_assert(!has_effects<X> && !has_effects<W>, "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
+    return !is_row_sink<SinkEnd<Out>> && is_gated<W>::value == joins<Out>;
+  } else {
+    return false;
+  }
+}
+
 template <class X, class W, class Out>
 Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty, const Groups& groups = {}) {
-  static_assert(is_source<X> && is_source<W> && is_sink<Out>, "matmul takes a source of inputs, a source of weights, and a sink");
-  static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
-  static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
-  static_assert(!has_effects<X>() && !has_effects<W>(), "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
   empty = true;
   if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");
   constexpr int64_t limit = int64_t(1) << 30;

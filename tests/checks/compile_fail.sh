@@ -2,7 +2,7 @@
 # compile_fail.sh COMPILER INCLUDE_DIR FILE: code that must not compile, and must say why. The file compiles as it stands;
 # for each line in it of the form
 #   // FAILS NAME: text
-# it must not compile with -DNAME, and the compiler's message must contain the text.
+# it must not compile with -DNAME, and the compiler's message must contain the text: one error, in a few lines.
 set -euo pipefail
 compiler=$1 include_dir=$2 file=$3
 
@@ -23,6 +23,9 @@ while IFS=: read -r name text; do
     failures=$((failures + 1))
   elif ! grep -qF -- "$text" <<< "$output"; then
     printf '%s: fails without saying "%s":\n%s\n' "$name" "$text" "$output"
+    failures=$((failures + 1))
+  elif [[ $(grep -c 'error:' <<< "$output") -gt 1 || $(wc -l <<< "$output") -gt 25 ]]; then
+    printf '%s: says more than one thing:\n%s\n' "$name" "$output"
     failures=$((failures + 1))
   fi
 done < <(sed -n 's:^ *// FAILS ::p' "$file")

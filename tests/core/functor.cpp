@@ -338,7 +338,7 @@ TEST_CASE("a functor has effects if one of its parts has") {
   float* p = nullptr;
   const auto plain = k::load(p, 1) | k::scale(2) | k::add(k::row(p));
   const auto tee = plain | k::tee(p, 1);
-  const auto effects = [](const auto& f) { return k::detail::has_effects<std::decay_t<decltype(f)>>(); };
+  const auto effects = [](const auto& f) { return k::detail::has_effects<std::decay_t<decltype(f)>>; };
   CHECK(!effects(plain));
   CHECK(!effects(k::affine(p, p) | k::gelu()));
   CHECK(effects(k::tee(p, 1)));

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "concepts.h"
+#include "arguments.h"
 #include "softmax_state.h"
 #include "workspace.h"
 
@@ -99,12 +99,6 @@ inline Status check_head_dims(int64_t dim, int64_t v_dim) {
 template <class Q, class Kv, class Out, class S>
 Status check_attention(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
                        int64_t most_queries, bool& empty) {
-  static_assert(is_source<Q>, "the second argument must be a source of queries: k::load(q, ld), with maps behind it if wanted");
-  static_assert(is_sink<Out>, "the fourth argument must be a sink: k::store(o, ld), with maps before it if wanted");
-  static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and attention makes it head by head");
-  static_assert(!wants_pairs<Out>(), "rope | sink is for products; rotate the queries as they are read: source | rope");
-  static_assert(!has_effects<Q>(), "attention reads queries more than once, and tee() or another effect must happen once: make them before with copy()");
-  static_assert(std::is_same<compute_type<Q>, float>::value, "attention is computed in float: queries of double are not taken");
   empty = true;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
   if (shape.batch < 0 || shape.q_len < 0) return invalid("attention: batch or q_len is negative");
@@ -124,11 +118,19 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   return {};
 }
 
+// Whether merge_states takes them.
+template <class O, class L, class Out>
+constexpr bool takes_states() {
+  constexpr bool right = takes_source<O>() && takes_source<L>() && takes_sink<Out>();
+  if constexpr (right) {
+    static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and merge_states makes them pack by pack");
+    static_assert(!has_effects<O> && !has_effects<L>, "merge_states reads logsumexps more than once, and tee() or another effect must happen once: make its inputs before with copy()");
+  }
+  return right && !is_row_sink<Out>;
+}
+
 template <class O, class L, class Out>
 Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options, bool& empty) {
-  static_assert(is_source<O> && is_source<L>, "merge_states takes a source of outputs and one of their logsumexps");
-  static_assert(is_sink<Out> && !is_row_sink<Out>, "the fourth argument must be a sink: k::store(o, ld), with maps before it if wanted");
-  static_assert(!has_effects<O>() && !has_effects<L>(), "merge_states reads logsumexps more than once, and tee() or another effect must happen once: make its inputs before with copy()");
   empty = true;
   if (shape.parts < 0 || shape.tokens < 0) return invalid("merge_states: parts or tokens is negative");
   if (shape.heads < 1 || shape.dim < 1) return invalid("merge_states: heads or dim is less than 1");

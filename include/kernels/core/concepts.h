@@ -154,19 +154,14 @@ constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 
 // Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or one of those
 // that it is made of does.
+template <class F, bool = declares_effects<F>::value>
+struct Effects : has_reload<F> {};
 template <class F>
-KERNELS_HD constexpr bool has_effects();
-template <class F>
-struct parts_have_effects : std::false_type {};
+struct Effects<F, true> : std::integral_constant<bool, F::has_effects> {};
 template <template <class...> class F, class... Parts>
-struct parts_have_effects<F<Parts...>> {
-  static constexpr bool value = (has_effects<Parts>() || ...);
-};
+struct Effects<F<Parts...>, false> : std::integral_constant<bool, has_reload<F<Parts...>>::value || (Effects<Parts>::value || ...)> {};
 template <class F>
-KERNELS_HD constexpr bool has_effects() {
-  if constexpr (declares_effects<F>::value) return F::has_effects;
-  else return has_reload<F>::value || parts_have_effects<F>::value;
-}
+constexpr bool has_effects = Effects<F>::value;
 
 template <class A, class B>
 KERNELS_HD Pair<A, B> pair(const A& a, const B& b) {
@@ -241,7 +236,7 @@ struct Reloaded : Functor {
 // The same source or map without its effects, for an engine that applies it once more to what it has fetched.
 template <class F>
 KERNELS_HD auto without_effects(const F& f) {
-  if constexpr (!has_effects<F>()) {
+  if constexpr (!has_effects<F>) {
     return f;
   } else if constexpr (has_without_effects<F>::value) {
     return f.without_effects();
@@ -256,14 +251,16 @@ KERNELS_HD auto without_effects(const F& f) {
 // The source or map to use when a row is read a second time: it gives what the first one gave, and has no effects.
 template <class F>
 KERNELS_HD auto second_pass(const F& f) {
-  if constexpr (!has_effects<F>()) {
+  if constexpr (!has_effects<F>) {
     return f;
   } else if constexpr (has_second_pass<F>::value) {
     return f.second_pass();
   } else if constexpr (has_reload<F>::value) {
     return Reloaded<F>{{}, f};
+  } else if constexpr (is_source<F>) {
+    static_assert(!has_effects<F>, "a source with effects would be read twice: give it reload<N>(row, col), or make its values without them and write these with tee()");
+    return f;
   } else {
-    static_assert(!is_source<F>, "a source with effects would be read twice: give it reload<N>(row, col), or make its values without them and write these with tee()");
     return without_effects(f);
   }
 }

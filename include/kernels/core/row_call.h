@@ -1,7 +1,7 @@
 // What every row call, on the GPU and on the CPU, checks before it does anything.
 #pragma once
 
-#include "concepts.h"
+#include "arguments.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -18,18 +18,28 @@ inline Status check_shape(int64_t rows, int64_t cols) {
 // The explicit compute type of a OneFlow call, if there is one, is the one that the load produces.
 template <class Source, class Compute>
 constexpr void check_compute() {
-  static_assert(is_source<Source>, "the second argument must be a source: k::load(p, ld), with maps behind it if wanted");
   if constexpr (is_source<Source> && !std::is_void<Compute>::value) {
     static_assert(std::is_same<Compute, compute_type<Source>>::value, "the compute type is the one the load produces");
   }
 }
 
+// Whether a row operation takes them.
+template <class Source, class Sink>
+constexpr bool takes_rows() {
+  constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
+  if constexpr (right) static_assert(!wants_pairs<Sink>(), "rope | sink is for products; elsewhere rotate what is read: source | rope");
+  return right;
+}
+// Whether a pass that sees each value once does.
+template <class Source, class Sink>
+constexpr bool takes_copy() {
+  static_assert(!is_row_sink<Sink>, "quantize() needs to see a row twice: use rmsnorm or layernorm in front of it");
+  return takes_rows<Source, Sink>() && !is_row_sink<Sink>;
+}
+
 // `empty` is set when there is nothing to do.
 template <class Options, class Source, class Sink>
 Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
-  static_assert(is_source<Source>, "the second argument must be a source: k::load(p, ld), with maps behind it if wanted");
-  static_assert(is_sink<Sink>, "the third argument must be a sink: k::store(p, ld), with maps before it if wanted");
-  static_assert(!wants_pairs<Sink>(), "rope | sink is for products; elsewhere rotate what is read: source | rope");
   KERNELS_TRY(check_shape(rows, cols));
   KERNELS_TRY(options.check());
   empty = rows == 0 || cols == 0;

@@ -30,15 +30,19 @@ inline namespace KERNELS_ISA {
 template <class Q, class Kv, class Out, class S>
 Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                  const Attention& options = {}) {
-  namespace host = ::kernels::detail::host;
-  bool empty = false;
-  KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
-  KERNELS_TRY(cx.status());
-  if (empty) return {};
-  KERNELS_TRY(host::check_queries(shape));
-  const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
-  host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.threads());
-  return {};
+  if constexpr (!::kernels::detail::takes_attention<Q, Kv, Out, S>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    namespace host = ::kernels::detail::host;
+    bool empty = false;
+    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+    KERNELS_TRY(cx.status());
+    if (empty) return {};
+    KERNELS_TRY(host::check_queries(shape));
+    const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
+    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.threads());
+    return {};
+  }
 }
 
 inline size_t decode_workspace_bytes(const AttentionShape& shape) {
@@ -50,19 +54,23 @@ inline size_t decode_workspace_bytes(const AttentionShape& shape) {
 template <class Q, class Kv, class Out, class S>
 Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
               const Workspace& workspace, const Attention& options = {}) {
-  namespace host = ::kernels::detail::host;
-  bool empty = false;
-  KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, ::kernels::detail::kMostDecodeQueries, empty));
-  KERNELS_TRY(cx.status());
-  if (empty) return {};
-  KERNELS_TRY(host::check_queries(shape));
-  if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(shape)) {
-    return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
+  if constexpr (!::kernels::detail::takes_attention<Q, Kv, Out, S>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    namespace host = ::kernels::detail::host;
+    bool empty = false;
+    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, ::kernels::detail::kMostDecodeQueries, empty));
+    KERNELS_TRY(cx.status());
+    if (empty) return {};
+    KERNELS_TRY(host::check_queries(shape));
+    if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(shape)) {
+      return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
+    }
+    if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0) return invalid("decode: the workspace is not aligned for floats");
+    const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
+    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.threads(), static_cast<float*>(workspace.ptr));
+    return {};
   }
-  if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0) return invalid("decode: the workspace is not aligned for floats");
-  const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
-  host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.threads(), static_cast<float*>(workspace.ptr));
-  return {};
 }
 
 // Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o` and `lse`
@@ -72,12 +80,16 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
 //                        k::store(o, ld), {2, n, heads, dim});
 template <class O, class L, class Out>
 Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options = {}) {
-  namespace host = ::kernels::detail::host;
-  bool empty = false;
-  KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty));
-  KERNELS_TRY(cx.status());
-  if (!empty) host::merge_states(cx.threads(), o, lse, out, shape, options);
-  return {};
+  if constexpr (!::kernels::detail::takes_states<O, L, Out>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    namespace host = ::kernels::detail::host;
+    bool empty = false;
+    KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty));
+    KERNELS_TRY(cx.status());
+    if (!empty) host::merge_states(cx.threads(), o, lse, out, shape, options);
+    return {};
+  }
 }
 
 }

@@ -14,24 +14,27 @@ inline namespace KERNELS_ISA {
 
 template <class Load, class Store>
 Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
-  namespace host = ::kernels::detail::host;
-  bool empty = false;
-  KERNELS_TRY(::kernels::detail::check_rows(Softmax{}, in, out, rows, cols, empty));
-  static_assert(!::kernels::detail::is_row_sink<Store>, "quantize() needs to see a row twice: use rmsnorm or layernorm in front of it");
-  KERNELS_TRY(cx.status());
-  if (empty) return {};
-  const host::Packs<Load, Store> packs(in, out, cols);
-  const int parts = int(lesser<int64_t>(cx.threads(), rows));
-  const auto share = [&](int part) { return rows / parts * part + rows % parts * part / parts; };
-  host::parallel(parts, [&](int part) {
-    for (int64_t row = share(part); row < share(part + 1); ++row) {
-      packs.each(0, cols, [&in, &out, row](auto width, int64_t col) KERNELS_INLINE {
-        constexpr int N = decltype(width)::value;
-        ::kernels::detail::put(out, ::kernels::detail::resolve(in, ::kernels::detail::fetch<N>(in, row, col), row, col), row, col);
-      });
-    }
-  });
-  return {};
+  if constexpr (!::kernels::detail::takes_copy<Load, Store>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    namespace host = ::kernels::detail::host;
+    bool empty = false;
+    KERNELS_TRY(::kernels::detail::check_rows(Softmax{}, in, out, rows, cols, empty));
+    KERNELS_TRY(cx.status());
+    if (empty) return {};
+    const host::Packs<Load, Store> packs(in, out, cols);
+    const int parts = int(lesser<int64_t>(cx.threads(), rows));
+    const auto share = [&](int part) { return rows / parts * part + rows % parts * part / parts; };
+    host::parallel(parts, [&](int part) {
+      for (int64_t row = share(part); row < share(part + 1); ++row) {
+        packs.each(0, cols, [&in, &out, row](auto width, int64_t col) KERNELS_INLINE {
+          constexpr int N = decltype(width)::value;
+          ::kernels::detail::put(out, ::kernels::detail::resolve(in, ::kernels::detail::fetch<N>(in, row, col), row, col), row, col);
+        });
+      }
+    });
+    return {};
+  }
 }
 
 }

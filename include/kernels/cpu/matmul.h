@@ -28,13 +28,17 @@ inline namespace KERNELS_ISA {
 
 template <class X, class W, class Out>
 Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
-  bool empty = false;
-  KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty));
-  KERNELS_TRY(cx.status());
-  if (empty) return {};
-  if constexpr (::kernels::detail::by_token<W>) return ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
-  else if (shape.m <= ::kernels::detail::host::kMostTokens && !policy.batch_invariant) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
-  else return ::kernels::detail::host::gemm(cx, x, w, out, shape);
+  if constexpr (!::kernels::detail::takes_product<X, W, Out>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty));
+    KERNELS_TRY(cx.status());
+    if (empty) return {};
+    if constexpr (::kernels::detail::by_token<W>) return ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
+    else if (shape.m <= ::kernels::detail::host::kMostTokens && !policy.batch_invariant) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
+    else return ::kernels::detail::host::gemm(cx, x, w, out, shape);
+  }
 }
 
 }

@@ -53,7 +53,7 @@ using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
 
 // A source that may be read any number of times: it changes nothing on the way.
 template <class Source>
-constexpr bool repeatable = !has_effects<Source>();
+constexpr bool repeatable = !has_effects<Source>;
 
 // ---- the packs of one thread ---------------------------------------------------------------------------------------
 

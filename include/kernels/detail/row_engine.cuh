@@ -368,16 +368,20 @@ class RowEngine {
 template <class Options, class Source, class Sink>
 Status plan_rows(const Exec& ex, const Options& options, const Source& source, const Sink& sink, int64_t rows,
                  int64_t cols, const RowPolicy& policy, RowPlan& plan, bool start) {
-  bool empty = false;
-  KERNELS_TRY(check_rows(options, source, sink, rows, cols, empty));
-  if (empty) return {};
-  using C = compute_type<Source>;
-  using Op = decltype(options.template op<C>());
-  using Problem = RowProblem<Op, Source, Sink>;
-  const Problem problem{options.template op<C>(), source, sink, rows, cols, Count<C>(int(cols))};
-  const RowEngine<Problem> engine(ex, problem);
-  KERNELS_TRY(engine.plan(policy, plan));
-  return start ? engine.run(plan) : Status{};
+  if constexpr (!takes_rows<Source, Sink>()) {
+    return not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(check_rows(options, source, sink, rows, cols, empty));
+    if (empty) return {};
+    using C = compute_type<Source>;
+    using Op = decltype(options.template op<C>());
+    using Problem = RowProblem<Op, Source, Sink>;
+    const Problem problem{options.template op<C>(), source, sink, rows, cols, Count<C>(int(cols))};
+    const RowEngine<Problem> engine(ex, problem);
+    KERNELS_TRY(engine.plan(policy, plan));
+    return start ? engine.run(plan) : Status{};
+  }
 }
 
 template <class Options, class Source, class Sink>

@@ -11,5 +11,6 @@ void f() {
 #endif
 #ifdef CONVERTED
   int error = call();  // a Status is no number: 0 would read as success or as failure
+  (void)error;
 #endif
 }

@@ -465,18 +465,22 @@ class RowEngine {
 template <class Options, class Source, class Sink>
 Status run_rows(const cpu::Exec& cx, const Options& options, const Source& source, const Sink& sink, int64_t rows,
                 int64_t cols) {
-  bool empty = false;
-  KERNELS_TRY(check_rows(options, source, sink, rows, cols, empty));
-  KERNELS_TRY(cx.status());
-  if (empty) return {};
-  using C = compute_type<Source>;
-  using Op = decltype(options.template op<C>());
-  using Problem = RowProblem<Op, Source, Sink>;
-  Problem problem{options.template op<C>(), source, sink, rows, cols, {source, sink, cols}};
-  // The widest pack of the library's sinks has 16 bytes.
-  set_past_cache(problem.sink, rows > kPastCacheBytes / 16 * widest_of<Sink>() / cols);
-  RowEngine<Problem>(problem).run(cx.threads());
-  return {};
+  if constexpr (!takes_rows<Source, Sink>()) {
+    return not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(check_rows(options, source, sink, rows, cols, empty));
+    KERNELS_TRY(cx.status());
+    if (empty) return {};
+    using C = compute_type<Source>;
+    using Op = decltype(options.template op<C>());
+    using Problem = RowProblem<Op, Source, Sink>;
+    Problem problem{options.template op<C>(), source, sink, rows, cols, {source, sink, cols}};
+    // The widest pack of the library's sinks has 16 bytes.
+    set_past_cache(problem.sink, rows > kPastCacheBytes / 16 * widest_of<Sink>() / cols);
+    RowEngine<Problem>(problem).run(cx.threads());
+    return {};
+  }
 }
 
 }

@@ -1,0 +1,38 @@
+// What calls take for a source and for a sink. Each wrong argument gets one message, which says what was meant; calls ask before they
+// name anything that such an argument does not have, and compile nothing behind it:
+//
+//   if constexpr (!takes_source<In>() || !takes_sink<Out>()) return not_compiled();
+//   else ...
+#pragma once
+
+#include "concepts.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+// For what never runs.
+inline Status not_compiled() { return unsupported("a call with arguments that do not compile"); }
+
+template <class F>
+constexpr bool takes_source() {
+  constexpr bool pointer = std::is_pointer<std::decay_t<F>>::value, read = has_fetch<F>::value || has_load<F>::value || oneflow_load<F>;
+  static_assert(!pointer, "a pointer where there must be a source: k::load(p, ld), whose rows are ld elements apart");
+  static_assert(!is_map<F>, "a map where there must be a source: k::load(p, ld) | map");
+  static_assert(!is_sink<F>, "a sink where there must be a source: k::load(p, ld) reads, k::store(p, ld) writes");
+  static_assert(!is_source<F> || read, "weights where there must be a source: gated(), experts() and mixed() go with the weights of matmul alone");
+  static_assert(pointer || role_of<F>() != Role::none, "there must be a source here: k::load(p, ld), with maps behind it if wanted");
+  return is_source<F> && read;
+}
+
+template <class F>
+constexpr bool takes_sink() {
+  constexpr bool pointer = std::is_pointer<std::decay_t<F>>::value;
+  static_assert(!pointer, "a pointer where there must be a sink: k::store(p, ld), whose rows are ld elements apart");
+  static_assert(!is_map<F>, "a map where there must be a sink: map | k::store(p, ld)");
+  static_assert(!is_source<F>, "a source where there must be a sink: k::store(p, ld) writes, k::load(p, ld) reads");
+  static_assert(pointer || role_of<F>() != Role::none, "there must be a sink here: k::store(p, ld), with maps before it if wanted");
+  return is_sink<F>;
+}
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,120 @@
+// FAILS ROWS_POINTER: a pointer where there must be a source
+// FAILS ROWS_MAP: a map where there must be a source: k::load(p, ld) | map
+// FAILS ROWS_SINK_FIRST: a sink where there must be a source
+// FAILS ROWS_NUMBER: there must be a source here
+// FAILS ROWS_WEIGHTS: weights where there must be a source
+// FAILS ROWS_POINTER_LAST: a pointer where there must be a sink
+// FAILS ROWS_SOURCE_LAST: a source where there must be a sink
+// FAILS ROWS_MAP_LAST: a map where there must be a sink
+// FAILS COPY_POINTER: a pointer where there must be a source
+// FAILS COPY_QUANTIZE: quantize() needs to see a row twice
+// FAILS MATMUL_POINTER: a pointer where there must be a source
+// FAILS MATMUL_POINTER_TO_WEIGHTS: a pointer where there must be a source
+// FAILS MATMUL_MAP: a map where there must be a source
+// FAILS MATMUL_SOURCE_LAST: a source where there must be a sink
+// FAILS MATMUL_GATED_INPUTS: weights where there must be a source
+// FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results
+// FAILS ATTENTION_ROW_MAP: the score of attention is k::causal()
+// FAILS DECODE_ROW_MAP: the score of attention is k::causal()
+// FAILS ATTENTION_TRUE: there must be a score here
+// FAILS ATTENTION_EMPTY: there must be a score here
+// FAILS ATTENTION_MISSPELLED: its transform, visible, kv_range or sink must be const
+// FAILS ATTENTION_MISSPELLED_PART: its transform, visible, kv_range or sink must be const
+// FAILS ATTENTION_MAP: a map where there must be a score
+// FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
+// FAILS ATTENTION_ROW_MAP_AND: k::causal() & k::soft_cap(30)
+// FAILS ATTENTION_POINTER: a pointer where there must be a source
+// FAILS ATTENTION_KEYS: there must be a view of keys and values here
+// FAILS ATTENTION_TENSOR: there must be a view of keys and values here
+// FAILS ATTENTION_SOURCE_LAST: a source where there must be a sink
+// FAILS MERGE_POINTER: a pointer where there must be a source
+#include <kernels/cpu/attention.h>
+#include <kernels/cpu/elementwise.h>
+#include <kernels/cpu/matmul.h>
+#include <kernels/cpu/softmax.h>
+
+namespace k = kernels;
+
+struct Empty {};
+struct Misspelled : k::Score {
+  bool visible(const k::ScoreAt& at) { return at.key == 0; }
+};
+struct Own : k::Score {
+  bool visible(const k::ScoreAt& at) const { return at.key == 0; }
+};
+
+k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& shape, int64_t n) {
+  const k::cpu::Exec cx{1};
+  const auto in = k::load(p, n);
+  const auto out = k::store(y, n);
+  const auto quantize = k::quantize(codes, n, y);
+  const auto side = k::nhd(p, n, 1, 64);
+  const auto kv = k::dense_kv(side, side, n);
+  const k::MatmulShape product{n, n, n};
+  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product;
+#if defined(ROWS_POINTER)
+  return k::cpu::softmax(cx, p, out, n, n);
+#elif defined(ROWS_MAP)
+  return k::cpu::softmax(cx, k::scale(2), out, n, n);
+#elif defined(ROWS_SINK_FIRST)
+  return k::cpu::softmax(cx, out, out, n, n);
+#elif defined(ROWS_NUMBER)
+  return k::cpu::softmax(cx, 1.f, out, n, n);
+#elif defined(ROWS_WEIGHTS)
+  return k::cpu::softmax(cx, k::gated(in, in), out, n, n);
+#elif defined(ROWS_POINTER_LAST)
+  return k::cpu::softmax(cx, in, y, n, n);
+#elif defined(ROWS_SOURCE_LAST)
+  return k::cpu::softmax(cx, in, k::load(y, n), n, n);
+#elif defined(ROWS_MAP_LAST)
+  return k::cpu::softmax(cx, in, k::scale(2), n, n);
+#elif defined(COPY_POINTER)
+  return k::cpu::copy(cx, y, out, n, n);
+#elif defined(COPY_QUANTIZE)
+  return k::cpu::copy(cx, in, quantize, n, n);
+#elif defined(MATMUL_POINTER)
+  return k::cpu::matmul(cx, p, in, out, product);
+#elif defined(MATMUL_POINTER_TO_WEIGHTS)
+  return k::cpu::matmul(cx, in, p, out, product);
+#elif defined(MATMUL_MAP)
+  return k::cpu::matmul(cx, k::gelu(), in, out, product);
+#elif defined(MATMUL_SOURCE_LAST)
+  return k::cpu::matmul(cx, in, in, in, product);
+#elif defined(MATMUL_GATED_INPUTS)
+  return k::cpu::matmul(cx, k::gated(in, in), in, out, product);
+#elif defined(MATMUL_QUANTIZE)
+  return k::cpu::matmul(cx, in, in, quantize, product);
+#elif defined(ATTENTION_ROW_MAP)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal(4, 4));
+#elif defined(DECODE_ROW_MAP)
+  return k::cpu::decode(cx, in, kv, out, shape, k::causal(4, 4), k::Workspace{});
+#elif defined(ATTENTION_TRUE)
+  return k::cpu::attention(cx, in, kv, out, shape, true);
+#elif defined(ATTENTION_EMPTY)
+  return k::cpu::attention(cx, in, kv, out, shape, Empty{});
+#elif defined(ATTENTION_MISSPELLED)
+  return k::cpu::attention(cx, in, kv, out, shape, Misspelled{});
+#elif defined(ATTENTION_MISSPELLED_PART)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal() & Misspelled{});
+#elif defined(ATTENTION_MAP)
+  return k::cpu::attention(cx, in, kv, out, shape, k::scale(2));
+#elif defined(ATTENTION_PIPE)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal() | k::soft_cap(30));
+#elif defined(ATTENTION_ROW_MAP_AND)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal(4, 4) & k::soft_cap(30));
+#elif defined(ATTENTION_POINTER)
+  return k::cpu::attention(cx, p, kv, out, shape, k::causal());
+#elif defined(ATTENTION_KEYS)
+  return k::cpu::attention(cx, in, in, out, shape, k::causal());
+#elif defined(ATTENTION_TENSOR)
+  return k::cpu::attention(cx, in, side, out, shape, k::causal());
+#elif defined(ATTENTION_SOURCE_LAST)
+  return k::cpu::attention(cx, in, kv, in, shape, k::causal());
+#elif defined(MERGE_POINTER)
+  return k::cpu::merge_states(cx, in, p, out, {2, n, 1, 64});
+#else
+  KERNELS_TRY(k::cpu::attention(cx, in, kv, out, shape, k::no_mask() & Own{}));
+  KERNELS_TRY(k::cpu::matmul(cx, in, k::gated(in, in), k::swiglu() | out, product));
+  return k::cpu::softmax(cx, in, quantize, n, n);
+#endif
+}
