@@ -34,7 +34,7 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, const k::AttentionS
 #elif defined(MATMUL)
   return k::matmul(ex, in, p, out, {n, n, n});
 #elif defined(PLANNED_MATMUL)
-  k::MatmulPolicy plan;
+  k::MatmulPlan plan;
   return k::matmul_plan(ex, in, in, in, {n, n, n}, k::Groups{}, k::MatmulPolicy{}, plan);
 #elif defined(ATTENTION)
   return k::attention(ex, in, kv, out, shape, k::causal(4, 4));
