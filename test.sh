@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test. The last line is "N passed, N failed, N skipped".
 #   ./test.sh [cmake options]       e.g. ./test.sh -DKERNELS_CUDA=OFF
-# Missing tools are installed with apt-get where that is possible. CUDA never is: with nvcc the GPU tests are compiled, with
-# a GPU they also run, and what cannot run is reported as skipped. KERNELS_REQUIRE_GPU=1 makes a missing GPU a failure.
+# Missing tools are installed with apt-get where that is possible. CUDA never is: with nvcc every operation is compiled, with a GPU the
+# GPU tests are compiled and run, and what cannot run is reported as skipped. KERNELS_REQUIRE_GPU=1 makes a missing GPU a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "catch.h"
+#include "shortened.h"
 
 namespace test {
 
@@ -29,6 +30,9 @@ class Tally {
     return ok;
   }
 
+  // Whether the next call of a loop is left out of a shortened test.
+  bool leaves_out() { return shortened_.leaves_out(); }
+
   int64_t checked() const { return checked_; }
   int64_t failed() const { return failed_; }
   const std::string& first() const { return first_; }
@@ -36,6 +40,7 @@ class Tally {
  private:
   int64_t checked_ = 0, failed_ = 0;
   std::string first_;
+  Shortened shortened_;
 };
 
 }  // namespace test

@@ -1,0 +1,100 @@
+// Every operation once, as a user's program has them: one file for each call, all in one program, for every architecture that
+// the library knows. Inputs are ones, so that every result is known.
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include <kernels/core/attention_call.h>
+#include <kernels/core/status.h>
+
+namespace k = kernels;
+
+k::Status call_softmax(cudaStream_t, const __half* x, __half* y, int64_t rows, int64_t cols);
+k::Status call_rmsnorm(cudaStream_t, const __half* x, const __half* gamma, __half* y, int64_t rows, int64_t cols);
+k::Status call_layernorm(cudaStream_t, const __half* x, const __half* bias, __half* res, const __half* gamma, const __half* beta,
+                         __half* y, int64_t rows, int64_t d);
+k::Status call_copy(cudaStream_t, const __half* x, __half* y, int64_t rows, int64_t cols);
+k::Status call_matmul(cudaStream_t, const __half* x, const __half* w, const float* bias, __half* y, int64_t m, int64_t n, int64_t d);
+k::Status call_matmul_int4(cudaStream_t, const __half* x, const uint32_t* w, const __half* scales, __half* y, int64_t m, int64_t n,
+                           int64_t d);
+k::Status call_attention(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
+                         const int32_t* lengths, __half* o, const k::AttentionShape&);
+k::Status call_decode(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
+                      const int32_t* lengths, __half* o, const k::AttentionShape&, k::Workspace);
+k::Status call_merge_states(cudaStream_t, const float* parts, const float* lse, __half* o, const k::MergeShape&);
+
+namespace {
+
+int failures = 0;
+
+template <class T>
+T* filled(size_t count, T value) {
+  const std::vector<T> host(count, value);
+  T* p = nullptr;
+  if (cudaMalloc(reinterpret_cast<void**>(&p), count * sizeof(T)) != cudaSuccess) std::exit(1);
+  if (cudaMemcpy(p, host.data(), count * sizeof(T), cudaMemcpyHostToDevice) != cudaSuccess) std::exit(1);
+  return p;
+}
+
+// Every element of the result is `want`.
+void check(const char* call, const k::Status& status, const __half* result, size_t count, double want) {
+  std::vector<__half> got(count);
+  const cudaError_t error = cudaMemcpy(got.data(), result, count * sizeof(__half), cudaMemcpyDeviceToHost);
+  size_t wrong = 0;
+  for (const __half value : got) wrong += !(std::fabs(double(__half2float(value)) - want) <= 1e-3 * want);
+  if (status && error == cudaSuccess && wrong == 0) return;
+  ++failures;
+  std::printf("%s: %s, %s, %zu of %zu are not %g\n", call, status ? "ok" : status.reason(), cudaGetErrorString(error), wrong, count, want);
+}
+
+}  // namespace
+
+int main() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("skipped: no GPU");
+    return 77;
+  }
+  const int64_t m = 64, n = 256, d = 128, most = 1024 * 1024;
+  const __half one = __float2half(1.f);
+  const __half* const x = filled(most, one);
+  __half* const res = filled(most, one);
+  const float* const ones = filled(most, 1.f);
+  const uint32_t* const codes = filled(size_t(n * d / 8), 0x99999999u);  // 9 - 8 each
+  const int32_t* const page = filled(2 * 1024, int32_t{0});
+  const int32_t* const length = filled(4, int32_t{13});
+  const k::Workspace workspace{filled(64 << 20, char{0}), 64 << 20};
+  const auto poisoned = [&](int64_t count) { return filled(size_t(count), __float2half(NAN)); };
+
+  // Rows that a warp, a block, and a cluster or several blocks hold.
+  for (const int64_t cols : {256, 8192, 131072}) {
+    __half* y = poisoned(8 * cols);
+    check("softmax", call_softmax(nullptr, x, y, 8, cols), y, size_t(8 * cols), 1.0 / double(cols));
+    y = poisoned(8 * cols);
+    check("rmsnorm", call_rmsnorm(nullptr, x, x, y, 8, cols), y, size_t(8 * cols), 1);
+  }
+  __half* y = poisoned(m * n);
+  check("layernorm", call_layernorm(nullptr, x, x, res, x, x, y, m, n), y, size_t(m * n), 1);
+  check("layernorm, the residual", {}, res, size_t(m * n), 3);
+  y = poisoned(m * n);
+  check("copy", call_copy(nullptr, x, y, m, n), y, size_t(m * n), 2);
+  for (const int64_t tokens : {int64_t(1), int64_t(8), m}) {
+    y = poisoned(m * n);
+    check("matmul", call_matmul(nullptr, x, x, ones, y, tokens, n, d), y, size_t(tokens * n), double(d + 1));
+    y = poisoned(m * n);
+    check("matmul, int4", call_matmul_int4(nullptr, x, codes, x, y, tokens, n, d), y, size_t(tokens * n), double(d));
+  }
+  const int64_t heads = 4, kv_heads = 2, width = heads * d;
+  y = poisoned(2 * 5 * width);
+  check("attention", call_attention(nullptr, x, x, x, page, length, y, {2, 5, heads, kv_heads, d}), y, size_t(2 * 5 * width), 1);
+  y = poisoned(2 * width);
+  check("decode", call_decode(nullptr, x, x, x, page, length, y, {2, 1, heads, kv_heads, d}, workspace), y, size_t(2 * width), 1);
+  y = poisoned(5 * width);
+  check("merge_states", call_merge_states(nullptr, ones, ones, y, {2, 5, heads, d}), y, size_t(5 * width), 1);
+  if (failures == 0) std::puts("every call gives the right result");
+  return failures == 0 ? 0 : 1;
+}

@@ -1,9 +1,0 @@
-// budget: 4 kernels, 6 seconds
-#include <kernels/attention.cuh>
-
-kernels::Status budget_attention(cudaStream_t stream, const __half* q, const __half* k, const __half* v, const int32_t* table, const int32_t* lengths, __half* o, const kernels::AttentionShape& shape) {
-  namespace k_ = kernels;
-  const auto tensor = [&](const __half* p) { return k_::nhd(p, 16, shape.kv_heads, shape.dim); };
-  return k_::attention(stream, k_::load(q, shape.heads * shape.dim), k_::paged_kv(tensor(k), tensor(v), k_::pages(table, 1024, 16), lengths),
-                       k_::store(o, shape.heads * shape.dim), shape, k_::causal());
-}

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning as the first and only thing in a file, twice included, as
+# C++17, and those that users include as C++20 too; all together do so for each instruction set, with and without the CUDA headers.
+# With nvcc these are the .cuh files and the doors of the CPU, which a .cu file may include too, otherwise the .h files.
+set -euo pipefail
+compiler=$1 include_dir=$2
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0 checked=0
+standards_of() { if [[ $1 != kernels/*/* || $1 == kernels/cpu/* && $1 != */detail/* ]]; then echo 17 20; else echo 17; fi; }
+try() {  # try WHAT COMMAND...
+  local what=$1
+  shift
+  checked=$((checked + 1))
+  "$@" > "$work/log" 2>&1 || { echo "$what:"; head -n 20 "$work/log"; failures=$((failures + 1)); }
+}
+
+if [[ $(basename "$compiler") == nvcc* ]]; then
+  mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.cuh' -o -path 'kernels/cpu/*' ! -path '*/detail/*' -name '*.h' | sort)
+  front_end=$(dirname "${BASH_SOURCE[0]}")/front_end.sh
+  flags=(-arch=sm_80 -I "$include_dir" -Werror all-warnings)
+  for header in "${headers[@]}"; do
+    printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cu"
+    for standard in $(standards_of "$header"); do
+      try "$header, C++$standard" bash "$front_end" "$compiler" "-std=c++$standard" "${flags[@]}" -ptx "$work/alone.cu" -o "$work/out.ptx"
+    done
+  done
+  printf '#include <%s>\n' "${headers[@]}" > "$work/all.cu"
+  for standard in 17 20; do
+    try "all headers, C++$standard" "$compiler" "-std=c++$standard" "${flags[@]}" -Xcompiler=-Wall,-Wextra,-Werror -c "$work/all.cu" -o "$work/all.o"
+  done
+else
+  mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.h' | sort)
+  # The compiler's own include folders, without the one in which a CUDA toolkit lies, if there is one.
+  hide_cuda=(-nostdinc -nostdinc++)
+  while read -r folder; do
+    [[ -e $folder/cuda_fp16.h && ! -e $folder/stdio.h ]] || hide_cuda+=(-isystem "$folder")
+  done < <("$compiler" -E -v -x c++ /dev/null 2>&1 | sed -n '/^#include </,/^End of search/p' | grep '^ /')
+  flags=(-I "$include_dir" -Wall -Wextra -Wpedantic -Werror -fsyntax-only)
+
+  for header in "${headers[@]}"; do
+    printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cpp"
+    for standard in $(standards_of "$header"); do
+      try "$header, C++$standard" "$compiler" "-std=c++$standard" "${hide_cuda[@]}" "${flags[@]}" "$work/alone.cpp"
+    done
+  done
+
+  printf '#include <%s>\n' "${headers[@]}" > "$work/all.cpp"
+  instruction_sets=("")
+  if [[ $(uname -m) == x86_64 ]]; then
+    instruction_sets+=("-mavx2 -mfma -mf16c" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c")
+  fi
+  for set in "${instruction_sets[@]}"; do
+    for standard in 17 20; do
+      # shellcheck disable=SC2086  # several flags in one word
+      try "all headers, C++$standard $set" "$compiler" "-std=c++$standard" $set "${flags[@]}" "$work/all.cpp"
+      # shellcheck disable=SC2086
+      try "all headers, no CUDA, C++$standard $set" "$compiler" "-std=c++$standard" $set "${hide_cuda[@]}" "${flags[@]}" "$work/all.cpp"
+    done
+  done
+fi
+
+echo "${#headers[@]} headers, $checked compiles, $failures wrong"
+[[ ${#headers[@]} -gt 0 && $failures -eq 0 ]]

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# The tests under sanitizers.
+#   tests/sanitize.sh [BUILD_DIR]     GPU tests, shortened, under compute-sanitizer's memcheck, racecheck, initcheck and synccheck. BUILD_DIR
+#                                     (default: build/test) holds them, as ./test.sh builds them on a machine with a GPU; if it does
+#                                     not, they are built first.
+#   tests/sanitize.sh cpu             CPU tests with AddressSanitizer and UndefinedBehaviorSanitizer, then with ThreadSanitizer; built in
+#                                     build/sanitize-*. ./test.sh has a short form of it.
+# KERNELS_SHORT=n: of the calls that a test makes in a loop, every nth is made (default: 40; 1 for all). TOOLS: some of the four tools.
+# JOBS: how many tests run at once (default: one for each core, at most 16). SECONDS_EACH: how long one may take (default: 120); one
+# that takes longer counts as a failure. The last line says how many were clean.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source .ci/tools.sh
+find_cuda
+jobs=${JOBS:-$(nproc)}
+jobs=$((jobs < 16 ? jobs : 16))
+export KERNELS_SHORT=${KERNELS_SHORT:-40}
+
+if [[ ${1:-} == cpu ]]; then
+  need_build_tools
+  for sanitizers in address,undefined thread; do
+    build=build/sanitize-${sanitizers%,*}
+    options=(-DKERNELS_CUDA=OFF -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_BUILD_TESTS=ON
+             "-DCMAKE_CXX_FLAGS=-fsanitize=$sanitizers -fno-sanitize-recover=all -g1")
+    # ThreadSanitizer cannot follow what OpenMP's own library does: the library's pool of threads is tested instead.
+    if [[ $sanitizers == thread ]]; then options+=(-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON); fi
+    say "$sanitizers"
+    configure "$build" "${options[@]}" > /dev/null
+    build_all_that_can_be "$build"
+    ctest --test-dir "$build" -L 'cpu|example' -j "$jobs" --output-on-failure
+  done
+  exit 0
+fi
+
+build=${1:-build/test}
+sanitizer=$(PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer command -v compute-sanitizer) ||
+  die "compute-sanitizer was not found; it is a part of the CUDA toolkit"
+nvidia-smi -L > /dev/null 2>&1 || die "no NVIDIA GPU"
+if ! compgen -G "$build/tests/test_gpu_*" > /dev/null; then
+  need_build_tools
+  configure "$build" -DKERNELS_BUILD_TESTS=ON > /dev/null
+  build_all_that_can_be "$build" > "$build/build.log" 2>&1 || { tail -n 40 "$build/build.log" >&2; die "the build failed"; }
+fi
+
+# One command a line, as ctest would run it, program and name of the test; programs that fill the GPU's memory are left out.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+(cd "$build" && ctest -N -V -L gpu) | sed -n 's/^[0-9]*: Test command: //p' | grep '/test_gpu_' | grep -v '_large' > "$work/tests" || true
+tests=$(wc -l < "$work/tests")
+[[ $tests -gt 0 ]] || die "$build has no GPU tests"
+
+# What can go wrong inside a test without a fault of the library: errors that it provokes on purpose are not reported as API errors.
+run_one() {  # run_one TOOL COMMAND
+  local log status=0 tool=$1 options=()
+  log=$(mktemp -p "$WORK")
+  if [[ $tool == memcheck ]]; then options+=(--report-api-errors no); fi
+  eval "timeout $SECONDS_EACH $SANITIZER --tool $tool ${options[*]} --error-exitcode 99 $2" > "$log" 2>&1 || status=$?
+  case $status in
+    0 | 77) echo clean >> "$WORK/verdicts" ;;
+    *)
+      { printf '== %s, exit %s: %s\n' "$tool" "$status" "$2"; grep -v '^=*$' "$log" | tail -n 30; } >> "$WORK/failures"
+      printf 'failed (%s): %s: %s\n' "$status" "$tool" "${2##*/}" ;;
+  esac
+  rm -f "$log"
+}
+export -f run_one
+export WORK=$work SANITIZER=$sanitizer SECONDS_EACH=${SECONDS_EACH:-120} OMP_WAIT_POLICY=passive
+touch "$work/verdicts" "$work/failures"
+total=0
+for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
+  begin=$SECONDS
+  tr '\n' '\0' < "$work/tests" | xargs -0 -P "$jobs" -I{} bash -c 'run_one "$0" "$1"' "$tool" {}
+  say "$tool: $tests tests in $((SECONDS - begin)) s"
+  total=$((total + tests))
+done
+clean=$(wc -l < "$work/verdicts")
+cp "$work/failures" "$build/sanitize.log"
+[[ $clean -eq $total ]] || { head -n 200 "$work/failures"; say "all of it is in $build/sanitize.log"; }
+echo "$clean of $total clean"
+[[ $clean -eq $total ]]
