@@ -53,9 +53,9 @@ while read -r file; do
       *)
         case $included in
           *torch/* | *ATen/* | *c10/* | *cutlass/* | *cute/* | *raft/*) fail "$file: includes $included" ;;
-          '<cub/cub.cuh>' | '<thrust/'*) fail "$file: includes $included: take the single header that is needed" ;;
+          '<cub/'* | '<thrust/'* | '<cuda/'* | '<cooperative_groups'*) fail "$file: includes $included, and must do without" ;;
           '<cuda_fp16.h>' | '<cuda_bf16.h>' | '<cuda_fp8.h>') ;;
-          '<cu'* | '<cooperative_groups'*) [[ $file == *.cuh ]] || fail "$file: includes $included, but must do without CUDA" ;;
+          '<cu'*) [[ $file == *.cuh ]] || fail "$file: includes $included, but must do without CUDA" ;;
         esac
         continue
         ;;
@@ -71,7 +71,7 @@ while read -r file; do
   }
   forbid '\basm\b|\b__asm' 'arch/*' 'asm stands in arch/ only'
   forbid '__CUDA_ARCH__|__CUDA_ARCH_' '@(arch/arch.cuh|core/macros.h)' 'only arch/arch.cuh and core/macros.h look at __CUDA_ARCH__'
-  forbid '\busing +namespace\b' '' 'a header must not open a namespace for its users'
+  forbid '^using +namespace\b' '' 'a header must not open a namespace for its users'
   forbid '\bstd::(cout|cerr)\b|\bf?printf *\(|\babort *\(|\bthrow\b' '' 'the library neither prints, aborts nor throws'
   grep -q '^#pragma once$' "$file" || fail "$file: no #pragma once"
 done < <(find . -name '*.h' -o -name '*.cuh' | sort)
