@@ -3,24 +3,20 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-say() { printf '== %s\n' "$*"; }
-die() { printf 'error: %s\n' "$*" >&2; exit 1; }
-has() { command -v "$1" > /dev/null; }
+source .ci/tools.sh
 
-has cmake || die "please install cmake (3.18 or newer)"
-has g++ || has clang++ || die "please install a C++17 compiler, for example g++"
-if ! has nvcc && [[ -x /usr/local/cuda/bin/nvcc ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
+if [[ -z ${CXX:-} ]] && ! has g++ && has clang++; then export CXX=clang++; fi
+need_build_tools
+find_cuda
 
 build=build/demo
-generator=()
-if has ninja && [[ ! -e $build/CMakeCache.txt ]]; then generator=(-G Ninja); fi
 
 run_example() {  # run_example NAME [cmake options]
   local name=$1 log=$build/build.log
   shift
   mkdir -p "$build"
   say "building examples/$name"
-  { cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=ON "$@" &&
+  { configure "$build" -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=ON "$@" &&
     cmake --build "$build" --target "$name"; } > "$log" 2>&1 || { cat "$log" >&2; die "the build failed"; }
   say "running it"
   "$build/examples/$name"

@@ -6,35 +6,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-say() { printf '== %s\n' "$*"; }
-die() { printf 'error: %s\n' "$*" >&2; exit 1; }
-has() { command -v "$1" > /dev/null; }
+source .ci/tools.sh
 
-has_catch2() {
-  local header
-  for header in catch2/catch.hpp catch2/catch_test_macros.hpp; do
-    if g++ -E -x c++ -include "$header" /dev/null > /dev/null 2>&1; then return 0; fi
-  done
-  return 1
-}
+need_build_tools
+has_header catch2/catch_test_macros.hpp || has_header catch2/catch.hpp || need_packages catch2
 
-packages=()
-has g++ || packages+=(g++)
-has cmake || packages+=(cmake)
-has ninja || has make || packages+=(ninja-build)
-has g++ && has_catch2 || packages+=(catch2)
-if [[ ${#packages[@]} -gt 0 ]]; then
-  say "missing, to be installed: ${packages[*]}"
-  sudo=()
-  if [[ $(id -u) -ne 0 ]]; then sudo=(sudo -n); fi
-  { has apt-get && "${sudo[@]}" true 2> /dev/null; } ||
-    die "cannot install them here; please install: ${packages[*]} (Debian and Ubuntu names)"
-  export DEBIAN_FRONTEND=noninteractive
-  "${sudo[@]}" apt-get update -qq
-  "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" || die "apt-get install failed"
-fi
-
-if ! has nvcc && [[ -x /usr/local/cuda/bin/nvcc ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
+find_cuda
 if has nvcc; then
   say "CUDA: $(nvcc --version | grep -o 'release [0-9.]*')"
 else
@@ -43,12 +20,9 @@ fi
 
 build=build/test
 jobs=$(nproc)
-generator=()
-if has ninja && [[ ! -e $build/CMakeCache.txt ]]; then generator=(-G Ninja); fi
 
 say "configure"
-cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
-  -DKERNELS_BUILD_TESTS=ON -DKERNELS_BUILD_EXAMPLES=ON "$@" || die "configuring failed"
+configure "$build" -DKERNELS_BUILD_TESTS=ON -DKERNELS_BUILD_EXAMPLES=ON "$@" || die "configuring failed"
 
 say "build"
 cmake --build "$build" -j "$jobs" || die "the build failed; no test was run"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# consumer.sh installed|subdirectory CMAKE SOURCE_DIR BUILD_DIR C++ NVCC: a project of its own (tests/consumer) builds against
+# consumer.sh installed|subdirectory CMAKE GENERATOR SOURCE_DIR BUILD_DIR C++ NVCC: a project of its own (tests/consumer) builds against
 # an installed copy of the library, or against its source folder, and its programs run.
 set -euo pipefail
-how=$1 cmake=$2 source=$3 build=$4 cxx=$5 nvcc=$6
+how=$1 cmake=$2 generator=$3 source=$4 build=$5 cxx=$6 nvcc=$7
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,7 +19,7 @@ if [[ $how == installed && $nvcc != *-NOTFOUND ]]; then
   options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=80 -DCONSUMER_CUDA=ON)
 fi
 
-"$cmake" -S "$source/tests/consumer" -B "$work/build" "${options[@]}"
+"$cmake" -S "$source/tests/consumer" -B "$work/build" -G "$generator" "${options[@]}"
 "$cmake" --build "$work/build"
 "$work/build/consumer_cpu"
 if [[ -x $work/build/consumer_cuda ]]; then
