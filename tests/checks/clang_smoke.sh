@@ -14,6 +14,17 @@ if [[ ${#files[@]} -eq 0 ]]; then
 fi
 for file in "${files[@]}"; do
   echo "$file"
-  "$clang" -std=c++17 -O2 "$@" -Wall -Wextra -Werror -I "$include_dir" "$file" -o "$work/example" -pthread
+  build=("$clang" -std=c++17 -O2 -Wall -Wextra -Werror -I "$include_dir" -pthread)
+  if [[ $file == */dispatch_cpu.cpp ]]; then
+    [[ $(uname -m) == x86_64 ]] || continue
+    avx2="-mavx2 -mfma -mf16c"
+    # shellcheck disable=SC2086  # several flags
+    for unit in "scalar" "avx2 $avx2" "avx512 $avx2 -mavx512f -mavx512bw -mavx512dq -mavx512vl"; do
+      "${build[@]}" -DUNIT=$unit -c "${file%.cpp}/unit.cpp" -o "$work/${unit%% *}.o"
+    done
+    "${build[@]}" "$file" "$work"/*.o -o "$work/example"
+  else
+    "${build[@]}" "$@" "$file" -o "$work/example"
+  fi
   "$work/example"
 done

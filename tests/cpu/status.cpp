@@ -1,7 +1,9 @@
 // What the CPU operations refuse, with which words, and that a refused call writes nothing.
 #include "support/cpu.h"
 
+#include <fstream>
 #include <functional>
+#include <string>
 
 using namespace test;
 
@@ -112,4 +114,36 @@ TEST_CASE("Exec: at least one thread, and as many as the machine has unless told
   REQUIRE(run(k::cpu::Exec{}, 1));
   y.download();
   CHECK(y.get(0, 7) == 1.f / kCols);
+}
+
+TEST_CASE("machine_has() knows each extension that the code is compiled for") {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line) && line.rfind("flags", 0) != 0) {}
+  if (line.empty()) return test::skip("no flags in /proc/cpuinfo");
+  line += ' ';
+  const char* const names[] = {"sse4_1", "avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl"};
+  CHECK(k::cpu::machine_has(0).ok());
+  for (unsigned bit = 0; bit < 10; ++bit) {
+    INFO(names[bit]);
+    const k::Status status = k::cpu::machine_has(1u << bit);
+    CHECK(status.ok() == (line.find(std::string(" ") + names[bit] + ' ') != std::string::npos));
+    const std::string name = bit == 0 ? "sse4.1" : names[bit];
+    if (!status) CHECK(status.reason() == "compiled for " + name + ", which this CPU does not have");
+  }
+  unsigned needs = 0;
+#if defined(__SSE4_1__)
+  needs |= 1;
+#endif
+#if defined(__AVX2__)
+  needs |= 6;
+#endif
+#if defined(__FMA__)
+  needs |= 8;
+#endif
+#if defined(__F16C__)
+  needs |= 16;
+#endif
+  CHECK((k::cpu::kNeeds & 31u) == needs);
+  CHECK(k::cpu::Exec{1}.status().ok() == k::cpu::machine_has(k::cpu::kNeeds).ok());
 }

@@ -21,8 +21,7 @@
 #include <immintrin.h>
 #endif
 
-KERNELS_BEGIN
-
+KERNELS_SHARED_BEGIN
 #if KERNELS_CUDA_TYPES
 using half = __half;
 using bfloat16 = __nv_bfloat16;
@@ -34,6 +33,9 @@ struct bfloat16 { uint16_t bits; };
 struct float8_e4m3 { uint8_t bits; };
 struct float8_e5m2 { uint8_t bits; };
 #endif
+KERNELS_SHARED_END
+
+KERNELS_BEGIN
 
 template <class T>
 using compute_t = std::conditional_t<std::is_same<T, double>::value, double, float>;

@@ -62,12 +62,68 @@
 #define KERNELS_CUDA_TYPES 0
 #endif
 
-// A versioned inline namespace: two versions, or two flavours, of the library in one process do not clash.
+// Everything stands in an inline namespace that is named after what its code depends on: the version, the storage types, the
+// instruction set that the host's code may use, and whose threads it runs on. Files that are compiled with different flags then
+// keep their own code in one program, whatever the linker does with inline functions, and choose between them as it runs
+// (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets: their functions are always
+// inlined. Whatever else is handed from one such file to another should be of plain types.
 #if KERNELS_CUDA_TYPES
 #define KERNELS_ABI v0_1_cuda
 #else
 #define KERNELS_ABI v0_1_own
 #endif
+
+#if defined(__AVX512F__)
+#define KERNELS_ISA_NAME avx512
+#elif defined(__AVX2__)
+#define KERNELS_ISA_NAME avx2
+#elif defined(__AVX__)
+#define KERNELS_ISA_NAME avx
+#elif defined(__SSE4_1__)
+#define KERNELS_ISA_NAME sse4
+#else
+#define KERNELS_ISA_NAME base
+#endif
+#if defined(__FMA__)
+#define KERNELS_ISA_FMA _fma
+#else
+#define KERNELS_ISA_FMA
+#endif
+#if defined(__F16C__)
+#define KERNELS_ISA_F16C _f16c
+#else
+#define KERNELS_ISA_F16C
+#endif
+#if defined(__BMI2__)
+#define KERNELS_ISA_BMI2 _bmi2
+#else
+#define KERNELS_ISA_BMI2
+#endif
+#if defined(__AVX512BW__)
+#define KERNELS_ISA_BW _bw
+#else
+#define KERNELS_ISA_BW
+#endif
+#if defined(__AVX512DQ__)
+#define KERNELS_ISA_DQ _dq
+#else
+#define KERNELS_ISA_DQ
+#endif
+#if defined(__AVX512VL__)
+#define KERNELS_ISA_VL _vl
+#else
+#define KERNELS_ISA_VL
+#endif
+#if defined(_OPENMP)
+#define KERNELS_THREADS_NAME _omp
+#else
+#define KERNELS_THREADS_NAME
+#endif
+#define KERNELS_JOIN8_(a, b, c, d, e, f, g, h) a##b##c##d##e##f##g##h
+#define KERNELS_JOIN8(a, b, c, d, e, f, g, h) KERNELS_JOIN8_(a, b, c, d, e, f, g, h)
+#define KERNELS_ISA                                                                                                             \
+  KERNELS_JOIN8(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW, KERNELS_ISA_DQ, KERNELS_ISA_VL, \
+                KERNELS_THREADS_NAME)
 
 // Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through memory: a
 // product of floats on a Xeon ran at a twentieth of its speed.
@@ -90,5 +146,9 @@
 #define KERNELS_USUAL_WARNINGS
 #endif
 
-#define KERNELS_BEGIN KERNELS_QUIET KERNELS_WIDE_VECTORS namespace kernels { inline namespace KERNELS_ABI {
-#define KERNELS_END } } KERNELS_USUAL_VECTORS KERNELS_USUAL_WARNINGS
+#define KERNELS_BEGIN KERNELS_QUIET KERNELS_WIDE_VECTORS namespace kernels { inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
+#define KERNELS_END } } } KERNELS_USUAL_VECTORS KERNELS_USUAL_WARNINGS
+
+// What is the same for all instruction sets.
+#define KERNELS_SHARED_BEGIN namespace kernels { inline namespace KERNELS_ABI {
+#define KERNELS_SHARED_END } }

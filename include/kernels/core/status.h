@@ -6,7 +6,7 @@
 
 #include "macros.h"
 
-KERNELS_BEGIN
+KERNELS_SHARED_BEGIN
 
 enum class Code {
   ok,
@@ -17,14 +17,14 @@ enum class Code {
 
 class [[nodiscard]] Status {
  public:
-  constexpr Status() = default;
-  constexpr Status(Code code, const char* reason, int native = 0) : code_(code), native_(native), reason_(reason) {}
+  KERNELS_INLINE constexpr Status() = default;
+  KERNELS_INLINE constexpr Status(Code code, const char* reason, int native = 0) : code_(code), native_(native), reason_(reason) {}
 
-  constexpr bool ok() const { return code_ == Code::ok; }
-  constexpr explicit operator bool() const { return ok(); }
-  constexpr Code code() const { return code_; }
-  constexpr int native() const { return native_; }
-  constexpr const char* reason() const { return reason_; }
+  KERNELS_INLINE constexpr bool ok() const { return code_ == Code::ok; }
+  KERNELS_INLINE constexpr explicit operator bool() const { return ok(); }
+  KERNELS_INLINE constexpr Code code() const { return code_; }
+  KERNELS_INLINE constexpr int native() const { return native_; }
+  KERNELS_INLINE constexpr const char* reason() const { return reason_; }
 
  private:
   Code code_ = Code::ok;
@@ -32,8 +32,8 @@ class [[nodiscard]] Status {
   const char* reason_ = "ok";
 };
 
-constexpr Status invalid(const char* reason) { return {Code::invalid, reason}; }
-constexpr Status unsupported(const char* reason) { return {Code::unsupported, reason}; }
+KERNELS_INLINE constexpr Status invalid(const char* reason) { return {Code::invalid, reason}; }
+KERNELS_INLINE constexpr Status unsupported(const char* reason) { return {Code::unsupported, reason}; }
 
 // Leaves the calling function with the first failure.
 #define KERNELS_TRY(expression)                                     \
@@ -41,4 +41,4 @@ constexpr Status unsupported(const char* reason) { return {Code::unsupported, re
     if (::kernels::Status kernels_status = (expression); !kernels_status) return kernels_status; \
   } while (false)
 
-KERNELS_END
+KERNELS_SHARED_END

@@ -25,7 +25,6 @@
 
 KERNELS_BEGIN
 namespace cpu {
-inline namespace KERNELS_ISA {
 
 template <class Q, class Kv, class Out, class S>
 Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
@@ -92,6 +91,5 @@ Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, co
   }
 }
 
-}
 }  // namespace cpu
 KERNELS_END

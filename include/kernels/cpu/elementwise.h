@@ -10,7 +10,6 @@
 
 KERNELS_BEGIN
 namespace cpu {
-inline namespace KERNELS_ISA {
 
 template <class Load, class Store>
 Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
@@ -37,6 +36,5 @@ Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int6
   }
 }
 
-}
 }  // namespace cpu
 KERNELS_END

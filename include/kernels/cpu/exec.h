@@ -14,7 +14,11 @@
 
 KERNELS_BEGIN
 namespace cpu {
-inline namespace KERNELS_ISA {
+
+// For programs that choose between instruction sets as they run (examples/dispatch_cpu.cpp): the bits of what a file was compiled
+// for, which it can export as a constant, and whether the machine has that. Every call also checks for itself.
+using ::kernels::detail::host::kNeeds;
+using ::kernels::detail::host::machine_has;
 
 class Exec {
  public:
@@ -33,13 +37,12 @@ class Exec {
 
   static Status check(int threads) {
     if (threads < 1) return invalid("Exec: threads is less than 1");
-    return kernels::detail::host::check_cpu();
+    return machine_has(kNeeds);
   }
 
   int threads_;
   Status status_;
 };
 
-}
 }  // namespace cpu
 KERNELS_END

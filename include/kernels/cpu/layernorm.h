@@ -15,13 +15,11 @@
 
 KERNELS_BEGIN
 namespace cpu {
-inline namespace KERNELS_ISA {
 
 template <class Load, class Store>
 Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, const LayerNorm& options = {}) {
   return detail::host::run_rows(cx, options, in, out, rows, cols);
 }
 
-}
 }  // namespace cpu
 KERNELS_END

@@ -24,7 +24,6 @@ struct MatmulPolicy {
   bool batch_invariant = false;
 };
 
-inline namespace KERNELS_ISA {
 
 template <class X, class W, class Out>
 Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
@@ -41,6 +40,5 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
   }
 }
 
-}
 }  // namespace cpu
 KERNELS_END

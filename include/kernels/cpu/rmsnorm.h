@@ -13,13 +13,11 @@
 
 KERNELS_BEGIN
 namespace cpu {
-inline namespace KERNELS_ISA {
 
 template <class Load, class Store>
 Status rmsnorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, const RmsNorm& options = {}) {
   return detail::host::run_rows(cx, options, in, out, rows, cols);
 }
 
-}
 }  // namespace cpu
 KERNELS_END

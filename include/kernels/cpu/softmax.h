@@ -16,7 +16,6 @@
 
 KERNELS_BEGIN
 namespace cpu {
-inline namespace KERNELS_ISA {
 
 template <class Load, class Store, class Compute = void>
 Status softmax(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
@@ -30,6 +29,5 @@ Status log_softmax(const Exec& cx, const Load& in, const Store& out, int64_t row
   return detail::host::run_rows(cx, LogSoftmax{}, in, out, rows, cols);
 }
 
-}
 }  // namespace cpu
 KERNELS_END

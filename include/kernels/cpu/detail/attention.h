@@ -22,7 +22,6 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
 // Rows up to this number are multiplied without turning keys and values around.
 constexpr int kFewRows = 8;
@@ -222,7 +221,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     q_len_ = c_.shape.queries(part_.b);
     kv_len_ = c_.kv.length(part_.b);
     read_queries();
-    std::fill_n(o_, padded_ * sizes_.o, 0.f);
+    fill(o_, padded_ * sizes_.o, 0.f);
     int64_t begin = part_.end, end = part_.begin;
     for (int r = 0; r < count_; ++r) {
       const int64_t query = query_of(r);
@@ -266,7 +265,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       SoftmaxState<float> all;
       if constexpr (score_sinks<S>) all = sink_state(c_.score, head_of(r));
       float* const o = rows_;
-      std::fill_n(o, v_dim_, 0.f);
+      fill(o, v_dim_, 0.f);
       for (int i = 0; i < count; ++i) {
         const float* const part = parts + i * stride;
         const auto factors = all.merge({part[0], part[1]});
@@ -317,7 +316,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // With the scale. Of many rows in stretches of T::depth columns, each with all rows.
   void read_queries() {
     const float scale = c_.options.scale_for(dim_);
-    std::fill_n(q_, padded_ * sizes_.q, 0.f);
+    fill(q_, padded_ * sizes_.q, 0.f);
     for (int r = 0; r < count_; ++r) {
       const int64_t token = token_of(r), from = head_of(r) * dim_;
       const int64_t stretch = few_ ? dim_ : T::depth;
@@ -368,7 +367,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     float* const weights = weights_ + r * weights_stride_;
     const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)), high = int(lesser<int64_t>(keys, ranges_[r].end - begin));
     if (low >= high) {
-      std::fill_n(weights, keys, 0.f);
+      fill(weights, keys, 0.f);
       return;
     }
     ScoreAt at{part_.b, head_of(r), query_of(r), begin, q_len_, kv_len_};
@@ -428,7 +427,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       for (int i = 0; i < kDecoded; ++i) {
         if (first + i < count) {
           read_row(source, first + i, 0, cols, rows_ + i * stride);
-          std::fill_n(rows_ + i * stride + cols, stride - cols, 0.f);
+          fill(rows_ + i * stride + cols, stride - cols, 0.f);
         }
         new (rows.at(i)) Plain{{rows_, stride}, first + i < count ? i : 0};
       }
@@ -740,7 +739,6 @@ void merge_states(int threads, const O& o, const L& lse, const Out& out, const M
   });
 }
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END

@@ -15,7 +15,6 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
 // ---- vectors -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +262,6 @@ Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const M
   return {};
 }
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END

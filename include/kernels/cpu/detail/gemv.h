@@ -13,7 +13,6 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
 // So many inputs at most share a pass over the weights.
 constexpr int kMostTokens = 32;
@@ -441,7 +440,7 @@ class Gemv {
     const int64_t block = sum_values / tokens_ / kWidestPack * kWidestPack;
     for (int64_t row = first; row < last; row += block) {
       const int64_t end = lesser(last, row + block), count = end - row;
-      for (auto& matrix : sums) std::fill_n(matrix, tokens_ * count, C(0));
+      for (auto& matrix : sums) fill(matrix, tokens_ * count, C(0));
       for (int64_t begin = 0; begin < k_; begin += stretch) {
         const int64_t cols = lesser(stretch, k_ - begin), stride = (cols + kPadding - 1) / kPadding * kPadding + kRowGap;
         const bool others = row == first || stretch < k_;
@@ -497,7 +496,7 @@ class Gemv {
     constexpr int64_t decoded_stride = kDecodedCols + kRowGap;
     alignas(64) C decoded[kRows * decoded_stride];
     Register<C> lanes[kMostTokens * kRows];
-    std::fill_n(lanes, tokens_ * kRows, Register<C>{});
+    fill(lanes, tokens_ * kRows, Register<C>{});
     int64_t col = at.begin;
     if constexpr (kRows <= kTileRows || kRowsForOne == kRows) {
       if (tokens_ <= kTileTokens && in_units<C>(w)) {
@@ -564,7 +563,6 @@ Status gemv_by_token(const cpu::Exec& cx, const X& x, const W& w, const Out& out
   return {};
 }
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END

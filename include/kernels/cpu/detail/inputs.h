@@ -8,7 +8,6 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
 // A source's values in columns [begin, begin + count) of a row.
 template <class Source, class C>
@@ -83,7 +82,6 @@ class Results {
   Packs<DirectLoad<C, C>, Out> packs_;
 };
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END

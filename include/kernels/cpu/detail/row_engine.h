@@ -16,7 +16,6 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
 // Whether a functor takes packs of any width at any column and address. The library's own do: host reads and writes
 // need no alignment. A user's may rely on what the GPU promises, and then gets that (see Packs).
@@ -483,7 +482,6 @@ Status run_rows(const cpu::Exec& cx, const Options& options, const Source& sourc
   }
 }
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END

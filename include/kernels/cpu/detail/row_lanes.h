@@ -15,7 +15,6 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
 // Packs of as many values as a vector register holds: the compilers then keep each pack in a register, where all that touches
 // it is inlined. Wider ones live in memory between two operations.
@@ -64,6 +63,12 @@ inline KERNELS_INLINE Pack<C, M> pack_at(const C* from) {
 
 template <int M, class C>
 inline KERNELS_INLINE void put_pack(C* to, const Pack<C, M>& v) { copy_bytes<int(sizeof(v.v))>(to, v.v); }
+
+// Not the standard library's, whose code would be the same for files with different instruction sets.
+template <class T>
+inline KERNELS_INLINE void fill(T* to, int64_t count, const T& value) {
+  for (int64_t i = 0; i < count; ++i) to[i] = value;
+}
 
 // a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be bent.
 template <class C>
@@ -143,7 +148,6 @@ struct InLanes<RmsNormOp<C>> {
   static KERNELS_INLINE State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
 };
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END

@@ -1,5 +1,4 @@
-// What the CPU code was compiled for: the instruction set and the threads, which both become part of its symbols' names.
-// Two files compiled with different flags then keep their own code, whatever the linker does with inline functions.
+// Which instructions the CPU code was compiled for, and how it is shared among threads.
 #pragma once
 
 #include <cstdint>
@@ -7,59 +6,73 @@
 #include <thread>
 #endif
 
-#include "../../core/status.h"
+#if defined(__GNUC__) && defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
-#if defined(__AVX512F__)
-#define KERNELS_ISA_NAME avx512
-#elif defined(__AVX2__)
-#define KERNELS_ISA_NAME avx2
-#elif defined(__AVX__)
-#define KERNELS_ISA_NAME avx
-#else
-#define KERNELS_ISA_NAME base
-#endif
-#if defined(_OPENMP)
-#define KERNELS_THREADS_NAME omp
-#else
-#define KERNELS_THREADS_NAME std
-#endif
-#define KERNELS_JOIN2(a, b) a##_##b
-#define KERNELS_JOIN(a, b) KERNELS_JOIN2(a, b)
-#define KERNELS_ISA KERNELS_JOIN(KERNELS_ISA_NAME, KERNELS_THREADS_NAME)
+#include "../../core/status.h"
 
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-inline namespace KERNELS_ISA {
 
-// Whether this machine has the instructions that the code was compiled for.
-inline Status check_cpu() {
-#if defined(__GNUC__) && defined(__x86_64__)
-  __builtin_cpu_init();
-#define KERNELS_NEEDS(name) \
-  if (!__builtin_cpu_supports(name)) return unsupported("compiled for " name ", which this CPU does not have")
+// The instructions that the code may use, beyond those that every machine has, as bits for machine_has().
+constexpr unsigned kNeeds = 0
+#if defined(__SSE4_1__)
+    | 1u << 0
+#endif
 #if defined(__AVX__)
-  KERNELS_NEEDS("avx");
+    | 1u << 1
 #endif
 #if defined(__AVX2__)
-  KERNELS_NEEDS("avx2");
+    | 1u << 2
 #endif
 #if defined(__FMA__)
-  KERNELS_NEEDS("fma");
+    | 1u << 3
+#endif
+#if defined(__F16C__)
+    | 1u << 4
+#endif
+#if defined(__BMI2__)
+    | 1u << 5
 #endif
 #if defined(__AVX512F__)
-  KERNELS_NEEDS("avx512f");
+    | 1u << 6
 #endif
 #if defined(__AVX512BW__)
-  KERNELS_NEEDS("avx512bw");
+    | 1u << 7
 #endif
 #if defined(__AVX512DQ__)
-  KERNELS_NEEDS("avx512dq");
+    | 1u << 8
 #endif
 #if defined(__AVX512VL__)
-  KERNELS_NEEDS("avx512vl");
+    | 1u << 9
 #endif
+    ;
+
+inline Status machine_has(unsigned needs) {
+#if defined(__GNUC__) && defined(__x86_64__)
+  __builtin_cpu_init();
+  // Not every compiler's __builtin_cpu_supports() knows f16c.
+  const auto has_f16c = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  };
+#define KERNELS_NEEDS(bit, name, has) \
+  if ((needs >> bit & 1u) != 0 && !(has)) return unsupported("compiled for " name ", which this CPU does not have")
+  KERNELS_NEEDS(0, "sse4.1", __builtin_cpu_supports("sse4.1"));
+  KERNELS_NEEDS(1, "avx", __builtin_cpu_supports("avx"));
+  KERNELS_NEEDS(2, "avx2", __builtin_cpu_supports("avx2"));
+  KERNELS_NEEDS(3, "fma", __builtin_cpu_supports("fma"));
+  KERNELS_NEEDS(4, "f16c", __builtin_cpu_supports("avx") && has_f16c());
+  KERNELS_NEEDS(5, "bmi2", __builtin_cpu_supports("bmi2"));
+  KERNELS_NEEDS(6, "avx512f", __builtin_cpu_supports("avx512f"));
+  KERNELS_NEEDS(7, "avx512bw", __builtin_cpu_supports("avx512bw"));
+  KERNELS_NEEDS(8, "avx512dq", __builtin_cpu_supports("avx512dq"));
+  KERNELS_NEEDS(9, "avx512vl", __builtin_cpu_supports("avx512vl"));
 #undef KERNELS_NEEDS
+#else
+  (void)needs;
 #endif
   return {};
 }
@@ -104,7 +117,6 @@ void parallel(int parts, const F& f) {
 
 #endif
 
-}
 }  // namespace host
 }  // namespace detail
 KERNELS_END
