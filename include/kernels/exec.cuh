@@ -68,8 +68,9 @@ class Exec {
   Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 
   Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }
-  // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it
-  // waits for it before reading anything.
+  // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it waits for it before
+  // it reads anything but weights that are said to be ready. Kernels of others ahead must let it begin
+  // (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all before them have ended.
   Exec& programmatic(bool on) { programmatic_ = on; return *this; }
 
   cudaStream_t stream() const { return stream_; }
@@ -95,8 +96,9 @@ namespace detail {
 #define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
 #endif
 
-// Bodies that begin before the kernel ahead of them has ended, and wait for it themselves. They also let the next kernel begin as
-// soon as there is room. Others do not: blocks of one warp start so often that this alone took 60 us for 49,152 of them.
+// Bodies that begin before the kernel ahead of them has ended, and wait for it themselves: by grid_dependency_pass(), in every block
+// that does anything, which also lets the next kernel begin as soon as there is room. Others do not let it: blocks of one warp start so
+// often that this alone took 60 us for 49,152 of them.
 template <class Body, class = void>
 struct begins_early : std::false_type {};
 template <class Body>
@@ -105,8 +107,7 @@ struct begins_early<Body, void_t<decltype(Body::early)>> : std::true_type {};
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params) {
-  if constexpr (begins_early<Body>::value) arch::grid_dependency_trigger();
-  else arch::grid_dependency_wait();
+  if constexpr (!begins_early<Body>::value) arch::grid_dependency_wait();
   Body::run(params);
 }
 

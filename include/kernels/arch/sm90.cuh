@@ -16,8 +16,10 @@ __device__ __forceinline__ void grid_dependency_wait() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Lets the next kernel in the stream start being scheduled.
-__device__ __forceinline__ void grid_dependency_trigger() {
+// The same, and then lets the next kernel in the stream begin. Never before: that one may read what only the kernel ahead of it does
+// not write, so all others ahead must have finished when it begins, and they have when this block's wait is over.
+__device__ __forceinline__ void grid_dependency_pass() {
+  grid_dependency_wait();
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 

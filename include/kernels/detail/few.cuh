@@ -40,7 +40,7 @@ struct FewBody {
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(128) unsigned char shared[];
     const P& p = params.problem;
-    if (!params.weights_ready) arch::grid_dependency_wait();
+    if (!params.weights_ready) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
     const int tile = int(blockIdx.x / parts), tokens = int(p.m), columns = int(p.k);
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
@@ -57,7 +57,7 @@ struct FewBody {
     const auto after = [&](int step) { return step + 1 == end ? first : step + 1; };
     if (params.weights_ready) {
       for (int i = 0, step = begin; i < lesser(stages - 1, count); ++i, step = after(step)) copies.bring_weights(address + i * stage_size, step * kStep, columns);
-      arch::grid_dependency_wait();
+      arch::grid_dependency_pass();
     }
     find_states<8>(states.items, p.x, 0, kTokens, p.m, p.k, blockIdx.x == 0);
     typename Inputs::Waiting waiting;

@@ -428,7 +428,7 @@ struct DecodeBody {
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    arch::grid_dependency_wait();
+    arch::grid_dependency_pass();
     const Schedule schedule(p);
     if (schedule.idle()) return;
     typename Schedule::Cursor cursor = schedule.cursor(p);

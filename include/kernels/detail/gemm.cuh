@@ -262,7 +262,7 @@ struct GemmTile {
       tiles.bring(0, 0, kWeightsOnly);
 #pragma unroll 1
       for (int step = 1; step < kPrologue; ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
-      arch::grid_dependency_wait();
+      arch::grid_dependency_pass();
     }
     find_states<kWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
     const Which rest = early_weights ? kInputsOnly : kBoth;
@@ -492,7 +492,7 @@ struct GemmBody {
     constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
     __shared__ Alone<TokenState<typename P::X>, most> states;
     const bool early_weights = params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
-    if (!early_weights) arch::grid_dependency_wait();
+    if (!early_weights) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
     const Tile tile = place_tile(params, blockIdx.x / parts);
     if (tile.token >= tile.token_end) return;

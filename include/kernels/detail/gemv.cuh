@@ -377,7 +377,7 @@ struct GemvBody {
     __shared__ WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
     __shared__ Alone<Prepared, kPrepares ? kSums / kOut : 1> prepared;
-    if (!params.weights_ready) arch::grid_dependency_wait();  // also before ids of experts are read
+    if (!params.weights_ready) arch::grid_dependency_pass();  // also before ids of experts are read
     const P& p = params.problem;
     const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
     Tokens tokens{p, (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * M};
@@ -396,7 +396,7 @@ struct GemvBody {
     for (int u = 0; u < U; ++u) ask(u, begin + u * stride);
     if (tokens.first >= p.m) return;  // not before weights are asked for, if they are the same for all
     sums.clear_missing();
-    arch::grid_dependency_wait();
+    arch::grid_dependency_pass();
     typename State::Team team(scratch);
     KERNELS_UNROLL
     for (int m = 0; m < M; ++m) {  // while the weights are on their way
