@@ -272,12 +272,12 @@ class ProductEngine {
           const Choice narrow = cheapest<Narrow>(image);
           if constexpr (Wide::copied) {
             const Choice wide = cheapest<Wide>(image);
-            if (wide.cost < narrow.cost) return start_gemm<Wide>(image, wide, plan);
+            if (wide.cost < narrow.cost) return start_gemm<Wide>(wide, plan);
           }
-          return start_gemm<Narrow>(image, narrow, plan);
+          return start_gemm<Narrow>(narrow, plan);
         }
       }
-      return start_gemm<Single>(image, cheapest<Single>(image), plan);
+      return start_gemm<Single>(cheapest<Single>(image), plan);
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
@@ -288,6 +288,7 @@ class ProductEngine {
   struct Choice {
     int tokens, cluster;
     double cost;
+    GemmRing ring{};
   };
   template <class Body>
   Choice cheapest(int image) const {
@@ -296,17 +297,19 @@ class ProductEngine {
     const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
+      const GemmRing ring = Body::ring(tokens, image, ex_.device().shared_per_block - tuning::kSharedBesides);
+      if (ring.bytes == 0) continue;
       for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
         const int64_t room = cluster <= 2 ? sms : sms * 3 / 4, waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
         const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
-        if (cost < best.cost) best = {tokens, cluster, cost};
+        if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
     }
     return best;
   }
   template <class Body>
-  Status start_gemm(int image, const Choice& choice, MatmulPlan* plan) const {
-    if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands");
+  Status start_gemm(const Choice& choice, MatmulPlan* plan) const {
+    if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands and the shared memory of this device");
     if (plan != nullptr) {
       plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
       return {};
@@ -314,8 +317,8 @@ class ProductEngine {
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
     Launch how;
     how.cluster = choice.cluster;
-    how.shared = size_t(Body::shared_bytes(choice.tokens, image));
-    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready});
+    how.shared = size_t(choice.ring.bytes);
+    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready, choice.ring.few});
   }
 
   Status run_simt() const {

@@ -11,8 +11,6 @@ using k::Residency;
 
 namespace {
 
-bool have_clusters() { return k::Exec{}.device().capability >= 90; }
-
 // Calls of one operation with many policies, on one stream and with one workspace.
 template <class Op, class T>
 class Sweep {

@@ -77,6 +77,16 @@ __global__ void slow_copy(const T* from, T* to, int64_t n) {
   for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) to[i] = from[i];
 }
 
+// What this program's device code was compiled for; it may run on a newer GPU.
+template <class>
+__global__ void image_kernel() {}
+inline int compiled_for() {
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, image_kernel<void>));
+  return attributes.ptxVersion;
+}
+inline bool have_clusters() { return k::Exec{}.device().capability >= 90 && compiled_for() >= 90; }
+
 inline int sm_count() { return k::Exec{}.device().sm_count; }
 
 // Memory for split rows, guarded.
@@ -420,7 +430,7 @@ inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = 
   // 32 threads keep short rows and the beginning of long ones.
   if (shared) all.push_back(policy(R::shared));
   if (shared) all.push_back(policy(R::shared, 32));
-  if (k::Exec{}.device().capability < 90) return all;
+  if (!have_clusters()) return all;
   if (words <= 2 * block_words) all.push_back(policy(R::registers, 0, 2));
   if (words <= 8 * block_words) all.push_back(policy(R::registers, 0, 8));
   if (shared) all.push_back(policy(R::shared, 0, 4));

@@ -61,7 +61,8 @@ class DecodeEngine {
       return unsupported("decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
     }
     if (plan_ != nullptr) plan_->why_not = fits && mode == DecodeMode::plain ? "the mode asks for CUDA cores" : misfit;
-    if (mode == DecodeMode::automatic) mode = fits ? DecodeMode::precise : DecodeMode::plain;
+    automatic_ = mode == DecodeMode::automatic;
+    if (automatic_) mode = fits ? DecodeMode::precise : DecodeMode::plain;
     if constexpr (narrow_kv<typename P::Kv>) {
       if (mode == DecodeMode::precise) return tensor<2>();
       if constexpr (kAnyMode) {
@@ -99,6 +100,11 @@ class DecodeEngine {
   Status start_tensor() {
     int image = 0;
     KERNELS_TRY((image_architecture<DecodeBody<P, Rows>>(ex_, image)));
+    if (Rows::shared_bytes(image) + Rows::kStatic > ex_.device().shared_per_block) {
+      if (!automatic_) return unsupported("decode: tensor cores need more shared memory than this device has, in code that was compiled for another");
+      if (plan_ != nullptr) plan_->why_not = "the code was compiled for a GPU with more shared memory";
+      return plain();
+    }
     if (plan_ != nullptr) plan_->path = Rows::parts == 2 ? AttentionPath::precise : AttentionPath::tensor;
     return start<Rows>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
@@ -137,6 +143,7 @@ class DecodeEngine {
   const Exec& ex_;
   P& p_;
   AttentionPlan* plan_;
+  bool automatic_ = false;
 };
 
 // What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless items are cut in

@@ -156,6 +156,7 @@ class TensorRows {
   static constexpr int kSlot = kTileBytes > kSumsBytes ? kTileBytes : kSumsBytes;  // the sums of 8 rows take the place of a tile
   static constexpr int kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
+  static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
   static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries, most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
@@ -317,7 +318,7 @@ class TensorRows {
   }
 
  private:
-  static constexpr int kStatic = 6 << 10, kStages = stages(arch::kCompiledFor);
+  static constexpr int kStages = stages(arch::kCompiledFor);
   static constexpr int kQueryPack = wide_pack<typename P::Q>, kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
   // Keys are looked for ahead of time; first of all, before there are any to bring. Of a view of the user's own nothing is known.

@@ -134,6 +134,12 @@ constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
   const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / gemm_stage_bytes(tokens, rows);
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
+// PTX for a GPU with much may run on one with 99 KB: there so many stages have to do.
+constexpr int kGemmFewStages = 3;
+struct GemmRing {
+  int bytes;  // 0: a block has not so much
+  bool few;
+};
 
 template <class P>
 struct GemmParams {
@@ -142,6 +148,7 @@ struct GemmParams {
   int tokens;          // of a tile
   bool wide_out;       // whether the sink takes packs of 8
   bool weights_ready;  // before the kernel ahead has ended
+  bool few_stages;     // kGemmFewStages, as the device has no room for more
 };
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of kTokens x kRows.
@@ -257,11 +264,11 @@ struct GemmTile {
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts);
-    Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, first, end - first, columns};
+    Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, stages_of(params), first, end - first, columns};
     if (early_weights) {
       tiles.bring(0, 0, kWeightsOnly);
 #pragma unroll 1
-      for (int step = 1; step < kPrologue; ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
+      for (int step = 1; step < tiles.prologue(); ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
       arch::grid_dependency_pass();
     }
     find_states<kWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
@@ -269,7 +276,7 @@ struct GemmTile {
     tiles.bring(0, 0, rest);
     arch::copy_async_commit();
 #pragma unroll 1
-    for (int step = 1; step < kPrologue; ++step) {
+    for (int step = 1; step < tiles.prologue(); ++step) {
       tiles.bring(step, step * kStageBytes, rest);
       arch::copy_async_commit();
     }
@@ -291,10 +298,19 @@ struct GemmTile {
     if constexpr (arch::kWarpgroupMma) return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
     else return P::matrices == 1 ? i : i / 64 * each + i % 32;
   }
+  // Stages are counted at run time where there may be few of them.
+  static constexpr bool kMayBeFew = has_much_shared(arch::kCompiledFor) && kRows == 128 && kStages > kGemmFewStages;
+  static __device__ __forceinline__ int stages_of(const Params& params) { return kMayBeFew && params.few_stages ? kGemmFewStages : kStages; }
+  // Until all steps have arrived but the last ones: as many as there are stages, less kLess.
+  template <int kLess>
+  static __device__ __forceinline__ void wait_for_step(int stages) {
+    if (kMayBeFew && stages == kGemmFewStages) arch::copy_async_wait<kGemmFewStages - kLess>();
+    else arch::copy_async_wait<kStages - kLess>();
+  }
   // How many steps are brought before the first is worked on.
-  static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0, kPrologue = kStages - 1 - kQueued;
+  static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0, kFewest = kMayBeFew ? kGemmFewStages : kStages;
   enum Which { kBoth, kInputsOnly, kWeightsOnly };
-  static_assert(kThreads / 32 * kSlabs * Slabs::kFloats * 4 <= kStages * kStageBytes, "what is handed over takes the place of the stages");
+  static_assert(kThreads / 32 * kSlabs * Slabs::kFloats * 4 <= kFewest * kStageBytes, "what is handed over takes the place of the stages");
 
   // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
   template <class Input, class Weight>
@@ -304,12 +320,14 @@ struct GemmTile {
     Inputs x;
     Weights w;
     unsigned char* stages;
-    int first, count, columns;
+    int ring, first, count, columns;  // ring: of so many stages
     typename Inputs::Waiting inputs;
     typename Weights::Waiting weights;
 
     static constexpr int kCopies = (Inputs::copied ? Inputs::kEach : 0) + (Weights::copied ? Weights::kEach : 0);
 
+    __device__ __forceinline__ int prologue() const { return ring - 1 - kQueued; }
+    __device__ __forceinline__ int next(int stage) const { return stage == (ring - 1) * kStageBytes ? 0 : stage + kStageBytes; }
     __device__ __forceinline__ int column(int i) const { return (first + (i == 0 ? count : i) - 1) * kStep; }
     __device__ __forceinline__ uint32_t address(int stage) const { return arch::shared_address(stages) + stage; }
 
@@ -355,17 +373,16 @@ struct GemmTile {
       }
     }
   };
-  static __device__ __forceinline__ int next(int stage) { return stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes; }
 
-  // While wgmma works on a step, the one kDistance later is brought into the stage that nobody reads any more. A block alone on
+  // While wgmma works on a step, the one `distance` later is brought into the stage that nobody reads any more. A block alone on
   // its multiprocessor lets the next step queue up behind the one that runs.
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warpgroups(Tiles& tiles, float (&sums)[kBlocks][32]) {
-    constexpr int kDistance = kPrologue;
+    const int distance = tiles.prologue();
     const uint64_t x = arch::warpgroup_tile(tiles.address(0)), w = arch::warpgroup_tile(tiles.address(Inputs::kBytes + threadIdx.x / 128 * (128 * kStep * 2)));
-    int stage = 0, free = kDistance * kStageBytes;
+    int stage = 0, free = distance * kStageBytes;
     for (int step = 0; step < tiles.count; ++step) {
-      arch::copy_async_wait<kDistance - 1>();
+      wait_for_step<2 + kQueued>(tiles.ring);
       arch::async_proxy_fence();
       __syncthreads();
       arch::warpgroup_fence();
@@ -375,10 +392,10 @@ struct GemmTile {
         arch::warpgroup_mma<T, 1>(sums, w + (stage + 64 * kStep * 2) / 16 + 2 * k, x + stage / 16 + 2 * k);
       }
       arch::warpgroup_commit();
-      tiles.bring(step + kDistance, free);
+      tiles.bring(step + distance, free);
       arch::copy_async_commit();
       arch::warpgroup_wait<kQueued>();
-      stage = next(stage), free = next(free);
+      stage = tiles.next(stage), free = tiles.next(free);
     }
     arch::warpgroup_wait<0>();
     KERNELS_UNROLL
@@ -391,7 +408,7 @@ struct GemmTile {
   static __device__ __forceinline__ void multiply_by_warps(Tiles& tiles, float (&sums)[kBlocks][32]) {
     constexpr int kRuns = kStages > 2 ? 4 : 1;  // with two stages copies must leave early to be there in time
     // The last stage: what the first step does not bring by the way.
-    int free = (kStages - 1) * kStageBytes, coming = kStages - 1;  // what is being brought, and where to
+    int free = (tiles.ring - 1) * kStageBytes, coming = tiles.ring - 1;  // what is being brought, and where to
     KERNELS_UNROLL
     for (int i = 0; i < Tiles::kCopies / kRuns; ++i) tiles.copy(i, free, coming < tiles.count);
     tiles.ask(0, 1, coming);
@@ -430,7 +447,7 @@ struct GemmTile {
       multiply(run % kBuffers, next_run);
       if (kBuffers == 1) load(0, stage, next_run);
     };
-    arch::copy_async_wait<kStages - 2>();
+    wait_for_step<2>(tiles.ring);
     __syncthreads();
     load(0, 0, 0);
     int stage = 0;
@@ -438,10 +455,10 @@ struct GemmTile {
       KERNELS_UNROLL
       for (int run = 0; run < 3; ++run) load_and_multiply(run, stage, run + 1);
       arch::copy_async_commit();
-      arch::copy_async_wait<kStages - 2>();
+      wait_for_step<2>(tiles.ring);
       __syncthreads();
-      free = stage, coming = step + kStages;
-      stage = next(stage);
+      free = stage, coming = step + tiles.ring;
+      stage = tiles.next(stage);
       load_and_multiply(3, stage, 0);
     }
   }
@@ -483,8 +500,13 @@ struct GemmBody {
     if (tokens == 128) return kWidth == 8;
     return architecture == 90 && copied && (tokens == 160 || kRows == 128);
   }
-  static constexpr int shared_bytes(int tokens, int architecture) {
-    return gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * gemm_stage_bytes(tokens, kRows) + (has_much_shared(architecture) ? kGemmAligned : 0);
+  // The stages of a tile, for blocks that have `room`.
+  static constexpr GemmRing ring(int tokens, int architecture, int room) {
+    const bool much = has_much_shared(architecture);
+    const int each = gemm_stage_bytes(tokens, kRows), besides = much ? kGemmAligned : 0;
+    const int all = gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * each + besides, few = kGemmFewStages * each + besides;
+    if (all <= room) return {all, false};
+    return {much && kRows == 128 && few <= room ? few : 0, true};
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
