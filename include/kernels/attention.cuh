@@ -5,8 +5,8 @@
 //   k::attention(stream, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal());
 //   k::attention(stream, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
 //
-// attention() is for many queries. kv.h lists the ways in which keys and values may lie, score.h what may happen to the logits,
-// core/attention_call.h the shape and the options.
+// attention() is for many queries; attention<128>() compiles the kernel for heads of up to 128 alone, of four. kv.h lists the ways in
+// which keys and values may lie, score.h what may happen to the logits, core/attention_call.h the shape and the options.
 //
 // Queries and keys of any number, 0 as well; dim: every multiple of 8 up to 256, 512 and 576; v_dim likewise up to 256, and 512;
 // heads a multiple of kv_heads. Keys and values of 16, 8 and 4 bits go through tensor cores: queries are rounded to the 16-bit type
@@ -28,22 +28,32 @@
 
 KERNELS_BEGIN
 
-template <class Q, class Kv, class Out, class S>
+namespace detail {
+
+template <int kDim, class Q, class Kv, class Out, class S>
+Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
+  static_assert(kDim >= 0 && kDim <= 576, "attention<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
+  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+  KERNELS_TRY(ex.status());
+  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("attention: a head is larger than attention<...>() says") : Status{};
+}
+
+}  // namespace detail
+
+template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                                const Attention& options = {}) {
   if constexpr (!detail::takes_attention<Q, Kv, Out, S>()) {
     return detail::not_compiled();
   } else {
     bool empty = false;
-    KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
-    KERNELS_TRY(ex.status());
-    if (empty) return {};
-    return detail::prefill(ex, q, kv, out, shape, score, options);
+    KERNELS_TRY(detail::check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
+    return empty ? Status{} : detail::prefill<kDim>(ex, q, kv, out, shape, score, options);
   }
 }
 
 // How such a call would run, and why it does not run faster: core/attention_plan.h.
-template <class Q, class Kv, class Out, class S>
+template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
                                     AttentionPlan& plan) {
   if constexpr (!detail::takes_attention<Q, Kv, Out, S>()) {
@@ -51,10 +61,8 @@ template <class Q, class Kv, class Out, class S>
   } else {
     bool empty = false;
     plan = {};
-    KERNELS_TRY(detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
-    KERNELS_TRY(ex.status());
-    if (empty) return {};
-    return detail::prefill_plan(ex, q, kv, out, shape, score, options, plan);
+    KERNELS_TRY(detail::check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
+    return empty ? Status{} : detail::prefill_plan<kDim>(ex, q, kv, out, shape, score, options, plan);
   }
 }
 

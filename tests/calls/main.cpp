@@ -23,6 +23,8 @@ k::Status call_matmul_int4(cudaStream_t, const __half* x, const uint32_t* w, con
                            int64_t d);
 k::Status call_attention(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                          const int32_t* lengths, __half* o, const k::AttentionShape&);
+k::Status call_attention_128(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
+                             const int32_t* lengths, __half* o, const k::AttentionShape&);
 k::Status call_decode(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                       const int32_t* lengths, __half* o, const k::AttentionShape&, k::Workspace);
 k::Status call_merge_states(cudaStream_t, const float* parts, const float* lse, __half* o, const k::MergeShape&);
@@ -91,6 +93,8 @@ int main() {
   const int64_t heads = 4, kv_heads = 2, width = heads * d;
   y = poisoned(2 * 5 * width);
   check("attention", call_attention(nullptr, x, x, x, page, length, y, {2, 5, heads, kv_heads, d}), y, size_t(2 * 5 * width), 1);
+  y = poisoned(2 * 5 * width);
+  check("attention<128>", call_attention_128(nullptr, x, x, x, page, length, y, {2, 5, heads, kv_heads, d}), y, size_t(2 * 5 * width), 1);
   y = poisoned(2 * width);
   check("decode", call_decode(nullptr, x, x, x, page, length, y, {2, 1, heads, kv_heads, d}, workspace), y, size_t(2 * width), 1);
   y = poisoned(5 * width);

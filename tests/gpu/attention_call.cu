@@ -118,6 +118,33 @@ TEST_CASE("a sequence has the same bits alone and in any batch") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("heads of a size that is known: the same kernel, alone") {
+  Tally t;
+  AttentionCase c{{150}, {333}, 4, 2, 128};
+  c.aligned = true;
+  const Stream stream;
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  const auto kv = k::dense_kv(key.tensor(), value.tensor(), lengths.data());
+  AttentionData<k::half, k::half, DeviceMemory> any(c), known(c);
+  const auto run = [&](auto& d, const auto& call) {
+    const k::Status status = call(d);
+    stream.wait();
+    d.o.download();
+    d.lse.download();
+    t.expect(status.ok(), "%s", status.reason());
+  };
+  run(any, [&](auto& d) { return k::attention(k::Exec(stream), d.source(), kv, d.sink(), d.shape(), k::causal(), d.options()); });
+  run(known, [&](auto& d) { return k::attention<128>(k::Exec(stream), d.source(), kv, d.sink(), d.shape(), k::causal(), d.options()); });
+  t.expect(any.o.bytes() == known.o.bytes() && any.lse.bytes() == known.lse.bytes(), "other bits");
+  k::AttentionPlan plan;
+  const k::Status larger = k::attention_plan<64>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan);
+  t.expect(std::string(larger.reason()).find("larger than attention<...>() says") != std::string::npos, "a larger head was taken");
+  t.expect(k::attention_plan<200>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan).ok() && plan.tile_dim == 256, "a plan with a tile of %d", plan.tile_dim);
+  CHECK_TALLY(t);
+}
+
 // ---- plans -------------------------------------------------------------------------------------------------------------
 
 namespace {

@@ -7,22 +7,43 @@
 KERNELS_BEGIN
 namespace detail {
 
-template <class Body_>
-struct PrefillChoice {
-  using Body = Body_;
+// The body for heads of at most so many columns.
+template <class P, int kMost>
+struct PrefillTile {
+  using Body = PrefillBody<P, 2, 1, 32, 576, 256, 1, 255>;
 };
+template <class P>
+struct PrefillTile<P, 64> {
+  using Body = PrefillBody<P, 4, 2, 128, 64, 64, 2, 255>;
+};
+template <class P>
+struct PrefillTile<P, 128> {
+  using Body = PrefillBody<P, 4, 2, 64, 128, 128, 2, 255>;
+};
+template <class P>
+struct PrefillTile<P, 256> {
+  using Body = PrefillBody<P, 4, 1, 64, 256, 256, 1, 255>;
+};
+template <class P>
+struct PrefillTile<P, 0> {  // of any size, on CUDA cores
+  using Body = SimtPrefillBody<P>;
+};
+constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
-// Calls f(PrefillChoice<Body>): the smallest tile that the head fits into.
-template <class P, class F>
-Status with_prefill_body(const AttentionShape& shape, const F& f) {
-  if constexpr (narrow_kv<typename P::Kv>) {
-    const int64_t dim = greater(shape.dim, shape.value_dim());
-    if (dim <= 64) return f(PrefillChoice<PrefillBody<P, 4, 2, 128, 64, 64, 2, 255>>{});
-    if (dim <= 128) return f(PrefillChoice<PrefillBody<P, 4, 2, 64, 128, 128, 2, 255>>{});
-    if (dim <= 256) return f(PrefillChoice<PrefillBody<P, 4, 1, 64, 256, 256, 1, 255>>{});
-    return f(PrefillChoice<PrefillBody<P, 2, 1, 32, 576, 256, 1, 255>>{});
+// Calls f(PrefillTile): the smallest that heads fit into. kLargest: how large a head can be, or 0 if that is known at run time only.
+template <class P, int kLargest, class F>
+Status with_prefill_tile(const AttentionShape& shape, const F& f) {
+  if constexpr (!narrow_kv<typename P::Kv>) {
+    return f(PrefillTile<P, 0>{});
+  } else if constexpr (kLargest > 0) {
+    return f(PrefillTile<P, prefill_tile(kLargest)>{});
   } else {
-    return f(PrefillChoice<SimtPrefillBody<P>>{});
+    switch (prefill_tile(greater(shape.dim, shape.value_dim()))) {
+      case 64: return f(PrefillTile<P, 64>{});
+      case 128: return f(PrefillTile<P, 128>{});
+      case 256: return f(PrefillTile<P, 256>{});
+      default: return f(PrefillTile<P, 576>{});
+    }
   }
 }
 
@@ -32,11 +53,11 @@ PrefillProblem<Q, Kv, Out, S> prefill_problem(const Q& q, const Kv& kv, const Ou
           key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>, value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>, lesser(8, max_pack_of(out))};
 }
 
-template <class Q, class Kv, class Out, class S>
+template <int kLargest, class Q, class Kv, class Out, class S>
 Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
   using P = PrefillProblem<Q, Kv, Out, S>;
   const P problem = prefill_problem(q, kv, out, shape, score, options);
-  return with_prefill_body<P>(shape, [&](auto choice) { return start_prefill<typename decltype(choice)::Body>(ex, problem); });
+  return with_prefill_tile<P, kLargest>(shape, [&](auto tile) { return start_prefill<typename decltype(tile)::Body>(ex, problem); });
 }
 
 // The first thing that keeps a call from the fastest path, the gravest before others.
@@ -60,12 +81,12 @@ const char* prefill_why_not(const P& p, bool whole_tiles) {
   }
 }
 
-template <class Q, class Kv, class Out, class S>
+template <int kLargest, class Q, class Kv, class Out, class S>
 Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
   using P = PrefillProblem<Q, Kv, Out, S>;
   const P problem = prefill_problem(q, kv, out, shape, score, options);
-  return with_prefill_body<P>(shape, [&](auto choice) {
-    using Body = typename decltype(choice)::Body;
+  return with_prefill_tile<P, kLargest>(shape, [&](auto tile) {
+    using Body = typename decltype(tile)::Body;
     const PrefillGrid grid(ex.device(), shape, Body::kRows, Body::kCols);
     if (grid.blocks == 0) return too_many_tiles();
     constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>, wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
