@@ -64,46 +64,22 @@ class PlainRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, int key) {
-    if (p_.wide_kv) take_by<8>(part, key);
-    else take_by<1>(part, key);
-  }
-
-  __device__ __forceinline__ void write_states(float2* states) { weights_.write(states); }
-  template <class States>
-  __device__ __forceinline__ void write_sums(int, const States& states) {
-    const float factors[2] = {weights_.factor(states, 0, 0), weights_.factor(states, 0, 1)};
-    KERNELS_UNROLL
-    for (int row = 0; row < rows; ++row) {
-      const float factor = __shfl_sync(0xffffffffu, factors[row % 2], row / 2);
-      KERNELS_UNROLL
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const int col = column(chunk);
-        const Pack<float, 4> sums = sums_[row][chunk] * factor;
-        if (col < p_.v_dim) put_floats(sums_at(warp()) + row * (p_.v_dim + 4) + col, sums);
-      }
-    }
-  }
-  __device__ __forceinline__ Pack<float, 4> sums_of(int warp, int row, int col) const {
-    return floats_at<4>(sums_at(warp) + row * (p_.v_dim + 4) + col);
-  }
-
- private:
-  using Weights = DecodeWeights<P, 1>;
-
-  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-  static __device__ __forceinline__ int column(int chunk) { return chunk * 128 + lane() * 4; }
-  __device__ __forceinline__ float* sums_at(int warp) const { return all_sums_ + warp * rows * (p_.v_dim + 4); }
-
-  template <int kWide>
-  __device__ __forceinline__ void take_by(const DecodePart& part, int key) {
+    // What is read at a time stands behind one question: all of it is asked for before the first of it is used.
+    const auto read = [wide = p_.wide_kv](const auto& all) {
+      if (wide) all(std::integral_constant<int, 8>());
+      else all(std::integral_constant<int, 1>());
+    };
     const int g = lane() / 4, t = lane() % 4;
     const int most = part.end - 1 - key;
     const auto place = [&](int i) { return key + lesser(i, most); };
     const Key low = p_.kv.key(part.b, part.head, place(g)), high = p_.kv.key(part.b, part.head, place(g + 8));
     float products[2][rows] = {};
     for (int col = t * 8; col < p_.dim; col += 32) {
-      const auto k0 = read_some<8, kWide>(low.codes, 0, col), k1 = read_some<8, kWide>(high.codes, 0, col);
+      Pack<float, 8> k0, k1;
+      read([&](auto most) {
+        k0 = read_some<8, decltype(most)::value>(low.codes, 0, col);
+        k1 = read_some<8, decltype(most)::value>(high.codes, 0, col);
+      });
       KERNELS_UNROLL
       for (int row = 0; row < rows; ++row) {
         const Pack<float, 8> q = floats_at<8>(queries_ + row * p_.dim + col);
@@ -143,15 +119,17 @@ class PlainRows {
     constexpr int kTogether = kChunks > 1 ? 2 : 4;
     for (int first = 0; first < count; first += kTogether) {
       Pack<float, 4> values[kTogether][kChunks];
-      KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        const Value run = p_.kv.value(part.b, part.head, place(first + i));
+      read([&](auto most) {
         KERNELS_UNROLL
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-          values[i][chunk] = broadcast<4>(0.f);
-          if (column(chunk) < p_.v_dim && first + i < count) values[i][chunk] = read_some<4, kWide>(run.codes, 0, column(chunk));
+        for (int i = 0; i < kTogether; ++i) {
+          const Value run = p_.kv.value(part.b, part.head, place(first + i));
+          KERNELS_UNROLL
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            values[i][chunk] = broadcast<4>(0.f);
+            if (column(chunk) < p_.v_dim && first + i < count) values[i][chunk] = read_some<4, decltype(most)::value>(run.codes, 0, column(chunk));
+          }
         }
-      }
+      });
       KERNELS_UNROLL
       for (int i = 0; i < kTogether; ++i) {
         const Pack<float, rows> share = floats_at<rows>(shares_ + (first + i) * rows);
@@ -167,6 +145,33 @@ class PlainRows {
     }
     __syncwarp();
   }
+
+  __device__ __forceinline__ void write_states(float2* states) { weights_.write(states); }
+  template <class States>
+  __device__ __forceinline__ void write_sums(int, const States& states) {
+    const float factors[2] = {weights_.factor(states, 0, 0), weights_.factor(states, 0, 1)};
+    KERNELS_UNROLL
+    for (int row = 0; row < rows; ++row) {
+      const float factor = __shfl_sync(0xffffffffu, factors[row % 2], row / 2);
+      KERNELS_UNROLL
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const int col = column(chunk);
+        const Pack<float, 4> sums = sums_[row][chunk] * factor;
+        if (col < p_.v_dim) put_floats(sums_at(warp()) + row * (p_.v_dim + 4) + col, sums);
+      }
+    }
+  }
+  __device__ __forceinline__ Pack<float, 4> sums_of(int warp, int row, int col) const {
+    return floats_at<4>(sums_at(warp) + row * (p_.v_dim + 4) + col);
+  }
+
+ private:
+  using Weights = DecodeWeights<P, 1>;
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int column(int chunk) { return chunk * 128 + lane() * 4; }
+  __device__ __forceinline__ float* sums_at(int warp) const { return all_sums_ + warp * rows * (p_.v_dim + 4); }
 
   const P& p_;
   float *queries_, *shares_, *all_sums_;  // of the block, of the warp, of the block
