@@ -7,11 +7,12 @@ set -euo pipefail
 compiler=$1 include_dir=$2 file=$3
 
 if [[ $file == *.cu ]]; then
-  flags=(-std=c++17 -arch=sm_80 -Werror all-warnings -c -o /dev/null)
+  flags=(-std=c++17 -arch=sm_80 -Werror all-warnings -ptx)
 else
-  flags=(-std=c++17 -Wall -Wextra -Werror -fsyntax-only)
+  flags=(-std=c++17 -Wall -Wextra)
 fi
-compile() { "$compiler" "${flags[@]}" -I "$include_dir" "$@" "$file" 2>&1; }
+front_end=$(dirname "${BASH_SOURCE[0]}")/front_end.sh
+compile() { bash "$front_end" "$compiler" "${flags[@]}" -I "$include_dir" "$@" "$file" 2>&1; }
 
 compile || { echo "the file itself does not compile"; exit 1; }
 

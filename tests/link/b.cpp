@@ -1,3 +1,3 @@
-#include "calls.h"
+#include "doors.h"
 
-extern "C" int link_b() { return cpu_calls("b"); }
+extern "C" int link_b() { return every_door("b"); }
