@@ -711,7 +711,7 @@ struct is_mapped_sink<MappedSink<M, S>> : std::true_type {};
 
 // The maps in front of a sink, and the sink behind them.
 template <class S>
-KERNELS_HD auto sink_map(const S& sink) {
+KERNELS_HD decltype(auto) sink_map(const S& sink) {
   if constexpr (is_mapped_sink<S>::value) return sink.map();
   else return Identity{};
 }

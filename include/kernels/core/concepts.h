@@ -1,17 +1,24 @@
 // What the engines ask of functors, and how they find out which form one has.
 //
 //   Source   reads:   Pack<C,N> load<N>(row, col)                 ours
-//                     void load<N>(Dst* dst, row, col)            OneFlow's
+//                     void load<N>(Dst* dst, row, col)            OneFlow's, see below
 //                     fetch<N>(row, col) + resolve(fetched, row, col)   split, see below
 //   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col) with fetch<N>(row, col)
 //   Sink     writes:  store<N>(Pack, row, col)                    ours
-//                     void store<N>(const Src* src, row, col)     OneFlow's
+//                     void store<N>(const Src* src, row, col)     OneFlow's, see below
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
 //            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
 //            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h
 //
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so
 // many loads are in flight at once even when one of the maps also writes memory (tee).
+//
+// OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed in
+// double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of its own
+// then, that may keep a state from one call to the next. Packs have 1 or 2 elements, as in OneFlow, of which the functor's
+// pointers must be aligned where the number of columns is even; and 4 where `bool CanPackAs(size_t n)` says so, which may
+// also forbid 2. As a load may have an effect (residual_out = x + residual), engines run it once for each element where the
+// row can be kept; docs/row_ops.md says where. Such functors are never copied on the device.
 //
 // Optional members, all const:
 //   static constexpr Role role      what it is; without it, found out from its members
@@ -90,21 +97,60 @@ KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 KERNELS_DETECT(has_wants_pairs, F::wants_pairs)
 KERNELS_DETECT(has_prepare, std::declval<const F&>().template prepare<2>(kAny, kAny))
-#undef KERNELS_DETECT
+KERNELS_DETECT(has_can_pack_as, std::declval<F&>().CanPackAs(size_t(2)))
+KERNELS_DETECT(has_can_pack_row, std::declval<F&>().template CanPackAs<2>(kAny))
 
-// OneFlow's forms name their own element type; it is float or double.
+// What a member in OneFlow's form takes, found from its declaration. Element: void for one that takes any type.
+template <class Element, class Row, class Col, bool kConst>
+struct OneFlowForm {
+  using element = std::remove_const_t<Element>;
+  using row = Row;
+  using col = Col;
+  static constexpr bool changes_itself = !kConst;
+};
+template <class F, class E, class Row, class Col>
+OneFlowForm<E, Row, Col, false> form_of(void (F::*)(E*, Row, Col));
+template <class F, class E, class Row, class Col>
+OneFlowForm<E, Row, Col, true> form_of(void (F::*)(E*, Row, Col) const);
+template <class E, class Row, class Col>
+OneFlowForm<E, Row, Col, true> form_of(void (*)(E*, Row, Col));
+
 template <class F, class C, class = void>
 struct loads_into : std::false_type {};
 template <class F, class C>
-struct loads_into<F, C, void_t<decltype(std::declval<const F&>().template load<1>(std::declval<C*>(), kAny, kAny))>>
+struct loads_into<F, C, void_t<decltype(std::declval<F&>().template load<1>(std::declval<C*>(), kAny, kAny))>>
     : std::true_type {};
 
 template <class F, class C, class = void>
 struct stores_from : std::false_type {};
 template <class F, class C>
-struct stores_from<F, C,
-                   void_t<decltype(std::declval<F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
+struct stores_from<F, C, void_t<decltype(std::declval<F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
     : std::true_type {};
+
+// The form of load<N> and store<N>, or void. A declaration that leaves the element's type open cannot be asked for it.
+template <class F, class = void>
+struct LoadForm {
+  template <class C>
+  using of = OneFlowForm<C, int64_t, int64_t, false>;
+  using type = std::conditional_t<loads_into<F, float>::value, of<float>, std::conditional_t<loads_into<F, double>::value, of<double>, void>>;
+};
+template <class F>
+struct LoadForm<F, void_t<decltype(form_of(&F::template load<1>))>> {
+  using type = decltype(form_of(&F::template load<1>));
+};
+template <class F, class = void>
+struct StoreForm {
+  static constexpr bool any = stores_from<F, float>::value || stores_from<F, double>::value;
+  using type = std::conditional_t<any, OneFlowForm<void, int64_t, int64_t, false>, void>;
+};
+template <class F>
+struct StoreForm<F, void_t<decltype(form_of(&F::template store<1>))>> {
+  using type = decltype(form_of(&F::template store<1>));
+};
+template <class F>
+using load_form = typename LoadForm<F>::type;
+template <class F>
+using store_form = typename StoreForm<F>::type;
 
 template <class F, class C, class = void>
 struct stores_pack : std::false_type {};
@@ -127,10 +173,48 @@ struct maps_fetched<F, C,
                         std::declval<Pack<C, 1>>(), std::declval<const F&>().template fetch<1>(kAny, kAny), kAny, kAny))>>
     : std::true_type {};
 
+template <class F, bool = has_fetch<F>::value || has_load<F>::value>
+constexpr bool oneflow_load = !std::is_void<load_form<F>>::value;
 template <class F>
-constexpr bool oneflow_load = loads_into<F, float>::value || loads_into<F, double>::value;
+constexpr bool oneflow_load<F, true> = false;
+template <class F, bool = stores_pack<F, float>::value || stores_pack<F, double>::value>
+constexpr bool oneflow_store = !std::is_void<store_form<F>>::value;
 template <class F>
-constexpr bool oneflow_store = stores_from<F, float>::value || stores_from<F, double>::value;
+constexpr bool oneflow_store<F, true> = false;
+
+// Whether a member of that name is there at all, for messages about one of another form.
+KERNELS_DETECT(has_plain_load, &F::load)
+KERNELS_DETECT(has_template_load, &F::template load<1>)
+KERNELS_DETECT(has_plain_store, &F::store)
+KERNELS_DETECT(has_template_store, &F::template store<1>)
+
+// Whether something holds for a functor or, where it is composed of others, for one of those.
+template <template <class> class Is, class F>
+struct AnyPart : Is<F> {};
+template <template <class> class Is, template <class...> class Composed, class... Parts>
+struct AnyPart<Is, Composed<Parts...>>
+    : std::integral_constant<bool, Is<Composed<Parts...>>::value || (AnyPart<Is, Parts>::value || ...)> {};
+
+// Whether a load should run once for each element: OneFlow's may have an effect. One that has a `reload` says what to do instead.
+template <class F>
+struct IsLoadedOnce : std::integral_constant<bool, oneflow_load<F> && !has_reload<F>::value> {};
+template <class F>
+constexpr bool loaded_once = AnyPart<IsLoadedOnce, F>::value;
+
+// Whether a functor may change as it loads or stores.
+template <class F>
+struct IsChanging {
+  template <class Form, bool kThere>
+  static constexpr bool of() {
+    if constexpr (kThere) return Form::changes_itself;
+    else return false;
+  }
+  static constexpr bool value = of<load_form<F>, oneflow_load<F>>() || of<store_form<F>, oneflow_store<F>>();
+};
+template <class F>
+constexpr bool changes_itself = AnyPart<IsChanging, F>::value;
+
+#undef KERNELS_DETECT
 
 // What a functor is: it says so itself (`static constexpr Role role`), or its members tell.
 template <class F>
@@ -186,6 +270,12 @@ KERNELS_HD decltype(auto) second_of(const P& p) {
 
 // ---- fetch: everything a functor reads from memory at (row, col) ---------------------------------------------------
 
+// What OneFlow's functors read into and write from, aligned for those that do so as a whole.
+template <class T, int N>
+struct alignas(N * sizeof(T) <= 16 && (N & (N - 1)) == 0 ? N * sizeof(T) : alignof(T)) OneFlowPack {
+  Pack<T, N> pack;
+};
+
 template <int N, class F>
 KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
   if constexpr (has_fetch<F>::value) {
@@ -193,9 +283,9 @@ KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
   } else if constexpr (has_load<F>::value) {
     return f.template load<N>(row, col);
   } else if constexpr (oneflow_load<F>) {
-    using C = std::conditional_t<loads_into<F, float>::value, float, double>;
-    Pack<C, N> out;
-    f.template load<N>(out.v, row, col);
+    using Form = load_form<F>;
+    OneFlowPack<typename Form::element, N> out;
+    const_cast<F&>(f).template load<N>(out.pack.v, static_cast<typename Form::row>(row), static_cast<typename Form::col>(col));
     return out;
   } else {
     return Nothing{};
@@ -207,13 +297,14 @@ KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
 template <class S, class Fetched>
 KERNELS_HD auto resolve(const S& source, const Fetched& fetched, int64_t row, int64_t col) {
   if constexpr (has_fetch<S>::value) return source.resolve(fetched, row, col);
+  else if constexpr (oneflow_load<S>) return convert<compute_t<typename load_form<S>::element>>(fetched.pack);
   else return fetched;
 }
 
 // The element type a source computes in. A OneFlow functor names it itself, and may be for the device only.
-template <class S, bool = oneflow_load<S> && !has_fetch<S>::value && !has_load<S>::value>
+template <class S, bool = oneflow_load<S>>
 struct ComputeType {
-  using type = std::conditional_t<loads_into<S, float>::value, float, double>;
+  using type = compute_t<typename load_form<S>::element>;
 };
 template <class S>
 struct ComputeType<S, false> {
@@ -235,24 +326,24 @@ struct Reloaded : Functor {
 
 // The same source or map without its effects, for an engine that applies it once more to what it has fetched.
 template <class F>
-KERNELS_HD auto without_effects(const F& f) {
+KERNELS_HD decltype(auto) without_effects(const F& f) {
   if constexpr (!has_effects<F>) {
-    return f;
+    return (f);
   } else if constexpr (has_without_effects<F>::value) {
     return f.without_effects();
   } else {
     // Those of a source with load() alone are over when it has been fetched.
     static_assert(is_source<F> && !has_fetch<F>::value,
                   "what has effects would be applied twice: give it without_effects(), which returns the same functor without them");
-    return f;
+    return (f);
   }
 }
 
 // The source or map to use when a row is read a second time: it gives what the first one gave, and has no effects.
 template <class F>
-KERNELS_HD auto second_pass(const F& f) {
+KERNELS_HD decltype(auto) second_pass(const F& f) {
   if constexpr (!has_effects<F>) {
-    return f;
+    return (f);
   } else if constexpr (has_second_pass<F>::value) {
     return f.second_pass();
   } else if constexpr (has_reload<F>::value) {
@@ -268,9 +359,10 @@ KERNELS_HD auto second_pass(const F& f) {
 // The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with the
 // source itself, tells the cache that it is not needed any more; so nothing pushes out what others have yet to read again.
 template <class F>
-KERNELS_HD auto read_twice(const F& f) {
-  if constexpr (has_read_twice<F>::value) return f.read_twice();
-  else return f;
+KERNELS_HD decltype(auto) read_twice(const F& f) {
+  if constexpr (loaded_once<F>) return (f);  // which must not be copied
+  else if constexpr (has_read_twice<F>::value) return f.read_twice();
+  else return (f);
 }
 
 // ---- Map -----------------------------------------------------------------------------------------------------------
@@ -292,9 +384,14 @@ KERNELS_HD auto apply_map(const M& map, const Pack<C, N>& v, const Fetched& fetc
 
 template <class S, class C, int N>
 KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
-  // OneFlow's stores are not declared const, though they change nothing but memory.
-  if constexpr (stores_from<S, C>::value) const_cast<S&>(sink).template store<N>(v.v, row, col);
-  else sink.template store<N>(v, row, col);
+  if constexpr (oneflow_store<S>) {
+    using Form = store_form<S>;
+    using Src = std::conditional_t<std::is_void<typename Form::element>::value, C, typename Form::element>;
+    const OneFlowPack<Src, N> taken{convert<Src>(v)};
+    const_cast<S&>(sink).template store<N>(taken.pack.v, static_cast<typename Form::row>(row), static_cast<typename Form::col>(col));
+  } else {
+    sink.template store<N>(v, row, col);
+  }
 }
 
 // What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their values are ready
@@ -313,19 +410,38 @@ KERNELS_HD void put_prepared(const S& sink, const Prepared& prepared, const Pack
 // ---- what a functor allows -----------------------------------------------------------------------------------------
 
 constexpr int kWidestPack = 16;
-constexpr int kWidestOneFlowPack = 4;
+
+template <class F>
+constexpr bool says_pack = has_can_pack_as<F>::value || has_can_pack_row<F>::value;
 
 template <class F>
 constexpr int widest_of() {
   if constexpr (has_widest<F>::value) return F::widest;
-  else if constexpr (oneflow_load<F> || oneflow_store<F>) return kWidestOneFlowPack;
+  else if constexpr (oneflow_load<F> || oneflow_store<F>) return says_pack<F> ? 4 : 2;
   else return kWidestPack;
 }
 
+// Whether CanPackAs, which is not declared const, allows packs of `n` in rows of `cols` columns.
+template <int kWidth, class F>
+bool can_pack_row(F& f, int n, int64_t cols) {
+  if (n == kWidth) return f.template CanPackAs<kWidth>(cols);
+  if constexpr (kWidth > 1) return can_pack_row<kWidth / 2>(f, n, cols);
+  else return true;
+}
+// cols: of a row, where that is known.
 template <class F>
-int max_pack_of(const F& f) {
-  if constexpr (has_max_pack<F>::value) return f.max_pack();
-  else return widest_of<F>();
+int max_pack_of(const F& f, int64_t cols = 1) {
+  int n = widest_of<F>();
+  if constexpr (has_max_pack<F>::value) {
+    n = f.max_pack();
+  } else if constexpr (has_can_pack_as<F>::value) {
+    F own = f;
+    while (n > 1 && !own.CanPackAs(static_cast<size_t>(n))) n /= 2;
+  } else if constexpr (has_can_pack_row<F>::value) {
+    F own = f;
+    while (n > 1 && !can_pack_row<widest_of<F>()>(own, n, cols)) n /= 2;
+  }
+  return n;
 }
 
 template <class F>
@@ -352,8 +468,18 @@ int lead_of(const F& f, int64_t row) {
   else return 0;
 }
 
+// Of 32-bit rows there are no more than fit. There are never as many columns.
+template <class Form>
+bool counts_rows(int64_t rows) { return sizeof(typename Form::row) >= sizeof(rows) || rows <= 0x7fffffff; }
+
 template <class F>
 Status check_of(const F& f, int64_t rows, int64_t cols) {
+  if constexpr (oneflow_load<F>) {
+    if (!counts_rows<load_form<F>>(rows)) return unsupported("the functor's load takes rows of 32 bits: fewer than 2^31");
+  }
+  if constexpr (oneflow_store<F>) {
+    if (!counts_rows<store_form<F>>(rows)) return unsupported("the functor's store takes rows of 32 bits: fewer than 2^31");
+  }
   if constexpr (has_check<F>::value) return f.check(rows, cols);
   else return {};
 }

@@ -19,7 +19,8 @@ inline Status check_shape(int64_t rows, int64_t cols) {
 template <class Source, class Compute>
 constexpr void check_compute() {
   if constexpr (is_source<Source> && !std::is_void<Compute>::value) {
-    static_assert(std::is_same<Compute, compute_type<Source>>::value, "the compute type is the one the load produces");
+    static_assert(std::is_same<Compute, compute_type<Source>>::value,
+                  "the compute type does not fit the load: a load of double is computed in double, any other in float");
   }
 }
 

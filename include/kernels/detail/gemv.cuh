@@ -17,7 +17,7 @@ struct ProductProblem {
   using W = W_;
   using Out = Out_;
   using C = compute_type<X>;
-  using Map = decltype(sink_map(std::declval<const Out&>()));
+  using Map = std::decay_t<decltype(sink_map(std::declval<const Out&>()))>;
   static constexpr int matrices = is_gated<W>::value ? 2 : 1;
 
   X x;

@@ -251,7 +251,7 @@ class KvTiles {
   template <class At>
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     for (int run = 0; run * 64 < left(); ++run) {
-      bring_rows<T, 8, kEach, decltype(read_twice(at(pos).codes))>([&](int i, const auto& there, const auto& missing) {
+      bring_rows<T, 8, kEach, std::decay_t<decltype(read_twice(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kTogether;
         unsigned char* const to = tile + Layout::mine() + i * kStep + run * 128;
         if (row >= first && row < end) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);

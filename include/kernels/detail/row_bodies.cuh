@@ -23,7 +23,7 @@ struct RowProblem {
   using Source = Source_;
   using Sink = Sink_;
   using C = compute_type<Source>;
-  using Map = decltype(sink_map(std::declval<const Sink&>()));
+  using Map = std::decay_t<decltype(sink_map(std::declval<const Sink&>()))>;
   using End = SinkEnd<Sink>;
   static constexpr bool row_sink = is_row_sink<End>;
 
@@ -51,9 +51,15 @@ using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkSt
 template <class Source, int N>
 using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
 
+// The source of the first of two looks at a row, and that of the second.
+template <class Source>
+using FirstLook = std::decay_t<decltype(read_twice(std::declval<const Source&>()))>;
+template <class Source>
+using SecondLook = std::decay_t<decltype(second_pass(std::declval<const Source&>()))>;
+
 // A source that may be read any number of times: it changes nothing on the way.
 template <class Source>
-constexpr bool repeatable = !has_effects<Source>;
+constexpr bool repeatable = !has_effects<Source> && !loaded_once<Source>;
 
 // ---- the packs of one thread ---------------------------------------------------------------------------------------
 
@@ -122,7 +128,7 @@ using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>
 // pack before it is worked on: a store in between would keep the compiler from doing so.
 template <int N, class P, class At, class Value, class F>
 __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, const Value& value, const F& f) {
-  const auto map = sink_map(p.sink);
+  const auto& map = sink_map(p.sink);
   constexpr bool ahead = At::count > 2;  // a shorter run has no registers for that, nor much to gain
   Operands<P, N> operands[2];
   if constexpr (ahead) operands[0] = fetch_operands<N>(map, row, at.col(0));
@@ -139,7 +145,7 @@ __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, 
 template <class P, class Local, class State, class Visit, class Reduce>
 __device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
                                            const Visit& visit, const Reduce& reduce) {
-  const auto map = sink_map(p.sink);
+  const auto& map = sink_map(p.sink);
   const auto& sink = sink_end(p.sink);
   const auto result = p.op.finish(state, p.columns);
   const auto linear = p.op.linear(local, result);
@@ -171,6 +177,18 @@ constexpr int registers_for(int values, int others) {
   return wanted <= 48 ? 48 : wanted <= 56 ? 56 : wanted <= 64 ? 64 : wanted <= 80 ? 80 : 128;
 }
 constexpr int threads_for(int registers) { return registers <= 64 ? 1024 : registers <= 80 ? 768 : 512; }
+
+// A body whose functors may change themselves: each thread works on its own copy of them, made bit by bit as a kernel's arguments
+// are, whatever their copy constructors are for.
+template <class Body>
+struct OnOwnCopy : Body {
+  using Params = typename Body::Params;
+  static __device__ __forceinline__ void run(const Params& given) {
+    alignas(Params) unsigned char own[sizeof(Params)];
+    memcpy(own, &given, sizeof(Params));
+    Body::run(*reinterpret_cast<const Params*>(own));
+  }
+};
 
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
@@ -215,7 +233,7 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   for (int k = 0; k < K; ++k) values[k] = p.op.center(values[k], running);
 
   // What little the sink reads is asked for before the threads meet, so that nobody waits for it afterwards.
-  const auto map = sink_map(p.sink);
+  const auto& map = sink_map(p.sink);
   constexpr bool early = K * sizeof(Operands<P, N>) <= 32;
   Operands<P, N> operands[early ? K : 1];
   const auto fetch_early = [&](const auto& at, int from) {
@@ -358,9 +376,7 @@ template <class P, int N, int K>
 struct StreamBody {
   using C = typename P::C;
   using Source = typename P::Source;
-  using First = decltype(read_twice(std::declval<const Source&>()));
   using Kept = Fetched<Source, N>;
-  using Again = decltype(second_pass(std::declval<const Source&>()));
   static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, K * N > 32 ? 32 : 24);
   static constexpr int max_threads = threads_for(registers);
   struct Params {
@@ -376,18 +392,21 @@ struct StreamBody {
     BlockTeam team(scratch);
     const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, p.columns); };
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const First source = read_twice(p.source);
-    const auto pure = without_effects(p.source);
-    const Again again = second_pass(p.source);
+    const auto& source = read_twice(p.source);
+    const auto& pure = without_effects(p.source);
+    const auto& again = second_pass(p.source);
 
     for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
       const Slice<N> slice(team, params.width, params.warp_width, int(p.cols));
       // f(run, where its packs wait, one after the other `size()` apart); returns the first column after those runs.
       const auto each_kept = [&](const auto& f) {
         Kept* here = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();
-        int first = slice.first;
-        for (int i = 0; i < params.kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size()) {
+        int first = slice.first, i = 0;
+        for (; i < params.kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size()) {
           f(Run<K>{first, 32 * N}, here);
+        }
+        if constexpr (loaded_once<Source>) {  // the packs of a last, shorter step as well
+          for (; i < params.kept && first < slice.end; first += 32 * N, here += team.size()) f(Run<1>{first, 32 * N}, here);
         }
         return first;
       };
@@ -397,15 +416,15 @@ struct StreamBody {
         Pack<C, N> values[at.count];
         take_run<N>(p.op, from, running, fetched, values, row, at);
       };
-      const int rest = each_kept([&](const Run<K>& at, Kept* here) {
-        Kept fetched[K];
+      const int rest = each_kept([&](const auto& at, Kept* here) {
+        Kept fetched[at.count];
         fetch_run<N>(fetched, p.source, row, at);
         KERNELS_UNROLL
-        for (int k = 0; k < K; ++k) here[k * team.size()] = fetched[k];
+        for (int k = 0; k < at.count; ++k) here[k * team.size()] = fetched[k];
         take(p.source, fetched, at);
       });
       each_run<K>(rest, 32 * N, slice.end, [&](const auto& at) {
-        Fetched<First, N> fetched[at.count];
+        Fetched<FirstLook<Source>, N> fetched[at.count];
         fetch_run<N>(fetched, source, row, at);
         take(source, fetched, at);
       });
@@ -415,14 +434,14 @@ struct StreamBody {
         const auto show = [&](const auto& from, const auto& fetched, const auto& at) {
           show_run<N>(p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
         };
-        const int rest = each_kept([&](const Run<K>& at, const Kept* here) {
-          Kept fetched[K];
+        const int rest = each_kept([&](const auto& at, const Kept* here) {
+          Kept fetched[at.count];
           KERNELS_UNROLL
-          for (int k = 0; k < K; ++k) fetched[k] = here[k * team.size()];
+          for (int k = 0; k < at.count; ++k) fetched[k] = here[k * team.size()];
           show(pure, fetched, at);
         });
         each_run<K>(rest, 32 * N, slice.end, [&](const auto& at) {
-          Fetched<Again, N> fetched[at.count];
+          Fetched<SecondLook<Source>, N> fetched[at.count];
           fetch_run<N>(fetched, again, row, at);
           show(again, fetched, at);
         });
@@ -470,7 +489,7 @@ struct PartialBody {
     for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
       typename P::Op::Running running;
       const Piece piece(params, index);
-      const auto source = read_twice(p.source);
+      const auto& source = read_twice(p.source);
       piece.each<N, K>([&](const auto& at) {
         Fetched<typename P::Source, N> fetched[at.count];
         Pack<typename P::C, N> values[at.count];
@@ -486,14 +505,13 @@ struct PartialBody {
 template <class P, int N, int K>
 struct FinishBody {
   using C = typename P::C;
-  using Again = decltype(second_pass(std::declval<const typename P::Source&>()));
   static constexpr int max_threads = 512;
   static constexpr int registers = 128;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.problem;
-    const Again again = second_pass(p.source);
+    const auto& again = second_pass(p.source);
     for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
       const Piece piece(params, index);
       // Every warp brings all the partial states together, one lane after the other where there are more than 32.
@@ -503,7 +521,7 @@ struct FinishBody {
       const bool leader = threadIdx.x == 0 && piece.begin == 0;
       const auto visit = [&](const auto& f) {
         piece.each<N, K>([&](const auto& at) {
-          Fetched<Again, N> fetched[at.count];
+          Fetched<SecondLook<typename P::Source>, N> fetched[at.count];
           fetch_run<N>(fetched, again, piece.row, at);
           show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
         });

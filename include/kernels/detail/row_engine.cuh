@@ -23,11 +23,12 @@ constexpr int within(int low, int n, int high) { return n < low ? low : n > high
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
 // The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
-// narrow types, and single elements.
+// narrow types and for functors that say themselves what they can do, and single elements.
 template <class Source, class Sink>
 struct PackWidths {
   static constexpr int wide = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
-  static constexpr int middle = wide == 16 ? 4 : wide == 8 ? 2 : 1;
+  static constexpr bool halves = wide == 4 && (says_pack<Source> || says_pack<SinkEnd<Sink>>);
+  static constexpr int middle = wide == 16 ? 4 : wide == 8 || halves ? 2 : 1;
 };
 
 template <class Problem>
@@ -82,7 +83,7 @@ class RowEngine {
 
  private:
   int choose_pack(int limit) const {
-    int n = lesser(wide, lesser(max_pack_of(p_.source), max_pack_of(p_.sink)));
+    int n = lesser(wide, lesser(max_pack_of(p_.source, p_.cols), max_pack_of(p_.sink, p_.cols)));
     if (limit > 0) n = lesser(n, limit);
     for (const int width : {wide, Widths::middle}) {
       if (n >= width && p_.cols % width == 0) return width;
@@ -97,13 +98,46 @@ class RowEngine {
     yes = false;
     if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
-    KERNELS_TRY((image_architecture<BlockBody<Problem, wide, packs(wide)>>(ex_, compiled_for)));
+    KERNELS_TRY((image_architecture<Started<BlockBody<Problem, wide, packs(wide)>>>(ex_, compiled_for)));
     yes = compiled_for >= 90;
     return {};
   }
 
   // The automatic choice.
   Status choose(RowPlan& plan) const {
+    KERNELS_TRY(choose_fastest(plan));
+    if (loaded_once<typename Problem::Source> && !keeps_all(plan)) choose_keeping(plan);
+    return {};
+  }
+
+  // Whether no element is read a second time.
+  bool keeps_all(RowPlan plan) const {
+    if (!complete(plan)) return false;
+    const Residency residency = plan.policy.residency;
+    return residency == Residency::group || residency == Residency::registers || (residency == Residency::shared && plan.kept == steps_of(plan));
+  }
+
+  // Registers, or as many blocks' shared memory as the row needs; if there is none that is large enough, the plan stays.
+  void choose_keeping(RowPlan& plan) const {
+    bool clusters = false;
+    const bool known = has_clusters(clusters).ok();
+    for (const Residency residency : {Residency::registers, Residency::shared}) {
+      for (int cluster = 1; cluster <= (known && clusters ? kPortableCluster : 1); cluster *= 2) {
+        for (const int threads : {0, 256, 64}) {
+          RowPlan trial = plan;
+          trial.policy.residency = residency;
+          trial.policy.threads = threads;
+          trial.policy.cluster = cluster;
+          if (!keeps_all(trial)) continue;
+          plan = trial;
+          return;
+        }
+        if (residency == Residency::registers) break;
+      }
+    }
+  }
+
+  Status choose_fastest(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     bool clusters = false;
     if (p_.cols > 1024) KERNELS_TRY(has_clusters(clusters));
@@ -199,7 +233,7 @@ class RowEngine {
     how.cluster = kMaxCluster;
     how.grid.x = kMaxCluster;
     int64_t clusters = 0;
-    return resident_clusters<BlockBody<Problem, wide, packs(wide)>>(ex_, how, clusters).ok() && clusters > 0;
+    return resident_clusters<Started<BlockBody<Problem, wide, packs(wide)>>>(ex_, how, clusters).ok() && clusters > 0;
   }
 
   int64_t width_of(int cluster) const { return round_up(ceil_div(p_.cols, cluster), kWidestPack); }
@@ -267,11 +301,13 @@ class RowEngine {
     return {};
   }
 
+  int steps_of(const RowPlan& plan) const { return int(ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs(plan.pack))); }
   // How many of its steps a thread can leave in shared memory when as many blocks are to run beside each other as the
-  // registers allow.
+  // registers allow; or, what should not be read twice, all that there is room for.
   int kept_of(const RowPlan& plan) const {
-    const int64_t steps = ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs(plan.pack));
-    const int64_t blocks = greater<int64_t>(1, max_block(plan.pack, Residency::shared) == 1024 ? 1024 / plan.policy.threads : 512 / plan.policy.threads);
+    const int64_t steps = steps_of(plan);
+    const int64_t beside = greater<int64_t>(1, max_block(plan.pack, Residency::shared) == 1024 ? 1024 / plan.policy.threads : 512 / plan.policy.threads);
+    const int64_t blocks = loaded_once<typename Problem::Source> ? 1 : beside;
     constexpr int64_t reserved = 1024 + int64_t(sizeof(Scratch<Problem>));
     const int64_t block = ex_.device().shared_per_block + 1024 - reserved;
     const int64_t room = greater(lesser(ex_.device().shared_per_sm / blocks - reserved, block), kept_bytes(plan));
@@ -306,6 +342,12 @@ class RowEngine {
     return lesser(limit, wanted);
   }
 
+  // A body as a kernel.
+  template <class Body>
+  using Started = std::conditional_t<changes_itself<typename Problem::Source> || changes_itself<typename Problem::Sink>, OnOwnCopy<Body>, Body>;
+  template <class Body>
+  Status start(const Launch& how, const typename Body::Params& params) const { return launch<Started<Body>>(ex_, how, params); }
+
   template <int N, bool kGroups, bool kTwoRows>
   Status run_with(const RowPlan& plan) const {
     const RowPolicy& policy = plan.policy;
@@ -316,7 +358,7 @@ class RowEngine {
     how.grid.x = unsigned(blocks(plan, p_.rows * policy.cluster));
     switch (policy.residency) {
       case Residency::registers:
-        return launch<BlockBody<Problem, N, packs(N)>>(ex_, how, {p_, plan.width, plan.warp_width, plan.count});
+        return start<BlockBody<Problem, N, packs(N)>>(how, {p_, plan.width, plan.warp_width, plan.count});
       case Residency::shared:
       case Residency::streamed:
         how.shared = size_t(plan.kept * kept_bytes(plan));
@@ -325,10 +367,10 @@ class RowEngine {
           using Deep = StreamBody<Problem, N, kDeep>;
           const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count;
           if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads && plan.warp_width >= 32 * N * kDeep) {
-            return launch<Deep>(ex_, how, {p_, plan.width, plan.warp_width, 0});
+            return start<Deep>(how, {p_, plan.width, plan.warp_width, 0});
           }
         }
-        return launch<StreamBody<Problem, N, K>>(ex_, how, {p_, plan.width, plan.warp_width, plan.kept});
+        return start<StreamBody<Problem, N, K>>(how, {p_, plan.width, plan.warp_width, plan.kept});
       case Residency::group:
         if constexpr (kGroups) return run_groups<N, kTwoRows>(plan);
         break;
@@ -336,8 +378,8 @@ class RowEngine {
         if constexpr (kGroups && !Problem::row_sink) {
           how.grid.x = unsigned(blocks(plan, p_.rows * plan.chunks));
           const SplitParams<Problem> params{p_, static_cast<typename Problem::Op::State*>(ex_.workspace().ptr), plan.chunks, plan.width};
-          KERNELS_TRY((launch<PartialBody<Problem, N, K>>(ex_, how, params)));
-          return launch<FinishBody<Problem, N, K>>(ex_, how, params);
+          KERNELS_TRY((start<PartialBody<Problem, N, K>>(how, params)));
+          return start<FinishBody<Problem, N, K>>(how, params);
         }
         break;
       case Residency::automatic: break;
@@ -355,10 +397,10 @@ class RowEngine {
     how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads >> lanes_log2) * rows)));
     constexpr int K = group_packs(N);
     if constexpr (kTwoRows) {
-      if (rows == 2) return launch<GroupBody<Problem, N, K, 2, false>>(ex_, how, {p_, lanes_log2});
-      if (plan.count == K) return launch<GroupBody<Problem, N, K, 1, true>>(ex_, how, {p_, lanes_log2});
+      if (rows == 2) return start<GroupBody<Problem, N, K, 2, false>>(how, {p_, lanes_log2});
+      if (plan.count == K) return start<GroupBody<Problem, N, K, 1, true>>(how, {p_, lanes_log2});
     }
-    return launch<GroupBody<Problem, N, K, 1, false>>(ex_, how, {p_, lanes_log2});
+    return start<GroupBody<Problem, N, K, 1, false>>(how, {p_, lanes_log2});
   }
 
   const Exec& ex_;

@@ -77,7 +77,7 @@ class Results {
   }
 
  private:
-  decltype(sink_map(std::declval<const Out&>())) map_;
+  std::decay_t<decltype(sink_map(std::declval<const Out&>()))> map_;
   SinkEnd<Out> end_;
   Packs<DirectLoad<C, C>, Out> packs_;
 };

@@ -65,7 +65,7 @@ class Packs {
  public:
   Packs(const Source& source, const Sink& sink, int64_t cols) {
     if (any) return;
-    const int most = lesser(max_pack_of(source), max_pack_of(sink));
+    const int most = lesser(max_pack_of(source, cols), max_pack_of(sink, cols));
     while (width_ > 1 && (width_ > most || cols % width_ != 0)) width_ = width_ == wide ? middle : 1;
   }
 
@@ -456,8 +456,8 @@ class RowEngine {
   }
 
   const P& p_;
-  decltype(second_pass(std::declval<const typename P::Source&>())) again_;
-  decltype(sink_map(std::declval<const typename P::Sink&>())) map_;
+  std::decay_t<decltype(second_pass(std::declval<const typename P::Source&>()))> again_;
+  std::decay_t<decltype(sink_map(std::declval<const typename P::Sink&>()))> map_;
   SinkEnd<typename P::Sink> end_;
 };
 
