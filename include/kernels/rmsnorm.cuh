@@ -14,10 +14,18 @@
 
 KERNELS_BEGIN
 
-template <class Load, class Store>
+template <class Load, class Store, class Compute = void>
 Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols,
                const RmsNorm& options = {}, const RowPolicy& policy = {}) {
+  detail::check_compute<Load, Compute>();
   return detail::run_rows(ex, options, in, out, rows, cols, policy);
+}
+
+// As OneFlow has it: rmsnorm<Load, Store, float>(stream, load, store, rows, cols, eps, inv_rms), where inv_rms is
+// 1 / sqrt(mean of squares + eps), and a null pointer means not wanted.
+template <class Load, class Store, class Compute>
+Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps, Compute* inv_rms) {
+  return rmsnorm<Load, Store, Compute>(ex, in, out, rows, cols, RmsNorm{}.eps(eps).rstd(inv_rms));
 }
 
 KERNELS_END

@@ -201,7 +201,8 @@ struct RmsNormOp {
 
 // ---- Options, as the caller writes them ----------------------------------------------------------------------------
 
-// k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value per row.
+// k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value per row. OneFlow's name for rstd,
+// 1 / sqrt(variance + eps), is inv_variance.
 class LayerNorm {
  public:
   LayerNorm& eps(double value) { eps_ = value; return *this; }
@@ -209,6 +210,8 @@ class LayerNorm {
   LayerNorm& mean(double* p) { mean_ = detail::RowOutput(p); return *this; }
   LayerNorm& rstd(float* p) { rstd_ = detail::RowOutput(p); return *this; }
   LayerNorm& rstd(double* p) { rstd_ = detail::RowOutput(p); return *this; }
+  LayerNorm& inv_variance(float* p) { return rstd(p); }
+  LayerNorm& inv_variance(double* p) { return rstd(p); }
 
   template <class C>
   LayerNormOp<C> op() const { return {static_cast<C>(eps_), mean_, rstd_}; }

@@ -14,9 +14,16 @@
 KERNELS_BEGIN
 namespace cpu {
 
-template <class Load, class Store>
+template <class Load, class Store, class Compute = void>
 Status rmsnorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, const RmsNorm& options = {}) {
+  detail::check_compute<Load, Compute>();
   return detail::host::run_rows(cx, options, in, out, rows, cols);
+}
+
+// In OneFlow's order, as on the GPU.
+template <class Load, class Store, class Compute>
+Status rmsnorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps, Compute* inv_rms) {
+  return rmsnorm<Load, Store, Compute>(cx, in, out, rows, cols, RmsNorm{}.eps(eps).rstd(inv_rms));
 }
 
 }  // namespace cpu
