@@ -97,7 +97,9 @@ TEST_CASE("every length of queries and keys up to 1,100") {
     const Stream stream;
     const k::Exec ex(stream);
     std::vector<std::unique_ptr<AnyLength>> all;
+    Shortened shortened;
     for (int64_t length = 0; length <= most; ++length) {
+      if (length % 100 != 0 && shortened.leaves_out()) continue;
       for (const auto& sizes : {std::pair<int64_t, int64_t>{length, length}, {3, length}, {length, 37}}) {
         all.push_back(std::make_unique<AnyLength>(sizes.first, sizes.second, dim));
         const k::Status status = k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()), k::dense_kv(key.tensor(), value.tensor(), sizes.second),
