@@ -12,6 +12,7 @@
 #include "support/oracle.h"
 #include "support/random.h"
 #include "support/tally.h"
+#include "support/two_pass.h"
 
 namespace k = kernels;
 
@@ -20,29 +21,30 @@ namespace {
 template <class C> constexpr C kInf = std::numeric_limits<C>::infinity();
 template <class C> constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
-// K packs of N values, as an engine hands them to take().
+// K packs of N values, `stride` values from one to the next, as an engine hands them to take(); or only the first few of them.
 template <class C, int N, int K>
 struct Packs {
-  static constexpr int most = N * K;
   const C* x;
+  int64_t stride = N;
+  int have = K;
 
   template <class A, class F>
   A fold(A folded, F f) const {
-    for (int k = 0; k < K; ++k) {
+    for (int k = 0; k < have; ++k) {
       k::Pack<C, N> pack;
-      for (int i = 0; i < N; ++i) pack[i] = x[k * N + i];
+      for (int i = 0; i < N; ++i) pack[i] = x[k * stride + i];
       folded = f(folded, pack);
     }
     return folded;
   }
   // Of so many values that a mean of equal ones is exact.
   C typical() const {
-    constexpr int few = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    constexpr int most = N * K, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     k::Pack<C, few> some;
-    for (int i = 0; i < few; ++i) some[i] = x[i] * C(1.0 / few);
+    for (int i = 0; i < few; ++i) some[i] = have == 0 ? C(0) : x[i / N < have ? i / N * stride + i % N : 0] * C(1.0 / few);
     return k::sum(some);
   }
-  constexpr int count() const { return most; }
+  k::Count<C> count() const { return k::Count<C>(N * have); }
 };
 
 // Takes in what is left of n values from x on, K packs at a time and then K / 2 ..., packs of one value at the end.
@@ -439,7 +441,7 @@ void each_taken(const Op& op, const std::vector<C>& x, F f) {
   };
   using std::integral_constant;
   if (x.size() <= 32) way("1 x 1", integral_constant<int, 1>{}, integral_constant<int, 1>{});  // what is held in registers
-  way("1 x 4", integral_constant<int, 1>{}, integral_constant<int, 4>{});
+  if (x.size() <= 1000) way("1 x 4", integral_constant<int, 1>{}, integral_constant<int, 4>{});  // or the chain would be too long
   way("1 x 16", integral_constant<int, 1>{}, integral_constant<int, 16>{});
   way("2 x 8", integral_constant<int, 2>{}, integral_constant<int, 8>{});
   way("4 x 4", integral_constant<int, 4>{}, integral_constant<int, 4>{});
@@ -476,6 +478,10 @@ class Lockstep {
   template <class V>
   V sum(const V& mine) const {
     return over(mine, [](V a, V b) { return a + b; });
+  }
+  template <class V, int N>
+  k::Pack<V, N> sum(const k::Pack<V, N>& mine) const {
+    return k::transform(mine, [this](V x) { return sum(x); });
   }
   template <class V>
   V max(const V& mine) const {
@@ -684,6 +690,99 @@ TEMPLATE_TEST_CASE("Welford states taken in after an outlier", "", float, double
         check_taken_moments(t, x);
       }
     }
+  }
+  CHECK_TALLY(t);
+}
+
+namespace {
+
+// A row as a GPU takes it in: blocks side by side, in them warps, whose lanes take packs of N in turn, K at a time.
+struct Team {
+  int blocks, warps;
+  bool held;  // in registers: whatever a lane has at once
+  int lanes = 32;
+};
+template <class Op, class C>
+typename Op::State gathered(const Op& op, const std::vector<typename Op::State>& states) {
+  return Lockstep<Op, typename Op::State, typename Op::State>(op, states).run()[0];
+}
+int64_t share(int64_t of, int64_t parts, int64_t unit) { return (of + parts * unit - 1) / (parts * unit) * unit; }
+template <int N, int K, class Op, class C>
+typename Op::State taken_by(const Team& team, const Op& op, const std::vector<C>& x) {
+  const int64_t cols = int64_t(x.size()), stride = team.lanes * N;
+  const int64_t width = share(cols, team.blocks, 16), warp_width = share(width, team.warps, stride);
+  std::vector<typename Op::State> blocks;
+  for (int64_t block = 0; block < cols; block += width) {
+    std::vector<typename Op::State> warps;
+    const int64_t block_end = std::min(cols, block + width);
+    for (int64_t warp = block; warp < block_end; warp += warp_width) {
+      const int64_t end = std::min(block_end, warp + warp_width);
+      std::vector<typename Op::State> lanes(static_cast<size_t>(team.lanes));
+      for (int64_t lane = 0; lane < team.lanes; ++lane) {
+        int64_t col = warp + lane * N;
+        const auto step = [&](auto k) {
+          constexpr int kPacks = decltype(k)::value;
+          for (; col + (kPacks - 1) * stride < end; col += kPacks * stride) {
+            op.take(lanes[size_t(lane)], Packs<C, N, kPacks>{x.data() + col, stride});
+          }
+        };
+        const int have = col >= end ? 0 : int((end - col + stride - 1) / stride);
+        if (team.held) {
+          REQUIRE(have <= K);
+          op.take(lanes[size_t(lane)], Packs<C, N, K>{x.data() + col, stride, have});
+        } else {
+          step(std::integral_constant<int, K>{});
+          step(std::integral_constant<int, (K > 4 ? K / 2 : K)>{});
+          step(std::integral_constant<int, (K > 2 ? K / 4 : 1)>{});
+          step(std::integral_constant<int, 1>{});
+        }
+      }
+      warps.push_back(gathered<Op, C>(op, lanes));
+    }
+    warps.resize(warps.size() > 4 ? 32 : 4);
+    blocks.push_back(gathered<Op, C>(op, warps));
+  }
+  blocks.resize(blocks.size() > 4 ? 32 : 4);
+  return team.blocks == 1 ? blocks[0] : gathered<Op, C>(op, blocks);
+}
+
+void compare_with_two_passes(test::Tally& t, const char* what, const std::vector<float>& x, const k::WelfordState<float>& s) {
+  const auto op = k::LayerNorm{}.eps(1e-5).op<float>();
+  const auto result = op.finish(s, k::Count<float>(int(x.size())));
+  const auto linear = op.linear(s, result);
+  const auto y = [&](size_t i) { return double(linear(op.center(k::Pack<float, 1>{{x[i]}}, s))[0]); };
+  const auto ours = test::norm_errors(x, 1e-5, y, double(result.rstd)), theirs = test::two_pass_errors(x, 1e-5);
+  t.expect(ours.within_four_of(theirs), "%s, %zu columns: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f", what,
+           x.size(), ours.rstd, theirs.rstd, ours.values, theirs.values);
+}
+
+}  // namespace
+
+TEST_CASE("layernorm is as good as in two passes, to a factor of 4, wherever outliers lie") {
+  test::Tally t;
+  test::Random random(31);
+  const auto op = layernorm_op<float>();
+  const auto each = [&](int64_t cols, auto check) {
+    for (const double outlier : test::kOutliers) {
+      test::each_place_of_outliers(cols, [&](auto is_outlier) {
+        std::vector<float> x;
+        for (int64_t c = 0; c < cols; ++c) x.push_back(float(test::with_outliers(random, c, outlier, is_outlier)));
+        check(x);
+      });
+    }
+  };
+  for (int64_t cols = 1; cols <= 129; ++cols) {
+    const int lanes = cols <= 16 ? 1 : cols <= 32 ? 2 : cols <= 64 ? 4 : cols <= 128 ? 8 : 16;
+    each(cols, [&](const auto& x) { compare_with_two_passes(t, "held, 1 x 16", x, taken_by<1, 16>(Team{1, 1, true, lanes}, op, x)); });
+  }
+  for (const int64_t cols : {256, 1000, 4096, 16384, 65536}) {
+    const int warps = int(std::min<int64_t>(32, share(cols, 1, 1024) / 1024));
+    each(cols, [&](const auto& x) {
+      compare_with_two_passes(t, "streamed, 8 x 4", x, taken_by<8, 4>(Team{1, warps, false}, op, x));
+      compare_with_two_passes(t, "streamed, 4 x 8", x, taken_by<4, 8>(Team{8, 8, false}, op, x));
+      compare_with_two_passes(t, "streamed, 1 x 8", x, taken_by<1, 8>(Team{1, 16, false}, op, x));
+      if (cols <= 16384) compare_with_two_passes(t, "held, 4 x 4", x, taken_by<4, 4>(Team{2, 16, true}, op, x));
+    });
   }
   CHECK_TALLY(t);
 }

@@ -1,5 +1,6 @@
 // layernorm and rmsnorm on the CPU: shapes, layouts, threads, special values; mean and rstd as outputs.
 #include "support/row_tests.h"
+#include "support/two_pass.h"
 
 using namespace test;
 
@@ -76,6 +77,34 @@ TEST_CASE("layernorm: a mean of 1e6 with a spread of 1e-3") {
     expect_none(t, single.input(value).run());
     Trial<LayerNorm, double> twofold(Shape{3, cols});
     expect_none(t, twofold.input(value).run());
+  }
+  CHECK_TALLY(t);
+}
+
+// Rows that are read again, that wait on the stack, and that are too long for it, by one thread and by three.
+TEST_CASE("layernorm: as good as in two passes, to a factor of 4, wherever outliers lie") {
+  Tally t;
+  Random random(31);
+  for (const int64_t cols : {1, 7, 31, 33, 100, 129, 1000, 4097, 16384, 20001, 65536}) {
+    for (const double outlier : kOutliers) {
+      each_place_of_outliers(cols, [&](auto is_outlier) {
+        std::vector<float> x, zero(size_t(cols), 0.f), y(size_t(cols), NAN);
+        float rstd = NAN;
+        for (int64_t c = 0; c < cols; ++c) x.push_back(float(with_outliers(random, c, outlier, is_outlier)));
+        const NormErrors theirs = two_pass_errors(x, 1e-5);
+        const auto check = [&](const char* how, const k::Status& status) {
+          const NormErrors ours = norm_errors(x, 1e-5, [&](size_t i) { return double(y[i]); }, double(rstd));
+          t.expect(status && ours.within_four_of(theirs), "%d columns, outliers %g, %s: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f",
+                   int(cols), outlier, how, ours.rstd, theirs.rstd, ours.values, theirs.values);
+        };
+        const auto options = k::LayerNorm{}.eps(1e-5).rstd(&rstd);
+        const auto out = k::store(y.data(), cols);
+        check("read again", k::cpu::layernorm(k::cpu::Exec{1}, k::load(x.data(), cols), out, 1, cols, options));
+        const auto sum = k::load(x.data(), cols) | k::add(k::row(zero.data()));
+        check("kept", k::cpu::layernorm(k::cpu::Exec{1}, sum, out, 1, cols, options));
+        check("three threads", k::cpu::layernorm(k::cpu::Exec{3}, sum, out, 1, cols, options));
+      });
+    }
   }
   CHECK_TALLY(t);
 }

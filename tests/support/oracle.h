@@ -304,8 +304,7 @@ struct RowStatistics {
 };
 
 // The mean is off by a few units of the row's largest deviation at most, and of its own size only to second order: nothing
-// cancels under a large mean. The squares of a pack of up to 32 values may be taken around one of its own values, however
-// far out: that costs up to 64 units of them, half as many of rstd; 64 units cover that and the sums.
+// cancels under a large mean. 64 units cover long chains, too; two_pass.h holds rows with outliers to less.
 template <class C>
 RowStatistics<C> layernorm(Row<C>& x, double eps) {
   const long double n = static_cast<long double>(x.size());

@@ -10,16 +10,17 @@
 //
 //   Pack center(Pack x, State)           x relative to a state: the row's, or that of the part of the row it is in
 //   Linear linear(State, Result)         what is left to do to a centered value: value * a + b
+//   centers_fast                         whether center() costs little: then it waits for the row's state
 //
 // The CPU makes the State of a block itself: it centers the block on a state that has only seen some of it, and sums
 // what it gets, in vectors. How to do so for an op is said by InLanes in cpu/detail/row_lanes.h.
 //
 // A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
-//   Running                              what one thread has taken in. Where that fits into its registers, center(),
-//                                        linear() and gather() may get the Running in place of its State
+//   Running                              what one thread has taken in; center(), linear() and gather() may get the Running in
+//                                        place of its State
 //   take(Running&, packs)                packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
-//                                        more than once; packs.typical() is like their values, packs.count() says how
-//                                        many values there are, Packs::most how many there may be
+//                                        more than once; packs.typical() is the mean of a quarter of their values (of 4 at
+//                                        least, where there are 4), packs.count() the Count of all
 //   looks_twice                          whether take() asks for a fold more than once
 //   State state(Running)                 of all that was taken in
 //   State gather(State, lanes)           the states of all lanes in one. lanes.sum(v), lanes.max(v) reduce over them,
@@ -54,7 +55,7 @@ template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
   using Running = State;
-  static constexpr bool looks_twice = true;
+  static constexpr bool looks_twice = true, centers_fast = true;
 
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Packs>
@@ -69,6 +70,7 @@ struct SoftmaxBase {
 template <class C>
 struct SoftmaxOp : detail::SoftmaxBase<C> {
   using State = SoftmaxState<C>;
+  static constexpr bool centers_fast = false;
   struct Result {
     C reference;
     C scale;
@@ -129,8 +131,8 @@ class RowOutput {
 template <class C>
 struct LayerNormOp {
   using State = WelfordState<C>;
-  using Running = WelfordRun<C>;
-  static constexpr bool looks_twice = false;
+  using Running = State;
+  static constexpr bool looks_twice = false, centers_fast = true;
   struct Result {
     C mean;
     C mean_low;  // what rounding took from the mean
@@ -150,20 +152,17 @@ struct LayerNormOp {
     rstd_out.write(row, r.rstd);
   }
 
-  template <int N, class Seen>
-  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const Seen& s) const { return x - s.origin; }
-  template <class Seen>
-  KERNELS_HD Linear<C> linear(const Seen& s, const Result& r) const {
+  template <int N>
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return x - s.origin; }
+  KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
     return {r.rstd, ((s.origin - r.mean) - r.mean_low) * r.rstd};
   }
 
   template <class Packs>
   KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
-  KERNELS_HD State state(const Running& running) const { return running.state(); }
+  KERNELS_HD const State& state(const Running& running) const { return running; }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return State::gather(s, lanes); }
-  template <class Lanes>
-  KERNELS_HD State gather(const Running& running, const Lanes& lanes) const { return running.gather(lanes); }
 };
 
 // x * rstd with rstd = 1 / sqrt(mean of squares + eps).
@@ -173,7 +172,7 @@ struct RmsNormOp {
     C squares = C(0);
   };
   using Running = State;
-  static constexpr bool looks_twice = false;
+  static constexpr bool looks_twice = false, centers_fast = true;
   struct Result {
     C rstd;
   };

@@ -80,6 +80,11 @@ __device__ __forceinline__ void each_run(int first, int stride, int end, F f) {
   if constexpr (K > 1) each_run<K / 2>(first, stride, end, f);
 }
 
+// Of packs that are all there.
+struct Always {
+  __device__ __forceinline__ constexpr bool operator()(int) const { return true; }
+};
+
 // Every fetch of a run is issued before the first value is used.
 template <int N, class Source, class At>
 __device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Source& source, int64_t row, const At& at) {
@@ -87,28 +92,44 @@ __device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Sou
   for (int k = 0; k < At::count; ++k) fetched[k] = fetch<N>(source, row, at.col(k));
 }
 
-// A run's values, as a row op takes them in.
-template <class C, int N, int kCount>
+// Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what stands there is finite.
+template <class C, int N, int kPacks, class Has>
 struct Taken {
-  static constexpr int most = N * kCount;
   const Pack<C, N>* values;
+  Has has;
 
   template <class A, class F>
   __device__ __forceinline__ A fold(A folded, F f) const {
     KERNELS_UNROLL
-    for (int k = 0; k < kCount; ++k) folded = f(folded, values[k]);
+    for (int k = 0; k < kPacks; ++k) {
+      if (has(k)) folded = f(folded, values[k]);
+    }
     return folded;
   }
-  // The mean of a few values, to take deviations from: exact when they are equal, and safe from overflow.
+  // The mean of a quarter of the values, to take deviations from: exact when they are equal, and safe from overflow. The
+  // first one stands in for what is missing.
   __device__ __forceinline__ C typical() const {
-    constexpr int few = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    constexpr int most = N * kPacks, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     Pack<C, few> some;
     KERNELS_UNROLL
-    for (int i = 0; i < few; ++i) some.v[i] = values[i / N].v[i % N] * C(1.0 / few);
+    for (int i = 0; i < few; ++i) some.v[i] = (has(i / N) ? values[i / N].v[i % N] : values[0].v[0]) * C(1.0 / few);
     return sum(some);
   }
-  __device__ __forceinline__ constexpr int count() const { return most; }
+  __device__ __forceinline__ Count<C> count() const {
+    if constexpr (std::is_same<Has, Always>::value) {
+      return {C(N * kPacks), C(1.0 / (N * kPacks))};
+    } else {
+      int packs = 0;
+      KERNELS_UNROLL
+      for (int k = 0; k < kPacks; ++k) packs += has(k);
+      return Count<C>(N * packs);
+    }
+  }
 };
+template <int kPacks, class Op, class C, int N, class Has>
+__device__ __forceinline__ void take_packs(const Op& op, typename Op::Running& running, const Pack<C, N>* values, const Has& has) {
+  op.take(running, Taken<C, N, kPacks, Has>{values, has});
+}
 
 // Takes a fetched run into a row's running state, and leaves it as values.
 template <int N, class Op, class Source, class C, class At>
@@ -116,7 +137,7 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
                                          Pack<C, N>* values, int64_t row, const At& at) {
   KERNELS_UNROLL
   for (int k = 0; k < At::count; ++k) values[k] = resolve(source, fetched[k], row, at.col(k));
-  op.take(running, Taken<C, N, At::count>{values});
+  take_packs<At::count>(op, running, values, Always{});
 }
 
 // ---- the second half of every body: from the state of the row to the sink ------------------------------------------
@@ -197,6 +218,7 @@ template <int K, int kCount>
 struct Place {
   int first, stride, end;
 
+  __device__ __forceinline__ bool has(int k) const { return kCount > 0 || first + k * stride < end; }
   // f(run, number of its first pack)
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
@@ -205,7 +227,7 @@ struct Place {
     } else {
       KERNELS_UNROLL
       for (int k = 0; k < K; ++k) {
-        if (first + k * stride < end) f(Run<1>{first + k * stride, stride}, k);
+        if (has(k)) f(Run<1>{first + k * stride, stride}, k);
       }
     }
   }
@@ -227,10 +249,18 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   }
   typename P::Op::Running running;
   if (repeatable<typename P::Source> || writes) {
-    place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
+    // One run of a single pack at a time takes fewer registers where an op looks twice.
+    if constexpr (kCount > 0 || P::Op::looks_twice) {
+      place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
+    } else {
+      place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
+      take_packs<K>(p.op, running, values, [&place](int k) { return place.has(k); });
+    }
   }
+  // What costs much is done while the others are still on their way; the rest on the row's state, which is the better one.
+  constexpr bool late = P::Op::centers_fast;
   KERNELS_UNROLL
-  for (int k = 0; k < K; ++k) values[k] = p.op.center(values[k], running);
+  for (int k = 0; k < K; ++k) values[k] = late ? values[k] : p.op.center(values[k], running);
 
   // What little the sink reads is asked for before the threads meet, so that nobody waits for it afterwards.
   const auto& map = sink_map(p.sink);
@@ -241,18 +271,20 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
     for (int k = 0; k < at.count; ++k) operands[from + k] = fetch_operands<N>(map, row, at.col(k));
   };
   if constexpr (early) place.each(fetch_early);
+  const auto state = reduce(p.op, running);
+  const auto centered = [&](int k) { return late ? p.op.center(values[k], state) : values[k]; };
   const auto visit = [&](const auto& f) {
     if (!writes) return;
     place.each([&](const auto& at, int from) {
       if constexpr (early) {
         KERNELS_UNROLL
-        for (int k = 0; k < at.count; ++k) f(values[from + k], operands[from + k], at.col(k));
+        for (int k = 0; k < at.count; ++k) f(centered(from + k), operands[from + k], at.col(k));
       } else {
-        show_run<N>(p, row, at, [&](int k) { return values[from + k]; }, f);
+        show_run<N>(p, row, at, [&](int k) { return centered(from + k); }, f);
       }
     });
   };
-  finish_row(p, running, reduce(p.op, running), row, leader, visit, reduce);
+  finish_row(p, late ? state : running, state, row, leader, visit, reduce);
 }
 
 // R rows per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two at

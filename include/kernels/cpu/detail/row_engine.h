@@ -1,8 +1,8 @@
 // The row engine on the CPU: drives the row ops, sources, maps and sinks that the GPU's drives.
 //
 // A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (row_lanes.h).
-// Between the two passes over it, it stays on the stack as it was centered, if it fits kCachedBytes and to read and center
-// it once more would cost more than that. While some rows are written, the next ones are fetched into the cache.
+// Between the two passes over it, it stays on the stack, centered where that costs much, if it fits kCachedBytes and to read and
+// center it once more would cost more than that. While some rows are written, the next ones are fetched into the cache.
 // Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number of threads.
 #pragma once
 
@@ -98,11 +98,6 @@ template <class Source>
 struct IsPlain : std::false_type {};
 template <class Src, class Dst>
 struct IsPlain<DirectLoad<Src, Dst>> : std::true_type {};
-// Whether it costs little to center a value.
-template <class Op>
-struct CentersFast : std::true_type {};
-template <class C>
-struct CentersFast<SoftmaxOp<C>> : std::false_type {};
 
 constexpr int kBlockBytes = 16 << 10;
 constexpr int kCachedBytes = 64 << 10;
@@ -126,7 +121,7 @@ struct RowProblem {
   using C = compute_type<Source>;
   static constexpr bool row_sink = is_row_sink<SinkEnd<Sink>>;
   static constexpr bool plain = IsPlain<Source>::value;
-  static constexpr bool reads_again = plain && CentersFast<Op>::value && !row_sink;
+  static constexpr bool reads_again = plain && Op::centers_fast && !row_sink;
   static constexpr int block = kBlockBytes / int(sizeof(C));
   static constexpr int64_t cached = kCachedBytes / int(sizeof(C));
 
@@ -211,6 +206,9 @@ class RowEngine {
   // f(stream, i, n) for the vectors of `count` values: i is where one begins, n how many values it has. The streams are
   // independent of each other, so that their additions need not wait for one another.
   static constexpr int kStreams = 4;
+  // So many values are summed before they join the others: in a long chain behind an outlier every addition would be rounded by
+  // as much as the outlier's size asks for.
+  static constexpr int kChain = 16 * kStreams * N;
   template <class F>
   static KERNELS_INLINE void each_vector(int count, const F& f) {
     int i = 0;
@@ -233,7 +231,7 @@ class RowEngine {
     return v;
   }
 
-  // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them centered.
+  // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them, centered unless that costs little.
   template <class Read, class Keep>
   KERNELS_INLINE State reduce(const Read& read, int count, const Keep& keep) const {
     State s;
@@ -252,18 +250,23 @@ class RowEngine {
       });
       s = Lanes::open(first, lesser(count, kFirst));
     }
-    const C neutral = Lanes::neutral(s);
-    Register<C> sums[kStreams][Lanes::kSums] = {};
-    each_vector(count, [&](auto stream, int i, auto n) KERNELS_INLINE {
-      const Vector x = p_.op.center(vector_at(read, i, n, neutral), s);
-      keep(i, x);
-      Lanes::add(sums[stream()], x);
-    });
-    C totals[Lanes::kSums];
-    for (int k = 0; k < Lanes::kSums; ++k) {
-      totals[k] = sum(as_pack<C>((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k])));
+    for (bool again = false;; again = true) {
+      const C neutral = Lanes::neutral(s);
+      Register<C> all[Lanes::kSums] = {};
+      for (int begin = 0; begin < count; begin += kChain) {
+        Register<C> sums[kStreams][Lanes::kSums] = {};
+        each_vector(lesser(kChain, count - begin), [&](auto stream, int i, auto n) KERNELS_INLINE {
+          const Vector value = vector_at(read, begin + i, n, neutral), x = p_.op.center(value, s);
+          keep(begin + i, Op::centers_fast ? value : x);
+          Lanes::add(sums[stream()], x);
+        });
+        for (int k = 0; k < Lanes::kSums; ++k) all[k] = all[k] + ((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k]));
+      }
+      C totals[Lanes::kSums];
+      for (int k = 0; k < Lanes::kSums; ++k) totals[k] = sum(as_pack<C>(all[k]));
+      const State closed = Lanes::close(s, totals, count == P::block ? Count<C>(C(P::block), C(1.0 / P::block)) : Count<C>(count));
+      if (again || !Lanes::recenter(s, closed)) return closed;
     }
-    return Lanes::close(s, totals, count == P::block ? Count<C>(C(P::block), C(1.0 / P::block)) : Count<C>(count));
   }
 
   // The same for the columns from `begin` on of a row. What must not be read twice goes through `block`.
@@ -322,7 +325,7 @@ class RowEngine {
 
   // ---- rows of one thread ------------------------------------------------------------------------------------------
 
-  // Rows that are kept, each block with its own state, or that are read again.
+  // Rows that are kept, blocks that wait centered with their own state, or that are read again.
   template <bool kKept>
   void grouped_rows(int64_t first, int64_t last) const {
     constexpr int places = kKept ? P::cached / P::block : kGroup;
@@ -338,13 +341,18 @@ class RowEngine {
           State all;
           each_block(0, p_.cols, [&](int64_t begin, int count) {
             C* const block = kept(r) + begin;
-            const auto keep = [block](int i, const Vector& x) KERNELS_INLINE { put_pack(block + i, x); };
+            const auto keep = [block](int i, const Vector& x) KERNELS_INLINE {
+              if constexpr (P::plain || !Op::centers_fast) put_pack(block + i, x);  // or it is there already
+            };
             State& state = states[r * blocks + begin / P::block];
             state = reduce_block(row + r, begin, count, block, keep);
             join(all, state, begin == 0);
           });
           const auto result = finish_row(all, row + r);
-          for (int b = r * blocks; b < (r + 1) * blocks; ++b) linears[b] = p_.op.linear(states[b], result);
+          for (int b = r * blocks; b < (r + 1) * blocks; ++b) {
+            if (Op::centers_fast) states[b] = all;
+            linears[b] = p_.op.linear(states[b], result);
+          }
         } else {
           states[r] = reduce_chunks(row + r, 1);
           linears[r] = p_.op.linear(states[r], finish_row(states[r], row + r));
@@ -353,9 +361,10 @@ class RowEngine {
 
       const auto finished = [&](int r, int64_t begin) {
         if constexpr (kKept) {
-          const Linear<C> linear = linears[r * blocks + begin / P::block];
-          return [from = kept(r), at = row + r, map = map_, linear](auto width, int64_t col) KERNELS_INLINE {
-            return mapped(map, linear(pack_at<width()>(from + col)), at, col);
+          const int b = r * blocks + int(begin / P::block);
+          return [from = kept(r), at = row + r, map = map_, op = p_.op, state = states[b], linear = linears[b]](auto width, int64_t col) KERNELS_INLINE {
+            const auto value = pack_at<width()>(from + col);
+            return mapped(map, linear(Op::centers_fast ? op.center(value, state) : value), at, col);
           };
         } else {
           return read_again(map_, row + r, states[r], linears[r]);

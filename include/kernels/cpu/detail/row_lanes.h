@@ -6,6 +6,7 @@
 //   neutral(State)                    what stands for the values that the last vector of a run lacks
 //   kSums, add(sums, centered)        what is summed, lane by lane
 //   close(State, sums, count)         the state of the run
+//   recenter(State, closed)           whether the run was centered so poorly that it is better summed once more; if so, centers anew
 #pragma once
 
 #include "../../core/memory.h"
@@ -99,6 +100,7 @@ struct SoftmaxInLanes {
   static KERNELS_INLINE State open(C largest) { return {largest, C(0)}; }
   static KERNELS_INLINE C neutral(const State&) { return -infinity<C>(); }
   static KERNELS_INLINE State close(const State& s, const C* sums, const Count<C>&) { return {s.m, sums[0]}; }
+  static constexpr bool recenter(State&, const State&) { return false; }
 };
 template <class C>
 struct InLanes<SoftmaxOp<C>> : SoftmaxInLanes<C> {
@@ -109,8 +111,9 @@ struct InLanes<LogSoftmaxOp<C>> : SoftmaxInLanes<C> {
   static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(exp(x)); }
 };
 
-// The origin is the mean of the first values, so that taking the mean out of the squares afterwards costs no more than
-// count / kFirst units of rounding of the whole row's m2.
+// The origin is the mean of the first values. Taking the mean out of the squares afterwards costs as many times the rounding of
+// m2 as the squares are larger than it: where outliers among the first values make that much, the run is summed again around
+// its mean.
 template <class C>
 struct InLanes<LayerNormOp<C>> {
   using State = WelfordState<C>;
@@ -131,6 +134,11 @@ struct InLanes<LayerNormOp<C>> {
     const C offset = sums[0] * count.inverse, m2 = sums[1] - sums[0] * offset;
     return {s.origin, offset, m2 < C(0) ? C(0) : m2, count.n};
   }
+  static KERNELS_INLINE bool recenter(State& s, const State& closed) {
+    const bool poor = C(2) * closed.n * (closed.offset * closed.offset) > closed.m2;
+    if (poor) s.origin = closed.mean();
+    return poor;
+  }
 };
 
 template <class C>
@@ -146,6 +154,7 @@ struct InLanes<RmsNormOp<C>> {
     sums[0] = sums[0] + v * v;
   }
   static KERNELS_INLINE State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
+  static constexpr bool recenter(State&, const State&) { return false; }
 };
 
 }  // namespace host
