@@ -1,5 +1,7 @@
 // Attention on the CPU: what is refused, and parts that are merged.
 #include <kernels/cpu/attention.h>
+#include <kernels/cpu/elementwise.h>
+#include <kernels/rope.h>
 
 #include "support/attention.h"
 #include "support/heads.h"
@@ -165,6 +167,33 @@ TEST_CASE("tokens, heads and sequences may stand any distances apart") {
   CHECK(is(call(good, k::heads(16, 16, 48).batches(3, 191)), Code::invalid, "same place"));
   CHECK(call(good, k::heads(16, 16, 48).batches(3, 192)));
   CHECK(call(good, k::heads(16, 32, 96).batches(3, 16)));
+}
+
+TEST_CASE("heads that stand apart are turned and copied like any others") {
+  Tally t;
+  const int64_t batch = 2, length = 7, heads = 3, dim = 16, width = heads * dim;
+  const RandomMatrix<k::half> x(3, batch * length, width, width);
+  std::vector<int32_t> positions(size_t(batch * length));
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = int32_t(i % 7 * 5);
+  float frequencies[8];
+  k::rope_frequencies(frequencies, 16, 1e4);
+  const auto rope = k::rope(positions.data(), frequencies, 16);
+  Guarded<k::half> want(batch * length, width, width);
+  const k::cpu::Exec cx{1};
+  CHECK(k::cpu::copy(cx, k::load(static_cast<const k::half*>(x.data()), width) | rope, k::store(want.data(), width), batch * length, width));
+  want.download();
+  const auto orders = head_strides(batch, length, heads, dim);
+  for (size_t i = 0; i < orders.size(); ++i) {
+    SpreadHeads<k::half> from(orders[i], batch, length, heads, dim, Poison::nan), to(orders[(i + 1) % orders.size()], batch, length, heads, dim, Poison::garbage);
+    from.fill([&](int64_t row, int64_t col) { return x.get(row, col); });
+    const k::Status status = k::cpu::copy(cx, from.source() | rope, to.sink(), batch * length, width);
+    t.expect(status.ok(), "%s", status.reason());
+    t.expect(to.download(), "%s: wrote between heads", orders[i].name);
+    for (int64_t row = 0; row < batch * length; ++row) {
+      for (int64_t col = 0; col < width; ++col) t.expect(value_of(to.get(row, col)) == value_of(want.get(row, col)), "%s: row %d, column %d", orders[i].name, int(row), int(col));
+    }
+  }
+  CHECK_TALLY(t);
 }
 
 TEST_CASE("parts of the keys, merged, are the whole") {
