@@ -139,6 +139,14 @@ struct Scores {
   }
 };
 
+// Adds the same to all logits.
+struct Shift : k::Score {
+  float by;
+  explicit Shift(float x) : by(x) {}
+  template <int N>
+  KERNELS_HD k::Pack<float, N> transform(const k::Pack<float, N>& logits, const k::ScoreAt&) const { return logits + by; }
+};
+
 }  // namespace
 
 TEST_CASE("decode: masks, caps and biases") {
@@ -186,8 +194,15 @@ TEST_CASE("decode: huge logits") {
     return x;
   };
   check("huge", k::no_mask(), model);
-  CHECK_TALLY(t);
   CHECK((low > 1000 && high > 1000));
+  // Ordinary ones, all of them far from 0.
+  const Scores beside{t};
+  for (const float far : {-1e5f, 1e5f}) {
+    ScoreModel shifted;
+    shifted.transform = [=](Real<> x, const Spot&) { return Real<>(x.v + far, x.e + 4 * unit<float> * 1e5); };
+    beside("shifted", Shift(far), shifted);
+  }
+  CHECK_TALLY(t);
 }
 
 TEST_CASE("decode: a view of one's own") {

@@ -1,4 +1,4 @@
-// Decoding: attention of a few queries of each sequence, which reads all keys and values once.
+// Decoding: attention of a few queries of each sequence, which reads keys and values once for each tile of rows.
 //
 // The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, those of
 // the first head before those of the next, cut into units of keys, and each block gets as many units as any other, wherever an item
