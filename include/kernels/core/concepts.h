@@ -18,7 +18,7 @@
 // then, that may keep a state from one call to the next. Packs have 1 or 2 elements, as in OneFlow, of which the functor's
 // pointers must be aligned where the number of columns is even; and 4 where `bool CanPackAs(size_t n)` says so, which may
 // also forbid 2. As a load may have an effect (residual_out = x + residual), engines run it once for each element where the
-// row can be kept; docs/row_ops.md says where. Such functors are never copied on the device.
+// row can be kept; docs/row_ops.md says where. Such functors are not copied on the device, unless they have a `reload`.
 //
 // Optional members, all const:
 //   static constexpr Role role      what it is; without it, found out from its members
