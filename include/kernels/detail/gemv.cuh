@@ -162,7 +162,7 @@ struct TokenState<X, true> {
   // By a warp.
   template <int N>
   static __device__ __forceinline__ TokenState by_warp(const X& x, int64_t row, int cols, bool writes) {
-    return found<N>(x, row, cols, threadIdx.x & 31, 32, writes, [](const auto& op, const auto& state) { return op.gather(state, PartLanes<C>(Count<C>(0), false)); });
+    return found<N>(x, row, cols, threadIdx.x & 31, 32, writes, [](const auto& op, const auto& state) { return op.gather(state, PartLanes<C>()); });
   }
   __device__ __forceinline__ auto bind(const X& x) const {
     return on_base(x, [&](const Base& base) { return base.with(state, linear); });

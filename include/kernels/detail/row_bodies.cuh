@@ -549,7 +549,7 @@ struct FinishBody {
       // Every warp brings all the partial states together, one lane after the other where there are more than 32.
       typename P::Op::State state;
       for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
-      state = p.op.gather(state, PartLanes<C>(p.columns));
+      state = p.op.gather(state, PartLanes<C>(&p.columns));
       const bool leader = threadIdx.x == 0 && piece.begin == 0;
       const auto visit = [&](const auto& f) {
         piece.each<N, K>([&](const auto& at) {

@@ -90,22 +90,20 @@ class Lanes {
   int count_;
 };
 
-// Lanes whose values are counted, unless it is known how many they are. (A reference and a flag, not a pointer or null: with
-// that the compiler would keep in memory whatever the count is a part of.)
+// Lanes whose values are counted, unless it is known how many they are.
 template <class C, int kLanes = 32>
 class PartLanes : public Lanes<kLanes> {
  public:
-  __device__ __forceinline__ explicit PartLanes(const Count<C>& row, bool whole = true) : row_(row), whole_(whole) {}
+  __device__ __forceinline__ explicit PartLanes(const Count<C>* known = nullptr) : known_(known) {}
 
   __device__ __forceinline__ Count<C> total(C mine) const {
-    if (whole_) return row_;
+    if (known_ != nullptr) return *known_;
     if constexpr (kLanes == 32) return Count<C>(int(__reduce_add_sync(0xffffffffu, int(mine))));
     else return Count<C>(this->sum(int(mine)));
   }
 
  private:
-  const Count<C>& row_;
-  const bool whole_;
+  const Count<C>* known_;
 };
 
 // The lanes of a group, which share a row of so many columns.
@@ -181,7 +179,7 @@ class BlockTeam {
   __device__ __forceinline__ auto reduce(const Op& op, const Seen& seen, const Count<C>& row) {
     const auto lanes = [&] {
       if constexpr (kWarp > 0) return FullLanes<C, 32, kWarp>();
-      else return PartLanes<C>(row, false);
+      else return PartLanes<C>();
     };
     auto state = op.gather(seen, lanes());
     using State = decltype(state);
@@ -190,7 +188,7 @@ class BlockTeam {
       turn_ ^= 1;
       if (lane() == 0) memcpy(scratch_.warps[turn_][warp()], &state, sizeof(State));
       __syncthreads();
-      state = gather<State>(op, scratch_.warps[turn_], warps_, row, blocks_ == 1);
+      state = gather<State>(op, scratch_.warps[turn_], warps_, blocks_ > 1 ? nullptr : &row);
     }
     if (blocks_ > 1) {
       if (exchanges_ == 0) arch::cluster_wait();
@@ -198,7 +196,7 @@ class BlockTeam {
       send(state, turn);
       arch::mbarrier_wait(&scratch_.arrived[turn], (exchanges_ >> 1) & 1);
       ++exchanges_;
-      state = gather<State>(op, scratch_.blocks[turn], blocks_, row, true);
+      state = gather<State>(op, scratch_.blocks[turn], blocks_, &row);
     }
     return state;
   }
@@ -206,8 +204,8 @@ class BlockTeam {
  private:
   // Every warp does the same work on the same states, and gets the same result.
   template <class State, class Op, class C>
-  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>& row, bool whole) {
-    return count <= 4 ? gather_lanes<State>(op, slots, count, PartLanes<C, 4>(row, whole)) : gather_lanes<State>(op, slots, count, PartLanes<C>(row, whole));
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>* total) {
+    return count <= 4 ? gather_lanes<State>(op, slots, count, PartLanes<C, 4>(total)) : gather_lanes<State>(op, slots, count, PartLanes<C>(total));
   }
   template <class State, class Op, class L>
   static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count, const L& lanes) {
