@@ -121,6 +121,24 @@ struct OneFlowStore {
   }
 };
 
+// Not const, into halves, with rows of 32 bits.
+struct Halves {
+  int64_t group;
+  template <int N>
+  KERNELS_HD void load(k::half* dst, int32_t, int64_t) {
+    for (int i = 0; i < N; ++i) dst[i] = k::convert<k::half>(1.f);
+  }
+  bool CanPackAs(size_t n) { return group % int64_t(n) == 0; }
+};
+struct FromDoubles {
+  template <int N>
+  KERNELS_HD void store(const double*, int, int) {}
+};
+struct WithoutColumn {
+  template <int N>
+  void load(float*, int64_t) const {}
+};
+
 struct NoFunctor {};
 
 template <class F>
@@ -184,6 +202,16 @@ TEST_CASE("users' functors are recognized by their members") {
   CHECK((role_of<OneFlowLoad<float, double>>() == Role::source));
   CHECK((role_of<OneFlowStore<float, int>>() == Role::sink));
   CHECK((role_of<OneFlowStore<double, float>>() == Role::sink));
+  CHECK(role_of<Halves>() == Role::source);
+  CHECK(role_of<FromDoubles>() == Role::sink);
+  CHECK(role_of<WithoutColumn>() == Role::none);
+  // A load that is not const may change its functor, and any may change memory; alone or in a composition.
+  CHECK((k::detail::changes_itself<Halves> && k::detail::changes_itself<FromDoubles>));
+  CHECK((!k::detail::changes_itself<OneFlowLoad<float, float>> && !k::detail::changes_itself<k::DirectStore<float, float>>));
+  CHECK((k::detail::loaded_once<Halves> && k::detail::loaded_once<OneFlowLoad<float, float>> && !k::detail::loaded_once<Ramp>));
+  using Composed = decltype(Halves{} | k::scale(2) | k::shift(1));
+  CHECK((k::detail::loaded_once<Composed> && k::detail::changes_itself<Composed>));
+  CHECK((k::detail::loaded_once<decltype(Ramp{} | k::add(Halves{}))>));
   CHECK(role_of<NoFunctor>() == Role::none);
   CHECK(role_of<int>() == Role::none);
   CHECK(role_of<float*>() == Role::none);
@@ -195,6 +223,7 @@ TEST_CASE("compute types") {
   CHECK(std::is_same<k::compute_type<k::DirectLoad<k::half, double>>, double>::value);
   CHECK(std::is_same<k::compute_type<DoubleRamp>, double>::value);
   CHECK((std::is_same<k::compute_type<OneFlowLoad<float, double>>, double>::value));
+  CHECK((std::is_same<k::compute_type<Halves>, float>::value));
   CHECK((std::is_same<k::compute_type<OneFlowLoad<k::half, float>>, float>::value));
   CHECK(std::is_same<k::compute_type<decltype(DoubleRamp{} | k::scale(2) | k::gelu())>, double>::value);
 }
@@ -319,7 +348,7 @@ TEST_CASE("a second pass asks a source that has one for its reload") {
   CHECK(read<2>(k::detail::second_pass(once), 0, 0)[0] == 1.f);
   CHECK(reads == 1);
   CHECK(read<2>(source, 0, 0)[1] == 20.f);
-  CHECK(std::is_same<decltype(k::detail::second_pass(Ramp{})), Ramp>::value);
+  CHECK(std::is_same<decltype(k::detail::second_pass(Ramp{})), const Ramp&>::value);  // itself
 }
 
 // ---- how wide a pack may be ----------------------------------------------------------------------------------------
@@ -396,8 +425,14 @@ TEST_CASE("a composition is as wide as its narrowest part") {
   CHECK(k::detail::max_pack_of(ToFloats(y)) == 2);
   CHECK(k::detail::max_pack_of(k::scale(2) | ToFloats(y)) == 2);
   CHECK(k::detail::max_pack_of(Ramp{}) == 16);
-  CHECK((k::detail::max_pack_of(OneFlowLoad<float, float>{x, 8}) == 4));
-  CHECK((k::detail::max_pack_of(k::load(b, 32) | k::add(OneFlowLoad<float, float>{x, 8})) == 4));
+  // OneFlow's pairs, unless the functor says more or less.
+  CHECK((k::detail::max_pack_of(OneFlowLoad<float, float>{x, 8}) == 2));
+  CHECK((k::detail::max_pack_of(k::load(b, 32) | k::add(OneFlowLoad<float, float>{x, 8})) == 2));
+  CHECK(k::detail::widest_of<Halves>() == 4);
+  CHECK(k::detail::max_pack_of(Halves{12}) == 4);
+  CHECK(k::detail::max_pack_of(Halves{6}) == 2);
+  CHECK(k::detail::max_pack_of(Halves{7}) == 1);
+  CHECK(k::detail::max_pack_of(k::load(b, 32) | k::add(Halves{7})) == 1);
 
   CHECK(k::detail::widest_of<decltype(wide)>() == 4);
   CHECK(k::detail::widest_of<decltype(k::load(b, 32))>() == 8);
