@@ -38,7 +38,7 @@ class AppendAt {
     return at < lengths_(sequence(row)) - around ? -1 : kept_ + (at - kept_) % around;
   }
   Status check() const {
-    if (positions_ == nullptr) return invalid("append: the pointer to the positions is null");
+    KERNELS_TRY(detail::check_pointer(positions_, "append: the pointer to the positions is null", "append: the pointer to the positions is not aligned for 32-bit numbers"));
     if (ring_ && (kept_ < 0 || capacity_ <= kept_)) return invalid("append: the ring keeps more positions than it has");
     return lengths_.check();
   }

@@ -27,13 +27,18 @@
 #include "exec.cuh"
 
 KERNELS_BEGIN
-
 namespace detail {
+
+template <class Kv, class Q, class Out>
+Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
+  return check_in_place(q, out, shape, shape.dim <= (narrow_kv<Kv> ? 256 : 128), "out overlaps q, which takes heads of at most 256 columns, with keys or values of float 128");
+}
 
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
   static_assert(kDim >= 0 && kDim <= 576, "attention<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
-  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
+  KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("attention"));
   KERNELS_TRY(ex.status());
   return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("attention: a head is larger than attention<...>() says") : Status{};
 }
@@ -81,7 +86,8 @@ namespace detail {
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
   static_assert(kDim >= 0 && kDim <= 576, "decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
-  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, kMostDecodeQueries, empty));
+  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, kMostDecodeQueries, empty).in("decode"));
+  KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("decode"));
   KERNELS_TRY(ex.status());
   return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("decode: a head is larger than decode<...>() says") : Status{};
 }
@@ -150,7 +156,7 @@ template <class O, class L, class Out>
     return detail::not_compiled();
   } else {
     bool empty = false;
-    KERNELS_TRY(detail::check_merge(o, lse, out, shape, options, empty));
+    KERNELS_TRY(detail::check_merge(o, lse, out, shape, options, empty).in("merge_states"));
     KERNELS_TRY(ex.status());
     if (empty) return {};
     return detail::start_merge(ex, o, lse, out, shape, options);

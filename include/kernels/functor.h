@@ -12,7 +12,7 @@
 // Sinks        store(p, ld)  both(sink, sink)  quantize(p, ld, scales)
 //
 // Rows may be any distance apart: ld counts elements from one row to the next (ld >= cols for what is written; 0 in a
-// load repeats one row). Reading and writing the same tensor in place is fine; other overlaps are not.
+// load repeats one row). What may be written in place: docs/memory.md.
 //
 // To fuse your own, derive from k::Functor and give it one member (core/concepts.h lists all forms):
 //
@@ -26,6 +26,7 @@
 
 #include "core/concepts.h"
 #include "core/memory.h"
+#include "core/overlap.h"
 
 KERNELS_BEGIN
 
@@ -62,8 +63,9 @@ class DirectLoad : public Functor {
 
   static constexpr int widest = 16 / int(sizeof(Src));
   int max_pack() const { return detail::aligned_pack(src_, ld_, widest); }
-  Status check(int64_t rows, int64_t) const {
-    if (src_ == nullptr) return invalid("load: the pointer is null");
+  Status check(int64_t rows, int64_t cols) const {
+    if (rows == 0 || cols == 0) return {};
+    KERNELS_TRY(detail::check_pointer(src_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
     if (ld_ < 0) return invalid("load: the row stride is negative");
     if (detail::rows_overflow<Src>(rows, ld_)) return invalid("load: rows x row stride exceeds 64 bits");
     return {};
@@ -74,6 +76,7 @@ class DirectLoad : public Functor {
     return read<N, kCache>(at(row, col));
   }
   KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(src_, ld_, rows, cols); }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
   KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
@@ -102,7 +105,9 @@ class RowVector : public Functor {
   // Two transactions are fine here: the vector stays in the cache.
   static constexpr int widest = 32 / int(sizeof(T)) < 16 ? 32 / int(sizeof(T)) : 16;
   int max_pack() const { return detail::aligned_pack(p_, 0, widest); }
-  Status check(int64_t, int64_t) const { return p_ ? Status{} : invalid("row: the vector's pointer is null"); }
+  Status check(int64_t, int64_t cols) const {
+    return cols == 0 ? Status{} : detail::check_pointer(p_, "row: the vector's pointer is null", "row: the vector's pointer is not aligned for its elements");
+  }
 
   template <int N>
   KERNELS_HD Packed<T, N> fetch(int64_t, int64_t col) const { return read<N, Cache::keep>(p_ + col); }
@@ -125,7 +130,9 @@ class PerRow : public Functor {
   static constexpr Role role = Role::source;
   explicit PerRow(const T* p) : p_(p) {}
 
-  Status check(int64_t, int64_t) const { return p_ ? Status{} : invalid("per_row: the vector's pointer is null"); }
+  Status check(int64_t, int64_t) const {
+    return detail::check_pointer(p_, "per_row: the vector's pointer is null", "per_row: the vector's pointer is not aligned for its elements");
+  }
 
   // A pack of N equal values: what is read is one element.
   template <int N>
@@ -417,7 +424,7 @@ class DirectStore : public Functor {
   static constexpr int widest = 16 / int(sizeof(Dst));
   int max_pack() const { return detail::aligned_pack(dst_, ld_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    if (dst_ == nullptr) return invalid("store: the pointer is null");
+    KERNELS_TRY(detail::check_pointer(dst_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
     if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than cols");
     if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
     return {};
@@ -425,6 +432,7 @@ class DirectStore : public Functor {
   // Around the cache only where rows are whole lines: a part of one costs more than it saves.
   void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
   int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(dst_, ld_, rows, cols); }
 
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
@@ -454,7 +462,7 @@ class Tee : public DirectStore<compute_t<T>, T> {
   using DirectStore<compute_t<T>, T>::DirectStore;
 
   Status check(int64_t rows, int64_t cols) const {
-    if (this->dst_ == nullptr) return invalid("tee: the pointer is null");
+    KERNELS_TRY(detail::check_pointer(this->dst_, "tee: the pointer is null", "tee: the pointer is not aligned for its elements"));
     if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than cols");
     if (detail::rows_overflow<T>(rows, this->ld_)) return invalid("tee: rows x row stride exceeds 64 bits");
     return {};
@@ -535,12 +543,14 @@ class Quantize : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return detail::aligned_pack(q_, ld_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    if (q_ == nullptr) return invalid("quantize: the pointer is null");
-    if (scales_ == nullptr) return invalid("quantize: the pointer to the scales is null");
+    KERNELS_TRY(detail::check_pointer(q_, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null", "quantize: the pointer to the scales is not aligned for floats"));
     if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
     if (detail::rows_overflow<T>(rows, ld_)) return invalid("quantize: rows x row stride exceeds 64 bits");
     return {};
   }
+
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
 
   // The largest |value| as the bits of a float: they order as the values do, with NaN above all, so that a NaN shows
   // in the scale and with it in the whole row.
@@ -617,6 +627,7 @@ class MappedSource : public Functor {
   }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_), detail::without_effects(map_)); }
 
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(source_, rows, cols); }
   KERNELS_HD const S& source() const { return source_; }
   KERNELS_HD const M& map() const { return map_; }
 
@@ -688,6 +699,8 @@ class MappedSink : public Functor {
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
     detail::put(sink_, detail::apply_map(map_, v, detail::fetch_operands<N>(map_, row, col), row, col), row, col);
   }
+
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(sink_, rows, cols); }
 
   // Engines take a sink apart, to fetch the maps' operands early and to look at mapped values before they are stored.
   KERNELS_HD const M& map() const { return map_; }

@@ -94,7 +94,7 @@ class HeadsLoad : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return where_.max_pack(p_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    if (p_ == nullptr) return invalid("load: the pointer is null");
+    KERNELS_TRY(detail::check_pointer(p_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
     return where_.check<T>(rows, cols);
   }
 
@@ -118,7 +118,7 @@ class HeadsStore : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return where_.max_pack(p_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    if (p_ == nullptr) return invalid("store: the pointer is null");
+    KERNELS_TRY(detail::check_pointer(p_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
     return where_.check_apart<T>(rows, cols);
   }
 

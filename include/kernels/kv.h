@@ -115,13 +115,13 @@ class KvTensor {
   }
 
   Status check(int64_t dim) const {
-    if (p_ == nullptr) return invalid("kv: the pointer to keys or values is null");
+    KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to keys or values is null", "kv: the pointer to keys or values is not aligned for its elements"));
     for (const int64_t stride : strides_) {
       if (stride < 0) return invalid("kv: a stride is negative");
       if (words && stride % 8 != 0) return invalid("kv: a stride of 4-bit codes is not a multiple of 8");
     }
     if (strides_[1] < dim) return invalid("kv: the distance between positions is smaller than a head");
-    if (Run::scaled && scales_ == nullptr) return invalid("kv: the pointer to scales is null");
+    if constexpr (Run::scaled) KERNELS_TRY(detail::check_pointer(scales_, "kv: the pointer to scales is null", "kv: the pointer to scales is not aligned for its elements"));
     for (const int64_t stride : scale_strides_) {
       if (stride < 0) return invalid("kv: a stride of scales is negative");
     }
@@ -165,7 +165,7 @@ class Lengths {
 
   KERNELS_HD int64_t operator()(int64_t b) const { return greater<int64_t>(0, p_ != nullptr ? p_[b] : all_); }
   Status check() const {
-    if (given_ && p_ == nullptr) return invalid("kv: the pointer to the lengths is null");
+    if (given_) KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to the lengths is null", "kv: the pointer to the lengths is not aligned for 32-bit numbers"));
     if (all_ < 0) return invalid("kv: the length is negative");
     return all_ > kMostKeys ? unsupported("kv: the length exceeds 2^31 - 1024") : Status{};
   }
@@ -189,7 +189,9 @@ struct Ragged {
   const int32_t* offsets;
   KERNELS_HD int64_t length(int64_t b) const { return greater<int64_t>(0, int64_t(offsets[b + 1]) - offsets[b]); }
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {0, offsets[b] + pos, length(b) - pos}; }
-  Status check() const { return offsets ? Status{} : invalid("kv: the pointer to the offsets is null"); }
+  Status check() const {
+    return detail::check_pointer(offsets, "kv: the pointer to the offsets is null", "kv: the pointer to the offsets is not aligned for 32-bit numbers");
+  }
 };
 
 // Page i of sequence b is block table[b * ld + i]. Pages have any number of positions.
@@ -211,7 +213,7 @@ struct Paged {
     return {pages.table[b * pages.ld + page], place, lesser<int64_t>(pages.size - place, length(b) - pos)};
   }
   Status check() const {
-    if (pages.table == nullptr) return invalid("kv: the pointer to the page table is null");
+    KERNELS_TRY(detail::check_pointer(pages.table, "kv: the pointer to the page table is null", "kv: the pointer to the page table is not aligned for 32-bit numbers"));
     if (pages.size == 0) return invalid("kv: the page size is less than 1, or too large");
     if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
     return lengths.check();
@@ -230,8 +232,8 @@ class KvCache : public KvView {
   KERNELS_HD typename V::Run value(int64_t b, int64_t head, int64_t pos) const { return v_.run(where_.slot(b, pos), head); }
   Status check(int64_t, int64_t, int64_t dim, int64_t v_dim) const {
     KERNELS_TRY(where_.check());
-    KERNELS_TRY(k_.check(dim));
-    return v_.check(v_dim);
+    KERNELS_TRY(k_.check(dim).of("keys"));
+    return v_.check(v_dim).of("values");
   }
 
   KERNELS_HD const K& keys() const { return k_; }

@@ -323,7 +323,7 @@ class ProductEngine {
 
   Status run_simt() const {
     if constexpr (!by_token<W> && !narrow_weights) return run_tiles();
-    else return {};  // refused before
+    else return unsupported("matmul: no simt path for these weights");
   }
   Status run_tiles() const {
     if (lesser(pack_w_, pack_x_) >= simt_pack && p_.k % simt_pack == 0) return start_simt<SimtGemmBody<P, simt_pack>>();

@@ -89,7 +89,10 @@ class Rope : public Functor {
   }
 
   Status check(int64_t, int64_t cols) const {
-    if (positions_ == nullptr || frequencies_ == nullptr) return invalid("rope: the pointer to positions or frequencies is null");
+    const char* const null = "rope: the pointer to positions or frequencies is null";
+    const char* const misaligned = "rope: the pointer to positions or frequencies is not aligned for its elements";
+    KERNELS_TRY(detail::check_pointer(positions_, null, misaligned));
+    KERNELS_TRY(detail::check_pointer(frequencies_, null, misaligned));
     if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0) return invalid("rope: columns are no whole heads of a multiple of 8");
     if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0) return invalid("rope: rotary_dim is odd, or larger than a head");
     return {};
@@ -178,6 +181,13 @@ class RotatedSource : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(rope_.check(rows, cols));
     return detail::check_of(source_, rows, cols);
+  }
+
+  // The other one of a pair may be read after a result stands there.
+  detail::Plane plane(int64_t rows, int64_t cols) const {
+    detail::Plane all = detail::plane_of(source_, rows, cols);
+    all.element = 0;
+    return all;
   }
 
   template <class F>

@@ -92,7 +92,7 @@ class Bitmask : public Score {
   // Words from the mask of a head to the next one's; 0, unless given: all heads have the same.
   Bitmask head_stride(int64_t stride) const { Bitmask out = *this; out.head_stride_ = stride; return out; }
   Status check(const AttentionShape&) const {
-    if (words_ == nullptr) return invalid("bitmask: the pointer is null");
+    KERNELS_TRY(detail::check_pointer(words_, "bitmask: the pointer is null", "bitmask: the pointer is not aligned for words of 32 bits"));
     return query_stride_ < 0 || batch_stride_ < 0 || head_stride_ < 0 ? invalid("bitmask: a stride is negative") : Status{};
   }
 
@@ -134,7 +134,7 @@ struct Alibi : Score {
     for (int i = 0; i < N; ++i) logits.v[i] = fma(slope, magnitude(float(distance + i)), logits.v[i]);
     return logits;
   }
-  Status check(const AttentionShape&) const { return slopes ? Status{} : invalid("alibi: the pointer is null"); }
+  Status check(const AttentionShape&) const { return detail::check_pointer(slopes, "alibi: the pointer is null", "alibi: the pointer is not aligned for floats"); }
 };
 inline Alibi alibi(const float* slopes) { return Alibi(slopes); }
 
@@ -158,7 +158,7 @@ class ScoreBias : public Score {
 #endif
   }
   Status check(const AttentionShape&) const {
-    if (p_ == nullptr) return invalid("score_bias: the pointer is null");
+    KERNELS_TRY(detail::check_pointer(p_, "score_bias: the pointer is null", "score_bias: the pointer is not aligned for its elements"));
     return batch_stride_ < 0 || head_stride_ < 0 || query_stride_ < 0 ? invalid("score_bias: a stride is negative") : Status{};
   }
 
@@ -176,7 +176,7 @@ struct Sinks : Score {
   const T* logits;
   explicit Sinks(const T* p) : logits(p) {}
   KERNELS_HD float sink(int64_t head) const { return convert<float>(logits[head]); }
-  Status check(const AttentionShape&) const { return logits ? Status{} : invalid("sinks: the pointer is null"); }
+  Status check(const AttentionShape&) const { return detail::check_pointer(logits, "sinks: the pointer is null", "sinks: the pointer is not aligned for its elements"); }
 };
 template <class T>
 Sinks<T> sinks(const T* p) { return Sinks<T>(p); }

@@ -70,7 +70,10 @@ class Scales {
   }
 
   Status check() const {
-    if (scales_ == nullptr || (has_zeros && zeros_ == nullptr)) return invalid("dequant: a pointer to scales or zeros is null");
+    const char* const null = "dequant: a pointer to scales or zeros is null";
+    const char* const misaligned = "dequant: a pointer to scales or zeros is not aligned for its elements";
+    KERNELS_TRY(detail::check_pointer(scales_, null, misaligned));
+    if constexpr (has_zeros) KERNELS_TRY(detail::check_pointer(zeros_, null, misaligned));
     if (row_log2_ < 0 || col_log2_ < 0) return invalid("dequant: the group or block size is not a power of two");
     if (ld_ < 0) return invalid("dequant: the row stride of the scales is negative");
     return {};
@@ -149,6 +152,7 @@ class Dequant : public Functor {
     return {codes_.at_row(row), scales_.at_row(row)};
   }
 
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(codes_, rows, cols); }
   KERNELS_HD const Codes& codes() const { return codes_; }
   KERNELS_HD const S& scales() const { return scales_; }
 
@@ -176,7 +180,8 @@ class Words : public Functor {
     return 8 * words;
   }
   Status check(int64_t rows, int64_t cols) const {
-    if (words_ == nullptr) return invalid("4-bit weights: the pointer is null");
+    if (rows == 0 || cols == 0) return {};
+    KERNELS_TRY(detail::check_pointer(words_, "4-bit weights: the pointer is null", "4-bit weights: the pointer is not aligned for words of 32 bits"));
     if (ld_ % 8 != 0 || (ld_ < cols && rows > 1)) return invalid("4-bit weights: the row stride is not a multiple of 8, or is smaller than cols");
     if (detail::rows_overflow<uint32_t>(rows, ld_)) return invalid("4-bit weights: rows x row stride exceeds 64 bits");
     return {};
@@ -219,31 +224,33 @@ inline Words<Gf4> gf4(const uint32_t* words, int64_t ld) { return {words, ld}; }
 
 // ---- Several matrices at once --------------------------------------------------------------------------------------
 
-// Two matrices of one shape: each result is made of a product with either (swiglu(), geglu()).
-template <class A, class B>
+// Two matrices of one shape and type: each result is made of a product with either (swiglu(), geglu()).
+template <class S>
 class Gated : public Functor {
  public:
   static constexpr Role role = Role::source;
-  KERNELS_HD Gated(A gate, B up) : gate_(gate), up_(up) {}
+  KERNELS_HD Gated(S gate, S up) : gate_(gate), up_(up) {}
 
-  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(gate_, rows, cols));
     return detail::check_of(up_, rows, cols);
   }
-  KERNELS_HD const A& gate() const { return gate_; }
-  KERNELS_HD const B& up() const { return up_; }
+  KERNELS_HD const S& gate() const { return gate_; }
+  KERNELS_HD const S& up() const { return up_; }
 
  private:
-  A gate_;
-  B up_;
+  S gate_, up_;
 };
 
 template <class A, class B>
-Gated<A, B> gated(A gate, B up) {
+Gated<A> gated(A gate, B up) {
+  constexpr bool same = std::is_same<A, B>::value;
   static_assert(detail::is_source<A> && detail::is_source<B>, "gated() takes two sources of weights");
-  return {gate, up};
+  static_assert(same, "gated() takes two matrices of one type, in the same form: each tile has rows of both");
+  if constexpr (same) return {gate, up};
+  else return {gate, gate};
 }
 
 // Makes one value of the two that gated() weights give: join(gate, up).
@@ -464,7 +471,7 @@ class Experts : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
   Status check(int64_t rows, int64_t cols) const {
-    if (ids_ == nullptr) return invalid("experts: the pointer to the ids is null");
+    KERNELS_TRY(detail::check_pointer(ids_, "experts: the pointer to the ids is null", "experts: the pointer to the ids is not aligned for its elements"));
     if (experts_ < 1 || rows != n_) return invalid("experts: the number of experts is less than 1, or an expert's rows are not N");
     return detail::check_of(source_, n_ * experts_, cols);
   }
@@ -535,7 +542,10 @@ class Mixed : public Functor {
     return most;
   }
   Status check(int64_t rows, int64_t cols) const {
-    if (ids_ == nullptr || shares_ == nullptr) return invalid("mixed: the pointer to the ids or the shares is null");
+    const char* const null = "mixed: the pointer to the ids or the shares is null";
+    const char* const misaligned = "mixed: the pointer to the ids or the shares is not aligned for its elements";
+    KERNELS_TRY(detail::check_pointer(ids_, null, misaligned));
+    KERNELS_TRY(detail::check_pointer(shares_, null, misaligned));
     if (experts_ < 1 || top_k_ < 1 || cols_ < 0) return invalid("mixed: top_k or the number of experts is less than 1, or cols is negative");
     if (rows != n_ || cols != top_k_ * cols_) return invalid("mixed: an expert's rows are not N, or K is not top_k x cols");
     return detail::check_of(source_, n_ * experts_, cols_);
@@ -612,6 +622,7 @@ class Normed : public Functor {
     return detail::check_of(source_, rows, cols);
   }
 
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(source_, rows, cols); }
   KERNELS_HD const S& before() const { return source_; }
   KERNELS_HD const Op& op() const { return op_; }
   // The same source for a row of which the state is known, and what is then left to do to its values.
@@ -702,12 +713,12 @@ template <class W>
 struct has_for_token<W, void_t<decltype(std::declval<const W&>().for_token(kAny))>> : std::true_type {};
 template <class W>
 struct is_gated : std::false_type {};
-template <class A, class B>
-struct is_gated<Gated<A, B>> : std::true_type {};
+template <class S>
+struct is_gated<Gated<S>> : std::true_type {};
 template <class W>
 constexpr bool by_token = has_for_token<W>::value;
-template <class A, class B>
-constexpr bool by_token<Gated<A, B>> = by_token<A> || by_token<B>;
+template <class S>
+constexpr bool by_token<Gated<S>> = by_token<S>;
 
 // The weights of one token.
 template <class W>
@@ -715,9 +726,8 @@ KERNELS_HD decltype(auto) for_token(const W& w, int64_t token) {
   if constexpr (!by_token<W>) {
     return (w);
   } else if constexpr (is_gated<W>::value) {
-    using A = std::decay_t<decltype(for_token(w.gate(), token))>;
-    using B = std::decay_t<decltype(for_token(w.up(), token))>;
-    return Gated<A, B>(for_token(w.gate(), token), for_token(w.up(), token));
+    using One = std::decay_t<decltype(for_token(w.gate(), token))>;
+    return Gated<One>(for_token(w.gate(), token), for_token(w.up(), token));
   } else {
     return w.for_token(token);
   }
@@ -728,10 +738,8 @@ template <class X, class W>
 struct ProductType {
   using type = std::conditional_t<std::is_same<compute_type<X>, double>::value, double, compute_type<W>>;
 };
-template <class X, class A, class B>
-struct ProductType<X, Gated<A, B>> {
-  using type = std::conditional_t<std::is_same<typename ProductType<X, A>::type, double>::value, double, compute_type<B>>;
-};
+template <class X, class S>
+struct ProductType<X, Gated<S>> : ProductType<X, S> {};
 template <class X, class W>
 using product_type = typename ProductType<X, W>::type;
 
@@ -816,10 +824,15 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
   const int64_t most = std::numeric_limits<int64_t>::max() / groups.count;
   if (shape.n > most || (groups.offsets == nullptr && shape.m > most)) return invalid("matmul: groups x M or groups x N exceeds 64 bits");
   const int64_t rows = groups.offsets == nullptr ? groups.count * shape.m : shape.m;
-  if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(rows, shape.k));
-  else KERNELS_TRY(check_of(x, rows, shape.k));
-  KERNELS_TRY(check_of(w, groups.count * shape.n, shape.k));
-  KERNELS_TRY(check_of(out, rows, shape.n));
+  if (groups.offsets != nullptr && reinterpret_cast<uintptr_t>(groups.offsets) % alignof(int32_t) != 0) return invalid("matmul: the pointer to the offsets of groups is not aligned for its elements");
+  if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(rows, shape.k).of("x").in("matmul"));
+  else KERNELS_TRY(check_of(x, rows, shape.k).of("x").in("matmul"));
+  KERNELS_TRY(check_of(w, groups.count * shape.n, shape.k).of("w").in("matmul"));
+  KERNELS_TRY(check_of(out, rows, shape.n).of("out").in("matmul"));
+  const Plane results = plane_of(out, rows, shape.n);
+  // With offsets M may be more than there are.
+  if (groups.offsets == nullptr && share_bytes(plane_of(x, rows, shape.k), results)) return invalid("matmul: out overlaps x, which every block of results reads");
+  if (groups.offsets == nullptr && share_bytes(plane_of(w, groups.count * shape.n, shape.k), results)) return invalid("matmul: out overlaps w");
   empty = false;
   return {};
 }

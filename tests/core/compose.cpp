@@ -147,7 +147,7 @@ constexpr Role role_of() { return k::detail::role_of<F>(); }
 template <class A, class B, class = void>
 struct composes : std::false_type {};
 template <class A, class B>
-struct composes<A, B, k::detail::void_t<decltype(std::declval<const A&>() | std::declval<const B&>())>> : std::true_type {};
+struct composes<A, B, k::detail::void_t<decltype(std::declval<const A&>() | std::declval<const B&>())>> : std::integral_constant<bool, k::detail::goes_before<A, B>> {};
 
 template <int N, class S>
 auto read(const S& source, int64_t row, int64_t col) {

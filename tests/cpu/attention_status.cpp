@@ -21,7 +21,9 @@ struct Fixture {
   k::Status run(const k::AttentionShape& s, const S& score = {}, const k::Attention& options = {}) const {
     const k::Status whole = k::cpu::attention(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, options);
     const k::Status split = k::cpu::decode(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, workspace, options);
-    CHECK(std::string(whole.reason()) == split.reason());
+    // The same words, each under its own name.
+    const std::string first = whole.reason(), second = split.reason();
+    CHECK((whole.ok() ? second == "ok" : first == "attention: " + second.substr(std::string("decode: ").size()) && second.rfind("decode: ", 0) == 0));
     return whole;
   }
   template <class Kv>
@@ -96,10 +98,25 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::dense_kv(words, side, 10)), Code::invalid, "multiple of 8"));
 
   const auto call = [&](const auto& q, const auto& o) { return k::cpu::attention(k::cpu::Exec{1}, q, f.kv(), o, f.shape, k::no_mask()); };
-  CHECK(is(call(k::load(none, 64), k::store(f.p, 64)), Code::invalid, "load"));
+  CHECK(is(call(k::load(none, 64), k::store(f.p, 64)), Code::invalid, "attention: q: load: the pointer is null"));
+  CHECK(is(f.with(k::dense_kv(k::nhd(none, 10, 2, 16), side, 10)), Code::invalid, "attention: keys: kv"));
+  CHECK(is(f.with(k::dense_kv(side, k::nhd(none, 10, 2, 16), 10)), Code::invalid, "attention: values: kv"));
+  float* const off = reinterpret_cast<float*>(reinterpret_cast<char*>(f.p) + 2);
+  CHECK(is(call(k::load(off, 64), k::store(f.p, 64)), Code::invalid, "attention: q: load: the pointer is not aligned"));
+  CHECK(is(f.with(k::dense_kv(side, k::nhd(off, 10, 2, 16), 10)), Code::invalid, "attention: values: kv: the pointer to keys or values is not aligned"));
+  CHECK(is(f.run(f.shape, k::alibi(off)), Code::invalid, "alibi: the pointer is not aligned"));
+  CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.lse(off)), Code::invalid, "logsumexp is not aligned"));
   CHECK(is(call(k::load(f.p, 64), k::store(none, 64)), Code::invalid, "store"));
   CHECK(is(call(k::load(f.p, 64), k::store(f.p, 63)), Code::invalid, "store"));
   CHECK(is(k::cpu::attention(k::cpu::Exec{0}, k::load(f.p, 64), f.kv(), k::store(f.p, 64), f.shape, k::no_mask()), Code::invalid, "threads"));
+
+  // In place: element for element, with as many kv_heads as heads.
+  const auto at = [&](const auto& o, k::AttentionShape s) { return k::cpu::attention(k::cpu::Exec{1}, k::load(f.p + 16384, 64), f.kv(), o, s, k::no_mask()); };
+  const auto square = shape([](auto& s) { s.heads = 2; });
+  CHECK(at(k::store(f.p + 16384, 64), square));
+  CHECK(is(at(k::store(f.p + 16384, 64), f.shape), Code::invalid, "attention: out overlaps q, which takes as many kv_heads as heads"));
+  CHECK(is(at(k::store(f.p + 16385, 64), square), Code::invalid, "attention: out overlaps q, and not element for element"));
+  CHECK(is(at(k::store(reinterpret_cast<k::half*>(f.p + 16384), 128), square), Code::invalid, "not element for element"));
 
   const int32_t falling[] = {0, 3, 2}, many[] = {0, 4, 5};
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = falling; })), Code::invalid, "fall"));

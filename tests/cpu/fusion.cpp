@@ -450,6 +450,17 @@ TEST_CASE("a tee in place, inside of add, mul and affine, runs once, however oft
   CHECK_TALLY(t);
 }
 
+TEST_CASE("the result may stand over what a tee wrote") {
+  Tally t;
+  for (const int64_t cols : {7, 64, 20000, 300007}) {
+    const Matrix<float> x(29, kRows, cols, cols);
+    Guarded<float> over(kRows, cols, cols + 2);
+    run<LayerNorm>(t, k::load(x.data(), x.ld()) | k::scale(2) | k::tee(over.data(), over.ld()), k::store(over.data(), over.ld()), kRows, cols);
+    check_matrix(t, "over the tee", LayerNorm{}, over, [&](int64_t r, int64_t c) { return Real<>(2 * x.value(r, c)); }, unchanged);
+  }
+  CHECK_TALLY(t);
+}
+
 namespace {
 
 // A map with an effect of its own: it counts.

@@ -452,7 +452,7 @@ TEST_CASE("gemm: any number of threads gives the same bits") {
     for (const int threads : {1, 2, 3, 7, 64}) {
       Guarded<float> y(shape.m, shape.n, shape.n), z(shape.m, shape.n, shape.n);
       REQUIRE(gemm(threads, k::normed(in.x(), k::LayerNorm{}), in.w(), k::bias(b.data()) | k::gelu() | k::store(y.data(), y.ld()), shape));
-      REQUIRE(gemm(threads, in.x(), k::gated(in.w(), in.w() | k::scale(0.7)), k::swiglu() | k::store(z.data(), z.ld()), shape));
+      REQUIRE(gemm(threads, in.x(), k::gated(in.w() | k::scale(1), in.w() | k::scale(0.7)), k::swiglu() | k::store(z.data(), z.ld()), shape));
       y.download();
       z.download();
       t.expect(y.intact() && z.intact(), "%d threads wrote outside the result", threads);

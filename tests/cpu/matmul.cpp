@@ -287,20 +287,22 @@ TEST_CASE("gated weights") {
   Tally t;
   for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 1100}, Case{33, 21, 65}, Case{1, 9000, 3}, Case{70, 40, 33}}) {
     const Matrix<float> x(1, c.m, c.k, c.k, 0, 0.3), bias(2, 1, c.n, c.n);
-    const Plain<k::half> gate(c.n, c.k);
-    const FourBit<float, false> up(c.n, c.k, 32);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-    const auto w = k::gated(gate.source(), up.source());
     const auto in = k::load(static_cast<const float*>(x.data()), c.k);
     const k::cpu::Exec cx{3};
-    Guarded<float> y(c.m, c.n, c.n + 1), y2(c.m, c.n, c.n);
-    check_result(t, "swiglu", c, k::cpu::matmul(cx, in, w, k::swiglu() | k::store(y.data(), c.n + 1), {c.m, c.n, c.k}), y,
-                 [&](int64_t m, int64_t n) { return silu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up); });
-    check_result(t, "geglu, bias, relu", c,
-                 k::cpu::matmul(cx, in, w, k::geglu() | k::bias(bias.data()) | k::relu() | k::store(y2.data(), c.n), {c.m, c.n, c.k}), y2,
-                 [&](int64_t m, int64_t n) {
-                   return relu(gelu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up) + Real<>(bias.value(0, n)));
-                 });
+    const auto check = [&](const auto& gate, const auto& up) {
+      const auto w = k::gated(gate.source(), up.source());
+      Guarded<float> y(c.m, c.n, c.n + 1), y2(c.m, c.n, c.n);
+      check_result(t, "swiglu", c, k::cpu::matmul(cx, in, w, k::swiglu() | k::store(y.data(), c.n + 1), {c.m, c.n, c.k}), y,
+                   [&](int64_t m, int64_t n) { return silu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up); });
+      check_result(t, "geglu, bias, relu", c,
+                   k::cpu::matmul(cx, in, w, k::geglu() | k::bias(bias.data()) | k::relu() | k::store(y2.data(), c.n), {c.m, c.n, c.k}), y2,
+                   [&](int64_t m, int64_t n) {
+                     return relu(gelu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up) + Real<>(bias.value(0, n)));
+                   });
+    };
+    check(Plain<k::half>(c.n, c.k), Plain<k::half>(c.n, c.k, 7));
+    check(FourBit<float, false>(c.n, c.k, 32), FourBit<float, false>(c.n, c.k, 64));
   }
   CHECK_TALLY(t);
 }
@@ -711,35 +713,53 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, weights, out, {2, n, -1}) == "matmul: M, N or K is negative");
   CHECK(reason(in, weights, out, {2, n, (int64_t(1) << 30) + 1}, k::Code::unsupported) == "matmul: K exceeds 2^30");
   CHECK(reason(in, weights, out, {2, int64_t(1) << 31, cols}, k::Code::unsupported) == "matmul: N exceeds 2^31 - 1");
-  CHECK(reason(k::load(none, cols), weights, out, {2, n, cols}) == "load: the pointer is null");
-  CHECK(reason(in, k::load(none, cols), out, {2, n, cols}) == "load: the pointer is null");
-  CHECK(reason(in, weights, k::store(static_cast<float*>(nullptr), n), {2, n, cols}) == "store: the pointer is null");
-  CHECK(reason(in, weights, k::bias(none) | out, {2, n, cols}) == "row: the vector's pointer is null");
-  CHECK(reason(k::load(x.data(), -1), weights, out, {2, n, cols}) == "load: the row stride is negative");
-  CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "load: the row stride is negative");
-  CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) == "store: the row stride is smaller than cols");
-  CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) == "load: rows x row stride exceeds 64 bits");
-  CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) == "dequant: a pointer to scales or zeros is null");
-  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, 1, 48)), out, {2, n, cols}) == "dequant: the group or block size is not a power of two");
-  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, -1, 64)), out, {2, n, cols}) == "dequant: the row stride of the scales is negative");
+  CHECK(reason(k::load(none, cols), weights, out, {2, n, cols}) == "matmul: x: load: the pointer is null");
+  CHECK(reason(in, k::load(none, cols), out, {2, n, cols}) == "matmul: w: load: the pointer is null");
+  CHECK(reason(in, weights, k::store(static_cast<float*>(nullptr), n), {2, n, cols}) == "matmul: out: store: the pointer is null");
+  CHECK(reason(in, weights, k::bias(none) | out, {2, n, cols}) == "matmul: out: row: the vector's pointer is null");
+  CHECK(reason(k::load(x.data(), -1), weights, out, {2, n, cols}) == "matmul: x: load: the row stride is negative");
+  CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "matmul: w: load: the row stride is negative");
+  CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) == "matmul: out: store: the row stride is smaller than cols");
+  CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) == "matmul: w: load: rows x row stride exceeds 64 bits");
+  CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) == "matmul: w: dequant: a pointer to scales or zeros is null");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, 1, 48)), out, {2, n, cols}) == "matmul: w: dequant: the group or block size is not a power of two");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, -1, 64)), out, {2, n, cols}) == "matmul: w: dequant: the row stride of the scales is negative");
   CHECK(reason(in, k::dequant(four, k::group_scales(&scale, 0, 64).zeros(static_cast<const uint8_t*>(nullptr))), out, {2, n, cols}) ==
-        "dequant: a pointer to scales or zeros is null");
-  CHECK(reason(in, k::int4(no_words, cols), out, {2, n, cols}) == "4-bit weights: the pointer is null");
-  const std::string stride = "4-bit weights: the row stride is not a multiple of 8, or is smaller than cols";
+        "matmul: w: dequant: a pointer to scales or zeros is null");
+  CHECK(reason(in, k::int4(no_words, cols), out, {2, n, cols}) == "matmul: w: 4-bit weights: the pointer is null");
+  const std::string stride = "matmul: w: 4-bit weights: the row stride is not a multiple of 8, or is smaller than cols";
   CHECK(reason(in, k::uint4(codes.data(), cols + 4), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gf4(codes.data(), cols - 8), out, {2, n, cols}) == stride);
-  CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) == "load: the pointer is null");
-  CHECK(reason(in, k::stacked(weights, 3, weights, 4), out, {2, n, cols}) == "stacked: the numbers of rows do not add up to N");
-  CHECK(reason(in, k::stacked(weights, -1, weights, 9), out, {2, n, cols}) == "stacked: a number of rows is negative");
-  CHECK(reason(in, weights, k::apart(out, 3, out, 4), {2, n, cols}) == "apart: the numbers of columns do not add up to N");
-  CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) == "apart: a number of columns is negative");
-  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) == "rmsnorm: eps is negative or NaN");
-  CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) == "load: the pointer is null");
-  CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) == "normed: only products take normalized inputs");
+  CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) == "matmul: w: load: the pointer is null");
+  CHECK(reason(in, k::stacked(weights, 3, weights, 4), out, {2, n, cols}) == "matmul: w: stacked: the numbers of rows do not add up to N");
+  CHECK(reason(in, k::stacked(weights, -1, weights, 9), out, {2, n, cols}) == "matmul: w: stacked: a number of rows is negative");
+  CHECK(reason(in, weights, k::apart(out, 3, out, 4), {2, n, cols}) == "matmul: out: apart: the numbers of columns do not add up to N");
+  CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) == "matmul: out: apart: a number of columns is negative");
+  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) == "matmul: x: rmsnorm: eps is negative or NaN");
+  CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) == "matmul: x: load: the pointer is null");
+  CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) == "matmul: w: normed: only products take normalized inputs");
   CHECK(!k::cpu::matmul(k::cpu::Exec{0}, in, weights, out, {2, n, cols}));
+  // Results must not stand where inputs or weights do: every block of them reads these.
+  CHECK(reason(in, weights, k::store(x.data(), cols), {2, n, cols}) == "matmul: out overlaps x, which every block of results reads");
+  CHECK(reason(k::normed(in, k::RmsNorm{}) | k::mul(x.data()), weights, k::gelu() | k::store(x.data() + 3, cols), {2, n, cols}) == "matmul: out overlaps x, which every block of results reads");
+  CHECK(reason(in, weights, k::store(const_cast<float*>(w.data()) + cols + 1, n), {2, n, cols}) == "matmul: out overlaps w");
+  CHECK(reason(in, k::dequant(weights, k::row_scales(&scale)), k::store(const_cast<float*>(w.data()), n), {2, n, cols}) == "matmul: out overlaps w");
   CHECK(y.unchanged());
   // Nothing to do: nothing is read, whatever the pointers.
   CHECK(k::cpu::matmul(k::cpu::Exec{2}, k::load(none, cols), k::load(none, cols), out, {0, n, cols}));
   CHECK(k::cpu::matmul(k::cpu::Exec{2}, k::load(none, cols), k::load(none, cols), out, {2, 0, cols}));
   CHECK(y.unchanged());
+  // Nothing to sum up: nothing is read, and the results are sums of nothing.
+  const auto nothing = [&](const auto& a, const auto& b, int64_t m) {
+    Guarded<float> zeros(m, n, n);
+    CHECK(k::cpu::matmul(k::cpu::Exec{2}, a, b, k::shift(1) | k::store(zeros.data(), n), {m, n, 0}));
+    zeros.download();
+    CHECK(zeros.intact());
+    for (int64_t i = 0; i < m * n; ++i) CHECK(zeros.get(i / n, i % n) == 1.f);
+  };
+  for (const int64_t m : {1, 2, 5, 40}) {
+    nothing(k::load(none, 0), k::load(none, 0), m);
+    nothing(k::load(none, 0) | k::mul(none), k::int4(no_words, 0), m);
+    nothing(k::normed(k::load(none, 0), k::RmsNorm{}), k::load(static_cast<const k::half*>(nullptr), 0), m);
+  }
 }

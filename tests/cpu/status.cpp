@@ -38,12 +38,12 @@ TEST_CASE("wrong arguments are refused with their reason") {
     };
     CHECK(reason(x.data(), 8, y.data(), 8, -1, 8) == "rows is negative");
     CHECK(reason(x.data(), 8, y.data(), 8, 4, -8) == "cols is negative");
-    CHECK(reason(none, 8, y.data(), 8, 4, 8) == "load: the pointer is null");
-    CHECK(reason(x.data(), 8, none, 8, 4, 8) == "store: the pointer is null");
-    CHECK(reason(x.data(), -8, y.data(), 8, 4, 8) == "load: the row stride is negative");
-    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == "store: the row stride is smaller than cols");
-    CHECK(reason(x.data(), int64_t(1) << 61, y.data(), 8, 4, 8) == "load: rows x row stride exceeds 64 bits");
-    CHECK(reason(x.data(), 8, y.data(), int64_t(1) << 61, 4, 8) == "store: rows x row stride exceeds 64 bits");
+    CHECK(reason(none, 8, y.data(), 8, 4, 8) == "in: load: the pointer is null");
+    CHECK(reason(x.data(), 8, none, 8, 4, 8) == "out: store: the pointer is null");
+    CHECK(reason(x.data(), -8, y.data(), 8, 4, 8) == "in: load: the row stride is negative");
+    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == "out: store: the row stride is smaller than cols");
+    CHECK(reason(x.data(), int64_t(1) << 61, y.data(), 8, 4, 8) == "in: load: rows x row stride exceeds 64 bits");
+    CHECK(reason(x.data(), 8, y.data(), int64_t(1) << 61, 4, 8) == "out: store: rows x row stride exceeds 64 bits");
     CHECK(y.unchanged());
     // Nothing to do: nothing is read, whatever the pointers.
     CHECK(reason(none, 8, none, 8, 0, 8) == "ok");
@@ -62,13 +62,59 @@ TEST_CASE("wrong parts of compositions are refused") {
   const auto in = k::load(x.data(), kCols);
   const auto out = k::store(y.data(), kCols);
   const auto reason = [&](const auto& from, const auto& to) { return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason()); };
-  CHECK(reason(in | k::add(none), out) == "row: the vector's pointer is null");
-  CHECK(reason(in, k::affine(x.data(), none) | out) == "row: the vector's pointer is null");
-  CHECK(reason(in | k::tee(none, kCols), out) == "tee: the pointer is null");
-  CHECK(reason(in, k::both(out, k::store(none, kCols))) == "store: the pointer is null");
-  CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "quantize: the pointer to the scales is null");
-  CHECK(reason(in | k::causal(0, 1), out) == "causal: q_len is less than 1");
+  CHECK(reason(in | k::add(none), out) == "in: row: the vector's pointer is null");
+  CHECK(reason(in, k::affine(x.data(), none) | out) == "out: row: the vector's pointer is null");
+  CHECK(reason(in | k::tee(none, kCols), out) == "in: tee: the pointer is null");
+  CHECK(reason(in, k::both(out, k::store(none, kCols))) == "out: store: the pointer is null");
+  CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "out: quantize: the pointer to the scales is null");
+  CHECK(reason(in | k::causal(0, 1), out) == "in: causal: q_len is less than 1");
   CHECK((y.unchanged() && q.unchanged()));
+}
+
+TEST_CASE("a pointer at which its elements cannot stand is refused") {
+  Guarded<float> x(4, kCols, kCols), y(4, kCols, kCols);
+  Guarded<int8_t> q(4, kCols, kCols);
+  const auto off = [](auto* p) { return reinterpret_cast<decltype(p)>(reinterpret_cast<char*>(p) + 1); };
+  const k::cpu::Exec cx{1};
+  const auto in = k::load(x.data(), kCols);
+  const auto out = k::store(y.data(), kCols);
+  const auto refused = [&](const auto& from, const auto& to, const char* words) {
+    const k::Status status = k::cpu::softmax(cx, from, to, 4, kCols);
+    CHECK(status.code() == k::Code::invalid);
+    CHECK(std::string(status.reason()) == words);
+  };
+  refused(k::load(off(x.data()), kCols), out, "in: load: the pointer is not aligned for its elements");
+  refused(k::load(reinterpret_cast<const k::half*>(off(x.data())), kCols), out, "in: load: the pointer is not aligned for its elements");
+  refused(in, k::store(off(y.data()), kCols), "out: store: the pointer is not aligned for its elements");
+  refused(in | k::tee(off(y.data()), kCols), out, "in: tee: the pointer is not aligned for its elements");
+  refused(in | k::add(off(x.data())), out, "in: row: the vector's pointer is not aligned for its elements");
+  refused(in, k::mul(k::per_row(off(x.data()))) | out, "out: per_row: the vector's pointer is not aligned for its elements");
+  refused(in, k::quantize(q.data(), kCols, off(y.data())), "out: quantize: the pointer to the scales is not aligned for floats");
+  CHECK((y.unchanged() && q.unchanged()));
+  // Two bytes are enough for elements of two, one for those of one.
+  CHECK(k::cpu::softmax(cx, k::load(reinterpret_cast<const k::half*>(x.data()) + 1, kCols), out, 4, kCols));
+  CHECK(k::cpu::softmax(cx, k::load(off(q.data()), kCols), out, 3, kCols));
+}
+
+TEST_CASE("results that overlap what is read, and not element for element, are refused") {
+  std::vector<float> memory(4096, 0.5f);
+  float* const p = memory.data();
+  const auto run = [&](const auto& in, const auto& out, int64_t rows) { return std::string(k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, kCols).reason()); };
+  const std::string refused = "out overlaps in, and not element for element";
+  CHECK(run(k::load(p, 8), k::store(p, 8), 4) == "ok");
+  CHECK(run(k::load(p, 20) | k::scale(2), k::shift(1) | k::store(p, 20), 4) == "ok");
+  CHECK(run(k::load(p, 16), k::store(p + 8, 16), 4) == "ok");  // side by side
+  CHECK(run(k::load(p, 8), k::store(p + 32, 8), 4) == "ok");   // one after the other
+  CHECK(run(k::load(p, 8), k::store(p, 9), 1) == "ok");        // one row
+  CHECK(run(k::load(p, 8), k::store(p + 1, 8), 4) == refused);
+  CHECK(run(k::load(p + 1, 8), k::store(p, 8), 4) == refused);
+  CHECK(run(k::load(p, 16), k::store(p + 7, 16), 4) == refused);
+  CHECK(run(k::load(p, 16), k::store(p + 16 + 7, 16), 4) == refused);
+  CHECK(run(k::load(p, 8), k::store(p + 31, 8), 4) == refused);
+  CHECK(run(k::load(p, 8), k::store(p, 9), 4) == refused);
+  CHECK(run(k::load(p, 0), k::store(p, 8), 4) == refused);
+  CHECK(run(k::load(p, 8), k::store(reinterpret_cast<k::half*>(p), 16), 4) == refused);
+  CHECK(run(k::load(reinterpret_cast<const k::half*>(p), 16) | k::scale(2), k::scale(2) | k::store(p, 8), 4) == refused);
 }
 
 TEST_CASE("a negative eps is refused, also where there is nothing to do") {

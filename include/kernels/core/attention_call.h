@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "arguments.h"
+#include "overlap.h"
 #include "softmax_state.h"
 #include "workspace.h"
 
@@ -46,18 +47,18 @@ class Attention {
     if (lse_ != nullptr) lse_[query * (ld_ > 0 ? ld_ : heads) + head] = value;
   }
   Status check(const AttentionShape& shape) const {
-    if (scaled_ && !(scale_ - scale_ == 0)) return invalid("attention: the scale is infinite or NaN");
-    if (split_ && (splits_ < 1 || splits_ > 256)) return invalid("attention: splits is less than 1, or exceeds 256");
+    if (scaled_ && !(scale_ - scale_ == 0)) return invalid("the scale is infinite or NaN");
+    if (split_ && (splits_ < 1 || splits_ > 256)) return invalid("splits is less than 1, or exceeds 256");
     return check_lse(shape.heads);
   }
   Status check_merge(int64_t heads) const {
-    return scaled_ ? invalid("merge_states: the logits are scaled already") : check_lse(heads);
+    return scaled_ ? invalid("the logits are scaled already") : check_lse(heads);
   }
 
  private:
   Status check_lse(int64_t heads) const {
-    if (wanted_ && lse_ == nullptr) return invalid("attention: the pointer to the logsumexp is null");
-    if (ld_ < 0 || (ld_ > 0 && ld_ < heads)) return invalid("attention: the row stride of the logsumexp is smaller than the number of heads");
+    if (wanted_) KERNELS_TRY(detail::check_pointer(lse_, "the pointer to the logsumexp is null", "the pointer to the logsumexp is not aligned for floats"));
+    if (ld_ < 0 || (ld_ > 0 && ld_ < heads)) return invalid("the row stride of the logsumexp is smaller than the number of heads");
     return {};
   }
 
@@ -89,9 +90,9 @@ struct has_score_check<F, void_t<decltype(std::declval<const F&>().check(std::de
 // What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
 inline Status check_head_dims(int64_t dim, int64_t v_dim) {
   const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
-  if (dim < 1 || v_dim < 1) return invalid("attention: the head dimension is less than 1");
-  if (!ordinary(dim) && dim != 512 && dim != 576) return unsupported("attention: dim is no multiple of 8 up to 256, nor 512 or 576");
-  if (!ordinary(v_dim) && v_dim != 512) return unsupported("attention: v_dim is no multiple of 8 up to 256, nor 512");
+  if (dim < 1 || v_dim < 1) return invalid("the head dimension is less than 1");
+  if (!ordinary(dim) && dim != 512 && dim != 576) return unsupported("dim is no multiple of 8 up to 256, nor 512 or 576");
+  if (!ordinary(v_dim) && v_dim != 512) return unsupported("v_dim is no multiple of 8 up to 256, nor 512");
   return {};
 }
 
@@ -101,21 +102,31 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
                        int64_t most_queries, bool& empty) {
   empty = true;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
-  if (shape.batch < 0 || shape.q_len < 0) return invalid("attention: batch or q_len is negative");
-  if (shape.heads < 1 || shape.kv_heads < 1) return invalid("attention: the number of heads is less than 1");
-  if (shape.heads % shape.kv_heads != 0) return invalid("attention: heads is no multiple of kv_heads");
-  if (shape.v_dim < 0) return invalid("attention: v_dim is negative");
+  if (shape.batch < 0 || shape.q_len < 0) return invalid("batch or q_len is negative");
+  if (shape.heads < 1 || shape.kv_heads < 1) return invalid("the number of heads is less than 1");
+  if (shape.heads % shape.kv_heads != 0) return invalid("heads is no multiple of kv_heads");
+  if (shape.v_dim < 0) return invalid("v_dim is negative");
   KERNELS_TRY(check_head_dims(shape.dim, shape.value_dim()));
-  if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536) return unsupported("attention: batch or q_len exceeds 2^31 - 1, or heads 65536");
-  if (shape.q_len > most_queries) return unsupported("decode: q_len exceeds 32: call attention()");
+  if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536) return unsupported("batch or q_len exceeds 2^31 - 1, or heads 65536");
+  if (shape.q_len > most_queries) return unsupported("q_len exceeds 32: call attention()");
   KERNELS_TRY(options.check(shape));
   if constexpr (has_score_check<S>::value) KERNELS_TRY(score.check(shape));
   if (shape.batch == 0 || shape.q_len == 0) return {};
-  KERNELS_TRY(check_of(q, shape.batch * shape.q_len, shape.heads * shape.dim));
-  KERNELS_TRY(check_of(out, shape.batch * shape.q_len, shape.heads * shape.value_dim()));
+  KERNELS_TRY(check_of(q, shape.batch * shape.q_len, shape.heads * shape.dim).of("q"));
+  KERNELS_TRY(check_of(out, shape.batch * shape.q_len, shape.heads * shape.value_dim()).of("out"));
   if constexpr (has_kv_check<Kv>::value) KERNELS_TRY(kv.check(shape.batch, shape.kv_heads, shape.dim, shape.value_dim()));
+  // With offsets only the device knows how many rows there are.
+  const int64_t rows = shape.q_offsets == nullptr ? shape.batch * shape.q_len : 1;
+  const Plane queries = plane_of(q, rows, shape.heads * shape.dim), results = plane_of(out, rows, shape.heads * shape.value_dim());
+  if (share_bytes(queries, results) && !(in_place(queries, results) && shape.dim == shape.value_dim())) return invalid("out overlaps q, and not element for element");
   empty = false;
   return {};
+}
+
+// Results in place of the queries, where calls have more conditions on that.
+template <class Q, class Out>
+Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape, bool possible, const char* why_not) {
+  return !possible && share_bytes(plane_of(q, 1, shape.heads * shape.dim), plane_of(out, 1, shape.heads * shape.value_dim())) ? invalid(why_not) : Status{};
 }
 
 // Whether merge_states takes them.
@@ -132,15 +143,15 @@ constexpr bool takes_states() {
 template <class O, class L, class Out>
 Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options, bool& empty) {
   empty = true;
-  if (shape.parts < 0 || shape.tokens < 0) return invalid("merge_states: parts or tokens is negative");
-  if (shape.heads < 1 || shape.dim < 1) return invalid("merge_states: heads or dim is less than 1");
-  if (shape.heads > 65536 || shape.dim > 65536) return unsupported("merge_states: heads or dim exceeds 65536");
-  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts) return invalid("merge_states: parts x tokens exceeds 64 bits");
+  if (shape.parts < 0 || shape.tokens < 0) return invalid("parts or tokens is negative");
+  if (shape.heads < 1 || shape.dim < 1) return invalid("heads or dim is less than 1");
+  if (shape.heads > 65536 || shape.dim > 65536) return unsupported("heads or dim exceeds 65536");
+  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts) return invalid("parts x tokens exceeds 64 bits");
   KERNELS_TRY(options.check_merge(shape.heads));
   if (shape.tokens == 0) return {};
-  KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim));
-  KERNELS_TRY(check_of(lse, shape.parts * shape.tokens, shape.heads));
-  KERNELS_TRY(check_of(out, shape.tokens, shape.heads * shape.dim));
+  KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim).of("o"));
+  KERNELS_TRY(check_of(lse, shape.parts * shape.tokens, shape.heads).of("lse"));
+  KERNELS_TRY(check_of(out, shape.tokens, shape.heads * shape.dim).of("out"));
   empty = false;
   return {};
 }

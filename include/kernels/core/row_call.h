@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arguments.h"
+#include "overlap.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -45,8 +46,11 @@ Status check_rows(const Options& options, const Source& source, const Sink& sink
   KERNELS_TRY(options.check());
   empty = rows == 0 || cols == 0;
   if (empty) return {};
-  KERNELS_TRY(check_of(source, rows, cols));
-  return check_of(sink, rows, cols);
+  KERNELS_TRY(check_of(source, rows, cols).of("in"));
+  KERNELS_TRY(check_of(sink, rows, cols).of("out"));
+  const Plane read = plane_of(source, rows, cols), written = plane_of(sink, rows, cols);
+  if (share_bytes(read, written) && !in_place(read, written)) return invalid("out overlaps in, and not element for element");
+  return {};
 }
 
 }  // namespace detail

@@ -1,8 +1,10 @@
-// Status: what every call returns. A code and a static reason; nothing throws, prints or aborts.
+// Status: what every call returns. A code and a reason; nothing throws, prints or aborts.
 //
 //   kernels::Status s = kernels::softmax(stream, in, out, rows, cols);
 //   if (!s) fprintf(stderr, "%s\n", s.reason());
 #pragma once
+
+#include <cstdint>
 
 #include "macros.h"
 
@@ -24,12 +26,40 @@ class [[nodiscard]] Status {
   KERNELS_INLINE constexpr explicit operator bool() const { return ok(); }
   KERNELS_INLINE constexpr Code code() const { return code_; }
   KERNELS_INLINE constexpr int native() const { return native_; }
-  KERNELS_INLINE constexpr const char* reason() const { return reason_; }
+  // To be printed or copied before this thread asks another Status.
+  KERNELS_INLINE constexpr const char* reason() const { return call_ == nullptr && argument_ == nullptr ? reason_ : named(); }
+
+  // The same, and which argument, and which call, it is about.
+  KERNELS_INLINE constexpr Status of(const char* argument) const {
+    Status out = *this;
+    if (!ok()) out.argument_ = argument;
+    return out;
+  }
+  KERNELS_INLINE constexpr Status in(const char* call) const {
+    Status out = *this;
+    if (!ok()) out.call_ = call;
+    return out;
+  }
 
  private:
+  // "call: argument: reason", without those that are null.
+  KERNELS_INLINE const char* named() const {
+    static thread_local char text[256];
+    char *to = text, *const end = text + sizeof(text) - 1;
+    const char* const parts[] = {call_, argument_, reason_};
+    for (const char* part : parts) {
+      if (part == nullptr) continue;
+      for (const char* from = part; *from != 0 && to < end; ++from) *to++ = *from;
+      for (const char* from = part == reason_ ? "" : ": "; *from != 0 && to < end; ++from) *to++ = *from;
+    }
+    *to = 0;
+    return text;
+  }
+
   Code code_ = Code::ok;
   int native_ = 0;
   const char* reason_ = "ok";
+  const char *argument_ = nullptr, *call_ = nullptr;
 };
 
 KERNELS_INLINE constexpr Status invalid(const char* reason) { return {Code::invalid, reason}; }
@@ -42,3 +72,14 @@ KERNELS_INLINE constexpr Status unsupported(const char* reason) { return {Code::
   } while (false)
 
 KERNELS_SHARED_END
+
+KERNELS_BEGIN
+namespace detail {
+// Whether elements of T can stand where p points to, and something does.
+template <class T>
+Status check_pointer(const T* p, const char* null, const char* misaligned) {
+  if (p == nullptr) return invalid(null);
+  return reinterpret_cast<uintptr_t>(p) % alignof(T) == 0 ? Status{} : invalid(misaligned);
+}
+}  // namespace detail
+KERNELS_END

@@ -34,10 +34,11 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
   } else {
     namespace host = ::kernels::detail::host;
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty));
+    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
-    KERNELS_TRY(host::check_queries(shape));
+    KERNELS_TRY(host::check_queries(shape).in("attention"));
+    KERNELS_TRY(host::check_in_place(q, out, shape).in("attention"));
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
     host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.threads());
     return {};
@@ -58,10 +59,11 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
   } else {
     namespace host = ::kernels::detail::host;
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, ::kernels::detail::kMostDecodeQueries, empty));
+    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, ::kernels::detail::kMostDecodeQueries, empty).in("decode"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
-    KERNELS_TRY(host::check_queries(shape));
+    KERNELS_TRY(host::check_queries(shape).in("decode"));
+    KERNELS_TRY(host::check_in_place(q, out, shape).in("decode"));
     if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(shape)) {
       return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
     }
@@ -84,7 +86,7 @@ Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, co
   } else {
     namespace host = ::kernels::detail::host;
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty));
+    KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty).in("merge_states"));
     KERNELS_TRY(cx.status());
     if (!empty) host::merge_states(cx.threads(), o, lse, out, shape, options);
     return {};

@@ -186,8 +186,8 @@ template <class S, int kParts>
 struct Coded<Stacked<S, kParts>> : Coded<S> {};
 template <class S>
 struct Coded<Paired<S>> : Coded<S> {};
-template <class A, class B>
-struct Coded<Gated<A, B>> : std::conditional_t<std::is_same<A, B>::value, Coded<A>, Coded<void>> {};
+template <class S>
+struct Coded<Gated<S>> : Coded<S> {};
 
 // The 16-bit type of weights that lie in memory as such, or void.
 template <class T>

@@ -233,8 +233,6 @@ struct GemmTile {
   using Slabs = GemmSlabs<P>;
   using Params = GemmParams<P>;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
-  static_assert(P::matrices == 1 || std::is_same<Gate, std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>>::value,
-                "gated weights of two types: use two products");
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
   static constexpr int kOutputs = kRows / P::matrices;
   using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth>;

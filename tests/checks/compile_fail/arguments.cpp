@@ -14,6 +14,7 @@
 // FAILS MATMUL_SOURCE_LAST: a source where there must be a sink
 // FAILS MATMUL_GATED_INPUTS: weights where there must be a source
 // FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results
+// FAILS GATED_TYPES: two matrices of one type
 // FAILS ATTENTION_ROW_MAP: the score of attention is k::causal()
 // FAILS DECODE_ROW_MAP: the score of attention is k::causal()
 // FAILS ATTENTION_TRUE: there must be a score here
@@ -84,6 +85,8 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::matmul(cx, k::gated(in, in), in, out, product);
 #elif defined(MATMUL_QUANTIZE)
   return k::cpu::matmul(cx, in, in, quantize, product);
+#elif defined(GATED_TYPES)
+  return k::cpu::matmul(cx, in, k::gated(in, k::load(codes, n)), k::swiglu() | out, product);
 #elif defined(ATTENTION_ROW_MAP)
   return k::cpu::attention(cx, in, kv, out, shape, k::causal(4, 4));
 #elif defined(DECODE_ROW_MAP)

@@ -641,12 +641,17 @@ struct KeySplits {
   }
 };
 
+template <class Q, class Out>
+Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
+  return ::kernels::detail::check_in_place(q, out, shape, shape.heads == shape.kv_heads, "out overlaps q, which takes as many kv_heads as heads");
+}
+
 // What only the CPU can check, as it sees the offsets: what the caller said of them.
 inline Status check_queries(const AttentionShape& shape) {
   if (shape.q_offsets == nullptr) return {};
   for (int64_t b = 0; b < shape.batch; ++b) {
-    if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b]) return invalid("attention: q_offsets are negative or fall");
-    if (shape.queries(b) > shape.q_len) return invalid("attention: a sequence has more than q_len queries");
+    if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b]) return invalid("q_offsets are negative or fall");
+    if (shape.queries(b) > shape.q_len) return invalid("a sequence has more than q_len queries");
   }
   return {};
 }

@@ -445,12 +445,8 @@ class Gemv {
         const int64_t cols = lesser(stretch, k_ - begin), stride = (cols + kPadding - 1) / kPadding * kPadding + kRowGap;
         const bool others = row == first || stretch < k_;
         if constexpr (gated) {
-          using A = std::decay_t<decltype(w_.gate())>;
-          using B = std::decay_t<decltype(w_.up())>;
-          constexpr bool alike = Unit<C, A>::in_planes == Unit<C, B>::in_planes;
-          if (others || !alike) read_inputs<A>(begin, cols, x, stride);
+          if (others) read_inputs<std::decay_t<decltype(w_.gate())>>(begin, cols, x, stride);
           multiply_rows(w_.gate(), row, end, begin, cols, x, stride, sums[0]);
-          if (!alike) read_inputs<B>(begin, cols, x, stride);
           multiply_rows(w_.up(), row, end, begin, cols, x, stride, sums[1]);
         } else {
           if (others) read_inputs<W>(begin, cols, x, stride);

@@ -1,0 +1,63 @@
+// Which memory calls may read and write at the same time (docs/memory.md has the table), as far as pointers tell on the host: where two
+// matrices share bytes for certain. What lies behind page tables and offsets on the device, and what other functors than a load and
+// a store read, is not looked at.
+#pragma once
+
+#include "concepts.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+// A matrix in memory: rows of so many bytes, `stride` bytes apart. No rows: it is not known where it lies.
+struct Plane {
+  const char* begin = nullptr;
+  int64_t rows = 0, bytes = 0, stride = 0;
+  int element = 0;  // bytes; 0: an element is read for others as well
+};
+
+template <class T>
+Plane plane(const T* p, int64_t ld, int64_t rows, int64_t cols) {
+  const int64_t size = int64_t(sizeof(T));
+  // What does not fit 64 bits is refused elsewhere.
+  if (p == nullptr || cols <= 0 || ld < 0 || cols > (int64_t(1) << 40) || ld > (int64_t(1) << 40) || rows > (int64_t(1) << 20) * (int64_t(1) << 20)) return {};
+  return {reinterpret_cast<const char*>(p), rows, cols * size, ld * size, int(size)};
+}
+
+template <class F, class = void>
+struct has_plane : std::false_type {};
+template <class F>
+struct has_plane<F, void_t<decltype(std::declval<const F&>().plane(kAny, kAny))>> : std::true_type {};
+template <class F>
+Plane plane_of(const F& f, int64_t rows, int64_t cols) {
+  if constexpr (has_plane<F>::value) return f.plane(rows, cols);
+  else return {};
+}
+
+constexpr int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+inline bool holds(const Plane& plane, const char* p) {
+  const int64_t at = int64_t(reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(plane.begin));
+  if (at < 0) return false;
+  const int64_t row = plane.stride > 0 ? lesser(at / plane.stride, plane.rows - 1) : 0;
+  return at - row * plane.stride < plane.bytes;
+}
+
+// Whether two matrices share bytes: exact for equal strides, and for others by where they begin.
+inline bool share_bytes(const Plane& a, const Plane& b) {
+  if (a.rows < 1 || b.rows < 1) return false;
+  if (holds(a, b.begin) || holds(b, a.begin)) return true;
+  if (a.stride != b.stride || a.stride == 0) return false;
+  // Row j of b begins `apart` + j * stride behind the beginning of a; row i of a i * stride behind it.
+  const int64_t apart = int64_t(reinterpret_cast<uintptr_t>(b.begin) - reinterpret_cast<uintptr_t>(a.begin));
+  const int64_t first = greater(1 - a.rows, floor_quotient(-b.bytes - apart, a.stride) + 1);
+  const int64_t last = lesser(b.rows - 1, floor_quotient(a.bytes - 1 - apart, a.stride));
+  return first <= last;
+}
+
+// Whether each element that is written stands where the one lies that it is made of.
+inline bool in_place(const Plane& in, const Plane& out) {
+  return in.begin == out.begin && in.element == out.element && in.element != 0 && (in.stride == out.stride || (in.rows == 1 && out.rows == 1));
+}
+
+}  // namespace detail
+KERNELS_END
