@@ -98,9 +98,11 @@ TEST_CASE("every length of queries and keys up to 1,100") {
     const k::Exec ex(stream);
     std::vector<std::unique_ptr<AnyLength>> all;
     Shortened shortened;
+    Shortened shortened;
     for (int64_t length = 0; length <= most; ++length) {
       if (length % 100 != 0 && shortened.leaves_out()) continue;
       for (const auto& sizes : {std::pair<int64_t, int64_t>{length, length}, {3, length}, {length, 37}}) {
+        if (shortened.leaves_out()) continue;
         all.push_back(std::make_unique<AnyLength>(sizes.first, sizes.second, dim));
         const k::Status status = k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()), k::dense_kv(key.tensor(), value.tensor(), sizes.second),
                                               k::store(all.back()->o.data(), all.back()->o.ld()), {1, sizes.first, 2, 1, dim}, k::causal());

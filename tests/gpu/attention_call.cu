@@ -16,6 +16,7 @@ void in_any_order(Tally& t, const AttentionCase& c, const Call& call) {
   plain.o.download();
   const auto in = head_strides(batch, queries, c.heads, c.dim), out = head_strides(batch, queries, c.heads, v_dim);
   for (size_t i = 0; i < in.size(); ++i) {
+    if (t.leaves_out()) continue;
     const size_t j = (i + 2) % out.size();
     SpreadHeads<T, DeviceMemory> q(in[i], batch, queries, c.heads, c.dim, Poison::nan), o(out[j], batch, queries, c.heads, v_dim, Poison::garbage);
     q.fill([&](int64_t row, int64_t col) { return plain.q.get(row, col); });
@@ -75,6 +76,7 @@ namespace {
 // Sequences of a ragged batch together, and each alone with q_len as it is: blocks then hold other rows, of one head or of several.
 template <class T, class S>
 void same_bits_alone(Tally& t, const char* what, const AttentionCase& c, const S& score) {
+  if (t.leaves_out()) return;
   const Placement where(Layout::ragged, c.kv_lens, c.kv_heads);
   const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
   const OnDevice<int32_t> kv_offsets(where.offsets);
