@@ -211,6 +211,14 @@ struct OnOwnCopy : Body {
   }
 };
 
+// How many columns a row has, for a team's exchange. That may be pointed to, and what is pointed to is not in registers: so a thread
+// with its own copy of the problem passes on a copy of this.
+template <class P>
+__device__ __forceinline__ decltype(auto) columns_of(const P& p) {
+  if constexpr (changes_itself<typename P::Source> || changes_itself<typename P::Sink>) return Count<typename P::C>(p.columns);
+  else return (p.columns);
+}
+
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
 // At most K packs, which a thread holds in registers. kCount: every thread of the team holds so many; 0: that differs.
@@ -388,7 +396,7 @@ struct BlockBody {
   template <int kCount, class Team>
   static __device__ __forceinline__ void rows(const Params& params, Team& team) {
     const P& p = params.problem;
-    const auto reduce = [&](const auto& op, const auto& seen) { return team.template reduce<kCount * 32 * N>(op, seen, p.columns); };
+    const auto reduce = [&](const auto& op, const auto& seen) { return team.template reduce<kCount * 32 * N>(op, seen, columns_of(p)); };
     const bool leader = team.rank() == 0 && team.block() == 0;
     for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
       const Slice<N> slice(team, params.width, params.warp_width, int(p.cols));
@@ -422,7 +430,7 @@ struct StreamBody {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     const P& p = params.problem;
     BlockTeam team(scratch);
-    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, p.columns); };
+    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns_of(p)); };
     const bool leader = team.rank() == 0 && team.block() == 0;
     const auto& source = read_twice(p.source);
     const auto& pure = without_effects(p.source);
