@@ -341,7 +341,7 @@ class RowEngine {
           State all;
           each_block(0, p_.cols, [&](int64_t begin, int count) {
             C* const block = kept(r) + begin;
-            const auto keep = [block](int i, const Vector& x) KERNELS_INLINE {
+            const auto keep = [&](int i, const Vector& x) KERNELS_INLINE {
               if constexpr (P::plain || !Op::centers_fast) put_pack(block + i, x);  // or it is there already
             };
             State& state = states[r * blocks + begin / P::block];
