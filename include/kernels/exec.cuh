@@ -3,8 +3,8 @@
 //   k::Exec ex{stream};                        // a bare stream converts to one
 //   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
 //
-// The stream must belong to the device that was current when the Exec was made. Calls go to that device, also from threads that have
-// another one current: it is made current for the time of the call. Making an Exec, and calls, need no allocation on the device and no
+// Calls go to the device of the stream, also from threads that have another one current: it is made current for the time of the call. (A
+// null stream, and before CUDA 12.8 any, is taken to belong to the device that was current when the Exec was made.) Making an Exec, and calls, need no allocation on the device and no
 // synchronization, so both are allowed during graph capture; what they ask of the runtime they ask once for each kernel and device.
 #pragma once
 
@@ -54,16 +54,22 @@ inline Status find_device(int device, DeviceInfo& info) {
   if (status) info = known_devices.keep(device, info);
   return status;
 }
-inline Status find_current_device(DeviceInfo& info) {
+// The device of a stream. Before CUDA 12.8 a stream does not tell: then the current one.
+inline Status find_device_of(cudaStream_t stream, DeviceInfo& info) {
   int device = 0;
+#if CUDART_VERSION >= 12080
+  if (stream != nullptr) KERNELS_TRY(from_cuda(cudaStreamGetDevice(stream, &device)));
+  else KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
+#else
   KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
+#endif
   return find_device(device, info);
 }
 }  // namespace detail
 
 class Exec {
  public:
-  Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_current_device(device_)) {}
+  Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_device_of(stream, device_)) {}
   // With less of a device than there is, as if it had fewer multiprocessors or less shared memory.
   Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 

@@ -141,7 +141,7 @@ TEST_CASE("decode: a view that says its alignment") {
       }
       check_decode<64, float, float>(t, name + ", float", c, runs32, of(key32), of(value32), k::causal(), causal_model(), k::DecodeMode::automatic, {}, 1);
     }
-    attends<k::half, k::half>(t, name, {{70}, {count}, 4, 2, dim}, runs, of(key), of(value), k::causal(), causal_model(), 3);
+    attends<k::half, k::half>(t, name, {{70}, {count}, 4, 2, dim}, runs, of(key), of(value), k::causal(), causal_model(), Types{DType::f16, DType::f16, DType::f16}.precision(), 3);
   }
   CHECK_TALLY(t);
 }
