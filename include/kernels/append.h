@@ -39,6 +39,7 @@ class AppendAt {
   }
   Status check() const {
     KERNELS_TRY(detail::check_pointer(positions_, "append: the pointer to the positions is null", "append: the pointer to the positions is not aligned for 32-bit numbers"));
+    if (reinterpret_cast<uintptr_t>(sequences_) % alignof(int32_t) != 0) return invalid("append: the pointer to the sequences is not aligned for 32-bit numbers");
     if (ring_ && (kept_ < 0 || capacity_ <= kept_)) return invalid("append: the ring keeps more positions than it has");
     return lengths_.check();
   }

@@ -122,6 +122,9 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = falling; })), Code::invalid, "fall"));
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = many; })), Code::invalid, "more than q_len"));
 
+  const int32_t* const odd = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(falling) + 1);
+  CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = odd; })), Code::invalid, "q_offsets is not aligned"));
+
   const auto decode = [&](const k::AttentionShape& s, k::Workspace w) {
     return k::cpu::decode(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), s, k::no_mask(), w);
   };

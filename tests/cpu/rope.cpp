@@ -114,6 +114,8 @@ TEST_CASE("what rope and append refuse") {
   const auto tensor = k::nhd(p + 2048, 8, 2, 16);
   CHECK(append(tensor, k::AppendAt(positions), 32));
   CHECK(append(tensor, k::AppendAt(nullptr), 32).code() == k::Code::invalid);
+  const int32_t* const between = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(positions) + 2);
+  CHECK(std::string(append(tensor, k::AppendAt(positions, between), 32).reason()) == "out: append: the pointer to the sequences is not aligned for 32-bit numbers");
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, 2), 32));
   CHECK(append(tensor, k::AppendAt(positions).ring(4, 4, 2), 32).code() == k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, -1), 32).code() == k::Code::invalid);

@@ -91,6 +91,23 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
   refused(in, k::mul(k::per_row(off(x.data()))) | out, "out: per_row: the vector's pointer is not aligned for its elements");
   refused(in, k::quantize(q.data(), kCols, off(y.data())), "out: quantize: the pointer to the scales is not aligned for floats");
   CHECK((y.unchanged() && q.unchanged()));
+  const auto misaligned = [](const k::Status& status, const char* words) {
+    CHECK(status.code() == k::Code::invalid);
+    CHECK(std::string(status.reason()) == words);
+  };
+  double numbers[kCols] = {};
+  double* const half_way = reinterpret_cast<double*>(reinterpret_cast<float*>(numbers) + 1);
+  const auto layernorm = [&](const k::LayerNorm& norm) { return k::cpu::layernorm(cx, in, out, 4, kCols, norm); };
+  const auto rmsnorm = [&](const k::RmsNorm& norm) { return k::cpu::rmsnorm(cx, in, out, 4, kCols, norm); };
+  misaligned(layernorm(k::LayerNorm{}.mean(off(y.data()))), "layernorm: the pointer to mean is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.rstd(off(y.data()))), "layernorm: the pointer to rstd is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.mean(half_way)), "layernorm: the pointer to mean is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.inv_variance(half_way)), "layernorm: the pointer to rstd is not aligned for its elements");
+  misaligned(rmsnorm(k::RmsNorm{}.rstd(off(y.data()))), "rmsnorm: the pointer to rstd is not aligned for its elements");
+  misaligned(rmsnorm(k::RmsNorm{}.rstd(half_way)), "rmsnorm: the pointer to rstd is not aligned for its elements");
+  CHECK((y.unchanged() && q.unchanged()));
+  // Four bytes are enough for a float, where a double could not stand.
+  CHECK(k::cpu::rmsnorm(cx, in, out, 4, kCols, k::RmsNorm{}.rstd(reinterpret_cast<float*>(numbers) + 1)));
   // Two bytes are enough for elements of two, one for those of one.
   CHECK(k::cpu::softmax(cx, k::load(reinterpret_cast<const k::half*>(x.data()) + 1, kCols), out, 4, kCols));
   CHECK(k::cpu::softmax(cx, k::load(off(q.data()), kCols), out, 3, kCols));

@@ -110,6 +110,7 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536) return unsupported("batch or q_len exceeds 2^31 - 1, or heads 65536");
   if (shape.q_len > most_queries) return unsupported("q_len exceeds 32: call attention()");
   KERNELS_TRY(options.check(shape));
+  if (reinterpret_cast<uintptr_t>(shape.q_offsets) % alignof(int32_t) != 0) return invalid("the pointer q_offsets is not aligned for 32-bit numbers");
   if constexpr (has_score_check<S>::value) KERNELS_TRY(score.check(shape));
   if (shape.batch == 0 || shape.q_len == 0) return {};
   KERNELS_TRY(check_of(q, shape.batch * shape.q_len, shape.heads * shape.dim).of("q"));

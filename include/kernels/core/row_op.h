@@ -114,6 +114,11 @@ class RowOutput {
   explicit RowOutput(float* p) : to_(p) {}
   explicit RowOutput(double* p) : to_(p), twofold_(true) {}
 
+  Status check(const char* misaligned) const {
+    const size_t size = twofold_ ? alignof(double) : alignof(float);
+    return reinterpret_cast<uintptr_t>(to_) % size == 0 ? Status{} : invalid(misaligned);
+  }
+
   template <class C>
   KERNELS_HD void write(int64_t row, C value) const {
     if (to_ == nullptr) return;
@@ -214,7 +219,11 @@ class LayerNorm {
 
   template <class C>
   LayerNormOp<C> op() const { return {static_cast<C>(eps_), mean_, rstd_}; }
-  Status check() const { return eps_ >= 0 ? Status{} : invalid("layernorm: eps is negative or NaN"); }
+  Status check() const {
+    if (!(eps_ >= 0)) return invalid("layernorm: eps is negative or NaN");
+    KERNELS_TRY(mean_.check("layernorm: the pointer to mean is not aligned for its elements"));
+    return rstd_.check("layernorm: the pointer to rstd is not aligned for its elements");
+  }
 
  private:
   double eps_ = 1e-5;
@@ -231,7 +240,10 @@ class RmsNorm {
 
   template <class C>
   RmsNormOp<C> op() const { return {static_cast<C>(eps_), rstd_}; }
-  Status check() const { return eps_ >= 0 ? Status{} : invalid("rmsnorm: eps is negative or NaN"); }
+  Status check() const {
+    if (!(eps_ >= 0)) return invalid("rmsnorm: eps is negative or NaN");
+    return rstd_.check("rmsnorm: the pointer to rstd is not aligned for its elements");
+  }
 
  private:
   double eps_ = 1e-5;
