@@ -78,6 +78,20 @@ class Heads {
     return {};
   }
 
+  // Of what check() takes. Heads side by side, and sequences that follow each other like their rows, are what rows without heads are.
+  template <class T>
+  detail::Plane plane(const T* p, int64_t rows, int64_t cols) const {
+    const int64_t size = int64_t(sizeof(T)), heads = cols / dim_, tokens = batched_ ? lesser(rows, batch_rows_) : rows;
+    detail::Plane out = detail::plane(p, token_stride_, tokens, cols);
+    if (out.rows == 0) return out;
+    if (heads > 1 && head_stride_ != dim_) out.bytes = dim_ * size, out.heads = {heads, head_stride_ * size};
+    if (tokens == rows) return out;
+    if (tokens == 1) out.rows = rows, out.stride = batch_stride_ * size;
+    else if (batch_stride_ == tokens * token_stride_) out.rows = rows;
+    else out.batches = {rows / tokens, batch_stride_ * size};
+    return out;
+  }
+
  private:
   int64_t dim_, token_stride_, head_stride_, batch_rows_ = 0, batch_stride_ = 0;
   bool batched_ = false;
@@ -97,6 +111,8 @@ class HeadsLoad : public Functor {
     KERNELS_TRY(detail::check_pointer(p_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
     return where_.check<T>(rows, cols);
   }
+
+  detail::Plane plane(int64_t rows, int64_t cols) const { return where_.plane(p_, rows, cols); }
 
   KERNELS_HD const T* at(int64_t row, int64_t col) const { return p_ + where_.place(row, col); }
   template <int N>
@@ -121,6 +137,7 @@ class HeadsStore : public Functor {
     KERNELS_TRY(detail::check_pointer(p_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
     return where_.check_apart<T>(rows, cols);
   }
+  detail::Plane plane(int64_t rows, int64_t cols) const { return where_.plane(p_, rows, cols); }
 
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const { write<N>(p_ + where_.place(row, col), convert<T>(v)); }

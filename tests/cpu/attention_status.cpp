@@ -189,6 +189,45 @@ TEST_CASE("tokens, heads and sequences may stand any distances apart") {
   CHECK(call(good, k::heads(16, 32, 96).batches(3, 16)));
 }
 
+TEST_CASE("results over queries whose heads stand apart") {
+  using k::Code;
+  Fixture f;
+  f.shape.kv_heads = 4;
+  float* const p = f.p + 16384;
+  const auto run = [&](const auto& q, const auto& o) {
+    return k::cpu::attention(k::cpu::Exec{1}, q, k::dense_kv(k::nhd(f.p, 10, 4, 16), k::nhd(f.p, 10, 4, 16), 10), o, f.shape, k::no_mask());
+  };
+  const auto at = [&](const k::Heads& from, const k::Heads& to, int64_t shift = 0) { return run(k::load(p, from), k::store(p + shift, to)); };
+  // 2 sequences of 3 queries with 4 heads of 16: (batch, heads, length, dim), with room for 5 queries, and (batch, length, heads, dim).
+  const k::Heads by_heads = k::heads(16, 16, 48).batches(3, 192), roomy = k::heads(16, 16, 80).batches(3, 320), by_tokens = k::heads(16, 64, 16);
+  const char* const words = "attention: out overlaps q, and not element for element";
+  for (const k::Heads& same : {by_heads, roomy, by_tokens, by_tokens.batches(3, 192), by_tokens.batches(3, 256), k::heads(16, 192, 24).batches(3, 600)}) {
+    CHECK(at(same, same));
+    CHECK(is(at(same, same, 1), Code::invalid, words));
+    CHECK(is(at(same, same, -1), Code::invalid, words));
+  }
+  // The same places, said otherwise.
+  CHECK(at(by_tokens, by_tokens.batches(3, 192)));
+  CHECK(run(k::load(p, 64), k::store(p, by_tokens)));
+  CHECK(run(k::load(p, by_tokens.batches(3, 192)), k::store(p, 64)));
+  // Others.
+  CHECK(is(at(by_heads, by_tokens), Code::invalid, words));
+  CHECK(is(at(by_tokens, by_heads), Code::invalid, words));
+  CHECK(is(at(by_heads, roomy), Code::invalid, words));
+  CHECK(is(at(by_tokens, by_tokens.batches(3, 256)), Code::invalid, words));
+  CHECK(is(run(k::load(p, by_heads), k::store(p, 64)), Code::invalid, words));
+  CHECK(is(run(k::load(p, 64), k::store(reinterpret_cast<k::half*>(p), k::heads(16, 128, 16))), Code::invalid, words));
+  // The second sequence, its last head, the last element of all; and what lies between and behind.
+  for (const int64_t inside : {320, 320 + 3 * 80, 320 + 3 * 80 + 47}) CHECK(is(at(roomy, by_tokens, inside), Code::invalid, words));
+  CHECK(at(roomy, roomy, 640));
+  CHECK(at(k::heads(16, 128, 32), k::heads(16, 128, 32), 16));
+
+  // In place is for as many kv_heads as heads, and rows and products keep to the same.
+  CHECK(is(k::cpu::attention(k::cpu::Exec{1}, k::load(p, by_heads), f.kv(), k::store(p, by_heads), {2, 3, 4, 2, 16}, k::no_mask()), Code::invalid, "as many kv_heads as heads"));
+  CHECK(k::cpu::copy(k::cpu::Exec{1}, k::load(p, by_heads), k::store(p, by_heads), 6, 64));
+  CHECK(is(k::cpu::copy(k::cpu::Exec{1}, k::load(p, by_heads), k::store(p, 64), 6, 64), Code::invalid, "out overlaps in"));
+}
+
 TEST_CASE("heads that stand apart are turned and copied like any others") {
   Tally t;
   const int64_t batch = 2, length = 7, heads = 3, dim = 16, width = heads * dim;

@@ -133,7 +133,10 @@ TEST_CASE("in place: results of attention over the queries") {
 
 TEST_CASE("in place: results of attention over queries whose blocks read them again are refused") {
   Stream stream;
-  Device<k::half> q(4, 512, 512), kv_rows(16, 512, 512);
+  Device<k::half> q(8, 512, 512), kv_rows(16, 512, 512);
   const auto kv = k::dense_kv(k::nhd(kv_rows.data(), 16, 1, 512), k::nhd(kv_rows.data(), 16, 1, 512), 16);
   refused(k::attention(stream, k::load(q.data(), 512), kv, k::store(q.data(), 512), {1, 4, 1, 1, 512}, k::no_mask()), "256 columns");
+  const auto apart = k::heads(512, 512, 4 * 512).batches(4, 8 * 512);  // (batch, heads, length, dim)
+  refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), apart), {1, 4, 2, 1, 512}, k::no_mask()), "256 columns");
+  refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), k::heads(512, 1024, 512)), {1, 4, 2, 1, 512}, k::no_mask()), "not element for element");
 }

@@ -8,11 +8,17 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A matrix in memory: rows of so many bytes, `stride` bytes apart. No rows: it is not known where it lies.
+struct Repeat {
+  int64_t count = 1, stride = 0;  // bytes
+};
+
+// A matrix in memory: rows of so many bytes, `stride` bytes apart, and all of that again for other heads and sequences (heads.h), where
+// those do not continue the rows. No rows: it is not known where it lies.
 struct Plane {
   const char* begin = nullptr;
   int64_t rows = 0, bytes = 0, stride = 0;
   int element = 0;  // bytes; 0: an element is read for others as well
+  Repeat heads = {}, batches = {};
 };
 
 template <class T>
@@ -36,17 +42,25 @@ Plane plane_of(const F& f, int64_t rows, int64_t cols) {
 constexpr int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 inline bool holds(const Plane& plane, const char* p) {
-  const int64_t at = int64_t(reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(plane.begin));
+  int64_t at = int64_t(reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(plane.begin));
   if (at < 0) return false;
-  const int64_t row = plane.stride > 0 ? lesser(at / plane.stride, plane.rows - 1) : 0;
-  return at - row * plane.stride < plane.bytes;
+  // The largest stride first: what the others add up to is less.
+  Repeat steps[] = {{plane.rows, plane.stride}, plane.heads, plane.batches};
+  const auto order = [&](int a, int b) {
+    if (steps[a].stride < steps[b].stride) std::swap(steps[a], steps[b]);
+  };
+  order(0, 1), order(1, 2), order(0, 1);
+  for (const Repeat& step : steps) {
+    if (step.stride > 0) at -= lesser(at / step.stride, step.count - 1) * step.stride;
+  }
+  return at < plane.bytes;
 }
 
-// Whether two matrices share bytes: exact for equal strides, and for others by where they begin.
+// Whether two matrices share bytes: exact for equal strides, and for others, and for heads that stand apart, by where they begin.
 inline bool share_bytes(const Plane& a, const Plane& b) {
   if (a.rows < 1 || b.rows < 1) return false;
   if (holds(a, b.begin) || holds(b, a.begin)) return true;
-  if (a.stride != b.stride || a.stride == 0) return false;
+  if (a.stride != b.stride || a.stride == 0 || a.heads.count * b.heads.count * a.batches.count * b.batches.count != 1) return false;
   // Row j of b begins `apart` + j * stride behind the beginning of a; row i of a i * stride behind it.
   const int64_t apart = int64_t(reinterpret_cast<uintptr_t>(b.begin) - reinterpret_cast<uintptr_t>(a.begin));
   const int64_t first = greater(1 - a.rows, floor_quotient(-b.bytes - apart, a.stride) + 1);
@@ -56,7 +70,9 @@ inline bool share_bytes(const Plane& a, const Plane& b) {
 
 // Whether each element that is written stands where the one lies that it is made of.
 inline bool in_place(const Plane& in, const Plane& out) {
-  return in.begin == out.begin && in.element == out.element && in.element != 0 && (in.stride == out.stride || (in.rows == 1 && out.rows == 1));
+  const auto same = [](const Repeat& a, const Repeat& b) { return a.count == b.count && (a.stride == b.stride || a.count == 1); };
+  return in.begin == out.begin && in.element == out.element && in.element != 0 && same({in.rows, in.stride}, {out.rows, out.stride}) &&
+         same(in.heads, out.heads) && same(in.batches, out.batches);
 }
 
 }  // namespace detail
