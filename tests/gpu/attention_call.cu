@@ -204,17 +204,17 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   CHECK((few.plan.heads_together && few.plan.blocks == 4 * 2));
 
   const Planned of_float = planned(shape, side(floats, 128), side(floats, 128), floats, p);
-  CHECK(of_float.because("float"));
+  CHECK(of_float.because("more than 16 bits"));
   CHECK((of_float.plan.path == k::AttentionPath::plain && of_float.plan.key_pack == 4 && of_float.plan.tile_rows == 32 && of_float.plan.tile_keys == 32));
-  CHECK(planned(shape, side(in, 128), side(floats, 128), in, p).because("float"));
+  CHECK(planned(shape, side(in, 128), side(floats, 128), in, p).because("more than 16 bits"));
 
   const Planned keys_shifted = planned(shape, side(in + 1, 128), side(in, 128), in, p);
-  CHECK(keys_shifted.because("keys do not stand"));
+  CHECK(keys_shifted.because("keys do not begin at multiples of 16 bytes"));
   CHECK((keys_shifted.plan.key_pack == 1 && keys_shifted.plan.value_pack == 8));
-  CHECK(planned(shape, side(in, 128, 4), side(in, 128), in, p).because("keys do not stand"));
-  CHECK(planned(shape, side(in, 128), side(in, 128, 4), in, p).because("values do not stand"));
+  CHECK(planned(shape, side(in, 128, 4), side(in, 128), in, p).because("keys do not begin at multiples of 16 bytes"));
+  CHECK(planned(shape, side(in, 128), side(in, 128, 4), in, p).because("values do not begin at multiples of 16 bytes"));
   const Planned q_shifted = planned(shape, side(in, 128), side(in, 128), in, p, 1);
-  CHECK(q_shifted.because("queries do not stand"));
+  CHECK(q_shifted.because("queries do not begin at multiples of 16 bytes"));
   CHECK(q_shifted.plan.query_pack == 1);
   const Planned o_shifted = planned(shape, side(in, 128), side(in, 128), in, p + 1);
   CHECK(o_shifted.because("results"));
@@ -230,7 +230,7 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   k::AttentionPlan plan;
   const auto own = [&](const auto& kv) { return k::attention_plan(k::Exec{}, k::load(in, 64), kv, k::store(p, 64), {1, 5, 1, 1, 64}, k::causal(), {}, plan); };
   CHECK(own(OwnView{in}).ok());
-  CHECK(Planned{plan}.because("view of one's own"));
+  CHECK(Planned{plan}.because("does not say its alignment()"));
   CHECK(own(Formula{}).ok());
   CHECK((Planned{plan}.because("computes") && plan.path == k::AttentionPath::plain));
   CHECK(!k::attention_plan(k::Exec{}, k::load(in, 64), Formula{}, k::store(p, 64), {1, 5, 1, 1, 12}, k::causal(), {}, plan).ok());

@@ -100,20 +100,20 @@ TEST_CASE("decode_plan: why not on tensor cores") {
     CHECK((plan.tile_rows == 8 && plan.query_pack == 1 && plan.key_pack == key_pack && plan.value_pack == value_pack));
     CHECK(same(plan.why_not, why));
   };
-  const char *begin = "rows of keys or values do not begin at multiples of 16 bytes", *end = "rows of keys or values do not end at multiples of 16 bytes";
+  const char *begin = "keys do not begin at multiples of 16 bytes", *wide = "keys or values have more than 16 bits, which tensor cores would round";
   expect_plain(plans.of(plans.dense(plans.p + 1)), 1, 1, begin);
-  expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(plans.p + 4, 32, 2, 64), 32)), 8, 4, begin);
+  expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(plans.p + 4, 32, 2, 64), 32)), 8, 4, "values do not begin at multiples of 16 bytes");
   (void)plans.of(plans.dense(plans.p + 1), 64, k::DecodeMode::precise);
   CHECK(plans.status.code() == k::Code::unsupported);
   const auto* const codes = reinterpret_cast<const int8_t*>(plans.p);
   const auto sixteen = k::strided(codes, 32 * 64, 64, 32);  // 24 codes of 32
-  expect_plain(plans.of(k::dense_kv(sixteen, sixteen, 32), 24), 8, 4, end);
+  expect_plain(plans.of(k::dense_kv(sixteen, sixteen, 32), 24), 8, 4, "keys do not end at multiples of 16 bytes");
   const auto* const floats = reinterpret_cast<const float*>(plans.p);
-  expect_plain(plans.of(plans.dense(floats)), 4, 4, "keys or values have more than 16 bits");
-  expect_plain(plans.of(plans.dense(floats + 1)), 1, 1, "keys or values have more than 16 bits");
-  expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(floats, 32, 2, 64), 32)), 8, 4, "keys or values have more than 16 bits");
-  expect_plain(plans.of(Formula{}), 8, 4, "the view computes keys or values");
-  expect_plain(plans.of(Runs<k::half>(plans.p, plans.p, 16, 32, 64)), 1, 1, "the view does not say alignment(): see kv.h");
+  expect_plain(plans.of(plans.dense(floats)), 4, 4, wide);
+  expect_plain(plans.of(plans.dense(floats + 1)), 1, 1, wide);
+  expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(floats, 32, 2, 64), 32)), 8, 4, wide);
+  expect_plain(plans.of(Formula{}), 8, 4, "the view computes its keys or values");
+  expect_plain(plans.of(Runs<k::half>(plans.p, plans.p, 16, 32, 64)), 1, 1, "the view does not say its alignment(): see kv.h");
   AlignedRuns<k::half> runs(plans.p, plans.p, 16, 32, 64);
   CHECK(plans.of(runs).path == k::AttentionPath::precise);
   runs.bytes = 8;

@@ -35,4 +35,24 @@ struct AttentionPlan {
   const char* why_not = "";            // why this is not the fastest there is, or ""
 };
 
+namespace detail {
+// What why_not says, in the words of both calls, the gravest first.
+namespace why_not {
+inline constexpr const char* mode = "the mode asks for CUDA cores";
+inline constexpr const char* wide = "keys or values have more than 16 bits, which tensor cores would round";
+inline constexpr const char* computed = "the view computes its keys or values";
+inline constexpr const char* keys_begin = "keys do not begin at multiples of 16 bytes";
+inline constexpr const char* values_begin = "values do not begin at multiples of 16 bytes";
+inline constexpr const char* alignment = "the view does not say its alignment(): see kv.h";
+inline constexpr const char* keys_end = "keys do not end at multiples of 16 bytes";
+inline constexpr const char* values_end = "values do not end at multiples of 16 bytes";
+inline constexpr const char* shared = "the code was compiled for a GPU with more shared memory";
+inline constexpr const char* queries = "queries do not begin at multiples of 16 bytes";
+inline constexpr const char* results = "results cannot be written in packs of 8 columns";
+inline constexpr const char* codes = "keys or values of 8 or 4 bits are decoded on their way";
+inline constexpr const char* filled = "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
+inline constexpr const char* scale = "the scale is negative, or next to nothing";
+}  // namespace why_not
+}  // namespace detail
+
 KERNELS_END

@@ -2,6 +2,7 @@
 // tile in shared memory.
 #pragma once
 
+#include "../core/attention_plan.h"
 #include "../heads.h"
 #include "../kv.h"
 #include "../rope.h"
@@ -94,6 +95,21 @@ int value_pack(const Kv& kv) { return pack_of_codes<typename ValueRun<Kv>::Codes
 // Packs of what a source gives at most, up to 8: whether they may be read decides between these and single elements.
 template <class Source>
 constexpr int wide_pack = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
+
+// What of keys and values keeps a call from the fastest path, or "". wide: whether they may be read in packs that are wide enough.
+template <class Kv>
+const char* kv_misfit(bool wide_keys, bool wide_values) {
+  using K = typename KeyRun<Kv>::Codes;
+  using V = typename ValueRun<Kv>::Codes;
+  if constexpr (!narrow_kv<Kv>) {
+    return has_max_pack<K>::value && has_max_pack<V>::value ? why_not::wide : why_not::computed;
+  } else {
+    constexpr bool told = is_kv_cache<Kv> || has_alignment<Kv>::value;
+    if (!wide_keys) return told ? why_not::keys_begin : why_not::alignment;
+    if (!wide_values) return told ? why_not::values_begin : why_not::alignment;
+    return "";
+  }
+}
 
 // Whether a source is nothing but values of T in memory, which may be copied.
 template <class Source, class T>

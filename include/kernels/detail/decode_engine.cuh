@@ -54,13 +54,14 @@ class DecodeEngine {
   DecodeEngine(const Exec& ex, P& problem, AttentionPlan* plan) : ex_(ex), p_(problem), plan_(plan) {}
 
   Status run(DecodeMode mode) {
-    const char* misfit = misfit_of<Key>(p_.dim, key_pack(p_.kv));
-    if (*misfit == '\0') misfit = misfit_of<Value>(p_.v_dim, value_pack(p_.kv));
+    const char* misfit = kv_misfit<Kv>(key_pack(p_.kv) >= widest_of<Key>(), value_pack(p_.kv) >= widest_of<Value>());
+    if (*misfit == '\0' && p_.dim % widest_of<Key>() != 0) misfit = why_not::keys_end;
+    if (*misfit == '\0' && p_.v_dim % widest_of<Value>() != 0) misfit = why_not::values_end;
     const bool fits = *misfit == '\0';
     if (mode != DecodeMode::automatic && mode != DecodeMode::plain && !fits) {
       return unsupported("decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
     }
-    if (plan_ != nullptr) plan_->why_not = fits && mode == DecodeMode::plain ? "the mode asks for CUDA cores" : misfit;
+    if (plan_ != nullptr) plan_->why_not = fits && mode == DecodeMode::plain ? why_not::mode : misfit;
     automatic_ = mode == DecodeMode::automatic;
     if (automatic_) mode = fits ? DecodeMode::precise : DecodeMode::plain;
     if constexpr (narrow_kv<typename P::Kv>) {
@@ -77,16 +78,6 @@ class DecodeEngine {
   using Key = typename KeyRun<Kv>::Codes;
   using Value = typename ValueRun<Kv>::Codes;
 
-  // Why tensor cores cannot multiply with rows of keys, or of values, that are read in packs of so many columns; or "".
-  template <class Codes>
-  static const char* misfit_of(int dim, int pack) {
-    if (!Coded<Codes>::known) return has_max_pack<Codes>::value ? "keys or values have more than 16 bits" : "the view computes keys or values";
-    if (pack < widest_of<Codes>()) {
-      return in_one_run<Kv> || in_pages<Kv> || has_alignment<Kv>::value ? "rows of keys or values do not begin at multiples of 16 bytes" : "the view does not say alignment(): see kv.h";
-    }
-    return dim % widest_of<Codes>() != 0 ? "rows of keys or values do not end at multiples of 16 bytes" : "";
-  }
-
   template <int kParts>
   Status tensor() {
     return with_head_size<kLargest, 64, 128, 256, 576>(greater(p_.dim, p_.v_dim), [this](auto size) {
@@ -102,7 +93,7 @@ class DecodeEngine {
     KERNELS_TRY((image_architecture<DecodeBody<P, Rows>>(ex_, image)));
     if (Rows::shared_bytes(image) + Rows::kStatic > ex_.device().shared_per_block) {
       if (!automatic_) return unsupported("decode: tensor cores need more shared memory than this device has, in code that was compiled for another");
-      if (plan_ != nullptr) plan_->why_not = "the code was compiled for a GPU with more shared memory";
+      if (plan_ != nullptr) plan_->why_not = why_not::shared;
       return plain();
     }
     if (plan_ != nullptr) plan_->path = Rows::parts == 2 ? AttentionPath::precise : AttentionPath::tensor;

@@ -63,22 +63,19 @@ Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const A
 // The first thing that keeps a call from the fastest path, the gravest before others.
 template <class P>
 const char* prefill_why_not(const P& p, bool whole_tiles) {
-  using K = typename KeyRun<typename P::Kv>::Codes;
-  using V = typename ValueRun<typename P::Kv>::Codes;
-  if constexpr (!narrow_kv<typename P::Kv>) {
-    constexpr bool in_memory = has_max_pack<K>::value && has_max_pack<V>::value;
-    return in_memory ? "keys or values of float, which tensor cores would round" : "a view that computes its keys or values";
-  } else {
-    constexpr bool own = !is_kv_cache<typename P::Kv>;
-    if (!p.wide_keys) return own ? "a view of one's own does not say how its keys are aligned" : "keys do not stand at multiples of 16 bytes";
-    if (!p.wide_values) return own ? "a view of one's own does not say how its values are aligned" : "values do not stand at multiples of 16 bytes";
-    if (!p.wide_queries) return "queries do not stand at multiples of 16 bytes";
-    if (p.out_pack < 8) return "results cannot be written in packs of 8 columns";
-    if (!is_16_bit<typename Coded<K>::Code> || !is_16_bit<typename Coded<V>::Code>) return "keys or values of 8 or 4 bits are decoded on their way";
-    if (!whole_tiles) return "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
-    if (!(p.scale > kSmallScale)) return "the scale is negative, or next to nothing";
-    return "";
+  using Kv = typename P::Kv;
+  const char* const misfit = kv_misfit<Kv>(p.wide_keys, p.wide_values);
+  if constexpr (narrow_kv<Kv>) {
+    using K = typename Coded<typename KeyRun<Kv>::Codes>::Code;
+    using V = typename Coded<typename ValueRun<Kv>::Codes>::Code;
+    if (*misfit != '\0') return misfit;
+    if (!p.wide_queries) return why_not::queries;
+    if (p.out_pack < 8) return why_not::results;
+    if (!is_16_bit<K> || !is_16_bit<V>) return why_not::codes;
+    if (!whole_tiles) return why_not::filled;
+    if (!(p.scale > kSmallScale)) return why_not::scale;
   }
+  return misfit;
 }
 
 template <int kLargest, class Q, class Kv, class Out, class S>
