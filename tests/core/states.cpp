@@ -49,7 +49,7 @@ struct Packs {
 
 // Takes in what is left of n values from x on, K packs at a time and then K / 2 ..., packs of one value at the end.
 template <int N, int K, class Op, class C>
-void take_all(const Op& op, typename Op::Running& running, const C* x, int64_t n) {
+void take_all(const Op& op, typename Op::State& running, const C* x, int64_t n) {
   for (; n >= N * K; x += N * K, n -= N * K) op.take(running, Packs<C, N, K>{x});
   if constexpr (K > 1) take_all<N, K / 2>(op, running, x, n);
   else if constexpr (N > 1) take_all<1, 16>(op, running, x, n);
@@ -58,16 +58,16 @@ void take_all(const Op& op, typename Op::Running& running, const C* x, int64_t n
 // The state of the values of a pack.
 template <class Op, class C, int N>
 typename Op::State state_of(const Op& op, const k::Pack<C, N>& x) {
-  typename Op::Running running;
+  typename Op::State running;
   op.take(running, Packs<C, N, 1>{x.v});
-  return op.state(running);
+  return running;
 }
 
 // What a thread has taken in of n values, in one of many ways. As in the engine, narrow packs come one at a time only
 // where the thread has few: deviations are then taken from the mean of one or two values, which may lie far out.
 template <class Op, class C>
-typename Op::Running taken_somehow(const Op& op, const C* x, int64_t n, test::Random& random) {
-  typename Op::Running running;
+typename Op::State taken_somehow(const Op& op, const C* x, int64_t n, test::Random& random) {
+  typename Op::State running;
   switch (random.below(7)) {
     case 0: n <= 8 ? take_all<1, 1>(op, running, x, n) : take_all<1, 16>(op, running, x, n); break;
     case 1: n <= 16 ? take_all<2, 1>(op, running, x, n) : take_all<2, 8>(op, running, x, n); break;
@@ -89,7 +89,7 @@ typename Op::State cut_and_merged(const Op& op, const std::vector<C>& x, int pie
   std::sort(cuts.begin(), cuts.end());
   std::vector<typename Op::State> states(1);  // and one that saw nothing
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    states.push_back(op.state(taken_somehow(op, x.data() + cuts[i], cuts[i + 1] - cuts[i], random)));
+    states.push_back(taken_somehow(op, x.data() + cuts[i], cuts[i + 1] - cuts[i], random));
   }
   while (states.size() > 1) {
     const size_t a = size_t(random.below(int64_t(states.size())));
@@ -154,7 +154,7 @@ TEMPLATE_TEST_CASE("the empty softmax state is neutral", "", float, double) {
   using State = k::SoftmaxState<C>;
   const k::SoftmaxOp<C> op;
   State empty, other;
-  CHECK(op.state(typename k::SoftmaxOp<C>::Running{}).empty());
+  CHECK(typename k::SoftmaxOp<C>::State{}.empty());
   CHECK(empty.empty());
   CHECK(empty.logsumexp() == -kInf<C>);
   empty.merge(other);
@@ -343,13 +343,13 @@ TEMPLATE_TEST_CASE("the empty Welford state is neutral", "", float, double) {
   using State = k::WelfordState<C>;
   const auto op = layernorm_op<C>();
   const C x[] = {C(1), C(2), C(4), C(8), C(16)};
-  typename k::LayerNormOp<C>::Running running;
-  const State nothing = op.state(running);
+  typename k::LayerNormOp<C>::State running;
+  const State nothing = running;
   CHECK(nothing.n == C(0));
   CHECK(nothing.m2 == C(0));
   take_all<2, 2>(op, running, x, 5);
   State s = nothing;
-  s.merge(op.state(running));
+  s.merge(running);
   CHECK(s.n == C(5));
   CHECK(double(s.mean()) == Approx(6.2));
   CHECK(double(s.m2) == Approx(148.8));
@@ -416,7 +416,7 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
   CHECK_TALLY(t);
 
   typename k::RmsNormOp<C>::State s = state_of(op, k::broadcast<4>(C(3))), empty;
-  CHECK(op.state(typename k::RmsNormOp<C>::Running{}).squares == C(0));
+  CHECK(typename k::RmsNormOp<C>::State{}.squares == C(0));
   op.merge(s, empty);
   CHECK(s.squares == C(36));
   op.merge(empty, s);
@@ -434,9 +434,9 @@ namespace {
 template <class Op, class C, class F>
 void each_taken(const Op& op, const std::vector<C>& x, F f) {
   const auto way = [&](const char* name, auto n, auto k) {
-    typename Op::Running running;
+    typename Op::State running;
     take_all<decltype(n)::value, decltype(k)::value>(op, running, x.data(), int64_t(x.size()));
-    const typename Op::State state = op.state(running);
+    const typename Op::State state = running;
     f(name, state);
   };
   using std::integral_constant;
@@ -452,16 +452,18 @@ void each_taken(const Op& op, const std::vector<C>& x, F f) {
 
 // Lanes in lockstep, one after the other: a lane stops at the first exchange to which not all have brought their values
 // yet, and is started again when they have.
-template <class Op, class Mine, class State>
+template <class Op>
 class Lockstep {
+  using State = typename Op::State;
+
  public:
-  Lockstep(const Op& op, const std::vector<Mine>& states) : op_(op), states_(states) {}
+  Lockstep(const Op& op, const std::vector<State>& states) : op_(op), states_(states) {}
 
   std::vector<State> run() {
     for (;;) {
       std::vector<State> results;
       brought_.clear();
-      for (const Mine& state : states_) {
+      for (const State& state : states_) {
         at_ = 0;
         try {
           results.push_back(op_.gather(state, *this));
@@ -516,7 +518,7 @@ class Lockstep {
   }
 
   const Op& op_;
-  const std::vector<Mine>& states_;
+  const std::vector<State>& states_;
   std::vector<std::vector<long double>> known_;
   mutable std::vector<long double> brought_;
   mutable size_t at_ = 0;
@@ -528,21 +530,16 @@ void each_gathered(const Op& op, const std::vector<C>& x, F f) {
   for (const int lanes : {1, 2, 8, 32}) {
     for (const int64_t each : {(int64_t(x.size()) + lanes - 1) / lanes, int64_t(x.size())}) {
       std::vector<typename Op::State> states;
-      std::vector<typename Op::Running> runnings;
       for (int lane = 0; lane < lanes; ++lane) {
         const int64_t from = std::min(int64_t(x.size()), lane * each), to = std::min(int64_t(x.size()), from + each);
-        typename Op::Running running;
-        take_all<4, 4>(op, running, x.data() + from, to - from);
-        states.push_back(op.state(running));
-        runnings.push_back(running);
+        states.emplace_back();
+        take_all<4, 4>(op, states.back(), x.data() + from, to - from);
       }
       const auto agreed = [&](const std::vector<typename Op::State>& all) {
         for (const auto& state : all) CHECK(std::memcmp(&state, &all[0], sizeof(state)) == 0);
         f(lanes, all[0]);
       };
-      agreed(Lockstep<Op, typename Op::State, typename Op::State>(op, states).run());
-      // Without the states in between, when no lane has more than fits into registers.
-      if (each <= 32) agreed(Lockstep<Op, typename Op::Running, typename Op::State>(op, runnings).run());
+      agreed(Lockstep<Op>(op, states).run());
     }
   }
 }
@@ -704,7 +701,7 @@ struct Team {
 };
 template <class Op, class C>
 typename Op::State gathered(const Op& op, const std::vector<typename Op::State>& states) {
-  return Lockstep<Op, typename Op::State, typename Op::State>(op, states).run()[0];
+  return Lockstep<Op>(op, states).run()[0];
 }
 int64_t share(int64_t of, int64_t parts, int64_t unit) { return (of + parts * unit - 1) / (parts * unit) * unit; }
 template <int N, int K, class Op, class C>
@@ -825,7 +822,7 @@ TEMPLATE_TEST_CASE("Welford states take in NaN and infinity, and nothing at all"
     }
   }
   CHECK_TALLY(t);
-  const auto nothing = op.state(typename k::LayerNormOp<C>::Running{});
+  const auto nothing = typename k::LayerNormOp<C>::State{};
   CHECK(nothing.n == C(0));
   CHECK(nothing.m2 == C(0));
 }
@@ -900,12 +897,12 @@ void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
 
     // Each thread's part centered on what it has taken in itself, alone or beside another one.
     const auto alone = taken_somehow(op, x.data(), cols, random);
-    const auto own = op.finish(op.state(alone), k::Count<C>(cols));
+    const auto own = op.finish(alone, k::Count<C>(cols));
     check("alone", op.linear(alone, own)(op.center(pack, alone)), 0, cols);
     const auto left = taken_somehow(op, x.data(), middle, random);
     const auto right = taken_somehow(op, x.data() + middle, cols - middle, random);
-    auto both = op.state(left);
-    op.merge(both, op.state(right));
+    auto both = left;
+    op.merge(both, right);
     const auto joined = op.finish(both, k::Count<C>(cols));
     check("left", op.linear(left, joined)(op.center(pack, left)), 0, middle);
     check("right", op.linear(right, joined)(op.center(pack, right)), middle, cols);

@@ -16,13 +16,10 @@
 // what it gets, in vectors. How to do so for an op is said by InLanes in cpu/detail/row_lanes.h.
 //
 // A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
-//   Running                              what one thread has taken in; center(), linear() and gather() may get the Running in
-//                                        place of its State
-//   take(Running&, packs)                packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
+//   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
 //                                        more than once; packs.typical() is the mean of a quarter of their values (of 4 at
 //                                        least, where there are 4), packs.count() the Count of all
 //   looks_twice                          whether take() asks for a fold more than once
-//   State state(Running)                 of all that was taken in
 //   State gather(State, lanes)           the states of all lanes in one. lanes.sum(v), lanes.max(v) reduce over them,
 //                                        lanes.first(v) is of the first one, lanes.total(n) is the Count of all values
 //
@@ -54,13 +51,11 @@ namespace detail {
 template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
-  using Running = State;
   static constexpr bool looks_twice = true, centers_fast = true;
 
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Packs>
-  KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
-  KERNELS_HD const State& state(const Running& running) const { return running; }
+  KERNELS_HD void take(State& s, const Packs& packs) const { s.take(packs); }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return State::gather(s, lanes); }
 };
@@ -136,7 +131,6 @@ class RowOutput {
 template <class C>
 struct LayerNormOp {
   using State = WelfordState<C>;
-  using Running = State;
   static constexpr bool looks_twice = false, centers_fast = true;
   struct Result {
     C mean;
@@ -164,8 +158,7 @@ struct LayerNormOp {
   }
 
   template <class Packs>
-  KERNELS_HD void take(Running& running, const Packs& packs) const { running.take(packs); }
-  KERNELS_HD const State& state(const Running& running) const { return running; }
+  KERNELS_HD void take(State& s, const Packs& packs) const { s.take(packs); }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return State::gather(s, lanes); }
 };
@@ -176,7 +169,6 @@ struct RmsNormOp {
   struct State {
     C squares = C(0);
   };
-  using Running = State;
   static constexpr bool looks_twice = false, centers_fast = true;
   struct Result {
     C rstd;
@@ -187,10 +179,9 @@ struct RmsNormOp {
 
   KERNELS_HD void merge(State& a, const State& b) const { a.squares = a.squares + b.squares; }
   template <class Packs>
-  KERNELS_HD void take(Running& running, const Packs& packs) const {
-    running.squares = running.squares + packs.fold(C(0), [](C so_far, const auto& x) { return so_far + dot(x, x); });
+  KERNELS_HD void take(State& s, const Packs& packs) const {
+    s.squares = s.squares + packs.fold(C(0), [](C so_far, const auto& x) { return so_far + dot(x, x); });
   }
-  KERNELS_HD const State& state(const Running& running) const { return running; }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.sum(s.squares)}; }
   KERNELS_HD Result finish(const State& s, const Count<C>& cols) const {

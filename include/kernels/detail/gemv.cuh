@@ -173,14 +173,14 @@ struct TokenState<X, true> {
   static __device__ __forceinline__ TokenState found(const X& x, int64_t row, int cols, int rank, int size, bool writes, const Gather& gather) {
     const auto& base = base_of(x);
     using Before = std::decay_t<decltype(base.before())>;
-    typename Base::Op::Running running;
+    typename Base::Op::State running;
     each_run<4>(rank * N, size * N, cols, [&](const auto& at) {
       Fetched<Before, N> fetched[at.count];
       Pack<C, N> values[at.count];
       fetch_run<N>(fetched, base.before(), row, at);
       take_run<N>(base.op(), base.before(), running, fetched, values, row, at);
     });
-    const auto state = gather(base.op(), base.op().state(running));
+    const auto state = gather(base.op(), running);
     const auto result = base.op().finish(state, Count<C>(cols));
     if (writes && rank == 0) base.op().write_row(result, row);
     return {state, base.op().linear(state, result)};

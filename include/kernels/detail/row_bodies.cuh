@@ -127,13 +127,13 @@ struct Taken {
   }
 };
 template <int kPacks, class Op, class C, int N, class Has>
-__device__ __forceinline__ void take_packs(const Op& op, typename Op::Running& running, const Pack<C, N>* values, const Has& has) {
+__device__ __forceinline__ void take_packs(const Op& op, typename Op::State& running, const Pack<C, N>* values, const Has& has) {
   op.take(running, Taken<C, N, kPacks, Has>{values, has});
 }
 
 // Takes a fetched run into a row's running state, and leaves it as values.
 template <int N, class Op, class Source, class C, class At>
-__device__ __forceinline__ void take_run(const Op& op, const Source& source, typename Op::Running& running, const Fetched<Source, N>* fetched,
+__device__ __forceinline__ void take_run(const Op& op, const Source& source, typename Op::State& running, const Fetched<Source, N>* fetched,
                                          Pack<C, N>* values, int64_t row, const At& at) {
   KERNELS_UNROLL
   for (int k = 0; k < At::count; ++k) values[k] = resolve(source, fetched[k], row, at.col(k));
@@ -255,7 +255,7 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
     KERNELS_UNROLL
     for (int k = 0; k < K; ++k) values[k] = broadcast<N>(typename P::C(0));  // or the compiler carries what is not there from row to row
   }
-  typename P::Op::Running running;
+  typename P::Op::State running;
   if (repeatable<typename P::Source> || writes) {
     // One run of a single pack at a time takes fewer registers where an op looks twice.
     if constexpr (kCount > 0 || P::Op::looks_twice) {
@@ -451,7 +451,7 @@ struct StreamBody {
         return first;
       };
 
-      typename P::Op::Running running;
+      typename P::Op::State running;
       const auto take = [&](const auto& from, const auto& fetched, const auto& at) {
         Pack<C, N> values[at.count];
         take_run<N>(p.op, from, running, fetched, values, row, at);
@@ -468,7 +468,7 @@ struct StreamBody {
         fetch_run<N>(fetched, source, row, at);
         take(source, fetched, at);
       });
-      const auto state = reduce(p.op, p.op.state(running));
+      const auto state = reduce(p.op, running);
 
       const auto visit = [&](const auto& f) {
         const auto show = [&](const auto& from, const auto& fetched, const auto& at) {
@@ -527,7 +527,7 @@ struct PartialBody {
     const P& p = params.problem;
     BlockTeam team(scratch);
     for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
-      typename P::Op::Running running;
+      typename P::Op::State running;
       const Piece piece(params, index);
       const auto& source = read_twice(p.source);
       piece.each<N, K>([&](const auto& at) {
@@ -536,7 +536,7 @@ struct PartialBody {
         fetch_run<N>(fetched, source, piece.row, at);
         take_run<N>(p.op, source, running, fetched, values, piece.row, at);
       });
-      const auto state = team.reduce(p.op, p.op.state(running), Count<typename P::C>(piece.end - piece.begin));
+      const auto state = team.reduce(p.op, running, Count<typename P::C>(piece.end - piece.begin));
       if (team.rank() == 0) params.partial[index] = state;
     }
   }
