@@ -292,3 +292,37 @@ TEST_CASE("parts of the keys, merged, are the whole") {
   CHECK(merge({0, 1, 1, 8}, k::Attention{}.lse(&lse)));
   CHECK((some[3] == 0 && lse == -std::numeric_limits<float>::infinity()));
 }
+
+TEST_CASE("merged states over the first part") {
+  const int64_t parts = 3, tokens = 4, heads = 2, dim = 16, width = heads * dim;
+  Guarded<float> o(parts * tokens, width, width + 8), lse(parts * tokens, heads, heads), apart(tokens, width, width);
+  for (int64_t row = 0; row < parts * tokens; ++row) {
+    for (int64_t col = 0; col < width; ++col) o.set(row, col, float((row * 37 + col * 11) % 29) - 14);
+    for (int64_t head = 0; head < heads; ++head) lse.set(row, head, float((row * 5 + head * 3) % 7) - 3);
+  }
+  o.upload();
+  lse.upload();
+  const int64_t ld = o.ld();
+  const k::MergeShape shape{parts, tokens, heads, dim};
+  const auto merge = [&](const auto& sink) { return k::cpu::merge_states(k::cpu::Exec{2}, k::load(o.data(), ld), k::load(lse.data(), heads), sink, shape); };
+  REQUIRE(merge(k::store(apart.data(), width)));
+  REQUIRE(o.unchanged());
+  // Elsewhere over the parts, or over the logsumexps: refused, and nothing is written.
+  const char* const words = "merge_states: out overlaps o, and not the first part element for element";
+  CHECK(is(merge(k::store(o.data() + 1, ld)), k::Code::invalid, words));
+  CHECK(is(merge(k::store(o.data() + tokens * ld, ld)), k::Code::invalid, words));
+  CHECK(is(merge(k::store(o.data(), width)), k::Code::invalid, words));
+  CHECK(is(merge(k::store(reinterpret_cast<k::half*>(o.data()), 2 * ld)), k::Code::invalid, words));
+  CHECK(is(merge(k::store(lse.data() - 3, width)), k::Code::invalid, "merge_states: out overlaps lse"));
+  CHECK((o.unchanged() && lse.unchanged()));
+  REQUIRE(merge(k::store(o.data(), ld)));
+  CHECK((o.download(), apart.download(), o.intact() && apart.intact()));
+  bool same = true;
+  for (int64_t row = 0; row < parts * tokens; ++row) {
+    for (int64_t col = 0; col < width; ++col) {
+      const float want = row < tokens ? apart.get(row, col) : float((row * 37 + col * 11) % 29) - 14;
+      same = same && o.get(row, col) == want;
+    }
+  }
+  CHECK(same);
+}

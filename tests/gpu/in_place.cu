@@ -140,3 +140,23 @@ TEST_CASE("in place: results of attention over queries whose blocks read them ag
   refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), apart), {1, 4, 2, 1, 512}, k::no_mask()), "256 columns");
   refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), k::heads(512, 1024, 512)), {1, 4, 2, 1, 512}, k::no_mask()), "not element for element");
 }
+
+TEST_CASE("in place: merged states over the first part") {
+  Stream stream;
+  const int64_t parts = 3, tokens = 40, heads = 2, dim = 64, width = heads * dim;
+  Device<float> o(parts * tokens, width, width + 8), lse(parts * tokens, heads, heads), apart(tokens, width, width);
+  randomize(o, 1);
+  randomize(lse, 2);
+  const k::MergeShape shape{parts, tokens, heads, dim};
+  const auto merge = [&](const auto& sink) { return k::merge_states(stream, k::load(o.data(), o.ld()), k::load(lse.data(), heads), sink, shape); };
+  refused(merge(k::store(o.data() + tokens * o.ld(), o.ld())), "merge_states: out overlaps o");
+  refused(merge(k::store(lse.data(), width)), "merge_states: out overlaps lse");
+  REQUIRE(merge(k::store(apart.data(), width)));
+  REQUIRE(merge(k::store(o.data(), o.ld())));
+  stream.wait();
+  o.download();
+  apart.download();
+  bool same = o.intact() && apart.intact();
+  for (int64_t i = 0; i < tokens * width; ++i) same = same && o.get(i / width, i % width) == apart.get(i / width, i % width);
+  CHECK(same);
+}

@@ -153,6 +153,10 @@ Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& s
   KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim).of("o"));
   KERNELS_TRY(check_of(lse, shape.parts * shape.tokens, shape.heads).of("lse"));
   KERNELS_TRY(check_of(out, shape.tokens, shape.heads * shape.dim).of("out"));
+  const int64_t rows = shape.parts * shape.tokens, cols = shape.heads * shape.dim;
+  const Plane results = plane_of(out, shape.tokens, cols);
+  if (share_bytes(plane_of(o, rows, cols), results) && !in_place(plane_of(o, shape.tokens, cols), results)) return invalid("out overlaps o, and not the first part element for element");
+  if (share_bytes(plane_of(lse, rows, shape.heads), results)) return invalid("out overlaps lse, which is read more than once");
   empty = false;
   return {};
 }
