@@ -4,7 +4,7 @@
 //   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
 //
 // Calls go to the device of the stream, also from threads that have another one current: it is made current for the time of the call. (A
-// null stream, and before CUDA 12.8 any, is taken to belong to the device that was current when the Exec was made.) Making an Exec, and calls, need no allocation on the device and no
+// null stream, and any with a toolkit or a driver before 12.8, is taken to belong to the device that was current when the Exec was made.) Making an Exec, and calls, need no allocation on the device and no
 // synchronization, so both are allowed during graph capture; what they ask of the runtime they ask once for each kernel and device.
 #pragma once
 
@@ -54,15 +54,18 @@ inline Status find_device(int device, DeviceInfo& info) {
   if (status) info = known_devices.keep(device, info);
   return status;
 }
-// The device of a stream. Before CUDA 12.8 a stream does not tell: then the current one.
+// The device of a stream. With a toolkit or a driver before 12.8 a stream does not tell: then the current one.
 inline Status find_device_of(cudaStream_t stream, DeviceInfo& info) {
   int device = 0;
 #if CUDART_VERSION >= 12080
-  if (stream != nullptr) KERNELS_TRY(from_cuda(cudaStreamGetDevice(stream, &device)));
-  else KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
-#else
-  KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
+  if (stream != nullptr) {
+    const cudaError_t error = cudaStreamGetDevice(stream, &device);
+    if (error == cudaSuccess) return find_device(device, info);
+    const Status status = from_cuda(error);
+    if (error != cudaErrorCallRequiresNewerDriver) return status;
+  }
 #endif
+  KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
   return find_device(device, info);
 }
 }  // namespace detail

@@ -17,7 +17,7 @@
 namespace oneflow {
 namespace cuda {
 namespace doors {
-inline namespace KERNELS_ABI {
+inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
 
 inline cudaError_t to_cuda(const ::kernels::Status& status) {
   switch (status.code()) {
@@ -88,11 +88,11 @@ struct DirectStore : ::kernels::DirectStore<SRC, DST> {
   }
 };
 
-}
+}}
 }  // namespace doors
 
 namespace softmax {
-inline namespace KERNELS_ABI {
+inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
 using namespace doors;
 
 template <typename LOAD, typename STORE, typename ComputeType>
@@ -103,11 +103,11 @@ template <typename LOAD, typename STORE, typename ComputeType>
 cudaError_t DispatchLogSoftmax(cudaStream_t stream, LOAD load, STORE store, const int64_t rows, const int64_t cols) {
   return doors::to_cuda(::kernels::log_softmax<LOAD, STORE, ComputeType>(stream, load, store, rows, cols));
 }
-}
+}}
 }  // namespace softmax
 
 namespace layer_norm {
-inline namespace KERNELS_ABI {
+inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
 using namespace doors;
 
 // inv_variance receives 1 / sqrt(variance + epsilon). A null pointer means not wanted.
@@ -117,11 +117,11 @@ cudaError_t DispatchLayerNorm(cudaStream_t stream, LOAD load, STORE store, const
   return doors::to_cuda(
       ::kernels::layernorm<LOAD, STORE, ComputeType>(stream, load, store, rows, cols, epsilon, mean, inv_variance));
 }
-}
+}}
 }  // namespace layer_norm
 
 namespace rms_norm {
-inline namespace KERNELS_ABI {
+inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
 using namespace doors;
 
 // inv_rms receives 1 / sqrt(mean of squares + epsilon). A null pointer means not wanted.
@@ -136,7 +136,7 @@ cudaError_t LaunchRmsNorm(cudaStream_t stream, LOAD load, STORE store, const int
                           const double epsilon, ComputeType* inv_rms) {
   return DispatchRmsNorm<LOAD, STORE, ComputeType>(stream, load, store, rows, cols, epsilon, inv_rms);
 }
-}
+}}
 }  // namespace rms_norm
 
 }  // namespace cuda

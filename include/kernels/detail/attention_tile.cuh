@@ -81,6 +81,7 @@ int pack_of_codes(const Kv& kv) {
   if constexpr (!has_max_pack<Codes>::value) {  // computed
     return widest_of<Codes>();
   } else if constexpr (has_alignment<Kv>::value) {
+    if (kv.alignment() < 1) return 1;  // not known
     const int up_to_16 = kv.alignment() | 16, bytes = up_to_16 & -up_to_16;
     return greater(1, widest_of<Codes>() * bytes / 16);
   } else {
