@@ -797,12 +797,13 @@ auto compose(const A& a, const B& b) {
   }
 }
 
+template <class A, class B>
+constexpr bool goes_before = is_map<B> ? is_source<A> || is_map<A> : is_sink<B> && is_map<A>;
+
 }  // namespace detail
 
 // source | map, map | map, map | sink.
-template <class A, class B,
-          class = std::enable_if_t<(detail::is_source<A> && detail::is_map<B>) ||
-                                   (detail::is_map<A> && (detail::is_map<B> || detail::is_sink<B>))>>
+template <class A, class B, class = std::enable_if_t<detail::goes_before<A, B>>>
 auto operator|(const A& a, const B& b) {
   return detail::compose(a, b);
 }
@@ -812,8 +813,6 @@ struct Score;
 namespace detail {
 template <class F>
 constexpr bool is_score = std::is_base_of<Score, F>::value;
-template <class A, class B>
-constexpr bool goes_before = is_map<B> ? is_source<A> || is_map<A> : is_sink<B> && is_map<A>;
 }  // namespace detail
 
 // What else stands on either side of | is a mistake, and the message says what was meant.
