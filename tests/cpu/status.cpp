@@ -1,6 +1,17 @@
 // What the CPU operations refuse, with which words, and that a refused call writes nothing.
 #include "support/cpu.h"
 
+#include <kernels/cpu/matmul.h>
+
+#if defined(__linux__)
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -209,4 +220,103 @@ TEST_CASE("machine_has() knows each extension that the code is compiled for") {
 #endif
   CHECK((k::cpu::kNeeds & 31u) == needs);
   CHECK(k::cpu::Exec{1}.status().ok() == k::cpu::machine_has(k::cpu::kNeeds).ok());
+}
+
+TEST_CASE("a quota of CPU time counts as whole CPUs, rounded up") {
+  using k::detail::host::quota_cpus;
+  CHECK(quota_cpus(150000, 100000) == 2);
+  CHECK(quota_cpus(200000, 100000) == 2);
+  CHECK(quota_cpus(1000, 100000) == 1);
+  CHECK(quota_cpus(-1, 100000) == 0);
+  CHECK(quota_cpus(0, 0) == 0);
+}
+
+#if defined(__linux__)
+TEST_CASE("a container's quota is read from control groups of both versions") {
+  std::string folder = "/tmp/kernels_quota_XXXXXX";
+  REQUIRE(mkdtemp(&folder[0]) != nullptr);
+  const std::string files[] = {"/cpu.max", "/cpu/cpu.cfs_quota_us", "/cpu/cpu.cfs_period_us"};
+  const auto cpus = [&] { return k::detail::host::container_cpus(folder.c_str()); };
+  const auto say = [&](int file, const char* text) { std::ofstream(folder + files[file]) << text << '\n'; };
+  CHECK(cpus() == 0);
+  say(0, "max 100000");
+  CHECK(cpus() == 0);
+  say(0, "250000 100000");
+  CHECK(cpus() == 3);
+  REQUIRE(std::remove((folder + files[0]).c_str()) == 0);
+  REQUIRE(mkdir((folder + "/cpu").c_str(), 0700) == 0);
+  say(1, "-1"), say(2, "100000");
+  CHECK(cpus() == 0);
+  say(1, "400000");
+  CHECK(cpus() == 4);
+  for (int file : {1, 2}) std::remove((folder + files[file]).c_str());
+  rmdir((folder + "/cpu").c_str()), rmdir(folder.c_str());
+}
+
+TEST_CASE("a child of fork() can call: with a pool, and without OpenMP with threads as well") {
+  const int64_t rows = 6, cols = 1000;
+  std::vector<float> x(size_t(rows * cols), 1.f), y(x.size(), -1.f);
+#if defined(_OPENMP)
+  auto one_by_one = [](int parts, const auto& f) {
+    for (int i = 0; i < parts; ++i) f(i);
+  };
+  const k::cpu::Exec child{3, one_by_one};
+#else
+  const k::cpu::Exec child{3};
+#endif
+  const auto right = [&](k::cpu::Exec cx) {
+    std::fill(y.begin(), y.end(), -1.f);
+    return bool(k::cpu::softmax(cx.least_work(0), k::load(x.data(), cols), k::store(y.data(), cols), rows, cols)) &&
+           std::all_of(y.begin(), y.end(), [](float v) { return v == 1.f / 1000; });
+  };
+  REQUIRE(right(k::cpu::Exec{3}));
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) _exit(right(child) ? 0 : 1);
+  int status = -1;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  CHECK(status == 0);
+}
+#endif
+
+TEST_CASE("a caller's pool runs all parts of a call, and small calls have one") {
+  const int64_t rows = 64, cols = 8192;
+  std::vector<float> x(size_t(rows * cols), 1.f), y(x.size(), -1.f);
+  std::vector<int> calls;
+  // From the last part to the first: any order will do.
+  auto pool = [&](int parts, const auto& f) {
+    calls.push_back(parts);
+    for (int i = parts - 1; i >= 0; --i) f(i);
+  };
+  const k::cpu::Exec cx{7, pool};
+  CHECK(cx.threads() == 7);
+  REQUIRE(k::cpu::softmax(cx, k::load(x.data(), cols), k::store(y.data(), cols), rows, cols));
+  CHECK(calls == std::vector<int>{7});
+  CHECK(std::all_of(y.begin(), y.end(), [&](float v) { return v == 1.f / float(cols); }));
+  // One row of many columns is shared as well.
+  calls.clear(), std::fill(y.begin(), y.end(), -1.f);
+  REQUIRE(k::cpu::softmax(cx, k::load(x.data(), 0), k::store(y.data(), 0), 1, rows * cols));
+  CHECK(!calls.empty());
+  CHECK(std::all_of(y.begin(), y.end(), [&](float v) { return v == 1.f / float(rows * cols); }));
+  // Little work is done where it is.
+  calls.clear();
+  for (const int64_t few : {1, 2, 8}) REQUIRE(k::cpu::softmax(cx, k::load(x.data(), few), k::store(y.data(), few), few, few));
+  CHECK(calls.empty());
+  // Unless it is asked for otherwise.
+  REQUIRE(k::cpu::softmax(k::cpu::Exec(cx).least_work(0), k::load(x.data(), 8), k::store(y.data(), 8), 9, 8));
+  CHECK(calls == std::vector<int>{7});
+}
+
+TEST_CASE("a product has no more parts than tiles") {
+  const int64_t m = 40, n = 24, depth = 16384;
+  std::vector<float> x(size_t(m * depth), 1.f), w(size_t(n * depth), 0.5f), y(size_t(m * n), -1.f);
+  int most = 0;
+  auto pool = [&](int parts, const auto& f) {
+    most = std::max(most, parts);
+    for (int i = 0; i < parts; ++i) f(i);
+  };
+  REQUIRE(k::cpu::matmul(k::cpu::Exec{63, pool}, k::load(x.data(), depth), k::load(w.data(), depth), k::store(y.data(), n), {m, n, depth}));
+  // Tiles have 8 to 32 columns and 6 or 14 rows.
+  CHECK(most <= 3 * 7);
+  CHECK(std::all_of(y.begin(), y.end(), [&](float v) { return v == float(depth) / 2; }));
 }

@@ -40,7 +40,7 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
     KERNELS_TRY(host::check_queries(shape).in("attention"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("attention"));
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
-    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.threads());
+    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.team());
     return {};
   }
 }
@@ -69,7 +69,7 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
     }
     if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0) return invalid("decode: the workspace is not aligned for floats");
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
-    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.threads(), static_cast<float*>(workspace.ptr));
+    host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.team(), static_cast<float*>(workspace.ptr));
     return {};
   }
 }
@@ -88,7 +88,9 @@ Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, co
     bool empty = false;
     KERNELS_TRY(::kernels::detail::check_merge(o, lse, out, shape, options, empty).in("merge_states"));
     KERNELS_TRY(cx.status());
-    if (!empty) host::merge_states(cx.threads(), o, lse, out, shape, options);
+    if (empty) return {};
+    const double values = double(shape.parts) * double(shape.tokens) * double(shape.heads) * double(shape.dim);
+    host::merge_states(cx.team().for_work(values), o, lse, out, shape, options);
     return {};
   }
 }

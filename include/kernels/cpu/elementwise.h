@@ -22,9 +22,10 @@ Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int6
     KERNELS_TRY(cx.status());
     if (empty) return {};
     const host::Packs<Load, Store> packs(in, out, cols);
-    const int parts = int(lesser<int64_t>(cx.threads(), rows));
+    const host::Team team = cx.team().for_work(double(rows) * double(cols));
+    const int parts = int(lesser<int64_t>(team.threads, rows));
     const auto share = [&](int part) { return rows / parts * part + rows % parts * part / parts; };
-    host::parallel(parts, [&](int part) {
+    host::parallel(team, parts, [&](int part) {
       for (int64_t row = share(part); row < share(part + 1); ++row) {
         packs.each(0, cols, [&in, &out, row](auto width, int64_t col) KERNELS_INLINE {
           constexpr int N = decltype(width)::value;

@@ -623,9 +623,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
 // f(i) for all i below count, in any order, on so many threads.
 template <class F>
-void each_item(int64_t count, int threads, const F& f) {
+void each_item(int64_t count, const Team& team, const F& f) {
   std::atomic<int64_t> next{0};
-  parallel(int(greater<int64_t>(1, lesser<int64_t>(threads, count))), [&](int) {
+  parallel(team, int(greater<int64_t>(1, lesser<int64_t>(team.threads, count))), [&](int) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
   });
 }
@@ -667,8 +667,9 @@ class AttentionRun {
   }
 
   // Each item is a tile of rows with all of its keys. The last queries see the most: they come first.
-  void whole(int threads) const {
-    each_item(c_.shape.batch * c_.shape.kv_heads * tiles_, threads, [&](int64_t i) {
+  void whole(const Team& all_threads) const {
+    const Team team = with_work(all_threads);
+    each_item(c_.shape.batch * c_.shape.kv_heads * tiles_, team, [&](int64_t i) {
       const int64_t each = c_.shape.batch * c_.shape.kv_heads;
       const AttentionPart part = part_of(i % each / c_.shape.kv_heads, i % c_.shape.kv_heads, tiles_ - 1 - i / each);
       if (part.count <= 0) return;
@@ -679,13 +680,14 @@ class AttentionRun {
   }
 
   // Each item is a split of the keys; what comes of those of one tile of rows is merged when all are done.
-  void split(int threads, float* states) const {
+  void split(const Team& all_threads, float* states) const {
+    const Team team = with_work(all_threads);
     const int64_t each = c_.shape.kv_heads * tiles_, all = c_.shape.batch * each, row = Rows::state_floats(c_.shape);
     const auto state_of = [&](const AttentionPart& part) {
       return states + ((part.b * c_.shape.kv_heads + part.head) * c_.shape.q_len * group_ + part.first) * kMostSplits * row;
     };
     // Heads take turns: what lies beside a head's keys has come into a cache with them.
-    each_item(all * kMostSplits, threads, [&](int64_t i) {
+    each_item(all * kMostSplits, team, [&](int64_t i) {
       AttentionPart part = part_of(i / each / kMostSplits, i % each / tiles_, i % tiles_);
       const KeySplits splits(part.end);
       const int split = int(i / each % kMostSplits);
@@ -697,7 +699,7 @@ class AttentionRun {
       if (splits.count == 1) rows.finish();
       else rows.save(state_of(part) + split * part.count * row);
     });
-    each_item(all, threads, [&](int64_t i) {
+    each_item(all, team, [&](int64_t i) {
       const AttentionPart part = part_of(i / each, i % each / tiles_, i % tiles_);
       const KeySplits splits(part.end);
       if (part.count > 0 && splits.count > 1) Rows(c_, part).merge(state_of(part), splits.count, part.count * row);
@@ -705,6 +707,16 @@ class AttentionRun {
   }
 
  private:
+  // Few queries are bound by reading keys and values, many by products.
+  Team with_work(const Team& all) const {
+    double keys = 0, products = 0;
+    for (int64_t b = 0; b < c_.shape.batch; ++b) {
+      keys += double(c_.kv.length(b));
+      products += double(c_.kv.length(b)) * double(c_.shape.queries(b));
+    }
+    const double dims = double(c_.shape.dim + c_.shape.value_dim());
+    return all.for_work(keys * double(c_.shape.kv_heads) * dims, products * double(c_.shape.heads) * dims);
+  }
   AttentionPart part_of(int64_t b, int64_t head, int64_t tile) const {
     const int64_t first = tile * tile_;
     return {b, head, first, lesser(tile_, c_.shape.queries(b) * group_ - first), 0, c_.kv.length(b)};
@@ -717,12 +729,12 @@ class AttentionRun {
 // ---- parts that are whole calls ------------------------------------------------------------------------------------
 
 template <class O, class L, class Out>
-void merge_states(int threads, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
+void merge_states(const Team& team, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
   const auto map = sink_map(out);
   const auto& end = sink_end(out);
   const Packs<O, Out> packs(o, out, shape.dim);
-  const int parts = int(lesser<int64_t>(threads, shape.tokens));
-  parallel(parts, [&](int thread) {
+  const int parts = int(lesser<int64_t>(team.threads, shape.tokens));
+  parallel(team, parts, [&](int thread) {
     const int64_t last = shape.tokens / parts * (thread + 1) + shape.tokens % parts * (thread + 1) / parts;
     for (int64_t t = shape.tokens / parts * thread + shape.tokens % parts * thread / parts; t < last; ++t) {
       for (int64_t head = 0; head < shape.heads; ++head) {

@@ -120,16 +120,17 @@ class Gemm {
 
   // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is taken; of
   // equals the one with the most columns of them, because inputs are cheaper to copy than weights.
-  void run(int threads) const {
+  void run(const Team& all) const {
+    const Team team = all.for_work(0, double(shape_.m) * double(shape_.n) * double(shape_.k) * kMatrices);
     const int64_t tile_rows = tiles(shape_.m, T::rows), tile_cols = tiles(shape_.n, T::cols);
     int across = 1;
     int64_t least = std::numeric_limits<int64_t>::max();
-    for (int i = 1; i <= threads; ++i) {
-      const int64_t largest = tiles(tile_cols, i) * tiles(tile_rows, threads / i);
+    for (int i = 1; i <= lesser<int64_t>(team.threads, tile_cols); ++i) {
+      const int64_t largest = tiles(tile_cols, i) * tiles(tile_rows, team.threads / i);
       if (largest <= least) least = largest, across = i;
     }
-    const int down = threads / across;
-    parallel(across * down, [&](int part) {
+    const int down = int(lesser<int64_t>(team.threads / across, tile_rows));
+    parallel(team, across * down, [&](int part) {
       const auto [m, m_end] = share(part / across, down, tile_rows, T::rows, shape_.m);
       const auto [n, n_end] = share(part % across, across, tile_cols, T::cols, shape_.n);
       rectangle(m, m_end, n, n_end);
@@ -258,7 +259,7 @@ class Gemm {
 // What the caller has checked.
 template <class X, class W, class Out>
 Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
-  Gemm<X, W, Out>(x, w, out, shape).run(cx.threads());
+  Gemm<X, W, Out>(x, w, out, shape).run(cx.team());
   return {};
 }
 

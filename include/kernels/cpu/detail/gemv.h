@@ -420,10 +420,11 @@ class Gemv {
     }
   }
 
-  void run(int threads) const {
+  void run(const Team& all) const {
+    const Team team = all.for_work(double(n_) * double(k_), double(n_) * double(k_) * tokens_);
     const int64_t packs = (n_ + kWidestPack - 1) / kWidestPack;
-    const int parts = int(lesser<int64_t>(packs, threads));
-    parallel(parts, [&](int part) { rows(packs * part / parts * kWidestPack, lesser(n_, packs * (part + 1) / parts * kWidestPack)); });
+    const int parts = int(lesser<int64_t>(packs, team.threads));
+    parallel(team, parts, [&](int part) { rows(packs * part / parts * kWidestPack, lesser(n_, packs * (part + 1) / parts * kWidestPack)); });
   }
 
  private:
@@ -546,7 +547,7 @@ class Gemv {
 // What the caller has checked; M is kMostTokens at most.
 template <class X, class W, class Out>
 Status gemv(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t first = 0) {
-  Gemv<X, W, Out>(x, w, out, shape, first).run(cx.threads());
+  Gemv<X, W, Out>(x, w, out, shape, first).run(cx.team());
   return {};
 }
 

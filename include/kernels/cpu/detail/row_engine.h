@@ -148,24 +148,25 @@ class RowEngine {
   explicit RowEngine(const P& problem)
       : p_(problem), again_(second_pass(p_.source)), map_(sink_map(p_.sink)), end_(sink_end(p_.sink)) {}
 
-  void run(int threads) const {
-    if (p_.cols > P::cached && p_.rows < threads) {
-      for (int64_t row = 0; row < p_.rows; ++row) streamed_row(row, threads);
+  void run(const Team& all) const {
+    const Team team = all.for_work(double(p_.rows) * double(p_.cols));
+    if (p_.cols > P::cached && p_.rows < team.threads) {
+      for (int64_t row = 0; row < p_.rows; ++row) streamed_row(row, team);
       return;
     }
-    const int parts = int(p_.rows < threads ? p_.rows : threads);
-    parallel(parts, [&](int part) {
+    const int parts = int(lesser<int64_t>(p_.rows, team.threads));
+    parallel(team, parts, [&](int part) {
       const int64_t first = share(part, parts), last = share(part + 1, parts);
       if (p_.keeps_rows()) grouped_rows<true>(first, last);
       else if (!P::row_sink) grouped_rows<false>(first, last);
-      else for (int64_t row = first; row < last; ++row) streamed_row(row, 1);
+      else for (int64_t row = first; row < last; ++row) streamed_row(row, Team{1});
       fence_past_cache();
     });
   }
 
   using State = typename P::Op::State;
   // Of a row that is not empty.
-  State state(int64_t row) const { return reduce_chunks(row, 1); }
+  State state(int64_t row) const { return reduce_chunks(row, Team{1}); }
 
  private:
   using C = typename P::C;
@@ -354,7 +355,7 @@ class RowEngine {
             linears[b] = p_.op.linear(states[b], result);
           }
         } else {
-          states[r] = reduce_chunks(row + r, 1);
+          states[r] = reduce_chunks(row + r, Team{1});
           linears[r] = p_.op.linear(states[r], finish_row(states[r], row + r));
         }
       }
@@ -403,10 +404,10 @@ class RowEngine {
 
   // f(c, first column, end) for the chunks of a row.
   template <class F>
-  void each_chunk(int threads, const F& f) const {
+  void each_chunk(const Team& team, const F& f) const {
     const int64_t width = greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
-    const int chunks = int((p_.cols + width - 1) / width), parts = lesser(threads, chunks);
-    parallel(parts, [&](int part) {
+    const int chunks = int((p_.cols + width - 1) / width), parts = lesser(team.threads, chunks);
+    parallel(team, parts, [&](int part) {
       for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) {
         f(c, c * width, lesser(p_.cols, (c + 1) * width));
       }
@@ -415,7 +416,7 @@ class RowEngine {
   }
 
   // The states of the chunks are merged in order, whoever made them.
-  State reduce_chunks(int64_t row, int threads) const {
+  State reduce_chunks(int64_t row, const Team& team) const {
     const auto reduce_chunk = [&](int64_t begin, int64_t end) {
       State chunk;
       each_block(begin, end, [&](int64_t col, int count) {
@@ -425,40 +426,40 @@ class RowEngine {
       return chunk;
     };
     State all;
-    if (threads == 1) {
-      each_chunk(1, [&](int c, int64_t begin, int64_t end) { join(all, reduce_chunk(begin, end), c == 0); });
+    if (team.threads == 1) {
+      each_chunk(Team{1}, [&](int c, int64_t begin, int64_t end) { join(all, reduce_chunk(begin, end), c == 0); });
     } else {
       State states[kMaxChunks];
-      each_chunk(threads, [&](int c, int64_t begin, int64_t end) { states[c] = reduce_chunk(begin, end); });
-      each_chunk(1, [&](int c, int64_t, int64_t) { join(all, states[c], c == 0); });
+      each_chunk(team, [&](int c, int64_t begin, int64_t end) { states[c] = reduce_chunk(begin, end); });
+      each_chunk(Team{1}, [&](int c, int64_t, int64_t) { join(all, states[c], c == 0); });
     }
     return all;
   }
 
-  void streamed_row(int64_t row, int threads) const {
-    const State all = reduce_chunks(row, threads);
+  void streamed_row(int64_t row, const Team& team) const {
+    const State all = reduce_chunks(row, team);
     const auto linear = p_.op.linear(all, finish_row(all, row));
     if constexpr (P::row_sink) {
       typename decltype(end_)::State states[kMaxChunks], sink_state;
       const auto silent = without_effects(map_);
-      each_chunk(threads, [&](int c, int64_t begin, int64_t end) {
+      each_chunk(team, [&](int c, int64_t begin, int64_t end) {
         each_block(begin, end, [&](int64_t col, int count) {
           alignas(64) C block[P::block];
           fill(block, col, count, read_again(silent, row, all, linear));
           accumulate(states[c], block, count);
         });
       });
-      each_chunk(1, [&](int c, int64_t, int64_t) { end_.merge(sink_state, states[c]); });
+      each_chunk(Team{1}, [&](int c, int64_t, int64_t) { end_.merge(sink_state, states[c]); });
       end_.write_row(sink_state, row);
       const auto result = end_.finish(sink_state);
-      each_chunk(threads, [&](int, int64_t begin, int64_t end) {
+      each_chunk(team, [&](int, int64_t begin, int64_t end) {
         const auto value = read_again(map_, row, all, linear);
         p_.packs.each(begin, end, [value, sink = end_, result, row](auto width, int64_t col) KERNELS_INLINE {
           sink.store(value(width, col), result, row, col);
         });
       });
     } else {
-      each_chunk(threads, [&](int, int64_t begin, int64_t end) {
+      each_chunk(team, [&](int, int64_t begin, int64_t end) {
         write(read_again(map_, row, all, linear), row, begin, end);
       });
     }
@@ -486,7 +487,7 @@ Status run_rows(const cpu::Exec& cx, const Options& options, const Source& sourc
     Problem problem{options.template op<C>(), source, sink, rows, cols, {source, sink, cols}};
     // The widest pack of the library's sinks has 16 bytes.
     set_past_cache(problem.sink, rows > kPastCacheBytes / 16 * widest_of<Sink>() / cols);
-    RowEngine<Problem>(problem).run(cx.threads());
+    RowEngine<Problem>(problem).run(cx.team());
     return {};
   }
 }

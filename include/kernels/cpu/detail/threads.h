@@ -117,6 +117,38 @@ void parallel(int parts, const F& f) {
 
 #endif
 
+// Whose threads a call runs on, and how many.
+struct Team {
+  struct Part {
+    void (*run)(const void* f, int part);
+    const void* f;
+    void operator()(int part) const { run(f, part); }
+  };
+
+  int threads;
+  const void* pool = nullptr;  // the caller's, for run; without it threads are OpenMP's or new ones
+  void (*run)(const void* pool, int parts, const Part& part) = nullptr;
+  // How many values that are read or written are worth a thread: to start one takes about as long.
+  double least_work = 32 << 10;
+
+  // With no more threads than there is work for. A multiplication of values that lie in a cache counts as a sixteenth of a value.
+  Team for_work(double values, double products = 0) const {
+    const double work = values + products / 16;
+    Team team = *this;
+    if (work < least_work * threads) team.threads = work < least_work ? 1 : int(work / least_work);
+    return team;
+  }
+};
+
+// f(i) for every i in [0, parts). A single part runs on the caller's own thread.
+template <class F>
+void parallel(const Team& team, int parts, const F& f) {
+  if (parts < 1) return;
+  if (parts == 1) return f(0);
+  if (team.run == nullptr) return parallel(parts, f);
+  team.run(team.pool, parts, {[](const void* call, int part) { (*static_cast<const F*>(call))(part); }, &f});
+}
+
 }  // namespace host
 }  // namespace detail
 KERNELS_END
