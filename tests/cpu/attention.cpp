@@ -2,6 +2,7 @@
 #include <kernels/cpu/attention.h>
 
 #include "support/attention.h"
+#include "support/threads.h"
 
 using namespace test;
 
@@ -14,7 +15,7 @@ void check(Tally& t, const AttentionCase& c, const S& score, const ScoreModel& m
   const KvSide<float> key(1, where, c.dim), value(2, where, c.value_dim());
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
   AttentionData<> whole(c);
-  const k::cpu::Exec cx{c.threads};
+  const k::cpu::Exec cx = on_threads(c.threads);
   whole.check(t, "attention", k::cpu::attention(cx, whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key, value, model, step);
   if (c.most_queries() > 32) return;
   AttentionData<> split(c);
@@ -77,7 +78,7 @@ TEST_CASE("ragged batches, with empty sequences") {
   c.kv_lens = {0, 5};
   AttentionData<> none(c);
   const auto kv = k::dense_kv(k::nhd(none.q.data(), 5, 2, 40), k::nhd(none.q.data(), 5, 2, 40), 5);
-  CHECK(k::cpu::attention(k::cpu::Exec{2}, none.source(), kv, none.sink(), none.shape(), k::causal()));
+  CHECK(k::cpu::attention(on_threads(2), none.source(), kv, none.sink(), none.shape(), k::causal()));
   CHECK_TALLY(t);
 }
 
@@ -98,7 +99,7 @@ TEST_CASE("the output may stand where the queries were") {
     const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
     const KvSide<float> key(1, where, c.dim), value(2, where, c.dim);
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
-    const k::cpu::Exec cx{3};
+    const k::cpu::Exec cx = on_threads(3);
     AttentionData<> apart(c);
     apart.check(t, "apart", k::cpu::attention(cx, apart.source(), kv, apart.sink(), apart.shape(), k::causal(), apart.options()), key, value, causal_model(), 5);
     for (const bool split : {false, true}) {
@@ -129,7 +130,7 @@ TEST_CASE("maps on queries and results, and other types of them") {
   const KvSide<k::bfloat16> value(2, where, c.dim);
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
   AttentionData<k::half, k::bfloat16> plain(c);
-  plain.check(t, "half to bfloat16", k::cpu::attention(k::cpu::Exec{2}, plain.source(), kv, plain.sink(), plain.shape(), k::causal(), plain.options()), key, value,
+  plain.check(t, "half to bfloat16", k::cpu::attention(on_threads(2), plain.source(), kv, plain.sink(), plain.shape(), k::causal(), plain.options()), key, value,
               causal_model());
   AttentionData<k::half, float> mapped(c);
   const k::Status status = k::cpu::attention(k::cpu::Exec{1}, mapped.source() | k::scale(0.5), kv, k::scale(4) | mapped.sink(), mapped.shape(), k::causal(),
@@ -147,7 +148,7 @@ TEST_CASE("threads and the rest of the batch change nothing; many queries are as
   const auto run = [&](AttentionData<>& d, int threads, bool split) {
     std::vector<float> memory(k::cpu::decode_workspace_bytes(d.shape()) / sizeof(float), 7.f);
     const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
-    const k::cpu::Exec cx{threads};
+    const k::cpu::Exec cx = on_threads(threads);
     const k::Status status = split ? k::cpu::decode(cx, d.source(), kv, d.sink(), d.shape(), k::causal(), workspace, d.options())
                                    : k::cpu::attention(cx, d.source(), kv, d.sink(), d.shape(), k::causal(), d.options());
     t.expect(status.ok(), "%s", status.reason());

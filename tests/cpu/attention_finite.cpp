@@ -1,6 +1,7 @@
 // Attention on the CPU: NaN and infinities.
 #include "support/cpu_attention.h"
 #include "support/not_finite.h"
+#include "support/threads.h"
 
 using namespace test;
 
@@ -11,7 +12,7 @@ struct Calls {
 
   template <class Kv, class K, class V, class S, class Broken>
   void run(const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model, const Broken& broken) const {
-    const k::cpu::Exec cx{2};
+    const k::cpu::Exec cx = on_threads(2);
     AttentionData<> whole(c), split(c);
     whole.broken = broken, split.broken = broken;
     whole.check(t, what, k::cpu::attention(cx, whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key, value, model);
@@ -46,7 +47,7 @@ TEST_CASE("logits that are not finite, also where keys are split") {
 TEST_CASE("parts whose logsumexp is NaN or infinite") {
   Tally t;
   check_not_finite_parts<HostMemory>(t, [](const auto& o, const auto& lse, const auto& sink, const k::MergeShape& shape, const k::Attention& options) {
-    return k::cpu::merge_states(k::cpu::Exec{2}, o, lse, sink, shape, options);
+    return k::cpu::merge_states(on_threads(2), o, lse, sink, shape, options);
   });
   CHECK_TALLY(t);
 }

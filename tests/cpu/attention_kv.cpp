@@ -1,5 +1,6 @@
 // Attention on the CPU: where keys and values lie.
 #include "support/cpu_attention.h"
+#include "support/threads.h"
 
 using namespace test;
 
@@ -29,7 +30,7 @@ TEST_CASE("pages of any size, scattered") {
 
 TEST_CASE("results apart") {
   Tally t;
-  const k::cpu::Exec cx{2};
+  const k::cpu::Exec cx = on_threads(2);
   for (const int64_t queries : {1, 30}) {
     const AttentionCase c{{queries}, {90}, 4, 2, 24};
     const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
@@ -92,10 +93,10 @@ TEST_CASE("keys outside a window are not touched") {
     }
     const auto kv = k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, 16), where.short_lengths.data());
     AttentionData<> whole(c), split(c);
-    whole.check(t, "window", k::cpu::attention(k::cpu::Exec{2}, whole.source(), kv, whole.sink(), whole.shape(), k::window(left, 0), whole.options()), key, value, window_model(left, 0), 3);
+    whole.check(t, "window", k::cpu::attention(on_threads(2), whole.source(), kv, whole.sink(), whole.shape(), k::window(left, 0), whole.options()), key, value, window_model(left, 0), 3);
     if (queries > 32) continue;
     std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
-    split.check(t, "window, split", k::cpu::decode(k::cpu::Exec{2}, split.source(), kv, split.sink(), split.shape(), k::window(left, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
+    split.check(t, "window, split", k::cpu::decode(on_threads(2), split.source(), kv, split.sink(), split.shape(), k::window(left, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
                 key, value, window_model(left, 0), 3);
   }
   CHECK_TALLY(t);
@@ -107,9 +108,9 @@ TEST_CASE("as many keys as there can be") {
     const AttentionCase c{{queries}, {FarFormula::seen}, 2, 1, 40};
     AttentionData<> whole(c), split(c);
     std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
-    whole.check(t, "far", k::cpu::attention(k::cpu::Exec{2}, whole.source(), FarFormula{}, whole.sink(), whole.shape(), k::window(50, 0), whole.options()), FarFormula::expected_key,
+    whole.check(t, "far", k::cpu::attention(on_threads(2), whole.source(), FarFormula{}, whole.sink(), whole.shape(), k::window(50, 0), whole.options()), FarFormula::expected_key,
                 FarFormula::expected_value, window_model(50, 0));
-    split.check(t, "far, split", k::cpu::decode(k::cpu::Exec{2}, split.source(), FarFormula{}, split.sink(), split.shape(), k::window(50, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
+    split.check(t, "far, split", k::cpu::decode(on_threads(2), split.source(), FarFormula{}, split.sink(), split.shape(), k::window(50, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
                 FarFormula::expected_key, FarFormula::expected_value, window_model(50, 0));
   }
   CHECK_TALLY(t);

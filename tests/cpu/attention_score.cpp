@@ -2,6 +2,7 @@
 #include <kernels/cpu/attention.h>
 
 #include "support/attention.h"
+#include "support/threads.h"
 
 using namespace test;
 
@@ -19,11 +20,11 @@ struct Calls {
       const KvSide<float> key(1, where, c.dim, ScaleOf::head, spread), value(2, where, c.dim);
       const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
       AttentionData<> whole(c, spread);
-      whole.check(t, what, k::cpu::attention(k::cpu::Exec{2}, whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key, value, model, step);
+      whole.check(t, what, k::cpu::attention(on_threads(2), whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key, value, model, step);
       AttentionData<> split(c, spread);
       std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
       const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
-      split.check(t, what, k::cpu::decode(k::cpu::Exec{2}, split.source(), kv, split.sink(), split.shape(), score, workspace, split.options()), key, value, model, step);
+      split.check(t, what, k::cpu::decode(on_threads(2), split.source(), kv, split.sink(), split.shape(), score, workspace, split.options()), key, value, model, step);
     }
   }
 };

@@ -1,6 +1,7 @@
 // Every pair of storage types on the CPU, by way of a source and a sink whose types are known at run time (one instantiation
 // for all), and every type on either side through load() and store() themselves.
 #include "support/cpu.h"
+#include "support/threads.h"
 
 using namespace test;
 
@@ -101,13 +102,13 @@ using Call = k::Status (*)(const AnyMatrix& in, const AnyMatrix& out, int64_t ro
 template <class Op>
 k::Status call_any(const AnyMatrix& in, const AnyMatrix& out, int64_t rows, int64_t cols) {
   float* const unused = nullptr;
-  return Op{}.run(k::cpu::Exec{2}, AnyLoad(in.data(), in.ld(), in.type()), AnyStore(out.data(), out.ld(), out.type()), rows, cols, unused, unused);
+  return Op{}.run(on_threads(2), AnyLoad(in.data(), in.ld(), in.type()), AnyStore(out.data(), out.ld(), out.type()), rows, cols, unused, unused);
 }
 
 template <class Op, class S, class D>
 k::Status call(const AnyMatrix& in, const AnyMatrix& out, int64_t rows, int64_t cols) {
   float* const unused = nullptr;
-  return Op{}.run(k::cpu::Exec{2}, k::load(static_cast<const S*>(in.data()), in.ld()), k::store(static_cast<D*>(out.data()), out.ld()),
+  return Op{}.run(on_threads(2), k::load(static_cast<const S*>(in.data()), in.ld()), k::store(static_cast<D*>(out.data()), out.ld()),
                   rows, cols, unused, unused);
 }
 

@@ -2,6 +2,7 @@
 // and rows that do not.
 #include "support/cpu.h"
 #include "support/random_matrix.h"
+#include "support/threads.h"
 
 #include <kernels/cpu/elementwise.h>
 
@@ -44,7 +45,7 @@ struct Plain {
 
 template <class Op, class In, class Out>
 void run(Tally& t, const In& in, const Out& out, int64_t rows, int64_t cols) {
-  const k::Status status = Op{}.run(k::cpu::Exec{2}, in, out, rows, cols, static_cast<float*>(nullptr), static_cast<float*>(nullptr));
+  const k::Status status = Op{}.run(on_threads(2), in, out, rows, cols, static_cast<float*>(nullptr), static_cast<float*>(nullptr));
   t.expect(status.ok(), "%s, %d cols: %s", Op::name, int(cols), status.reason());
 }
 
@@ -118,7 +119,7 @@ TEST_CASE("layernorm of a residual stream that is updated in place") {
     Guarded<k::bfloat16> y(kRows, cols, cols);
     const auto h = k::load(x.data(), x.ld()) | k::add(k::row(bias.data())) | k::add(k::load(residual.data(), residual.ld())) |
                    k::tee(residual.data(), residual.ld());
-    const k::Status status = k::cpu::layernorm(k::cpu::Exec{2}, h, k::affine(gamma.data(), beta.data()) | k::store(y.data(), y.ld()), kRows,
+    const k::Status status = k::cpu::layernorm(on_threads(2), h, k::affine(gamma.data(), beta.data()) | k::store(y.data(), y.ld()), kRows,
                                                cols, k::LayerNorm{}.mean(mean.data()).rstd(rstd.data()));
     t.expect(status.ok(), "%d cols: %s", int(cols), status.reason());
     const auto sum = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)) + Real<>(bias.value(0, c)) + Real<>(before.value(r, c)); };
@@ -395,7 +396,7 @@ TEST_CASE("every element is loaded once and stored once") {
     for (const int threads : {1, 3}) {
       const int64_t rows = 4;
       Counts counts(rows * cols);
-      const k::Status status = k::cpu::layernorm(k::cpu::Exec{threads}, CountingLoad(&counts, cols), CountingStore(&counts, cols), rows, cols);
+      const k::Status status = k::cpu::layernorm(on_threads(threads), CountingLoad(&counts, cols), CountingStore(&counts, cols), rows, cols);
       t.expect(status.ok(), "%s", status.reason());
       for (size_t i = 0; i < counts.loads.size(); ++i) {
         t.expect(counts.loads[i] == 1 && counts.stores[i] == 1, "%d cols, %d threads, element %zu: %d loads, %d stores", int(cols), threads, i,
@@ -443,7 +444,7 @@ TEST_CASE("a tee in place, inside of add, mul and affine, runs once, however oft
       run<RmsNorm>(t, in | k::mul(both), k::quantize(codes.data(), codes.ld(), scales.data()), kRows, cols);
     });
     twice_in_place("a copy", [&](const auto& both) {
-      t.expect(k::cpu::copy(k::cpu::Exec{2}, in | k::add(both), out, kRows, cols).ok(), "copy");
+      t.expect(k::cpu::copy(on_threads(2), in | k::add(both), out, kRows, cols).ok(), "copy");
     });
     check_matrix(t, "the copied sum", Plain{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
   }

@@ -8,6 +8,7 @@
 #include "support/oracle.h"
 #include "support/random.h"
 #include "support/tally.h"
+#include "support/threads.h"
 
 namespace k = kernels;
 using namespace test;
@@ -22,7 +23,7 @@ using Compute = std::conditional_t<std::is_same<X, double>::value || std::is_sam
 
 template <class X, class W, class Out>
 k::Status gemm(int threads, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
-  return k::detail::host::gemm(k::cpu::Exec{threads}, x, w, out, shape);
+  return k::detail::host::gemm(on_threads(threads), x, w, out, shape);
 }
 
 // Values as numbers with bounds, row by row, for the oracle.

@@ -3,6 +3,7 @@
 
 #include "support/products.h"
 #include "support/tally.h"
+#include "support/threads.h"
 
 #include <algorithm>
 
@@ -48,7 +49,7 @@ template <class TX, class TY, class Weights>
 void check(Tally& t, const char* what, const Case& c, const Weights& w) {
   const Matrix<TX> x(21, c.m, c.k, c.k + 2, 1, 1);
   Guarded<TY> y(c.m, c.n, c.n + 3, 1);
-  const k::Status status = k::cpu::matmul(k::cpu::Exec{c.threads}, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
+  const k::Status status = k::cpu::matmul(on_threads(c.threads), k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
                                           k::store(y.data(), y.ld()), {c.m, c.n, c.k});
   const auto value = [&](int64_t m, int64_t i) { return Real<>(x.value(m, i)); };
   check_result(t, what, c, status, y, [&](int64_t m, int64_t n) { return product(m, n, c.k, value, w); });
@@ -144,7 +145,7 @@ TEST_CASE("double") {
   const Matrix<double> x(1, 6, cols, cols + 1), w(2, n, cols, cols);
   for (const int64_t m : {1, 2, 6}) {
     Guarded<double> y(m, n, n + 1);
-    REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), cols + 1), k::load(w.data(), cols), k::store(y.data(), n + 1), {m, n, cols}));
+    REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols + 1), k::load(w.data(), cols), k::store(y.data(), n + 1), {m, n, cols}));
     y.download();
     CHECK(y.intact());
     for (int64_t r = 0; r < m; ++r) {
@@ -173,7 +174,7 @@ TEST_CASE("65536 columns with a large common part") {
     x.upload(), w.upload();
     for (const int64_t m : {1, 2, 5}) {
       Guarded<float> y(m, n, n);
-      REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}));
+      REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}));
       y.download();
       for (int64_t r = 0; r < m; ++r) {
         for (int64_t c = 0; c < n; ++c) {
@@ -277,7 +278,7 @@ TEST_CASE("every epilogue") {
   for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 100}, Case{6, 96, 70}, Case{33, 21, 65}, Case{70, 40, 33}}) {
     const Matrix<float> x(1, c.m, c.k, c.k, 0, 1);
     const Plain<k::half> w(c.n, c.k);
-    every_epilogue(t, c, [&](const auto& out) { return k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), c.k), w.source(), out, {c.m, c.n, c.k}); },
+    every_epilogue(t, c, [&](const auto& out) { return k::cpu::matmul(on_threads(2), k::load(x.data(), c.k), w.source(), out, {c.m, c.n, c.k}); },
                    [&](int64_t m, int64_t n) { return product(m, n, c.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w); });
   }
   CHECK_TALLY(t);
@@ -289,7 +290,7 @@ TEST_CASE("gated weights") {
     const Matrix<float> x(1, c.m, c.k, c.k, 0, 0.3), bias(2, 1, c.n, c.n);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     const auto in = k::load(static_cast<const float*>(x.data()), c.k);
-    const k::cpu::Exec cx{3};
+    const k::cpu::Exec cx = on_threads(3);
     const auto check = [&](const auto& gate, const auto& up) {
       const auto w = k::gated(gate.source(), up.source());
       Guarded<float> y(c.m, c.n, c.n + 1), y2(c.m, c.n, c.n);
@@ -318,7 +319,7 @@ TEST_CASE("stacked weights, apart") {
       const auto w = k::stacked(a.source(), ns[0], b.source(), ns[1], c.source(), ns[2]);
       Guarded<float> q(m, ns[0], ns[0], 1), kk(m, ns[1], ns[1] + 1), v(m, ns[2], ns[2]);
       const Case shape{m, n, cols};
-      const auto status = k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), cols), w,
+      const auto status = k::cpu::matmul(on_threads(2), k::load(x.data(), cols), w,
                                          k::apart(k::store(q.data(), q.ld()), ns[0], k::store(kk.data(), kk.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]),
                                          {m, n, cols});
       check_result(t, "first", shape, status, q, [&](int64_t r, int64_t i) { return product(r, i, cols, value, a); });
@@ -339,13 +340,13 @@ TEST_CASE("a mixture of experts, there and back") {
   const FourBit<float, false> back(number * 16, n, 8);
   const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r / top_k, c)); };
   Guarded<float> h(tokens * top_k, n, n), y(tokens, 16, 17);
-  const auto there = k::cpu::matmul(k::cpu::Exec{2}, k::repeated(k::load(x.data(), cols), top_k),
+  const auto there = k::cpu::matmul(on_threads(2), k::repeated(k::load(x.data(), cols), top_k),
                                     k::gated(k::experts(gate.source(), ids, n, number), k::experts(up.source(), ids, n, number)),
                                     k::swiglu() | k::store(h.data(), n), {tokens * top_k, n, cols});
   check_result(t, "there", {tokens * top_k, n, cols}, there, h, [&](int64_t slot, int64_t i) {
     return silu(product(slot, ids[slot] * n + i, cols, value, gate)) * product(slot, ids[slot] * n + i, cols, value, up);
   });
-  const auto status = k::cpu::matmul(k::cpu::Exec{2}, k::load(h.data(), top_k * n), k::mixed(back.source(), ids, shares.data(), top_k, 16, n, number),
+  const auto status = k::cpu::matmul(on_threads(2), k::load(h.data(), top_k * n), k::mixed(back.source(), ids, shares.data(), top_k, 16, n, number),
                                      k::store(y.data(), 17), {tokens, 16, top_k * n});
   check_result(t, "back", {tokens, 16, top_k * n}, status, y, [&](int64_t m, int64_t i) {
     return product(m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(h.get(r * top_k + c / n, c % n)); }, [&](int64_t r, int64_t c) {
@@ -366,7 +367,7 @@ TEST_CASE("inputs with maps before the product") {
     const Plain<float> w(c.n, c.k);
     Guarded<float> y(c.m, c.n, c.n);
     const auto in = k::load(static_cast<const k::half*>(x.data()), c.k + 1) | k::bias(bias.data()) | k::silu();
-    check_result(t, "bias, silu before", c, k::cpu::matmul(k::cpu::Exec{2}, in, w.source(), k::store(y.data(), c.n), {c.m, c.n, c.k}), y,
+    check_result(t, "bias, silu before", c, k::cpu::matmul(on_threads(2), in, w.source(), k::store(y.data(), c.n), {c.m, c.n, c.k}), y,
                  [&](int64_t m, int64_t n) {
                    return product(m, n, c.k, [&](int64_t r, int64_t i) { return silu(Real<>(x.value(r, i)) + Real<>(bias.value(0, i))); }, w);
                  });
@@ -395,7 +396,7 @@ TEST_CASE("normalized inputs") {
     const auto want = [&](int which) {
       return [&, which](int64_t m, int64_t n) { return product(m, n, c.k, [&](int64_t r, int64_t i) { return rows[which][size_t(r)][size_t(i)]; }, w); };
     };
-    const k::cpu::Exec cx{2};
+    const k::cpu::Exec cx = on_threads(2);
     const auto in = k::load(static_cast<const k::half*>(x.data()), c.k + 1);
     Guarded<float> y(c.m, c.n, c.n), y2(c.m, c.n, c.n), rstd(c.m, 1, 1);
     check_result(t, "rmsnorm", c, k::cpu::matmul(cx, k::normed(in, k::RmsNorm{}.eps(1e-6).rstd(rstd.data())) | k::mul(gamma.data()), w.source(),
@@ -434,8 +435,8 @@ TEST_CASE("one row of inputs, or of weights, for all") {
   const int64_t cols = 99;
   const Matrix<float> x(1, 1, cols, cols), w(2, 8, cols, cols);
   Guarded<float> y(3, 8, 8), z(3, 8, 8);
-  REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), 0), k::load(w.data(), cols), k::store(y.data(), 8), {3, 8, cols}));
-  REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(x.data(), 0), k::load(w.data(), 0), k::store(z.data(), 8), {3, 8, cols}));
+  REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), 0), k::load(w.data(), cols), k::store(y.data(), 8), {3, 8, cols}));
+  REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), 0), k::load(w.data(), 0), k::store(z.data(), 8), {3, 8, cols}));
   y.download(), z.download();
   bool same = true;
   for (int64_t r = 0; r < 3; ++r) {
@@ -449,7 +450,7 @@ TEST_CASE("no columns: sums of zero") {
   float x = 0;
   for (const int64_t m : {1, 5, 40}) {
     Guarded<float> y(m, 20, 21);
-    REQUIRE(k::cpu::matmul(k::cpu::Exec{2}, k::load(&x, 0), k::load(&x, 0), k::bias(bias.data()) | k::store(y.data(), 21), {m, 20, 0}));
+    REQUIRE(k::cpu::matmul(on_threads(2), k::load(&x, 0), k::load(&x, 0), k::bias(bias.data()) | k::store(y.data(), 21), {m, 20, 0}));
     y.download();
     CHECK(y.intact());
     for (int64_t r = 0; r < m; ++r) {
@@ -466,7 +467,7 @@ void same_bits(Tally& t, const char* what, int64_t m, int64_t n, int64_t cols, c
   std::vector<unsigned char> first;
   for (const int threads : {1, 2, 3, 7}) {
     Guarded<float> y(m, n, n);
-    const k::Status status = k::cpu::matmul(k::cpu::Exec{threads}, k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
+    const k::Status status = k::cpu::matmul(on_threads(threads), k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
     y.download();
     if (threads == 1) first = y.bytes();
     t.expect(status.ok() && y.bytes() == first, "%s, M %d: %d threads give other bits than one", what, int(m), threads);
@@ -498,7 +499,7 @@ void same_bits_in_any_batch(Tally& t, const char* what, int64_t n, int64_t cols,
   k::cpu::MatmulPolicy policy;
   policy.batch_invariant = true;
   const auto run = [&](Guarded<float>& y, int64_t first, int threads) {
-    const k::Status status = k::cpu::matmul(k::cpu::Exec{threads}, k::load(x.data() + first * cols, cols), w.source(), k::store(y.data(), n), {y.rows(), n, cols}, policy);
+    const k::Status status = k::cpu::matmul(on_threads(threads), k::load(x.data() + first * cols, cols), w.source(), k::store(y.data(), n), {y.rows(), n, cols}, policy);
     t.expect(status.ok(), "%s", status.reason());
     y.download();
   };
@@ -576,7 +577,7 @@ void every_code(Tally& t, const char* what) {
     const auto source = k::load(x.data(), cols);
     for (const int64_t m : {1, 2, 6}) {
       std::vector<float> plain(size_t(m * 256)), scaled(plain), centered(plain);
-      const k::cpu::Exec cx{2};
+      const k::cpu::Exec cx = on_threads(2);
       REQUIRE(k::cpu::matmul(cx, source, w, k::store(plain.data(), 256), {m, 256, cols}));
       REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(threes.data())), k::store(scaled.data(), 256), {m, 256, cols}));
       REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(ones.data()).zeros(ones.data())), k::store(centered.data(), 256), {m, 256, cols}));
@@ -608,7 +609,7 @@ TEST_CASE("gf4 with scales") {
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     for (const int64_t m : {1, 3, 6}) {
       Guarded<float> y(m, 19, 19);
-      const auto status = k::cpu::matmul(k::cpu::Exec{2}, k::load(static_cast<const float*>(x.data()), cols),
+      const auto status = k::cpu::matmul(on_threads(2), k::load(static_cast<const float*>(x.data()), cols),
                                          k::dequant(w.source(), k::group_scales(s.data(), s.ld(), 32)), k::store(y.data(), 19), {m, 19, cols});
       check_result(t, "gf4 with scales", {m, 19, cols}, status, y, [&](int64_t r, int64_t n) {
         return product(r, n, cols, value, [&](int64_t row, int64_t i) { return w(row, i) * s.value(row, i / 32); });
@@ -704,7 +705,7 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   const auto four = k::int4(static_cast<const uint32_t*>(codes.data()), cols);
   const auto out = k::store(y.data(), n);
   const auto reason = [&](const auto& a, const auto& b, const auto& c, k::MatmulShape shape, k::Code code = k::Code::invalid) {
-    const k::Status status = k::cpu::matmul(k::cpu::Exec{2}, a, b, c, shape);
+    const k::Status status = k::cpu::matmul(on_threads(2), a, b, c, shape);
     CHECK(status.code() == code);
     return std::string(status.reason());
   };
@@ -746,13 +747,13 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, k::dequant(weights, k::row_scales(&scale)), k::store(const_cast<float*>(w.data()), n), {2, n, cols}) == "matmul: out overlaps w");
   CHECK(y.unchanged());
   // Nothing to do: nothing is read, whatever the pointers.
-  CHECK(k::cpu::matmul(k::cpu::Exec{2}, k::load(none, cols), k::load(none, cols), out, {0, n, cols}));
-  CHECK(k::cpu::matmul(k::cpu::Exec{2}, k::load(none, cols), k::load(none, cols), out, {2, 0, cols}));
+  CHECK(k::cpu::matmul(on_threads(2), k::load(none, cols), k::load(none, cols), out, {0, n, cols}));
+  CHECK(k::cpu::matmul(on_threads(2), k::load(none, cols), k::load(none, cols), out, {2, 0, cols}));
   CHECK(y.unchanged());
   // Nothing to sum up: nothing is read, and the results are sums of nothing.
   const auto nothing = [&](const auto& a, const auto& b, int64_t m) {
     Guarded<float> zeros(m, n, n);
-    CHECK(k::cpu::matmul(k::cpu::Exec{2}, a, b, k::shift(1) | k::store(zeros.data(), n), {m, n, 0}));
+    CHECK(k::cpu::matmul(on_threads(2), a, b, k::shift(1) | k::store(zeros.data(), n), {m, n, 0}));
     zeros.download();
     CHECK(zeros.intact());
     for (int64_t i = 0; i < m * n; ++i) CHECK(zeros.get(i / n, i % n) == 1.f);

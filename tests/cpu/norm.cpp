@@ -1,5 +1,6 @@
 // layernorm and rmsnorm on the CPU: shapes, layouts, threads, special values; mean and rstd as outputs.
 #include "support/row_tests.h"
+#include "support/threads.h"
 #include "support/two_pass.h"
 
 using namespace test;
@@ -50,7 +51,7 @@ TEST_CASE("rmsnorm: any number of threads gives the same bits") { thread_counts<
 TEST_CASE("rmsnorm: large results") {
   Tally t;
   Trial<RmsNorm, float> trial(Shape{1100, 8192, 0, 4});
-  expect_none(t, trial.run(k::cpu::Exec{3}, /*step*/ 9));
+  expect_none(t, trial.run(on_threads(3), /*step*/ 9));
   Trial<RmsNorm, float> again(Shape{1100, 8192, 0, 4});
   expect_none(t, again.run(k::cpu::Exec{1}, /*step*/ 1099));
   t.expect(trial.bits() == again.bits(), "one thread and three give different bits");
@@ -102,7 +103,7 @@ TEST_CASE("layernorm: as good as in two passes, to a factor of 4, wherever outli
         check("read again", k::cpu::layernorm(k::cpu::Exec{1}, k::load(x.data(), cols), out, 1, cols, options));
         const auto sum = k::load(x.data(), cols) | k::add(k::row(zero.data()));
         check("kept", k::cpu::layernorm(k::cpu::Exec{1}, sum, out, 1, cols, options));
-        check("three threads", k::cpu::layernorm(k::cpu::Exec{3}, sum, out, 1, cols, options));
+        check("three threads", k::cpu::layernorm(on_threads(3), sum, out, 1, cols, options));
       });
     }
   }

@@ -5,6 +5,7 @@
 
 #include "support/oneflow_cases.h"
 #include "support/tally.h"
+#include "support/threads.h"
 
 using namespace test;
 namespace k = kernels;
@@ -17,7 +18,7 @@ struct Cpu {
   using DirectLoad = k::DirectLoad<S, k::compute_t<D>>;
   template <class S, class D>
   using DirectStore = k::DirectStore<S, D>;
-  k::cpu::Exec cx{2};
+  k::cpu::Exec cx = on_threads(2);
 
   template <class C, class L, class S>
   bool softmax(const L& load, const S& store, int64_t rows, int64_t cols) { return k::cpu::softmax<L, S, C>(cx, load, store, rows, cols).ok(); }

@@ -6,6 +6,7 @@
 
 #include "support/attention.h"
 #include "support/rope.h"
+#include "support/threads.h"
 
 using namespace test;
 
@@ -42,7 +43,7 @@ TEST_CASE("frequencies") {
 
 TEST_CASE("on a source") {
   Tally t;
-  check_turned<HostMemory>(t, 3, 1, [](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(k::cpu::Exec{2}, in, out, rows, cols); });
+  check_turned<HostMemory>(t, 3, 1, [](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(on_threads(2), in, out, rows, cols); });
   CHECK_TALLY(t);
 }
 
@@ -51,7 +52,7 @@ namespace {
 template <class T, class S>
 void product(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring) {
   check_qkv<HostMemory, float, T, S>(t, turn, tokens, scaled, ring, [](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) {
-    return k::cpu::matmul(k::cpu::Exec{2}, x, w, sink, shape);
+    return k::cpu::matmul(on_threads(2), x, w, sink, shape);
   });
 }
 
@@ -73,7 +74,7 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
 TEST_CASE("a ring that new tokens go around more than once") {
   Tally t;
   for (const int threads : {1, 2}) {
-    check_ring<HostMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(k::cpu::Exec{threads}, in, out, rows, cols); });
+    check_ring<HostMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(on_threads(threads), in, out, rows, cols); });
   }
   CHECK_TALLY(t);
 }
@@ -88,8 +89,8 @@ TEST_CASE("queries are turned on their way into attention") {
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), 50);
   std::vector<float> turned(12 * 128);
   CHECK(k::cpu::copy(k::cpu::Exec{1}, ahead.source() | turn.map(), k::store(turned.data(), 128), 12, 128));
-  CHECK(k::cpu::attention(k::cpu::Exec{2}, k::load(turned.data(), 128), kv, ahead.sink(), ahead.shape(), k::causal()));
-  CHECK(k::cpu::attention(k::cpu::Exec{2}, fused.source() | turn.map(), kv, fused.sink(), fused.shape(), k::causal()));
+  CHECK(k::cpu::attention(on_threads(2), k::load(turned.data(), 128), kv, ahead.sink(), ahead.shape(), k::causal()));
+  CHECK(k::cpu::attention(on_threads(2), fused.source() | turn.map(), kv, fused.sink(), fused.shape(), k::causal()));
   ahead.o.download();
   fused.o.download();
   CHECK(ahead.o.bytes() == fused.o.bytes());

@@ -42,7 +42,7 @@ void check_product(Verdict& verdict, const char* what, const X& source, const W&
   namespace k = kernels;
   std::vector<float> y(size_t(m * n)), bias;
   for (int64_t j = 0; j < n; ++j) bias.push_back(float(j) / 8);
-  const bool ok = bool(k::cpu::matmul(k::cpu::Exec{2}, source, weights, k::bias(bias.data()) | k::store(y.data(), n), {m, n, depth}));
+  const bool ok = bool(k::cpu::matmul(k::cpu::Exec{2}.least_work(0), source, weights, k::bias(bias.data()) | k::store(y.data(), n), {m, n, depth}));
   verdict.called(what, ok, y, want);
 }
 
@@ -87,7 +87,7 @@ inline void check_rope(Verdict& verdict) {
     want.push_back(i == first ? a * std::cos(angle) - b * std::sin(angle) : b * std::cos(angle) + a * std::sin(angle));
   }
   const auto rope = k::rope(positions.data(), frequencies.data(), int(dim));
-  const bool ok = bool(k::cpu::copy(k::cpu::Exec{2}, k::load(x.data(), cols) | rope, k::store(y.data(), cols), tokens, cols));
+  const bool ok = bool(k::cpu::copy(k::cpu::Exec{2}.least_work(0), k::load(x.data(), cols) | rope, k::store(y.data(), cols), tokens, cols));
   verdict.called("copy, rope", ok, y, want);
 }
 
@@ -116,7 +116,7 @@ inline void check_attention(Verdict& verdict) {
     for (const double sum : sums) want.push_back(sum / total);
   }
 
-  const k::cpu::Exec cx{2};
+  const k::cpu::Exec cx = k::cpu::Exec{2}.least_work(0);
   const k::AttentionShape shape{batch, queries, heads, kv_heads, dim};
   const auto kv = k::dense_kv(k::nhd(kept.data(), keys, kv_heads, dim), k::nhd(kept_values.data(), keys, kv_heads, dim), keys);
   std::vector<float> o(q.size()), lse(size_t(2 * batch * queries * heads)), twice(2 * q.size());

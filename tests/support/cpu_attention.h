@@ -4,12 +4,13 @@
 #include <kernels/cpu/attention.h>
 
 #include "attention.h"
+#include "threads.h"
 
 namespace test {
 
 template <class View, class K, class V>
 void check_kv(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value) {
-  const k::cpu::Exec cx{2};
+  const k::cpu::Exec cx = on_threads(2);
   AttentionData<> whole(c);
   whole.check(t, what, k::cpu::attention(cx, whole.source(), kv, whole.sink(), whole.shape(), k::causal(), whole.options()), key, value, causal_model(), 3);
   if (c.most_queries() > 32) return;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cpu.h"
+#include "threads.h"
 
 namespace test {
 
@@ -20,7 +21,7 @@ void every_cols() {
 template <class Op, class S, class D = S>
 void many_cols() {
   Tally t;
-  const k::cpu::Exec cx{2};
+  const k::cpu::Exec cx = on_threads(2);
   for (const int64_t cols : {2049, 4097, 12289, 32769, 65537, 100003, 262151, 1048575}) {
     Trial<Op, S, D> trial(Shape{2, cols, 1, 0, 0, 1});
     expect_none(t, trial.run(cx));
@@ -46,7 +47,7 @@ void in_place() {
     for (const int64_t shift : {0, 1}) {
       for (const int64_t gap : {0, 5}) {
         Trial<Op, S, D> trial(Shape{5, cols, gap, gap, shift, shift, true});
-        expect_none(t, trial.run(k::cpu::Exec{2}));
+        expect_none(t, trial.run(on_threads(2)));
       }
     }
   }
@@ -59,12 +60,12 @@ void row_counts() {
   for (const int64_t rows : {0, 1, 2, 3, 31, 128, 1000}) {
     for (const int64_t cols : {0, 1, 8, 40, 333}) {
       Trial<Op, S> trial(Shape{rows, cols, 1, 2});
-      expect_none(t, trial.run(k::cpu::Exec{3}));
+      expect_none(t, trial.run(on_threads(3)));
     }
   }
   for (const int64_t cols : {3, 16}) {
     Trial<Op, S> trial(Shape{65537, cols, 1, 0});
-    expect_none(t, trial.run(k::cpu::Exec{2}, /*step*/ 13));
+    expect_none(t, trial.run(on_threads(2), /*step*/ 13));
   }
   CHECK_TALLY(t);
 }
@@ -79,7 +80,7 @@ void thread_counts() {
       std::vector<unsigned char> first;
       for (const int threads : {1, 2, 3, 7}) {
         Trial<Op, S> trial(Shape{rows, cols, 1, 3, 1, 0});
-        const std::string problem = trial.run(k::cpu::Exec{threads}, /*step*/ threads == 1 ? 7 : rows);
+        const std::string problem = trial.run(on_threads(threads), /*step*/ threads == 1 ? 7 : rows);
         t.expect(problem.empty(), "%d threads: %s", threads, problem.c_str());
         if (first.empty()) first = trial.bits();
         t.expect(trial.bits() == first, "%s: %d threads give other bits than one", trial.describe().c_str(), threads);
@@ -98,7 +99,7 @@ void concurrent_calls() {
     callers.emplace_back([&problems, i] {
       for (int round = 0; round < 5 && problems[i].empty(); ++round) {
         Trial<Op, S> trial(Shape{7, 1000 + int64_t(i) * 6000});
-        problems[i] = trial.run(k::cpu::Exec{3});
+        problems[i] = trial.run(on_threads(3));
       }
     });
   }
