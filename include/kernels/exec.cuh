@@ -3,8 +3,9 @@
 //   k::Exec ex{stream};                        // a bare stream converts to one
 //   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
 //
-// Calls go to the device of the stream, also from threads that have another one current: it is made current for the time of the call. (A
-// null stream, and any with a toolkit or a driver before 12.8, is taken to belong to the device that was current when the Exec was made.) Making an Exec, and calls, need no allocation on the device and no
+// The stream must belong to the device that was current when the Exec was made. Calls go to that device, also from threads that have
+// another one current: it is made current for the time of the call. A bare stream must belong to the current device; whether it does is
+// not found out, as a stream that is being captured does not tell. Making an Exec, and calls, need no allocation on the device and no
 // synchronization, so both are allowed during graph capture; what they ask of the runtime they ask once for each kernel and device.
 #pragma once
 
@@ -54,17 +55,8 @@ inline Status find_device(int device, DeviceInfo& info) {
   if (status) info = known_devices.keep(device, info);
   return status;
 }
-// The device of a stream. With a toolkit or a driver before 12.8 a stream does not tell: then the current one.
-inline Status find_device_of(cudaStream_t stream, DeviceInfo& info) {
+inline Status find_current_device(DeviceInfo& info) {
   int device = 0;
-#if CUDART_VERSION >= 12080
-  if (stream != nullptr) {
-    const cudaError_t error = cudaStreamGetDevice(stream, &device);
-    if (error == cudaSuccess) return find_device(device, info);
-    const Status status = from_cuda(error);
-    if (error != cudaErrorCallRequiresNewerDriver) return status;
-  }
-#endif
   KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
   return find_device(device, info);
 }
@@ -72,7 +64,7 @@ inline Status find_device_of(cudaStream_t stream, DeviceInfo& info) {
 
 class Exec {
  public:
-  Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_device_of(stream, device_)) {}
+  Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_current_device(device_)) {}
   // With less of a device than there is, as if it had fewer multiprocessors or less shared memory.
   Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 

@@ -93,7 +93,13 @@ struct DirectStore : ::kernels::DirectStore<SRC, DST> {
 
 namespace softmax {
 inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
-using namespace doors;
+using doors::DefaultComputeType;
+using doors::DirectLoad;
+using doors::DirectStore;
+using doors::GetPackType;
+using doors::kWarpSize;
+using doors::Pack;
+using doors::PackType;
 
 template <typename LOAD, typename STORE, typename ComputeType>
 cudaError_t DispatchSoftmax(cudaStream_t stream, LOAD load, STORE store, const int64_t rows, const int64_t cols) {
@@ -108,7 +114,13 @@ cudaError_t DispatchLogSoftmax(cudaStream_t stream, LOAD load, STORE store, cons
 
 namespace layer_norm {
 inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
-using namespace doors;
+using doors::DefaultComputeType;
+using doors::DirectLoad;
+using doors::DirectStore;
+using doors::GetPackType;
+using doors::kWarpSize;
+using doors::Pack;
+using doors::PackType;
 
 // inv_variance receives 1 / sqrt(variance + epsilon). A null pointer means not wanted.
 template <typename LOAD, typename STORE, typename ComputeType>
@@ -122,7 +134,13 @@ cudaError_t DispatchLayerNorm(cudaStream_t stream, LOAD load, STORE store, const
 
 namespace rms_norm {
 inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
-using namespace doors;
+using doors::DefaultComputeType;
+using doors::DirectLoad;
+using doors::DirectStore;
+using doors::GetPackType;
+using doors::kWarpSize;
+using doors::Pack;
+using doors::PackType;
 
 // inv_rms receives 1 / sqrt(mean of squares + epsilon). A null pointer means not wanted.
 template <typename LOAD, typename STORE, typename ComputeType>

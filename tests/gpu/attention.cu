@@ -98,7 +98,6 @@ TEST_CASE("every length of queries and keys up to 1,100") {
     const k::Exec ex(stream);
     std::vector<std::unique_ptr<AnyLength>> all;
     Shortened shortened;
-    Shortened shortened;
     for (int64_t length = 0; length <= most; ++length) {
       if (length % 100 != 0 && shortened.leaves_out()) continue;
       for (const auto& sizes : {std::pair<int64_t, int64_t>{length, length}, {3, length}, {length, 37}}) {

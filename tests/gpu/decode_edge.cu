@@ -45,7 +45,7 @@ namespace {
 
 struct Plans {
   Stream stream;
-  Device<k::half> memory{1, 1 << 16, 1 << 16};
+  Device<k::half> memory{1, 1 << 16, 1 << 16}, results{1, 1 << 16, 1 << 16};
   const k::half* p = memory.data();
   k::Status status;
 
@@ -57,7 +57,7 @@ struct Plans {
   }
   template <class Kv>
   k::AttentionPlan of(const Kv& kv, int64_t dim = 64, k::DecodeMode mode = k::DecodeMode::automatic) {
-    return of(kv, k::load(p, 4096), memory.data() + 32768, {2, 1, 4, 2, dim}, mode);
+    return of(kv, k::load(p, 4096), results.data(), {2, 1, 4, 2, dim}, mode);
   }
   template <class T>
   static auto dense(const T* keys, int64_t dim = 64) { return k::dense_kv(k::nhd(keys, 32, 2, dim), k::nhd(keys, 32, 2, dim), 32); }
@@ -80,15 +80,15 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   plan = plans.of(kv, 64, k::DecodeMode::plain);
   CHECK((plan.path == k::AttentionPath::plain && plan.key_pack == 8 && plan.value_pack == 4 && same(plan.why_not, "the mode asks for CUDA cores")));
   // Twelve rows are more than a tile of eight.
-  plan = plans.of(kv, k::load(plans.p, 4096), plans.memory.data() + 32768, {2, 6, 4, 2, 64});
+  plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 6, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 32));
-  plan = plans.of(kv, k::load(plans.p, 4096), plans.memory.data() + 32768, {2, 1, 4, 2, 64}, k::DecodeMode::automatic, k::Attention{}.splits(5));
+  plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 1, 4, 2, 64}, k::DecodeMode::automatic, k::Attention{}.splits(5));
   CHECK(plan.splits == 5);
-  plan = plans.of(kv, k::load(plans.p + 1, 4096), plans.memory.data() + 32769, {2, 1, 4, 2, 64});
+  plan = plans.of(kv, k::load(plans.p + 1, 4096), plans.results.data() + 1, {2, 1, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.query_pack == 1 && plan.result_pack == 1));
-  plan = plans.of(kv, k::load(plans.p, 4096), plans.memory.data() + 32768, {0, 1, 4, 2, 64});
+  plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {0, 1, 4, 2, 64});
   CHECK((plans.status && plan.blocks == 0));
-  (void)plans.of(kv, k::load(plans.p, 4096), plans.memory.data() + 32768, {2, 33, 4, 2, 64});
+  (void)plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 33, 4, 2, 64});
   CHECK(!plans.status);
 }
 

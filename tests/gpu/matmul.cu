@@ -374,11 +374,11 @@ TEST_CASE("matmul: experts of more tokens than a grid is high") {
 TEST_CASE("matmul: what a call will do can be asked") {
   Stream stream;
   Device<k::half> memory(512, 512, 512);
-  Device<float> floats(512, 512, 512);
+  Device<float> floats(512, 512, 512), results(512, 512, 512);
   const auto ask = [&](auto* p, int64_t m, k::MatmulPolicy policy = {}) {
     const auto in = k::load(static_cast<const std::decay_t<decltype(*p)>*>(p), 512);
     k::MatmulPlan plan;
-    REQUIRE(k::matmul_plan(stream, in, in, k::store(p, 512), {m, 512, 512}, {}, policy, plan));
+    REQUIRE(k::matmul_plan(stream, in, in, k::store(results.data(), 512), {m, 512, 512}, {}, policy, plan));
     CHECK((plan.tile_tokens > 0) == (plan.path == Path::gemm));
     CHECK((plan.tile_rows > 0) == (plan.path == Path::gemm));
     return plan;
@@ -401,12 +401,12 @@ TEST_CASE("matmul: what a call will do can be asked") {
 TEST_CASE("matmul: a plan says why it is not the fastest") {
   Stream stream;
   Device<k::half> memory(520, 520, 520);
-  Device<float> floats(520, 520, 520);
+  Device<float> floats(520, 520, 520), results(520, 520, 520);
   const k::half* const p = memory.data();
   const auto half_rows = k::load(p, 512);
   const auto ask = [&](const auto& x, const auto& w, int64_t m, int64_t cols, k::MatmulPolicy policy = {}) {
     k::MatmulPlan plan;
-    REQUIRE(k::matmul_plan(stream, x, w, k::store(floats.data(), 256), {m, 256, cols}, {}, policy, plan));
+    REQUIRE(k::matmul_plan(stream, x, w, k::store(results.data(), 256), {m, 256, cols}, {}, policy, plan));
     return plan;
   };
   const auto says = [](const k::MatmulPlan& plan, const char* start) { return std::string(plan.why_not).compare(0, std::strlen(start), start) == 0; };
@@ -438,7 +438,7 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
   CHECK(ask(float_rows, float_rows, 2, 512, invariant).path == Path::simt);
   invariant.path = Path::skinny;
   k::MatmulPlan plan;
-  CHECK(!k::matmul_plan(stream, half_rows, half_rows, k::store(floats.data(), 256), {2, 256, 512}, {}, invariant, plan));
+  CHECK(!k::matmul_plan(stream, half_rows, half_rows, k::store(results.data(), 256), {2, 256, 512}, {}, invariant, plan));
 }
 
 namespace {

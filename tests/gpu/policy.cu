@@ -455,7 +455,8 @@ void check_table() {
 template <class Op, class T>
 k::Status automatic(int64_t rows, int64_t cols, const k::Exec& ex, k::RowPlan& plan, int shift = 0) {
   const T* x = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
-  return k::row_plan(ex, Op{}.options(), k::load(x + shift, cols), k::store(const_cast<T*>(x), cols), rows, cols, {}, plan);
+  T* y = reinterpret_cast<T*>(uintptr_t(1) << 46);
+  return k::row_plan(ex, Op{}.options(), k::load(x + shift, cols), k::store(y, cols), rows, cols, {}, plan);
 }
 k::RowPlan automatic(int64_t rows, int64_t cols, const k::Exec& ex) {
   k::RowPlan plan;
