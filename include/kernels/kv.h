@@ -73,7 +73,7 @@ class KvTensor {
   using Codes = std::conditional_t<words, Words<Format>, DirectLoad<Element, compute_t<Element>>>;
   using Run = KvRun<Codes, Scale>;
   static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");
-  static_assert(!Run::scaled || is_kv_scale<Scale>, "kv: scales are float, half or bfloat16");
+  static constexpr bool scaled = Run::scaled;  // KvRun says which types of scales there are
 
   KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) : p_(p), strides_{block_stride, pos_stride, head_stride} {}
 

@@ -1,7 +1,7 @@
 // FAILS POINTER_AS_SOURCE: must be a source
 // FAILS SINK_AS_SOURCE: must be a source
 // FAILS SOURCE_AS_SINK: must be a sink
-// FAILS WRONG_COMPUTE_TYPE: the compute type is the one the load produces
+// FAILS WRONG_COMPUTE_TYPE: the compute type does not fit the load
 // FAILS IGNORED_STATUS: nodiscard
 // FAILS NUMBER_AS_EXEC: Exec
 #include <kernels/cpu/layernorm.h>
