@@ -39,6 +39,11 @@ class OnDevice {
   size_t bytes_;
 };
 
+inline bool accepted(const kernels::Status& status) {
+  if (!status) std::printf("%s (%d)\n", status.reason(), status.native());
+  return bool(status);
+}
+
 inline void check_gpu_products(Verdict& verdict) {
   namespace k = kernels;
   const int64_t n = 72, depth = 256;
@@ -53,7 +58,7 @@ inline void check_gpu_products(Verdict& verdict) {
     const k::Status status = k::matmul(k::Exec{}, k::load(tokens.read(), depth), k::load(weights.read(), depth),
                                        k::bias(b.read()) | k::store(out.get(), n), {m, n, depth});
     const bool downloaded = out.download(y);
-    verdict.called("matmul", bool(status) && downloaded, y, product(x, w, m, n, depth), 1e-4);
+    verdict.called("matmul", accepted(status) && downloaded, y, product(x, w, m, n, depth), 1e-4);
   }
 }
 
@@ -76,11 +81,11 @@ inline void check_gpu_attention(Verdict& verdict) {
   const auto in = k::load(on_q.read(), width);
   k::Status status = k::attention(ex, in, kv, k::store(out.get(), width), shape, k::causal());
   bool downloaded = out.download(o);
-  verdict.called("attention", bool(status) && downloaded, o, want, 1e-3);
+  verdict.called("attention", accepted(status) && downloaded, o, want, 1e-3);
   const OnDevice<char> memory(k::decode_workspace_bytes(ex, shape));
   status = k::decode<64>(ex, in, kv, k::store(again.get(), width), shape, k::causal(), k::Workspace{memory.get(), memory.bytes()});
   downloaded = again.download(o);
-  verdict.called("decode", bool(status) && downloaded, o, want, 1e-3);
+  verdict.called("decode", accepted(status) && downloaded, o, want, 1e-3);
 }
 
 }  // namespace link
@@ -109,7 +114,7 @@ inline int gpu_calls(const char* unit) {
     const auto in = k::load(from, cols);
     const auto out = k::store(to, cols);
     const auto check = [&](const char* what, const k::Status& status, const std::vector<double>& want) {
-      const bool ok = bool(status) && cudaMemcpy(y.data(), to, bytes, cudaMemcpyDeviceToHost) == cudaSuccess;
+      const bool ok = link::accepted(status) && cudaMemcpy(y.data(), to, bytes, cudaMemcpyDeviceToHost) == cudaSuccess;
       verdict.called(what, ok, y, want, 1e-4);
       cudaMemset(to, 0xff, bytes);
     };
