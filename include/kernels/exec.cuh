@@ -65,7 +65,8 @@ inline Status find_current_device(DeviceInfo& info) {
 class Exec {
  public:
   Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_current_device(device_)) {}
-  // With less of a device than there is, as if it had fewer multiprocessors or less shared memory.
+  // With less of a device than there is, as if it had fewer multiprocessors or less shared memory. Tiles of products are refused where an
+  // sm_90 has less shared memory than all of them have.
   Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 
   Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }

@@ -297,7 +297,7 @@ class ProductEngine {
     const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
-      const GemmRing ring = Body::ring(tokens, image, ex_.device().shared_per_block - tuning::kSharedBesides);
+      const GemmRing ring = Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
       if (ring.bytes == 0) continue;
       for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
         const int64_t room = cluster <= 2 ? sms : sms * 3 / 4, waves = (tiles<Body>(tokens) * cluster + room - 1) / room;

@@ -17,6 +17,21 @@ k::Exec exec_with(const Stream& stream, int shared) {
   return k::Exec(stream, device);
 }
 
+__global__ void ask_for_wgmma(bool* has_it) { *has_it = k::arch::kWarpgroupMma; }
+
+// Code for sm_90a, which no other GPU runs: it counts on the shared memory of an sm_90.
+bool has_wgmma() {
+  static const bool has_it = [] {
+    bool answer = false, *on_device = nullptr;
+    check_cuda(cudaMalloc(&on_device, sizeof(bool)));
+    ask_for_wgmma<<<1, 1>>>(on_device);
+    check_cuda(cudaMemcpy(&answer, on_device, sizeof(bool), cudaMemcpyDeviceToHost));
+    check_cuda(cudaFree(on_device));
+    return answer;
+  }();
+  return has_it;
+}
+
 // Records what `launch` launches and runs it. Returns the most shared memory that a block of any kernel had.
 template <class Launch>
 size_t shared_of(const Stream& stream, const Launch& launch) {
@@ -53,11 +68,15 @@ void multiplies(int shared, const Sizes& s, const k::MatmulPolicy& policy, const
   Stream stream;
   Device<T> y(s.m, s.n, s.n + 8);
   k::Status status;
+  const bool wgmma = has_wgmma(), refuses = wgmma && (policy.path == k::Path::gemm || s.m > 32);
   const size_t took = shared_of(stream, [&] {
-    status = k::matmul(exec_with(stream, shared), k::load(static_cast<const T*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+    k::DeviceInfo device = exec_with(stream, shared).device();
+    if (!wgmma) device.capability = std::max(device.capability, 120);
+    status = k::matmul(k::Exec(stream, device), k::load(static_cast<const T*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
   });
   INFO(text(status));
-  REQUIRE(status.ok());
+  CHECK(status.ok() == !refuses);
+  if (!status) return;
   CHECK(took > 0);
   CHECK(took <= size_t(shared));
   CHECK(compare(y, [&](int64_t m) {
