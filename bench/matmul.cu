@@ -77,7 +77,7 @@ class Case : public bench::CaseBase {
       time(state, [=](cudaStream_t s, int i) {
         k::MatmulPolicy policy;
         policy.weights_ready = true;
-        must(call(k::Exec(s).programmatic(true), i, policy));
+        must(call(k::Exec(s).programmatic(true).constant_weights(true), i, policy));
       });
     });
   }

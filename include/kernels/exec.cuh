@@ -74,18 +74,23 @@ class Exec {
   // it reads anything but weights that are said to be ready. Kernels of others ahead must let it begin
   // (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all before them have ended.
   Exec& programmatic(bool on) { programmatic_ = on; return *this; }
+  // With programmatic(true): no kernel that may still be running, however far ahead, writes what calls are told is ready before the kernel
+  // ahead of them has ended (MatmulPolicy::weights_ready): weights are the same as long as this stream has work. Then a kernel that begins
+  // early lets the next one begin at once, not only when its own wait is over.
+  Exec& constant_weights(bool yes) { constant_weights_ = yes; return *this; }
 
   cudaStream_t stream() const { return stream_; }
   const DeviceInfo& device() const { return device_; }
   const Workspace& workspace() const { return workspace_; }
   bool programmatic() const { return programmatic_; }
+  bool constant_weights() const { return constant_weights_; }
   const Status& status() const { return status_; }
 
  private:
   cudaStream_t stream_;
   DeviceInfo device_;
   Workspace workspace_;
-  bool programmatic_ = false;
+  bool programmatic_ = false, constant_weights_ = false;
   Status status_;
 };
 
@@ -100,7 +105,7 @@ namespace detail {
 
 // Bodies that begin before the kernel ahead of them has ended, and wait for it themselves: by grid_dependency_pass(), in every block
 // that does anything, which also lets the next kernel begin as soon as there is room. Others do not let it: blocks of one warp start so
-// often that this alone took 60 us for 49,152 of them.
+// often that this alone took 60 us for 49,152 of them. With constant weights the next kernel may begin before that.
 template <class Body, class = void>
 struct begins_early : std::false_type {};
 template <class Body>
@@ -108,8 +113,12 @@ struct begins_early<Body, void_t<decltype(Body::early)>> : std::true_type {};
 
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
 template <class Body>
-__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params) {
-  if constexpr (!begins_early<Body>::value) arch::grid_dependency_wait();
+__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, bool next_at_once) {
+  if constexpr (!begins_early<Body>::value) {
+    arch::grid_dependency_wait();
+  } else {
+    if (next_at_once) arch::let_next_begin();
+  }
   Body::run(params);
 }
 
@@ -258,7 +267,7 @@ Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
 
 template <class Body>
 Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
-  static_assert(sizeof(typename Body::Params) <= 4096, "the functors are larger than a kernel's parameter space");
+  static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool), "the functors are larger than a kernel's parameter space");
   KERNELS_TRY(ex.status());
   const auto kernel = &entry<Body>;
   int image = 0;
@@ -268,7 +277,7 @@ Status launch(const Exec& ex, const Launch& how, const typename Body::Params& pa
   const bool early = ex.programmatic() && ex.device().capability >= 90 && image >= 90;  // code for older GPUs does not wait
   cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-  return from_cuda(cudaLaunchKernelEx(&config, kernel, params));
+  return from_cuda(cudaLaunchKernelEx(&config, kernel, params, early && ex.constant_weights()));
 }
 
 }  // namespace detail

@@ -163,8 +163,8 @@ class Chain {
 
   // `after` is called behind each launch.
   template <class After>
-  void launch(bool programmatic, const After& after) {
-    const k::Exec ex = k::Exec(stream_).programmatic(programmatic);
+  void launch(bool programmatic, const After& after, bool constant = false) {
+    const k::Exec ex = k::Exec(stream_).programmatic(programmatic).constant_weights(constant);
     const auto check = [&](const k::Status& status) {
       INFO(text(status));
       CHECK(status);
@@ -175,8 +175,9 @@ class Chain {
     const auto kv = k::dense_kv(k::nhd(keys_.data(), kCapacity, kHeads, kDim), k::nhd(values_.data(), kCapacity, kHeads, kDim), lengths_.data());
     const k::AppendAt at(positions_.data());
     const k::Workspace workspace{memory_.data(), size_t(memory_.cols())};
-    k::MatmulPolicy ready;
+    k::MatmulPolicy ready, written_here;  // the last product's weights are written by the chain
     ready.weights_ready = programmatic;
+    written_here.weights_ready = programmatic && !constant;
 
     write_late(stream_, source_, x_);
     after();
@@ -190,7 +191,7 @@ class Chain {
     check(k::merge_states(ex, in(o_), k::load(static_cast<const float*>(lse_.data()), kHeads), out(merged_), {2, kTokens, kHeads, kDim}));
     check(k::attention(ex, in(merged_), kv, out(a_), shape_, k::causal()));
     check(k::softmax(ex, in(a_), out(s_), kTokens, kRow));
-    check(k::matmul(ex, in(s_), in(r_), k::store(z_.data(), kTokens), {kTokens, kTokens, kRow}, ready));
+    check(k::matmul(ex, in(s_), in(r_), k::store(z_.data(), kTokens), {kTokens, kTokens, kRow}, written_here));
   }
 
   // All that was written, in the order of the chain.
@@ -237,10 +238,11 @@ TEST_CASE("early: a chain of every operation, append, decode and decode on one w
   chain.launch(false, [&] { stream.wait(); });
   const auto want = chain.results();
   CHECK(chain.finite());
-  for (const bool graph : {false, true, false, true}) {
-    INFO((graph ? "in a graph" : "in a stream"));
+  for (const int run : {0, 1, 2, 3, 4, 5, 6, 7}) {
+    const bool graph = run % 2 == 1, constant = run >= 4;
+    INFO((graph ? "in a graph" : "in a stream") << (constant ? ", constant weights" : ""));
     chain.forget();
-    run_in(stream, graph, [&] { chain.launch(true, [] {}); });
+    run_in(stream, graph, [&] { chain.launch(true, [] {}, constant); });
     const auto got = chain.results();
     for (size_t i = 0; i < want.size(); ++i) {
       INFO("result " << i);

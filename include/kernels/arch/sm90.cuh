@@ -16,11 +16,16 @@ __device__ __forceinline__ void grid_dependency_wait() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// The same, and then lets the next kernel in the stream begin. Never before: that one may read what only the kernel ahead of it does
-// not write, so all others ahead must have finished when it begins, and they have when this block's wait is over.
+// Lets the next kernel in the stream begin when all blocks have come here or ended, if it was launched with programmatic dependence.
+__device__ __forceinline__ void let_next_begin() {
+  if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Waits, and only then lets the next kernel begin: that one may read what merely the kernel ahead of it does not write, so all others
+// ahead must have finished when it begins, and they have when this block's wait is over.
 __device__ __forceinline__ void grid_dependency_pass() {
   grid_dependency_wait();
-  if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  let_next_begin();
 }
 
 __device__ __forceinline__ unsigned cluster_rank() {
