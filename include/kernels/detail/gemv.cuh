@@ -65,7 +65,8 @@ struct Tile {
   int64_t token, output;  // the first of either
   int64_t token_end, weights;
 
-  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its outputs.
+  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its outputs. For all
+  // threads of a block at once.
   template <class P>
   __device__ __forceinline__ Tile(const P& p, int64_t token_tile, int64_t height, int64_t first_output) : output(first_output) {
     const Groups& groups = p.groups;
@@ -73,14 +74,29 @@ struct Tile {
     token_end = p.m;
     if (groups.offsets != nullptr) {
       token_end = 0;  // none, if there are more blocks than tiles
-      for (; group < groups.count; ++group) {
-        const int64_t first = groups.offsets[group], end = groups.offsets[group + 1], tiles = (end - first + height - 1) / height;
-        if (token_tile < tiles) {
-          begin = first;
-          token_end = end;
-          break;
+      // Every warp looks at 32 groups at a time.
+      const int lane = threadIdx.x & 31;
+      for (int64_t some = 0; some < groups.count; some += 32) {
+        const bool there = some + lane < groups.count;
+        const int first = there ? groups.offsets[some + lane] : 0, end = there ? groups.offsets[some + lane + 1] : 0;
+        const int tiles = end > first ? int((unsigned(end - first) + unsigned(height) - 1) / unsigned(height)) : 0;
+        int up_to = tiles;
+        KERNELS_UNROLL
+        for (int distance = 1; distance < 32; distance *= 2) {
+          const int other = __shfl_up_sync(0xffffffffu, up_to, distance);
+          up_to += lane >= distance ? other : 0;
         }
-        token_tile -= tiles;
+        const unsigned holds = __ballot_sync(0xffffffffu, token_tile < up_to);
+        if (holds == 0) {
+          token_tile -= __shfl_sync(0xffffffffu, up_to, 31);
+          continue;
+        }
+        const int found = __ffs(int(holds)) - 1;
+        group = some + found;
+        begin = __shfl_sync(0xffffffffu, first, found);
+        token_end = __shfl_sync(0xffffffffu, end, found);
+        token_tile -= __shfl_sync(0xffffffffu, up_to - tiles, found);
+        break;
       }
     } else if (groups.count > 1) {
       const int64_t tiles = (p.m + height - 1) / height;
