@@ -9,6 +9,9 @@
 // x is double), in many partial sums. Each result reaches the sink once: a residual may be added in place. What x reads
 // must not be written. The same input gives the same bits, whatever the number of threads.
 //
+// Groups are made one after the other, as tiles of many tokens: those with few read their weights several times slower. Offsets are
+// the host's.
+//
 // Threads need 512 KB of stack; nothing is allocated for few tokens. Flags: as in softmax.h.
 #pragma once
 
@@ -24,20 +27,24 @@ struct MatmulPolicy {
   bool batch_invariant = false;
 };
 
-
 template <class X, class W, class Out>
-Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy = {}) {
   if constexpr (!::kernels::detail::takes_product<X, W, Out>()) {
     return ::kernels::detail::not_compiled();
   } else {
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty));
+    KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty, groups));
     KERNELS_TRY(cx.status());
     if (empty) return {};
-    if constexpr (::kernels::detail::by_token<W>) return ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
+    if constexpr (::kernels::detail::by_token<W>) return groups.several() ? unsupported("matmul: weights that differ from token to token go without groups") : ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
+    else if (groups.several()) return ::kernels::detail::host::gemm(cx, x, w, out, shape, groups);
     else if (shape.m <= ::kernels::detail::host::kMostTokens && !policy.batch_invariant) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
     else return ::kernels::detail::host::gemm(cx, x, w, out, shape);
   }
+}
+template <class X, class W, class Out>
+Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+  return matmul(cx, x, w, out, shape, Groups{}, policy);
 }
 
 }  // namespace cpu

@@ -115,8 +115,9 @@ class Gemm {
   static constexpr int kMatrices = is_gated<W>::value ? 2 : 1, kBlockCols = T::block_cols / kMatrices;
 
  public:
-  Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape)
-      : x_(x), w_(w), results_(out, shape.n), shape_(shape) {}
+  // The tokens are rows from `token` on of x and of the result, the weights those from `weights` on of w.
+  Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t token = 0, int64_t weights = 0)
+      : x_(x), w_(w), results_(out, shape.n), shape_(shape), token_(token), weights_(weights) {}
 
   // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is taken; of
   // equals the one with the most columns of them, because inputs are cheaper to copy than weights.
@@ -133,7 +134,7 @@ class Gemm {
     parallel(team, across * down, [&](int part) {
       const auto [m, m_end] = share(part / across, down, tile_rows, T::rows, shape_.m);
       const auto [n, n_end] = share(part % across, across, tile_cols, T::cols, shape_.n);
-      rectangle(m, m_end, n, n_end);
+      rectangle(token_ + m, token_ + m_end, n, n_end);
     });
   }
 
@@ -175,7 +176,7 @@ class Gemm {
             const int width = int(lesser<int64_t>(T::cols, n_end - col));
             const bool last = col + T::cols >= cols_end;
             each_matrix(w_, [&](const auto& source, int matrix) {
-              turn_weights(source, col, width, k, stretch, weights);
+              turn_weights(source, weights_ + col, width, k, stretch, weights);
               for (int row = 0; row < height; row += T::rows, tile += T::size) {
                 const int few = lesser(T::rows, height - row);
                 C* const x = inputs + row * T::depth;
@@ -186,7 +187,7 @@ class Gemm {
                 const int64_t w_end = lesser(w_from + T::cols * (row + few) / height, n_end), w_k = last ? next_k : k;
                 const auto ahead = [&, k](int i) KERNELS_INLINE {
                   for (int64_t r = x_row + 2 * i; r < lesser(x_end, x_row + 2 * i + 2); ++r) prefetch(x_, r, k, k + stretch);
-                  if (w_row + i < w_end) prefetch(source, w_row + i, w_k, lesser(w_k + stretch, shape_.k));
+                  if (w_row + i < w_end) prefetch(source, weights_ + w_row + i, w_k, lesser(w_k + stretch, shape_.k));
                 };
                 multiply_rows<T::rows>(few, x, weights, stretch, k == 0, tile, ahead);
                 if (matrix + 1 == kMatrices && k + stretch == shape_.k) {
@@ -254,12 +255,23 @@ class Gemm {
   const W& w_;
   Results<C, W, Out> results_;
   MatmulShape shape_;
+  int64_t token_, weights_;
 };
 
 // What the caller has checked.
 template <class X, class W, class Out>
 Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
   Gemm<X, W, Out>(x, w, out, shape).run(cx.team());
+  return {};
+}
+
+// Each product on its own, by all threads.
+template <class X, class W, class Out>
+Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups) {
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t begin = groups.offsets != nullptr ? groups.offsets[g] : g * shape.m, end = groups.offsets != nullptr ? groups.offsets[g + 1] : begin + shape.m;
+    if (begin < end) Gemm<X, W, Out>(x, w, out, {end - begin, shape.n, shape.k}, begin, g * shape.n).run(cx.team());
+  }
   return {};
 }
 
