@@ -76,7 +76,9 @@ class ProductEngine {
   static constexpr bool copied = is_16_bit<tensor_type<W>> && std::is_same<tensor_type<X>, tensor_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
-  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {}
+  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
+    if (is_gathered<X>::value) policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are asked for first
+  }
 
   // What the policy leaves open.
   Status plan(MatmulPlan& plan) const {

@@ -10,7 +10,7 @@
 // Weights       dequant(codes, scales)  int4(p, ld)  uint4(p, ld)  gf4(p, ld)  gated(w1, w3)  stacked(w, n, ...)
 // Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with .zeros(z)
 //               experts(w, ids, n, experts)  mixed(w, ids, shares, top_k, n, cols, experts)
-// Inputs        normed(source, RmsNorm or LayerNorm)  repeated(source, times)
+// Inputs        normed(source, RmsNorm or LayerNorm)  repeated(source, times)  gathered(source, order, top_k)
 // Results       swiglu()  geglu()  apart(sink, n, ...)
 #pragma once
 
@@ -461,7 +461,8 @@ class Shifted : public Functor {
 };
 
 // A mixture of experts, for tokens of which each goes to experts of its own: token m is multiplied with rows ids[m] * n and so
-// on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts).
+// on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts), or -1: nobody looks at such a token's
+// result, which is made with the first expert's weights.
 template <class S>
 class Experts : public Functor {
  public:
@@ -475,7 +476,7 @@ class Experts : public Functor {
     if (experts_ < 1 || rows != n_) return invalid("experts: the number of experts is less than 1, or an expert's rows are not N");
     return detail::check_of(source_, n_ * experts_, cols);
   }
-  KERNELS_HD Shifted<S> for_token(int64_t token) const { return {source_, ids_[token] * n_}; }
+  KERNELS_HD Shifted<S> for_token(int64_t token) const { return {source_, greater<int64_t>(ids_[token], 0) * n_}; }
 
  private:
   S source_;
@@ -524,9 +525,62 @@ Repeated<S> repeated(S source, int64_t times) {
   return {source, times};
 }
 
+// Rows in the order of their experts, which is known on the device alone (sort_by_expert() in router.h): row r is row order[r] / top_k of the source; row 0 where order[r] is negative.
+template <class S>
+class Gathered : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // gathered() does not take a source with any
+  KERNELS_HD Gathered(S source, const int32_t* order, int64_t top_k) : source_(source), order_(order), top_k_(top_k) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  KERNELS_HD auto read_twice() const {
+    const auto source = detail::read_twice(source_);
+    return Gathered<std::decay_t<decltype(source)>>(source, order_, top_k_);
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    if (top_k_ < 1) return invalid("gathered: top_k is less than 1");
+    if (top_k_ > std::numeric_limits<int32_t>::max()) return invalid("gathered: top_k exceeds 2^31 - 1");
+    KERNELS_TRY(detail::check_pointer(order_, "gathered: the pointer to the order is null", "gathered: the pointer to the order is not aligned for 32-bit numbers"));
+    return detail::check_of(source_, (rows + top_k_ - 1) / top_k_, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
+
+  KERNELS_HD const S& source() const { return source_; }
+  // The row of the source that stands at this one's place.
+  KERNELS_HD int64_t origin(int64_t row) const {
+    const int32_t at = order_[row];
+    return at < 0 ? 0 : static_cast<uint32_t>(at) / static_cast<uint32_t>(top_k_);
+  }
+
+ private:
+  S source_;
+  const int32_t* order_;
+  int64_t top_k_;
+};
+
+namespace detail {
+template <class S>
+struct is_gathered : std::false_type {};
+template <class S>
+struct is_gathered<Gathered<S>> : std::true_type {};
+}  // namespace detail
+
+// order: of sort_by_expert(); the source has a row for each token.
+template <class S>
+Gathered<S> gathered(S source, const int32_t* order, int64_t top_k) {
+  static_assert(detail::is_source<S>, "gathered() takes a source, the order of its rows and top_k");
+  static_assert(!detail::has_effects<S>, "gathered() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
+  return {source, order, top_k};
+}
+
 // The way back from a mixture: a token's result is the sum over its top_k experts of shares[m * top_k + j] times the product of
 // its j-th row of inputs with the weights of expert ids[m * top_k + j]. All top_k rows of inputs are one row to the call, and
-// K is top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts).
+// K is top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts). An expert -1 has share 0; its row of inputs must be finite.
 template <class S, class T>
 class Mixed : public Functor {
  public:
@@ -561,19 +615,21 @@ class Mixed : public Functor {
     struct Some {
       F weights;
       Packed<T, 1> share;
+      bool counts;
     };
     template <int N>
     KERNELS_HD auto fetch(int64_t row, int64_t col) const {
       const int64_t slot = first_ + part(col);
-      const auto weights = detail::fetch<N>(all_.source_, all_.ids_[slot] * all_.n_ + row, col - part(col) * all_.cols_);
-      return Some<std::decay_t<decltype(weights)>>{weights, read<1, Cache::keep>(all_.shares_ + slot)};
+      const int64_t id = all_.ids_[slot];
+      const auto weights = detail::fetch<N>(all_.source_, greater<int64_t>(id, 0) * all_.n_ + row, col - part(col) * all_.cols_);
+      return Some<std::decay_t<decltype(weights)>>{weights, read<1, Cache::keep>(all_.shares_ + slot), id >= 0};
     }
     template <class F>
     KERNELS_HD auto unscaled(const F& fetched, int64_t row, int64_t col) const {
       return detail::resolve(all_.source_, fetched.weights, row, col - part(col) * all_.cols_);
     }
     template <class F>
-    KERNELS_HD float scale_of(const F& fetched) const { return convert<float>(fetched.share.unpack().v[0]); }
+    KERNELS_HD float scale_of(const F& fetched) const { return fetched.counts ? convert<float>(fetched.share.unpack().v[0]) : 0.f; }
     template <class F>
     KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const { return unscaled(fetched, row, col) * scale_of(fetched); }
 

@@ -10,6 +10,7 @@
 
 #include <kernels/core/attention_call.h>
 #include <kernels/core/status.h>
+#include <kernels/router.h>
 
 namespace k = kernels;
 
@@ -27,6 +28,7 @@ k::Status call_attention_128(cudaStream_t, const __half* q, const __half* keys, 
                              const int32_t* lengths, __half* o, const k::AttentionShape&);
 k::Status call_decode(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                       const int32_t* lengths, __half* o, const k::AttentionShape&, k::Workspace);
+k::Status call_router(cudaStream_t, const __half* logits, const float* bias, int32_t* ids, float* weights, const k::ExpertOrder&, const k::RouterShape&, k::Workspace);
 k::Status call_merge_states(cudaStream_t, const float* parts, const float* lse, __half* o, const k::MergeShape&);
 
 namespace {
@@ -99,6 +101,21 @@ int main() {
   check("decode", call_decode(nullptr, x, x, x, page, length, y, {2, 1, heads, kv_heads, d}, workspace), y, size_t(2 * width), 1);
   y = poisoned(5 * width);
   check("merge_states", call_merge_states(nullptr, ones, ones, y, {2, 5, heads, d}), y, size_t(5 * width), 1);
+  // Equal logits: each token's choices are the first experts, so row e * tokens + t is choice e of token t.
+  for (const int64_t tokens : {int64_t(2), int64_t(4096)}) {
+    const int64_t chosen = 8, choices = tokens * chosen;
+    int32_t *ids = filled(size_t(choices), -7), *offsets = filled(257, -7), *order = filled(size_t(choices), -7), *places = filled(size_t(choices), -7);
+    float* const weights = filled(size_t(choices), NAN);
+    const k::Status routed = call_router(nullptr, x, ones, ids, weights, {offsets, order, places}, {tokens, 256, chosen}, workspace);
+    std::vector<int32_t> got(static_cast<size_t>(choices));
+    const cudaError_t error = cudaMemcpy(got.data(), order, size_t(choices) * sizeof(int32_t), cudaMemcpyDeviceToHost);
+    size_t wrong = 0;
+    for (int64_t i = 0; i < choices; ++i) wrong += got[size_t(i)] != i % tokens * chosen + i / tokens;
+    if (!routed || error != cudaSuccess || wrong > 0) {
+      ++failures;
+      std::printf("router: %s, %s, %zu of %d rows are wrong\n", routed ? "ok" : routed.reason(), cudaGetErrorString(error), wrong, int(choices));
+    }
+  }
   if (failures == 0) std::puts("every call gives the right result");
   return failures == 0 ? 0 : 1;
 }

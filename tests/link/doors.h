@@ -6,6 +6,7 @@
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
+#include <kernels/cpu/router.h>
 #include <kernels/rope.h>
 
 #include "calls.h"
@@ -70,6 +71,35 @@ inline void check_products(Verdict& verdict) {
   }
   const auto four = k::dequant(k::uint4(codes.data(), even), k::group_scales(scales.data(), even / 64, 64).zeros(zeros.data()));
   check_product(verdict, "matmul, uint4", k::load(xs.data(), even), four, product(xs, ws, 2, n, even), 2, n, even);
+}
+
+// The two best of five experts for each of three tokens, with a sigmoid; then a product of each expert with its rows, and their sum.
+inline void check_router(Verdict& verdict) {
+  namespace k = kernels;
+  const int64_t tokens = 3, experts = 5, top_k = 2, cols = 24, rows = tokens * top_k;
+  const std::vector<float> logits = {0.5f, 2.f, 1.f, 2.f, -1.f, 3.f, 0.25f, 0.f, -2.f, 1.5f, -1.f, -2.f, -3.f, -4.f, -0.5f};
+  const std::vector<float> x = input(tokens, cols), w = input(experts * cols, cols);
+  const int chosen[] = {1, 3, 0, 4, 4, 0};
+  std::vector<int32_t> ids(size_t(rows), -7), offsets(size_t(experts + 1)), order(ids), places(ids);
+  std::vector<float> weights(static_cast<size_t>(rows)), between(size_t(rows * cols)), y(size_t(tokens * cols));
+  std::vector<double> want(y.size(), 0.0);
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t token = i / top_k, expert = chosen[i];
+    const double share = 1 / (1 + std::exp(-double(logits[size_t(token * experts + expert)])));
+    for (int64_t n = 0; n < cols; ++n) {
+      double sum = 0;
+      for (int64_t c = 0; c < cols; ++c) sum += double(x[size_t(token * cols + c)]) * w[size_t((expert * cols + n) * cols + c)];
+      want[size_t(token * cols + n)] += share * sum;
+    }
+  }
+  const k::cpu::Exec cx = k::cpu::Exec{2}.least_work(0);
+  const k::RouterShape shape{tokens, experts, top_k};
+  bool ok = bool(k::cpu::route(cx, k::load(logits.data(), experts), ids.data(), weights.data(), shape, k::Router{}.sigmoid()));
+  ok = ok && k::cpu::sort_by_expert(cx, ids.data(), {offsets.data(), order.data(), places.data()}, shape);
+  ok = ok && k::cpu::matmul(cx, k::gathered(k::load(x.data(), cols), order.data(), top_k), k::load(w.data(), cols), k::store(between.data(), cols), {rows, cols, cols},
+                            k::Groups{experts, offsets.data()});
+  ok = ok && k::cpu::copy(cx, k::combined(k::load(between.data(), cols), places.data(), weights.data(), top_k), k::store(y.data(), cols), tokens, cols);
+  verdict.called("route, sort_by_expert", ok, y, want);
 }
 
 inline void check_rope(Verdict& verdict) {
@@ -139,6 +169,7 @@ inline int every_door(const char* unit) {
   const int wrong = cpu_calls(unit);
   link::Verdict verdict(unit);
   link::check_products(verdict);
+  link::check_router(verdict);
   link::check_rope(verdict);
   link::check_attention(verdict);
   return wrong + verdict.failures();

@@ -188,6 +188,8 @@ template <class S>
 struct Coded<Paired<S>> : Coded<S> {};
 template <class S>
 struct Coded<Gated<S>> : Coded<S> {};
+template <class S>
+struct Coded<Gathered<S>> : Coded<S> {};
 
 // The 16-bit type of weights that lie in memory as such, or void.
 template <class T>

@@ -24,6 +24,10 @@ template <class S>
 __device__ __forceinline__ auto address_of(const Paired<S>& source, int64_t row, int64_t col) {
   return address_of(source.source(), source.origin(row), col);
 }
+template <class S>
+__device__ __forceinline__ auto address_of(const Gathered<S>& source, int64_t row, int64_t col) {
+  return address_of(source.source(), source.origin(row), col);
+}
 template <class S, int kParts>
 __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int64_t row, int64_t col) {
   return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
