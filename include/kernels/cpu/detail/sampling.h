@@ -1,0 +1,170 @@
+// A row of logits on the CPU, as core/sampling.h goes through it: in up to 1024 groups of tokens side by side, of which those below a
+// floor are left out.
+#pragma once
+
+#include <algorithm>
+
+#include "../../core/row_call.h"
+#include "../../core/sampling.h"
+#include "row_engine.h"
+
+KERNELS_BEGIN
+namespace detail {
+namespace host {
+
+struct SampleBlock {
+  template <class F>
+  void each(int n, const F& f) const {
+    for (int i = 0; i < n; ++i) f(i);
+  }
+  template <class F>
+  int count(int n, const F& f) const {
+    int all = 0;
+    for (int i = 0; i < n; ++i) all += f(i) ? 1 : 0;
+    return all;
+  }
+  template <class F>
+  uint64_t sum(int n, const F& f) const {
+    uint64_t all = 0;
+    for (int i = 0; i < n; ++i) all += f(i);
+    return all;
+  }
+  template <class Get, class Put>
+  uint64_t scan(int n, const Get& get, const Put& put) const {
+    uint64_t before = 0;
+    for (int i = 0; i < n; ++i) {
+      const uint64_t value = get(i);
+      put(i, before);
+      before += value;
+    }
+    return before;
+  }
+  template <class Put>
+  void ranks(int n, const uint64_t* entries, const Put& put) const {
+    int order[kFew];
+    for (int i = 0; i < n; ++i) order[i] = i;
+    std::sort(order, order + n, [entries](int a, int b) { return entries[a] > entries[b]; });
+    for (int i = 0; i < n; ++i) put(order[i], i);
+  }
+};
+
+// What a thread needs for a row; some 90 KB, on its stack.
+struct SampleRoom {
+  static constexpr int kGroups = 1024, kTile = 8192;
+  SampleShared shared;
+  uint32_t greatest[kGroups];
+  int32_t counts[kTile];
+};
+
+template <class Source>
+class SampleRow {
+ public:
+  SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int64_t vocabulary, SampleRoom& room)
+      : source_(source), packs_(source, source, vocabulary), adjust_(options, rules, row), adjusted_(options.adjusted()), row_(row),
+        vocabulary_(vocabulary), room_(room) {
+    if (options.previous.p != nullptr) {
+      previous_ = options.previous.at(row);
+      listed_ = options.lengths[row];
+    }
+    const int64_t least = (vocabulary + SampleRoom::kGroups - 1) / SampleRoom::kGroups;
+    size_ = (least + 63) / 64 * 64;
+    groups_ = int((vocabulary + size_ - 1) / size_);
+    room_.shared.listed = 0;
+  }
+
+  SampleShared& shared() { return room_.shared; }
+  SampleBlock& block() { return block_; }
+  bool leads() const { return true; }
+  bool is_first() const { return true; }
+  void sync() const {}
+
+  uint32_t look(int want, uint32_t& floor) {
+    uint32_t top = 0;
+    for (int g = 0; g < groups_; ++g) {
+      uint32_t greatest = 0;
+      each_of(g, [&greatest](uint32_t key, uint32_t) { greatest = greatest < key ? key : greatest; });
+      room_.greatest[g] = greatest;
+      top = top < greatest ? greatest : top;
+    }
+    floor = want == 1 ? top : 0;
+    if (want > 1 && want <= groups_) {
+      uint32_t sorted[SampleRoom::kGroups];
+      std::copy(room_.greatest, room_.greatest + groups_, sorted);
+      std::nth_element(sorted, sorted + (want - 1), sorted + groups_, [](uint32_t a, uint32_t b) { return a > b; });
+      floor = sorted[want - 1];
+    }
+    return top;
+  }
+
+  template <class V>
+  void visit(uint32_t from, const V& what) {
+    for (int g = 0; g < groups_; ++g) {
+      if (room_.greatest[g] >= from) each_of(g, [this, &what](uint32_t key, uint32_t id) { what(*this, key, id); });
+    }
+  }
+  void clear_bins() {
+    std::fill(room_.shared.mass, room_.shared.mass + kBins, uint64_t(0));
+    std::fill(room_.shared.count, room_.shared.count + kBins, 0u);
+  }
+  void gather_bins() const {}
+  void bin(int i, uint64_t mass) {
+    room_.shared.mass[i] += mass;
+    ++room_.shared.count[i];
+  }
+  void append(uint64_t entry, uint32_t key) {
+    const uint32_t at = room_.shared.listed++;
+    if (at >= uint32_t(kFew)) return;
+    room_.shared.entries[at] = entry;
+    room_.shared.keys[at] = key;
+  }
+  template <class V, int kSums>
+  void sums(const V& what, uint64_t (&result)[kSums]) {
+    for (int i = 0; i < kSums; ++i) room_.shared.sums[i] = 0;
+    visit(0, what);
+    for (int i = 0; i < kSums; ++i) result[i] = room_.shared.sums[i];
+  }
+  void sum(int i, uint64_t value) { room_.shared.sums[i] += value; }
+
+ private:
+  // f(key, id) for the tokens of a group.
+  template <class F>
+  KERNELS_INLINE void each_of(int group, const F& f) {
+    const int64_t begin = group * size_, end = lesser(vocabulary_, begin + size_);
+    if (listed_ > 0 && (begin < counted_ || end > counted_ + SampleRoom::kTile)) count_previous(begin);
+    packs_.each(begin, end, [this, &f](auto width, int64_t col) KERNELS_INLINE {
+      constexpr int N = decltype(width)::value;
+      const auto x = convert<float>(resolve(source_, fetch<N>(source_, row_, col), row_, col));
+      if (!adjusted_) {
+        uint32_t keys[N];
+        for (int i = 0; i < N; ++i) keys[i] = key_of(x.v[i]);
+        for (int i = 0; i < N; ++i) f(keys[i], uint32_t(col + i));
+      } else {
+        for (int i = 0; i < N; ++i) f(key_of(adjust_(x.v[i], col + i, listed_ > 0 ? room_.counts[col + i - counted_] : 0)), uint32_t(col + i));
+      }
+    });
+  }
+  // How often the tokens from `begin` on stand in the list.
+  void count_previous(int64_t begin) {
+    std::fill(room_.counts, room_.counts + SampleRoom::kTile, 0);
+    for (int64_t i = 0; i < listed_; ++i) {
+      const int64_t at = previous_[i] - begin;
+      if (at >= 0 && at < SampleRoom::kTile) ++room_.counts[at];
+    }
+    counted_ = begin;
+  }
+
+  const Source& source_;
+  Packs<Source, Source> packs_;
+  Adjust adjust_;
+  bool adjusted_;
+  int64_t row_, vocabulary_, size_ = 0;
+  int groups_ = 0;
+  SampleRoom& room_;
+  SampleBlock block_;
+  const int32_t* previous_ = nullptr;
+  int64_t listed_ = 0, counted_ = std::numeric_limits<int64_t>::max() / 2;
+};
+
+}  // namespace host
+}  // namespace detail
+KERNELS_END
