@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <kernels/core/attention_call.h>
+#include <kernels/core/sampling.h>
 #include <kernels/core/status.h>
 #include <kernels/router.h>
 
@@ -29,6 +30,7 @@ k::Status call_attention_128(cudaStream_t, const __half* q, const __half* keys, 
 k::Status call_decode(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                       const int32_t* lengths, __half* o, const k::AttentionShape&, k::Workspace);
 k::Status call_router(cudaStream_t, const __half* logits, const float* bias, int32_t* ids, float* weights, const k::ExpertOrder&, const k::RouterShape&, k::Workspace);
+k::Status call_sample(cudaStream_t, const float* logits, int32_t* tokens, int64_t rows, int64_t vocabulary, const k::Sampling& options);
 k::Status call_merge_states(cudaStream_t, const float* parts, const float* lse, __half* o, const k::MergeShape&);
 
 namespace {
@@ -115,6 +117,13 @@ int main() {
       ++failures;
       std::printf("router: %s, %s, %zu of %d rows are wrong\n", routed ? "ok" : routed.reason(), cudaGetErrorString(error), wrong, int(choices));
     }
+  }
+  int32_t* const tokens = filled(8, int32_t{-7});
+  int32_t drawn[8] = {};
+  const k::Status sampled = call_sample(nullptr, ones, tokens, 8, 131072, k::Sampling{}.greedy());
+  if (!sampled || cudaMemcpy(drawn, tokens, sizeof(drawn), cudaMemcpyDeviceToHost) != cudaSuccess || drawn[0] != 0 || drawn[7] != 0) {
+    ++failures;
+    std::printf("sample: %s, token %d\n", sampled.reason(), int(drawn[0]));
   }
   if (failures == 0) std::puts("every call gives the right result");
   return failures == 0 ? 0 : 1;

@@ -35,3 +35,114 @@ TEST_CASE("logits of 16 bits") {
   check_samples<HostMemory, k::bfloat16>(t, {8, 5000, 1, 1}, sample_rules(), on_two);
   CHECK_TALLY(t);
 }
+
+TEST_CASE("parameters, seeds and steps of each row, and rows without a token") {
+  Tally t;
+  check_sample_rows<HostMemory>(t, on_two);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("what Hugging Face's processors keep") {
+  Tally t;
+  check_golden<HostMemory>(t, on_two);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("tokens that every processor draws") {
+  Tally t;
+  check_known<HostMemory>(t, on_two);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a million draws of each rule") {
+  Tally t;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const int64_t draws = 1000000;
+#else
+  const int64_t draws = 100000;  // they are the same
+#endif
+  check_draws<HostMemory>(t, 24, is_shortened() ? 20000 : draws, on_two);
+  check_draws<HostMemory>(t, 1500, 20000, on_two);  // not all in a list
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("weights are powers of two of their levels") {
+  Tally t;
+  Random random(5);
+  for (int i = 0; i < 300000; ++i) {
+    const uint32_t level = i < 1000 ? uint32_t(i) : uint32_t(random.below(k::detail::kNoLevel));
+    const double want = std::exp2(40 - level * 0x1p-24), got = double(k::detail::weight_of(level));
+    t.expect(std::fabs(got - want) <= want * 0x1p-23 + 1, "level %u: %g, want %g", level, got, want);
+    t.expect(level == 0 || k::detail::weight_of(level - 1) >= k::detail::weight_of(level), "level %u weighs more than the one before", level);
+    const float top = float(10 * random.normal()), x = top - float(std::fabs(8 * random.normal())), temperature = float(random.uniform(0.1, 3));
+    const double below = (double(top) - double(x)) / temperature * 1.4426950408889634;
+    const double exact = below < 40 ? std::floor(below * 0x1p24) : double(k::detail::kNoLevel);
+    const k::detail::Levels levels(k::detail::key_of(top), temperature);
+    t.expect(std::fabs(levels(k::detail::key_of(x)) - exact) <= 1 + exact * 0x1p-21, "%g below %g: level %u, want %g", x, top, levels(k::detail::key_of(x)), exact);
+    const float z = float(20 * random.normal()), cap = float(random.uniform(0.5, 50));
+    t.expect(std::fabs(k::detail::capped(z, cap) - cap * std::tanh(double(z) / cap)) <= cap * 0x1p-22, "%g capped at %g: %g", z, cap, k::detail::capped(z, cap));
+  }
+  CHECK(k::detail::weight_of(0) == uint64_t(1) << 40);
+  CHECK(k::detail::weight_of(k::detail::kNoLevel) == 0);
+  const float inf = std::numeric_limits<float>::infinity();
+  CHECK(k::detail::key_of(-0.f) == k::detail::key_of(0.f));
+  CHECK(k::detail::key_of(-inf) == k::detail::kLowestKey);
+  CHECK(k::detail::key_of(-std::numeric_limits<float>::quiet_NaN()) == k::detail::kNanKey);
+  CHECK(k::detail::capped(inf, 3.f) == 3.f);
+  CHECK(k::detail::capped(-inf, 3.f) == -3.f);
+  CHECK(k::detail::capped(0.f, 3.f) == 0.f);
+  CHECK(std::isnan(k::detail::capped(std::nanf(""), 3.f)));
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("wrong arguments are named") {
+  const k::cpu::Exec cx{1};
+  const std::vector<float> x(64, 1.f);
+  const std::vector<int32_t> some(64);
+  const std::vector<uint32_t> words(64);
+  int32_t token = 5;
+  const auto reason = [&](const k::Sampling& s, int64_t rows = 1, int64_t vocabulary = 64, int32_t* to = nullptr) {
+    const k::Status status = k::cpu::sample(cx, k::load(x.data(), 64), to == nullptr ? &token : to, rows, vocabulary, s);
+    CHECK(token == 5);
+    CHECK(!status.ok());
+    return std::string(status.reason());
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  using S = k::Sampling;
+  CHECK(reason({}, -1) == "sample: rows is negative");
+  CHECK(reason({}, 1, -1) == "sample: vocabulary is negative");
+  CHECK(reason({}, 1, 0) == "sample: vocabulary is 0: there is no token to draw");
+  CHECK(reason({}, 1, (1 << 22) + 1) == "sample: vocabulary is larger than 2^22");
+  for (const float v : {-1.f, nan, inf}) CHECK(reason(S{}.temperature(v)) == "sample: temperature is negative, infinite or NaN");
+  for (const int64_t v : {int64_t(-1), int64_t(65), int64_t(1) << 40}) CHECK(reason(S{}.top_k(v)) == "sample: top_k is negative, or larger than the vocabulary");
+  for (const float v : {-0.1f, 1.1f, nan}) {
+    CHECK(reason(S{}.top_p(v)) == "sample: top_p is not from 0 to 1");
+    CHECK(reason(S{}.min_p(v)) == "sample: min_p is not from 0 to 1");
+    CHECK(reason(S{}.typical(v)) == "sample: typical is not from 0 to 1");
+  }
+  const auto seen = [&] { return S{}.counts(some.data(), 64); };
+  for (const float v : {0.f, -1.f, nan, inf}) CHECK(reason(seen().repetition_penalty(v)) == "sample: repetition_penalty is not positive, or infinite");
+  for (const float v : {nan, inf}) CHECK(reason(seen().presence_penalty(v)) == "sample: presence_penalty is infinite or NaN");
+  for (const float v : {nan, -inf}) CHECK(reason(seen().frequency_penalty(v)) == "sample: frequency_penalty is infinite or NaN");
+  for (const float v : {-1.f, nan, inf}) CHECK(reason(S{}.soft_cap(v)) == "sample: soft_cap is negative, infinite or NaN");
+  CHECK(reason(S{}.repetition_penalty(1.2f)) == "sample: a penalty needs previous() or counts(): the tokens that occurred");
+  CHECK(reason(S{}.temperature(static_cast<const float*>(nullptr))) == "sample: temperature: the pointer is null");
+  CHECK(reason(S{}.seed(static_cast<const uint64_t*>(nullptr))) == "sample: seed: the pointer is null");
+  CHECK(reason(S{}.step(reinterpret_cast<const uint64_t*>(reinterpret_cast<uintptr_t>(x.data()) + 1))) == "sample: step: the pointer is not aligned for its elements");
+  CHECK(reason(S{}.bias(nullptr, 0)) == "sample: bias: the pointer is null");
+  CHECK(reason(S{}.bias(x.data(), 63)) == "sample: bias: ld is neither 0 nor at least the vocabulary");
+  CHECK(reason(S{}.allowed(nullptr, 2)) == "sample: allowed: the pointer is null");
+  CHECK(reason(S{}.allowed(words.data(), 1)) == "sample: allowed: ld is neither 0 nor at least vocabulary / 32, rounded up");
+  CHECK(reason(S{}.counts(nullptr, 64)) == "sample: counts: the pointer is null");
+  CHECK(reason(S{}.counts(some.data(), -1)) == "sample: counts: ld is neither 0 nor at least the vocabulary");
+  CHECK(reason(S{}.previous(nullptr, 4, some.data())) == "sample: previous: the pointer to tokens is null");
+  CHECK(reason(S{}.previous(some.data(), -4, some.data())) == "sample: previous: ld is negative");
+  CHECK(reason(S{}.previous(some.data(), 4, nullptr)) == "sample: previous: the pointer to lengths is null");
+  CHECK(reason(S{}.status(static_cast<int32_t*>(nullptr))) == "sample: status: the pointer is null");
+  CHECK(reason({}, 1, 64, reinterpret_cast<int32_t*>(reinterpret_cast<uintptr_t>(some.data()) + 1)) == "sample: tokens: the pointer is not aligned for its elements");
+  const auto text = [](const k::Status& status) { return std::string(status.reason()); };
+  CHECK(text(k::cpu::sample(cx, k::load(x.data(), 64), static_cast<int32_t*>(nullptr), 1, 64)) == "sample: tokens: the pointer is null");
+  CHECK(text(k::cpu::sample(cx, k::load(static_cast<const float*>(nullptr), 64), &token, 1, 64)) == "sample: logits: load: the pointer is null");
+  CHECK(k::cpu::sample(cx, k::load(static_cast<const float*>(nullptr), 64), static_cast<int32_t*>(nullptr), 0, 64).ok());
+  CHECK(k::cpu::sample(cx, k::load(static_cast<const float*>(nullptr), 64), static_cast<int32_t*>(nullptr), 0, 0).ok());
+}

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "golden/sampling.h"
 #include "guarded.h"
 #include "random.h"
 #include "tally.h"
@@ -227,4 +228,222 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
   t.expect(logits.unchanged(), "the logits were changed");
 }
 
+
+// Rows with parameters, seeds and steps of their own, some of them wrong, and rows from which nothing can be drawn.
+template <class Memory, class Run>
+void check_sample_rows(Tally& t, const Run& run) {
+  const int64_t rows = 12, n = 3000;
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<SampleRulesOf> rules(size_t(rows), rules_of("row", 1, 0));
+  for (int64_t r = 0; r < rows; ++r) rules[size_t(r)].top_k = int(r), rules[size_t(r)].top_p = r % 2 == 0 ? 1.f : 0.8f;
+  rules[1].temperature = 0, rules[2].temperature = -1, rules[3].top_p = nan, rules[4].top_k = int(n) + 1, rules[5].min_p = 1.5f;
+  rules[6].typical = -0.1f, rules[7].repetition = 0, rules[8].presence = inf, rules[9].temperature = inf, rules[10].top_k = -1;
+  const auto all = [&](auto SampleRulesOf::*what) {
+    std::vector<std::decay_t<decltype(rules[0].*what)>> numbers;
+    for (const SampleRulesOf& r : rules) numbers.push_back(r.*what);
+    return numbers;
+  };
+  const Numbers<float, Memory> temperature(all(&SampleRulesOf::temperature)), top_p(all(&SampleRulesOf::top_p)), min_p(all(&SampleRulesOf::min_p)),
+      typical(all(&SampleRulesOf::typical)), repetition(all(&SampleRulesOf::repetition)), presence(all(&SampleRulesOf::presence)),
+      frequency(all(&SampleRulesOf::frequency));
+  const Numbers<int32_t, Memory> top_k(all(&SampleRulesOf::top_k));
+  const Guarded<int32_t, Memory> nobody(1, 1, 1);
+  Numbers<int32_t, Memory> none(std::vector<int32_t>(size_t(rows), 0));
+  std::vector<uint64_t> seeds, steps;
+  for (int64_t r = 0; r < rows; ++r) seeds.push_back(r == 11 ? 77 : uint64_t(r)), steps.push_back(uint64_t(r == 11 ? 5 : 100 + r));
+  seeds[0] = 77, steps[0] = 5;
+  Numbers<uint64_t, Memory> seed(seeds), step(steps);
+  const Numbers<uint64_t, Memory> one_step(std::vector<uint64_t>{9});
+  Guarded<float, Memory> logits(rows, n, n, 0, Poison::nan);
+  Random random(3);
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = float(random.normal());
+    for (int64_t r = 0; r < rows; ++r) logits.set(r, i, x);
+  }
+  logits.upload();
+  const auto expect = [&](const char* what, const k::Sampling& options, bool own_seeds, bool own_rules) {
+    Guarded<int64_t, Memory> tokens(1, rows, rows);
+    Guarded<int32_t, Memory> status(1, rows, rows);
+    k::Sampling s = options;
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, s.status(status.data()));
+    t.expect(called.ok(), "%s: %s", what, called.reason());
+    tokens.download(), status.download();
+    t.expect(tokens.intact() && status.intact(), "%s: wrote outside", what);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::vector<float> x(static_cast<size_t>(n));
+      for (int64_t i = 0; i < n; ++i) x[size_t(i)] = logits.get(r, i);
+      const SampleRulesOf rule = own_rules ? rules[size_t(r)] : rules_of("one", 1, 0);
+      const uint64_t bits = own_seeds ? draw_of(seeds[size_t(r)], 0, steps[size_t(r)]) : draw_of(3, uint64_t(r), 9);
+      SampleExpected want;
+      want.status = k::Sampled::parameter;
+      if (!own_rules || r < 2 || r > 10) want = sample_oracle(x, rule, bits, nullptr, nullptr, std::vector<int>(static_cast<size_t>(n)));
+      t.expect(tokens.get(0, r) == want.token && status.get(0, r) == int32_t(want.status), "%s, row %d: token %d, status %d, want %d, %d", what, int(r),
+               int(tokens.get(0, r)), int(status.get(0, r)), int(want.token), int(want.status));
+    }
+    return tokens.get(0, 0) == tokens.get(0, 11);
+  };
+  k::Sampling own = k::Sampling{}.temperature(temperature.data()).top_k(top_k.data()).top_p(top_p.data()).min_p(min_p.data()).typical(typical.data());
+  own.repetition_penalty(repetition.data()).presence_penalty(presence.data()).frequency_penalty(frequency.data());
+  own.previous(nobody.data(), 0, none.data());
+  expect("parameters of each row", k::Sampling(own).seed(3).step(9), false, true);
+  expect("seeds of each row as well", k::Sampling(own).seed(seed.data()).step(step.data()), true, true);
+  t.expect(expect("seeds of each row", k::Sampling{}.seed(seed.data()).step(step.data()), true, false), "rows with equal seeds and steps have other tokens");
+  expect("one step for all", k::Sampling{}.seed(3).step(one_step.data(), 0), false, false);
+  seed.assign(std::vector<uint64_t>(size_t(rows), 3));
+  logits.set(4, n - 1, nan), logits.set(5, 0, -nan), logits.set(6, 17, inf);
+  for (int64_t i = 0; i < n; ++i) logits.set(7, i, -inf);
+  logits.upload();
+  expect("NaN and infinities", k::Sampling{}.seed(3).step(9), false, false);
+  expect("NaN and infinities, top_k", k::Sampling{}.seed(3).step(9).top_k(int32_t(n)), false, false);
+
+  // A NaN that is hidden does not count.
+  Guarded<uint32_t, Memory> allowed(1, (n + 31) / 32, (n + 31) / 32);
+  for (int64_t i = 0; i < (n + 31) / 32; ++i) allowed.set(0, i, i == 0 ? 6u : 0u);
+  allowed.upload();
+  Guarded<int32_t, Memory> tokens(1, rows, rows), status(1, rows, rows);
+  const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, k::Sampling{}.allowed(allowed.data(), 0).status(status.data()));
+  tokens.download(), status.download();
+  t.expect(called.ok() && status.get(0, 4) == 0 && (tokens.get(0, 4) == 1 || tokens.get(0, 4) == 2), "two allowed tokens: token %d, status %d", int(tokens.get(0, 4)), int(status.get(0, 4)));
+}
+
+// A million draws of each rule against the probabilities of a textbook, in double.
+inline std::vector<double> sample_probabilities(const std::vector<float>& logits, const SampleRulesOf& r) {
+  const size_t n = logits.size();
+  std::vector<double> p(n);
+  std::vector<size_t> order(n);
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  for (size_t i = 0; i < n; ++i) p[i] = std::exp((double(logits[i]) - logits[order[0]]) / r.temperature);
+  const auto normalize = [&] {
+    const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+    for (double& x : p) x /= sum;
+  };
+  const auto keep = [&](const std::vector<size_t>& in_order, double share) {
+    normalize();
+    double before = 0;
+    for (const size_t i : in_order) {
+      const double own = p[i];
+      if (before >= share) p[i] = 0;
+      before += own;
+    }
+  };
+  for (size_t i = 0; i < n; ++i) {
+    if (r.top_k > 0 && i >= size_t(r.top_k)) p[order[i]] = 0;
+  }
+  if (r.top_p < 1) keep(order, r.top_p);
+  for (size_t i = 0; i < n; ++i) {
+    if (p[i] < r.min_p * p[order[0]]) p[i] = 0;
+  }
+  normalize();
+  if (r.typical < 1) {
+    double entropy = 0;
+    for (const double x : p) entropy -= x > 0 ? x * std::log(x) : 0;
+    const auto distance = [&](size_t i) { return p[i] > 0 ? std::fabs(-std::log(p[i]) - entropy) : 1e300; };
+    std::vector<double> far(n);
+    for (size_t i = 0; i < n; ++i) far[i] = distance(i);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return far[a] < far[b]; });
+    keep(order, r.typical);
+  }
+  normalize();
+  return p;
+}
+
+template <class Memory, class Run>
+void check_draws(Tally& t, int64_t n, int64_t draws, const Run& run) {
+  Guarded<float, Memory> logits(1, n, n);
+  Random random(mix(uint64_t(n)));
+  std::vector<float> x;
+  for (int64_t i = 0; i < n; ++i) x.push_back(float(1.5 * random.normal())), logits.set(0, i, x.back());
+  logits.upload();
+  for (const SampleRulesOf& r : {rules_of("plain", 1, 0), rules_of("hot", 1.7f, 0), rules_of("top_k", 1, 7), rules_of("top_p", 1, 0, 0.7f), rules_of("min_p", 1, 0, 1, 0.1f),
+                                 rules_of("typical", 1, 0, 1, 0, 0.6f), rules_of("all", 1.3f, 15, 0.95f, 0.03f, 0.8f)}) {
+    Guarded<int32_t, Memory> tokens(1, draws, draws);
+    k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(r.top_k).top_p(r.top_p).min_p(r.min_p).typical(r.typical).seed(123);
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), tokens.data(), draws, n, s);
+    t.expect(called.ok(), "%s: %s", r.name, called.reason());
+    tokens.download();
+    std::vector<int64_t> seen(static_cast<size_t>(n));
+    for (int64_t i = 0; i < draws; ++i) {
+      const int32_t token = tokens.get(0, i);
+      if (t.expect(token >= 0 && token < n, "%s: token %d", r.name, int(token))) ++seen[size_t(token)];
+    }
+    const std::vector<double> p = sample_probabilities(x, r);
+    double squares = 0, freedom = -1;
+    for (int64_t i = 0; i < n; ++i) {
+      const double want = p[size_t(i)] * double(draws), got = double(seen[size_t(i)]);
+      if (want == 0) t.expect(got == 0, "%s: token %d was drawn, which is not left", r.name, int(i));
+      else squares += (got - want) * (got - want) / want, ++freedom;
+    }
+    t.expect(freedom > 0 && squares < freedom + 5 * std::sqrt(2 * freedom) + 5, "%s: chi-square of %g with %g degrees of freedom", r.name, squares, freedom);
+  }
+}
+
+// Tokens that every processor draws.
+template <class Memory, class Run>
+void check_known(Tally& t, const Run& run) {
+  const int64_t rows = 6, n = 2000;
+  Guarded<float, Memory> logits(rows, n, n);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < n; ++i) logits.set(r, i, float((i * 7919 + r * 31) % 1009) / 64.f);
+  }
+  logits.upload();
+  Numbers<int32_t, Memory> previous({1, 2, 3, 1, 500, 501}), lengths(std::vector<int32_t>(size_t(rows), 6));
+  const k::Sampling plain = k::Sampling{}.seed(2024).step(7);
+  const k::Sampling all[] = {plain, k::Sampling(plain).temperature(3.7f), k::Sampling(plain).top_k(50).top_p(0.9f),
+                             k::Sampling(plain).temperature(2.3f).soft_cap(11).previous(previous.data(), 0, lengths.data()).repetition_penalty(1.7f).frequency_penalty(0.3f).typical(0.8f)};
+  const int32_t want[][rows] = {{1484, 462, 436, 423, 1709, 186}, {825, 1234, 1281, 1235, 674, 266}, {1319, 818, 106, 614, 1577, 621}, {324, 1742, 226, 1954, 173, 220}};
+  for (int i = 0; i < 4; ++i) {
+    Guarded<int32_t, Memory> tokens(1, rows, rows);
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, all[i]);
+    t.expect(called.ok(), "%s", called.reason());
+    tokens.download();
+    for (int64_t r = 0; r < rows; ++r) t.expect(tokens.get(0, r) == want[i][r], "known tokens %d, row %d: %d, want %d", i, int(r), int(tokens.get(0, r)), int(want[i][r]));
+  }
+}
+
+// What Hugging Face's logits processors keep is what the oracle keeps, and nothing else is ever drawn.
+template <class Memory, class Run>
+void check_golden(Tally& t, const Run& run) {
+  const int64_t draws = 3000;
+  int row = 0;
+  for (const GoldenRow& golden : golden_rows()) {
+    const int64_t n = int64_t(golden.logits.size());
+    SampleRulesOf r = rules_of("golden", golden.temperature, golden.top_k, golden.top_p, golden.min_p, golden.typical);
+    r.repetition = golden.repetition, r.bias = r.allowed = true;
+    std::vector<float> x, bias(static_cast<size_t>(n));
+    std::vector<int> seen(static_cast<size_t>(n));
+    for (const int v : golden.logits) x.push_back(float(v) / 1024);
+    for (size_t i = 0; i < golden.biased.size(); i += 2) bias[size_t(golden.biased[i])] = float(golden.biased[i + 1]) / 1024;
+    for (const int token : golden.previous) ++seen[size_t(token)];
+    std::vector<uint32_t> allowed(size_t(n + 31) / 32, ~0u);
+    for (const int token : golden.hidden) allowed[size_t(token) / 32] &= ~(1u << token % 32);
+    const Numbers<float, Memory> logits(x), added(bias);
+    const Numbers<uint32_t, Memory> mask(allowed);
+    const Numbers<int32_t, Memory> previous(std::vector<int32_t>(golden.previous.begin(), golden.previous.end())), lengths(std::vector<int32_t>(size_t(draws), int32_t(golden.previous.size())));
+    Guarded<int32_t, Memory> tokens(1, draws, draws);
+    k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(r.top_k).top_p(r.top_p).min_p(r.min_p).typical(r.typical).repetition_penalty(r.repetition);
+    s.previous(previous.data(), 0, lengths.data()).bias(added.data(), 0).allowed(mask.data(), 0).seed(uint64_t(row));
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), tokens.data(), draws, n, s);
+    t.expect(called.ok(), "golden row %d: %s", row, called.reason());
+    tokens.download();
+    SampleExpected want = sample_oracle(x, r, 0, bias.data(), allowed.data(), seen);
+    std::sort(want.kept.begin(), want.kept.end());
+    t.expect(std::vector<int>(want.kept.begin(), want.kept.end()) == golden.kept, "golden row %d: %d tokens are left, of Hugging Face's %d", row, int(want.kept.size()), int(golden.kept.size()));
+    std::vector<int> drawn(static_cast<size_t>(n));
+    for (int64_t i = 0; i < draws; ++i) {
+      const int32_t token = tokens.get(0, i);
+      if (t.expect(token >= 0 && token < n, "golden row %d: token %d", row, int(token))) ++drawn[size_t(token)];
+    }
+    double sum = 0, greatest = -1e30;
+    for (const int token : golden.kept) greatest = std::max(greatest, double(x[size_t(token)]));
+    for (const int token : golden.kept) sum += std::exp((x[size_t(token)] - greatest) / r.temperature);
+    for (int token = 0; token < n; ++token) {
+      const bool left = std::binary_search(golden.kept.begin(), golden.kept.end(), token);
+      const double share = left ? std::exp((x[size_t(token)] - greatest) / r.temperature) / sum : 0;
+      t.expect(left || drawn[size_t(token)] == 0, "golden row %d: token %d was drawn", row, token);
+      t.expect(std::fabs(drawn[size_t(token)] - share * double(draws)) <= 6 * std::sqrt(share * double(draws)) + 6, "golden row %d: token %d was drawn %d times", row, token, drawn[size_t(token)]);
+    }
+    ++row;
+  }
+}
 }  // namespace test

@@ -28,6 +28,13 @@ __device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], cons
   }
 }
 
+// The larger of two, or NaN where one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 // (word & mask) | bits, in one instruction: the compiler makes two of it when both are constants.
 template <uint32_t mask, uint32_t bits>
 __device__ __forceinline__ uint32_t mask_or(uint32_t word) {

@@ -389,12 +389,13 @@ struct Adjust {
 //
 //   look(want, floor)      the largest key of the row, and a floor that at least `want` tokens reach (0: none is known)
 //   visit(from, what)      what(key, id) for the row's tokens, shared among the threads; those below `from` may be left out
+//   list(from)             append(entry, key) for the tokens that are not below
 //   bin(i, mass)           counts a token in one of kBins bins; clear_bins() before, gather_bins() after
 //   append(entry, key)     to the list, of which no more than kFew are kept
 //   sums(what, result)     the sums of what each thread adds to row.sum(i, value) meanwhile
 //   shared()               what all threads see
 //   leads(), is_first()    whether this thread is of the block that works on it between two sync(), or the first one of all
-//   block()                that block: each(n, f), count(n, f), sum(n, f), scan(n, get, put), ranks(n, entries, put)
+//   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put), ranks(n, entries, put)
 
 constexpr int kFew = 1024, kMostListed = 256, kBins = 2048, kBinBits = 11, kFirstShift = 20, kIdBits = 22;
 
@@ -525,6 +526,7 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
     row.gather_bins();
     if (row.leads()) {
       auto& block = row.block();
+      SampleShared& s = block.shared();
       const uint64_t sum = block.scan(kBins, [&s](int i) { return s.mass[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
       if (round == 0) budget = budget_of(sum);
       block.each(kBins, [&s, sum, budget](int i) {
@@ -546,6 +548,7 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
   row.sync();
   if (row.leads()) {
     auto& block = row.block();
+    SampleShared& s = block.shared();
     const int n = int(s.listed);
     block.ranks(n, s.entries, [&s, &visit](int i, int rank) {
       s.sorted[rank] = s.entries[i];
@@ -563,7 +566,8 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
 
 // The same for tokens that are all in the list, among which the k largest are: every filter, and the draw.
 template <class Block, class V>
-KERNELS_HD void choose_listed(Block& block, SampleShared& s, int k, const SampleRules& rules, const V& visit, uint64_t draw) {
+KERNELS_HD void choose_listed(Block& block, int k, const SampleRules& rules, const V& visit, uint64_t draw) {
+  SampleShared& s = block.shared();
   const int listed = int(s.listed);
   block.ranks(listed, s.entries, [&s, &visit](int i, int rank) {
     s.sorted[rank] = s.entries[i];
@@ -624,7 +628,8 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
   };
   if (!rules.right(vocabulary)) return conclude(Sampled::parameter, -1);
 
-  const int k = rules.temperature == 0.f ? 1 : rules.top_k < vocabulary ? rules.top_k : 0;
+  const bool all = vocabulary <= kFew;
+  const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : all ? int(vocabulary) : 0;
   const bool few = k > 0 && k <= kMostListed;
   uint32_t floor = 0;
   const uint32_t top = row.look(few ? k : 0, floor);
@@ -636,19 +641,11 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
   SampleShared& s = row.shared();
   using V = Visit<NoDraft>;
   V visit(Levels(top, rules.temperature), NoDraft{});
-  const auto list = [&] {
-    visit.what = V::listing;
-    row.visit(first_of_entry(visit.kept.least), visit);
-    row.sync();
-    return s.listed <= uint32_t(kFew);
-  };
-
   bool listed = false;
-  if (few) {
-    const Kept all = visit.kept;
-    if (floor > kLowestKey) visit.kept.least = uint64_t(floor) << 32;
-    listed = list();
-    visit.kept = all;
+  if (few || all) {
+    row.list(greater(floor, kLowestKey + 1));
+    row.sync();
+    listed = s.listed <= uint32_t(kFew);
   }
   KERNELS_ROLLED
   for (int i = 0; !listed && i <= int(Stage::draw); ++i) {
@@ -668,9 +665,14 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
     });
     if (stage == Stage::typical) visit.kept.by_distance = true, visit.kept.nearest = s.edge;
     else visit.kept.least = s.edge;
-    if (stage == Stage::top_k && k <= kFew) listed = list();
+    if (stage == Stage::top_k && k <= kFew) {
+      visit.what = V::listing;
+      row.visit(first_of_entry(s.edge), visit);
+      row.sync();
+      listed = true;
+    }
   }
-  if (listed && row.leads()) choose_listed(row.block(), s, k, rules, visit, draw);
+  if (listed && row.leads()) choose_listed(row.block(), k, rules, visit, draw);
   conclude(Sampled::ok, id_of(s.edge));
 }
 

@@ -13,6 +13,9 @@ namespace detail {
 namespace host {
 
 struct SampleBlock {
+  SampleShared& own;
+  SampleShared& shared() const { return own; }
+
   template <class F>
   void each(int n, const F& f) const {
     for (int i = 0; i < n; ++i) f(i);
@@ -61,7 +64,7 @@ class SampleRow {
  public:
   SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int64_t vocabulary, SampleRoom& room)
       : source_(source), packs_(source, source, vocabulary), adjust_(options, rules, row), adjusted_(options.adjusted()), row_(row),
-        vocabulary_(vocabulary), room_(room) {
+        vocabulary_(vocabulary), room_(room), block_{room.shared} {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
       listed_ = options.lengths[row];
@@ -100,6 +103,14 @@ class SampleRow {
   void visit(uint32_t from, const V& what) {
     for (int g = 0; g < groups_; ++g) {
       if (room_.greatest[g] >= from) each_of(g, [this, &what](uint32_t key, uint32_t id) { what(*this, key, id); });
+    }
+  }
+  void list(uint32_t from) {
+    for (int g = 0; g < groups_; ++g) {
+      if (room_.greatest[g] < from) continue;
+      each_of(g, [this, from](uint32_t key, uint32_t id) {
+        if (key >= from) append(entry_of(key, id), key);
+      });
     }
   }
   void clear_bins() {

@@ -1,0 +1,125 @@
+// Sampling on the GPU: against the oracle of the CPU's tests, with one block for a row and with clusters of every size.
+#include "support/gpu.cuh"
+
+#include <kernels/sampling.cuh>
+
+#include "support/sampling.h"
+
+using namespace test;
+
+namespace {
+
+// As if the device had so many multiprocessors: fewer blocks for a row.
+struct OnDevice {
+  cudaStream_t stream;
+  int multiprocessors;
+  template <class Load, class Token>
+  k::Status operator()(const Load& logits, Token* tokens, int64_t rows, int64_t vocabulary, const k::Sampling& options) const {
+    const k::Exec whole(stream);
+    k::DeviceInfo part = whole.device();
+    if (multiprocessors > 0) part.sm_count = multiprocessors;
+    const k::Status status = k::sample(k::Exec(stream, part), logits, tokens, rows, vocabulary, options);
+    check_cuda(cudaStreamSynchronize(stream));
+    return status;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("tokens of every kind of row, by every rule, on the GPU") {
+  Tally t;
+  Stream stream;
+  for (const int64_t n : {1, 2, 31, 33, 200, 1000, 1028}) check_samples<DeviceMemory, float>(t, {8, n, n % 3, n % 2}, sample_rules(), OnDevice{stream, 0});
+  check_samples<DeviceMemory, float>(t, {8, 1028, 4, 0}, sample_rules(), OnDevice{stream, 0});
+  for (const int multiprocessors : {1, 8, 16, 0}) {
+    check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0}, sample_rules(), OnDevice{stream, multiprocessors});
+    check_samples<DeviceMemory, float>(t, {8, 31999, 1, 1}, sample_rules(), OnDevice{stream, multiprocessors});
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("vocabularies as large as they get, on the GPU") {
+  Tally t;
+  Stream stream;
+  const std::vector<SampleRulesOf> some = {rules_of("greedy", 0, 0), rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("plain", 1, 0), sample_rules()[21]};
+  check_samples<DeviceMemory, float>(t, {8, 50257, 1, 1}, some, OnDevice{stream, 0});
+  check_samples<DeviceMemory, float>(t, {8, 128256, 0, 0}, some, OnDevice{stream, 0});
+  check_samples<DeviceMemory, float>(t, {8, 128256, 0, 0}, some, OnDevice{stream, 4});
+  check_samples<DeviceMemory, float>(t, {2, 1000000, 0, 0}, some, OnDevice{stream, 0});
+  check_samples<DeviceMemory, float>(t, {1, 4194304, 0, 0}, some, OnDevice{stream, 0});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("logits of 16 bits, on the GPU") {
+  Tally t;
+  Stream stream;
+  check_samples<DeviceMemory, k::bfloat16>(t, {8, 32000, 0, 0}, sample_rules(), OnDevice{stream, 0});
+  check_samples<DeviceMemory, k::bfloat16>(t, {8, 5001, 1, 1}, sample_rules(), OnDevice{stream, 0});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("parameters, seeds and steps of each row, and rows without a token, on the GPU") {
+  Tally t;
+  Stream stream;
+  check_sample_rows<DeviceMemory>(t, OnDevice{stream, 0});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("what Hugging Face's processors keep, on the GPU") {
+  Tally t;
+  Stream stream;
+  check_golden<DeviceMemory>(t, OnDevice{stream, 0});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("tokens that every processor draws, on the GPU") {
+  Tally t;
+  Stream stream;
+  check_known<DeviceMemory>(t, OnDevice{stream, 0});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a million draws of each rule, on the GPU") {
+  Tally t;
+  Stream stream;
+  check_draws<DeviceMemory>(t, 24, is_shortened() ? 20000 : 1000000, OnDevice{stream, 0});
+  check_draws<DeviceMemory>(t, 1500, is_shortened() ? 2000 : 100000, OnDevice{stream, 0});
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a graph draws new tokens as its step and parameters change on the device") {
+  Stream stream;
+  const int64_t rows = 5, n = 32000;
+  Device<float> logits(rows, n, n);
+  Random random(1);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < n; ++i) logits.set(r, i, float(random.normal()));
+  }
+  logits.upload();
+  Numbers<uint64_t, DeviceMemory> step(std::vector<uint64_t>{0});
+  Numbers<int32_t, DeviceMemory> top_k(std::vector<int32_t>{40});
+  Device<int32_t> tokens(1, rows, rows), alone(1, rows, rows);
+  const auto in = k::load(static_cast<const float*>(logits.data()), n);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  const k::Status captured = k::sample(stream, in, tokens.data(), rows, n, k::Sampling{}.seed(4).step(step.data(), 0).top_k(top_k.data(), 0));
+  check_cuda(cudaStreamEndCapture(stream, &graph));
+  REQUIRE(captured.ok());
+  check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+  Tally t;
+  for (uint64_t i = 0; i < 6; ++i) {
+    step.assign({i});
+    top_k.assign({i == 4 ? 1 : 40});
+    check_cuda(cudaGraphLaunch(exec, stream));
+    stream.wait();
+    tokens.download();
+    const k::Status status = k::sample(stream, in, alone.data(), rows, n, k::Sampling{}.seed(4).step(i).top_k(i == 4 ? 1 : 40));
+    stream.wait();
+    alone.download();
+    t.expect(status.ok() && tokens.bytes() == alone.bytes(), "step %d: %d, %d", int(i), int(tokens.get(0, 0)), int(alone.get(0, 0)));
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  CHECK_TALLY(t);
+}
