@@ -8,11 +8,13 @@
 //
 // Sources      load(p, ld)  row(p)  per_row(p)  one_plus(p)  cycle(source, period)
 // Maps         scale(s)  shift(s)  add(source)  mul(source)  bias(p)  affine(gamma[, beta])
-//              gelu()  gelu_erf()  silu()  relu()  clamp(low, high)  mask(source)  causal(q_len, kv_len)  round_to<T>()  tee(p, ld)
-// Sinks        store(p, ld)  both(sink, sink)  quantize(p, ld, scales)
+//              gelu()  gelu_erf()  silu()  relu()  relu2()  sigmoid()  tanh()  exp()  clamp(low, high)
+//              mask(source)  causal(q_len, kv_len)  round_to<T>()  tee(p, ld)
+// Sinks        store(p, ld)  both(sink, sink ...)  quantize(p, ld, scales)
 //
 // Rows may be any distance apart: ld counts elements from one row to the next (ld >= cols for what is written; 0 in a
-// load repeats one row). What may be written in place: docs/memory.md.
+// load repeats one row). load(p), store(p) and tee(p) are of a single row: a flat tensor. What may be written in place:
+// docs/memory.md.
 //
 // To fuse your own, derive from k::Functor and give it one member (core/concepts.h lists all forms):
 //
@@ -43,6 +45,9 @@ int aligned_pack(const T* p, int64_t ld, int widest) {
   return n;
 }
 
+// The row stride of what has one row only. No part of an address depends on it, nor any alignment.
+constexpr int64_t kOneRow = -(int64_t(1) << 56);
+
 // rows and cols are not negative here.
 template <class T>
 bool rows_overflow(int64_t rows, int64_t ld) {
@@ -66,6 +71,7 @@ class DirectLoad : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     if (rows == 0 || cols == 0) return {};
     KERNELS_TRY(detail::check_pointer(src_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
+    if (ld_ == detail::kOneRow) return rows == 1 ? Status{} : invalid("load: load(p) has one row, load(p, ld) several");
     if (ld_ < 0) return invalid("load: the row stride is negative");
     if (detail::rows_overflow<Src>(rows, ld_)) return invalid("load: rows x row stride exceeds 64 bits");
     return {};
@@ -76,7 +82,7 @@ class DirectLoad : public Functor {
     return read<N, kCache>(at(row, col));
   }
   KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
-  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(src_, ld_, rows, cols); }
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(src_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
   KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
@@ -94,6 +100,8 @@ class DirectLoad : public Functor {
 
 template <class T>
 DirectLoad<T> load(const T* p, int64_t ld) { return {p, ld}; }
+template <class T>
+DirectLoad<T> load(const T* p) { return {p, detail::kOneRow}; }
 
 // One vector, the same for every row: value(row, col) = p[col].
 template <class T>
@@ -251,26 +259,66 @@ struct Clamp : Elementwise<Clamp> {
 };
 inline Clamp clamp(double low, double high) { return {low, high}; }
 
+struct Relu2 : Elementwise<Relu2> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return Relu()(x) * Relu()(x); }
+};
+// The square of relu (Primer, Nemotron).
+inline Relu2 relu2() { return {}; }
+
+struct Sigmoid : Elementwise<Sigmoid> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return kernels::sigmoid(x); }
+};
+inline Sigmoid sigmoid() { return {}; }
+
+struct Tanh : Elementwise<Tanh> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return kernels::tanh(x); }
+};
+inline Tanh tanh() { return {}; }
+
+struct Exp : Elementwise<Exp> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return precise_exp(x); }
+};
+inline Exp exp() { return {}; }
+
+namespace detail {
+// The factor of a share that vanishes: -infinity times 0 would be NaN.
+template <class C>
+KERNELS_HD C not_minus_infinity(C x) {
+  constexpr C lowest = std::numeric_limits<C>::lowest();
+  return greater(x, lowest);
+}
+}  // namespace detail
+
+// The activations keep their relative precision where they are small: none of them subtracts numbers that are nearly equal. Far below 0
+// they are -0, at -infinity as well; NaN stays.
+
 struct Silu : Elementwise<Silu> {
   template <class C>
-  KERNELS_HD C operator()(C x) const { return x * sigmoid(x); }
+  KERNELS_HD C operator()(C x) const { return detail::not_minus_infinity(x) * kernels::sigmoid(x); }
 };
 inline Silu silu() { return {}; }
 
-// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2 u).
 struct GeluTanh : Elementwise<GeluTanh> {
   template <class C>
   KERNELS_HD C operator()(C x) const {
-    const C inner = C(0.79788456080286536) * (x + C(0.044715) * x * x * x);
-    return C(0.5) * x * (C(1) + tanh(inner));
+    const C twice_u = x * fma(x * x, C(0.071354816272600244), C(1.5957691216057307));
+    return detail::not_minus_infinity(x) * kernels::sigmoid(twice_u);
   }
 };
 inline GeluTanh gelu() { return {}; }
 
-// x Phi(x), with the exact error function
+// x Phi(x), with the exact distribution function: what is left of x, or of 0, without |x| Phi(-|x|).
 struct GeluErf : Elementwise<GeluErf> {
   template <class C>
-  KERNELS_HD C operator()(C x) const { return C(0.5) * x * (C(1) + erf(x * C(0.70710678118654752))); }
+  KERNELS_HD C operator()(C x) const {
+    const C size = magnitude(x);
+    return greater(x, C(0)) + detail::not_minus_infinity(-size) * normal_tail(size);
+  }
 };
 inline GeluErf gelu_erf() { return {}; }
 
@@ -425,6 +473,7 @@ class DirectStore : public Functor {
   int max_pack() const { return detail::aligned_pack(dst_, ld_, widest); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_pointer(dst_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
+    if (ld_ == detail::kOneRow && rows > 1) return invalid("store: store(p) has one row, store(p, ld) several");
     if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than cols");
     if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
     return {};
@@ -432,7 +481,7 @@ class DirectStore : public Functor {
   // Around the cache only where rows are whole lines: a part of one costs more than it saves.
   void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
   int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
-  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(dst_, ld_, rows, cols); }
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(dst_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
 
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
@@ -450,6 +499,8 @@ DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
   static_assert(!std::is_const<T>::value, "store: the pointer is to const elements");
   return {p, ld};
 }
+template <class T>
+DirectStore<compute_t<T>, T> store(T* p) { return kernels::store(p, detail::kOneRow); }
 
 // A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
 // that reads a row a second time reads what was written here instead of evaluating what stood before, and what must be read more
@@ -463,6 +514,7 @@ class Tee : public DirectStore<compute_t<T>, T> {
 
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_pointer(this->dst_, "tee: the pointer is null", "tee: the pointer is not aligned for its elements"));
+    if (this->ld_ == detail::kOneRow && rows > 1) return invalid("tee: tee(p) has one row, tee(p, ld) several");
     if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than cols");
     if (detail::rows_overflow<T>(rows, this->ld_)) return invalid("tee: rows x row stride exceeds 64 bits");
     return {};
@@ -487,6 +539,8 @@ Tee<T> tee(T* p, int64_t ld) {
   static_assert(!std::is_const<T>::value, "tee: the pointer is to const elements");
   return {p, ld};
 }
+template <class T>
+Tee<T> tee(T* p) { return kernels::tee(p, detail::kOneRow); }
 
 namespace detail {
 template <class M>
@@ -495,7 +549,7 @@ template <class T>
 struct is_tee<Tee<T>> : std::true_type {};
 }  // namespace detail
 
-// Two sinks, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
+// Two sinks or more, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
 template <class A, class B>
 class Both : public Functor {
  public:
@@ -530,10 +584,40 @@ class Both : public Functor {
 
 template <class A, class B>
 Both<A, B> both(A a, B b) { return {a, b}; }
+// Three sinks and more.
+template <class A, class B, class... More>
+auto both(A a, B b, More... more) { return both(a, both(b, more...)); }
+
+namespace detail {
+
+// What quantizing to T has to find out: the largest |value|, as the bits of a float. They order as the values do, with NaN above all,
+// so that a NaN shows in the scale and with it in all that shares it.
+template <class T>
+struct LargestSeen {
+  uint32_t largest = 0;
+  // At least 2^-126 largest T, unless 0: the reciprocal of the scale must not overflow.
+  KERNELS_HD float value() const {
+    constexpr float least = Largest<T>::value * 0x1p-126f;
+    const float x = bit_cast<float>(largest);
+    return x > 0.f && x < least ? least : x;
+  }
+  KERNELS_HD float scale() const { return value() / Largest<T>::value; }
+  // What values are multiplied by: the reciprocal of the scale.
+  KERNELS_HD float reciprocal() const { return largest > 0 ? Largest<T>::value / value() : 0.f; }
+
+  KERNELS_HD void merge(const LargestSeen& other) { largest = largest > other.largest ? largest : other.largest; }
+  template <class C, int N>
+  KERNELS_HD void take(const Pack<C, N>& v) {
+    const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
+    merge({fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
+  }
+};
+
+}  // namespace detail
 
 // Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
 // scales[row] receives the scale, 2^-126 at the least. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3,
-// float8_e5m2.
+// float8_e5m2. Scales for groups of columns, and scales that are given: quantize.h.
 template <class T>
 class Quantize : public Functor {
  public:
@@ -552,33 +636,16 @@ class Quantize : public Functor {
 
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
 
-  // The largest |value| as the bits of a float: they order as the values do, with NaN above all, so that a NaN shows
-  // in the scale and with it in the whole row.
-  struct State {
-    uint32_t largest = 0;
-    // At least 2^-126 largest T, unless 0: the reciprocal of the scale must not overflow.
-    KERNELS_HD float value() const {
-      constexpr float least = detail::Largest<T>::value * 0x1p-126f;
-      const float x = bit_cast<float>(largest);
-      return x > 0.f && x < least ? least : x;
-    }
-  };
+  using State = detail::LargestSeen<T>;
   KERNELS_HD float padding() const { return 0.f; }
   template <class C, int N>
-  KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const {
-    const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
-    merge(s, {fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
-  }
-  KERNELS_HD void merge(State& a, const State& b) const { a.largest = a.largest > b.largest ? a.largest : b.largest; }
-
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const { s.take(v); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Lanes>
   KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.max(s.largest)}; }
 
-  // What a row's values are multiplied by: the reciprocal of its scale.
-  KERNELS_HD float finish(const State& s) const {
-    return s.largest > 0 ? detail::Largest<T>::value / s.value() : 0.f;
-  }
-  KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.value() / detail::Largest<T>::value; }
+  KERNELS_HD float finish(const State& s) const { return s.reciprocal(); }
+  KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.scale(); }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
     write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * reciprocal));

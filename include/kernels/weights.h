@@ -11,7 +11,9 @@
 // Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with .zeros(z)
 //               experts(w, ids, n, experts)  mixed(w, ids, shares, top_k, n, cols, experts)
 // Inputs        normed(source, RmsNorm or LayerNorm)  repeated(source, times)  gathered(source, order, top_k)
-// Results       swiglu()  geglu()  apart(sink, n, ...)
+// Results       swiglu()  geglu()  reglu()  glu(activation)  apart(sink, n, ...)
+//
+// The same gates elsewhere, of two sources or of the halves of one: gated(g, u) | swiglu(), gate_up(x, n) | swiglu().
 #pragma once
 
 #include <limits>
@@ -253,17 +255,117 @@ Gated<A> gated(A gate, B up) {
   else return {gate, gate};
 }
 
-// Makes one value of the two that gated() weights give: join(gate, up).
+// The columns of a source from `first` on.
+template <class S>
+class ColumnsFrom : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD ColumnsFrom(S source, int64_t first) : source_(source), first_(first) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::pack_at(first_, detail::max_pack_of(source_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (first_ < 0 || cols > std::numeric_limits<int64_t>::max() - first_) return invalid("columns: the first column is negative, or too large");
+    return detail::check_of(source_, rows, first_ + cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, first_ + col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, first_ + col); }
+  KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_)); }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, first_ + begin, first_ + end); }
+
+ private:
+  template <class T>
+  KERNELS_HD auto with(const T& source) const { return ColumnsFrom<T>(source, first_); }
+
+  S source_;
+  int64_t first_;
+};
+
+template <class S>
+ColumnsFrom<S> columns(S source, int64_t first) {
+  static_assert(detail::is_source<S>, "columns() takes a source");
+  return {source, first};
+}
+
+// The halves of a source of 2 n columns: the first n columns are the gate's and the next n the other operand's, or the other way around.
+template <class S>
+Gated<ColumnsFrom<S>> gate_up(S source, int64_t n) {
+  static_assert(!detail::has_effects<S>, "gate_up() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
+  return gated(columns(source, 0), columns(source, n));
+}
+template <class S>
+Gated<ColumnsFrom<S>> up_gate(S source, int64_t n) {
+  static_assert(!detail::has_effects<S>, "up_gate() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
+  return gated(columns(source, n), columns(source, 0));
+}
+
+// What gated() sources become with a gate's activation behind them: activation(gate) * up.
+template <class S, class Activation>
+class Joined;
+
+// Makes one value of the two that gated() weights, or sources, give: join(gate, up).
 template <class Activation>
 struct Glu : Functor {
   static constexpr Role role = Role::map;
   Activation activation;
+  Glu(Activation a = {}) : activation(a) {}
+
   template <class C, int N>
   KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const { return transform(gate, activation) * up; }
+  template <class S>
+  Joined<S, Activation> on_source(const Gated<S>& both) const { return {both.gate(), both.up(), *this}; }
 };
-// silu(gate) * up, and gelu(gate) * up with tanh's gelu.
+
+template <class S, class Activation>
+class Joined : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD Joined(S gate, S up, Glu<Activation> glu) : gate_(gate), up_(up), glu_(glu) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gate_, rows, cols));
+    return detail::check_of(up_, rows, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::pair(detail::fetch<N>(gate_, row, col), detail::fetch<N>(up_, row, col)); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return glu_.join(detail::resolve(gate_, detail::first_of(fetched), row, col), detail::resolve(up_, detail::second_of(fetched), row, col));
+  }
+  KERNELS_HD auto read_twice() const { return with(detail::read_twice(gate_), detail::read_twice(up_)); }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(gate_), detail::second_pass(up_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(gate_), detail::without_effects(up_)); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(gate_, row, begin, end);
+    detail::prefetch(up_, row, begin, end);
+  }
+
+ private:
+  template <class T>
+  KERNELS_HD auto with(const T& gate, const T& up) const { return Joined<T, Activation>(gate, up, glu_); }
+
+  S gate_, up_;
+  Glu<Activation> glu_;
+};
+
+// silu(gate) * up, gelu(gate) * up with tanh's gelu, relu(gate) * up, and sigmoid(gate) * up, the first of them.
 inline Glu<Silu> swiglu() { return {}; }
 inline Glu<GeluTanh> geglu() { return {}; }
+inline Glu<Relu> reglu() { return {}; }
+inline Glu<Sigmoid> glu() { return {}; }
+// With another map of single values: glu(gelu_erf()), glu(relu2()).
+template <class Activation>
+Glu<Activation> glu(Activation activation) {
+  constexpr bool elementwise = std::is_base_of<Elementwise<Activation>, Activation>::value;
+  static_assert(elementwise, "glu() takes a map of single values: silu(), gelu(), gelu_erf(), relu(), relu2(), sigmoid(), tanh(), or one derived from k::Elementwise");
+  return Glu<Activation>(activation);
+}
 
 namespace detail {
 
@@ -859,7 +961,7 @@ constexpr bool takes_product() {
   constexpr bool right = takes_source<X>() && takes_weights<W>() && takes_sink<Out>();
   if constexpr (right) {
     static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
-    static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu() or geglu()");
+    static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu(), geglu() or another glu()");
     static_assert(!has_effects<X> && !has_effects<W>, "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
     return !is_row_sink<SinkEnd<Out>> && is_gated<W>::value == joins<Out>;
   } else {

@@ -19,6 +19,13 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return y;
 }
 
+// 1 / x to 1 unit of the last place; subnormal arguments count as 0, and subnormal results are 0. 1.f / x and __fdividef scale those.
+__device__ __forceinline__ float reciprocal_flushed(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two halves that share a word, and two floats that are to share one as halves or bfloat16s; low is the first in memory. One
 // instruction string for both: the intrinsics make seven, and the compiler's time goes by their number.
 __device__ __forceinline__ void halves_to_floats(uint32_t word, float& low, float& high) {

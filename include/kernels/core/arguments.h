@@ -19,7 +19,7 @@ constexpr bool takes_source() {
   static_assert(!pointer, "a pointer where there must be a source: k::load(p, ld), whose rows are ld elements apart");
   static_assert(!is_map<F>, "a map where there must be a source: k::load(p, ld) | map");
   static_assert(!is_sink<F>, "a sink where there must be a source: k::load(p, ld) reads, k::store(p, ld) writes");
-  static_assert(!is_source<F> || read, "weights where there must be a source: gated(), experts() and mixed() go with the weights of matmul alone");
+  static_assert(!is_source<F> || read, "weights where there must be a source: gated() becomes one with swiglu() or another glu() behind it, experts() and mixed() go with matmul alone");
   constexpr bool none = role_of<F>() == Role::none, other_load = none && (has_plain_load<F>::value || has_template_load<F>::value);
   static_assert(!other_load, "the functor's load does not fit: it must be template <int N> void load(Dst* dst, row, col), as in OneFlow, or Pack<C, N> load(row, col) const");
   static_assert(pointer || other_load || !none, "there must be a source here: k::load(p, ld), with maps behind it if wanted");

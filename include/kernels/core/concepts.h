@@ -468,17 +468,21 @@ int lead_of(const F& f, int64_t row) {
   else return 0;
 }
 
-// Of 32-bit rows there are no more than fit. There are never as many columns.
+// Of rows and columns of 32 bits there are no more than fit.
 template <class Form>
 bool counts_rows(int64_t rows) { return sizeof(typename Form::row) >= sizeof(rows) || rows <= 0x7fffffff; }
+template <class Form>
+bool counts_cols(int64_t cols) { return sizeof(typename Form::col) >= sizeof(cols) || cols <= 0x7fffffff; }
 
 template <class F>
 Status check_of(const F& f, int64_t rows, int64_t cols) {
   if constexpr (oneflow_load<F>) {
     if (!counts_rows<load_form<F>>(rows)) return unsupported("the functor's load takes rows of 32 bits: fewer than 2^31");
+    if (!counts_cols<load_form<F>>(cols)) return unsupported("the functor's load takes columns of 32 bits: fewer than 2^31");
   }
   if constexpr (oneflow_store<F>) {
     if (!counts_rows<store_form<F>>(rows)) return unsupported("the functor's store takes rows of 32 bits: fewer than 2^31");
+    if (!counts_cols<store_form<F>>(cols)) return unsupported("the functor's store takes columns of 32 bits: fewer than 2^31");
   }
   if constexpr (has_check<F>::value) return f.check(rows, cols);
   else return {};
