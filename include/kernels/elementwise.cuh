@@ -1,16 +1,29 @@
-// A pass over a matrix: the sink gets what the source gives.
+// A pass over a matrix, or over a flat tensor: the sink gets what the source gives, element by element.
 //
-//   k::copy(stream, k::load(q, ld) | rope, k::store(r, ld), rows, cols);                            // rotary positions
-//   k::copy(stream, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                // new keys to the cache
+//   k::copy(stream, k::load(x) | k::gelu(), k::store(y), n);                                              // n elements, flat
+//   k::copy(stream, k::load(x, ld) | k::silu() | k::mul(k::load(up, ld)), k::store(y, ld), rows, cols);
+//   k::copy(stream, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f);             // the halves of one tensor
+//   k::copy(stream, in, k::both(k::store(y, ld), k::gelu() | k::quantize(q, ld, k::tensor_scale(s))), rows, cols);
+//   k::copy(stream, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols);                         // a scale for each 128 columns
+//   k::copy(stream, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
+//   k::copy(stream, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                      // new keys to the cache
 //
-// Any types, any alignment; captured in graphs; the same input gives the same bits. In place is fine where every map sees only the
-// columns that it changes.
+// Any types, any alignment, any number of rows, up to 2^30 columns; captured in graphs; the same input gives the same bits. In place is
+// fine where every map sees only the columns that it changes.
+//
+// A flat tensor is a single row of n columns, any number of them: sources without a row stride, load(p), and all others are read at row 0
+// and column i for element i, row(p) at p[i] and per_row(p) at p[0].
 #pragma once
 
 #include "core/row_call.h"
 #include "core/row_op.h"
+#include "detail/groups.cuh"
 #include "detail/pointwise.cuh"
+#include "detail/row_engine.cuh"
+#include "dropout.h"
+#include "embed.h"
 #include "functor.h"
+#include "quantize.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -20,12 +33,31 @@ struct CopyOf {
   Load in;
   Store out;
   template <int N>
-  __device__ __forceinline__ void at(int64_t row, int64_t col) const {
-    const auto map = sink_map(out);
-    const auto values = resolve(in, fetch<N>(in, row, col), row, col);
-    put(sink_end(out), apply_map(map, values, fetch_operands<N>(map, row, col), row, col), row, col);
+  __device__ __forceinline__ auto fetch(int64_t row, int64_t col) const {
+    return pair(detail::fetch<N>(in, row, col), fetch_operands<N>(sink_map(out), row, col));
+  }
+  template <int N, class Fetched>
+  __device__ __forceinline__ void finish(const Fetched& fetched, int64_t row, int64_t col) const {
+    const auto values = resolve(in, first_of(fetched), row, col);
+    put(sink_end(out), apply_map(sink_map(out), values, second_of(fetched), row, col), row, col);
   }
 };
+
+template <class Load, class Store>
+Status start_copy(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols) {
+  using Widths = PackWidths<Load, Store>;
+  bool empty = false;
+  KERNELS_TRY(check_operands(in, out, rows, cols, empty));
+  KERNELS_TRY(ex.status());
+  if (empty) return {};
+  if constexpr (is_row_sink<Store> && !by_group<Store>) {
+    return run_rows(ex, AsItIs{}, in, out, rows, cols, {});
+  } else {
+    const int pack = lesser(max_pack_of(in, cols), max_pack_of(out, cols));
+    if constexpr (by_group<Store>) return each_group<Widths::wide, Widths::middle>(ex, in, out, rows, cols, pack);
+    else return each_pack<Widths::wide, Widths::middle>(ex, CopyOf<Load, Store>{in, out}, rows, cols, pack);
+  }
+}
 
 }  // namespace detail
 
@@ -34,12 +66,18 @@ template <class Load, class Store>
   if constexpr (!detail::takes_copy<Load, Store>()) {
     return detail::not_compiled();
   } else {
-    bool empty = false;
-    KERNELS_TRY(detail::check_rows(Softmax{}, in, out, rows, cols, empty));
-    KERNELS_TRY(ex.status());
-    if (empty) return {};
-    constexpr int in_wide = detail::widest_of<Load>(), out_wide = detail::widest_of<Store>(), wide = in_wide < out_wide ? in_wide : out_wide;
-    return detail::each_pack<wide>(ex, detail::CopyOf<Load, Store>{in, out}, rows, cols, lesser(detail::max_pack_of(in), detail::max_pack_of(out)));
+    KERNELS_TRY(detail::check_shape(rows, cols));
+    return detail::start_copy(ex, in, out, rows, cols);
+  }
+}
+
+template <class Load, class Store>
+[[nodiscard]] Status copy(const Exec& ex, const Load& in, const Store& out, int64_t n) {
+  if constexpr (!detail::takes_copy<Load, Store>()) {
+    return detail::not_compiled();
+  } else {
+    if (n < 0) return invalid("n is negative");
+    return detail::start_copy(ex, in, out, 1, n);
   }
 }
 

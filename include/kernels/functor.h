@@ -287,10 +287,7 @@ inline Exp exp() { return {}; }
 namespace detail {
 // The factor of a share that vanishes: -infinity times 0 would be NaN.
 template <class C>
-KERNELS_HD C not_minus_infinity(C x) {
-  constexpr C lowest = std::numeric_limits<C>::lowest();
-  return greater(x, lowest);
-}
+KERNELS_HD C not_minus_infinity(C x) { return greater(x, -largest<C>()); }
 }  // namespace detail
 
 // The activations keep their relative precision where they are small: none of them subtracts numbers that are nearly equal. Far below 0

@@ -71,13 +71,14 @@ class Scales {
     else return 0.f;
   }
 
-  Status check() const {
-    const char* const null = "dequant: a pointer to scales or zeros is null";
-    const char* const misaligned = "dequant: a pointer to scales or zeros is not aligned for its elements";
+  Status check(const char* null = "dequant: a pointer to scales or zeros is null",
+               const char* misaligned = "dequant: a pointer to scales or zeros is not aligned for its elements",
+               const char* size = "dequant: the group or block size is not a power of two",
+               const char* stride = "dequant: the row stride of the scales is negative") const {
     KERNELS_TRY(detail::check_pointer(scales_, null, misaligned));
     if constexpr (has_zeros) KERNELS_TRY(detail::check_pointer(zeros_, null, misaligned));
-    if (row_log2_ < 0 || col_log2_ < 0) return invalid("dequant: the group or block size is not a power of two");
-    if (ld_ < 0) return invalid("dequant: the row stride of the scales is negative");
+    if (row_log2_ < 0 || col_log2_ < 0) return invalid(size);
+    if (ld_ < 0) return invalid(stride);
     return {};
   }
 

@@ -18,6 +18,13 @@ KERNELS_HD C infinity() {
   else return bit_cast<float>(uint32_t(0xff) << 23);
 }
 
+// The largest that is finite.
+template <class C>
+KERNELS_HD C largest() {
+  if constexpr (std::is_same<C, double>::value) return 0x1.fffffffffffffp1023;
+  else return 0x1.fffffep127f;
+}
+
 KERNELS_HD float fma(float a, float b, float c) {
 #if defined(KERNELS_DEVICE_CODE) || defined(__FMA__)
   return ::fmaf(a, b, c);

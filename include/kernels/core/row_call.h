@@ -25,25 +25,32 @@ constexpr void check_compute() {
   }
 }
 
-// Whether a row operation takes them.
+// Sinks that see the values of a group of columns before they write it.
+template <class F, class = void>
+struct SinksGroups : std::false_type {};
+template <class F>
+struct SinksGroups<F, void_t<decltype(F::by_group)>> : std::true_type {};
+template <class F>
+struct IsByGroup : SinksGroups<F> {};
+template <class F>
+constexpr bool by_group = AnyPart<IsByGroup, F>::value;
+
+// Whether a pass that sees each value once does, and a row operation.
 template <class Source, class Sink>
-constexpr bool takes_rows() {
+constexpr bool takes_copy() {
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
   if constexpr (right) static_assert(!wants_pairs<Sink>(), "rope | sink is for products; elsewhere rotate what is read: source | rope");
   return right;
 }
-// Whether a pass that sees each value once does.
 template <class Source, class Sink>
-constexpr bool takes_copy() {
-  static_assert(!is_row_sink<Sink>, "quantize() needs to see a row twice: use rmsnorm or layernorm in front of it");
-  return takes_rows<Source, Sink>() && !is_row_sink<Sink>;
+constexpr bool takes_rows() {
+  static_assert(!by_group<Sink>, "quantize() with a scale for each group goes with copy() alone: write the row with store(), and copy() that");
+  return takes_copy<Source, Sink>() && !by_group<Sink>;
 }
 
 // `empty` is set when there is nothing to do.
-template <class Options, class Source, class Sink>
-Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
-  KERNELS_TRY(check_shape(rows, cols));
-  KERNELS_TRY(options.check());
+template <class Source, class Sink>
+Status check_operands(const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
   empty = rows == 0 || cols == 0;
   if (empty) return {};
   KERNELS_TRY(check_of(source, rows, cols).of("in"));
@@ -51,6 +58,12 @@ Status check_rows(const Options& options, const Source& source, const Sink& sink
   const Plane read = plane_of(source, rows, cols), written = plane_of(sink, rows, cols);
   if (share_bytes(read, written) && !in_place(read, written)) return invalid("out overlaps in, and not element for element");
   return {};
+}
+template <class Options, class Source, class Sink>
+Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
+  KERNELS_TRY(check_shape(rows, cols));
+  KERNELS_TRY(options.check());
+  return check_operands(source, sink, rows, cols, empty);
 }
 
 }  // namespace detail

@@ -194,6 +194,28 @@ struct RmsNormOp {
   KERNELS_HD Linear<C> linear(const State&, const Result& r) const { return {r.rstd, C(0)}; }
 };
 
+// Rows as they are, for a sink that wants to know something of a row before it writes it.
+template <class C>
+struct AsItIsOp {
+  struct State {
+    C none = C(0);
+  };
+  static constexpr bool looks_twice = false, centers_fast = true;
+  struct Result {};
+
+  KERNELS_HD void merge(State&, const State&) const {}
+  template <class Packs>
+  KERNELS_HD void take(State&, const Packs&) const {}
+  template <class Lanes>
+  KERNELS_HD State gather(const State& s, const Lanes&) const { return s; }
+  KERNELS_HD Result finish(const State&, const Count<C>&) const { return {}; }
+  KERNELS_HD void write_row(const Result&, int64_t) const {}
+
+  template <int N>
+  KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State&) const { return x; }
+  KERNELS_HD Linear<C> linear(const State&, const Result&) const { return {C(1), C(0)}; }
+};
+
 // ---- Options, as the caller writes them ----------------------------------------------------------------------------
 
 // k::LayerNorm{}.eps(1e-5).mean(mean).rstd(rstd): mean and rstd receive one value per row. OneFlow's name for rstd,
@@ -252,5 +274,14 @@ struct LogSoftmax {
   LogSoftmaxOp<C> op() const { return {}; }
   Status check() const { return {}; }
 };
+
+namespace detail {
+// Of copy(), where the sink looks at rows.
+struct AsItIs {
+  template <class C>
+  AsItIsOp<C> op() const { return {}; }
+  Status check() const { return {}; }
+};
+}  // namespace detail
 
 KERNELS_END

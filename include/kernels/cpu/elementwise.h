@@ -1,14 +1,91 @@
-// A pass over a matrix on the CPU: the sink gets what the source gives.
+// A pass over a matrix, or over a flat tensor, on the CPU: the sink gets what the source gives, element by element.
 //
-//   k::cpu::copy(cx, k::load(q, ld) | rope, k::store(r, ld), rows, cols);                            // rotary positions
-//   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                // new keys to the cache
+//   k::cpu::copy(cx, k::load(x) | k::gelu(), k::store(y), n);                                             // n elements, flat
+//   k::cpu::copy(cx, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f);            // the halves of one tensor
+//   k::cpu::copy(cx, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols);                        // a scale for each 128 columns
+//   k::cpu::copy(cx, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
+//   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                     // new keys to the cache
 //
-// Shapes, types, determinism, flags: as in softmax.h. In place is fine where every map sees only the columns that it changes.
+// Shapes, types, determinism, flags: as in softmax.h; flat tensors and in place: as in ../elementwise.cuh.
 #pragma once
 
+#include "../dropout.h"
+#include "../embed.h"
+#include "../quantize.h"
 #include "detail/row_engine.h"
 
 KERNELS_BEGIN
+namespace detail {
+namespace host {
+
+// Long rows are cut where packs of any width and groups of any power of two up to that end.
+constexpr int64_t kPieceCols = 16384;
+
+// Columns [begin, end) of a row.
+template <class Load, class Store>
+void copy_piece(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t begin, int64_t end) {
+  packs.each(begin, end, [&in, &out, row](auto width, int64_t col) KERNELS_INLINE {
+    constexpr int N = decltype(width)::value;
+    put(out, resolve(in, fetch<N>(in, row, col), row, col), row, col);
+  });
+}
+
+template <class Load, class Store>
+void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t index, int64_t begin, int64_t end) {
+  const auto& sink = sink_end(out);
+  const auto values = [&out, row](const auto& source, const auto& map, auto width, int64_t col) KERNELS_INLINE {
+    constexpr int N = decltype(width)::value;
+    return apply_map(map, resolve(source, fetch<N>(source, row, col), row, col), fetch_operands<N>(map, row, col), row, col);
+  };
+  const auto map = sink_map(out);
+  const auto silent = without_effects(map);
+  typename SinkEnd<Store>::State state;
+  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { state.take(values(in, silent, width, col)); });
+  sink.write_scale(state, row, index);
+  const float reciprocal = state.reciprocal();
+  const auto& again = second_pass(in);
+  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { sink.store(values(again, map, width, col), reciprocal, row, col); });
+}
+
+template <class Load, class Store>
+Status run_copy(const cpu::Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols) {
+  bool empty = false;
+  KERNELS_TRY(check_operands(in, out, rows, cols, empty));
+  KERNELS_TRY(cx.status());
+  if (empty) return {};
+  if constexpr (is_row_sink<Store> && !by_group<Store>) {
+    return run_rows(cx, AsItIs{}, in, out, rows, cols);
+  } else {
+    // A single row may end with columns that do not fill a pack. In groups they are of a pack's width throughout.
+    const int64_t whole = rows == 1 && !by_group<Store> ? cols / kWidestPack * kWidestPack : cols;
+    int64_t width = kPieceCols, divides = whole;
+    if constexpr (by_group<Store>) {
+      width = sink_end(out).group();
+      divides = cols % kWidestPack == 0 && width % kWidestPack == 0 ? kWidestPack : 1;
+    }
+    const Packs<Load, Store> packs(in, out, divides), singles(in, out, 1);
+    const int64_t pieces = (cols + width - 1) / width, units = rows * pieces;
+    const Team team = cx.team().for_work(double(rows) * double(cols));
+    const int parts = int(lesser<int64_t>(team.threads, units));
+    const auto share = [&](int part) { return units / parts * part + units % parts * part / parts; };
+    parallel(team, parts, [&](int part) {
+      for (int64_t unit = share(part); unit < share(part + 1); ++unit) {
+        const int64_t row = unit / pieces, piece = unit % pieces, begin = piece * width, end = lesser(cols, begin + width);
+        if constexpr (by_group<Store>) {
+          quantize_group(packs, in, out, row, piece, begin, end);
+        } else {
+          copy_piece(packs, in, out, row, begin, lesser(end, whole));
+          if (end > whole) copy_piece(singles, in, out, row, greater(begin, whole), end);
+        }
+      }
+    });
+    return {};
+  }
+}
+
+}  // namespace host
+}  // namespace detail
+
 namespace cpu {
 
 template <class Load, class Store>
@@ -16,24 +93,18 @@ Status copy(const Exec& cx, const Load& in, const Store& out, int64_t rows, int6
   if constexpr (!::kernels::detail::takes_copy<Load, Store>()) {
     return ::kernels::detail::not_compiled();
   } else {
-    namespace host = ::kernels::detail::host;
-    bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_rows(Softmax{}, in, out, rows, cols, empty));
-    KERNELS_TRY(cx.status());
-    if (empty) return {};
-    const host::Packs<Load, Store> packs(in, out, cols);
-    const host::Team team = cx.team().for_work(double(rows) * double(cols));
-    const int parts = int(lesser<int64_t>(team.threads, rows));
-    const auto share = [&](int part) { return rows / parts * part + rows % parts * part / parts; };
-    host::parallel(team, parts, [&](int part) {
-      for (int64_t row = share(part); row < share(part + 1); ++row) {
-        packs.each(0, cols, [&in, &out, row](auto width, int64_t col) KERNELS_INLINE {
-          constexpr int N = decltype(width)::value;
-          ::kernels::detail::put(out, ::kernels::detail::resolve(in, ::kernels::detail::fetch<N>(in, row, col), row, col), row, col);
-        });
-      }
-    });
-    return {};
+    KERNELS_TRY(::kernels::detail::check_shape(rows, cols));
+    return ::kernels::detail::host::run_copy(cx, in, out, rows, cols);
+  }
+}
+
+template <class Load, class Store>
+Status copy(const Exec& cx, const Load& in, const Store& out, int64_t n) {
+  if constexpr (!::kernels::detail::takes_copy<Load, Store>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    if (n < 0) return invalid("n is negative");
+    return ::kernels::detail::host::run_copy(cx, in, out, 1, n);
   }
 }
 

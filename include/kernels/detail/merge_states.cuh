@@ -17,13 +17,15 @@ struct StatesMerger {
   Attention options;
 
   template <int N>
-  __device__ __forceinline__ void at(int64_t token, int64_t col) const {
+  __device__ __forceinline__ Nothing fetch(int64_t, int64_t) const { return {}; }
+  template <int N>
+  __device__ __forceinline__ void finish(Nothing, int64_t token, int64_t col) const {
     const int64_t head = quotient(col, shape.dim);
     AttentionState<float, N> all;
     for (int64_t part = 0; part < shape.parts; ++part) {
       const int64_t row = part * shape.tokens + token;
-      const float logsumexp = convert<float>(resolve(lse, fetch<1>(lse, row, head), row, head)).v[0];
-      all.merge({logsumexp, convert<float>(resolve(o, fetch<N>(o, row, col), row, col))});
+      const float logsumexp = convert<float>(resolve(lse, detail::fetch<1>(lse, row, head), row, head)).v[0];
+      all.merge({logsumexp, convert<float>(resolve(o, detail::fetch<N>(o, row, col), row, col))});
     }
     const auto map = sink_map(out);
     put(sink_end(out), apply_map(map, all.output(), fetch_operands<N>(map, token, col), token, col), token, col);

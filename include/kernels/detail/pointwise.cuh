@@ -1,7 +1,14 @@
-// What makes each pack of a matrix on its own: f.at<N>(row, col) for all of them.
+// What makes each pack of a matrix on its own. F has
+//
+//   fetch<N>(row, col)               all that it reads for a pack
+//   finish<N>(fetched, row, col)     the rest
+//
+// and a thread asks for several packs before it finishes the first.
 #pragma once
 
+#include "../core/divisor.h"
 #include "../exec.cuh"
+#include "../tuning/elementwise.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -12,33 +19,68 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
 }
 
 template <class F, int N>
+using FetchedBy = decltype(std::declval<const F&>().template fetch<N>(kAny, kAny));
+
+template <class F, int N, int kBytes = tuning::kBytesInFlight>
 struct PointwiseBody {
+  using Fetched = FetchedBy<F, N>;
+  static constexpr int wanted = kBytes / int(sizeof(Fetched)), most = wanted < 1 ? 1 : wanted < 4 ? wanted : 4;
   static constexpr int max_threads = 256, registers = 128;
   struct Params {
     F f;
+    Divisor in_rows;  // by row_packs
     int64_t row_packs, packs;
+    int each;  // packs that a thread takes at a time, `most` at most
+    int rest;  // columns behind the packs, where there is one row
   };
+
   static __device__ __forceinline__ void run(const Params& p) {
-    const int64_t all = int64_t(gridDim.x) * max_threads;
-    for (int64_t i = int64_t(blockIdx.x) * max_threads + threadIdx.x; i < p.packs; i += all) {
-      const int64_t row = quotient(i, p.row_packs);
-      p.f.template at<N>(row, (i - row * p.row_packs) * N);
+    const int64_t tile = max_threads * p.each, all = gridDim.x * tile;
+    for (int64_t first = blockIdx.x * tile; first < p.packs; first += all) {
+      // A tile's packs lie side by side, in a row or in several.
+      const int64_t first_row = quotient(first, p.row_packs), begin = first - first_row * p.row_packs;
+      const auto visit = [&](int k, const auto& f) {
+        const uint32_t at = k * max_threads + threadIdx.x;
+        if (k >= p.each || first + at >= p.packs) return;
+        const uint32_t rows = p.in_rows.quotient(uint32_t(begin) + at);
+        f(first_row + rows, (begin + at - rows * p.row_packs) * N);
+      };
+      Fetched fetched[most];
+      KERNELS_UNROLL
+      for (int k = 0; k < most; ++k) visit(k, [&](int64_t row, int64_t col) { fetched[k] = p.f.template fetch<N>(row, col); });
+      KERNELS_UNROLL
+      for (int k = 0; k < most; ++k) visit(k, [&](int64_t row, int64_t col) { p.f.template finish<N>(fetched[k], row, col); });
+    }
+    if constexpr (N > 1) {
+      if (blockIdx.x == 0 && int(threadIdx.x) < p.rest) {
+        const int64_t col = p.packs * N + threadIdx.x;
+        p.f.template finish<1>(p.f.template fetch<1>(0, col), 0, col);
+      }
     }
   }
 };
 
-// In packs of kWide, if `pack` and the number of columns allow, or else of single elements.
-template <int kWide, class F>
+// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns. Of a single row
+// the columns that are left come one by one.
+template <int kWide, int kMiddle = 1, int kBytes = tuning::kBytesInFlight, class F>
 Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pack) {
   const auto start = [&](auto width) {
-    using Body = PointwiseBody<F, decltype(width)::value>;
-    const int64_t row_packs = cols / decltype(width)::value, blocks = (rows * row_packs + Body::max_threads - 1) / Body::max_threads;
+    constexpr int N = decltype(width)::value;
+    using Body = PointwiseBody<F, N, kBytes>;
+    const int64_t row_packs = cols / N, packs = rows * row_packs;
+    const auto blocks = [&](int each) { return (packs + Body::max_threads * each - 1) / (Body::max_threads * each); };
+    typename Body::Params params{f, rows > 1 ? Divisor(uint32_t(row_packs)) : Divisor(), row_packs, packs, Body::most, int(cols - row_packs * N)};
+    while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count) params.each /= 2;
     Launch how;
     how.threads = Body::max_threads;
-    how.grid.x = unsigned(lesser<int64_t>(blocks, int64_t(1) << 30));
-    return launch<Body>(ex, how, {f, row_packs, rows * row_packs});
+    how.grid.x = unsigned(greater<int64_t>(1, lesser<int64_t>(blocks(params.each), int64_t(1) << 30)));
+    return launch<Body>(ex, how, params);
   };
-  if (pack >= kWide && cols % kWide == 0) return start(std::integral_constant<int, kWide>());
+  const auto fits = [&](int width) { return pack >= width && (cols % width == 0 || rows == 1); };
+  if (fits(kWide)) return start(std::integral_constant<int, kWide>());
+  if constexpr (kMiddle > 1 && kMiddle < kWide) {
+    if (fits(kMiddle)) return start(std::integral_constant<int, kMiddle>());
+  }
   return start(std::integral_constant<int, 1>());
 }
 

@@ -157,6 +157,19 @@ struct InLanes<RmsNormOp<C>> {
   static constexpr bool recenter(State&, const State&) { return false; }
 };
 
+template <class C>
+struct InLanes<AsItIsOp<C>> {
+  using State = typename AsItIsOp<C>::State;
+  static constexpr bool by_largest = false;
+  static constexpr int kSums = 1;
+
+  static KERNELS_INLINE State open(const Pack<C, kFirst>&, int) { return {}; }
+  static KERNELS_INLINE C neutral(const State&) { return C(0); }
+  static KERNELS_INLINE void add(Register<C>*, const Pack<C, kLanes<C>>&) {}
+  static KERNELS_INLINE State close(const State&, const C*, const Count<C>&) { return {}; }
+  static constexpr bool recenter(State&, const State&) { return false; }
+};
+
 }  // namespace host
 }  // namespace detail
 KERNELS_END

@@ -1,0 +1,110 @@
+// Rows of a table by their numbers, as a source: what every operation over rows can begin with.
+//
+//   auto tokens = k::embed(k::load(table, d), ids, vocabulary);
+//   k::copy(ex, tokens, k::store(x, d), rows, d);                                                        // a gather
+//   k::rmsnorm(ex, tokens | k::scale(s) | k::tee(x, d), k::affine(gamma) | k::store(y, d), rows, d);     // with the first norm, one launch
+//   auto small = k::embed(k::dequant(k::int4(codes, d), k::group_scales(scales, d / 64, 64)), ids, vocabulary);
+//
+// Row r is row ids[r] of the table, a source with `vocabulary` rows. ids are numbers of 32 or 64 bits in the memory that the call computes
+// in. One outside of [0, vocabulary) is not used to read anything: all values of that row are NaN (0 as int8), and it can be reported:
+//
+//   cudaMemsetAsync(wrong, 0xff, sizeof(int64_t), stream);     // int64_t* wrong, on the device: -1
+//   k::embed(table, ids, vocabulary).report(wrong);            // the first row whose id is outside, or -1 as before
+//
+// Several calls may report to the same place: the lowest row of all stays, whatever their order.
+#pragma once
+
+#include <atomic>
+
+#include "functor.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+static_assert(sizeof(std::atomic<int64_t>) == sizeof(int64_t), "a number of 64 bits can be exchanged where it stands");
+
+// to = the lesser of the two as unsigned numbers, of which -1 is the largest; of many threads.
+KERNELS_HD void report_lowest(int64_t* to, int64_t value) {
+#if defined(KERNELS_DEVICE_CODE)
+  atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+#else
+  auto& lowest = *reinterpret_cast<std::atomic<int64_t>*>(to);  // as std::atomic_ref of C++20 would have it
+  int64_t seen = lowest.load(std::memory_order_relaxed);
+  while (uint64_t(value) < uint64_t(seen) && !lowest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+#endif
+}
+
+}  // namespace detail
+
+template <class S, class Id>
+class Embed : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // the table has none, and a report may be made any number of times
+  KERNELS_HD Embed(S table, const Id* ids, int64_t vocabulary, int64_t* wrong) : table_(table), ids_(ids), vocabulary_(vocabulary), wrong_(wrong) {}
+
+  // Where the lowest row goes whose id is outside; -1 before.
+  Embed report(int64_t* wrong) const {
+    Embed out = *this;
+    out.wrong_ = wrong;
+    return out;
+  }
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(table_); }
+  Status check(int64_t, int64_t cols) const {
+    KERNELS_TRY(detail::check_pointer(ids_, "embed: the pointer to the ids is null", "embed: the pointer to the ids is not aligned for its elements"));
+    if (reinterpret_cast<uintptr_t>(wrong_) % alignof(int64_t) != 0) return invalid("embed: the pointer to the report is not aligned for a number of 64 bits");
+    if (vocabulary_ < 1) return invalid("embed: the vocabulary has less than one row");
+    return detail::check_of(table_, vocabulary_, cols);
+  }
+  // The table: its rows are read for others as well.
+  detail::Plane plane(int64_t, int64_t cols) const {
+    detail::Plane out = detail::plane_of(table_, vocabulary_, cols);
+    out.element = 0;
+    return out;
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    const int64_t id = ids_[row];
+    if (!inside(id) && wrong_ != nullptr) detail::report_lowest(wrong_, row);
+    return detail::fetch<N>(table_, inside(id) ? id : 0, col);
+  }
+  // The number is looked up once more: it is near, and takes no room beside what has been fetched.
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    const int64_t id = ids_[row];
+    auto values = detail::resolve(table_, fetched, inside(id) ? id : 0, col);
+    using C = typename decltype(values)::value_type;
+    const C nan = infinity<C>() - infinity<C>();
+    KERNELS_UNROLL
+    for (int i = 0; i < values.size; ++i) values.v[i] = inside(id) ? values.v[i] : nan;
+    return values;
+  }
+  KERNELS_HD auto read_twice() const { return with(detail::read_twice(table_)); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    if (inside(ids_[row])) detail::prefetch(table_, ids_[row], begin, end);
+  }
+
+ private:
+  KERNELS_HD bool inside(int64_t id) const { return uint64_t(id) < uint64_t(vocabulary_); }
+  template <class T>
+  KERNELS_HD auto with(const T& table) const { return Embed<T, Id>(table, ids_, vocabulary_, wrong_); }
+
+  S table_;
+  const Id* ids_;
+  int64_t vocabulary_;
+  int64_t* wrong_;
+};
+
+template <class S, class Id>
+Embed<S, Id> embed(S table, const Id* ids, int64_t vocabulary) {
+  static_assert(detail::is_source<S>, "embed() takes a source with the rows of the table: k::load(table, ld), k::dequant(codes, scales)");
+  static_assert(!detail::has_effects<S>, "embed() may read a row of its table any number of times, and tee() or another effect must happen once: put it behind, embed(...) | tee(p, ld)");
+  static_assert(std::is_integral<Id>::value && std::is_signed<Id>::value && sizeof(Id) >= 4, "embed: ids are numbers of 32 or 64 bits with a sign");
+  return {table, ids, vocabulary, nullptr};
+}
+
+KERNELS_END
