@@ -2,6 +2,7 @@
 // them, and times the library and its peers. What is timed is named  op/dtype/rowsxcols/who.
 #pragma once
 
+#include <kernels/elementwise.cuh>
 #include <kernels/layernorm.cuh>
 #include <kernels/rmsnorm.cuh>
 #include <kernels/softmax.cuh>
@@ -28,10 +29,10 @@ class Case : public CaseBase {
         rows_(rows), cols_(cols), calls_(calls_for(bytes)) {}
 
   // One matrix for each set. The first input and the output have room for the copy kernel, which moves half the bytes
-  // from the one to the other.
+  // from the one to the other. elements: of a matrix of another size.
   template <class T>
-  std::vector<T*> input() {
-    std::vector<T*> all = matrices<T>(from_.empty() ? copy_bytes() : 0);
+  std::vector<T*> input(int64_t elements = 0) {
+    std::vector<T*> all = matrices<T>(std::max(from_.empty() ? copy_bytes() : 0, size_t(elements) * sizeof(T)));
     if (from_.empty()) from_.assign(all.begin(), all.end());
     return all;
   }
@@ -64,6 +65,18 @@ class Case : public CaseBase {
       state.SetLabel(label);
       time(state, library_, library_(nullptr, 0));
     });
+  }
+
+  // What has no plan.
+  void library(const Call& call) {
+    library_ = call;
+    add("copy", [this](benchmark::State& state) { report(state, yardstick_us_); });
+    add("kernels", [this](benchmark::State& state) { time(state, library_, library_(nullptr, 0)); });
+  }
+
+  // What gives something else, for comparison.
+  void other(const char* who, const Call& call) {
+    add(who, [this, call](benchmark::State& state) { time(state, call, call(nullptr, 0)); });
   }
 
   // A peer must give what the library gives, else it is an error.

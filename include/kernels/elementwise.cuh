@@ -30,10 +30,12 @@ namespace detail {
 
 template <class Load, class Store>
 struct CopyOf {
+  static constexpr bool takes_rest = true;
   Load in;
   Store out;
+  // For both sides: a function of the device alone has no return type on the host, where it is asked how much is fetched.
   template <int N>
-  __device__ __forceinline__ auto fetch(int64_t row, int64_t col) const {
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
     return pair(detail::fetch<N>(in, row, col), fetch_operands<N>(sink_map(out), row, col));
   }
   template <int N, class Fetched>

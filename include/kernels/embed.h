@@ -100,11 +100,13 @@ class Embed : public Functor {
 };
 
 template <class S, class Id>
-Embed<S, Id> embed(S table, const Id* ids, int64_t vocabulary) {
-  static_assert(detail::is_source<S>, "embed() takes a source with the rows of the table: k::load(table, ld), k::dequant(codes, scales)");
+auto embed(S table, const Id* ids, int64_t vocabulary) {
+  constexpr bool source = detail::is_source<S>, number = std::is_integral<Id>::value && std::is_signed<Id>::value && sizeof(Id) >= 4;
+  static_assert(source, "embed() takes a source with the rows of the table: k::load(table, ld), k::dequant(codes, scales)");
   static_assert(!detail::has_effects<S>, "embed() may read a row of its table any number of times, and tee() or another effect must happen once: put it behind, embed(...) | tee(p, ld)");
-  static_assert(std::is_integral<Id>::value && std::is_signed<Id>::value && sizeof(Id) >= 4, "embed: ids are numbers of 32 or 64 bits with a sign");
-  return {table, ids, vocabulary, nullptr};
+  static_assert(number, "embed: ids are numbers of 32 or 64 bits with a sign");
+  if constexpr (source && number) return Embed<S, Id>(table, ids, vocabulary, nullptr);
+  else return RowVector<float>(nullptr);
 }
 
 KERNELS_END

@@ -304,7 +304,7 @@ struct GeluTanh : Elementwise<GeluTanh> {
   template <class C>
   KERNELS_HD C operator()(C x) const {
     const C twice_u = x * fma(x * x, C(0.071354816272600244), C(1.5957691216057307));
-    return detail::not_minus_infinity(x) * kernels::sigmoid(twice_u);
+    return detail::not_minus_infinity(x) * inverse(C(1) + kernels::exp(-twice_u));
   }
 };
 inline GeluTanh gelu() { return {}; }

@@ -362,10 +362,11 @@ inline Glu<Relu> reglu() { return {}; }
 inline Glu<Sigmoid> glu() { return {}; }
 // With another map of single values: glu(gelu_erf()), glu(relu2()).
 template <class Activation>
-Glu<Activation> glu(Activation activation) {
+auto glu(Activation activation) {
   constexpr bool elementwise = std::is_base_of<Elementwise<Activation>, Activation>::value;
   static_assert(elementwise, "glu() takes a map of single values: silu(), gelu(), gelu_erf(), relu(), relu2(), sigmoid(), tanh(), or one derived from k::Elementwise");
-  return Glu<Activation>(activation);
+  if constexpr (elementwise) return Glu<Activation>(activation);
+  else return Glu<Silu>();
 }
 
 namespace detail {

@@ -10,6 +10,7 @@ namespace detail {
 
 template <class O, class L, class Out>
 struct StatesMerger {
+  static constexpr bool takes_rest = false;
   O o;
   L lse;
   Out out;

@@ -2,6 +2,7 @@
 //
 //   fetch<N>(row, col)               all that it reads for a pack
 //   finish<N>(fetched, row, col)     the rest
+//   takes_rest                       whether columns of a single row may be left that fill no pack
 //
 // and a thread asks for several packs before it finishes the first.
 #pragma once
@@ -24,7 +25,7 @@ using FetchedBy = decltype(std::declval<const F&>().template fetch<N>(kAny, kAny
 template <class F, int N, int kBytes = tuning::kBytesInFlight>
 struct PointwiseBody {
   using Fetched = FetchedBy<F, N>;
-  static constexpr int wanted = kBytes / int(sizeof(Fetched)), most = wanted < 1 ? 1 : wanted < 4 ? wanted : 4;
+  static constexpr int wanted = std::is_same<Fetched, Nothing>::value ? 1 : kBytes / int(sizeof(Fetched)), most = wanted < 1 ? 1 : wanted < 4 ? wanted : 4;
   static constexpr int max_threads = 256, registers = 128;
   struct Params {
     F f;
@@ -38,12 +39,14 @@ struct PointwiseBody {
     const int64_t tile = max_threads * p.each, all = gridDim.x * tile;
     for (int64_t first = blockIdx.x * tile; first < p.packs; first += all) {
       // A tile's packs lie side by side, in a row or in several.
-      const int64_t first_row = quotient(first, p.row_packs), begin = first - first_row * p.row_packs;
+      const int64_t first_row = first >> 31 == 0 ? int64_t(p.in_rows.quotient(uint32_t(first))) : first / p.row_packs;
+      const int64_t begin = first - first_row * p.row_packs;
+      const int count = int(lesser(tile, p.packs - first));
       const auto visit = [&](int k, const auto& f) {
-        const uint32_t at = k * max_threads + threadIdx.x;
-        if (k >= p.each || first + at >= p.packs) return;
+        const int at = k * max_threads + int(threadIdx.x);
+        if (at >= count) return;
         const uint32_t rows = p.in_rows.quotient(uint32_t(begin) + at);
-        f(first_row + rows, (begin + at - rows * p.row_packs) * N);
+        f(first_row + rows, (begin + (at - int(rows * uint32_t(p.row_packs)))) * N);
       };
       Fetched fetched[most];
       KERNELS_UNROLL
@@ -51,7 +54,7 @@ struct PointwiseBody {
       KERNELS_UNROLL
       for (int k = 0; k < most; ++k) visit(k, [&](int64_t row, int64_t col) { p.f.template finish<N>(fetched[k], row, col); });
     }
-    if constexpr (N > 1) {
+    if constexpr (N > 1 && F::takes_rest) {
       if (blockIdx.x == 0 && int(threadIdx.x) < p.rest) {
         const int64_t col = p.packs * N + threadIdx.x;
         p.f.template finish<1>(p.f.template fetch<1>(0, col), 0, col);
@@ -69,14 +72,16 @@ Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pac
     using Body = PointwiseBody<F, N, kBytes>;
     const int64_t row_packs = cols / N, packs = rows * row_packs;
     const auto blocks = [&](int each) { return (packs + Body::max_threads * each - 1) / (Body::max_threads * each); };
-    typename Body::Params params{f, rows > 1 ? Divisor(uint32_t(row_packs)) : Divisor(), row_packs, packs, Body::most, int(cols - row_packs * N)};
+    const bool several = rows > 1;  // or else there is no end that a pack comes to
+    typename Body::Params params{f, several ? Divisor(uint32_t(row_packs)) : Divisor(), several ? row_packs : int64_t(1) << 62, packs, Body::most,
+                                 int(cols - row_packs * N)};
     while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count) params.each /= 2;
     Launch how;
     how.threads = Body::max_threads;
     how.grid.x = unsigned(greater<int64_t>(1, lesser<int64_t>(blocks(params.each), int64_t(1) << 30)));
     return launch<Body>(ex, how, params);
   };
-  const auto fits = [&](int width) { return pack >= width && (cols % width == 0 || rows == 1); };
+  const auto fits = [&](int width) { return pack >= width && (cols % width == 0 || (F::takes_rest && rows == 1)); };
   if (fits(kWide)) return start(std::integral_constant<int, kWide>());
   if constexpr (kMiddle > 1 && kMiddle < kWide) {
     if (fits(kMiddle)) return start(std::integral_constant<int, kMiddle>());

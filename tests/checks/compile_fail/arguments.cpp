@@ -7,7 +7,13 @@
 // FAILS ROWS_SOURCE_LAST: a source where there must be a sink
 // FAILS ROWS_MAP_LAST: a map where there must be a sink
 // FAILS COPY_POINTER: a pointer where there must be a source
-// FAILS COPY_QUANTIZE: quantize() needs to see a row twice
+// FAILS ROWS_QUANTIZE_GROUPS: goes with copy() alone
+// FAILS COPY_GATED: gated() becomes one with swiglu()
+// FAILS GATED_HALVES: gate_up() reads a row in two places
+// FAILS GLU_OF_A_NUMBER: glu() takes a map of single values
+// FAILS EMBED_A_MAP: embed() takes a source with the rows of the table
+// FAILS EMBED_BY_FLOATS: ids are numbers of 32 or 64 bits
+// FAILS EMBED_A_TEE: embed() may read a row of its table any number of times
 // FAILS MATMUL_POINTER: a pointer where there must be a source
 // FAILS MATMUL_POINTER_TO_WEIGHTS: a pointer where there must be a source
 // FAILS MATMUL_MAP: a map where there must be a source
@@ -52,7 +58,8 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   const auto side = k::nhd(p, n, 1, 64);
   const auto kv = k::dense_kv(side, side, n);
   const k::MatmulShape product{n, n, n};
-  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product;
+  const int32_t ids[] = {0};
+  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product, (void)ids;
 #if defined(ROWS_POINTER)
   return k::cpu::softmax(cx, p, out, n, n);
 #elif defined(ROWS_MAP)
@@ -71,8 +78,20 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::softmax(cx, in, k::scale(2), n, n);
 #elif defined(COPY_POINTER)
   return k::cpu::copy(cx, y, out, n, n);
-#elif defined(COPY_QUANTIZE)
-  return k::cpu::copy(cx, in, quantize, n, n);
+#elif defined(ROWS_QUANTIZE_GROUPS)
+  return k::cpu::softmax(cx, in, k::quantize(codes, n, y, n, 16), n, n);
+#elif defined(COPY_GATED)
+  return k::cpu::copy(cx, k::gated(in, in), out, n, n);
+#elif defined(GATED_HALVES)
+  return k::cpu::copy(cx, k::gate_up(in | k::tee(y, n), n / 2) | k::swiglu(), out, n, n);
+#elif defined(GLU_OF_A_NUMBER)
+  return k::cpu::copy(cx, k::gated(in, in) | k::glu(2), out, n, n);
+#elif defined(EMBED_A_MAP)
+  return k::cpu::copy(cx, k::embed(k::scale(2), ids, n), out, n, n);
+#elif defined(EMBED_BY_FLOATS)
+  return k::cpu::copy(cx, k::embed(in, y, n), out, n, n);
+#elif defined(EMBED_A_TEE)
+  return k::cpu::copy(cx, k::embed(in | k::tee(y, n), ids, n), out, n, n);
 #elif defined(MATMUL_POINTER)
   return k::cpu::matmul(cx, p, in, out, product);
 #elif defined(MATMUL_POINTER_TO_WEIGHTS)

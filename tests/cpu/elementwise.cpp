@@ -1,0 +1,128 @@
+// copy() on the CPU: activations, gates, dropout, codes, flat tensors, embeddings; and what is refused.
+#include <kernels/cpu/elementwise.h>
+#include <kernels/cpu/rmsnorm.h>
+
+#include "support/elementwise.h"
+#include "support/threads.h"
+
+using namespace test;
+
+namespace {
+
+struct CpuDoor {
+  int threads = 2;
+  template <class In, class Out>
+  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const { return k::cpu::copy(on_threads(threads), in, out, rows, cols); }
+  template <class In, class Out>
+  k::Status copy(const In& in, const Out& out, int64_t n) const { return k::cpu::copy(on_threads(threads), in, out, n); }
+  template <class In, class Out>
+  k::Status rmsnorm(const In& in, const Out& out, int64_t rows, int64_t cols) const { return k::cpu::rmsnorm(on_threads(threads), in, out, rows, cols); }
+};
+using H = HostMemory;
+
+template <class Check>
+void run(const Check& check) {
+  Tally t;
+  check(t, CpuDoor());
+  CHECK_TALLY(t);
+}
+
+}  // namespace
+
+TEST_CASE("activations of all floats") { run([](Tally& t, const CpuDoor& door) { check_activations<H>(t, door); }); }
+TEST_CASE("flat tensors") { run([](Tally& t, const CpuDoor& door) { check_flat<H>(t, door); }); }
+TEST_CASE("rows, strided and repeated") { run([](Tally& t, const CpuDoor& door) { check_rows<H>(t, door); }); }
+TEST_CASE("gates of two tensors and of halves") { run([](Tally& t, const CpuDoor& door) { check_gates<H>(t, door); }); }
+TEST_CASE("several results") { run([](Tally& t, const CpuDoor& door) { check_several<H>(t, door); }); }
+TEST_CASE("dropout, drawn and given") { run([](Tally& t, const CpuDoor& door) { check_dropout<H>(t, door); }); }
+TEST_CASE("codes of given scales") { run([](Tally& t, const CpuDoor& door) { check_given_scales<H>(t, door); }); }
+TEST_CASE("codes of scales found for groups") {
+  run([](Tally& t, const CpuDoor& door) {
+    check_found_scales<int8_t, H>(t, door);
+    check_found_scales<k::float8_e4m3, H>(t, door);
+    check_found_scales<k::float8_e5m2, H>(t, door);
+  });
+}
+TEST_CASE("codes of scales found for rows") { run([](Tally& t, const CpuDoor& door) { check_row_scales<H>(t, door); }); }
+TEST_CASE("embeddings") { run([](Tally& t, const CpuDoor& door) { check_embeddings<H>(t, door); }); }
+
+TEST_CASE("the number of threads does not matter") {
+  Tally t;
+  const int64_t n = 70001;
+  const RandomMatrix<float> x(1, 1, n, n);
+  std::vector<float> one(static_cast<size_t>(n)), several(one);
+  const auto in = k::load(static_cast<const float*>(x.data())) | k::gelu() | k::dropout(0.2, 1, 2);
+  for (const int threads : {2, 3, 5}) {
+    REQUIRE(CpuDoor{1}.copy(in, k::store(one.data()), n));
+    REQUIRE(CpuDoor{threads}.copy(in, k::store(several.data()), n));
+    CHECK(std::memcmp(one.data(), several.data(), one.size() * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE("the named gates") {
+  const float gate = -0.75f, up = 3.f;
+  const auto join = [&](const auto& glu) { return glu.join(k::Pack<float, 1>{{gate}}, k::Pack<float, 1>{{up}})[0]; };
+  CHECK(join(k::swiglu()) == k::silu()(gate) * up);
+  CHECK(join(k::geglu()) == k::gelu()(gate) * up);
+  CHECK(join(k::reglu()) == 0.f);
+  CHECK(join(k::glu()) == k::sigmoid()(gate) * up);
+  CHECK(join(k::glu(k::gelu_erf())) == k::gelu_erf()(gate) * up);
+  CHECK(join(k::glu(k::relu2())) == 0.f);
+}
+
+TEST_CASE("what copy refuses") {
+  std::vector<float> memory(4096);
+  float* const p = memory.data();
+  const float* const c = p;
+  std::vector<int8_t> codes(4096);
+  int8_t* const q = codes.data();
+  const int32_t ids[4] = {0, 1, 2, 0};
+  const int32_t* const between = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(ids) + 2);
+  int64_t wrong = -1;
+  const CpuDoor door;
+  const auto out = k::store(p + 2048, 8);
+  const auto says = [](const k::Status& status, const char* reason, k::Code code = k::Code::invalid) {
+    INFO(status.reason());
+    CHECK(status.code() == code);
+    CHECK(std::string(status.reason()) == reason);
+  };
+  says(door.copy(k::load(c), k::store(p + 2048), -1), "n is negative");
+  says(door.copy(k::load(c, 8), out, -1, 8), "rows is negative");
+  says(door.copy(k::load(c, 8), out, 4, (int64_t(1) << 30) + 1), "cols is larger than 2^30", k::Code::unsupported);
+  says(door.copy(k::load(c), out, 4, 8), "in: load: load(p) has one row, load(p, ld) several");
+  says(door.copy(k::load(c, 8), k::store(p + 2048), 4, 8), "out: store: store(p) has one row, store(p, ld) several");
+  says(door.copy(k::load(c, 8) | k::tee(p + 1024), out, 4, 8), "in: tee: tee(p) has one row, tee(p, ld) several");
+  says(door.copy(k::load(c), k::store(p + 1), 8), "out overlaps in, and not element for element");
+  CHECK(door.copy(k::load(c), k::store(p), 8));
+  CHECK(door.copy(k::load(c), k::store(p + 2048), 1, 8));
+  CHECK(door.copy(k::load(static_cast<const float*>(nullptr)), k::store(static_cast<float*>(nullptr)), 0));
+
+  for (const double share : {-0.1, 1.1, std::nan("")}) {
+    says(door.copy(k::load(c, 8) | k::dropout(share, 1, 2, 8), out, 4, 8), "in: dropout: p is not between 0 and 1");
+    says(door.copy(k::load(c, 8) | k::dropout(share, c), out, 4, 8), "in: dropout: p is not between 0 and 1");
+  }
+  says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2), out, 4, 8), "in: dropout: several rows need ld, how many numbers a row has");
+  says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2, 7), out, 4, 8), "in: dropout: ld is smaller than cols, rows would share their numbers");
+
+  says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4), "in: columns: the first column is negative, or too large");
+
+  const auto quantized = [&](const auto& sink) { return door.copy(k::load(c, 8), sink, 4, 8); };
+  says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "out: quantize: the row stride is smaller than cols");
+  says(quantized(k::quantize(q, 8, k::tensor_scale(static_cast<const float*>(nullptr)))), "out: quantize: a pointer to scales or zeros is null");
+  says(quantized(k::quantize(q, 8, k::group_scales(c, 1, 3))), "out: quantize: the group or block size is not a power of two");
+  says(quantized(k::quantize(q, 8, k::group_scales(c, -1, 4))), "out: quantize: the row stride of the scales is negative");
+  says(quantized(k::quantize(q, 8, p + 2048, 2, 0)), "out: quantize: the group size is less than 1");
+  says(quantized(k::quantize(q, 8, p + 2048, 1, 4)), "out: quantize: the row stride of the scales is smaller than the number of groups");
+  says(quantized(k::quantize(q, 8, static_cast<float*>(nullptr), 2, 4)), "out: quantize: the pointer to the scales is null");
+  says(quantized(k::quantize(static_cast<int8_t*>(nullptr), 8, p + 2048, 2, 4)), "out: quantize: the pointer is null");
+
+  const auto tokens = [&](const int32_t* which, int64_t vocabulary) { return k::embed(k::load(c, 8), which, vocabulary); };
+  says(door.copy(tokens(nullptr, 3), out, 4, 8), "in: embed: the pointer to the ids is null");
+  says(door.copy(tokens(between, 3), out, 4, 8), "in: embed: the pointer to the ids is not aligned for its elements");
+  says(door.copy(tokens(ids, 0), out, 4, 8), "in: embed: the vocabulary has less than one row");
+  says(door.copy(tokens(ids, 3).report(reinterpret_cast<int64_t*>(reinterpret_cast<char*>(&wrong) + 4)), out, 4, 8), "in: embed: the pointer to the report is not aligned for a number of 64 bits");
+  says(door.copy(k::embed(k::load(static_cast<const float*>(nullptr), 8), ids, 3), out, 4, 8), "in: load: the pointer is null");
+  says(door.copy(tokens(ids, 3), k::store(p + 8, 8), 4, 8), "out overlaps in, and not element for element");
+  says(door.copy(tokens(ids, 3), k::store(p, 8), 4, 8), "out overlaps in, and not element for element");
+  CHECK(door.copy(tokens(ids, 3), out, 4, 8));
+}
