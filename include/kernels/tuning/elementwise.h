@@ -1,6 +1,8 @@
 // How copy() shares out its work.
 #pragma once
 
+#include "../core/macros.h"
+
 KERNELS_BEGIN
 namespace tuning {
 
