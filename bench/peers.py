@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch, torch.compile and Triton on the shapes of the row benchmarks, in the same way: random data, buffers rotated
+"""PyTorch, torch.compile and Triton on the shapes of the row and elementwise benchmarks, in the same way: random data, buffers rotated
 beyond the L2 cache, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
     bench/peers.py --out peers.json [--quick] [--budget SECONDS]
@@ -32,6 +32,8 @@ from torch_timing import time_us
 ROWS = 49152
 COLS = [32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
 QUICK = [1024, 4096, 8192, 32768]
+ELEMENTWISE = ["gelu", "swiglu"]  # of 16,384 x 16,384
+SQUARE = 16384
 EPS = 1e-5
 ROTATION = 4
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -87,8 +89,26 @@ def copy_kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + at, tl.load(x + at, at < n, eviction_policy="evict_first"), at < n, cache_modifier=".cs")
 
 
-def tilings(cols):
+@triton.jit
+def gelu_kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, at < n).to(tl.float32)
+    v = v * tl.sigmoid(1.5957691216 * (v + 0.044715 * v * v * v))
+    tl.store(y + at, v.to(y.dtype.element_ty), at < n)
+
+
+@triton.jit
+def swiglu_kernel(x, up, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, at < n).to(tl.float32)
+    v = v * tl.sigmoid(v) * tl.load(up + at, at < n).to(tl.float32)
+    tl.store(y + at, v.to(y.dtype.element_ty), at < n)
+
+
+def tilings(op, cols):
     """(rows in a program, block, warps): 8 to 64 elements for each thread."""
+    if op in ELEMENTWISE:
+        return [(1, block, warps) for block in (1024, 2048, 4096) for warps in (4, 8)]
     block = 1 << (cols - 1).bit_length()
     rows = max(1, 2048 // block)
     warps = [w for w in (1, 2, 4, 8, 16, 32) if 8 <= rows * block / (32 * w) <= 64]
@@ -99,7 +119,7 @@ class Case:
     def __init__(self, op, dtype, rows, cols):
         self.op, self.dtype, self.rows, self.cols = op, dtype, rows, cols
         self.name = f"{op}/{NAMES[dtype]}/{rows}x{cols}/"
-        matrices = 4 if op == "layernorm_residual" else 2
+        matrices = {"layernorm_residual": 4, "swiglu": 3}.get(op, 2)
         self.bytes = matrices * rows * cols * dtype.itemsize
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         self.sets = min(1024, max(1, math.ceil(ROTATION * l2 / self.bytes)))
@@ -110,11 +130,11 @@ class Case:
             return torch.randn(*shape, device="cuda", dtype=dtype)
 
         # As the C++ programs do, the copy kernel has room for half of the bytes in x and in y.
-        self.x_room = [random(matrices // 2 * rows, cols) for _ in range(self.sets)]
-        self.y_room = [random(matrices // 2 * rows, cols) for _ in range(self.sets)]
+        self.x_room = [random(matrices * rows // 2, cols) for _ in range(self.sets)]
+        self.y_room = [random(matrices * rows // 2, cols) for _ in range(self.sets)]
         self.x = [t[:rows] for t in self.x_room]
         self.y = [t[:rows] for t in self.y_room]
-        self.residual = [random(rows, cols) for _ in range(self.sets)] if matrices == 4 else [None] * self.sets
+        self.residual = [random(rows, cols) if matrices > 2 else None for _ in range(self.sets)]  # or the gate's other operand
         self.gamma, self.beta, self.bias = random(cols), random(cols), random(cols)
         self.mean, self.rstd = torch.empty(rows, device="cuda"), torch.empty(rows, device="cuda")
         self.expected = self.reference()
@@ -142,10 +162,18 @@ class Case:
             residual.add_(x + bias)
             return torch.nn.functional.layer_norm(residual, shape, gamma, beta, EPS)
 
+        def gelu(x):
+            return torch.nn.functional.gelu(x, approximate="tanh")
+
+        def swiglu(x, up):
+            return torch.nn.functional.silu(x) * up
+
         return locals()[self.op]
 
     def arguments(self, i):
-        return {"softmax": (self.x[i],),
+        return {"gelu": (self.x[i],),
+                "swiglu": (self.x[i], self.residual[i]),
+                "softmax": (self.x[i],),
                 "layernorm": (self.x[i], self.gamma, self.beta),
                 "rmsnorm": (self.x[i], self.gamma),
                 "layernorm_residual": (self.x[i], self.residual[i], self.bias, self.gamma, self.beta)}[self.op]
@@ -154,6 +182,12 @@ class Case:
         rows_each, block, warps = tiling
         grid = (triton.cdiv(self.rows, rows_each),)
         shape = (self.rows, self.cols)
+        if self.op in ELEMENTWISE:
+            n = self.rows * self.cols
+            grid, how = (triton.cdiv(n, block),), dict(BLOCK=block, num_warps=warps)
+            if self.op == "gelu":
+                return lambda i: gelu_kernel[grid](self.x[i], self.y[i], n, **how)
+            return lambda i: swiglu_kernel[grid](self.x[i], self.residual[i], self.y[i], n, **how)
         how = dict(ROWS=rows_each, BLOCK=block, num_warps=warps)
         if self.op == "softmax":
             return lambda i: softmax_kernel[grid](self.x[i], self.y[i], *shape, **how)
@@ -206,7 +240,7 @@ def time_compiled(case, options):
 
 def time_triton(case):
     best, best_tiling = math.inf, None
-    for tiling in tilings(case.cols):
+    for tiling in tilings(case.op, case.cols):
         call = case.triton_call(tiling)
         case.y[0].fill_(math.nan)
         call(0)
@@ -242,10 +276,11 @@ def main():
 
     # The most telling shapes first, should the budget end the run early.
     ops = ["softmax", "layernorm", "rmsnorm"]
-    shapes = [(op, torch.float16, cols) for cols in QUICK for op in ops + ["layernorm_residual"]]
+    shapes = [(op, torch.float16, SQUARE, SQUARE) for op in ELEMENTWISE]
+    shapes += [(op, torch.float16, ROWS, cols) for cols in QUICK for op in ops + ["layernorm_residual"]]
     if not options.quick:
-        shapes += [(op, torch.float16, cols) for cols in COLS if cols not in QUICK for op in ops]
-    shapes += [(op, torch.bfloat16, cols) for cols in QUICK for op in ops]
+        shapes += [(op, torch.float16, ROWS, cols) for cols in COLS if cols not in QUICK for op in ops]
+    shapes += [(op, torch.bfloat16, ROWS, cols) for cols in QUICK for op in ops]
 
     context = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -263,14 +298,14 @@ def main():
 
     torch.manual_seed(0)
     with torch.no_grad():
-        for op, dtype, cols in shapes:
+        for op, dtype, rows, cols in shapes:
             case = None  # lets go of the last one's memory first
-            case = Case(op, dtype, ROWS, cols)
+            case = Case(op, dtype, rows, cols)
             todo = [("copy", time_copy, False), ("pytorch", time_eager, False)]
             if op != "layernorm_residual":
                 todo.append(("triton", time_triton, True))
             todo.append(("torch.compile", lambda case: time_compiled(case, {}), True))
-            if cols in QUICK and dtype == torch.float16:
+            if (cols in QUICK or op in ELEMENTWISE) and dtype == torch.float16:
                 tuned = {"max_autotune_pointwise": True}
                 todo.append(("torch.compile tuned", lambda case: time_compiled(case, tuned), True))
             for who, how, compiles in todo:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Prints what bench/run.sh and bench/run_cpu.sh measured, one table for each op.
 
-    bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json, peers.json,
+    bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json,
+                                                elementwise.json, peers.json,
                                                 matmul.json, decode.json, prefill.json, host_cost.json,
                                                 attention_peers.json,
                                                 or cpu_row.json, cpu_gemv.json, cpu_gemm.json
@@ -15,10 +16,11 @@ import statistics
 import sys
 
 OPS = ["softmax", "softmax_scale_add", "softmax_scale_mask", "layernorm", "layernorm_residual", "rmsnorm",
-       "rmsnorm_int8"]
-PEERS = ["cudnn", "cub", "pytorch", "torch.compile", "torch.compile tuned", "triton", "oneflow", "apex"]
+       "rmsnorm_int8", "gelu", "gelu_flat", "gelu_erf", "silu", "tanh", "relu2", "swiglu", "swiglu_halves", "dropout", "cast_to_fp32",
+       "cast_to_bf16", "cast_to_fp8", "quantize_groups", "dequantize_groups", "embed_rmsnorm"]
+PEERS = ["simple", "two launches", "cudnn", "cub", "pytorch", "torch.compile", "torch.compile tuned", "triton", "oneflow", "apex"]
 PRODUCTS = ["cpu_gemv", "cpu_gemm", "cpu_gemm_avx2"]
-PROGRAMS = ["softmax", "layernorm", "rmsnorm", "peers"]
+PROGRAMS = ["softmax", "layernorm", "rmsnorm", "elementwise", "peers"]
 SAME_RUN, OTHER_RUN = 0.01, 0.03  # differences below this are noise
 
 
@@ -75,6 +77,10 @@ class Table:
         lines[0] += [peer + ("*" if other_run else "") for peer, _, other_run in self.columns] + ["plan"]
         lines += [self.line(key, ours[key]) for key in keys]
         self.text = "\n".join(aligned(lines))
+        for _, dtype, rows, cols in keys:
+            alone, us = (time_of(ours[op, dtype, rows, cols].get(who)) for who in ("norm alone", "kernels"))
+            if alone and us:
+                self.text += f"\n{dtype} {rows} x {cols}: the norm alone {alone:.2f} us, with the embedding {us - alone:+.2f} us"
 
     def line(self, key, case):
         _, dtype, rows, cols = key
