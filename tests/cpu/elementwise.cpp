@@ -59,6 +59,27 @@ TEST_CASE("the number of threads does not matter") {
   }
 }
 
+// Engines may begin a pack at any column.
+TEST_CASE("dropout in packs at any column") {
+  Tally t;
+  const auto map = k::dropout(0.5, 3, 4, 77);
+  const auto check = [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    for (int64_t row = 0; row < 3; ++row) {
+      for (int64_t col = 0; col + N <= 77; ++col) {
+        const k::Pack<float, N> kept = map.map(k::broadcast<N>(1.f), row, col);
+        for (int i = 0; i < N; ++i) t.expect(kept[i] == (is_dropped(0.5, 3, 4, 20, row, col + i) ? 0.f : 2.f), "packs of %d at row %d, column %d: %d", N, int(row), int(col), i);
+      }
+    }
+  };
+  check(std::integral_constant<int, 1>());
+  check(std::integral_constant<int, 2>());
+  check(std::integral_constant<int, 4>());
+  check(std::integral_constant<int, 8>());
+  check(std::integral_constant<int, 16>());
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("the named gates") {
   const float gate = -0.75f, up = 3.f;
   const auto join = [&](const auto& glu) { return glu.join(k::Pack<float, 1>{{gate}}, k::Pack<float, 1>{{up}})[0]; };

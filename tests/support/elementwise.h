@@ -68,7 +68,7 @@ inline double exact(Curve curve, double x) {
 inline double units(Curve curve, double x) {
   switch (curve) {
     case Curve::gelu: return x < 0 ? 6 + 4 * std::fabs(twice_u(x)) : 5;
-    case Curve::gelu_erf: return x < 0 ? 8 + x * x : 8;
+    case Curve::gelu_erf: return x < 0 ? 8 + 1.5 * x * x : 8;
     case Curve::silu: return 6;
     case Curve::sigmoid: return 5;
     case Curve::tanh: return 4;
