@@ -69,7 +69,6 @@ class Append : public Functor {
   }
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(at_.check());
-    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("append: more than 2^32 - 1 columns");
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
     KERNELS_TRY(where_.check());
     KERNELS_TRY(tensor_.check(head_dim_));
