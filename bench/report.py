@@ -4,7 +4,7 @@
     bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json,
                                                 elementwise.json, peers.json,
                                                 matmul.json, decode.json, prefill.json, host_cost.json,
-                                                attention_peers.json,
+                                                attention_peers.json, sampling.json, sampling_peers.json,
                                                 or cpu_row.json, cpu_gemv.json, cpu_gemm.json
     bench/report.py slug FILE                   a name for the machine that a cpu_row.json comes from
     bench/report.py stamp FILE KEY=VALUE ...    adds to the context of a JSON file
@@ -156,6 +156,7 @@ def report(directory):
     if context is not None:
         report_matmul(products, context)
     report_attention(directory)
+    report_sampling(directory)
     report_host(os.path.join(directory, "host_cost.json"))
     print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
           "\nof the time of kernels; < the peer is faster (and ! before the line),"
@@ -304,6 +305,29 @@ def report_attention(directory):
                 dtype, _, shape = case.partition("/")
                 lines.append(["", dtype, shape, f"{rows['kernels']['TFLOP/s']:.0f}"] + [peer(rows.get(who), ours, lambda row: f"{row['TFLOP/s']:.0f}") for who in peers] + [""])
         print("\n".join(aligned(lines)))
+
+
+def report_sampling(directory):
+    """What bench/sampling.cu and bench/sampling_peers.py measured."""
+    cases = {}
+    for name in ("sampling", "sampling_peers"):
+        path = os.path.join(directory, name + ".json")
+        if os.path.exists(path):
+            with open(path) as file:
+                for row in json.load(file)["benchmarks"]:
+                    case, _, who = row["name"].partition("/iterations:")[0].partition("/")[2].rpartition("/")
+                    cases.setdefault(case, {})[who] = row
+    if not cases:
+        return
+    print("\nsampling: microseconds. In brackets: the time over that of a plain read of the logits.")
+    ways = ("greedy", "top_k_top_p", "top_k_penalties", "top_p", "plain", "torch_argmax", "torch", "torch_plain", "flashinfer")
+    lines = [["", "type", "rows x vocabulary", "read", *ways]]
+    for case, rows in cases.items():
+        dtype, _, shape = case.partition("/")
+        read = time_of(rows.get("read"))
+        figure = lambda us: "-" if not us else f"{us:.1f} ({us / read:.2f})" if read else f"{us:.1f}"
+        lines.append(["", dtype, shape, f"{read:.1f}" if read else "-"] + [figure(time_of(rows.get(who))) for who in ways])
+    print("\n".join(aligned(lines)))
 
 
 def report_host(path):

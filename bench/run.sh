@@ -2,7 +2,7 @@
 # Builds the benchmarks, measures them and their peers on this machine's first GPU, and prints a table for each op.
 #   bench/run.sh [--quick]      --quick: a few shapes
 #   bench/run.sh [--quick] matmul ...        only these: softmax, layernorm, rmsnorm, elementwise, matmul, decode,
-#                                          prefill, host_cost, peers, attention_peers
+#                                          prefill, sampling, host_cost, peers, attention_peers, sampling_peers
 # Writes a JSON file for each, softmax.json and so on, to OUT_DIR (default: bench/results/<gpu>), in place of those that are there.
 # What cannot be built or measured does not stop the rest: it is said at the end, and the exit status is 1. Peers that are not
 # installed are left out and said, which is no failure. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
@@ -17,14 +17,14 @@ wanted=()
 for option in "$@"; do
   case $option in
     --quick) quick=true ;;
-    softmax | layernorm | rmsnorm | elementwise | matmul | decode | prefill | host_cost | peers | attention_peers) wanted+=("$option") ;;
+    softmax | layernorm | rmsnorm | elementwise | matmul | decode | prefill | sampling | host_cost | peers | attention_peers | sampling_peers) wanted+=("$option") ;;
     *) die "unknown option: $option" ;;
   esac
 done
-if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm elementwise matmul decode prefill host_cost peers attention_peers); fi
+if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm elementwise matmul decode prefill sampling host_cost peers attention_peers sampling_peers); fi
 wants() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
 programs=()
-for op in softmax layernorm rmsnorm elementwise matmul decode prefill host_cost; do
+for op in softmax layernorm rmsnorm elementwise matmul decode prefill sampling host_cost; do
   if wants "$op"; then programs+=("$op"); fi
 done
 
@@ -84,7 +84,7 @@ for op in "${programs[@]}"; do
   fi
 done
 
-for name in peers attention_peers; do
+for name in peers attention_peers sampling_peers; do
   if ! wants "$name"; then continue; fi
   command=("bench/$name.py" --out "$out/$name.json")
   if $quick; then command+=(--quick); fi

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""PyTorch's and FlashInfer's sampling on the shapes of sampling.cu and in the same way: random logits, CUDA-graph replay, medians. Writes
+rows in Google Benchmark's JSON form.
+
+    bench/sampling_peers.py --out sampling_peers.json [--quick]
+
+torch: topk, softmax, a cumulative sum and multinomial; torch_argmax: argmax; flashinfer: its top-k and top-p sampling from logits, where it
+is installed. Exit status 77: PyTorch or the GPU is missing.
+"""
+import argparse
+import json
+import sys
+
+try:
+    import torch
+except ImportError as error:
+    print(f"sampling_peers.py: {error.name} is not installed", file=sys.stderr)
+    sys.exit(77)
+from torch_timing import time_us
+
+try:
+    import flashinfer
+except ImportError:
+    flashinfer = None
+
+
+def top_k_top_p(logits):
+    values, ids = torch.topk(logits / 0.8, 50)
+    probabilities = torch.softmax(values, -1)
+    probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= 0.9, 0.0)
+    # multinomial() itself, without its checks, which wait for the GPU.
+    return ids.gather(-1, torch.argmax(probabilities / torch.empty_like(probabilities).exponential_(1.0), -1, keepdim=True))
+
+
+def plain(logits):
+    probabilities = torch.softmax(logits, -1)
+    return torch.argmax(probabilities / torch.empty_like(probabilities).exponential_(1.0), -1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="the JSON file to write")
+    parser.add_argument("--quick", action="store_true", help="a few shapes only")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("sampling_peers.py: PyTorch finds no GPU", file=sys.stderr)
+        sys.exit(77)
+    calls = {"torch": top_k_top_p, "torch_plain": plain, "torch_argmax": lambda logits: torch.argmax(logits, -1)}
+    if flashinfer is None:
+        print("sampling_peers.py: without FlashInfer, which is not installed", file=sys.stderr)
+    else:
+        calls["flashinfer"] = lambda logits: flashinfer.sampling.top_k_top_p_sampling_from_logits(logits / 0.8, 50, 0.9)
+    rows = []
+    for count in (1, 64) if options.quick else (1, 8, 64, 256):
+        sets = max(1, -(-(240 << 20) // (4 * count * 128256)))
+        logits = [torch.randn(count, 128256, device="cuda") for _ in range(sets)]
+        for who, call in calls.items():
+            row = {"name": f"sampling/fp32/{count}x128256/{who}", "run_type": "iteration", "time_unit": "us"}
+            try:
+                row["real_time"] = time_us([lambda x=x: call(x) for x in logits], 8, replays=9)
+                print("%-60s %8.1f us" % (row["name"], row["real_time"]), flush=True)
+            except Exception as error:  # a peer that fails must not end the others
+                row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
+                torch.cuda.synchronize()
+            rows.append(row)
+    libraries = {"torch": torch.__version__, "cuda": torch.version.cuda, "flashinfer": getattr(flashinfer, "__version__", "none")}
+    with open(options.out, "w", encoding="utf-8") as out:
+        json.dump({"context": {"gpu": torch.cuda.get_device_name(0), **libraries}, "benchmarks": rows}, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()
