@@ -167,9 +167,8 @@ class Qkv : public Functor {
     Two<K> k;
     Two<V> v;
   };
-  template <int N>
+  template <int N, std::enable_if_t<N == 2 && wants_pairs, int> = 0>
   KERNELS_HD Prepared prepare(int64_t row, int64_t col) const {
-    static_assert(N == 2, "pair by pair");
     Prepared out;
     if (col < counts_[0]) out.q = Two<Q>::of(q_, row, col);
     else if (col < counts_[0] + counts_[1]) out.k = Two<K>::of(k_, row, col - counts_[0]);

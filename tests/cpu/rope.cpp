@@ -68,6 +68,9 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
   }
   product<float, float>(t, turnings(40)[1], 20, false, true);
   product<k::float8_e4m3, k::half>(t, turnings(40)[1], 20, true, false);
+  for (const int tokens : {1, 3, 40}) {
+    check_plain_qkv<HostMemory>(t, tokens, [](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) { return k::cpu::matmul(on_threads(2), x, w, sink, shape); });
+  }
   CHECK_TALLY(t);
 }
 

@@ -140,5 +140,6 @@ TEST_CASE("behind the product of queries, keys and values, into pages, on the GP
       check_qkv<DeviceMemory, float, int8_t, float>(t, turn, tokens, true, tokens == 3, run);
     }
   }
+  for (const int tokens : {1, 3, 20, 70}) check_plain_qkv<DeviceMemory>(t, tokens, run);
   CHECK_TALLY(t);
 }

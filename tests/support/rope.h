@@ -140,6 +140,35 @@ void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring
   }
 }
 
+// The same where nothing is turned: no sink wants pairs.
+template <class Memory, class Run>
+void check_plain_qkv(Tally& t, int tokens, const Run& run_product) {
+  const int64_t dim = 8, nq = 4 * dim, nk = 2 * dim, depth = 40;
+  const RandomMatrix<k::half, Memory> x(1, tokens, depth, depth), w(2, nq + 2 * nk, depth, depth, 0, 0.3);
+  const k::half* const weights = w.data();
+  const auto part = [&](int64_t row) { return k::load(weights + row * depth, depth); };
+  std::vector<int32_t> positions;
+  for (int i = 0; i < tokens; ++i) positions.push_back(i);
+  const Numbers<int32_t, Memory> where(positions), whose(std::vector<int32_t>(size_t(tokens), 0));
+  const k::AppendAt at(where.data(), whose.data());
+  Guarded<float, Memory> q(tokens, nq, nq + 1, 1), keys(tokens, nk, nk), values(tokens, nk, nk);
+  const auto kv = k::dense_kv(k::nhd(keys.data(), tokens, 2, dim), k::nhd(values.data(), tokens, 2, dim), tokens);
+  const k::Status status = run_product(k::load(static_cast<const k::half*>(x.data()), depth), k::stacked(part(0), nq, part(nq), nk, part(nq + nk), nk),
+                                       k::qkv(k::store(q.data(), q.ld()), nq, k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk),
+                                       k::MatmulShape{tokens, nq + 2 * nk, depth});
+  t.expect(status.ok(), "%s", status.reason());
+  q.download(), keys.download(), values.download();
+  t.expect(q.intact() && keys.intact() && values.intact(), "wrote outside");
+  for (int64_t m = 0; m < tokens; ++m) {
+    for (int64_t n = 0; n < nq + 2 * nk; ++n) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < depth; ++i) sum += x.value(m, i) * w.value(n, i), size += std::fabs(x.value(m, i) * w.value(n, i));
+      const float got = n < nq ? q.get(m, n) : n < nq + nk ? keys.get(m, n - nq) : values.get(m, n - nq - nk);
+      t.expect(within(got, Real<>(sum, size * 200 * unit<float>)), "token %d, column %d: %g, want %g", int(m), int(n), got, sum);
+    }
+  }
+}
+
 // Keys of three sequences to rings of 11 positions, of which 3 stay; up to 40 new ones at a time, the last first.
 // run(source, sink, rows, columns) copies, and returns when it is done.
 template <class Memory, class Run>
