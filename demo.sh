@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
-# Builds and runs the example of a fused row operation: on the GPU where there is one and nvcc, otherwise on the CPU.
+# Tells a story: builds examples/llm and lets it run the small model that comes with it, on the GPU where there is one and nvcc,
+# otherwise on the CPU.
+#   ./demo.sh                          a story
+#   ./demo.sh "One day, a cat"         one that begins like this
+#   ./demo.sh "One day" --seed 7       with options of `llm generate`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -7,31 +11,22 @@ source .ci/tools.sh
 
 if [[ -z ${CXX:-} ]] && ! has g++ && has clang++; then export CXX=clang++; fi
 need_build_tools
-find_cuda
+need_llm_libraries
 
-build=build/demo
+if [[ $# -eq 0 || $1 == -* ]]; then set -- "Once upon a time" "$@"; fi
 
-run_example() {  # run_example NAME [cmake options]
-  local name=$1 log=$build/build.log
+# tell BUILD_DIR [cmake options] -- PROMPT [options]
+tell() {
+  local build=$1 log=$1/build.log options=()
+  shift
+  while [[ $1 != -- ]]; do options+=("$1"); shift; done
   shift
   mkdir -p "$build"
-  say "building examples/$name"
-  { configure "$build" -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=ON "$@" &&
-    cmake --build "$build" --target "$name"; } > "$log" 2>&1 || { cat "$log" >&2; die "the build failed"; }
-  say "running it"
-  "$build/examples/$name"
+  say "building examples/llm (about a minute on two cores)"
+  { configure "$build" -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_LLM_WEIGHTS=f16 "${options[@]}" &&
+    cmake --build "$build" -j "$(nproc)" --target llm; } > "$log" 2>&1 || { cat "$log" >&2; die "the build failed"; }
+  say "a story by examples/llm/model"
+  "$build/examples/llm/llm" generate --model examples/llm/model "$@"
 }
 
-has_gpu() { [[ -e /dev/nvidia0 ]] || { has nvidia-smi && nvidia-smi -L > /dev/null 2>&1; }; }
-
-if has nvcc && has_gpu; then
-  status=0
-  run_example fused_row -DKERNELS_CUDA=ON || status=$?
-  [[ $status -eq 77 ]] || exit "$status"
-  say "the program found no usable CUDA device; on the CPU instead"
-elif has nvcc; then
-  say "no GPU found; on the CPU"
-else
-  say "no CUDA toolkit found; on the CPU"
-fi
-run_example fused_row_cpu -DKERNELS_CUDA=OFF
+tell build/demo -DKERNELS_CUDA=OFF -- "$@"

@@ -10,6 +10,7 @@ source .ci/tools.sh
 
 need_build_tools
 has_header catch2/catch_test_macros.hpp || has_header catch2/catch.hpp || need_packages catch2
+need_llm_libraries
 
 find_cuda
 if has nvcc; then

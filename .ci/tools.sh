@@ -4,7 +4,7 @@ say() { printf '== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" > /dev/null; }
 
-has_header() { "${CXX:-g++}" -E -x c++ -include "$1" /dev/null > /dev/null 2>&1; }
+has_header() { "${CXX:-g++}" -std=c++17 -E -x c++ -include "$1" /dev/null > /dev/null 2>&1; }
 
 # need_packages PACKAGE...: installs packages of Debian and Ubuntu, as root or with sudo, or says what is missing.
 need_packages() {
@@ -30,6 +30,16 @@ need_build_tools() {
   version=$(cmake --version | sed -nE '1s/.* ([0-9]+)\.([0-9]+).*/\1 \2/p')
   [[ ${version% *} -gt 3 || (${version% *} -eq 3 && ${version#* } -ge 18) ]] ||
     die "CMake ${version/ /.} is too old; please install 3.18 or newer"
+}
+
+# What examples/llm is made with beside the library.
+need_llm_libraries() {
+  local missing=()
+  has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev)
+  has_header CLI/CLI.hpp || missing+=(libcli11-dev)
+  echo '#include <pcre2.h>' | "${CXX:-g++}" -DPCRE2_CODE_UNIT_WIDTH=8 -E -x c++ - > /dev/null 2>&1 || missing+=(libpcre2-dev)
+  has_header utf8proc.h || missing+=(libutf8proc-dev)
+  need_packages "${missing[@]}"
 }
 
 find_cuda() {

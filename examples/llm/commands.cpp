@@ -1,0 +1,116 @@
+#include "commands.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace llm {
+namespace {
+
+void say_speed(const Session& session, const Session::Times& t) {
+  if (session.settings.quiet) return;
+  const double decode = t.decode_seconds > 0 ? double(t.steps) / t.decode_seconds : 0;
+  std::fprintf(stderr, "\nprompt: %lld tokens, %.0f tokens/s; text: %lld tokens, %.1f tokens/s%s, %.1f GB/s of weights (%s; seed %llu)\n", static_cast<long long>(t.prompt_tokens),
+               t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0, static_cast<long long>(t.decoded),
+               t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0, "", decode * double(session.model->weight_bytes()) / 1e9, session.device->name().c_str(),
+               static_cast<unsigned long long>(session.sampling.seed));
+}
+
+}  // namespace
+
+int generate(const Settings& settings, const std::vector<std::string>& prompts) {
+  Session session(settings);
+  session.load(int64_t(prompts.size()));
+  std::vector<Tokenizer::Ids> ids;
+  for (const std::string& prompt : prompts) ids.push_back(session.tokenizer->encode(prompt));
+  catch_interrupts();
+  Session::Times times;
+  const bool stream = !settings.json && prompts.size() == 1;
+  if (stream) std::fputs(valid_utf8(prompts[0]).c_str(), stdout), std::fflush(stdout);
+  const auto texts = session.generate(ids, [&](size_t, const std::string& more) {
+    if (!stream) return;
+    std::fputs(more.c_str(), stdout);
+    std::fflush(stdout);
+  }, times);
+  if (settings.json) {
+    Json out = Json::array();
+    for (size_t i = 0; i < texts.size(); ++i) {
+      out.push_back({{"prompt", valid_utf8(prompts[i])}, {"text", texts[i].written}, {"ids", texts[i].ids}, {"prompt_tokens", texts[i].prompt}, {"finish_reason", texts[i].finish}});
+    }
+    const Json all = {{"texts", out}, {"seed", session.sampling.seed}, {"prompt_tokens", times.prompt_tokens}, {"prompt_seconds", times.prompt_seconds},
+                      {"decoded_tokens", times.decoded}, {"decode_seconds", times.decode_seconds}, {"device", session.device->name()}};
+    std::printf("%s\n", all.dump().c_str());
+  } else if (!stream) {
+    for (size_t i = 0; i < texts.size(); ++i) std::printf("%s%s%s\n", i > 0 ? "\n" : "", valid_utf8(prompts[i]).c_str(), texts[i].written.c_str());
+  } else {
+    std::printf("\n");
+  }
+  std::fflush(stdout);
+  say_speed(session, times);
+  return 0;
+}
+
+int info(const Settings& settings) {
+  Session session(settings);
+  const Config& c = session.config;
+  const Plan plan = Model::plan(c, *session.weights, *session.device, session.options(1));
+  std::string ends;
+  for (const int32_t id : session.stops) ends += (ends.empty() ? "" : ", ") + std::to_string(id) + " " + shown(session.tokenizer->bytes(id, true));
+  const auto mb = [](size_t bytes) { return double(bytes) / 1e6; };
+  if (settings.json) {
+    const Json out = {{"architecture", c.architecture}, {"layers", c.layers.size()}, {"hidden", c.hidden}, {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim}, {"inner", c.inner},
+                      {"vocabulary", c.vocabulary}, {"positions", c.positions}, {"context", plan.context}, {"stop_tokens", session.stops}, {"device", session.device->name()},
+                      {"bytes", {{"mapped", plan.mapped}, {"weights", plan.weights}, {"cache", plan.cache}, {"activations", plan.activations}, {"free", session.device->free_bytes()}}}};
+    std::printf("%s\n", out.dump().c_str());
+    return 0;
+  }
+  std::printf("%s: %zu layers of %lld, %lld heads of %lld over %lld of keys and values, %lld inside, %lld tokens (%lld in the tokenizer)\n", c.architecture.c_str(), c.layers.size(),
+              static_cast<long long>(c.hidden), static_cast<long long>(c.heads), static_cast<long long>(c.head_dim), static_cast<long long>(c.kv_heads), static_cast<long long>(c.inner),
+              static_cast<long long>(c.vocabulary), static_cast<long long>(session.tokenizer->size()));
+  std::printf("positions  %lld, rope %s; a text ends at %s\n", static_cast<long long>(c.positions), c.learned_positions ? "none: learned" : c.ropes[0].type.c_str(), ends.empty() ? "nothing" : ends.c_str());
+  std::printf("device     %s\n", session.device->name().c_str());
+  std::printf("memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens, %.1f MB of activations; %.1f MB are free\n", mb(plan.weights + plan.mapped),
+              plan.mapped > 0 ? " (where the file is mapped)" : "", mb(plan.cache), static_cast<long long>(plan.context), mb(plan.activations), mb(session.device->free_bytes()));
+  return 0;
+}
+
+// Windows of the context, each `stride` tokens behind the one before; of each only the tokens that the one before has not scored count.
+int perplexity(const Settings& settings, const std::string& file, int64_t stride) {
+  Session session(settings);
+  session.load(1);
+  const std::string text = valid_utf8(read_file(file));
+  const Tokenizer::Ids ids = session.tokenizer->encode(text);
+  const int64_t n = int64_t(ids.size()), window = session.model->context();
+  if (n < 2) throw Error(file + ": there is nothing to score");
+  if (stride <= 0) stride = std::max<int64_t>(1, window / 2);
+  if (stride > window) throw Error("--stride: more than the context of " + std::to_string(window) + " tokens");
+  catch_interrupts();
+  double sum = 0;
+  int64_t scored = 0, first = 1, bytes = 0;  // first: the first token without a score
+  const double begin = seconds_now();
+  for (int64_t at = 0; first < n && !interrupted(); at += stride) {
+    const int64_t end = std::min(n, at + window);
+    session.model->read(0, 0, ids.data() + at, end - at, [&](int64_t i, const float* logits) {
+      const int64_t next = at + i + 1;
+      if (next < first || next >= end) return;
+      sum += negative_log_likelihood(logits, session.config.vocabulary, ids[size_t(next)]);
+      bytes += int64_t(session.tokenizer->bytes(ids[size_t(next)], true).size());
+      scored += 1;
+    });
+    first = end;
+    if (!settings.quiet) std::fprintf(stderr, "\r%lld of %lld tokens, perplexity %.4f", static_cast<long long>(scored), static_cast<long long>(n - 1), std::exp(sum / double(scored)));
+  }
+  if (!settings.quiet) std::fprintf(stderr, "\r");
+  const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - begin;
+  const bool bos = !session.tokenizer->encode("").empty();
+  if (settings.json) {
+    const Json out = {{"perplexity", std::exp(nats)}, {"nats_per_token", nats}, {"bits_per_byte", bits}, {"scored_tokens", scored}, {"bytes", bytes}, {"context", window}, {"stride", stride},
+                      {"begins_with_bos", bos}, {"seconds", seconds}};
+    std::printf("%s\n", out.dump().c_str());
+  } else {
+    std::printf("perplexity %.4f (%.5f nats a token, %.5f bits a byte); %lld tokens of %lld bytes scored, context %lld, stride %lld, %s; %.1f s\n", std::exp(nats), nats, bits, static_cast<long long>(scored),
+                static_cast<long long>(bytes), static_cast<long long>(window), static_cast<long long>(stride), bos ? "BOS once at the beginning" : "no BOS", seconds);
+  }
+  return 0;
+}
+
+}  // namespace llm

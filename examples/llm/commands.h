@@ -1,0 +1,12 @@
+// What the program can be told to do. Each returns its exit code; errors are thrown.
+#pragma once
+
+#include "session.h"
+
+namespace llm {
+
+int generate(const Settings& settings, const std::vector<std::string>& prompts);
+int info(const Settings& settings);
+int perplexity(const Settings& settings, const std::string& file, int64_t stride);
+
+}  // namespace llm

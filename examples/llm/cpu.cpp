@@ -1,0 +1,42 @@
+// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512; for the products once
+// more for each type of weights, WEIGHTS=f16 and so on. Only such files include the library's CPU half, and they use nothing else: the
+// standard library's templates, say, are the same symbols in all of them, and the linker would take those for the best machine.
+#include <kernels/append.h>
+#include <kernels/cpu/attention.h>
+#include <kernels/cpu/elementwise.h>
+#include <kernels/cpu/layernorm.h>
+#include <kernels/cpu/matmul.h>
+#include <kernels/cpu/rmsnorm.h>
+#include <kernels/rope.h>
+
+#include "ops.h"
+
+#define JOIN2(a, b, c) a##b##_##c
+#define JOIN(a, b, c) JOIN2(a, b, c)
+#define TEXT2(a) #a
+#define TEXT(a) TEXT2(a)
+
+namespace llm {
+namespace k = kernels;
+namespace on = kernels::cpu;
+using A = float;
+
+namespace {
+on::Exec exec(const Place& place) { return on::Exec{place.threads}; }
+[[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) { return on::decode_workspace_bytes(shape); }
+}  // namespace
+
+#include "calls.inl"
+
+#if defined(WEIGHTS)
+constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
+#include "products.inl"
+extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
+const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, qkv, plain, residual, up};
+#else
+#include "rows.inl"
+extern const RowCalls JOIN(rows_, UNIT, cpu);
+const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, cap, attend_bytes, attend};
+#endif
+
+}  // namespace llm

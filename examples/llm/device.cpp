@@ -1,0 +1,105 @@
+// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last: ROWS(unit) and
+// PRODUCTS(unit, weights), from CMake.
+#include "device.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <kernels/cpu/exec.h>
+
+namespace llm {
+
+#define ROWS(unit) extern const RowCalls rows_##unit##_cpu;
+#define PRODUCTS(unit, weights) extern const ProductCalls products_##unit##_##weights;
+LLM_UNITS
+#undef ROWS
+#undef PRODUCTS
+
+namespace {
+
+class Again : public Recording {
+ public:
+  explicit Again(std::function<void()> calls) : calls_(std::move(calls)) {}
+  void replay() override { calls_(); }
+
+ private:
+  std::function<void()> calls_;
+};
+
+class Cpu : public Device {
+ public:
+  explicit Cpu(int threads) {
+    place_.threads = threads > 0 ? threads : kernels::cpu::Exec{}.threads();
+    if (place_.threads > 1024) throw Error("--threads: more than 1024");
+    // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
+    const char* const wanted = std::getenv("LLM_UNIT");
+    const auto take = [&](const RowCalls& rows) {
+      if (kernels::cpu::machine_has(rows.needs) && (wanted == nullptr || std::strcmp(wanted, rows.name) == 0)) rows_ = &rows;
+    };
+    const auto take_products = [&](const ProductCalls& products) {
+      if (rows_ != nullptr && std::strcmp(products.name, rows_->name) == 0) products_[int(products.weights)] = &products;
+    };
+#define ROWS(unit) take(rows_##unit##_cpu);
+#define PRODUCTS(unit, weights)
+    LLM_UNITS
+#undef ROWS
+#undef PRODUCTS
+#define ROWS(unit)
+#define PRODUCTS(unit, weights) take_products(products_##unit##_##weights);
+    LLM_UNITS
+#undef ROWS
+#undef PRODUCTS
+    if (rows_ == nullptr) throw Error("this program has no code for this machine's instruction set");
+  }
+
+  std::string name() const override { return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows_->name; }
+  bool is_host() const override { return true; }
+  size_t free_bytes() const override {
+    std::ifstream file("/proc/meminfo");
+    for (std::string word; file >> word;) {
+      size_t kilobytes = 0;
+      if (word == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
+    }
+    return size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  }
+  void* allocate(size_t bytes) override {
+    if (bytes > free_bytes()) return nullptr;
+    // calloc's pages come as they are touched: a long context costs what is used of it.
+    unsigned char* const base = static_cast<unsigned char*>(std::calloc(bytes + 512, 1));
+    if (base == nullptr) return nullptr;
+    const size_t skip = 512 - reinterpret_cast<uintptr_t>(base) % 256;
+    void* const start = base;
+    std::memcpy(base + skip - sizeof(start), &start, sizeof(start));
+    return base + skip;
+  }
+  void release(void* p) override {
+    void* start = nullptr;
+    std::memcpy(&start, static_cast<unsigned char*>(p) - sizeof(start), sizeof(start));
+    std::free(start);
+  }
+  void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void synchronize() override {}
+  std::unique_ptr<Recording> record(const std::function<void()>& calls) override { return std::make_unique<Again>(calls); }
+  const RowCalls& rows() const override { return *rows_; }
+  const ProductCalls* products(Type weights) const override { return products_[int(weights)]; }
+
+ private:
+  const RowCalls* rows_ = nullptr;
+  const ProductCalls* products_[kTypes] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
+
+#if !LLM_GPU
+std::unique_ptr<Device> make_gpu(Type, std::string& why) {
+  why = "this program was built without CUDA";
+  return nullptr;
+}
+#endif
+
+}  // namespace llm

@@ -1,0 +1,73 @@
+// Where a model computes: the CPU, or a GPU. Memory, copies, and the calls for it. What runs on either is the same code: model.cpp.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "ops.h"
+#include "text.h"
+
+namespace llm {
+
+// Calls that are made again and again with the same arguments: a captured graph on a GPU.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void replay() = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;
+  virtual bool is_host() const = 0;           // memory is the host's: files that are mapped can be used where they are
+  virtual size_t free_bytes() const = 0;
+  virtual void* allocate(size_t bytes) = 0;   // at a multiple of 256 bytes, zeroed; null if there is no room
+  virtual void release(void* p) = 0;
+  virtual void upload(void* to, const void* from, size_t bytes) = 0;
+  virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for the calls before
+  virtual void synchronize() = 0;
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& calls) = 0;
+
+  virtual const RowCalls& rows() const = 0;
+  virtual const ProductCalls* products(Type weights) const = 0;  // null if they are not compiled in
+  const Place& place() const { return place_; }
+
+ protected:
+  Place place_;
+};
+
+// threads: 0 for as many as there should be.
+std::unique_ptr<Device> make_cpu(int threads);
+// The activations' type is that of the model, where the GPU has both. Null, and why, if there is none.
+std::unique_ptr<Device> make_gpu(Type activations, std::string& why);
+
+// Memory of a device.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Device& device, size_t bytes, const std::string& what) : device_(&device), bytes_(bytes), p_(device.allocate(bytes > 0 ? bytes : 1)) {
+    if (p_ == nullptr) throw Error("no room for " + std::to_string(bytes) + " bytes of " + what + " (" + std::to_string(device.free_bytes()) + " are free)");
+  }
+  ~Buffer() {
+    if (p_ != nullptr) device_->release(p_);
+  }
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept { return swap(other), *this; }
+
+  template <class T = void>
+  T* as() const { return static_cast<T*>(p_); }
+  size_t bytes() const { return bytes_; }
+  void upload(const void* from, size_t bytes, size_t at = 0) { device_->upload(static_cast<char*>(p_) + at, from, bytes); }
+
+ private:
+  void swap(Buffer& other) {
+    std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_);
+  }
+  Device* device_ = nullptr;
+  size_t bytes_ = 0;
+  void* p_ = nullptr;
+};
+
+}  // namespace llm

@@ -1,0 +1,83 @@
+// llm: runs transformers from Hugging Face directories. What it prints to stdout is text, or JSON; everything else goes to stderr.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+
+#include "commands.h"
+
+namespace {
+
+using llm::Error;
+using llm::Settings;
+
+// Reads a file of prompts, one in each line; "-" is the standard input as one prompt.
+std::vector<std::string> prompts_of(const std::string& prompt, const std::string& file) {
+  if (file.empty()) return {prompt == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : prompt};
+  std::vector<std::string> out;
+  std::istringstream lines(llm::read_file(file));
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.empty()) out.push_back(line);
+  }
+  if (out.empty()) throw Error(file + ": no prompts");
+  return out;
+}
+
+void add_model(CLI::App& command, Settings& s) {
+  command.add_option("-m,--model", s.directory, "a Hugging Face directory")->required();
+  command.add_option("-d,--device", s.device, "auto, cpu or gpu")->capture_default_str();
+  command.add_option("-t,--threads", s.threads, "of the CPU; 0: as many as it may use")->capture_default_str()->check(CLI::Range(0, 1024));
+  command.add_option("-w,--weights", s.weights, "stored, fp32, fp16, bf16, fp8, int8 or int4; embeddings and head stay at 16 bits or more")->capture_default_str();
+  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16 or fp8")->capture_default_str();
+  command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")->capture_default_str()->check(CLI::Range(0, 1 << 30));
+  command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")->capture_default_str()->check(CLI::Range(0, 1 << 30));
+  command.add_option("--chunk", s.chunk, "tokens of a prompt that are computed together")->capture_default_str()->check(CLI::Range(1, 1 << 20));
+  command.add_flag("--json", s.json, "print JSON");
+  command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
+}
+
+void add_sampling(CLI::App& command, Settings& s) {
+  command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")->capture_default_str();
+  command.add_option("--temperature", s.temperature, "0: always the most likely token; by default what generation_config.json says")->check(CLI::Range(0.0, 100.0));
+  command.add_option("--top-k", s.top_k, "of so many tokens; 0: of all")->check(CLI::Range(0, 1 << 24));
+  command.add_option("--top-p", s.top_p, "of the most likely tokens that together have this share")->check(CLI::Range(0.0, 1.0));
+  command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")->check(CLI::Range(0.0, 1.0));
+  command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
+  command.add_option("--seed", s.seed, "for the same text again; printed with the speed");
+  command.add_option("--stop", s.stops, "a string that ends the text; may be given again");
+  command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Runs transformers from Hugging Face directories, on the GPU or the CPU.");
+  app.require_subcommand(1);
+  app.footer("llm COMMAND --help has the options of a command.");
+  Settings settings;
+  std::string prompt, file;
+  int64_t stride = 0;
+
+  CLI::App& generate = *app.add_subcommand("generate", "goes on with a text");
+  add_model(generate, settings), add_sampling(generate, settings);
+  generate.add_option("-p,--prompt,prompt", prompt, "the text; - reads it from the standard input");
+  generate.add_option("-f,--prompts", file, "a file with a prompt in each line, all of them decoded together");
+
+  CLI::App& info = *app.add_subcommand("info", "what a model is, and the memory that it will take");
+  add_model(info, settings);
+
+  CLI::App& perplexity = *app.add_subcommand("perplexity", "how well a model foresees a text");
+  add_model(perplexity, settings);
+  perplexity.add_option("-f,--file,file", file, "the text")->required();
+  perplexity.add_option("--stride", stride, "tokens from one window to the next; 0: half of the context")->capture_default_str();
+
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (generate.parsed()) return llm::generate(settings, prompts_of(prompt, file));
+    if (info.parsed()) return llm::info(settings);
+    return llm::perplexity(settings, file, stride);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());
+    return 1;
+  }
+}

@@ -1,0 +1,415 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace llm {
+
+// ---- the computation: a token's way through the layers -------------------------------------------------------------------------
+
+// x = embedding; for each layer x += attention(norm(x)), x += feed_forward(norm(x)).
+void Model::layers(const Tokens& tokens) {
+  const RowCalls& rows = device_.rows();
+  const Place& place = device_.place();
+  const Heads shape = config_.shape();
+  const int64_t n = tokens.rows(), hidden = config_.hidden;
+  float *const x = x_.as<float>(), *const t = t_.as<float>();
+
+  check(rows.embed(place, tokens, embedding_, config_.embedding_scale, places_, x));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    const LayerConfig& how = config_.layers[i];
+    const Rope& rope = ropes_[how.rope];
+    const int64_t sequence = tokens.owners != nullptr ? reading_ : 0;
+    const Cache cache = cache_of(layer, sequence);
+
+    // Queries, and keys and values behind those of the tokens before.
+    check(rows.norm(place, x, layer.attention_norm, y_.as(), n, hidden));
+    const QkvWeights& w = layer.qkv;
+    if (!config_.head_norms && products(w.q).makes(cache.type)) {
+      check(products(w.q).qkv(place, tokens, shape, y_.as(), w, rope, cache, q_.as()));
+    } else {
+      check(products(w.q).plain(place, y_.as(), w.q, w.q_bias, raw_q_.as<float>(), n));
+      check(products(w.k).plain(place, y_.as(), w.k, w.k_bias, k_.as<float>(), n));
+      check(products(w.v).plain(place, y_.as(), w.v, w.v_bias, v_.as<float>(), n));
+      check(rows.rotate(place, tokens, shape, raw_q_.as<float>(), k_.as<float>(), v_.as<float>(), layer.q_norm, layer.k_norm, rope, cache, q_.as()));
+    }
+
+    const Attend attend{shape, how.window, config_.score_scale, config_.score_cap};
+    check(rows.attend(place, tokens, attend, q_.as(), cache, o_.as(), room_.as(), room_.bytes()));
+    if (config_.post_norms) {
+      check(products(layer.output).plain(place, o_.as(), layer.output, layer.output_bias, t, n));
+      check(rows.add_norm(place, t, layer.after_attention, x, n, hidden));
+    } else {
+      check(products(layer.output).residual(place, o_.as(), layer.output, layer.output_bias, x, n));
+    }
+
+    check(rows.norm(place, x, layer.mlp_norm, y_.as(), n, hidden));
+    check(products(layer.up).up(place, config_.activation, y_.as(), layer.gate, layer.up, layer.up_bias, h_.as(), n));
+    if (config_.post_norms) {
+      check(products(layer.down).plain(place, h_.as(), layer.down, layer.down_bias, t, n));
+      check(rows.add_norm(place, t, layer.after_mlp, x, n, hidden));
+    } else {
+      check(products(layer.down).residual(place, h_.as(), layer.down, layer.down_bias, x, n));
+    }
+  }
+}
+
+// The logits of some of the rows of x.
+void Model::head(int64_t first, int64_t rows) {
+  const Place& place = device_.place();
+  check(device_.rows().norm(place, x_.as<float>() + first * config_.hidden, last_norm_, y_.as(), rows, config_.hidden));
+  check(products(head_).plain(place, y_.as(), head_, zeros_, logits_.as<float>(), rows));
+  if (config_.logit_cap > 0) check(device_.rows().cap(place, logits_.as<float>(), config_.logit_cap, rows, config_.vocabulary));
+}
+
+// ---- steps ----------------------------------------------------------------------------------------------------------------------
+
+void Model::read(int64_t sequence, int64_t from, const int32_t* ids, int64_t n, const Each& each) {
+  if (sequence < 0 || sequence >= options_.sequences || from < 0 || from + n > context()) throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
+  set_length(from + n);
+  reading_ = sequence;
+  for (int64_t done = 0; done < n;) {
+    const int64_t rows = std::min(options_.chunk, n - done);
+    std::vector<int32_t> positions(static_cast<size_t>(rows)), owners(static_cast<size_t>(rows), 0);
+    for (int64_t i = 0; i < rows; ++i) positions[size_t(i)] = int32_t(from + done + i);
+    const int32_t length = int32_t(from + done + rows);
+    ids_.upload(ids + done, size_t(rows) * 4);
+    positions_.upload(positions.data(), size_t(rows) * 4);
+    owners_.upload(owners.data(), size_t(rows) * 4);
+    lengths_.upload(&length, 4);
+    layers({1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>()});
+    if (each) {
+      for (int64_t first = 0; first < rows; first += logit_rows_) {
+        const int64_t some = std::min(logit_rows_, rows - first);
+        head(first, some);
+        fetched_ = false, computed_logits_ = some;
+        for (int64_t i = 0; i < some; ++i) each(done + first + i, logits(i));
+      }
+    }
+    done += rows;
+    if (done == n && !each) head(rows - 1, 1);
+  }
+  fetched_ = false, computed_logits_ = 1;
+}
+
+void Model::step(const int32_t* ids, const int32_t* positions) {
+  const int64_t n = options_.sequences;
+  std::vector<int32_t> lengths(static_cast<size_t>(n));
+  int32_t longest = 0;
+  for (int64_t i = 0; i < n; ++i) longest = std::max(longest, lengths[size_t(i)] = positions[i] + 1);
+  if (longest > context()) throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
+  set_length(longest);
+  ids_.upload(ids, size_t(n) * 4);
+  positions_.upload(positions, size_t(n) * 4);
+  lengths_.upload(lengths.data(), size_t(n) * 4);
+  if (decode_ == nullptr) {
+    decode_ = device_.record([this, n] {
+      layers({n, 1, ids_.as<int32_t>(), positions_.as<int32_t>(), nullptr, lengths_.as<int32_t>()});
+      head(0, n);
+    });
+  }
+  decode_->replay();
+  fetched_ = false, computed_logits_ = n;
+}
+
+const float* Model::logits(int64_t row) {
+  if (!fetched_) {
+    host_logits_.resize(size_t(logit_rows_ * config_.vocabulary));
+    device_.download(host_logits_.data(), logits_.as(), size_t(computed_logits_ * config_.vocabulary) * 4);
+    fetched_ = true;
+  }
+  return host_logits_.data() + row * config_.vocabulary;
+}
+
+void Model::set_length(int64_t length) {
+  for (size_t i = 0; i < config_.ropes.size(); ++i) {
+    std::vector<float> f = config_.ropes[i].frequencies(config_.rotary_dim, length);
+    if (f == frequencies_now_[i]) continue;
+    if (!f.empty()) frequencies_[i].upload(f.data(), f.size() * 4);
+    frequencies_now_[i] = std::move(f);
+  }
+}
+
+bool Model::stale(int64_t from, int64_t to) const {
+  return std::any_of(config_.ropes.begin(), config_.ropes.end(), [&](const RopeConfig& rope) { return rope.differs(from, to); });
+}
+
+Cache Model::cache_of(const Layer& layer, int64_t sequence) const {
+  const int64_t pages = (context() + page_ - 1) / page_;
+  return {cache_type_, layer.keys.as(), layer.values.as(), table_.as<int32_t>() + sequence * pages, pages, page_};
+}
+
+// ---- loading --------------------------------------------------------------------------------------------------------------------
+
+// Finds, checks and brings to the device what the model reads. With only a plan to make it adds up bytes.
+class Model::Loader {
+ public:
+  Loader(Model& model, const Weights& files, const Progress& progress, bool only_plan)
+      : model_(model), files_(files), progress_(progress), only_plan_(only_plan), all_(double(files.bytes()) + 1) {}
+
+  bool has(const std::string& name) const { return files_.has(name); }
+  const Weights& files() const { return files_; }
+
+  // rows x cols weights; in a transposed model cols x rows in the file. quantize: whether --weights of fewer than 16 bits are meant.
+  Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false) {
+    const Tensor& tensor = files_.get(name, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
+    const int wanted = model_.options_.weights;
+    const Type type = wanted < 0 || (!quantize && bits_of(Type(wanted)) < 16) ? tensor.type : Type(wanted);
+    if (type == Type::i4 && cols % kGroup != 0) throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " + std::to_string(kGroup) + ", which int4 needs");
+    if (model_.device_.products(type) == nullptr) throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    Matrix out{nullptr, nullptr, rows, cols, type};
+    const size_t bytes = llm::weight_bytes(type, rows, cols), scales = scale_bytes(type, rows, cols);
+    model_.weights_per_token_ += bytes + scales;
+
+    const bool as_it_is = type == tensor.type && !transposed;
+    const bool aligned = reinterpret_cast<uintptr_t>(tensor.data) % size_t(bits_of(tensor.type) / 8) == 0;
+    if (as_it_is && aligned && model_.device_.is_host()) {
+      model_.plan_.mapped += bytes;
+      out.data = tensor.data;
+    } else {
+      model_.plan_.weights += bytes + scales;
+      out.data = out.scales = "";  // anything but null, in a plan
+      if (!only_plan_) {
+        if (as_it_is) out.data = keep(tensor.data, bytes);
+        else convert(tensor, transposed, out, bytes, scales);
+      }
+    }
+    done(tensor.bytes);
+    return out;
+  }
+
+  // Floats on the device, each plus something.
+  const float* vector(const std::string& name, int64_t n, float plus = 0) {
+    const Tensor& tensor = files_.get(name, {n});
+    std::vector<float> values(static_cast<size_t>(n));
+    to_floats(tensor.type, tensor.data, values.data(), n);
+    for (float& value : values) value += plus;
+    done(tensor.bytes);
+    return floats(values);
+  }
+  const float* floats(const std::vector<float>& values) {
+    model_.plan_.weights += values.size() * 4;
+    return only_plan_ ? &nothing_ : static_cast<const float*>(keep(values.data(), values.size() * 4));
+  }
+
+ private:
+  void done(size_t bytes) {
+    done_ += double(bytes);
+    if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
+  }
+  const void* keep(const void* from, size_t bytes) {
+    model_.memory_.emplace_back(model_.device_, bytes, "weights");
+    model_.memory_.back().upload(from, bytes);
+    return model_.memory_.back().as();
+  }
+  void convert(const Tensor& tensor, bool transposed, Matrix& out, size_t bytes, size_t scales) {
+    // Some rows at a time, so that no second copy of a large matrix is needed in floats.
+    std::vector<unsigned char> data(bytes), scale(scales);
+    const int64_t size = bits_of(tensor.type) / 8, some = std::max<int64_t>(1, (int64_t(1) << 20) / std::max<int64_t>(1, out.cols));
+    std::vector<float> values(size_t(some * out.cols)), one(1);
+    for (int64_t row = 0; row < out.rows; row += some) {
+      const int64_t n = std::min(some, out.rows - row);
+      if (!transposed) {
+        to_floats(tensor.type, tensor.data + row * out.cols * size, values.data(), n * out.cols);
+      } else {
+        for (int64_t col = 0; col < out.cols; ++col) {
+          for (int64_t i = 0; i < n; ++i) to_floats(tensor.type, tensor.data + (col * out.rows + row + i) * size, &values[size_t(i * out.cols + col)], 1);
+        }
+      }
+      from_floats(values.data(), n, out.cols, out.type, data.data() + llm::weight_bytes(out.type, row, out.cols), scale.data() + scale_bytes(out.type, row, out.cols));
+    }
+    out.data = keep(data.data(), bytes);
+    out.scales = scales > 0 ? keep(scale.data(), scales) : nullptr;
+  }
+
+  Model& model_;
+  const Weights& files_;
+  const Progress& progress_;
+  bool only_plan_;
+  double all_, done_ = 0;
+  float nothing_ = 0;
+};
+
+namespace {
+
+// Some rows of a matrix.
+Matrix rows_of(const Matrix& all, int64_t first, int64_t rows) {
+  Matrix out = all;
+  out.rows = rows;
+  out.data = static_cast<const char*>(all.data) + weight_bytes(all.type, first, all.cols);
+  if (all.scales != nullptr) out.scales = static_cast<const char*>(all.scales) + scale_bytes(all.type, first, all.cols);
+  return out;
+}
+
+}  // namespace
+
+void Model::load(Loader& loader) {
+  const Config& c = config_;
+  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
+  const bool gpt2 = c.learned_positions;
+  const float plus = c.norm_plus_one ? 1.f : 0.f;
+  zeros_ = loader.floats(std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq})), 0.f));
+  const auto norm = [&](const std::string& name, int64_t n) {
+    return Norm{loader.vector(name + ".weight", n, plus), c.layer_norm ? loader.vector(name + ".bias", n) : nullptr, c.eps, c.layer_norm};
+  };
+  const auto bias = [&](bool there, const std::string& name, int64_t n) { return there ? loader.vector(name + ".bias", n) : zeros_; };
+
+  // Where the layers stand.
+  const std::string table = gpt2 ? "wte.weight" : "embed_tokens.weight";
+  std::string prefix = gpt2 ? "transformer." : "model.";
+  for (const char* other : {"", "transformer.", "model.", "language_model.model.", "model.language_model."}) {
+    if (loader.has(other + table)) prefix = other;
+  }
+  embedding_ = loader.matrix(prefix + table, c.vocabulary, c.hidden, false);
+  if (gpt2) places_ = loader.matrix(prefix + "wpe.weight", c.positions, c.hidden, false);
+  if (!c.tied) weights_per_token_ = 0;  // the table is read a row at a time, unless it is the head as well
+
+  for (size_t i = 0; i < c.layers.size(); ++i) {
+    Layer& l = layers_[i];
+    if (c.layers[i].experts) throw Error("mixtures of experts are not supported yet");
+    if (gpt2) {
+      const std::string at = prefix + "h." + std::to_string(i) + ".";
+      l.attention_norm = norm(at + "ln_1", c.hidden);
+      l.mlp_norm = norm(at + "ln_2", c.hidden);
+      const Matrix all = loader.matrix(at + "attn.c_attn.weight", nq + 2 * nk, c.hidden, true, true);
+      const float* const biases = loader.vector(at + "attn.c_attn.bias", nq + 2 * nk);
+      l.qkv = {rows_of(all, 0, nq), rows_of(all, nq, nk), rows_of(all, nq + nk, nk), biases, biases + nq, biases + nq + nk};
+      l.output = loader.matrix(at + "attn.c_proj.weight", c.hidden, nq, true, true);
+      l.output_bias = loader.vector(at + "attn.c_proj.bias", c.hidden);
+      l.up = loader.matrix(at + "mlp.c_fc.weight", c.inner, c.hidden, true, true);
+      l.up_bias = loader.vector(at + "mlp.c_fc.bias", c.inner);
+      l.down = loader.matrix(at + "mlp.c_proj.weight", c.hidden, c.inner, true, true);
+      l.down_bias = loader.vector(at + "mlp.c_proj.bias", c.hidden);
+      for (const char* mask : {"attn.bias", "attn.masked_bias"}) loader.files().ignore(at + mask);
+      continue;
+    }
+    const std::string at = prefix + "layers." + std::to_string(i) + ".", attention = at + "self_attn.", mlp = at + "mlp.";
+    l.attention_norm = norm(at + "input_layernorm", c.hidden);
+    if (c.post_norms) {
+      l.after_attention = norm(at + "post_attention_layernorm", c.hidden);
+      l.mlp_norm = norm(at + "pre_feedforward_layernorm", c.hidden);
+      l.after_mlp = norm(at + "post_feedforward_layernorm", c.hidden);
+    } else {
+      l.mlp_norm = norm(at + "post_attention_layernorm", c.hidden);
+    }
+    if (c.head_norms) l.q_norm = norm(attention + "q_norm", c.head_dim), l.k_norm = norm(attention + "k_norm", c.head_dim);
+    if (c.fused) {
+      const Matrix all = loader.matrix(attention + "qkv_proj.weight", nq + 2 * nk, c.hidden);
+      l.qkv = {rows_of(all, 0, nq), rows_of(all, nq, nk), rows_of(all, nq + nk, nk), zeros_, zeros_, zeros_};
+      const Matrix both = loader.matrix(mlp + "gate_up_proj.weight", 2 * c.inner, c.hidden);
+      l.gate = rows_of(both, 0, c.inner), l.up = rows_of(both, c.inner, c.inner);
+      l.up_bias = zeros_;
+    } else {
+      const auto part = [&](const char* name, int64_t rows) { return loader.matrix(attention + name + ".weight", rows, c.hidden); };
+      const auto part_bias = [&](const char* name, int64_t rows) { return bias(c.qkv_bias, attention + name, rows); };
+      l.qkv = {part("q_proj", nq), part("k_proj", nk), part("v_proj", nk), part_bias("q_proj", nq), part_bias("k_proj", nk), part_bias("v_proj", nk)};
+      if (c.mlp_bias) throw Error("config.json: mlp_bias: true is not supported");
+      l.gate = loader.matrix(mlp + "gate_proj.weight", c.inner, c.hidden);
+      l.up = loader.matrix(mlp + "up_proj.weight", c.inner, c.hidden);
+      l.up_bias = zeros_;
+    }
+    l.output = loader.matrix(attention + "o_proj.weight", c.hidden, nq);
+    l.output_bias = bias(c.output_bias, attention + "o_proj", c.hidden);
+    l.down = loader.matrix(mlp + "down_proj.weight", c.hidden, c.inner);
+    l.down_bias = zeros_;
+    loader.files().ignore(attention + "rotary_emb.inv_freq");
+  }
+  last_norm_ = norm(prefix + (gpt2 ? "ln_f" : "norm"), c.hidden);
+  loader.files().ignore(prefix + "rotary_emb.inv_freq");
+  // The flag decides: a tied model may have a head in its files, which is not read.
+  if (c.tied) {
+    head_ = embedding_;
+    for (const char* name : {"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight"}) loader.files().ignore(name);
+  } else {
+    head_ = loader.matrix(prefix.rfind("language_model.", 0) == 0 ? "language_model.lm_head.weight" : "lm_head.weight", c.vocabulary, c.hidden, false);
+  }
+  for (const auto& item : loader.files().all()) {
+    if (item.first.rfind("vision_tower.", 0) == 0 || item.first.rfind("model.vision_tower.", 0) == 0 || item.first.rfind("multi_modal_projector.", 0) == 0 ||
+        item.first.rfind("model.multi_modal_projector.", 0) == 0) {
+      loader.files().ignore(item.first);
+    }
+  }
+  if (const std::string name = loader.files().unread(); !name.empty()) throw Error("the tensor " + shown(name) + " belongs to nothing that this architecture (" + c.architecture + ") has");
+}
+
+Model::Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress, bool only_plan)
+    : config_(config), device_(device), options_(options) {
+  const Config& c = config_;
+  if (options_.sequences < 1 || options_.sequences > 4096) throw Error("the number of sequences is not between 1 and 4096");
+  if (options_.chunk < 1 || options_.chunk > 1 << 20) throw Error("--chunk is not between 1 and 2^20");
+  layers_.resize(c.layers.size());
+  Loader loader(*this, files, progress, true);
+  load(loader);
+
+  cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type == Type::f32 ? Type::f32 : embedding_.type;
+  if (cache_type_ == Type::i8 || cache_type_ == Type::i4) throw Error(std::string("a cache of ") + name_of(cache_type_) + " is not supported");
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8), per_token = size_t(c.kv_heads * c.head_dim) * 2 * size_t(bits_of(cache_type_) / 8) * c.layers.size() * size_t(options_.sequences);
+  const auto plan_activations = [&] {
+    rows_ = std::max(options_.chunk, options_.sequences);
+    logit_rows_ = std::max(options_.sequences, std::min<int64_t>(options_.chunk, 32));
+    const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
+    plan_.activations = size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + c.inner) * a + 12) + size_t(logit_rows_ * c.vocabulary) * 4;
+  };
+  if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
+  plan_activations();
+  const size_t free = device_.free_bytes() / 20 * 19, fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
+  plan_.context = options_.context;
+  if (plan_.context == 0) {
+    const int64_t room = free > fixed ? int64_t((free - fixed) / per_token) : 0;
+    plan_.context = std::min(c.positions, room);
+    options_.chunk = std::min(options_.chunk, std::max<int64_t>(1, plan_.context));
+    plan_activations();
+  }
+  if (c.learned_positions && plan_.context > c.positions) throw Error("--context: this model has no more than " + std::to_string(c.positions) + " positions");
+  page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context)) : std::max<int64_t>(1, plan_.context);
+  plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
+  const auto megabytes = [](size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; };
+  if (plan_.context < 1 || (plan_.total() > device_.free_bytes())) {
+    throw Error("the model does not fit: " + megabytes(plan_.weights) + " of weights, " + megabytes(plan_.cache) + " of keys and values for " + std::to_string(plan_.context) + " tokens and " +
+                megabytes(plan_.activations) + " of activations, and " + megabytes(device_.free_bytes()) + " are free; a smaller --context, --cache fp8 or --weights int8 take less");
+  }
+  if (only_plan) return;
+  plan_.mapped = plan_.weights = weights_per_token_ = 0;
+  Loader again(*this, files, progress, false);
+  load(again);
+  allocate();
+}
+
+Model::Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress)
+    : Model(config, files, device, options, progress, false) {}
+
+Plan Model::plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options) {
+  return Model(config, files, device, options, {}, true).plan_;
+}
+
+void Model::allocate() {
+  const Config& c = config_;
+  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_;
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8);
+  const auto make = [&](Buffer& buffer, int64_t elements, size_t size, const char* what = "activations") { buffer = Buffer(device_, size_t(elements) * size, what); };
+  for (Layer& layer : layers_) {
+    const int64_t elements = options_.sequences * pages * page_ * nk;
+    make(layer.keys, elements, size_t(bits_of(cache_type_) / 8), "keys");
+    make(layer.values, elements, size_t(bits_of(cache_type_) / 8), "values");
+  }
+  std::vector<int32_t> table(static_cast<size_t>(options_.sequences * pages));
+  for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
+  make(table_, int64_t(table.size()), 4);
+  table_.upload(table.data(), table.size() * 4);
+  for (Buffer* buffer : {&ids_, &positions_, &owners_, &lengths_}) make(*buffer, rows_, 4);
+  make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
+  make(raw_q_, rows_ * nq, 4), make(k_, rows_ * nk, 4), make(v_, rows_ * nk, 4);
+  make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * c.inner, a);
+  make(logits_, logit_rows_ * c.vocabulary, 4);
+  size_t room = 0;
+  for (int64_t each = 1; each <= 4; ++each) room = std::max(room, device_.rows().attend_bytes(device_.place(), {1, each}, c.shape()));
+  room = std::max(room, device_.rows().attend_bytes(device_.place(), {options_.sequences, 1}, c.shape()));
+  room_ = Buffer(device_, room, "activations");
+  for (size_t i = 0; i < c.ropes.size(); ++i) {
+    make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
+    ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,101 @@
+// A transformer that is running: weights, a cache of keys and values, and the order of the calls.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "device.h"
+#include "weights.h"
+
+namespace llm {
+
+struct ModelOptions {
+  int weights = -1;       // a Type, or -1: as they are stored
+  int cache = -1;         // likewise; -1: fp16, with weights of fp32 fp32
+  int64_t sequences = 1;  // decoded together
+  int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
+  int64_t page = 0;       // positions in a page of the cache; 0: one page to a sequence
+  int64_t chunk = 512;    // tokens of a prompt that are computed together
+};
+
+// What takes memory, in bytes.
+struct Plan {
+  size_t mapped = 0, weights = 0, cache = 0, activations = 0;  // mapped: used where the files are mapped, not allocated
+  int64_t context = 0;
+  size_t total() const { return weights + cache + activations; }
+};
+
+class Model {
+ public:
+  using Progress = std::function<void(double share)>;
+
+  // Checks everything against the files, and allocates nothing.
+  static Plan plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options);
+  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress = {});
+
+  const Config& config() const { return config_; }
+  const Plan& plan() const { return plan_; }
+  Device& device() const { return device_; }
+  int64_t context() const { return plan_.context; }
+
+  // Tokens [from, from + n) of a sequence, whose tokens before are in the cache. `each`, if any, gets the logits of each of them, in
+  // order; otherwise those of the last one are computed: logits(0).
+  using Each = std::function<void(int64_t token, const float* logits)>;
+  void read(int64_t sequence, int64_t from, const int32_t* ids, int64_t n, const Each& each = {});
+  // One more token of each sequence, at these positions; then logits(sequence) are there.
+  void step(const int32_t* ids, const int32_t* positions);
+  // On the host, until the next call.
+  const float* logits(int64_t row);
+
+  // Whether keys that were made for sequences of `from` tokens are wrong in one of `to`: then all has to be read anew.
+  bool stale(int64_t from, int64_t to) const;
+  // The bytes of weights that a token reads.
+  size_t weight_bytes() const { return weights_per_token_; }
+
+ private:
+  struct Layer {
+    Norm attention_norm, mlp_norm, after_attention, after_mlp, q_norm, k_norm;
+    QkvWeights qkv;
+    Matrix output, gate, up, down;
+    const float *output_bias, *up_bias, *down_bias;
+    Buffer keys, values;
+  };
+  class Loader;
+
+  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress, bool only_plan);
+  void load(Loader& loader);
+  void allocate();
+  void set_length(int64_t length);
+  void layers(const Tokens& tokens);
+  void head(int64_t first, int64_t rows);
+  void check(const char* why) const {
+    if (why != nullptr) throw Error(why);
+  }
+  const ProductCalls& products(const Matrix& w) const { return *device_.products(w.type); }
+  Cache cache_of(const Layer& layer, int64_t sequence) const;
+
+  Config config_;
+  Device& device_;
+  ModelOptions options_;
+  Plan plan_;
+  Type cache_type_ = Type::f16;
+  std::vector<Layer> layers_;
+  Matrix embedding_, places_, head_;
+  Norm last_norm_;
+  const float* zeros_ = nullptr;  // biases of products that have none
+  std::vector<Buffer> memory_;    // weights
+  size_t weights_per_token_ = 0;
+
+  // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums before a norm.
+  Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_q_, k_, v_, o_, h_, t_, logits_, room_;
+  std::vector<float> frequencies_now_[2], host_logits_;
+  Rope ropes_[2];
+  std::unique_ptr<Recording> decode_;
+  int64_t page_ = 0, rows_ = 0, logit_rows_ = 0, computed_logits_ = 0, reading_ = 0;
+  bool fetched_ = false;
+};
+
+}  // namespace llm

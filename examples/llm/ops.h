@@ -1,0 +1,127 @@
+// What a layer is made of: the calls of the library that a model needs, with types erased, so that the model is compiled once and
+// each call once for each type of weights, instruction set and device. rows.inl and products.inl have them, a few lines each; they are
+// the same for the CPU (cpu.cpp) and the GPU (gpu.cu), which differ in what `on::` is: kernels::cpu or kernels.
+//
+// Plain types only: these structs mean the same in files with different instruction sets. Pointers are those of the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llm {
+
+enum class Type : uint8_t { f32, f16, bf16, f8, i8, i4 };  // f8: e4m3. i8: a scale for each row. i4: one for each 32 columns.
+constexpr int kTypes = 6, kGroup = 32;
+
+inline const char* name_of(Type type) {
+  constexpr const char* names[] = {"fp32", "fp16", "bf16", "fp8", "int8", "int4"};
+  return names[int(type)];
+}
+constexpr int bits_of(Type type) {
+  constexpr int bits[] = {32, 16, 16, 8, 8, 4};
+  return bits[int(type)];
+}
+
+// Where calls run: threads of the CPU, or a stream (cudaStream_t).
+struct Place {
+  int threads = 1;
+  void* stream = nullptr;
+};
+
+// Weights: a row for each output. Scales: float for each row (f8, i8), half for each group of a row (i4).
+struct Matrix {
+  const void* data = nullptr;
+  const void* scales = nullptr;
+  int64_t rows = 0, cols = 0;
+  Type type = Type::f32;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+struct Norm {
+  const float* gamma = nullptr;  // with the 1 that Gemma leaves out
+  const float* beta = nullptr;   // LayerNorm's
+  float eps = 0;
+  bool layer_norm = false;
+
+  explicit operator bool() const { return gamma != nullptr; }
+};
+
+struct Rope {
+  const float* frequencies = nullptr;
+  int rotary_dim = 0;
+  float amplitude = 1;
+};
+
+enum class Activation : uint8_t { silu, gelu_tanh, gelu_erf };
+
+// The rows of a step: `each` tokens of each of so many sequences, one sequence after the other.
+struct Tokens {
+  int64_t sequences = 0, each = 0;
+  const int32_t* ids = nullptr;
+  const int32_t* positions = nullptr;  // of each row in its sequence
+  const int32_t* owners = nullptr;     // the sequence of each row
+  const int32_t* lengths = nullptr;    // of each sequence, these tokens included
+
+  int64_t rows() const { return sequences * each; }
+};
+
+// Keys and values of one layer, in pages: page i of sequence s is page table[s * pages + i]. A dense cache has one page to a sequence.
+struct Cache {
+  Type type = Type::f16;
+  void* keys = nullptr;
+  void* values = nullptr;
+  const int32_t* table = nullptr;
+  int64_t pages = 0, page = 0;  // in a row of the table; positions in a page
+};
+
+struct Heads {
+  int64_t heads = 0, kv_heads = 0, dim = 0;
+};
+
+struct Attend {
+  Heads shape;
+  int64_t window = 0;  // the last so many keys, the query's own included; 0: all
+  float scale = 1, cap = 0;
+};
+
+// Queries, keys and values from normalized inputs, rotated and put where they belong.
+struct QkvWeights {
+  Matrix q, k, v;
+  const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
+};
+
+// Each returns null, or why not. Activations (x, y, q, o, h) have the type that rows() says; residuals, sums and logits are float.
+struct RowCalls {
+  const char* name;  // of the instruction set, or "gpu"
+  unsigned needs;    // of the machine
+  Type activations;
+  // x = the rows of a table, times a factor, plus the rows of another one for their positions.
+  const char* (*embed)(const Place&, const Tokens&, const Matrix& table, float factor, const Matrix& places, float* x);
+  // y = norm(x), and x += norm(t).
+  const char* (*norm)(const Place&, const float* x, const Norm&, void* y, int64_t rows, int64_t cols);
+  const char* (*add_norm)(const Place&, const float* t, const Norm&, float* x, int64_t rows, int64_t cols);
+  // The heads of q and k normalized, in place, where there are norms, and rotated; keys and values go to the cache.
+  const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* q, float* k, const float* v, const Norm& q_norm, const Norm& k_norm,
+                        const Rope&, const Cache&, void* queries);
+  // t = cap * tanh(t / cap)
+  const char* (*cap)(const Place&, float* t, float cap, int64_t rows, int64_t cols);
+  size_t (*attend_bytes)(const Place&, const Tokens&, const Heads&);
+  const char* (*attend)(const Place&, const Tokens&, const Attend&, const void* q, const Cache&, void* o, void* room, size_t bytes);
+};
+
+struct ProductCalls {
+  const char* name;
+  unsigned needs;
+  Type weights;
+  // Whether qkv() is compiled for a cache of this type; otherwise plain() and rotate() do the same.
+  bool (*makes)(Type cache);
+  const char* (*qkv)(const Place&, const Tokens&, const Heads&, const void* y, const QkvWeights&, const Rope&, const Cache&, void* q);
+  // t = y w^T + bias, and x += y w^T + bias.
+  const char* (*plain)(const Place&, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows);
+  const char* (*residual)(const Place&, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows);
+  // h = activation(y gate^T) * (y up^T), and h = activation(y up^T + bias) where there is no gate.
+  const char* (*up)(const Place&, Activation, const void* y, const Matrix& gate, const Matrix& up, const float* bias, void* h, int64_t rows);
+};
+
+}  // namespace llm

@@ -1,0 +1,209 @@
+#include "session.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <random>
+#include <set>
+#include <unistd.h>
+
+namespace llm {
+namespace {
+
+std::atomic<int> interrupts{0};
+
+int type_of(const std::string& name, const char* option) {
+  if (name == "stored" || name == "auto") return -1;
+  for (int i = 0; i < kTypes; ++i) {
+    if (name == name_of(Type(i))) return i;
+  }
+  throw Error(std::string(option) + ": " + shown(name) + " is none of fp32, fp16, bf16, fp8, int8, int4");
+}
+
+// The stop strings of a text that is printed as it comes: what may be the beginning of one is held back.
+class Stops {
+ public:
+  explicit Stops(const std::vector<std::string>& stops) : stops_(stops) {}
+  // Returns what can be printed; `found`: a stop is complete, and nothing follows.
+  std::string add(const std::string& text, bool& found) {
+    held_ += text;
+    size_t first = std::string::npos;
+    for (const std::string& stop : stops_) first = std::min(first, stop.empty() ? std::string::npos : held_.find(stop));
+    found = first != std::string::npos;
+    if (found) return take(first);
+    size_t hold = 0;
+    for (const std::string& stop : stops_) {
+      for (size_t n = std::min(stop.size(), held_.size()); n > hold; --n) {
+        if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) hold = n;
+      }
+    }
+    return take(held_.size() - hold);
+  }
+  std::string rest() { return take(held_.size()); }
+
+ private:
+  std::string take(size_t n) {
+    std::string out = held_.substr(0, n);
+    held_.erase(0, n);
+    return out;
+  }
+  const std::vector<std::string>& stops_;
+  std::string held_;
+};
+
+}  // namespace
+
+bool interrupted() { return interrupts > 0; }
+
+void catch_interrupts() {
+  std::signal(SIGINT, [](int) {
+    if (interrupts.fetch_add(1) > 0) _exit(130);
+  });
+}
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Session::Session(const Settings& all, int64_t) : settings(all) {
+  const std::string& directory = settings.directory;
+  config = read_config(llm::read_json(directory + "/config.json"));
+  if (!config.unread.empty() && !settings.quiet) {
+    std::string names;
+    for (const std::string& name : config.unread) names += (names.empty() ? "" : ", ") + shown(name);
+    std::fprintf(stderr, "config.json: not read: %s\n", names.c_str());
+  }
+  generation = Json::object();
+  if (file_exists(directory + "/generation_config.json")) generation = llm::read_json(directory + "/generation_config.json");
+  if (!generation.is_object()) throw Error("generation_config.json: not an object");
+  tokenizer.emplace(directory);
+  weights.emplace(directory);
+
+  // A text ends at any token that any of the files says ends it.
+  std::set<int64_t> ends(config.eos.begin(), config.eos.end());
+  for (const int64_t id : token_ids(generation, "eos_token_id")) ends.insert(id);
+  if (tokenizer->eos >= 0) ends.insert(tokenizer->eos);
+  for (const int64_t id : ends) {
+    if (id >= 0 && id < config.vocabulary) stops.push_back(int32_t(id));
+  }
+
+  const auto number = [&](const char* name, double otherwise) {
+    const auto at = generation.find(name);
+    return at != generation.end() && at->is_number() ? at->get<double>() : otherwise;
+  };
+  const bool samples = generation.value("do_sample", Json(false)) == true;
+  sampling.temperature = settings.temperature.value_or(samples ? number("temperature", 1) : 0);
+  sampling.top_k = settings.top_k.value_or(samples ? int64_t(number("top_k", 0)) : 0);
+  sampling.top_p = settings.top_p.value_or(samples ? number("top_p", 1) : 1);
+  sampling.min_p = settings.min_p.value_or(samples ? number("min_p", 0) : 0);
+  sampling.repetition_penalty = settings.repetition_penalty.value_or(number("repetition_penalty", 1));
+  if (!(sampling.repetition_penalty > 0)) throw Error("repetition_penalty is not above 0");
+  sampling.seed = settings.seed ? *settings.seed : std::random_device{}();
+
+  // The device.
+  if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu") throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
+  if (settings.device != "cpu") {
+    Type stored = Type::f16;
+    for (const auto& item : weights->all()) {
+      stored = item.second.type;
+      if (stored != Type::f32) break;
+    }
+    std::string why;
+    device = make_gpu(stored, why);
+    if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
+    if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
+  }
+  if (device == nullptr) device = make_cpu(settings.threads);
+}
+
+ModelOptions Session::options(int64_t sequences) const {
+  ModelOptions out;
+  out.weights = type_of(settings.weights, "--weights");
+  out.cache = type_of(settings.cache, "--cache");
+  out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk;
+  return out;
+}
+
+void Session::load(int64_t sequences) {
+  const bool show = !settings.quiet && isatty(2) != 0;
+  const double begin = seconds_now();
+  double last = begin;
+  model.emplace(config, *weights, *device, options(sequences), [&](double share) {
+    if (!show || seconds_now() - last < 0.2) return;
+    last = seconds_now();
+    std::fprintf(stderr, "\rloading %3.0f %%", share * 100);
+  });
+  if (show && last > begin) std::fprintf(stderr, "\r             \r");
+}
+
+std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known) {
+  const size_t n = prompts.size();
+  const int64_t count = std::min(config.vocabulary, tokenizer->size());  // what the tokenizer has no text for is never chosen
+  const Sampler sampler(sampling);
+  std::vector<Text> texts(n);
+  std::vector<Utf8Stream> streams(n);
+  std::vector<Stops> holds(n, Stops(settings.stops));
+
+  // Takes the next token of a text.
+  const auto take = [&](size_t i, const float* logits) {
+    Text& text = texts[i];
+    if (settings.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings.most) return void(text.finish = "length");
+    const int32_t id = sampler(logits, count, text.ids, int64_t(i));
+    const bool ends = !settings.ignore_eos && std::find(stops.begin(), stops.end(), id) != stops.end();
+    bool found = false;
+    std::string more = ends ? "" : holds[i].add(streams[i].add(tokenizer->bytes(id)), found);
+    text.ids.push_back(id);
+    times.decoded += 1;
+    if (ends || found) text.finish = "stop";
+    else if (settings.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings.most) text.finish = "length";
+    else if (int64_t(text.ids.size()) >= model->context()) text.finish = "length";
+    else if (interrupted()) text.finish = "interrupted";
+    if (text.finish != nullptr && !found) {
+      bool again = false;
+      more += holds[i].add(streams[i].end(), again);
+      if (!again) more += holds[i].rest();
+    }
+    text.written += more;
+    if (print && !more.empty()) print(i, more);
+  };
+
+  double begin = seconds_now();
+  for (size_t i = 0; i < n; ++i) {
+    texts[i].ids = prompts[i], texts[i].prompt = int64_t(prompts[i].size());
+    if (prompts[i].empty()) throw Error("a prompt is empty, and this tokenizer has no token that begins a text");
+    if (texts[i].prompt >= model->context()) throw Error("the prompt has " + std::to_string(texts[i].prompt) + " tokens, and the context is " + std::to_string(model->context()));
+    const int64_t from = i == 0 ? known : 0;
+    model->read(int64_t(i), from, prompts[i].data() + from, texts[i].prompt - from);
+    times.prompt_tokens += texts[i].prompt - from;
+    const float* const logits = model->logits(0);
+    times.prompt_seconds += seconds_now() - begin;
+    take(i, logits);
+    begin = seconds_now();
+  }
+  std::vector<int32_t> ids(n), positions(n);
+  while (true) {
+    bool open = false;
+    int64_t longest = 0;
+    for (size_t i = 0; i < n; ++i) {
+      // A text that has ended stays where it is: its last token is computed again, and not looked at.
+      open = open || texts[i].finish == nullptr;
+      const int64_t size = int64_t(texts[i].ids.size());
+      ids[i] = texts[i].ids.back(), positions[i] = int32_t(size - 1);
+      longest = std::max(longest, size);
+    }
+    if (!open) break;
+    if (n == 1 && model->stale(longest - 1, longest)) {
+      model->read(0, 0, texts[0].ids.data(), longest);  // the angles of all keys have changed
+    } else {
+      model->step(ids.data(), positions.data());
+    }
+    times.steps += 1;
+    for (size_t i = 0; i < n; ++i) {
+      if (texts[i].finish == nullptr) take(i, model->logits(int64_t(i)));
+    }
+  }
+  times.decode_seconds += seconds_now() - begin;
+  return texts;
+}
+
+}  // namespace llm

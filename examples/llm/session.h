@@ -1,0 +1,71 @@
+// A model with all that belongs to it, and texts that grow: what the commands share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model.h"
+#include "sampler.h"
+#include "tokenizer.h"
+
+namespace llm {
+
+// What the command line says about the model.
+struct Settings {
+  std::string directory, device = "auto", weights = "stored", cache = "auto";
+  int threads = 0;
+  int64_t context = 0, page = 0, chunk = 512;
+  bool json = false, quiet = false;
+  // Sampling, where given; otherwise as generation_config.json says.
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int64_t> top_k;
+  std::optional<uint64_t> seed;
+  int64_t most = -1;  // tokens to generate; -1: until the end of the text or of the context
+  std::vector<std::string> stops;
+  bool ignore_eos = false;
+};
+
+// Whether Ctrl-C was pressed; a second time ends the program.
+bool interrupted();
+void catch_interrupts();
+
+class Session {
+ public:
+  explicit Session(const Settings& settings, int64_t sequences = 1);
+
+  // A text that is being written.
+  struct Text {
+    Tokenizer::Ids ids;
+    int64_t prompt = 0;   // of them
+    std::string written;  // what came behind the prompt
+    const char* finish = nullptr;  // "stop", "length", "interrupted"
+  };
+  struct Times {
+    double prompt_seconds = 0, decode_seconds = 0;
+    int64_t prompt_tokens = 0, steps = 0, decoded = 0;
+  };
+  // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of the first text that the cache has.
+  using Print = std::function<void(size_t text, const std::string& more)>;
+  std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known = 0);
+
+  const Settings& settings;
+  Json generation;  // generation_config.json
+  Config config;
+  std::optional<Weights> weights;
+  std::optional<Tokenizer> tokenizer;
+  std::unique_ptr<Device> device;
+  std::optional<Model> model;
+  std::vector<int32_t> stops;  // tokens that end a text
+  Sampling sampling;
+
+  void load(int64_t sequences);  // the model; before that only what describes it is there
+  ModelOptions options(int64_t sequences) const;
+};
+
+// Bytes read from memory per second, measured now, in GB/s.
+double seconds_now();
+
+}  // namespace llm

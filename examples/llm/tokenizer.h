@@ -1,0 +1,94 @@
+// Text to tokens and back: byte-level BPE and SentencePiece's BPE with byte fallback, as tokenizer.json, tokenizer.model or GPT-2's
+// vocab.json and merges.txt describe them. What a file asks for beyond that is refused by name.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "text.h"
+
+namespace llm {
+
+// Bytes that are not UTF-8 become U+FFFD, one for each maximal part of a character.
+std::string valid_utf8(std::string_view text);
+
+// Whole characters out of bytes that come in any pieces: what add() and end() return, joined, is valid_utf8() of all bytes.
+class Utf8Stream {
+ public:
+  std::string add(std::string_view bytes);
+  std::string end();
+
+ private:
+  std::string held_;  // the beginning of a character
+};
+
+class Tokenizer {
+ public:
+  using Ids = std::vector<int32_t>;
+  struct Added {
+    std::string text;
+    int32_t id = 0;
+    bool special = false, normalized = false, left = false, right = false, single_word = false;
+  };
+
+  // Of a directory; bos and eos by name come from tokenizer_config.json.
+  explicit Tokenizer(const std::string& directory);
+  static Tokenizer from_json(const Json& json, const std::string& what);
+  static Tokenizer from_model(const std::string& bytes, const std::string& what);  // SentencePiece's protobuf
+
+  // with_ends: what the post-processor puts around a text (BOS). with_special: special tokens in the text become control tokens;
+  // text that comes from elsewhere is encoded without.
+  Ids encode(std::string_view text, bool with_ends = true, bool with_special = true) const;
+  // The bytes of a token, as they stand in a text: special tokens have none unless asked for.
+  std::string bytes(int32_t id, bool with_special = false) const;
+  std::string decode(const Ids& ids, bool with_special = false) const;
+
+  int64_t size() const { return int64_t(pieces_.size()); }
+  int32_t id_of(const std::string& text) const;  // of an added token or a piece, -1 if there is none
+  const std::vector<Added>& added() const { return added_; }
+  int32_t bos = -1, eos = -1;
+  std::string chat_template;
+
+ private:
+  struct Step;  // of the normalizer or the pre-tokenizer
+  struct Regex;
+  enum class Kind { bytes, chars };
+
+  Tokenizer() = default;
+  void read_json(const Json& json, const std::string& what);
+  void read_model(const std::string& bytes, const std::string& what);
+  void read_vocabulary(const std::string& directory);
+  void read_config(const std::string& directory);
+  void read_steps(const Json& json, const std::string& what, bool normalizing);
+  void read_ends(const Json& json, const std::string& what);
+  void add_piece(const std::string& text, int32_t id, const std::string& what);
+  void add_added(const Added& token, const std::string& what);
+  void index_added();
+
+  std::string normalize(std::string_view text, bool first) const;
+  void segment(std::string_view text, bool normalized, bool with_special, bool first, Ids& out) const;
+  void words(std::string_view text, bool first, Ids& out) const;
+  void split(std::string_view word, size_t step, bool first, Ids& out) const;
+  void merge(std::string_view word, Ids& out) const;
+
+  Kind kind_ = Kind::bytes;
+  std::vector<std::string> pieces_;  // the bytes of each
+  std::vector<bool> control_;        // special tokens: no text
+  std::vector<int32_t> raw_bytes_;   // the token of each byte, or -1: byte fallback
+  std::unordered_map<std::string, int32_t> ids_;
+  struct Merge {
+    int32_t rank, id;
+  };
+  std::unordered_map<uint64_t, Merge> merges_;
+  int32_t unknown_ = -1;
+  bool fuse_unknown_ = false, ignore_merges_ = false, strip_first_space_ = false;
+  std::vector<Added> added_;
+  std::unordered_map<unsigned char, std::vector<int>> added_by_byte_[2];  // by their first byte, the longest first; [1]: normalized ones
+  std::vector<std::shared_ptr<Step>> normalizers_, splitters_;
+  std::vector<int32_t> before_, after_;
+};
+
+}  // namespace llm

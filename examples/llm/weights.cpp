@@ -1,0 +1,221 @@
+#include "weights.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <kernels/core/quant.h>
+
+namespace llm {
+namespace k = kernels;
+
+// ---- safetensors: 8 bytes of length, so much JSON, and the tensors' bytes ------------------------------------------------------
+
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name, std::map<std::string, std::string>* others) {
+  constexpr char pointer[] = "version https://git-lfs";
+  if (size >= sizeof(pointer) - 1 && std::memcmp(data, pointer, sizeof(pointer) - 1) == 0) throw Error(name + ": a Git LFS pointer, not the file itself (git lfs pull)");
+  if (size < 8) throw Error(name + ": shorter than a header");
+  uint64_t length = 0;
+  for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
+  if (length > size - 8) throw Error(name + ": the header is longer than the file");
+  if (length > (uint64_t(100) << 20)) throw Error(name + ": the header is longer than 100 MB");
+  const Json header = parse_json(std::string(reinterpret_cast<const char*>(data) + 8, size_t(length)), name);
+  if (!header.is_object()) throw Error(name + ": the header is not an object");
+  const uint64_t room = size - 8 - length;
+
+  std::map<std::string, Tensor> out;
+  std::vector<std::pair<uint64_t, uint64_t>> taken;
+  for (const auto& item : header.items()) {
+    if (item.key() == "__metadata__") continue;
+    const std::string what = name + ": " + shown(item.key());
+    const Json& entry = item.value();
+    const auto field = [&](const char* key) -> const Json& {
+      const auto at = entry.is_object() ? entry.find(key) : entry.end();
+      if (!entry.is_object() || at == entry.end()) throw Error(what + ": no " + key);
+      return *at;
+    };
+    const Json &dtype = field("dtype"), &shape = field("shape"), &offsets = field("data_offsets");
+    if (!dtype.is_string() || !shape.is_array() || shape.size() > 8 || !offsets.is_array() || offsets.size() != 2) throw Error(what + ": dtype, shape or data_offsets are not what they must be");
+    for (const Json* list : {&shape, &offsets}) {
+      for (const Json& n : *list) {
+        if (!n.is_number_unsigned()) throw Error(what + ": a size or an offset is not a whole number");
+      }
+    }
+    const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+    if (begin > end || end > room) throw Error(what + ": its bytes lie outside of the file");
+    taken.emplace_back(begin, end);
+
+    const std::string type = dtype.get<std::string>();
+    Tensor tensor{Type::f32, {}, data + 8 + length + begin, size_t(end - begin)};
+    if (type == "F16") tensor.type = Type::f16;
+    else if (type == "BF16") tensor.type = Type::bf16;
+    else if (type != "F32") {
+      if (others != nullptr) (*others)[item.key()] = shown(type);
+      continue;
+    }
+    uint64_t bytes = uint64_t(bits_of(tensor.type) / 8);
+    for (const Json& n : shape) {
+      const uint64_t d = n.get<uint64_t>();
+      if (d > (uint64_t(1) << 40) || (d > 0 && bytes > (uint64_t(1) << 50) / d)) throw Error(what + ": the shape is too large");
+      tensor.shape.push_back(int64_t(d));
+      bytes *= d;
+    }
+    if (bytes != end - begin) throw Error(what + ": the shape takes " + std::to_string(bytes) + " bytes, and there are " + std::to_string(end - begin));
+    out[item.key()] = tensor;
+  }
+  std::sort(taken.begin(), taken.end());
+  for (size_t i = 1; i < taken.size(); ++i) {
+    if (taken[i].first < taken[i - 1].second) throw Error(name + ": two tensors share bytes");
+  }
+  return out;
+}
+
+// ---- files ----------------------------------------------------------------------------------------------------------
+
+MappedFile::MappedFile(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw Error("cannot open " + path);
+  struct stat about {};
+  if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0) {
+    size_ = size_t(about.st_size);
+    data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+  }
+  close(file);
+  if (size_ == 0) throw Error(path + ": empty, or not a file");
+  if (data_ == MAP_FAILED) throw Error(path + ": cannot be mapped into memory");
+}
+
+MappedFile::~MappedFile() { munmap(data_, size_); }
+
+Weights::Weights(const std::string& directory) {
+  const std::string index = directory + "/model.safetensors.index.json", single = directory + "/model.safetensors";
+  std::map<std::string, std::string> where;  // tensor: file
+  std::set<std::string> names;
+  if (file_exists(single)) {
+    names.insert("model.safetensors");
+  } else if (file_exists(index)) {
+    const Json json = read_json(index);
+    const auto map = json.is_object() ? json.find("weight_map") : json.end();
+    if (!json.is_object() || map == json.end() || !map->is_object()) throw Error(index + ": no weight_map");
+    for (const auto& item : map->items()) {
+      if (!item.value().is_string()) throw Error(index + ": " + shown(item.key()) + ": not a file's name");
+      const std::string file = item.value().get<std::string>();
+      if (file.empty() || file.find('/') != std::string::npos || file.find('\0') != std::string::npos || file[0] == '.') throw Error(index + ": " + shown(file) + " is not the name of a file in this directory");
+      where[item.key()] = file;
+      names.insert(file);
+    }
+    if (names.empty()) throw Error(index + ": lists no tensors");
+  } else if (file_exists(directory + "/pytorch_model.bin") || file_exists(directory + "/pytorch_model.bin.index.json")) {
+    throw Error(directory + ": has its weights in pytorch_model.bin, which can run code when it is read: only .safetensors are supported");
+  } else {
+    throw Error(directory + ": has neither model.safetensors nor model.safetensors.index.json");
+  }
+  for (const std::string& name : names) {
+    files_.push_back(std::make_unique<MappedFile>(directory + "/" + name));
+    const MappedFile& file = *files_.back();
+    for (auto& [tensor, value] : parse_safetensors(file.data(), file.size(), name, &others_)) {
+      if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name)) throw Error(name + ": " + shown(tensor) + " is not listed for this file in the index");
+      tensors_[tensor] = value;
+    }
+  }
+  for (const auto& [tensor, file] : where) {
+    if (tensors_.count(tensor) == 0 && others_.count(tensor) == 0) throw Error(file + ": " + shown(tensor) + " is missing");
+  }
+}
+
+const Tensor* Weights::find(const std::string& name) const {
+  const auto at = tensors_.find(name);
+  if (const auto other = others_.find(name); other != others_.end()) throw Error(name + ": weights of type " + other->second + " are not supported");
+  if (at == tensors_.end()) return nullptr;
+  read_.insert(name);
+  return &at->second;
+}
+
+const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& shape) const {
+  const Tensor* const tensor = find(name);
+  if (tensor == nullptr) throw Error("the tensor " + name + " is missing");
+  const auto text = [](const std::vector<int64_t>& s) {
+    std::string out;
+    for (const int64_t d : s) out += (out.empty() ? "" : " x ") + std::to_string(d);
+    return out;
+  };
+  if (tensor->shape != shape) throw Error("the tensor " + name + " is " + text(tensor->shape) + ", and config.json makes it " + text(shape));
+  return *tensor;
+}
+
+std::string Weights::unread() const {
+  for (const auto& item : tensors_) {
+    if (read_.count(item.first) == 0) return item.first;
+  }
+  for (const auto& item : others_) {
+    if (read_.count(item.first) == 0) return item.first;
+  }
+  return "";
+}
+
+size_t Weights::bytes() const {
+  size_t sum = 0;
+  for (const auto& item : tensors_) sum += item.second.bytes;
+  return sum;
+}
+
+// ---- types ----------------------------------------------------------------------------------------------------------
+
+size_t weight_bytes(Type type, int64_t rows, int64_t cols) { return size_t(rows) * size_t(type == Type::i4 ? (cols + 7) / 8 * 4 : cols * (bits_of(type) / 8)); }
+
+size_t scale_bytes(Type type, int64_t rows, int64_t cols) {
+  if (type == Type::i4) return size_t(rows * (cols / kGroup)) * 2;
+  return type == Type::i8 || type == Type::f8 ? size_t(rows) * 4 : 0;
+}
+
+namespace {
+
+template <class T>
+void widen(const void* from, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    T x;
+    std::memcpy(&x, static_cast<const char*>(from) + i * int64_t(sizeof(T)), sizeof(T));
+    to[i] = k::convert<float>(x);
+  }
+}
+
+template <class T>
+void narrow(const float* from, void* to, int64_t n, float factor = 1) {
+  for (int64_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = k::convert<T>(from[i] * factor);
+}
+
+// The largest magnitude of a row becomes the largest code.
+template <class T>
+void scaled(const float* from, int64_t rows, int64_t cols, float largest_code, void* data, float* scales) {
+  for (int64_t row = 0; row < rows; ++row, from += cols) {
+    float largest = 0;
+    for (int64_t i = 0; i < cols; ++i) largest = std::fmax(largest, std::fabs(from[i]));
+    scales[row] = largest / largest_code;
+    narrow<T>(from, static_cast<T*>(data) + row * cols, cols, largest > 0 ? largest_code / largest : 0);
+  }
+}
+
+}  // namespace
+
+void to_floats(Type type, const void* from, float* to, int64_t n) {
+  if (type == Type::f32) widen<float>(from, to, n);
+  else if (type == Type::f16) widen<k::half>(from, to, n);
+  else widen<k::bfloat16>(from, to, n);
+}
+
+void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales) {
+  switch (type) {
+    case Type::f32: return narrow<float>(from, data, rows * cols);
+    case Type::f16: return narrow<k::half>(from, data, rows * cols);
+    case Type::bf16: return narrow<k::bfloat16>(from, data, rows * cols);
+    case Type::f8: return scaled<k::float8_e4m3>(from, rows, cols, 448, data, static_cast<float*>(scales));
+    case Type::i8: return scaled<int8_t>(from, rows, cols, 127, data, static_cast<float*>(scales));
+    case Type::i4: return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales));
+  }
+}
+
+}  // namespace llm

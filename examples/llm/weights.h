@@ -1,0 +1,76 @@
+// Weights as they lie in .safetensors files, mapped into memory: nothing is copied that need not be.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+#include "text.h"
+
+namespace llm {
+
+struct Tensor {
+  Type type;
+  std::vector<int64_t> shape;
+  const unsigned char* data;
+  size_t bytes;
+
+  int64_t elements() const {
+    int64_t n = 1;
+    for (const int64_t d : shape) n *= d;
+    return n;
+  }
+};
+
+// The tensors of a file that lies at `data`. Refuses in one line, which begins with `name`, whatever is not as the format says.
+// Tensors of types that nothing here reads are left out and named in `others`.
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name, std::map<std::string, std::string>* others = nullptr);
+
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  const unsigned char* data() const { return static_cast<const unsigned char*>(data_); }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// All tensors of a directory: model.safetensors, or the shards that model.safetensors.index.json lists.
+class Weights {
+ public:
+  explicit Weights(const std::string& directory);
+
+  // Null if there is none. Whatever is asked for counts as read.
+  const Tensor* find(const std::string& name) const;
+  const Tensor& get(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The first tensor that nobody has asked for, or an empty string.
+  std::string unread() const;
+  void ignore(const std::string& name) const { read_.insert(name); }
+  bool has(const std::string& name) const { return tensors_.count(name) > 0; }
+  const std::map<std::string, Tensor>& all() const { return tensors_; }
+  size_t bytes() const;
+
+ private:
+  std::vector<std::unique_ptr<MappedFile>> files_;
+  std::map<std::string, Tensor> tensors_;
+  std::map<std::string, std::string> others_;
+  mutable std::set<std::string> read_;
+};
+
+// Bytes that `rows` x `cols` weights take, and their scales.
+size_t weight_bytes(Type type, int64_t rows, int64_t cols);
+size_t scale_bytes(Type type, int64_t rows, int64_t cols);
+// A row of a matrix as floats; any of the three types that files have.
+void to_floats(Type type, const void* from, float* to, int64_t n);
+// `rows` x `cols` floats as weights of a type.
+void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales);
+
+}  // namespace llm

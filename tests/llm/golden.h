@@ -1,0 +1,119 @@
+// Models of golden files (examples/llm/golden/make.py), written as Hugging Face directories.
+#pragma once
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "session.h"
+#include "weights.h"
+
+namespace golden {
+
+namespace fs = std::filesystem;
+using llm::Json;
+using llm::Type;
+
+// A folder that is gone with its object.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "kernels_llm_XXXXXX").string();
+    if (mkdtemp(&name[0]) == nullptr) throw llm::Error("no temporary folder");
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+  void write(const std::string& name, const std::string& bytes) const { std::ofstream(path_ + "/" + name, std::ios::binary) << bytes; }
+
+ private:
+  std::string path_;
+};
+
+// offset + scale * n / 128, as make.py's elements().
+inline std::vector<float> elements(const std::string& name, int64_t count, double scale, double offset) {
+  uint64_t seed = 14695981039346656037ull;
+  for (const char c : name) seed = (seed ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  std::vector<float> out(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t x = uint64_t(i) + seed;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    x ^= x >> 31;
+    out[size_t(i)] = float(offset + scale * double(int64_t(x >> 56) - 128) / 128);
+  }
+  return out;
+}
+
+struct Tensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+
+inline std::string safetensors(const std::vector<Tensor>& tensors, Type type) {
+  Json header = Json::object();
+  std::string data;
+  for (const Tensor& tensor : tensors) {
+    const size_t begin = data.size(), bytes = tensor.values.size() * size_t(llm::bits_of(type) / 8);
+    data.resize(begin + bytes);
+    llm::from_floats(tensor.values.data(), 1, int64_t(tensor.values.size()), type, &data[begin], nullptr);
+    header[tensor.name] = {{"dtype", type == Type::f32 ? "F32" : type == Type::f16 ? "F16" : "BF16"}, {"shape", tensor.shape}, {"data_offsets", {begin, begin + bytes}}};
+  }
+  std::string text = header.dump();
+  while (text.size() % 8 != 0) text += ' ';
+  std::string out(8, '\0');
+  for (size_t i = 0; i < 8; ++i) out[i] = char(text.size() >> (8 * i) & 255);
+  return out + text + data;
+}
+
+inline std::vector<Tensor> tensors_of(const Json& golden) {
+  std::vector<Tensor> out;
+  for (const Json& item : golden["tensors"]) {
+    Tensor tensor{item[0].get<std::string>(), item[1].get<std::vector<int64_t>>(), {}};
+    int64_t count = 1;
+    for (const int64_t d : tensor.shape) count *= d;
+    tensor.values = elements(tensor.name, count, item[2].get<double>(), item[3].get<double>());
+    out.push_back(tensor);
+  }
+  return out;
+}
+
+inline Json read(const std::string& name) { return llm::read_json(std::string(LLM_GOLDEN) + "/" + name + ".json"); }
+
+// A tokenizer of 96 letters, where only numbers count.
+inline std::string tokenizer() {
+  Json vocabulary = Json::object();
+  for (int i = 0; i < 96; ++i) vocabulary[std::string(1, char('!' + i % 94)) + (i < 94 ? "" : "!")] = i;
+  return Json{{"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}, {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}.dump();
+}
+
+inline void write_model(const Folder& folder, const Json& golden, const Json& config, Type type) {
+  folder.write("config.json", config.dump());
+  folder.write("tokenizer.json", tokenizer());
+  folder.write("model.safetensors", safetensors(tensors_of(golden), type));
+}
+
+// The largest difference between logits, relative to the largest of them.
+inline double difference(const float* logits, const std::vector<float>& expected) {
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double d = std::fabs(double(logits[i]) - expected[i]);
+    most = d == d ? std::fmax(most, d) : INFINITY;
+    largest = std::fmax(largest, std::fabs(double(expected[i])));
+  }
+  return most / largest;
+}
+
+}  // namespace golden

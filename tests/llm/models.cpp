@@ -1,0 +1,144 @@
+// Tiny models of every architecture against Hugging Face transformers (examples/llm/golden), and against themselves: in chunks and as a
+// whole, in pages and dense, in a batch and alone.
+#include "golden.h"
+#include "support/catch.h"
+
+using namespace golden;
+
+namespace {
+
+llm::Settings settings_of(const Folder& folder) {
+  llm::Settings s;
+  s.directory = folder.path(), s.device = "cpu", s.threads = 2, s.quiet = true, s.cache = "fp32";
+  return s;
+}
+
+struct Loaded {
+  llm::Settings settings;
+  llm::Session session;
+  explicit Loaded(const llm::Settings& s, int64_t sequences = 1) : settings(s), session(settings) { session.load(sequences); }
+  std::vector<float> last_logits(const std::vector<int32_t>& ids, int64_t sequence = 0) {
+    session.model->read(sequence, 0, ids.data(), int64_t(ids.size()));
+    const float* const p = session.model->logits(0);
+    return std::vector<float>(p, p + session.config.vocabulary);
+  }
+  std::vector<int32_t> greedy(const std::vector<int32_t>& ids, int64_t n) {
+    settings.most = n, settings.ignore_eos = true;
+    session.sampling = {};
+    llm::Session::Times times;
+    const auto text = session.generate({ids}, {}, times)[0];
+    return std::vector<int32_t>(text.ids.begin() + text.prompt, text.ids.end());
+  }
+};
+
+void compare(const Json& golden, const Json& config, Type type, const char* weights, const char* cache, int64_t chunk, double tolerance, bool text) {
+  const Folder folder;
+  write_model(folder, golden, config, type);
+  llm::Settings settings = settings_of(folder);
+  settings.weights = weights, settings.cache = cache, settings.chunk = chunk, settings.context = 200;
+  Loaded model(settings);
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  for (const Json& mark : golden["logits"]) {
+    const std::vector<int32_t> some(ids.begin(), ids.begin() + mark["at"].get<int64_t>() + 1);
+    const std::vector<float> logits = model.last_logits(some);
+    INFO("behind token " << mark["at"]);
+    CHECK(difference(logits.data(), mark["values"].get<std::vector<float>>()) < tolerance);
+  }
+  if (text) CHECK(model.greedy(ids, 20) == golden["greedy"].get<std::vector<int32_t>>());
+}
+
+}  // namespace
+
+TEST_CASE("tiny models give the logits and the text that transformers gives") {
+  for (const char* name : {"llama", "llama_tied", "llama_bias", "llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "llama_yarn_plain", "mistral", "mistral_nemo", "qwen2", "qwen2_window", "qwen3",
+                           "phi3", "phi3_long", "gemma", "gemma2", "gemma3", "gpt2"}) {
+    INFO(name);
+    const Json golden = read(name);
+    compare(golden, golden["config"], Type::f32, "stored", "fp32", 512, 2e-5, true);
+    // In chunks, with weights of 16 bits, which hold these exactly, and as transformers 4 wrote its configuration.
+    const Json& old = golden["old_config"];
+    compare(golden, old.is_null() ? golden["config"] : old, Type::bf16, "stored", "fp32", 7, 2e-5, false);
+  }
+}
+
+TEST_CASE("weights and caches of fewer bits stay near") {
+  const Json golden = read("llama");
+  compare(golden, golden["config"], Type::f16, "stored", "fp16", 512, 2e-3, true);
+  compare(golden, golden["config"], Type::f16, "stored", "bf16", 512, 2e-2, false);
+  compare(golden, golden["config"], Type::f16, "stored", "fp8", 512, 0.1, false);
+  compare(golden, golden["config"], Type::f32, "int8", "fp32", 512, 0.05, false);
+  compare(golden, golden["config"], Type::f32, "fp8", "fp32", 512, 0.2, false);
+}
+
+TEST_CASE("texts in a batch and in pages are the texts alone") {
+  const Json golden = read("llama");
+  const Folder folder;
+  write_model(folder, golden, golden["config"], Type::f32);
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  std::vector<llm::Tokenizer::Ids> prompts;
+  for (const int64_t n : {40, 3, 17}) prompts.emplace_back(ids.begin(), ids.begin() + n);
+
+  llm::Settings settings = settings_of(folder);
+  settings.most = 30, settings.ignore_eos = true, settings.temperature = 0;
+  std::vector<std::vector<int32_t>> alone;
+  for (const auto& prompt : prompts) {
+    Loaded one(settings);
+    llm::Session::Times times;
+    alone.push_back(one.session.generate({prompt}, {}, times)[0].ids);
+    CHECK(alone.back().size() == prompt.size() + 30);
+  }
+  for (const int64_t page : {0, 5, 16}) {
+    INFO("pages of " << page);
+    settings.page = page, settings.context = 75;
+    Loaded all(settings, 3);
+    llm::Session::Times times;
+    const auto texts = all.session.generate(prompts, {}, times);
+    for (size_t i = 0; i < 3; ++i) CHECK(texts[i].ids == alone[i]);
+  }
+}
+
+TEST_CASE("a text ends where it should") {
+  const Json golden = read("llama");
+  const Folder folder;
+  write_model(folder, golden, golden["config"], Type::f32);
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  const auto follows = golden["greedy"].get<std::vector<int32_t>>();
+  llm::Settings settings = settings_of(folder);
+  settings.temperature = 0;
+  const auto write = [&](const llm::Settings& s, const std::vector<int32_t>& ends = {}) {
+    Loaded model(s);
+    if (!ends.empty()) model.session.stops = ends;
+    llm::Session::Times times;
+    return model.session.generate({ids}, {}, times)[0];
+  };
+  settings.most = 5;
+  auto text = write(settings);
+  CHECK(std::string(text.finish) == "length");
+  CHECK(text.ids.size() == ids.size() + 5);
+
+  // At a token, which is not printed.
+  settings.most = -1;
+  text = write(settings, {follows[3]});
+  CHECK(std::string(text.finish) == "stop");
+  CHECK(text.ids.size() == ids.size() + size_t(std::find(follows.begin(), follows.end(), follows[3]) - follows.begin()) + 1);
+
+  // At the end of the context.
+  settings.context = 43, settings.ignore_eos = true;
+  text = write(settings);
+  CHECK(std::string(text.finish) == "length");
+  CHECK(text.ids.size() == 43);
+
+  // At a string over three tokens, of which nothing is printed.
+  settings.context = 0;
+  std::string whole;
+  {
+    settings.most = 12;
+    whole = write(settings).written;
+    settings.most = -1;
+  }
+  REQUIRE(whole.size() >= 8);
+  settings.stops = {"never", whole.substr(4, 3)};
+  text = write(settings);
+  CHECK(std::string(text.finish) == "stop");
+  CHECK(text.written == whole.substr(0, whole.find(settings.stops[1])));
+}
