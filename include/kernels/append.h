@@ -133,6 +133,17 @@ class Qkv : public Functor {
     KERNELS_TRY(detail::check_of(k_, rows, counts_[1]));
     return detail::check_of(v_, rows, counts_[2]);
   }
+  bool pairs_within(int64_t dim) const {
+    for (const int64_t count : counts_) {
+      if (count % dim != 0) return false;
+    }
+    return detail::pairs_within(q_, dim) && detail::pairs_within(k_, dim) && detail::pairs_within(v_, dim);
+  }
+  KERNELS_HD detail::ColumnPair pair_at(int64_t col) const {
+    const int64_t begin = col < counts_[0] ? 0 : col < counts_[0] + counts_[1] ? counts_[0] : counts_[0] + counts_[1];
+    const detail::ColumnPair there = col < counts_[0] ? detail::pair_at(q_, col) : col < counts_[0] + counts_[1] ? detail::pair_at(k_, col - begin) : detail::pair_at(v_, col - begin);
+    return {begin + there.first, begin + there.second};
+  }
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
     if (col < counts_[0]) put(q_, v, row, col);

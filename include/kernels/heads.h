@@ -9,6 +9,7 @@
 // and other operations see nothing of them.
 #pragma once
 
+#include "core/arguments.h"
 #include "functor.h"
 
 KERNELS_BEGIN
@@ -146,6 +147,91 @@ class HeadsStore : public Functor {
   T* p_;
   Heads where_;
 };
+
+// What each head of a row reads alike: value(row, h * dim + c) = source(row, c). For the weights of a norm over heads.
+template <class S>
+class EachHead : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // each_head() does not take a source with any
+  EachHead(S source, int64_t dim) : source_(source), dim_(dim) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const {
+    int n = detail::max_pack_of(source_);
+    while (n > 1 && dim_ % n != 0) n /= 2;
+    return n;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    if (dim_ < 1 || cols % dim_ != 0) return invalid("each_head: the columns are no whole heads of dim");
+    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("each_head: more than 2^32 - 1 columns");
+    return detail::check_of(source_, rows, dim_);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, in_head(col)); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, in_head(col)); }
+
+ private:
+  KERNELS_HD int64_t in_head(int64_t col) const { return static_cast<uint32_t>(col) % static_cast<uint32_t>(dim_); }
+
+  S source_;
+  int64_t dim_;
+};
+
+// A pointer means a row vector, of dim elements.
+template <class S>
+auto each_head(S source, int64_t dim) {
+  static_assert(!detail::has_effects<S>, "each_head() reads its columns more than once, and tee() or another effect must happen once");
+  return EachHead<detail::source_t<S>>(detail::as_source(source), dim);
+}
+
+// Heads side by side in the rows of a matrix, `heads` of dim columns, of which the first `normed` are normalized.
+struct HeadShape {
+  int64_t tokens, heads, dim, normed;
+};
+
+namespace detail {
+
+constexpr int kMaxHeadDim = 256;
+
+// Whether norm_heads() takes them.
+template <class Source, class Sink>
+constexpr bool takes_heads() {
+  constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
+  if constexpr (right) {
+    constexpr bool outside = is_mapped_sink<Sink>::value && wants_pairs<SinkEnd<Sink>>();
+    static_assert(!is_row_sink<Sink>, "norm_heads: quantize() finds a scale for a whole row, not for a head: use a known scale, k::scale(1 / s) | k::store(p, ld)");
+    static_assert(!outside, "norm_heads: a map before qkv(): give each of its sinks its maps, qkv(map | rope | sink, ...)");
+    static_assert(!has_effects<Source>, "norm_heads: put tee() into the operation that makes these rows");
+    return !is_row_sink<Sink> && !outside && !has_effects<Source>;
+  } else {
+    return false;
+  }
+}
+
+template <class Options, class Source, class Sink>
+Status check_norm_heads(const Options& options, const Source& in, const Sink& out, const HeadShape& shape, bool& empty) {
+  empty = true;
+  if (shape.tokens < 0 || shape.heads < 0) return invalid("norm_heads: the number of tokens or heads is negative");
+  if (shape.dim < 2 || shape.dim % 2 != 0) return invalid("norm_heads: dim is odd, or less than 2");
+  if (shape.dim > kMaxHeadDim) return unsupported("norm_heads: dim exceeds 256");
+  if (shape.normed < 0 || shape.normed > shape.heads) return invalid("norm_heads: normed is negative, or more than there are heads");
+  if (shape.heads > (int64_t(1) << 30) / shape.dim) return unsupported("norm_heads: heads x dim exceeds 2^30");
+  if (shape.heads > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.heads) return invalid("norm_heads: tokens x heads exceeds 64 bits");
+  KERNELS_TRY(options.check().in("norm_heads"));
+  empty = shape.tokens == 0 || shape.heads == 0;
+  if (empty) return {};
+  const int64_t cols = shape.heads * shape.dim;
+  KERNELS_TRY(check_of(in, shape.tokens, cols).of("in").in("norm_heads"));
+  KERNELS_TRY(check_of(out, shape.tokens, cols).of("out").in("norm_heads"));
+  if (!pairs_within(out, shape.dim)) return invalid("norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
+  const Plane read = plane_of(in, shape.tokens, cols), written = plane_of(out, shape.tokens, cols);
+  if (share_bytes(read, written) && !in_place(read, written)) return invalid("norm_heads: out overlaps in, and not element for element");
+  return {};
+}
+
+}  // namespace detail
 
 template <class T>
 HeadsLoad<T> load(const T* p, const Heads& where) { return {p, where}; }

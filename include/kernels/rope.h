@@ -276,12 +276,18 @@ class RotatingSink : public Functor {
     Operands operands[2];
     Place places[2];
   };
+  bool pairs_within(int64_t dim) const { return dim % rope_.head_dim() == 0; }
+  KERNELS_HD detail::ColumnPair pair_at(int64_t col) const {
+    const int at = rope_.in_head(col);
+    if (!rope_.turns(at) || rope_.pairs_are_neighbours()) return {col, col + 1};
+    return {col - at + at / 2, col - at + at / 2 + rope_.half()};
+  }
   template <int N>
   KERNELS_HD Prepared prepare(int64_t row, int64_t col) const {
     static_assert(N == 2, "pair by pair");
     const int at = rope_.in_head(col);
-    const bool turns = rope_.turns(at), together = !turns || rope_.pairs_are_neighbours();
-    const int64_t first = together ? col : col - at + at / 2, second = together ? col + 1 : first + rope_.half();
+    const bool turns = rope_.turns(at);
+    const auto [first, second] = pair_at(col);
     return {first, second, turns, turns ? rope_.angles<1>(row, at / 2) : Rope::Angles<1>{},
             {detail::fetch_operands<1>(before_, row, first), detail::fetch_operands<1>(before_, row, second)},
             {detail::prepare<1>(sink_, row, first), detail::prepare<1>(sink_, row, second)}};

@@ -29,6 +29,8 @@ k::Status call_attention_128(cudaStream_t, const __half* q, const __half* keys, 
                              const int32_t* lengths, __half* o, const k::AttentionShape&);
 k::Status call_decode(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                       const int32_t* lengths, __half* o, const k::AttentionShape&, k::Workspace);
+k::Status call_norm_heads(cudaStream_t, const __half* qkv, const __half* weight, __half* q, __half* keys, __half* values, const int32_t* positions, const float* frequencies,
+                          int64_t tokens, int64_t heads, int64_t kv_heads, int64_t capacity);
 k::Status call_router(cudaStream_t, const __half* logits, const float* bias, int32_t* ids, float* weights, const k::ExpertOrder&, const k::RouterShape&, k::Workspace);
 k::Status call_sample(cudaStream_t, const float* logits, int32_t* tokens, int64_t rows, int64_t vocabulary, const k::Sampling& options);
 k::Status call_merge_states(cudaStream_t, const float* parts, const float* lse, __half* o, const k::MergeShape&);
@@ -101,6 +103,14 @@ int main() {
   check("attention<128>", call_attention_128(nullptr, x, x, x, page, length, y, {2, 5, heads, kv_heads, d}), y, size_t(2 * 5 * width), 1);
   y = poisoned(2 * width);
   check("decode", call_decode(nullptr, x, x, x, page, length, y, {2, 1, heads, kv_heads, d}, workspace), y, size_t(2 * width), 1);
+  // At position 0 nothing turns.
+  for (const int64_t tokens : {int64_t(1), int64_t(50)}) {
+    y = poisoned(tokens * width);
+    __half *const keys = poisoned(tokens * width / 2), *const values = poisoned(tokens * width / 2);
+    check("norm_heads, queries", call_norm_heads(nullptr, x, x, y, keys, values, page, ones, tokens, heads, kv_heads, 1), y, size_t(tokens * width), 1);
+    check("norm_heads, keys", {}, keys, size_t(tokens * width / 2), 1);
+    check("norm_heads, values", {}, values, size_t(tokens * width / 2), 1);
+  }
   y = poisoned(5 * width);
   check("merge_states", call_merge_states(nullptr, ones, ones, y, {2, 5, heads, d}), y, size_t(5 * width), 1);
   // Equal logits: each token's choices are the first experts, so row e * tokens + t is choice e of token t.

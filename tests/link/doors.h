@@ -6,6 +6,7 @@
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
+#include <kernels/cpu/norm_heads.h>
 #include <kernels/cpu/router.h>
 #include <kernels/rope.h>
 
@@ -121,6 +122,30 @@ inline void check_rope(Verdict& verdict) {
   verdict.called("copy, rope", ok, y, want);
 }
 
+// Two heads in each row: one normalized and turned by a quarter of a circle, where each pair (a, b) becomes (-b, a), the other left alone.
+inline void check_norm_heads(Verdict& verdict) {
+  namespace k = kernels;
+  const int64_t tokens = 3, dim = 16, cols = 2 * dim;
+  const std::vector<float> x = input(tokens, cols);
+  const std::vector<int32_t> positions(size_t(tokens), 1);
+  const std::vector<float> frequencies(size_t(dim / 2), 1.57079633f);
+  std::vector<float> y(x.size()), weight;
+  for (int64_t i = 0; i < dim; ++i) weight.push_back(float(i) / 4 - 1);
+  std::vector<double> want;
+  for (int64_t i = 0; i < tokens * cols; ++i) {
+    const int64_t head = i - i % dim, at = i % dim, other = (at + dim / 2) % dim;
+    double squares = 0;
+    for (int64_t j = 0; j < dim; ++j) squares += double(x[size_t(head + j)]) * x[size_t(head + j)];
+    const double turned = (at < dim / 2 ? -1 : 1) * x[size_t(head + other)] * double(weight[size_t(other)]) / std::sqrt(squares / double(dim) + 1e-6);
+    want.push_back(head % cols == 0 ? turned : double(x[size_t(i)]));
+  }
+  const auto first = k::store(y.data(), cols), second = k::store(y.data() + dim, cols);
+  const auto rope = k::rope(positions.data(), frequencies.data(), int(dim));
+  const bool ok = bool(k::cpu::norm_heads(k::cpu::Exec{2}.least_work(0), k::load(x.data(), cols), k::qkv(k::affine(k::each_head(weight.data(), dim)) | rope | first, dim, second, dim, second, 0),
+                                          {tokens, 2, dim, 1}, k::RmsNorm{}.eps(1e-6)));
+  verdict.called("norm_heads", ok, y, want);
+}
+
 // Two queries for each of two sequences, four heads of which two share keys.
 inline void check_attention(Verdict& verdict) {
   namespace k = kernels;
@@ -171,6 +196,7 @@ inline int every_door(const char* unit) {
   link::check_products(verdict);
   link::check_router(verdict);
   link::check_rope(verdict);
+  link::check_norm_heads(verdict);
   link::check_attention(verdict);
   return wrong + verdict.failures();
 }

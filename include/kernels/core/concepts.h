@@ -26,7 +26,9 @@
 //   int max_pack()                  the widest pack that pointer and stride allow now
 //   Status check(rows, cols)        what is wrong with the arguments
 //   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair stand side by side: it takes packs of 2
-//                                   or more at even columns, and is for products alone (rope.h)
+//                                   or more at even columns, and is for products and norm_heads() alone (rope.h)
+//   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col, which is even, and col + 1
+//   pairs_within(dim)               likewise: whether these lie in one head of dim columns, wherever they stand
 //   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
 //                                   effects of these. They happen exactly once for each element, or the call does not compile
 //   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out before the values are there
@@ -96,6 +98,8 @@ KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny)
 KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
 KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
 KERNELS_DETECT(has_wants_pairs, F::wants_pairs)
+KERNELS_DETECT(has_pair_at, std::declval<const F&>().pair_at(kAny))
+KERNELS_DETECT(has_pairs_within, std::declval<const F&>().pairs_within(kAny))
 KERNELS_DETECT(has_prepare, std::declval<const F&>().template prepare<2>(kAny, kAny))
 KERNELS_DETECT(has_can_pack_as, std::declval<F&>().CanPackAs(size_t(2)))
 KERNELS_DETECT(has_can_pack_row, std::declval<F&>().template CanPackAs<2>(kAny))
@@ -448,6 +452,22 @@ template <class F>
 constexpr bool wants_pairs() {
   if constexpr (has_wants_pairs<F>::value) return F::wants_pairs;
   else return false;
+}
+
+// The columns that a Sink which wants pairs takes at columns `col` and `col` + 1.
+struct ColumnPair {
+  int64_t first, second;
+};
+// Whether all pairs lie in heads of so many columns.
+template <class F>
+bool pairs_within(const F& f, int64_t dim) {
+  if constexpr (has_pairs_within<F>::value) return f.pairs_within(dim);
+  else return true;
+}
+template <class F>
+KERNELS_HD ColumnPair pair_at(const F& f, int64_t col) {
+  if constexpr (has_pair_at<F>::value) return f.pair_at(col);
+  else return {col, col + 1};
 }
 
 template <class F>

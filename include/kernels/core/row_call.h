@@ -39,7 +39,7 @@ constexpr bool by_group = AnyPart<IsByGroup, F>::value;
 template <class Source, class Sink>
 constexpr bool takes_copy() {
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
-  if constexpr (right) static_assert(!wants_pairs<Sink>(), "rope | sink is for products; elsewhere rotate what is read: source | rope");
+  if constexpr (right) static_assert(!wants_pairs<Sink>(), "rope | sink is for products and norm_heads(); elsewhere rotate what is read: source | rope");
   return right;
 }
 template <class Source, class Sink>
