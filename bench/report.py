@@ -3,7 +3,8 @@
 
     bench/report.py DIRECTORY                   DIRECTORY holds softmax.json, layernorm.json, rmsnorm.json,
                                                 elementwise.json, peers.json,
-                                                matmul.json, decode.json, prefill.json, host_cost.json,
+                                                matmul.json, decode.json, prefill.json, router.json,
+                                                norm_heads.json, host_cost.json,
                                                 attention_peers.json, sampling.json, sampling_peers.json,
                                                 or cpu_row.json, cpu_gemv.json, cpu_gemm.json
     bench/report.py slug FILE                   a name for the machine that a cpu_row.json comes from
@@ -157,6 +158,8 @@ def report(directory):
         report_matmul(products, context)
     report_attention(directory)
     report_sampling(directory)
+    for name in ("router", "norm_heads"):
+        report_times(os.path.join(directory, name + ".json"))
     report_host(os.path.join(directory, "host_cost.json"))
     print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
           "\nof the time of kernels; < the peer is faster (and ! before the line),"
@@ -327,6 +330,21 @@ def report_sampling(directory):
         read = time_of(rows.get("read"))
         figure = lambda us: "-" if not us else f"{us:.1f} ({us / read:.2f})" if read else f"{us:.1f}"
         lines.append(["", dtype, shape, f"{read:.1f}" if read else "-"] + [figure(time_of(rows.get(who))) for who in ways])
+    print("\n".join(aligned(lines)))
+
+
+def report_times(path):
+    """What bench/router.cu or bench/norm_heads.cu measured: a line for each shape, a column for each kernel."""
+    if not os.path.exists(path):
+        return
+    with open(path) as file:
+        rows = [(*row["name"].rsplit("/iterations", 1)[0].rsplit("/", 1), row["real_time"]) for row in json.load(file)["benchmarks"]]
+    ways = list(dict.fromkeys(who for _, who, _ in rows))
+    print(f"\n{os.path.basename(path)[:-5]}: microseconds")
+    lines = [["", "shape", "", *ways, ""]]
+    for shape in dict.fromkeys(shape for shape, _, _ in rows):
+        times = {who: us for name, who, us in rows if name == shape}
+        lines.append(["", shape.split("/", 1)[1], ""] + [f"{times[who]:.2f}" if who in times else "-" for who in ways] + [""])
     print("\n".join(aligned(lines)))
 
 

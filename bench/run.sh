@@ -2,7 +2,8 @@
 # Builds the benchmarks, measures them and their peers on this machine's first GPU, and prints a table for each op.
 #   bench/run.sh [--quick]      --quick: a few shapes
 #   bench/run.sh [--quick] matmul ...        only these: softmax, layernorm, rmsnorm, elementwise, matmul, decode,
-#                                          prefill, sampling, host_cost, peers, attention_peers, sampling_peers
+#                                          prefill, sampling, router, norm_heads, host_cost, peers, attention_peers,
+#                                          sampling_peers
 # Writes a JSON file for each, softmax.json and so on, to OUT_DIR (default: bench/results/<gpu>), in place of those that are there.
 # What cannot be built or measured does not stop the rest: it is said at the end, and the exit status is 1. Peers that are not
 # installed are left out and said, which is no failure. PYTHON: an interpreter with PyTorch and cuDNN (default: python3).
@@ -17,14 +18,14 @@ wanted=()
 for option in "$@"; do
   case $option in
     --quick) quick=true ;;
-    softmax | layernorm | rmsnorm | elementwise | matmul | decode | prefill | sampling | host_cost | peers | attention_peers | sampling_peers) wanted+=("$option") ;;
+    softmax | layernorm | rmsnorm | elementwise | matmul | decode | prefill | sampling | router | norm_heads | host_cost | peers | attention_peers | sampling_peers) wanted+=("$option") ;;
     *) die "unknown option: $option" ;;
   esac
 done
-if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm elementwise matmul decode prefill sampling host_cost peers attention_peers sampling_peers); fi
+if [[ ${#wanted[@]} -eq 0 ]]; then wanted=(softmax layernorm rmsnorm elementwise matmul decode prefill sampling router norm_heads host_cost peers attention_peers sampling_peers); fi
 wants() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
 programs=()
-for op in softmax layernorm rmsnorm elementwise matmul decode prefill sampling host_cost; do
+for op in softmax layernorm rmsnorm elementwise matmul decode prefill sampling router norm_heads host_cost; do
   if wants "$op"; then programs+=("$op"); fi
 done
 
@@ -72,6 +73,7 @@ for op in "${programs[@]}"; do
   elif $quick && [[ $op == decode ]]; then command+=('--benchmark_filter=x(4096|131072),');
   elif $quick && [[ $op == prefill ]]; then command+=('--benchmark_filter=x(512|2048|8192)/');
   elif $quick && [[ $op == elementwise ]]; then command+=('--benchmark_filter=(gelu|swiglu)/fp16/16384x|embed_rmsnorm/');
+  elif $quick && [[ $op == router || $op == norm_heads ]]; then command+=('--benchmark_filter=/(1|1024)x');
   elif $quick && [[ $op != host_cost ]]; then command+=('--benchmark_filter=x(128|1024|4096|8192|32768|128256)/'); fi
   say "${command[*]}"
   before=$(clocks)
