@@ -186,6 +186,68 @@ auto each_head(S source, int64_t dim) {
   return EachHead<detail::source_t<S>>(detail::as_source(source), dim);
 }
 
+// Heads of a source, each divided by the root of the mean of its squares as it is read: queries on their way into attention,
+// normed_heads(k::load(q, ld), dim, 1e-6) | k::affine(k::each_head(weight, dim)) | rope. Whoever reads a pack reads its whole head, from the nearest
+// cache but for the first time; keys, and queries that are read often, are better normalized by norm_heads().
+template <class S>
+class NormedHeads : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  static constexpr bool has_effects = false;  // normed_heads() does not take a source with any
+  using C = compute_type<S>;
+  NormedHeads(S source, int64_t dim, double eps) : source_(source), dim_(dim), eps_(static_cast<C>(eps)) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const {
+    int n = detail::max_pack_of(source_);
+    while (n > 1 && dim_ % n != 0) n /= 2;
+    return n;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    if (dim_ < 1 || cols % dim_ != 0) return invalid("normed_heads: the columns are no whole heads of dim");
+    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("normed_heads: more than 2^32 - 1 columns");
+    if (!(eps_ >= 0)) return invalid("normed_heads: eps is negative or NaN");
+    return detail::check_of(source_, rows, cols);
+  }
+  // Others of the head may be read after a result stands there.
+  detail::Plane plane(int64_t rows, int64_t cols) const {
+    detail::Plane all = detail::plane_of(source_, rows, cols);
+    all.element = 0;
+    return all;
+  }
+
+  template <class F>
+  struct Scaled {
+    F mine;
+    C rstd;
+  };
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    const auto mine = detail::fetch<N>(source_, row, col);
+    const int64_t begin = col - static_cast<uint32_t>(col) % static_cast<uint32_t>(dim_);
+    C squares = C(0);
+    for (int64_t at = begin; at < begin + dim_; at += N) {
+      const Pack<C, N> x = detail::resolve(source_, detail::fetch<N>(source_, row, at), row, at);
+      squares = squares + dot(x, x);
+    }
+    return Scaled<std::decay_t<decltype(mine)>>{mine, rsqrt(squares / C(dim_) + eps_)};
+  }
+  template <class F>
+  KERNELS_HD auto resolve(const Scaled<F>& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched.mine, row, col) * fetched.rstd; }
+
+ private:
+  S source_;
+  int64_t dim_;
+  C eps_;
+};
+
+template <class S>
+NormedHeads<S> normed_heads(S source, int64_t dim, double eps = 1e-5) {
+  static_assert(detail::is_source<S>, "normed_heads() takes a source, the columns of a head and eps");
+  static_assert(!detail::has_effects<S>, "normed_heads() reads a head more than once, and tee() or another effect must happen once");
+  return {source, dim, eps};
+}
+
 // Heads side by side in the rows of a matrix, `heads` of dim columns, of which the first `normed` are normalized.
 struct HeadShape {
   int64_t tokens, heads, dim, normed;

@@ -1,7 +1,9 @@
 // Norms of heads on the CPU.
+#include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/norm_heads.h>
 
+#include "support/attention.h"
 #include "support/norm_heads.h"
 #include "support/threads.h"
 
@@ -18,6 +20,30 @@ TEST_CASE("queries, keys and values of one buffer") {
     check_norm_heads<float, HostMemory>(t, c, false, run);
   }
   CHECK_TALLY(t);
+}
+
+TEST_CASE("heads normalized as they are read") {
+  Tally t;
+  for (const HeadCase& c : head_cases()) {
+    check_normed_heads<k::half, HostMemory>(t, c, [](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(on_threads(2), in, out, rows, cols); });
+  }
+  CHECK_TALLY(t);
+  // As queries of attention: the bits of those that were normalized ahead.
+  const AttentionCase c{{12}, {50}, 4, 2, 32};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const KvSide<float> key(1, where, c.dim), value(2, where, c.dim);
+  const Turning turn(32, 32, false, 12);
+  const RandomMatrix<float> weight(3, 1, 32, 32);
+  AttentionData<> ahead(c), fused(c);
+  const auto kv = k::dense_kv(key.tensor(), value.tensor(), 50);
+  const auto queries = [&](const AttentionData<>& data) { return k::normed_heads(data.source(), 32, 1e-6) | k::affine(k::each_head(static_cast<const float*>(weight.data()), 32)) | turn.map(); };
+  std::vector<float> made(12 * 128);
+  CHECK(k::cpu::copy(k::cpu::Exec{1}, queries(ahead), k::store(made.data(), 128), 12, 128));
+  CHECK(k::cpu::attention(on_threads(2), k::load(made.data(), 128), kv, ahead.sink(), ahead.shape(), k::causal()));
+  CHECK(k::cpu::attention(on_threads(2), queries(fused), kv, fused.sink(), fused.shape(), k::causal()));
+  ahead.o.download();
+  fused.o.download();
+  CHECK(ahead.o.bytes() == fused.o.bytes());
 }
 
 TEST_CASE("heads without rope, and LayerNorm") {
@@ -70,6 +96,12 @@ TEST_CASE("what norm_heads refuses, and why") {
   CHECK(reason({2, 4, 16, 3}, turned(16)) == "ok");
   CHECK(reason({2, 4, 16, 3}, turned(8)) == "ok");
   CHECK(reason({2, 4, 16, 3}, turned(32)) == "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
+  const auto read = [&](int64_t dim, double eps) { return std::string(k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), dim, eps), out, 2, 64).reason()); };
+  CHECK(read(16, 0) == "ok");
+  CHECK(read(24, 0) == "in: normed_heads: the columns are no whole heads of dim");
+  CHECK(read(0, 0) == "in: normed_heads: the columns are no whole heads of dim");
+  CHECK(read(16, -1) == "in: normed_heads: eps is negative or NaN");
+  CHECK(std::string(k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), 16), k::store(p, 64), 2, 64).reason()) == "out overlaps in, and not element for element");
   const auto split = [&](int64_t q) { return k::qkv(turned(8), q, turned(8), 56 - q, k::store(p + 2048, 64), 8); };
   CHECK(reason({2, 4, 16, 3}, split(24)) == "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
 }

@@ -2,6 +2,7 @@
 #include "support/gpu.cuh"
 
 #include <kernels/cpu/norm_heads.h>
+#include <kernels/elementwise.cuh>
 #include <kernels/norm_heads.cuh>
 
 #include "support/norm_heads.h"
@@ -19,6 +20,19 @@ TEST_CASE("norm_heads: queries, keys and values of one buffer") {
   for (const HeadCase& c : head_cases()) {
     check_norm_heads<k::bfloat16, DeviceMemory>(t, c, c.turn.head_dim == 256, run);
     check_norm_heads<float, DeviceMemory>(t, c, false, run);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("norm_heads: heads normalized as they are read") {
+  Tally t;
+  Stream stream;
+  for (const HeadCase& c : head_cases()) {
+    check_normed_heads<k::half, DeviceMemory>(t, c, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) {
+      const k::Status status = k::copy(k::Exec(stream), in, out, rows, cols);
+      stream.wait();
+      return status;
+    });
   }
   CHECK_TALLY(t);
 }

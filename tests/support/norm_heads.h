@@ -103,6 +103,35 @@ void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run
   }
 }
 
+// Heads that are normalized and turned as they are read. run(source, sink, rows, cols) copies, and returns when it is done.
+template <class T, class Memory, class Run>
+void check_normed_heads(Tally& t, const HeadCase& c, const Run& run) {
+  const int64_t dim = c.turn.head_dim, cols = c.heads * dim;
+  const RandomMatrix<T, Memory> x(1, c.tokens, cols, cols + 8, c.shift);
+  const RandomMatrix<float, Memory> weight(2, 1, dim, dim);
+  const Numbers<int32_t, Memory> positions(c.turn.positions);
+  const Numbers<float, Memory> frequencies(c.turn.frequencies);
+  Guarded<float, Memory> y(c.tokens, cols, cols + 4);
+  const k::Status status = run(k::normed_heads(k::load(static_cast<const T*>(x.data()), x.ld()), dim, 1e-6) | k::affine(k::each_head(static_cast<const float*>(weight.data()), dim)) |
+                                   c.turn.map(positions.data(), frequencies.data()),
+                               k::store(y.data(), y.ld()), c.tokens, cols);
+  t.expect(status.ok(), "dim %d: %s", int(dim), status.reason());
+  y.download();
+  t.expect(y.intact(), "dim %d: wrote outside", int(dim));
+  for (int64_t r = 0; r < c.tokens; ++r) {
+    Row<> want;
+    for (int64_t head = 0; head < c.heads; ++head) {
+      Row<> row;
+      for (int64_t i = 0; i < dim; ++i) row.push_back(Real<>(x.value(r, head * dim + i)));
+      rmsnorm(row, 1e-6);
+      for (int64_t i = 0; i < dim; ++i) row[size_t(i)] = row[size_t(i)] * Real<>(weight.value(0, i));
+      for (int64_t i = 0; i < dim; ++i) want.push_back(c.turn([&](int64_t col) { return row[size_t(col)]; }, r, i));
+    }
+    const std::string problem = mismatch(r, want, [&](int64_t i) { return y.get(r, i); });
+    t.expect(problem.empty(), "as read, dim %d, rotary %d: %s", int(dim), c.turn.rotary_dim, problem.c_str());
+  }
+}
+
 // Without rope, and LayerNorm: any number of heads, an even number of columns, one of them masked.
 template <class T, class Memory, class Run>
 void check_plain_heads(Tally& t, const Run& run) {
