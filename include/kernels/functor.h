@@ -59,6 +59,27 @@ bool rows_overflow(int64_t rows, int64_t ld) {
 
 // ---- Sources -------------------------------------------------------------------------------------------------------
 
+// A matrix whose packs begin at any column of its rows, but the first and the last.
+template <class Src, class Dst>
+class LoadAnywhere : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD LoadAnywhere(const Src* src, int64_t row_stride) : src_(src), ld_(row_stride) {}
+
+  template <int N>
+  KERNELS_HD Packed<Src, N> fetch(int64_t row, int64_t col) const {
+    return read_anywhere<N>(src_ + row * ld_ + col);
+  }
+  template <int N>
+  KERNELS_HD Pack<Dst, N> resolve(const Packed<Src, N>& fetched, int64_t, int64_t) const {
+    return convert<Dst>(fetched.unpack());
+  }
+
+ private:
+  const Src* src_;
+  int64_t ld_;
+};
+
 // A matrix of Src, computed on as Dst.
 template <class Src, class Dst = compute_t<Src>, Cache kCache = Cache::stream>
 class DirectLoad : public Functor {
@@ -83,6 +104,10 @@ class DirectLoad : public Functor {
   }
   KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(src_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
+  using Itself = DirectLoad;
+  static constexpr bool takes_any_column = true, leads = true;
+  LoadAnywhere<Src, Dst> any_column() const { return {src_, ld_}; }
+  DirectLoad leading() const { return {src_, ld_}; }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
   KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
@@ -117,6 +142,10 @@ class RowVector : public Functor {
     return cols == 0 ? Status{} : detail::check_pointer(p_, "row: the vector's pointer is null", "row: the vector's pointer is not aligned for its elements");
   }
 
+  using Itself = RowVector;
+  static constexpr bool takes_any_column = true;
+  LoadAnywhere<T, compute_t<T>> any_column() const { return {p_, 0}; }
+
   template <int N>
   KERNELS_HD Packed<T, N> fetch(int64_t, int64_t col) const { return read<N, Cache::keep>(p_ + col); }
   template <int N>
@@ -136,6 +165,7 @@ template <class T>
 class PerRow : public Functor {
  public:
   static constexpr Role role = Role::source;
+  static constexpr bool takes_any_column = true;
   explicit PerRow(const T* p) : p_(p) {}
 
   Status check(int64_t, int64_t) const {
@@ -174,6 +204,11 @@ class Cycle : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     if (period_ < 1) return invalid("cycle: the period is less than 1");
     return detail::check_of(source_, rows < period_ ? rows : period_, cols);
+  }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const {
+    const auto source = detail::any_column(source_);
+    return Cycle<std::decay_t<decltype(source)>>(source, period_);
   }
 
   template <int N>
@@ -219,6 +254,7 @@ using source_t = decltype(as_source(std::declval<S>()));
 template <class F>
 struct Elementwise : Functor {
   static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const {
     return transform(v, static_cast<const F&>(*this));
@@ -338,6 +374,8 @@ class Binary : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
   Status check(int64_t rows, int64_t cols) const { return detail::check_of(source_, rows, cols); }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(source_)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
@@ -399,6 +437,8 @@ class Affine : public Functor {
     KERNELS_TRY(detail::check_of(gamma_, rows, cols));
     return detail::check_of(beta_, rows, cols);
   }
+  static constexpr bool takes_any_column = detail::takes_any_column<Gamma>() && detail::takes_any_column<Beta>();
+  auto any_column() const { return with(detail::any_column(gamma_), detail::any_column(beta_)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
@@ -431,6 +471,7 @@ auto affine(Gamma gamma, Beta beta) {
 // that is, the last query sees every key.
 struct Causal : Functor {
   static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
   int64_t q_len, kv_len;
   Causal(int64_t q, int64_t kv) : q_len(q), kv_len(kv) {}
 
@@ -453,11 +494,29 @@ inline Causal causal(int64_t q_len, int64_t kv_len) { return {q_len, kv_len}; }
 // Changes nothing.
 struct Identity : Functor {
   static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const { return v; }
 };
 
 // ---- Sinks, and tee ------------------------------------------------------------------------------------------------
+
+// A matrix whose packs begin at any column.
+template <class Dst>
+class StoreAnywhere : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  StoreAnywhere(Dst* dst, int64_t row_stride) : dst_(dst), ld_(row_stride) {}
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write_anywhere(dst_ + row * ld_ + col, convert<Dst>(v));
+  }
+
+ private:
+  Dst* dst_;
+  int64_t ld_;
+};
 
 // A matrix of Dst, given values of Src.
 template <class Src, class Dst>
@@ -479,6 +538,9 @@ class DirectStore : public Functor {
   void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
   int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(dst_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
+  using Itself = DirectStore;
+  static constexpr bool takes_any_column = true;
+  StoreAnywhere<Dst> any_column() const { return {dst_, ld_}; }
 
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
@@ -498,6 +560,29 @@ DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
 }
 template <class T>
 DirectStore<compute_t<T>, T> store(T* p) { return kernels::store(p, detail::kOneRow); }
+
+// A tee whose packs begin at any column.
+template <class T>
+class TeeAnywhere : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  static constexpr bool has_effects = true;
+  TeeAnywhere(T* p, int64_t row_stride) : p_(p), ld_(row_stride) {}
+
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    const Pack<T, N> rounded = convert<T>(v);
+    write_anywhere(p_ + row * ld_ + col, rounded);
+    return convert<C>(rounded);
+  }
+  template <class C>
+  KERNELS_HD LoadAnywhere<T, C> read_back() const { return {p_, ld_}; }
+  KERNELS_HD RoundTo<T> without_effects() const { return {}; }
+
+ private:
+  T* p_;
+  int64_t ld_;
+};
 
 // A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
 // that reads a row a second time reads what was written here instead of evaluating what stood before, and what must be read more
@@ -525,6 +610,8 @@ class Tee : public DirectStore<compute_t<T>, T> {
   }
   template <class C>
   KERNELS_HD DirectLoad<T, C> read_back() const { return {this->dst_, this->ld_}; }
+  using Itself = Tee;
+  TeeAnywhere<T> any_column() const { return {this->dst_, this->ld_}; }
   KERNELS_HD RoundTo<T> without_effects() const { return {}; }
 
  private:
@@ -544,6 +631,8 @@ template <class M>
 struct is_tee : std::false_type {};
 template <class T>
 struct is_tee<Tee<T>> : std::true_type {};
+template <class T>
+struct is_tee<TeeAnywhere<T>> : std::true_type {};
 }  // namespace detail
 
 // Two sinks or more, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
@@ -562,6 +651,12 @@ class Both : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(a_, rows, cols));
     return detail::check_of(b_, rows, cols);
+  }
+  static constexpr bool takes_any_column = detail::takes_any_column<A>() && detail::takes_any_column<B>();
+  auto any_column() const {
+    const auto a = detail::any_column(a_);
+    const auto b = detail::any_column(b_);
+    return Both<std::decay_t<decltype(a)>, std::decay_t<decltype(b)>>(a, b);
   }
   void set_past_cache(bool past) {
     detail::set_past_cache(a_, past);
@@ -615,7 +710,8 @@ struct LargestSeen {
 // Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
 // scales[row] receives the scale, 2^-126 at the least. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3,
 // float8_e5m2. Scales for groups of columns, and scales that are given: quantize.h.
-template <class T>
+// kAnywhere: its packs begin at any column.
+template <class T, bool kAnywhere = false>
 class Quantize : public Functor {
  public:
   static constexpr Role role = Role::row_sink;
@@ -632,6 +728,9 @@ class Quantize : public Functor {
   }
 
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
+  using Itself = Quantize;
+  static constexpr bool takes_any_column = true;
+  Quantize<T, true> any_column() const { return {q_, ld_, scales_}; }
 
   using State = detail::LargestSeen<T>;
   KERNELS_HD float padding() const { return 0.f; }
@@ -645,7 +744,9 @@ class Quantize : public Functor {
   KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.scale(); }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
-    write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * reciprocal));
+    const auto codes = convert<T>(convert<float>(v) * reciprocal);
+    if constexpr (kAnywhere) write_anywhere(q_ + row * ld_ + col, codes);
+    else write<N>(q_ + row * ld_ + col, codes);
   }
 
  private:
@@ -671,6 +772,9 @@ class MappedSource : public Functor {
     KERNELS_TRY(detail::check_of(source_, rows, cols));
     return detail::check_of(map_, rows, cols);
   }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>() && detail::takes_any_column<M>(), leads = detail::leads<S>();
+  auto any_column() const { return with(detail::any_column(source_), detail::any_column(map_)); }
+  auto leading() const { return with(detail::leading(source_), detail::any_column(map_)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
@@ -715,6 +819,12 @@ class MapChain : public Functor {
     KERNELS_TRY(detail::check_of(first_, rows, cols));
     return detail::check_of(second_, rows, cols);
   }
+  static constexpr bool takes_any_column = detail::takes_any_column<A>() && detail::takes_any_column<B>();
+  auto any_column() const {
+    const auto first = detail::any_column(first_);
+    const auto second = detail::any_column(second_);
+    return MapChain<std::decay_t<decltype(first)>, std::decay_t<decltype(second)>>(first, second);
+  }
   void set_past_cache(bool past) {
     detail::set_past_cache(first_, past);
     detail::set_past_cache(second_, past);
@@ -753,6 +863,12 @@ class MappedSink : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(map_, rows, cols));
     return detail::check_of(sink_, rows, cols);
+  }
+  static constexpr bool takes_any_column = detail::takes_any_column<M>() && detail::takes_any_column<S>();
+  auto any_column() const {
+    const auto map = detail::any_column(map_);
+    const auto sink = detail::any_column(sink_);
+    return MappedSink<std::decay_t<decltype(map)>, std::decay_t<decltype(sink)>>(map, sink);
   }
   void set_past_cache(bool past) {
     detail::set_past_cache(map_, past);

@@ -65,6 +65,7 @@ struct DirectLoad : ::kernels::DirectLoad<SRC, ::kernels::compute_t<DST>> {
   static_assert(std::is_same<SRC, DST>::value || std::is_same<DST, ::kernels::compute_t<DST>>::value,
                 "DirectLoad<SRC, DST> hands out SRC itself, float or double");
   using LoadType = DST;
+  using Itself = DirectLoad;
   using ::kernels::DirectLoad<SRC, ::kernels::compute_t<DST>>::DirectLoad;
 
   // For functors that call it.
@@ -77,6 +78,7 @@ struct DirectLoad : ::kernels::DirectLoad<SRC, ::kernels::compute_t<DST>> {
 
 template <typename SRC, typename DST>
 struct DirectStore : ::kernels::DirectStore<SRC, DST> {
+  using Itself = DirectStore;
   using ::kernels::DirectStore<SRC, DST>::DirectStore;
   using ::kernels::DirectStore<SRC, DST>::store;
 

@@ -24,6 +24,12 @@
 //   static constexpr Role role      what it is; without it, found out from its members
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
 //   int max_pack()                  the widest pack that pointer and stride allow now
+//   static constexpr bool takes_any_column   its packs may begin at any column of rows that begin at any element, not only at
+//                                   multiples of their width: true of what computes on values alone, whatever their columns, and of
+//                                   what reads and writes single elements. A functor made of others says it where these do
+//   any_column()                    the same functor for such packs, which never are the first or the last N - 1 columns of a row;
+//                                   without it, it is that already. A class with it says its own name, `using Itself = ...`: what is
+//                                   derived from it may be another thing
 //   Status check(rows, cols)        what is wrong with the arguments
 //   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair stand side by side: it takes packs of 2
 //                                   or more at even columns, and is for products and norm_heads() alone (rope.h)
@@ -91,6 +97,10 @@ KERNELS_DETECT(has_read_twice, std::declval<const F&>().read_twice())
 KERNELS_DETECT(has_without_effects, std::declval<const F&>().without_effects())
 KERNELS_DETECT(has_widest, F::widest)
 KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
+KERNELS_DETECT(has_takes_any_column, F::takes_any_column)
+KERNELS_DETECT(has_any_column, std::declval<const F&>().any_column())
+KERNELS_DETECT(has_leading, std::declval<const F&>().leading())
+KERNELS_DETECT(has_itself, std::declval<typename F::Itself>())
 KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
 KERNELS_DETECT(has_at_row, std::declval<const F&>().at_row(kAny))
 KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
@@ -446,6 +456,30 @@ int max_pack_of(const F& f, int64_t cols = 1) {
     while (n > 1 && !can_pack_row<widest_of<F>()>(own, n, cols)) n /= 2;
   }
   return n;
+}
+
+// Whether its packs may begin at any column.
+template <class F>
+constexpr bool takes_any_column() {
+  if constexpr (!has_takes_any_column<F>::value) return false;
+  else if constexpr (has_itself<F>::value) return F::takes_any_column && std::is_same<F, typename F::Itself>::value;
+  else return F::takes_any_column;
+}
+template <class F>
+auto any_column(const F& f) {
+  if constexpr (has_any_column<F>::value) return f.any_column();
+  else return f;
+}
+// Whether rows can be cut where the packs of this source are aligned: then these are read as they are, and other functors adapt.
+template <class F>
+constexpr bool leads() {
+  if constexpr (has_leading<F>::value) return F::leads;
+  else return false;
+}
+template <class F>
+auto leading(const F& f) {
+  if constexpr (has_leading<F>::value) return f.leading();
+  else return any_column(f);
 }
 
 template <class F>

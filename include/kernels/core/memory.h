@@ -152,6 +152,74 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
 #endif
 }
 
+namespace detail {
+
+// Words, taken from byte `bytes` on, fewer than 16: whole words move by way of a choice, as `bytes` is only known at run time.
+template <int kWords>
+KERNELS_HD void drop_bytes(uint32_t (&words)[kWords], int bytes) {
+  KERNELS_UNROLL
+  for (int i = 0; i + 2 < kWords; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
+  KERNELS_UNROLL
+  for (int i = 0; i + 1 < kWords; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
+  KERNELS_UNROLL
+  for (int i = 0; i + 1 < kWords; ++i) {
+#if defined(KERNELS_DEVICE_CODE)
+    words[i] = __funnelshift_r(words[i], words[i + 1], 8 * (bytes & 3));
+#else
+    words[i] = uint32_t((uint64_t(words[i + 1]) << 32 | words[i]) >> (8 * (bytes & 3)));
+#endif
+  }
+}
+
+// Writes in pieces as wide as the address allows, of kUnit bytes at most.
+template <int N, int kUnit, class T>
+KERNELS_HD void write_pieces(T* to, const Pack<T, N>& pack) {
+  if constexpr (kUnit > int(sizeof(T))) {
+    if (reinterpret_cast<uintptr_t>(to) % kUnit != 0) return write_pieces<N, kUnit / 2>(to, pack);
+  }
+  constexpr int step = kUnit / int(sizeof(T));
+  KERNELS_UNROLL
+  for (int i = 0; i < N; i += step) {
+    Pack<T, step> piece;
+    KERNELS_UNROLL
+    for (int j = 0; j < step; ++j) piece.v[j] = pack.v[i + j];
+    write<step>(to + i, piece);
+  }
+}
+
+}  // namespace detail
+
+// A pack at an address that is aligned for its elements alone, and one that is written there. What is read is all of the aligned words
+// that hold some of it: N - 1 elements on either side of it must be readable, too.
+template <int N, class T>
+KERNELS_HD Packed<T, N> read_anywhere(const T* from) {
+  constexpr int bytes = N * int(sizeof(T)), unit = bytes < 16 ? bytes : 16, step = unit / int(sizeof(T));
+  Packed<T, N> out;
+  if constexpr (N > 1 && unit >= 4) {
+    const int before = int(reinterpret_cast<uintptr_t>(from) % unit), last = int(reinterpret_cast<uintptr_t>(from + (N - 1)) % unit);
+    const auto low = read<N, Cache::keep>(from - before / int(sizeof(T)));
+    const auto high = read<step, Cache::keep>(from + (N - 1) - last / int(sizeof(T)));  // where it is aligned, again
+    constexpr int words = (bytes + unit) / 4, mine = bytes / 4;
+    uint32_t all[words];
+    KERNELS_UNROLL
+    for (int i = 0; i < words; ++i) all[i] = i < mine ? low.words[i < mine ? i : 0] : high.words[i < mine ? 0 : i - mine];
+    detail::drop_bytes(all, before);
+    KERNELS_UNROLL
+    for (int i = 0; i < mine; ++i) out.words[i] = all[i];
+  } else {
+    Pack<T, N> single;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) single.v[i] = read<1, Cache::keep>(from + i).unpack().v[0];
+    detail::copy_bytes<bytes>(out.words, single.v);
+  }
+  return out;
+}
+template <int N, class T>
+KERNELS_HD void write_anywhere(T* to, const Pack<T, N>& pack) {
+  constexpr int bytes = N * int(sizeof(T));
+  detail::write_pieces<N, bytes < 16 ? bytes : 16>(to, pack);
+}
+
 // On the host: whether `count` elements fill cache lines, and how many elements lie between an address and the next line.
 constexpr int kLineBytes = 64;
 template <class T>

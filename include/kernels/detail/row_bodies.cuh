@@ -9,8 +9,14 @@
 // Reading again is fast: the row comes out of the cache (H200: the L1 up to 32,768 halves, the L2 up to 131,072), no
 // register waits with it, and more warps fit. So StreamBody serves all rows that are too long for a warp, and what decides
 // its speed is how few instructions stand around each pack.
+//
+// Rows that do not begin or end at multiples of 16 bytes (kEnds: an odd number of columns, say) are moved in wide packs as well:
+// from the first address that is aligned on, and what is left on both sides in single elements, one for a thread. Where a row's packs
+// begin depends on the row, and functors other than the one that leads take packs at any column (concepts.h).
 #pragma once
 
+#include "../core/row_ends.h"
+#include "../core/row_policy.h"
 #include "../functor.h"
 #include "team.cuh"
 
@@ -219,6 +225,56 @@ __device__ __forceinline__ decltype(auto) columns_of(const P& p) {
   else return (p.columns);
 }
 
+// ---- what is left of a row on both sides of its packs ----------------------------------------------------------------
+
+// At most one element for a thread; it waits in a register for the second half.
+template <class P, bool kEnds>
+class Edge {
+ public:
+  __device__ __forceinline__ Edge(const RowEnds& row, int rank) : col_(row.column(rank)), there_(unsigned(rank) < unsigned(row.left())) {}
+
+  __device__ __forceinline__ void fetch(const P& p, int64_t row) {
+    if (there_) fetched_ = detail::fetch<1>(p.source, row, col_);
+  }
+  __device__ __forceinline__ void take(const P& p, typename P::Op::State& running, int64_t row) {
+    if (!there_) return;
+    value_ = resolve(p.source, fetched_, row, col_);
+    take_packs<1>(p.op, running, &value_, Always{});
+  }
+  __device__ __forceinline__ void center(const P& p, const typename P::Op::State& state) {
+    if (there_) value_ = p.op.center(value_, state);
+  }
+  // f(pack, operands, column), of center(pack).
+  template <class Center, class F>
+  __device__ __forceinline__ void show(const P& p, int64_t row, const Center& center, const F& f) const {
+    if (there_) f(center(value_), fetch_operands<1>(sink_map(p.sink), row, col_), col_);
+  }
+
+ private:
+  int col_;
+  bool there_;
+  Fetched<typename P::Source, 1> fetched_;
+  Pack<typename P::C, 1> value_;
+};
+// Of a row that is packs throughout.
+template <class P>
+class Edge<P, false> {
+ public:
+  __device__ __forceinline__ void fetch(const P&, int64_t) const {}
+  __device__ __forceinline__ void take(const P&, const typename P::Op::State&, int64_t) const {}
+  __device__ __forceinline__ void center(const P&, const typename P::Op::State&) const {}
+  template <class Center, class F>
+  __device__ __forceinline__ void show(const P&, int64_t, const Center&, const F&) const {}
+};
+
+// What a body's parameters have besides, where rows have edges.
+template <bool kEnds>
+struct Phase {
+  RowPhase phase;
+};
+template <>
+struct Phase<false> {};
+
 // ---- a row in registers --------------------------------------------------------------------------------------------
 
 // At most K packs, which a thread holds in registers. kCount: every thread of the team holds so many; 0: that differs.
@@ -247,8 +303,8 @@ __device__ __forceinline__ void fetch_row(Fetched<Source, N> (&fetched)[K], cons
 }
 
 // From what a thread has fetched of a row to the sink, with the row's values in registers on the way.
-template <int N, int K, int kCount, class P, class Reduce>
-__device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K], int64_t row,
+template <int N, int K, int kCount, class P, bool kEnds, class Reduce>
+__device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K], Edge<P, kEnds> edge, int64_t row,
                                          const Place<K, kCount>& place, bool writes, bool leader, const Reduce& reduce) {
   Pack<typename P::C, N> values[K];
   if constexpr (kCount < K) {
@@ -264,11 +320,13 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
       place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
       take_packs<K>(p.op, running, values, [&place](int k) { return place.has(k); });
     }
+    edge.take(p, running, row);
   }
   // What costs much is done while the others are still on their way; the rest on the row's state, which is the better one.
   constexpr bool late = P::Op::centers_fast;
   KERNELS_UNROLL
   for (int k = 0; k < K; ++k) values[k] = late ? values[k] : p.op.center(values[k], running);
+  if constexpr (!late) edge.center(p, running);
 
   // What little the sink reads is asked for before the threads meet, so that nobody waits for it afterwards.
   const auto& map = sink_map(p.sink);
@@ -291,14 +349,16 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
         show_run<N>(p, row, at, [&](int k) { return centered(from + k); }, f);
       }
     });
+    edge.show(p, row, [&](const auto& value) { return late ? p.op.center(value, state) : value; }, f);
   };
   finish_row(p, late ? state : running, state, row, leader, visit, reduce);
 }
 
 // R rows per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two at
-// least, is known at compile time as well.
-template <class P, int N, int K, int R, bool kAll>
+// least, is known at compile time as well. kEnds: a row has edges, no more elements than there are lanes.
+template <class P, int N, int K, int R, bool kAll, bool kEnds = false>
 struct GroupBody {
+  static_assert(!kEnds || (R == 1 && !kAll), "rows with edges differ from each other");
   using C = typename P::C;
   using Source = typename P::Source;
   static constexpr int max_threads = 128;
@@ -306,15 +366,16 @@ struct GroupBody {
   // Whole rows are short: it counts that all their blocks are under way at once.
   static constexpr bool one_tensor = sizeof(Fetched<Source, N>) <= 16;
   static constexpr int registers =
-      kAll && sizeof(C) == 4 && one_tensor ? 40 : registers_for<P, N, R * K>(R * N * K + operands, one_tensor ? 28 : 36);
-  struct Params {
+      kAll && sizeof(C) == 4 && one_tensor ? 40 : registers_for<P, N, R * K>(R * N * K + operands, (one_tensor ? 28 : 36) + (kEnds ? 16 : 0));
+  struct Params : Phase<kEnds> {
     P problem;
     int lanes_log2;
+    Params(const P& p, int log2, const Phase<kEnds>& phase) : Phase<kEnds>(phase), problem(p), lanes_log2(log2) {}
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
     if constexpr (kAll) whole_rows<2>(params);
-    else rows(params.problem, GroupLanes<C>(1 << params.lanes_log2, params.problem.columns));
+    else rows(params, GroupLanes<C>(1 << params.lanes_log2, params.problem.columns));
   }
 
  private:
@@ -323,13 +384,14 @@ struct GroupBody {
     if constexpr (kLanes < 32) {
       if (1 << params.lanes_log2 != kLanes) return whole_rows<2 * kLanes>(params);
     }
-    rows(params.problem, FullLanes<C, kLanes, kLanes * N * K>());
+    rows(params, FullLanes<C, kLanes, kLanes * N * K>());
   }
 
   // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory. Groups without a row take part
   // in the exchanges with the last row, which they do not write.
   template <class L>
-  static __device__ __forceinline__ void rows(const P& p, const L& lanes) {
+  static __device__ __forceinline__ void rows(const Params& params, const L& lanes) {
+    const P& p = params.problem;
     const int groups = blockDim.x / lanes.count();
     for (int64_t first = int64_t(blockIdx.x) * (R * groups); first < p.rows; first += int64_t(gridDim.x) * (R * groups)) {
       const int thread = arch::thread_here();
@@ -338,30 +400,37 @@ struct GroupBody {
       const auto reduce = [&](const auto& op, const auto& state) { return op.gather(state, lanes); };
       const auto has = [&](int r) { return mine + r * groups < p.rows; };
       const auto row = [&](int r) { return has(r) ? mine + r * groups : p.rows - 1; };
-      const Place<K, kAll ? K : 0> place{lane * N, lanes.count() * N, int(p.cols)};
-      Fetched<Source, N> fetched[R][K];
-      KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        if (repeatable<Source> || has(r)) fetch_row<N>(fetched[r], p.source, row(r), place);
+      const auto go = [&](const auto& place, auto edge) {
+        Fetched<Source, N> fetched[R][K];
+        KERNELS_UNROLL
+        for (int r = 0; r < R; ++r) {
+          if (!repeatable<Source> && !has(r)) continue;
+          fetch_row<N>(fetched[r], p.source, row(r), place);
+          edge.fetch(p, row(r));
+        }
+        KERNELS_UNROLL
+        for (int r = 0; r < R; ++r) hold_row<N>(p, fetched[r], edge, row(r), place, has(r), has(r) && lane == 0, reduce);
+      };
+      if constexpr (kEnds) {
+        const RowEnds ends(params.phase.at(row(0)), N, int(p.cols));
+        go(Place<K, 0>{ends.head + lane * N, lanes.count() * N, ends.end}, Edge<P, true>(ends, lane));
+      } else {
+        go(Place<K, kAll ? K : 0>{lane * N, lanes.count() * N, int(p.cols)}, Edge<P, false>());
       }
-      KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) hold_row<N>(p, fetched[r], row(r), place, has(r), has(r) && lane == 0, reduce);
     }
   }
 };
 
-// What a warp of a team works on when the blocks of a cluster and their warps share a row: `width` columns per block and
-// `warp_width` per warp, side by side, so that a thread's packs lie at constant distances.
+// The packs of a thread of a team, which lie at constant distances.
 template <int N>
 struct Slice {
   int first, end;
 
   template <class Team>
-  __device__ __forceinline__ Slice(const Team& team, int width, int warp_width, int cols) {
-    const int begin = width * team.block(), block_end = begin + width < cols ? begin + width : cols;
-    const int warp_begin = begin + team.warp() * warp_width, warp_end = warp_begin + warp_width;
-    first = arch::opaque(warp_begin + team.lane() * N);
-    end = warp_end < block_end ? warp_end : block_end;
+  __device__ __forceinline__ Slice(const Team& team, int width, int warp_width, int from, int to) {
+    const LaneColumns mine(team.block(), team.warp(), team.lane(), N, width, warp_width, from, to);
+    first = arch::opaque(mine.first);
+    end = mine.end;
   }
 };
 
@@ -399,11 +468,11 @@ struct BlockBody {
     const auto reduce = [&](const auto& op, const auto& seen) { return team.template reduce<kCount * 32 * N>(op, seen, columns_of(p)); };
     const bool leader = team.rank() == 0 && team.block() == 0;
     for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
-      const Slice<N> slice(team, params.width, params.warp_width, int(p.cols));
+      const Slice<N> slice(team, params.width, params.warp_width, 0, int(p.cols));
       const Place<K, kCount> place{slice.first, 32 * N, slice.end};
       Fetched<typename P::Source, N> fetched[K];
       fetch_row<N>(fetched, p.source, row, place);
-      hold_row<N>(p, fetched, row, place, true, leader, reduce);
+      hold_row<N>(p, fetched, Edge<P, false>(), row, place, true, leader, reduce);
     }
   }
 };
@@ -411,18 +480,20 @@ struct BlockBody {
 // ---- a row in shared memory, or read again -------------------------------------------------------------------------
 
 // Each thread goes through its part of the row K packs at a time; the first `kept` times it leaves what it fetched in
-// shared memory, where only itself will look for it.
-template <class P, int N, int K>
+// shared memory, where only itself will look for it; but nothing of rows that have edges.
+template <class P, int N, int K, bool kEnds = false>
 struct StreamBody {
   using C = typename P::C;
   using Source = typename P::Source;
   using Kept = Fetched<Source, N>;
-  static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, K * N > 32 ? 32 : 24);
+  static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? 8 : 0));
   static constexpr int max_threads = threads_for(registers);
-  struct Params {
+  struct Params : Phase<kEnds> {
     P problem;
     int width, warp_width;
     int kept;
+    Params(const P& p, const RowPlan& plan, const Phase<kEnds>& phase)
+        : Phase<kEnds>(phase), problem(p), width(plan.width), warp_width(plan.warp_width), kept(plan.kept) {}
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -437,9 +508,19 @@ struct StreamBody {
     const auto& again = second_pass(p.source);
 
     for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
-      const Slice<N> slice(team, params.width, params.warp_width, int(p.cols));
+      const auto ends = [&] {
+        if constexpr (kEnds) return RowEnds(params.phase.at(row), N, int(p.cols));
+        else return RowEnds::none(int(p.cols));
+      }();
+      const Slice<N> slice(team, params.width, params.warp_width, ends.head, ends.end);
+      // The last warp of a block has the fewest packs.
+      auto edge = [&] {
+        if constexpr (kEnds) return Edge<P, true>(ends, team.block() == 0 ? team.rank() - (team.size() - 32) : -1);
+        else return Edge<P, false>();
+      }();
       // f(run, where its packs wait, one after the other `size()` apart); returns the first column after those runs.
-      const auto each_kept = [&](const auto& f) {
+      const auto each_kept = [&]([[maybe_unused]] const auto& f) {
+        if constexpr (kEnds) return slice.first;
         Kept* here = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();
         int first = slice.first, i = 0;
         for (; i < params.kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size()) {
@@ -456,6 +537,7 @@ struct StreamBody {
         Pack<C, N> values[at.count];
         take_run<N>(p.op, from, running, fetched, values, row, at);
       };
+      edge.fetch(p, row);
       const int rest = each_kept([&](const auto& at, Kept* here) {
         Kept fetched[at.count];
         fetch_run<N>(fetched, p.source, row, at);
@@ -468,6 +550,7 @@ struct StreamBody {
         fetch_run<N>(fetched, source, row, at);
         take(source, fetched, at);
       });
+      edge.take(p, running, row);
       const auto state = reduce(p.op, running);
 
       const auto visit = [&](const auto& f) {
@@ -485,6 +568,7 @@ struct StreamBody {
           fetch_run<N>(fetched, again, row, at);
           show(again, fetched, at);
         });
+        edge.show(p, row, [&](const auto& value) { return p.op.center(value, state); }, f);
       };
       finish_row(p, state, state, row, leader, visit, reduce);
     }

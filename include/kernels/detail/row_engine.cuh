@@ -22,13 +22,26 @@ constexpr int within(int low, int n, int high) { return n < low ? low : n > high
 
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
-// The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
-// narrow types and for functors that say themselves what they can do, and single elements.
+// The pack widths that are compiled for a pair of functors: the widest that both can use, and single elements. For rows that do
+// not begin and end at multiples of the widest it is that one again, with ends, where functors take packs at any column; where they
+// do not, a 4-byte one in between for narrow types and for functors that say themselves what they can do.
 template <class Source, class Sink>
 struct PackWidths {
   static constexpr int wide = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
+  static constexpr bool ends = wide > 1 && takes_any_column<Source>() && takes_any_column<Sink>();
   static constexpr bool halves = wide == 4 && (says_pack<Source> || says_pack<SinkEnd<Sink>>);
-  static constexpr int middle = wide == 16 ? 4 : wide == 8 || halves ? 2 : 1;
+  static constexpr int middle = ends ? 1 : wide == 16 ? 4 : wide == 8 || halves ? 2 : 1;
+};
+
+// The same problem for rows that begin at any element, where functors allow it.
+template <class P, bool kEnds>
+struct WithEnds {
+  using type = P;
+};
+template <class P>
+struct WithEnds<P, true> {
+  using type = RowProblem<typename P::Op, std::decay_t<decltype(leading(std::declval<const typename P::Source&>()))>,
+                          std::decay_t<decltype(any_column(std::declval<const typename P::Sink&>()))>>;
 };
 
 template <class Problem>
@@ -37,6 +50,8 @@ class RowEngine {
   using C = typename Problem::C;
   using Widths = PackWidths<typename Problem::Source, typename Problem::Sink>;
   static constexpr int wide = Widths::wide;
+  static constexpr bool ends = Widths::ends;
+  using EndsProblem = typename WithEnds<Problem, ends>::type;
   static constexpr int scale = int(sizeof(C)) / 4;
 
   // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 8 values where
@@ -49,8 +64,18 @@ class RowEngine {
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
                                (!Problem::Op::looks_twice || 2 * packs(wide) * wide * scale <= 32);
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
+  // With ends: packs of 8 elements at most, as there must be a thread of a warp for each element that is left; as many of them as above.
+  static constexpr int ends_pack = wide < 8 ? wide : 8, ends_packs = within(1, 32 / (ends_pack * scale), 4), ends_lanes = 4 * ends_pack;
+  static_assert(ends_lanes <= 32, "a warp takes what is left of a row");
+  using EndsGroup = GroupBody<EndsProblem, ends_pack, ends_packs, 1, false, ends>;
+  using EndsStream = StreamBody<EndsProblem, ends_pack, ends_packs, ends>;
+  static int packs_of(const RowPlan& plan) { return plan.ends ? ends_packs : packs(plan.pack); }
+  // Whether a group of so many lanes holds such rows.
+  static bool ends_fit(int64_t cols, int lanes) { return lanes >= ends_lanes && RowEnds::most_packs(cols, ends_pack) <= int64_t(lanes) * ends_packs; }
+
   // The largest block.
-  static int max_block(int pack, Residency residency) {
+  static int max_block(int pack, Residency residency, bool with_ends = false) {
+    if (with_ends) return EndsStream::max_threads;
     const auto largest = [&](auto n) {
       constexpr int N = decltype(n)::value;
       return residency == Residency::registers ? BlockBody<Problem, N, packs(N)>::max_threads : StreamBody<Problem, N, packs(N)>::max_threads;
@@ -70,25 +95,63 @@ class RowEngine {
     }
     plan = RowPlan{};
     plan.policy = asked;
-    plan.pack = choose_pack(asked.max_pack);
+    choose_pack(plan);
     if (asked.residency == Residency::automatic) KERNELS_TRY(choose(plan));
     return complete(plan);
   }
 
   Status run(const RowPlan& plan) const {
+    if constexpr (ends) {
+      if (plan.ends) return run_with_ends(plan);
+    }
     if (plan.pack == wide) return run_with<wide, true, true>(plan);
     if (plan.pack == 1) return run_with<1, true, false>(plan);
     return run_with<Widths::middle, false, false>(plan);
   }
 
  private:
-  int choose_pack(int limit) const {
+  void choose_pack(RowPlan& plan) const {
+    const RowPolicy& asked = plan.policy;
     int n = lesser(wide, lesser(max_pack_of(p_.source, p_.cols), max_pack_of(p_.sink, p_.cols)));
-    if (limit > 0) n = lesser(n, limit);
-    for (const int width : {wide, Widths::middle}) {
-      if (n >= width && p_.cols % width == 0) return width;
+    if (asked.max_pack > 0) n = lesser(n, asked.max_pack);
+    const auto fits = [&](int width) { return n >= width && p_.cols % width == 0; };
+    plan.pack = fits(wide) ? wide : fits(Widths::middle) ? Widths::middle : 1;
+    if (wide == 1) plan.why_not = why_not::narrow;
+    if (plan.pack == wide) return;
+    plan.why_not = asked.max_pack > 0 && asked.max_pack < wide ? why_not::limited : why_not_ends(plan);
+    if (*plan.why_not != 0 && plan.why_not != why_not::pieces) return;
+    plan.pack = ends_pack;
+    plan.ends = true;
+  }
+
+  // Why rows that begin anywhere are not moved in wide packs; "" or why_not::pieces: they are.
+  const char* why_not_ends(const RowPlan& plan) const {
+    if constexpr (!ends) {
+      return why_not::unknown;
+    } else {
+      const RowPolicy& asked = plan.policy;
+      const bool automatic = asked.residency == Residency::automatic, group = asked.residency == Residency::group;
+      if (!automatic && !group && asked.residency != Residency::streamed) return why_not::whole_only;
+      if (group && asked.threads != 0 && asked.threads < ends_lanes) return why_not::whole_only;
+      if (automatic && p_.cols < tuning::kEndsPacks * ends_pack) return why_not::short_rows;
+      const Plane out = plane_of(p_.sink, p_.rows, p_.cols);
+      if (leads<typename Problem::Source>() && !known(plane_of(p_.source, p_.rows, p_.cols))) return why_not::unknown;
+      if (!leads<typename Problem::Source>() || !known(out)) return "";
+      // In how wide pieces the sink can write where the source's packs begin.
+      const RowPhase in = phase(), other = phase_of(out);
+      uint32_t piece = ends_pack;
+      while ((in.first - other.first) % piece != 0 || (in.step - other.step) % piece != 0) piece /= 2;
+      return piece == ends_pack ? "" : piece * out.element < 4 ? why_not::apart : why_not::pieces;
     }
-    return 1;
+  }
+  static bool known(const Plane& plane) { return plane.rows > 0 && plane.element > 0; }
+  static RowPhase phase_of(const Plane& plane) {
+    return {uint32_t(reinterpret_cast<uintptr_t>(plane.begin) / unsigned(plane.element)), uint32_t(plane.stride / plane.element)};
+  }
+  // Of what rows are cut by: the source, if it can lead, or else the sink.
+  RowPhase phase() const {
+    const Plane in = plane_of(p_.source, p_.rows, p_.cols), out = plane_of(p_.sink, p_.rows, p_.cols);
+    return leads<typename Problem::Source>() ? phase_of(in) : known(out) ? phase_of(out) : RowPhase{};
   }
 
   // Groups are compiled for wide and for single packs; in between a block of one warp does the same.
@@ -148,13 +211,14 @@ class RowEngine {
       if (!Problem::row_sink && ex_.workspace().ptr != nullptr &&
           ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
         policy.residency = Residency::split;
+        if (plan.ends) plan.ends = false, plan.pack = 1, plan.why_not = why_not::whole_only;
         return {};
       }
     }
 
     // The table speaks of wide packs; of others a thread takes as many as make the same work.
-    const int64_t tile = plan.pack == wide ? int64_t(wide) * packs(wide) : 16 / scale;
-    const int64_t units = ceil_div(p_.cols, tile) * packs(wide);
+    const int64_t tile = plan.ends ? ends_pack * ends_packs : plan.pack == wide ? int64_t(wide) * packs(wide) : 16 / scale;
+    const int64_t units = ceil_div(plan.ends ? in_packs() : p_.cols, tile) * packs(wide);
     for (const tuning::RowTuning& row : tuning::kRows) {
       if (units <= row.max_packs && (clusters || row.cluster == 1)) return take(plan, row, units);
     }
@@ -165,6 +229,10 @@ class RowEngine {
     RowPolicy& policy = plan.policy;
     policy.residency = row.residency;
     policy.cluster = row.cluster;
+    if (plan.ends) {
+      policy.residency = ends_fit(p_.cols, 32) ? Residency::group : Residency::streamed;
+      if (policy.residency == Residency::group) return {};
+    }
     if (policy.residency == Residency::group) {
       if (has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack)) {
         policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
@@ -172,7 +240,7 @@ class RowEngine {
       }
       policy.residency = Residency::registers;
     }
-    const int most = max_block(plan.pack, policy.residency);
+    const int most = max_block(plan.pack, policy.residency, plan.ends);
     const int64_t each = Problem::Op::looks_twice ? row.packs : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
     if (policy.residency == Residency::registers && !choose_registers(plan)) policy.residency = Residency::streamed;
@@ -212,13 +280,13 @@ class RowEngine {
     // In registers, if there is room for all the threads at once; otherwise half as many, in blocks as large as they get, go
     // through the row in steps.
     const int64_t packs_each = ceil_div(width_of(policy.cluster), int64_t(plan.pack));
-    const int64_t threads = round_up(ceil_div(packs_each, int64_t(packs(plan.pack))), 32);
+    const int64_t threads = round_up(ceil_div(packs_each, int64_t(packs_of(plan))), 32);
     const int64_t room = int64_t(tuning::kFewRowsThreads) * ex_.device().sm_count / (p_.rows * policy.cluster);
-    const bool held = threads <= lesser<int64_t>(room, max_block(plan.pack, Residency::registers));
-    policy.residency = held ? Residency::registers : Residency::shared;
+    const bool held = !plan.ends && threads <= lesser<int64_t>(room, max_block(plan.pack, Residency::registers));
+    policy.residency = held ? Residency::registers : plan.ends ? Residency::streamed : Residency::shared;
     policy.threads = int(threads);
     if (held) return {};
-    const int largest = max_block(plan.pack, Residency::shared);
+    const int largest = max_block(plan.pack, policy.residency, plan.ends);
     policy.threads = int(lesser<int64_t>(largest, round_up(ceil_div(threads, 2), 32)));
     // Nearly as many blocks as multiprocessors do.
     const auto enough_blocks = [&](int cluster) { return p_.rows * cluster >= ex_.device().sm_count * 7 / 8; };
@@ -259,13 +327,13 @@ class RowEngine {
     }
     if (residency == Residency::group) return complete_group(plan);
 
-    plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : round_up(p_.cols, plan.pack));
+    plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : plan.ends ? in_packs() : round_up(p_.cols, plan.pack));
     const bool held = residency == Residency::registers;
-    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * packs(plan.pack));  // for one thread at a time
-    const int most = max_block(plan.pack, residency);
+    const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * packs_of(plan));  // for one thread at a time
+    const int most = max_block(plan.pack, residency, plan.ends);
     if (policy.threads == 0) {
       const int64_t wanted = held ? tiles : ceil_div(tiles, 2);
-      policy.threads = int(lesser<int64_t>(most, round_up(wanted, 32)));
+      policy.threads = int(lesser<int64_t>(most, greater<int64_t>(32, round_up(wanted, 32))));
     }
     if (policy.threads < 32 || policy.threads > most || policy.threads % 32 != 0) {
       return invalid("policy: threads of a block is not a multiple of 32 up to 1024 (768 or 512 for functors that need many registers, 512 split)");
@@ -291,6 +359,15 @@ class RowEngine {
     RowPolicy& policy = plan.policy;
     if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
     if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
+    if (plan.ends) {
+      if (policy.rows_per_group == 2) return unsupported("policy: two rows at a time need rows that begin and end at multiples of 16 bytes");
+      if (policy.threads == 0) policy.threads = lanes_with_ends();
+      if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
+        return invalid("policy: threads of a group is not a power of two up to 32");
+      }
+      if (!ends_fit(p_.cols, policy.threads)) return unsupported("policy: the row does not fit the registers of the group");
+      return {};
+    }
     const int64_t tile = int64_t(plan.pack) * group_packs(plan.pack);
     if (policy.threads == 0) policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, tile))));
     if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
@@ -301,12 +378,20 @@ class RowEngine {
     return {};
   }
 
-  int steps_of(const RowPlan& plan) const { return int(ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs(plan.pack))); }
+  // As many lanes as hold half of what they could, or there are.
+  int lanes_with_ends() const {
+    const int64_t wanted = power_of_two_from(ceil_div(in_packs(), int64_t(ends_pack) * within(1, ends_packs / 2, 2)));
+    return int(lesser<int64_t>(32, greater<int64_t>(ends_lanes, wanted)));
+  }
+  // The columns of a row's packs, at most; of one at least.
+  int64_t in_packs() const { return greater<int64_t>(1, RowEnds::most_packs(p_.cols, ends_pack)) * ends_pack; }
+
+  int steps_of(const RowPlan& plan) const { return int(ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs_of(plan))); }
   // How many of its steps a thread can leave in shared memory when as many blocks are to run beside each other as the
   // registers allow; or, what should not be read twice, all that there is room for.
   int kept_of(const RowPlan& plan) const {
     const int64_t steps = steps_of(plan);
-    const int64_t beside = greater<int64_t>(1, max_block(plan.pack, Residency::shared) == 1024 ? 1024 / plan.policy.threads : 512 / plan.policy.threads);
+    const int64_t beside = greater<int64_t>(1, max_block(plan.pack, Residency::shared, plan.ends) == 1024 ? 1024 / plan.policy.threads : 512 / plan.policy.threads);
     const int64_t blocks = loaded_once<typename Problem::Source> ? 1 : beside;
     constexpr int64_t reserved = 1024 + int64_t(sizeof(Scratch<Problem>));
     const int64_t block = ex_.device().shared_per_block + 1024 - reserved;
@@ -367,10 +452,10 @@ class RowEngine {
           using Deep = StreamBody<Problem, N, kDeep>;
           const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count;
           if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads && plan.warp_width >= 32 * N * kDeep) {
-            return start<Deep>(how, {p_, plan.width, plan.warp_width, 0});
+            return start<Deep>(how, {p_, plan, {}});
           }
         }
-        return start<StreamBody<Problem, N, K>>(how, {p_, plan.width, plan.warp_width, plan.kept});
+        return start<StreamBody<Problem, N, K>>(how, {p_, plan, {}});
       case Residency::group:
         if constexpr (kGroups) return run_groups<N, kTwoRows>(plan);
         break;
@@ -387,20 +472,40 @@ class RowEngine {
     return unsupported("policy: no kernel is compiled for this combination");
   }
 
+  Status run_with_ends(const RowPlan& plan) const {
+    const EndsProblem problem{p_.op, leading(p_.source), any_column(p_.sink), p_.rows, p_.cols, p_.columns};
+    const Phase<true> phase{this->phase()};
+    if (plan.policy.residency == Residency::group) {
+      int lanes_log2 = 0;
+      const Launch how = groups_of(plan, lanes_log2);
+      return start<EndsGroup>(how, {problem, lanes_log2, phase});
+    }
+    Launch how;
+    how.threads = plan.policy.threads;
+    how.cluster = plan.policy.cluster;
+    how.grid.x = unsigned(blocks(plan, p_.rows * how.cluster));
+    return start<EndsStream>(how, {problem, plan, phase});
+  }
+
+  Launch groups_of(const RowPlan& plan, int& lanes_log2) const {
+    while (1 << lanes_log2 < plan.policy.threads) ++lanes_log2;
+    Launch how;
+    how.threads = tuning::kGroupBlock;
+    how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads >> lanes_log2) * plan.policy.rows_per_group)));
+    return how;
+  }
+
   template <int N, bool kTwoRows>
   Status run_groups(const RowPlan& plan) const {
     int lanes_log2 = 0;
-    while (1 << lanes_log2 < plan.policy.threads) ++lanes_log2;
+    const Launch how = groups_of(plan, lanes_log2);
     const int rows = plan.policy.rows_per_group;
-    Launch how;
-    how.threads = tuning::kGroupBlock;
-    how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads >> lanes_log2) * rows)));
     constexpr int K = group_packs(N);
     if constexpr (kTwoRows) {
-      if (rows == 2) return start<GroupBody<Problem, N, K, 2, false>>(how, {p_, lanes_log2});
-      if (plan.count == K) return start<GroupBody<Problem, N, K, 1, true>>(how, {p_, lanes_log2});
+      if (rows == 2) return start<GroupBody<Problem, N, K, 2, false>>(how, {p_, lanes_log2, {}});
+      if (plan.count == K) return start<GroupBody<Problem, N, K, 1, true>>(how, {p_, lanes_log2, {}});
     }
-    return start<GroupBody<Problem, N, K, 1, false>>(how, {p_, lanes_log2});
+    return start<GroupBody<Problem, N, K, 1, false>>(how, {p_, lanes_log2, {}});
   }
 
   const Exec& ex_;

@@ -33,6 +33,10 @@ constexpr RowTuning kRows[] = {
     {kAnyLength, Residency::streamed, 16, 16, 1},  // without clusters
 };
 
+// Rows that do not begin or end at multiples of 16 bytes are moved in wide packs from so many of these on, and in single elements
+// below. Estimated from what either takes in instructions.
+constexpr int kEndsPacks = 32;
+
 // Threads per group block.
 constexpr int kGroupBlock = 128;
 
