@@ -23,10 +23,15 @@ class Calls {
     if (shortened_.leaves_out()) return;
     auto trial = std::make_unique<OneTrial>(shape, policy);
     k::RowPlan plan;
-    if (const k::Status status = trial->plan(stream_, plan); !status) problems_.push_back(trial->describe() + ": " + text(status));
+    const k::Status planned = trial->plan(stream_, plan);
     const bool same = shape.in_gap == shape.out_gap && shape.in_shift == shape.out_shift;
     const bool aligned = shape.cols % Engine::wide == 0 && shape.in_gap % Engine::wide == 0 && shape.out_gap % Engine::wide == 0 &&
                          shape.in_shift % Engine::wide == 0 && shape.out_shift % Engine::wide == 0;
+    if (!planned) {
+      // Groups hold fewer columns of other rows.
+      if (policy.residency != Residency::group || (same && !aligned)) problems_.push_back(trial->describe() + ": " + text(planned));
+      return;
+    }
     const bool chosen = policy.residency != Residency::automatic || shape.cols >= k::tuning::kEndsPacks * Engine::ends_pack;
     if (plan.ends && aligned) problems_.push_back(trial->describe() + ": aligned rows have no ends");
     if (same && chosen && plan.ends == aligned) problems_.push_back(trial->describe() + ": not in wide packs: " + plan.why_not);

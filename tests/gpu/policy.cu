@@ -27,6 +27,11 @@ class Sweep {
     }
     return 1;
   }
+  // Whether rows of so many columns, at aligned addresses, are moved in wide packs with single elements at their ends.
+  static bool with_ends(int64_t cols, const k::RowPolicy& p) {
+    if (!Engine::ends || cols % wide == 0 || (p.max_pack != 0 && p.max_pack < wide)) return false;
+    return p.residency == Residency::streamed || (p.residency == Residency::group && (p.threads == 0 || p.threads >= Engine::ends_lanes));
+  }
   // Columns that a thread of a block works on at a time, and that it holds in registers.
   static int64_t step(int pack) { return int64_t(pack) * Engine::packs(pack); }
   static int64_t held(int pack) { return int64_t(pack) * Engine::packs(pack); }
@@ -119,8 +124,9 @@ void groups() {
                                    full - 1, full_single - 1, full_single, full_single + 1, 100 * full}) {
           if (cols < 1) continue;
           const int pack = Calls::pack(cols, max_pack);
-          const bool compiled = pack == wide || (pack == 1 && rows_per_group == 1);
-          const bool fits = cols <= lanes * Calls::held_in_group(pack);
+          const bool ends = Calls::with_ends(cols, p);
+          const bool compiled = ends ? rows_per_group == 1 : pack == wide || (pack == 1 && rows_per_group == 1);
+          const bool fits = ends ? Calls::Engine::ends_fit(cols, lanes) : cols <= lanes * Calls::held_in_group(pack);
           p.max_blocks = cols % 3;
           // Two passes of full blocks, and a last one with groups that have no row.
           sweep.add({2 * 128 / lanes + 3, cols}, p, compiled && fits ? Calls::served : Calls::refused);
@@ -228,7 +234,8 @@ void shared_and_streamed(int cluster) {
         const bool shared = residency == Residency::shared;
         const int64_t kept = shared ? most_kept<Op, T>(p) : 0;
         const auto add = [&](int64_t cols) {
-          const bool allowed = Calls::allows(residency, Calls::pack(cols, max_pack), threads);
+          const bool allowed = Calls::with_ends(cols, p) ? threads <= Calls::Engine::max_block(0, residency, true)
+                                                         : Calls::allows(residency, Calls::pack(cols, max_pack), threads);
           k::RowPolicy limited = p;
           limited.max_blocks = cols % 3 == 0 ? 1 : 0;  // rounded up to one cluster: the next row goes where this one was
           sweep.add({2, cols}, limited, !allowed ? Calls::refused : shared && !much_shared_memory() ? Calls::either : Calls::served);
@@ -479,7 +486,7 @@ void every_length_is_served() {
         std::ostringstream what;
         what << name(dtype_of<T>::value) << " " << rows << " x " << cols << ", shift " << shift << ": " << text(status)
              << ", pack " << plan.pack;
-        problems.push_back(status && plan.pack >= 1 && (shift == 0 || plan.pack == 1) ? "" : what.str());
+        problems.push_back(status && plan.pack >= 1 && (shift == 0 || plan.pack == 1 || plan.ends) ? "" : what.str());
       }
     }
   }
@@ -497,7 +504,8 @@ void every_choice_is_right() {
     for (const int step : {1, 2, 4, 8, 16}) {
       for (int64_t cols = step; cols <= 20000; cols += cols < 3000 ? step : 16 * 7 + step) {
         if (!automatic<Op, T>(rows, cols, stream, plan)) continue;  // reported above
-        if (text(plan.policy) != text(before.policy) && plan.pack == step) trials.add(Shape{rows, cols});
+        const bool all = plan.ends || plan.pack == 1;  // of what takes any number of columns each one is tried
+        if (text(plan.policy) != text(before.policy) && (plan.pack == step || (step == 1 && all))) trials.add(Shape{rows, cols});
         before = plan;
       }
     }
@@ -550,6 +558,11 @@ TEST_CASE("policies: the automatic choice for long and few rows, and for narrow 
   CHECK(automatic(2, 65536, k::Exec(stream).workspace(nullptr, size_t(1) << 30)).policy.residency != Residency::split);
 
   CHECK(automatic(many, 1024, stream).pack == 8);
-  CHECK(automatic(many, 1002, stream).pack == 2);
-  CHECK(automatic(many, 1001, stream).pack == 1);
+  CHECK(!automatic(many, 1024, stream).ends);
+  for (const int64_t cols : {1001, 1002, 50257}) {
+    CHECK(automatic(many, cols, stream).pack == 8);
+    CHECK(automatic(many, cols, stream).ends);
+  }
+  CHECK(automatic(many, 101, stream).pack == 1);
+  CHECK(!automatic(many, 101, stream).ends);
 }

@@ -357,8 +357,6 @@ class RowEngine {
 
   Status complete_group(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
-    if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
-    if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
     if (plan.ends) {
       if (policy.rows_per_group == 2) return unsupported("policy: two rows at a time need rows that begin and end at multiples of 16 bytes");
       if (policy.threads == 0) policy.threads = lanes_with_ends();
@@ -368,6 +366,8 @@ class RowEngine {
       if (!ends_fit(p_.cols, policy.threads)) return unsupported("policy: the row does not fit the registers of the group");
       return {};
     }
+    if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
+    if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
     const int64_t tile = int64_t(plan.pack) * group_packs(plan.pack);
     if (policy.threads == 0) policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, tile))));
     if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
