@@ -243,6 +243,8 @@ class RowEngine {
     const int most = max_block(plan.pack, policy.residency, plan.ends);
     const int64_t each = Problem::Op::looks_twice ? row.packs : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
+    // Two blocks share a multiprocessor then, of which one reads while the other's threads meet.
+    if (plan.ends && policy.threads > 512) policy.threads = int(round_up(ceil_div(policy.threads, 2), 32));
     if (policy.residency == Residency::registers && !choose_registers(plan)) policy.residency = Residency::streamed;
     return can_keep(plan);
   }
