@@ -22,7 +22,7 @@ class Sweep {
 
   // The pack width of aligned rows.
   static int pack(int64_t cols, int max_pack) {
-    for (const int width : {wide, Engine::Widths::middle}) {
+    for (const int width : {wide, Engine::middle}) {
       if (cols % width == 0 && (max_pack == 0 || width <= max_pack)) return width;
     }
     return 1;

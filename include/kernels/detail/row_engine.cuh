@@ -22,15 +22,15 @@ constexpr int within(int low, int n, int high) { return n < low ? low : n > high
 
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
-// The pack widths that are compiled for a pair of functors: the widest that both can use, and single elements. For rows that do
-// not begin and end at multiples of the widest it is that one again, with ends, where functors take packs at any column; where they
-// do not, a 4-byte one in between for narrow types and for functors that say themselves what they can do.
+// The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for narrow types
+// and for functors that say themselves what they can do, and single elements. `ends`: whether the widest one will do for rows that
+// do not begin and end at multiples of it, as functors take packs at any column.
 template <class Source, class Sink>
 struct PackWidths {
   static constexpr int wide = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
   static constexpr bool ends = wide > 1 && takes_any_column<Source>() && takes_any_column<Sink>();
   static constexpr bool halves = wide == 4 && (says_pack<Source> || says_pack<SinkEnd<Sink>>);
-  static constexpr int middle = ends ? 1 : wide == 16 ? 4 : wide == 8 || halves ? 2 : 1;
+  static constexpr int middle = wide == 16 ? 4 : wide == 8 || halves ? 2 : 1;
 };
 
 // The same problem for rows that begin at any element, where functors allow it.
@@ -51,6 +51,7 @@ class RowEngine {
   using Widths = PackWidths<typename Problem::Source, typename Problem::Sink>;
   static constexpr int wide = Widths::wide;
   static constexpr bool ends = Widths::ends;
+  static constexpr int middle = ends ? 1 : Widths::middle;  // rows with ends need none in between
   using EndsProblem = typename WithEnds<Problem, ends>::type;
   static constexpr int scale = int(sizeof(C)) / 4;
 
@@ -81,7 +82,7 @@ class RowEngine {
       return residency == Residency::registers ? BlockBody<Problem, N, packs(N)>::max_threads : StreamBody<Problem, N, packs(N)>::max_threads;
     };
     if (residency == Residency::split) return PartialBody<Problem, wide, packs(wide)>::max_threads;
-    return pack == wide ? largest(std::integral_constant<int, wide>()) : pack == 1 ? largest(std::integral_constant<int, 1>()) : largest(std::integral_constant<int, Widths::middle>());
+    return pack == wide ? largest(std::integral_constant<int, wide>()) : pack == 1 ? largest(std::integral_constant<int, 1>()) : largest(std::integral_constant<int, middle>());
   }
 
   RowEngine(const Exec& ex, const Problem& problem) : ex_(ex), p_(problem) {}
@@ -106,7 +107,7 @@ class RowEngine {
     }
     if (plan.pack == wide) return run_with<wide, true, true>(plan);
     if (plan.pack == 1) return run_with<1, true, false>(plan);
-    return run_with<Widths::middle, false, false>(plan);
+    return run_with<middle, false, false>(plan);
   }
 
  private:
@@ -115,7 +116,7 @@ class RowEngine {
     int n = lesser(wide, lesser(max_pack_of(p_.source, p_.cols), max_pack_of(p_.sink, p_.cols)));
     if (asked.max_pack > 0) n = lesser(n, asked.max_pack);
     const auto fits = [&](int width) { return n >= width && p_.cols % width == 0; };
-    plan.pack = fits(wide) ? wide : fits(Widths::middle) ? Widths::middle : 1;
+    plan.pack = fits(wide) ? wide : fits(middle) ? middle : 1;
     if (wide == 1) plan.why_not = why_not::narrow;
     if (plan.pack == wide) return;
     plan.why_not = asked.max_pack > 0 && asked.max_pack < wide ? why_not::limited : why_not_ends(plan);
@@ -406,7 +407,7 @@ class RowEngine {
   }
   static size_t fetched_bytes(int pack) {
     using Source = typename Problem::Source;
-    return pack == wide ? sizeof(Fetched<Source, wide>) : pack == 1 ? sizeof(Fetched<Source, 1>) : sizeof(Fetched<Source, Widths::middle>);
+    return pack == wide ? sizeof(Fetched<Source, wide>) : pack == 1 ? sizeof(Fetched<Source, 1>) : sizeof(Fetched<Source, middle>);
   }
 
   Status complete_split(RowPlan& plan) const {
