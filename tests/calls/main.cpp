@@ -20,6 +20,8 @@ k::Status call_rmsnorm(cudaStream_t, const __half* x, const __half* gamma, __hal
 k::Status call_layernorm(cudaStream_t, const __half* x, const __half* bias, __half* res, const __half* gamma, const __half* beta,
                          __half* y, int64_t rows, int64_t d);
 k::Status call_copy(cudaStream_t, const __half* x, __half* y, int64_t rows, int64_t cols);
+k::Status call_copy_groups(cudaStream_t, const __half* x, int8_t* q, float* scales, int64_t rows, int64_t cols);
+k::Status call_embed(cudaStream_t, const __half* table, const int32_t* ids, int64_t vocabulary, __half* x, int64_t* wrong, int64_t rows, int64_t cols);
 k::Status call_matmul(cudaStream_t, const __half* x, const __half* w, const float* bias, __half* y, int64_t m, int64_t n, int64_t d);
 k::Status call_matmul_int4(cudaStream_t, const __half* x, const uint32_t* w, const __half* scales, __half* y, int64_t m, int64_t n,
                            int64_t d);
@@ -90,6 +92,16 @@ int main() {
   check("layernorm, the residual", {}, res, size_t(m * n), 3);
   y = poisoned(m * n);
   check("copy", call_copy(nullptr, x, y, m, n), y, size_t(m * n), 2);
+  // Groups of ones have scales of 1 / 127.
+  float* const scales = filled(size_t(m * n / 128), 0.f);
+  const k::Status grouped = call_copy_groups(nullptr, x, filled(size_t(m * n), int8_t{0}), scales, m, n);
+  std::vector<float> found(size_t(m * n / 128));
+  if (!grouped || cudaMemcpy(found.data(), scales, found.size() * sizeof(float), cudaMemcpyDeviceToHost) != cudaSuccess || found != std::vector<float>(found.size(), 1.f / 127)) {
+    ++failures;
+    std::printf("copy, groups: %s, or wrong scales\n", grouped.reason());
+  }
+  y = poisoned(m * n);
+  check("embed", call_embed(nullptr, x, page, 1, y, filled(1, int64_t{-1}), m, n), y, size_t(m * n), 1);
   for (const int64_t tokens : {int64_t(1), int64_t(8), m}) {
     y = poisoned(m * n);
     check("matmul", call_matmul(nullptr, x, x, ones, y, tokens, n, d), y, size_t(tokens * n), double(d + 1));

@@ -146,6 +146,34 @@ inline void check_norm_heads(Verdict& verdict) {
   verdict.called("norm_heads", ok, y, want);
 }
 
+// A flat tensor, codes of groups, and rows of a table.
+inline void check_copies(Verdict& verdict) {
+  namespace k = kernels;
+  const int64_t rows = 3, cols = 37, n = rows * cols;
+  const k::cpu::Exec cx = k::cpu::Exec{2}.least_work(0);
+  const std::vector<float> x = input(rows, cols);
+  const std::vector<int32_t> ids = {2, 0, 2};
+  std::vector<float> y(x.size()), scales(size_t(rows * 3));
+  std::vector<int8_t> codes(x.size());
+  std::vector<double> active, back, chosen;
+  for (const float v : x) active.push_back(v / (1 + std::exp(-double(v))));
+  const bool ok = bool(k::cpu::copy(cx, k::load(x.data()) | k::silu(), k::store(y.data()), n));
+  verdict.called("copy, silu", ok, y, active);
+
+  const bool coded = bool(k::cpu::copy(cx, k::load(x.data(), cols), k::quantize(codes.data(), cols, scales.data(), 3, 16), rows, cols));
+  const auto decoded = k::dequant(k::load(codes.data(), cols), k::group_scales(scales.data(), 3, 16));
+  const bool read = bool(k::cpu::copy(cx, decoded, k::store(y.data(), cols), rows, cols));
+  for (int64_t i = 0; i < n; ++i) back.push_back(double(codes[size_t(i)]) * scales[size_t(i / cols * 3 + i % cols / 16)]);
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::fabs(back[size_t(i)] - x[size_t(i)]) > 0.51 * scales[size_t(i / cols * 3 + i % cols / 16)]) back[size_t(i)] = 1e9;
+  }
+  verdict.called("copy, codes", coded && read, y, back);
+
+  for (int64_t i = 0; i < n; ++i) chosen.push_back(x[size_t(ids[size_t(i / cols)] * cols + i % cols)]);
+  const bool gathered = bool(k::cpu::copy(cx, k::embed(k::load(x.data(), cols), ids.data(), rows), k::store(y.data(), cols), rows, cols));
+  verdict.called("copy, embed", gathered, y, chosen);
+}
+
 // Two queries for each of two sequences, four heads of which two share keys.
 inline void check_attention(Verdict& verdict) {
   namespace k = kernels;
@@ -196,7 +224,11 @@ inline int every_door(const char* unit) {
   link::check_products(verdict);
   link::check_router(verdict);
   link::check_rope(verdict);
+<<<<<<< HEAD
   link::check_norm_heads(verdict);
+=======
+  link::check_copies(verdict);
+>>>>>>> f5a8c2e (Call groups and embeddings once for every architecture, and every kind of copy from every compiler)
   link::check_attention(verdict);
   return wrong + verdict.failures();
 }

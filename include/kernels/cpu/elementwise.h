@@ -33,7 +33,7 @@ void copy_piece(const Packs<Load, Store>& packs, const Load& in, const Store& ou
 template <class Load, class Store>
 void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t index, int64_t begin, int64_t end) {
   const auto& sink = sink_end(out);
-  const auto values = [&out, row](const auto& source, const auto& map, auto width, int64_t col) KERNELS_INLINE {
+  const auto values = [row](const auto& source, const auto& map, auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
     return apply_map(map, resolve(source, fetch<N>(source, row, col), row, col), fetch_operands<N>(map, row, col), row, col);
   };

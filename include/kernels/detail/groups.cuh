@@ -18,7 +18,8 @@ struct GroupsBody {
   struct Params {
     In in;
     Out out;
-    int64_t cols, row_groups, groups;
+    int64_t cols;
+    Tiles groups;
     int lanes_log2;
   };
 
@@ -32,12 +33,10 @@ struct GroupsBody {
   struct Place {
     int64_t row, index, begin, end;
     bool there;
-    __device__ __forceinline__ Place(const Params& p, int64_t group) : there(group < p.groups) {
-      row = quotient(group, p.row_groups);
-      index = group - row * p.row_groups;
+    __device__ __forceinline__ Place(const Params& p, const Tiles::Tile& tile, int at) : there(at < tile.count) {
+      p.groups.place(tile, at, [&](int64_t r, int64_t i) { row = r, index = i; });
       begin = index * sink_end(p.out).group();
-      end = lesser(begin + sink_end(p.out).group(), p.cols);
-      if (!there) end = begin;
+      end = there ? lesser(begin + sink_end(p.out).group(), p.cols) : begin;
     }
   };
 
@@ -52,9 +51,11 @@ struct GroupsBody {
   static __device__ __forceinline__ void held(const Params& p, const Lanes<>& lanes) {
     const auto& map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
-    const int64_t each = max_threads >> p.lanes_log2;
-    for (int64_t first = blockIdx.x * (many * each); first < p.groups; first += gridDim.x * (many * each)) {
-      const auto place = [&](int u) { return Place(p, first + u * each + lanes.group_of(threadIdx.x)); };
+    const int each = max_threads >> p.lanes_log2;
+    const int64_t size = many * each;
+    for (int64_t first = blockIdx.x * size; first < p.groups.units; first += gridDim.x * size) {
+      const Tiles::Tile tile = p.groups.tile(first, size);
+      const auto place = [&](int u) { return Place(p, tile, u * each + int(lanes.group_of(threadIdx.x))); };
       Fetched fetched[many];
       KERNELS_UNROLL
       for (int u = 0; u < many; ++u) {
@@ -81,10 +82,11 @@ struct GroupsBody {
     const auto& sink = sink_end(p.out);
     const auto& silent = without_effects(map);
     const auto& again = second_pass(p.in);
-    const int64_t each = max_threads >> p.lanes_log2;
-    for (int64_t first = blockIdx.x * each; first < p.groups; first += gridDim.x * each) {
-      const Place at(p, first + lanes.group_of(threadIdx.x));
+    const int64_t size = max_threads >> p.lanes_log2;
+    for (int64_t first = blockIdx.x * size; first < p.groups.units; first += gridDim.x * size) {
+      const Place at(p, p.groups.tile(first, size), int(lanes.group_of(threadIdx.x)));
       const auto columns = [&](const auto& f) {
+        KERNELS_ROLLED
         for (int64_t col = at.begin + lanes.rank() * N; col < at.end; col += lanes.count() * N) f(col);
       };
       State state;
@@ -115,7 +117,7 @@ Status each_group(const Exec& ex, const In& in, const Out& out, int64_t rows, in
     Launch how;
     how.threads = Body::max_threads;
     how.grid.x = unsigned(lesser<int64_t>((groups + each - 1) / each, int64_t(1) << 30));
-    return launch<Body>(ex, how, {in, out, cols, row_groups, groups, lanes_log2});
+    return launch<Body>(ex, how, {in, out, cols, Tiles(rows, row_groups), lanes_log2});
   };
   const auto fits = [&](int width) { return pack >= width && cols % width == 0 && group % width == 0; };
   if (fits(kWide)) return start(std::integral_constant<int, kWide>());

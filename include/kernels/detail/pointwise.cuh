@@ -19,6 +19,34 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
   return ((a | b) >> 32) == 0 ? int64_t(uint32_t(a) / uint32_t(b)) : a / b;
 }
 
+// Units that lie side by side in rows, gone through in tiles.
+struct Tiles {
+  Divisor in_rows;  // by row_units
+  int64_t row_units, units;
+
+  Tiles(int64_t rows, int64_t in_row) : units(rows * in_row) {
+    // In a single row there is no end that a unit comes to.
+    if (rows > 1) in_rows = Divisor(uint32_t(in_row)), row_units = in_row;
+    else row_units = int64_t(1) << 62;
+  }
+
+  struct Tile {
+    int64_t row, begin;  // of the first unit
+    int count;
+  };
+  // The `most` units from `first` on, or as many as there are.
+  __device__ __forceinline__ Tile tile(int64_t first, int64_t most) const {
+    const int64_t row = first >> 31 == 0 ? int64_t(in_rows.quotient(uint32_t(first))) : first / row_units;
+    return {row, first - row * row_units, int(lesser(most, units - first))};
+  }
+  // f(row, number in it) of unit `at` of a tile.
+  template <class F>
+  __device__ __forceinline__ auto place(const Tile& tile, int at, const F& f) const {
+    const uint32_t rows = in_rows.quotient(uint32_t(tile.begin) + at);
+    return f(tile.row + rows, tile.begin + (at - int(rows * uint32_t(row_units))));
+  }
+};
+
 template <class F, int N>
 using FetchedBy = decltype(std::declval<const F&>().template fetch<N>(kAny, kAny));
 
@@ -29,24 +57,18 @@ struct PointwiseBody {
   static constexpr int max_threads = 256, registers = 128;
   struct Params {
     F f;
-    Divisor in_rows;  // by row_packs
-    int64_t row_packs, packs;
+    Tiles packs;
     int each;  // packs that a thread takes at a time, `most` at most
     int rest;  // columns behind the packs, where there is one row
   };
 
   static __device__ __forceinline__ void run(const Params& p) {
-    const int64_t tile = max_threads * p.each, all = gridDim.x * tile;
-    for (int64_t first = blockIdx.x * tile; first < p.packs; first += all) {
-      // A tile's packs lie side by side, in a row or in several.
-      const int64_t first_row = first >> 31 == 0 ? int64_t(p.in_rows.quotient(uint32_t(first))) : first / p.row_packs;
-      const int64_t begin = first - first_row * p.row_packs;
-      const int count = int(lesser(tile, p.packs - first));
+    const int64_t size = max_threads * p.each;
+    for (int64_t first = blockIdx.x * size; first < p.packs.units; first += gridDim.x * size) {
+      const Tiles::Tile tile = p.packs.tile(first, size);
       const auto visit = [&](int k, const auto& f) {
         const int at = k * max_threads + int(threadIdx.x);
-        if (at >= count) return;
-        const uint32_t rows = p.in_rows.quotient(uint32_t(begin) + at);
-        f(first_row + rows, (begin + (at - int(rows * uint32_t(p.row_packs)))) * N);
+        if (at < tile.count) p.packs.place(tile, at, [&](int64_t row, int64_t pack) { f(row, pack * N); });
       };
       Fetched fetched[most];
       KERNELS_UNROLL
@@ -56,7 +78,7 @@ struct PointwiseBody {
     }
     if constexpr (N > 1 && F::takes_rest) {
       if (blockIdx.x == 0 && int(threadIdx.x) < p.rest) {
-        const int64_t col = p.packs * N + threadIdx.x;
+        const int64_t col = p.packs.units * N + threadIdx.x;
         p.f.template finish<1>(p.f.template fetch<1>(0, col), 0, col);
       }
     }
@@ -72,9 +94,7 @@ Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pac
     using Body = PointwiseBody<F, N, kBytes>;
     const int64_t row_packs = cols / N, packs = rows * row_packs;
     const auto blocks = [&](int each) { return (packs + Body::max_threads * each - 1) / (Body::max_threads * each); };
-    const bool several = rows > 1;  // or else there is no end that a pack comes to
-    typename Body::Params params{f, several ? Divisor(uint32_t(row_packs)) : Divisor(), several ? row_packs : int64_t(1) << 62, packs, Body::most,
-                                 int(cols - row_packs * N)};
+    typename Body::Params params{f, Tiles(rows, row_packs), Body::most, int(cols - row_packs * N)};
     while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count) params.each /= 2;
     Launch how;
     how.threads = Body::max_threads;
