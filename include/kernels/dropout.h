@@ -27,6 +27,7 @@ inline Status check_share(double p) { return p >= 0 && p <= 1 ? Status{} : inval
 class Dropout : public Functor {
  public:
   static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
   Dropout(double p, uint64_t seed, uint64_t offset, int64_t ld)
       : p_(p), scale_(detail::kept_scale(p)), seed_(seed), offset_(offset), ld_(ld), limit_(p >= 0 && p <= 1 ? uint32_t(p * 0x1p31 + 0.5) : 0) {}
 
@@ -90,6 +91,9 @@ class MaskedDropout : public Functor {
     KERNELS_TRY(detail::check_share(p_));
     return detail::check_of(keep_, rows, cols);
   }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(keep_)); }
+
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(keep_, row, col); }
   template <class C, int N, class Fetched>

@@ -1,6 +1,7 @@
 // How rows that begin at any element are cut: each column once, packs aligned, and what is read around them within the row.
 #include <kernels/core/memory.h>
 #include <kernels/core/row_ends.h>
+#include <kernels/dropout.h>
 #include <kernels/functor.h>
 
 #include <algorithm>
@@ -166,6 +167,7 @@ TEST_CASE("row ends: which functors take packs at any column") {
   CHECK(any(k::load(x, 5) | k::mask(k::cycle(k::load(x, 5), 3)) | k::causal(2, 5)));
   CHECK(any(k::affine(k::one_plus(x), x) | k::gelu() | k::store(y, 5)));
   CHECK(any(k::both(k::store(y, 5), k::scale(2) | k::store(y, 5))));
+  CHECK(any(k::load(x, 5) | k::dropout(0.1, 1, 2, 5) | k::dropout(0.1, k::load(x, 5))));
   CHECK(any(k::mul(k::per_row(x)) | k::quantize(static_cast<int8_t*>(nullptr), 5, y)));
   // What the library does not know stays as it is.
   CHECK(!any(Plain{}));
@@ -196,6 +198,7 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
           for (int64_t r = 0; r < rows; ++r) x.set(r, c, value(r, c)), res.set(r, c, float(c % 3));
         }
         x.upload(), bias.upload(), res.upload();
+        const auto drop = k::dropout(0.3, 11, 5, ld) | k::dropout(0.5, k::load(res.data(), res.ld()));
         const auto source = k::detail::leading(k::load(x.data(), ld) | k::add(bias.data()) | (k::add(k::load(res.data(), res.ld())) | k::tee(kept.data(), ld)));
         const auto sink = k::detail::any_column(k::affine(k::one_plus(bias.data())) | k::both(k::scale(1) | k::store(y.data(), ld), k::store(y.data(), ld)));
         const auto again = k::detail::second_pass(source);
@@ -207,6 +210,13 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
             const auto w = k::detail::resolve(again, k::detail::fetch<n>(again, r, col), r, col);
             const auto map = k::detail::sink_map(sink);
             k::detail::put(k::detail::sink_end(sink), k::detail::apply_map(map, w, k::detail::fetch_operands<n>(map, r, col), r, col), r, col);
+            const auto any_drop = k::detail::any_column(drop);
+            const auto dropped = k::detail::apply_map(any_drop, v, k::detail::fetch_operands<n>(any_drop, r, col), r, col);
+            for (int i = 0; i < n; ++i) {
+              const k::Pack<float, 1> one{{v.v[i]}};
+              const auto want = k::detail::apply_map(drop, one, k::detail::fetch_operands<1>(drop, r, col + i), r, col + i);
+              t.expect(dropped.v[i] == want.v[0], "%d columns: dropout gives %g, not %g", int(cols), double(dropped.v[i]), double(want.v[0]));
+            }
             for (int i = 0; i < n; ++i) t.expect(v.v[i] == w.v[i], "%d columns: the second look gives %g, not %g", int(cols), double(w.v[i]), double(v.v[i]));
           };
           for (int col = row.head; col < row.end; col += N) visit(std::integral_constant<int, N>(), col);
