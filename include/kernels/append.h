@@ -12,6 +12,7 @@
 // be found out first, and so are 4-bit codes, of which a pack fills only a part of a word.
 #pragma once
 
+#include "core/divisor.h"
 #include "kv.h"
 
 KERNELS_BEGIN
@@ -57,7 +58,7 @@ class Append : public Functor {
   static constexpr Role role = Role::sink;
   using T = typename Tensor::Element;
   Append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_t head_dim)
-      : tensor_(tensor), where_(where), at_(at), head_dim_(head_dim) {
+      : tensor_(tensor), where_(where), at_(at), heads_(head_dim), head_dim_(head_dim) {
     static_assert(!Tensor::words, "append: 4-bit codes cannot be written pack by pack");
   }
 
@@ -70,6 +71,7 @@ class Append : public Functor {
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(at_.check());
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
+    if (cols > std::numeric_limits<int32_t>::max()) return unsupported("append: more than 2^31 - 1 columns");
     KERNELS_TRY(where_.check());
     KERNELS_TRY(tensor_.check(head_dim_));
     if (tensor_.scales_positions()) return unsupported("append: scales for each position are not known yet");
@@ -85,7 +87,7 @@ class Append : public Functor {
   KERNELS_HD Place prepare(int64_t row, int64_t col) const {
     const int64_t pos = at_.position(row);
     if (pos < 0) return {nullptr, 1.f};
-    const int64_t head = static_cast<uint32_t>(col) / static_cast<uint32_t>(head_dim_);
+    const int64_t head = heads_.quotient(static_cast<uint32_t>(col));
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
     T* const to = tensor_.at(slot, head) + (col - head * head_dim_);
     if constexpr (Tensor::Run::scaled) return {to, divide(1.f, convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]))};
@@ -104,6 +106,7 @@ class Append : public Functor {
   Tensor tensor_;
   Where where_;
   AppendAt at_;
+  detail::Divisor heads_;
   int64_t head_dim_;
 };
 

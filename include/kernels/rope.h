@@ -70,7 +70,7 @@ class Rope : public Functor {
  public:
   static constexpr Role role = Role::map;
   Rope(const int32_t* positions, const float* frequencies, int head_dim)
-      : positions_(positions), frequencies_(frequencies), head_dim_(head_dim), rotary_dim_(head_dim) {}
+      : positions_(positions), frequencies_(frequencies), heads_(head_dim), head_dim_(head_dim), rotary_dim_(head_dim) {}
 
   Rope rotary_dim(int n) const { Rope out = *this; out.rotary_dim_ = n; return out; }
   Rope interleaved() const { Rope out = *this; out.interleaved_ = true; return out; }
@@ -93,7 +93,7 @@ class Rope : public Functor {
     const char* const misaligned = "rope: the pointer to positions or frequencies is not aligned for its elements";
     KERNELS_TRY(detail::check_pointer(positions_, null, misaligned));
     KERNELS_TRY(detail::check_pointer(frequencies_, null, misaligned));
-    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("rope: more than 2^32 - 1 columns");
+    if (cols > std::numeric_limits<int32_t>::max()) return unsupported("rope: more than 2^31 - 1 columns");
     if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0) return invalid("rope: columns are no whole heads of a multiple of 8");
     if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0) return invalid("rope: rotary_dim is odd, or larger than a head");
     return {};
@@ -101,7 +101,7 @@ class Rope : public Functor {
 
   int head_dim() const { return head_dim_; }
   KERNELS_HD int half() const { return rotary_dim_ / 2; }
-  KERNELS_HD int in_head(int64_t col) const { return int(static_cast<uint32_t>(col) % static_cast<uint32_t>(head_dim_)); }
+  KERNELS_HD int in_head(int64_t col) const { return int(heads_.remainder(static_cast<uint32_t>(col))); }
   KERNELS_HD bool turns(int in_head) const { return in_head < rotary_dim_; }
   KERNELS_HD bool pairs_are_neighbours() const { return interleaved_; }
   // So many columns lie on one side of everything that matters.
@@ -140,6 +140,7 @@ class Rope : public Functor {
  private:
   const int32_t* positions_;
   const float* frequencies_;
+  detail::Divisor heads_;
   int head_dim_, rotary_dim_;
   float amplitude_ = 1;
   bool interleaved_ = false;

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "core/arguments.h"
+#include "core/divisor.h"
 #include "core/quant.h"
 #include "core/row_op.h"
 #include "functor.h"
@@ -470,7 +471,7 @@ template <class S>
 class Paired : public Functor {
  public:
   static constexpr Role role = Role::source;
-  KERNELS_HD Paired(S source, int head_dim, int half) : source_(source), head_dim_(head_dim), half_(half) {}
+  Paired(S source, int head_dim, int half) : source_(source), heads_(head_dim), head_dim_(head_dim), half_(half) {}
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
@@ -490,12 +491,13 @@ class Paired : public Functor {
   // The row of the source that stands at this one's place.
   KERNELS_HD int64_t origin(int64_t row) const {
     if (half_ == 0) return row;
-    const int at = int(static_cast<uint32_t>(row) % static_cast<uint32_t>(head_dim_));
+    const int at = int(heads_.remainder(static_cast<uint32_t>(row)));
     return at >= 2 * half_ ? row : row - at + at / 2 + (at % 2 != 0 ? half_ : 0);
   }
 
  private:
   S source_;
+  detail::Divisor heads_;
   int head_dim_, half_;
 };
 

@@ -1,6 +1,8 @@
 // The float functions against those of the C library in double, over sweeps of bit patterns; the values that need care.
+#include <kernels/core/divisor.h>
 #include <kernels/core/math.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -165,4 +167,24 @@ TEST_CASE("double goes to the C library") {
   }
   CHECK_TALLY(t);
   CHECK(k::exp(-HUGE_VAL) == 0.0);
+}
+
+TEST_CASE("quotients by a divisor that is known ahead") {
+  std::vector<int64_t> divisors = {1, 2, 3, 5, 7, 64, 80, 96, 128, 641, 6700417, 0x7ffffffe, 0x7fffffff};
+  for (int shift = 2; shift < 31; ++shift) divisors.insert(divisors.end(), {(int64_t(1) << shift) - 1, int64_t(1) << shift, (int64_t(1) << shift) + 1});
+  int wrong = 0;
+  for (const int64_t d : divisors) {
+    const k::detail::Divisor divisor(d);
+    const auto check = [&](int64_t n) {
+      if (n < 0 || n > 0x7fffffff) return;
+      wrong += divisor.quotient(uint32_t(n)) != uint32_t(n / d) || divisor.remainder(uint32_t(n)) != uint32_t(n % d);
+    };
+    const int64_t step = std::max<int64_t>(d, 0x7fffffff / 5000 / d * d);
+    for (int64_t n = 0; n <= 0x7fffffff; n += step) check(n - 1), check(n), check(n + 1), check(n + d / 2);
+    for (int64_t n = 0x7fffffff; n > 0x7fffffff - 100; --n) check(n);
+  }
+  CHECK(wrong == 0);
+  // What cannot be divided by is refused by others, who must be able to say so.
+  CHECK(k::detail::Divisor(0).quotient(5) == 5);
+  CHECK(k::detail::Divisor(-3).remainder(5) == 0);
 }
