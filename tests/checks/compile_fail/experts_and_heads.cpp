@@ -1,0 +1,49 @@
+// FAILS ROUTE_POINTER: a pointer where there must be a source
+// FAILS ROUTE_SINK: a sink where there must be a source
+// FAILS GATHERED_TEE: gathered() reads its rows more than once
+// FAILS COMBINED_TEE: combined() may read a row several times
+// FAILS HEADS_QUANTIZE: quantize() finds a scale for a whole row, not for a head
+// FAILS HEADS_MAP_OUTSIDE: give each of its sinks its maps
+// FAILS HEADS_TEE: put tee() into the operation that makes these rows
+// FAILS HEADS_SOURCE_LAST: a source where there must be a sink
+// FAILS EACH_HEAD_TEE: each_head() reads its columns more than once
+// FAILS NORMED_HEADS_TEE: normed_heads() reads a head more than once
+#include <kernels/append.h>
+#include <kernels/cpu/norm_heads.h>
+#include <kernels/cpu/router.h>
+#include <kernels/rope.h>
+
+namespace k = kernels;
+
+k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, int32_t* numbers, int64_t n) {
+  const auto in = k::load(p, n);
+  const auto teed = in | k::tee(y, n);
+  const auto out = k::store(y, n);
+  const auto turned = k::rope(numbers, p, 16) | out;
+  const k::HeadShape shape{n, 3, 16, 2};
+  (void)in, (void)teed, (void)turned, (void)codes, (void)shape;
+#if defined(ROUTE_POINTER)
+  return k::cpu::route(cx, p, numbers, y, {n, 8, 2});
+#elif defined(ROUTE_SINK)
+  return k::cpu::route(cx, out, numbers, y, {n, 8, 2});
+#elif defined(GATHERED_TEE)
+  return k::cpu::norm_heads(cx, k::gathered(teed, numbers, 2), out, shape);
+#elif defined(COMBINED_TEE)
+  return k::cpu::norm_heads(cx, k::combined(teed, numbers, p, 2), out, shape);
+#elif defined(HEADS_QUANTIZE)
+  return k::cpu::norm_heads(cx, in, k::quantize(codes, n, y), shape);
+#elif defined(HEADS_MAP_OUTSIDE)
+  return k::cpu::norm_heads(cx, in, k::scale(2) | k::qkv(turned, 16, turned, 16, out, 16), shape);
+#elif defined(HEADS_TEE)
+  return k::cpu::norm_heads(cx, teed, out, shape);
+#elif defined(HEADS_SOURCE_LAST)
+  return k::cpu::norm_heads(cx, in, in, shape);
+#elif defined(EACH_HEAD_TEE)
+  return k::cpu::norm_heads(cx, in, k::mul(k::each_head(teed, 16)) | out, shape);
+#elif defined(NORMED_HEADS_TEE)
+  return k::cpu::norm_heads(cx, k::normed_heads(teed, 16), out, shape);
+#else
+  KERNELS_TRY(k::cpu::route(cx, in, numbers, y, {n, 8, 2}));
+  return k::cpu::norm_heads(cx, k::combined(in, numbers, p, 2), k::qkv(k::scale(2) | turned, 16, turned, 16, out, 16), shape);
+#endif
+}
