@@ -70,6 +70,7 @@ class Append : public Functor {
   }
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(at_.check());
+    if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("append: more than 2^32 - 1 columns");
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
     if (cols > std::numeric_limits<int32_t>::max()) return unsupported("append: more than 2^31 - 1 columns");
     KERNELS_TRY(where_.check());

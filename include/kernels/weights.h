@@ -274,6 +274,8 @@ class ColumnsFrom : public Functor {
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, first_ + col); }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, first_ + col); }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(source_)); }
   KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
@@ -340,6 +342,8 @@ class Joined : public Functor {
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
     return glu_.join(detail::resolve(gate_, detail::first_of(fetched), row, col), detail::resolve(up_, detail::second_of(fetched), row, col));
   }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(gate_), detail::any_column(up_)); }
   KERNELS_HD auto read_twice() const { return with(detail::read_twice(gate_), detail::read_twice(up_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(gate_), detail::second_pass(up_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(gate_), detail::without_effects(up_)); }
@@ -964,7 +968,7 @@ template <class X, class W, class Out>
 constexpr bool takes_product() {
   constexpr bool right = takes_source<X>() && takes_weights<W>() && takes_sink<Out>();
   if constexpr (right) {
-    static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: quantize with a known scale, k::scale(1 / s) | k::store(int8), or in the operation that follows");
+    static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: give it a scale, k::quantize(q, ld, k::tensor_scale(s)), or quantize in the operation that follows");
     static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu(), geglu() or another glu()");
     static_assert(!has_effects<X> && !has_effects<W>, "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
     return !is_row_sink<SinkEnd<Out>> && is_gated<W>::value == joins<Out>;

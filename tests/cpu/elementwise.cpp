@@ -43,6 +43,7 @@ TEST_CASE("codes of scales found for groups") {
   });
 }
 TEST_CASE("codes of scales found for rows") { run([](Tally& t, const CpuDoor& door) { check_row_scales<H>(t, door); }); }
+TEST_CASE("in front of a norm") { run([](Tally& t, const CpuDoor& door) { check_in_front_of_a_norm<H>(t, door); }); }
 TEST_CASE("embeddings") { run([](Tally& t, const CpuDoor& door) { check_embeddings<H>(t, door); }); }
 
 TEST_CASE("the number of threads does not matter") {

@@ -51,6 +51,7 @@ TEST_CASE("elementwise: codes of scales found for groups") {
   });
 }
 TEST_CASE("elementwise: codes of scales found for rows") { run([](Tally& t, const GpuDoor& door) { check_row_scales<D>(t, door); }); }
+TEST_CASE("elementwise: in front of a norm") { run([](Tally& t, const GpuDoor& door) { check_in_front_of_a_norm<D>(t, door); }); }
 TEST_CASE("elementwise: embeddings") { run([](Tally& t, const GpuDoor& door) { check_embeddings<D>(t, door); }); }
 
 // The most that a launch takes at a time, and a little more and less.

@@ -492,4 +492,30 @@ void check_embeddings(Tally& t, const Door& door) {
   }
 }
 
+// All of it in front of a norm, in rows that are aligned, and in rows of which none is: the same as a copy and the norm of that.
+template <class Memory, class Door>
+void check_in_front_of_a_norm(Tally& t, const Door& door) {
+  const int64_t rows = 6, vocabulary = 11;
+  for (const int64_t d : {256, 1025, 3001}) {
+    const RandomMatrix<k::half, Memory> x(1, rows, 2 * d, 2 * d + d % 2), table(2, vocabulary, d, d);
+    const Numbers<int32_t, Memory> ids({3, 10, 5, 0, 10, 3});
+    Guarded<bool, Memory> keep(rows, d, d);
+    for (int64_t i = 0; i < rows * d; ++i) keep.set(i / d, i % d, i % 7 != 2);
+    keep.upload();
+    Guarded<float, Memory> between(rows, d, d), apart(rows, d, d), at_once(rows, d, d + 1);
+    const auto check = [&](const char* what, const auto& in) {
+      t.expect(door.copy(in, k::store(between.data(), d), rows, d).ok() && door.rmsnorm(k::load(static_cast<const float*>(between.data()), d), k::store(apart.data(), d), rows, d).ok(), "%s", what);
+      apart.download();
+      expect_matrix(t, what, door.rmsnorm(in, k::store(at_once.data(), at_once.ld()), rows, d), at_once, [&](int64_t r, int64_t c) {
+        const double want = value_of(apart.get(r, c));
+        return Real<>(want, 0x1p-19 * std::fabs(want));
+      });
+    };
+    const auto whole = k::load(static_cast<const k::half*>(x.data()), x.ld());
+    const auto tokens = k::embed(k::load(static_cast<const k::half*>(table.data()), d), static_cast<const int32_t*>(ids.data()), vocabulary);
+    check("gate, embedding, dropout", (k::gate_up(whole, d) | k::swiglu()) | k::add(tokens) | k::dropout(0.25, 5, 6, d));
+    check("embedding, given dropout", whole | k::add(tokens) | k::dropout(0.25, k::load(static_cast<const bool*>(keep.data()), d)));
+  }
+}
+
 }  // namespace test
