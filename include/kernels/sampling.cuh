@@ -28,12 +28,58 @@ template <class Load, class Token>
     KERNELS_TRY(detail::check_sample(logits, out, rows, vocabulary, options).in("sample"));
     KERNELS_TRY(ex.status());
     if (rows == 0) return {};
-    const auto source = detail::read_twice(logits);
-    using Source = std::decay_t<decltype(source)>;
-    const detail::SampleProblem<Source> problem{source, options.options(), out, rows, vocabulary};
-    constexpr int wide = detail::widest_of<Source>() < 8 ? detail::widest_of<Source>() : 8;
-    if (detail::max_pack_of(source, vocabulary) >= wide && vocabulary % wide == 0) return detail::start_sample<detail::SampleProblem<Source>, wide>(ex, problem);
-    return detail::start_sample<detail::SampleProblem<Source>, 1>(ex, problem);
+    return detail::run_samples(ex, logits, vocabulary, [&](const auto& source) {
+      return detail::SampleProblem<std::decay_t<decltype(source)>>{source, options.options(), out, rows, vocabulary};
+    });
+  }
+}
+
+// Speculative decoding: which of a sequence's drafted tokens are accepted, and the token behind them.
+//
+//   k::verify(stream, k::load(logits, ld), k::drafts(drafted, drafts), tokens, accepted, {sequences, drafts, vocabulary}, options);
+//   k::verify(stream, k::load(logits, ld), k::drafts(drafted, drafts, k::load(q, ld)), tokens, ...);     // with the drafter's probabilities
+//
+// Row sequence * (drafts + 1) + i of the logits is the model's behind i of the drafted tokens. Draft i is accepted with probability
+// min(1, p / q), where p is what the options leave of the row and q the drafter's; at temperature 0 where it is the largest logit's.
+// The first one that is not is replaced by a token drawn by what p has more than q; if all are accepted, one more is drawn from the
+// last row. So tokens come as often as without drafts. accepted[sequence] is their number, and tokens, rows of drafts + 1, has them, the
+// token behind, and -1 from there on. Parameters, seed and step are those of the sequence; the draw at row i is that of step + i. What
+// lies in rows (bias, allowed, counts, previous, status) is of all sequences * (drafts + 1) rows.
+template <class Load, class Q, class Token>
+[[nodiscard]] Status verify(const Exec& ex, const Load& logits, const Drafts<Q>& drafts, Token* tokens, int32_t* accepted, const VerifyShape& shape,
+                            const Sampling& options = {}) {
+  if constexpr (!detail::takes_logits<Load>()) {
+    return detail::not_compiled();
+  } else {
+    const auto make = [&](const auto& source) {
+      return detail::VerifyProblem<std::decay_t<decltype(source)>, Q>{source, options.options(), tokens, drafts.tokens, drafts.ld, shape.drafts, drafts.q, accepted,
+                                                                    shape.rows(), shape.vocabulary};
+    };
+    KERNELS_TRY(detail::check_verify(make(logits), shape, options).in("verify"));
+    KERNELS_TRY(ex.status());
+    if (shape.sequences == 0) return {};
+    KERNELS_TRY(detail::run_samples(ex, logits, shape.vocabulary, make));
+    return detail::finish_sequences(ex, make(logits));
+  }
+}
+
+// Logarithms of probabilities: log_softmax() of the rows, of one token of each and of the largest.
+//
+//   k::log_probs(stream, k::load(logits, ld), rows, vocabulary, k::LogProbs{}.of(tokens, chosen).top(5, ids, values, 5));
+//
+// Good to 2^-20 and the last place of a float. A row with a NaN gives NaN and ids of -1; so does a token that is none. Where fewer than n
+// tokens are above -infinity, ids of -1 and -infinity follow. +infinity is as in sample().
+template <class Load>
+[[nodiscard]] Status log_probs(const Exec& ex, const Load& logits, int64_t rows, int64_t vocabulary, const LogProbs& outputs) {
+  if constexpr (!detail::takes_logits<Load>()) {
+    return detail::not_compiled();
+  } else {
+    KERNELS_TRY(detail::check_score(logits, outputs, rows, vocabulary).in("log_probs"));
+    KERNELS_TRY(ex.status());
+    if (rows == 0) return {};
+    return detail::run_samples(ex, logits, vocabulary, [&](const auto& source) {
+      return detail::ScoreProblem<std::decay_t<decltype(source)>>{source, {}, outputs.outputs(), rows, vocabulary};
+    });
   }
 }
 

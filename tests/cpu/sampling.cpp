@@ -146,3 +146,65 @@ TEST_CASE("wrong arguments are named") {
   CHECK(k::cpu::sample(cx, k::load(static_cast<const float*>(nullptr), 64), static_cast<int32_t*>(nullptr), 0, 64).ok());
   CHECK(k::cpu::sample(cx, k::load(static_cast<const float*>(nullptr), 64), static_cast<int32_t*>(nullptr), 0, 0).ok());
 }
+
+TEST_CASE("drafts are accepted or replaced") {
+  Tally t;
+  const auto run = [](const auto& logits, const auto& drafts, auto* tokens, int32_t* accepted, const k::VerifyShape& shape, const k::Sampling& options) {
+    return k::cpu::verify(on_threads(2), logits, drafts, tokens, accepted, shape, options);
+  };
+  for (const int64_t n : {50, 3000, 20000}) check_verify<HostMemory>(t, n, run);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const int64_t draws = is_shortened() ? 20000 : 300000;
+#else
+  const int64_t draws = 50000;
+#endif
+  check_verified_draws<HostMemory>(t, draws, run);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("logarithms of probabilities") {
+  Tally t;
+  const auto run = [](const auto& logits, int64_t rows, int64_t vocabulary, const k::LogProbs& outputs) {
+    return k::cpu::log_probs(on_threads(2), logits, rows, vocabulary, outputs);
+  };
+  for (const int64_t n : {1, 31, 300, 5000, 32000}) check_log_probs<HostMemory>(t, n, n % 3, run);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("wrong arguments of drafts and logarithms are named") {
+  const k::cpu::Exec cx{1};
+  const std::vector<float> x(64, 1.f);
+  int32_t tokens[8] = {5, 5, 5, 5, 5, 5, 5, 5}, drafted[8] = {}, accepted[8] = {5};
+  const auto in = k::load(x.data(), 8);
+  using Shape = k::VerifyShape;
+  const auto text = [](const k::Status& status) { return std::string(status.ok() ? "ok" : status.reason()); };
+  const auto verify = [&](const Shape& shape, const int32_t* drafts, int64_t ld, int32_t* to, int32_t* count) {
+    return text(k::cpu::verify(cx, in, k::drafts(drafts, ld), to, count, shape));
+  };
+  CHECK(verify({-1, 1, 8}, drafted, 1, tokens, accepted) == "verify: sequences is negative");
+  CHECK(verify({1, -1, 8}, drafted, 1, tokens, accepted) == "verify: drafts is negative or larger than 65,535");
+  CHECK(verify({int64_t(1) << 41, 1, 8}, drafted, 1, tokens, accepted) == "verify: sequences is larger than 2^40");
+  CHECK(verify({1, 1, 0}, drafted, 1, tokens, accepted) == "verify: vocabulary is 0: there is no token to draw");
+  CHECK(verify({1, 2, 8}, drafted, 1, tokens, accepted) == "verify: drafts: ld is less than the number of drafts");
+  CHECK(verify({1, 2, 8}, nullptr, 2, tokens, accepted) == "verify: drafts: the pointer to tokens is null");
+  CHECK(verify({1, 2, 8}, drafted, 2, nullptr, accepted) == "verify: tokens: the pointer is null");
+  CHECK(verify({1, 2, 8}, drafted, 2, tokens, nullptr) == "verify: accepted: the pointer is null");
+  CHECK(text(k::cpu::verify(cx, in, k::drafts(drafted, 2, k::load(static_cast<const float*>(nullptr), 8)), tokens, accepted, {1, 2, 8})) == "verify: probabilities: load: the pointer is null");
+  CHECK(tokens[0] == 5);
+  CHECK(accepted[0] == 5);
+  CHECK(verify({0, 2, 8}, nullptr, 2, nullptr, nullptr) == "ok");
+  CHECK(verify({2, 0, 8}, nullptr, 0, tokens, accepted) == "ok");
+  CHECK(accepted[0] == 0);
+
+  float values[8] = {};
+  const auto score = [&](const k::LogProbs& outputs, int64_t rows = 1, int64_t vocabulary = 8) { return text(k::cpu::log_probs(cx, in, rows, vocabulary, outputs)); };
+  CHECK(score({}) == "log_probs: neither of() nor top() says what is wanted");
+  CHECK(score(k::LogProbs{}.top(257, tokens, values, 257)) == "log_probs: top: n is not from 0 to 256");
+  CHECK(score(k::LogProbs{}.top(3, tokens, values, 2)) == "log_probs: top: ld is less than n");
+  CHECK(score(k::LogProbs{}.top(3, static_cast<int32_t*>(nullptr), nullptr, 3)) == "log_probs: top: both pointers are null");
+  CHECK(score(k::LogProbs{}.of(static_cast<const int32_t*>(nullptr), values)) == "log_probs: of: the pointer to tokens is null");
+  CHECK(score(k::LogProbs{}.of(drafted, nullptr)) == "log_probs: of: the pointer to log_probs is null");
+  CHECK(score(k::LogProbs{}.of(drafted, values), -1) == "log_probs: rows is negative");
+  CHECK(score(k::LogProbs{}.of(drafted, values), 1, int64_t(1) << 23) == "log_probs: vocabulary is larger than 2^22");
+  CHECK(score(k::LogProbs{}.of(drafted, values), 0, 8) == "ok");
+}

@@ -123,3 +123,28 @@ TEST_CASE("a graph draws new tokens as its step and parameters change on the dev
   cudaGraphDestroy(graph);
   CHECK_TALLY(t);
 }
+
+TEST_CASE("drafts are accepted or replaced, on the GPU") {
+  Tally t;
+  Stream stream;
+  const auto run = [&](const auto& logits, const auto& drafts, auto* tokens, int32_t* accepted, const k::VerifyShape& shape, const k::Sampling& options) {
+    const k::Status status = k::verify(stream, logits, drafts, tokens, accepted, shape, options);
+    stream.wait();
+    return status;
+  };
+  for (const int64_t n : {50, 3000, 20000}) check_verify<DeviceMemory>(t, n, run);
+  check_verified_draws<DeviceMemory>(t, is_shortened() ? 20000 : 1000000, run);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("logarithms of probabilities, on the GPU") {
+  Tally t;
+  Stream stream;
+  const auto run = [&](const auto& logits, int64_t rows, int64_t vocabulary, const k::LogProbs& outputs) {
+    const k::Status status = k::log_probs(stream, logits, rows, vocabulary, outputs);
+    stream.wait();
+    return status;
+  };
+  for (const int64_t n : {1, 31, 300, 5000, 32000}) check_log_probs<DeviceMemory>(t, n, n % 3, run);
+  CHECK_TALLY(t);
+}

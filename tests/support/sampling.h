@@ -446,4 +446,198 @@ void check_golden(Tally& t, const Run& run) {
     ++row;
   }
 }
+
+// ---- speculative decoding --------------------------------------------------------------------------------------------------
+
+// What one row says about a draft: -2 for accepted, or the token in its place. q: the drafter's probabilities; empty: it was certain.
+inline int64_t verify_oracle(std::vector<float> x, const SampleRulesOf& r, const std::vector<float>& q, int64_t drafted, uint64_t bits, uint64_t draft_bits) {
+  const SampleExpected plain = sample_oracle(x, r, bits, nullptr, nullptr, std::vector<int>(x.size()));
+  if (plain.status != k::Sampled::ok || drafted < 0 || drafted >= int64_t(x.size())) return plain.token;
+  const k::detail::Levels levels(k::detail::key_of(x[size_t(plain.kept[0])]), r.temperature);
+  std::vector<uint64_t> weights;
+  uint64_t total = 0, own = 0;
+  for (const int32_t id : plain.kept) weights.push_back(k::detail::weight_of(levels(k::detail::key_of(x[size_t(id)])))), total += weights.back();
+  const auto share = [&](int64_t id) { return q.empty() ? (id == drafted ? total : 0) : uint64_t(double(q[size_t(id)]) * double(total)); };
+  const auto high = [](uint64_t a, uint64_t b) {
+    __extension__ const unsigned __int128 product = (unsigned __int128)(a)*b;
+    return uint64_t(product >> 64);
+  };
+  uint64_t rest = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (plain.kept[i] == drafted) own = weights[i];
+  }
+  if (high(draft_bits, share(drafted)) < own) return -2;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i] -= std::min(weights[i], share(plain.kept[i]));
+    rest += weights[i];
+  }
+  if (rest == 0) return plain.token;
+  uint64_t target = high(bits, rest);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (target < weights[i]) return plain.kept[i];
+    target -= weights[i];
+  }
+  return -3;
+}
+
+// run(logits, drafts, tokens, accepted, shape, options)
+template <class Memory, class Run>
+void check_verify(Tally& t, int64_t n, const Run& run) {
+  const int64_t sequences = 9, drafts = 3, rows = sequences * (drafts + 1);
+  Random random(mix(uint64_t(n)));
+  Guarded<float, Memory> logits(rows, n, n, 0, Poison::nan), q(sequences * drafts, n, n + 1, 1, Poison::nan);
+  Guarded<int64_t, Memory> drafted(sequences, drafts, drafts + 2, 1, Poison::nan);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < n; ++i) logits.set(row, i, float(2.5 * random.normal()));
+  }
+  logits.set(4, n / 2, std::numeric_limits<float>::quiet_NaN());  // sequence 1, before its first draft
+  for (int64_t s = 0; s < sequences; ++s) {
+    for (int64_t j = 0; j < drafts; ++j) {
+      const int64_t row = s * (drafts + 1) + j;
+      double sum = 0, share = random.uniform();
+      int64_t token = 0, best = 0;
+      for (int64_t i = 0; i < n; ++i) sum += std::exp(logits.get(row, i) * 0.9), best = logits.get(row, i) > logits.get(row, best) ? i : best;
+      for (int64_t i = 0; i < n; ++i) {
+        const double p = std::exp(logits.get(row, i) * 0.9) / sum;
+        q.set(s * drafts + j, i, float(p));
+        if (share >= 0) token = i;
+        share -= p;
+      }
+      drafted.set(s, j, s == 2 && j == 1 ? -1 : s == 3 ? best : s == 4 && j == 2 ? n : token);
+    }
+  }
+  logits.upload(), q.upload(), drafted.upload();
+  for (const SampleRulesOf& r : {rules_of("greedy", 0, 0), rules_of("plain", 1, 0), rules_of("hot", 5, 0), rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("typical", 1, 0, 1, 0, 0.7f), rules_of("top_k 600", 1.5f, 600)}) {
+    for (const bool certain : {false, true}) {
+      if (t.leaves_out()) continue;
+      Guarded<int64_t, Memory> tokens(1, rows, rows, 1);
+      Guarded<int32_t, Memory> accepted(1, sequences, sequences, 1), status(1, rows, rows, 1);
+      const int top_k = int(std::min<int64_t>(r.top_k, n));
+      const k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(top_k).top_p(r.top_p).typical(r.typical).seed(8).step(40).status(status.data());
+      const auto in = k::load(static_cast<const float*>(logits.data()), n);
+      const k::VerifyShape shape{sequences, drafts, n};
+      const k::Status called = certain ? run(in, k::drafts(drafted.data(), drafted.ld()), tokens.data(), accepted.data(), shape, s)
+                                       : run(in, k::drafts(drafted.data(), drafted.ld(), k::load(static_cast<const float*>(q.data()), q.ld())), tokens.data(), accepted.data(), shape, s);
+      t.expect(called.ok(), "%s: %s", r.name, called.reason());
+      tokens.download(), accepted.download(), status.download();
+      t.expect(tokens.intact() && accepted.intact() && status.intact(), "%s: wrote outside", r.name);
+      SampleRulesOf rule = r;
+      rule.top_k = top_k;
+      for (int64_t b = 0; b < sequences; ++b) {
+        int64_t count = 0;
+        bool open = true;
+        for (int64_t j = 0; j <= drafts; ++j) {
+          const int64_t row = b * (drafts + 1) + j;
+          std::vector<float> x, other;
+          for (int64_t i = 0; i < n; ++i) x.push_back(logits.get(row, i));
+          for (int64_t i = 0; i < n && j < drafts && !certain; ++i) other.push_back(q.get(b * drafts + j, i));
+          const auto four = k::philox(8, uint64_t(b), uint64_t(40 + j));
+          const int64_t draft = j < drafts ? drafted.get(b, j) : -1;
+          int64_t want = -1;
+          if (open) want = verify_oracle(x, rule, other, draft, uint64_t(four[1]) << 32 | four[0], uint64_t(four[3]) << 32 | four[2]);
+          if (want == -2) want = draft, ++count;
+          else open = false;
+          t.expect(tokens.get(0, row) == want, "%s, %d tokens, certain %d, sequence %d, draft %d: %d, want %d", r.name, int(n), int(certain), int(b), int(j), int(tokens.get(0, row)), int(want));
+          t.expect(status.get(0, row) == (row == 4 ? 1 : 0), "%s, row %d: status %d", r.name, int(row), int(status.get(0, row)));
+        }
+        t.expect(accepted.get(0, b) == count, "%s, %d tokens, sequence %d: %d accepted, want %d", r.name, int(n), int(b), int(accepted.get(0, b)), int(count));
+      }
+    }
+  }
+}
+
+// Tokens come as often as without drafts.
+template <class Memory, class Run>
+void check_verified_draws(Tally& t, int64_t sequences, const Run& run) {
+  const int64_t n = 20;
+  Guarded<float, Memory> logits(1, n, n), q(1, n, n);
+  Guarded<int32_t, Memory> drafted(sequences, 1, 1), tokens(sequences, 2, 2), accepted(1, sequences, sequences);
+  Random random(11);
+  std::vector<float> x;
+  std::vector<double> p;
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    x.push_back(float(1.5 * random.normal())), logits.set(0, i, x.back());
+    p.push_back(std::exp(1.2 * random.normal())), sum += p.back();
+  }
+  for (int64_t i = 0; i < n; ++i) q.set(0, i, float(p[size_t(i)] / sum));
+  for (int64_t s = 0; s < sequences; ++s) {
+    double share = random.uniform() * sum;
+    int32_t token = 0;
+    while (token + 1 < n && share >= p[size_t(token)]) share -= p[size_t(token++)];
+    drafted.set(s, 0, token);
+  }
+  logits.upload(), q.upload(), drafted.upload();
+  for (const SampleRulesOf& r : {rules_of("plain", 1, 0), rules_of("top_p", 0.8f, 0, 0.9f)}) {
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), k::drafts(drafted.data(), 1, k::load(static_cast<const float*>(q.data()), 0)), tokens.data(), accepted.data(),
+                                 k::VerifyShape{sequences, 1, n}, k::Sampling{}.temperature(r.temperature).top_p(r.top_p).seed(77));
+    t.expect(called.ok(), "%s", called.reason());
+    tokens.download(), accepted.download();
+    const std::vector<double> want = sample_probabilities(x, r);
+    for (int place = 0; place < 2; ++place) {
+      std::vector<int64_t> seen(static_cast<size_t>(n));
+      double draws = 0, squares = 0, freedom = -1;
+      for (int64_t s = 0; s < sequences; ++s) {
+        if (place == 1 && accepted.get(0, s) == 0) continue;
+        ++draws;
+        const int32_t token = tokens.get(s, place);
+        if (t.expect(token >= 0 && token < n, "%s: token %d", r.name, int(token))) ++seen[size_t(token)];
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        const double often = want[size_t(i)] * draws, got = double(seen[size_t(i)]);
+        if (often == 0) t.expect(got == 0, "%s: token %d was drawn, which is not left", r.name, int(i));
+        else squares += (got - often) * (got - often) / often, ++freedom;
+      }
+      t.expect(squares < freedom + 5 * std::sqrt(2 * freedom) + 5, "%s, token %d: chi-square of %g with %g degrees of freedom", r.name, place, squares, freedom);
+    }
+  }
+}
+
+// ---- logarithms of probabilities -------------------------------------------------------------------------------------------
+
+// run(logits, rows, vocabulary, outputs)
+template <class Memory, class Run>
+void check_log_probs(Tally& t, int64_t n, int64_t shift, const Run& run) {
+  const int64_t rows = 9, ld = 260;
+  const float inf = std::numeric_limits<float>::infinity();
+  Random random(mix(uint64_t(n)));
+  Guarded<float, Memory> logits(rows, n, n + shift, shift, Poison::nan);
+  std::vector<int64_t> chosen;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < n; ++i) logits.set(r, i, logit(Logits(r % 8), random, i));
+    chosen.push_back(r == 3 ? -1 : r == 4 ? n : random.below(n));
+  }
+  logits.set(8, n - 1, std::nanf(""));
+  logits.upload();
+  const Numbers<int64_t, Memory> of(chosen);
+  for (const int64_t count : {0, 1, 5, 256}) {
+    Guarded<float, Memory> own(1, rows, rows, 1), values(rows, count, ld, 1);
+    Guarded<int32_t, Memory> ids(rows, count, ld, 1);
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), logits.ld()), rows, n, k::LogProbs{}.of(of.data(), own.data()).top(count, ids.data(), values.data(), ld));
+    t.expect(called.ok(), "%s", called.reason());
+    own.download(), values.download(), ids.download();
+    t.expect(own.intact() && values.intact() && ids.intact(), "%d tokens, top %d: wrote outside", int(n), int(count));
+    for (int64_t r = 0; r < rows; ++r) {
+      std::vector<int32_t> order;
+      for (int64_t i = 0; i < n; ++i) {
+        if (logits.get(r, i) > -inf) order.push_back(int32_t(i));
+      }
+      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits.get(r, a) > logits.get(r, b); });
+      double sum = 0;
+      const double most = order.empty() ? 0 : logits.get(r, order[0]);
+      for (const int32_t id : order) sum += logits.get(r, id) == most ? 1 : std::exp(logits.get(r, id) - most);
+      const auto is = [&](float got, int64_t id, const char* what) {
+        double want = r == 8 || id >= n || (id < 0 && what[0] == 'c') ? std::nan("") : id < 0 || logits.get(r, id) == -inf ? -inf : logits.get(r, id) == most ? -std::log(sum) : logits.get(r, id) - most - std::log(sum);
+        t.expect(std::isnan(want) ? std::isnan(got) : std::isinf(want) ? got == float(want) : std::fabs(got - want) <= 1e-6 + std::fabs(want) * 2e-7, "%d tokens, top %d, row %d, %s: %g, want %g", int(n),
+                 int(count), int(r), what, got, want);
+      };
+      is(own.get(0, r), chosen[size_t(r)], "chosen");
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t id = r == 8 || i >= int64_t(order.size()) ? -1 : order[size_t(i)];
+        t.expect(ids.get(r, i) == id, "%d tokens, top %d, row %d: id %d of place %d, want %d", int(n), int(count), int(r), int(ids.get(r, i)), int(i), int(id));
+        is(values.get(r, i), id, "top");
+      }
+    }
+  }
+}
 }  // namespace test

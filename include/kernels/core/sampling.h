@@ -202,7 +202,99 @@ struct SampleOptions {
   KERNELS_HD bool adjusted() const { return soft_cap > 0.f || bias.p != nullptr || allowed.p != nullptr || penalized(); }
 };
 
+// Logarithms of a row's probabilities: of its largest logits, and of one token.
+class LogProbOutputs {
+ public:
+  TokenOutput chosen, ids;
+  float *log_probs = nullptr, *values = nullptr;
+  int64_t count = 0, ld = 0;
+  bool says_chosen = false, says_top = false;
+};
+
+// A drafter that is certain of its token, and one whose probabilities are known.
+struct Certain {
+  static Status check(int64_t, int64_t) { return {}; }
+  KERNELS_HD float at(int64_t, uint32_t id, uint32_t token) const { return id == token ? 1.f : 0.f; }
+};
+template <class Load>
+struct Uncertain {
+  Load load;
+  Status check(int64_t rows, int64_t vocabulary) const { return check_of(load, rows, vocabulary).of("probabilities"); }
+  KERNELS_HD float at(int64_t row, uint32_t id, uint32_t) const {
+    return convert<float>(resolve(load, fetch<1>(load, row, int64_t(id)), row, int64_t(id))).v[0];
+  }
+};
+
+constexpr int64_t kMostDrafts = 65535;
+
 }  // namespace detail
+
+// Drafted tokens of sequences: rows of a matrix of int32_t or int64_t, and the probabilities that the drafter had for all tokens of the
+// vocabulary, a source whose row sequence * drafts + i is that of draft i. Without them the drafter is taken to have been certain, as one
+// is that looks tokens up. A token that is none, such as -1, ends a sequence's drafts before it.
+template <class Q>
+struct Drafts {
+  detail::TokenOutput tokens;
+  int64_t ld;
+  Q q;
+};
+template <class T>
+Drafts<detail::Certain> drafts(const T* tokens, int64_t ld) {
+  return {detail::TokenOutput(const_cast<T*>(tokens)), ld, {}};
+}
+template <class T, class Load>
+Drafts<detail::Uncertain<Load>> drafts(const T* tokens, int64_t ld, const Load& probabilities) {
+  return {detail::TokenOutput(const_cast<T*>(tokens)), ld, {probabilities}};
+}
+
+struct VerifyShape {
+  int64_t sequences, drafts, vocabulary;
+  int64_t rows() const { return int64_t(uint64_t(sequences) * (uint64_t(drafts) + 1)); }
+};
+
+// What log_probs() gives: k::LogProbs{}.of(tokens, log_probs) those of one token of each row; .top(n, ids, log_probs, ld) the n largest of
+// each row, n up to 256, in order, with their ids. A null pointer to ids or log_probs of top(): not wanted.
+class LogProbs {
+ public:
+  template <class T>
+  LogProbs& of(const T* tokens, float* log_probs) {
+    o_.says_chosen = true;
+    o_.chosen = detail::TokenOutput(const_cast<T*>(tokens));
+    o_.log_probs = log_probs;
+    return *this;
+  }
+  template <class T>
+  LogProbs& top(int64_t n, T* ids, float* log_probs, int64_t ld) {
+    o_.says_top = true;
+    o_.count = n;
+    o_.ids = detail::TokenOutput(ids);
+    o_.values = log_probs;
+    o_.ld = ld;
+    return *this;
+  }
+
+  const detail::LogProbOutputs& outputs() const { return o_; }
+  Status check(int64_t rows) const {
+    if (o_.count < 0 || o_.count > 256) return invalid("top: n is not from 0 to 256");
+    if (!o_.says_chosen && !o_.says_top) return invalid("neither of() nor top() says what is wanted");
+    if (rows == 0) return {};
+    if (o_.says_chosen) {
+      if (!o_.chosen.wanted()) return invalid("of: the pointer to tokens is null");
+      KERNELS_TRY(o_.chosen.check("of: the pointer to tokens is not aligned for its elements"));
+      KERNELS_TRY(detail::check_pointer(o_.log_probs, "of: the pointer to log_probs is null", "of: the pointer to log_probs is not aligned for its elements"));
+    }
+    if (o_.count > 0) {
+      if (o_.ld < o_.count) return invalid("top: ld is less than n");
+      if (!o_.ids.wanted() && o_.values == nullptr) return invalid("top: both pointers are null");
+      KERNELS_TRY(o_.ids.check("top: the pointer to ids is not aligned for its elements"));
+      if (reinterpret_cast<uintptr_t>(o_.values) % alignof(float) != 0) return invalid("top: the pointer to log_probs is not aligned for its elements");
+    }
+    return {};
+  }
+
+ private:
+  detail::LogProbOutputs o_;
+};
 
 // What happens to a row of logits before a token is drawn from it, in this order, which is that of Hugging Face's generate():
 //
@@ -392,7 +484,7 @@ struct Adjust {
 //   list(from)             append(entry, key) for the tokens that are not below
 //   bin(i, mass)           counts a token in one of kBins bins; clear_bins() before, gather_bins() after
 //   append(entry, key)     to the list, of which no more than kFew are kept
-//   sums(what, result)     the sums of what each thread adds to row.sum(i, value) meanwhile
+//   sums(what, result)     the four sums of what each thread adds to row.sum(i, value) meanwhile
 //   shared()               what all threads see
 //   leads(), is_first()    whether this thread is of the block that works on it between two sync(), or the first one of all
 //   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put), ranks(n, entries, put)
@@ -403,7 +495,7 @@ struct SampleShared {
   uint64_t entries[kFew], sorted[kFew], weights[kFew];
   uint64_t mass[kBins];
   uint64_t sums[4];
-  uint64_t total, left, edge, edge_weight;
+  uint64_t total, left, edge;
   uint32_t keys[kFew];
   uint32_t count[kBins];
   uint32_t listed, bin, bin_count;
@@ -441,7 +533,46 @@ struct Kept {
 
 // No draft: tokens are drawn by their own weights.
 struct NoDraft {
+  KERNELS_HD static constexpr bool drafted() { return false; }
+  KERNELS_HD bool is(uint32_t) const { return false; }
   KERNELS_HD uint64_t rest(uint32_t, uint64_t weight) const { return weight; }
+  KERNELS_HD bool accepts(uint64_t, uint64_t) { return false; }
+  KERNELS_HD void give_up() {}
+};
+
+// A token that a drafter proposed, with the probabilities that it had: q. With p the target's, it is accepted with probability p / q, and
+// otherwise a token is drawn by what p has more than q. In weights: q's are shares of the sum of p's.
+template <class Q>
+class DraftOf {
+ public:
+  KERNELS_HD DraftOf(const Q& q, int64_t row, int64_t token, int64_t vocabulary, uint64_t draw)
+      : q_(&q), row_(row), token_(token >= 0 && token < vocabulary ? uint32_t(token) : ~0u), draw_(draw) {}
+
+  KERNELS_HD bool drafted() const { return token_ != ~0u; }
+  KERNELS_HD bool is(uint32_t id) const { return id == token_; }
+  // Whether the token is accepted, that has so much of the total weight.
+  KERNELS_HD bool accepts(uint64_t weight, uint64_t total) {
+    total_ = total;
+    return drafted() && high_product(draw_, share(token_)) < weight;
+  }
+  // What is left of a token's weight where the draft is not accepted.
+  KERNELS_HD uint64_t rest(uint32_t id, uint64_t weight) const {
+    if (!drafted() || weight == 0) return weight;
+    const uint64_t other = share(id);
+    return weight > other ? weight - other : 0;
+  }
+  // Nothing is left where p is q to the last bit; then the draft is as good as always accepted.
+  KERNELS_HD void give_up() { token_ = ~0u; }
+
+ private:
+  KERNELS_HD uint64_t share(uint32_t id) const {
+    const float q = q_->at(row_, id, token_);
+    return q > 0.f ? uint64_t(times_once(double(q < 1.f ? q : 1.f), double(total_))) : 0;
+  }
+  const Q* q_;
+  int64_t row_;
+  uint32_t token_;
+  uint64_t draw_, total_ = 0;
 };
 
 // What is done with each token of a row.
@@ -478,6 +609,7 @@ struct Visit {
       row.sum(0, weight);
       row.sum(1, uint32_t(product));
       row.sum(2, product >> 32);
+      if (draft.is(id)) row.sum(3, weight);
       return;
     }
     const uint64_t entry = short_entry(first(key, level), id);
@@ -557,16 +689,16 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
     block.scan(n, [&s](int i) { return s.weights[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
     block.each(n, [&s, budget](int i) {
       if (i == 0) s.listed = 0;
-      if (s.mass[i] < budget && budget <= s.mass[i] + s.weights[i]) s.edge = s.sorted[i], s.edge_weight = s.weights[i];
+      if (s.mass[i] < budget && budget <= s.mass[i] + s.weights[i]) s.edge = s.sorted[i];
     });
   }
   row.sync();
   return true;
 }
 
-// The same for tokens that are all in the list, among which the k largest are: every filter, and the draw.
+// The same for tokens that are all in the list, among which the k largest are: every filter, and the draw. True: the draft is accepted.
 template <class Block, class V>
-KERNELS_HD void choose_listed(Block& block, int k, const SampleRules& rules, const V& visit, uint64_t draw) {
+KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& visit, uint64_t draw) {
   SampleShared& s = block.shared();
   const int listed = int(s.listed);
   block.ranks(listed, s.entries, [&s, &visit](int i, int rank) {
@@ -612,35 +744,57 @@ KERNELS_HD void choose_listed(Block& block, int k, const SampleRules& rules, con
     });
     total = sum_up(n);
   }
+  if (visit.draft.drafted()) {
+    const auto& draft = visit.draft;
+    const uint64_t drafted = block.sum(n, [&s, &draft](int i) { return draft.is(id_of(s.sorted[i])) ? s.weights[i] : 0; });
+    if (visit.draft.accepts(drafted, total)) return true;
+    const auto rest = [&s, &draft](int i) { return draft.rest(id_of(s.sorted[i]), s.weights[i]); };
+    if (block.sum(n, rest) > 0) {
+      block.each(n, [&s, &rest](int i) { s.weights[i] = rest(i); });
+      total = sum_up(n);
+    }
+  }
   const uint64_t target = high_product(draw, total);
   block.each(n, [&s, target](int i) {
-    if (s.mass[i] <= target && target < s.mass[i] + s.weights[i]) s.edge = s.sorted[i], s.edge_weight = s.weights[i];
+    if (s.mass[i] <= target && target < s.mass[i] + s.weights[i]) s.edge = s.sorted[i];
   });
+  return false;
 }
 
-// A token for one row.
-template <class Row>
-KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number, int64_t vocabulary, const TokenOutput& tokens) {
+// What a row's draw depends on.
+struct RowDraw {
+  uint64_t token, draft;
+  KERNELS_HD RowDraw(const SampleOptions& o, int64_t row, uint64_t steps_on) {
+    const auto bits = philox(o.seed.at(row), o.seed.for_each_row() ? 0 : uint64_t(row), o.step.at(row) + steps_on);
+    token = uint64_t(bits[1]) << 32 | bits[0];
+    draft = uint64_t(bits[3]) << 32 | bits[2];
+  }
+};
+
+constexpr int64_t kNoToken = -1, kAccepted = -2;
+
+// A token for one row, or kAccepted. `number`: where the token is written.
+template <class Row, class Draft>
+KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number, int64_t vocabulary, const TokenOutput& tokens, uint64_t draw,
+                           const Draft& draft) {
   const auto conclude = [&](Sampled status, int64_t token) {
     if (!row.is_first()) return;
     tokens.write(number, token);
     if (o.status != nullptr) o.status[number] = int32_t(status);
   };
-  if (!rules.right(vocabulary)) return conclude(Sampled::parameter, -1);
+  if (!rules.right(vocabulary)) return conclude(Sampled::parameter, kNoToken);
 
   const bool all = vocabulary <= kFew;
   const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : all ? int(vocabulary) : 0;
   const bool few = k > 0 && k <= kMostListed;
   uint32_t floor = 0;
   const uint32_t top = row.look(few ? k : 0, floor);
-  if (top == kNanKey) return conclude(Sampled::nan, -1);
-  if (top <= kLowestKey) return conclude(Sampled::none, -1);
+  if (top == kNanKey) return conclude(Sampled::nan, kNoToken);
+  if (top <= kLowestKey) return conclude(Sampled::none, kNoToken);
 
-  const auto bits = philox(o.seed.at(number), o.seed.for_each_row() ? 0 : uint64_t(number), o.step.at(number));
-  const uint64_t draw = uint64_t(bits[1]) << 32 | bits[0];
   SampleShared& s = row.shared();
-  using V = Visit<NoDraft>;
-  V visit(Levels(top, rules.temperature), NoDraft{});
+  using V = Visit<Draft>;
+  V visit(Levels(top, rules.temperature), draft);
   bool listed = false;
   if (few || all) {
     row.list(greater(floor, kLowestKey + 1));
@@ -652,17 +806,23 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
     const Stage stage = visit.stage = Stage(i);
     if (stage == Stage::typical && rules.min_p > 0.f) visit.kept.least_weight = share_of(rules.min_p, uint64_t(1) << kWeightBits);
     if ((stage == Stage::top_k && k == 0) || (stage == Stage::top_p && rules.top_p >= 1.f) || (stage == Stage::typical && rules.typical >= 1.f)) continue;
-    if (stage == Stage::typical) {
+    if (stage == Stage::typical || (stage == Stage::draw && visit.draft.drafted())) {
       visit.what = V::summing;
-      uint64_t sums[3];
+      uint64_t sums[4];
       row.sums(visit, sums);
-      visit.kept.center = mean_level(sums[0], sums[1], sums[2]);
+      if (stage == Stage::typical) visit.kept.center = mean_level(sums[0], sums[1], sums[2]);
+      else if (visit.draft.accepts(sums[3], sums[0])) return conclude(Sampled::ok, kAccepted);
     }
-    select(row, visit, [&](uint64_t total) {
+    const bool found = select(row, visit, [&](uint64_t total) {
       if (stage == Stage::top_k) return lesser(uint64_t(k), total);
       if (stage == Stage::draw) return high_product(draw, total) + 1;
       return share_of(stage == Stage::top_p ? rules.top_p : rules.typical, total);
     });
+    if (!found) {
+      visit.draft.give_up();
+      --i;
+      continue;
+    }
     if (stage == Stage::typical) visit.kept.by_distance = true, visit.kept.nearest = s.edge;
     else visit.kept.least = s.edge;
     if (stage == Stage::top_k && k <= kFew) {
@@ -672,9 +832,121 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
       listed = true;
     }
   }
-  if (listed && row.leads()) choose_listed(row.block(), k, rules, visit, draw);
+  if (listed && row.leads() && choose_listed(row.block(), k, rules, visit, draw)) return conclude(Sampled::ok, kAccepted);
   conclude(Sampled::ok, id_of(s.edge));
 }
+
+template <class Row>
+KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, int64_t vocabulary) {
+  const int k = int(out.count);
+  uint32_t floor = 0;
+  const uint32_t top = row.look(k, floor);
+  SampleShared& s = row.shared();
+  Visit<NoDraft> visit(Levels(top, 1.f), NoDraft{});
+  const bool right = top != kNanKey && top > kLowestKey;
+  double log_total = 0;
+  if (right) {
+    visit.what = Visit<NoDraft>::summing;
+    uint64_t sums[4];
+    row.sums(visit, sums);
+    log_total = log(double(sums[0]) * 0x1p-40);
+    bool listed = false;
+    if (k > 0) {
+      row.list(greater(floor, kLowestKey + 1));
+      row.sync();
+      listed = s.listed <= uint32_t(kFew);
+    }
+    if (k > 0 && !listed) {
+      visit.stage = Stage::top_k;
+      select(row, visit, [k](uint64_t total) { return lesser(uint64_t(k), total); });
+      visit.kept.least = s.edge;
+      visit.what = Visit<NoDraft>::listing;
+      row.visit(first_of_entry(s.edge), visit);
+      row.sync();
+    }
+  }
+  if (!row.leads()) return;
+  const auto log_prob = [&](uint32_t key) {
+    const float x = logit_of(key), most = logit_of(top);
+    if (top == kNanKey || key == kNanKey) return logit_of(kNanKey);
+    return x == most && right ? float(-log_total) : x <= -infinity<float>() ? x : float(double(x) - double(most) - log_total);
+  };
+  auto& block = row.block();
+  SampleShared& mine = block.shared();
+  if (k > 0) {
+    const int listed = right ? int(mine.listed) : 0;
+    block.ranks(listed, mine.entries, [&mine](int i, int rank) { mine.sorted[rank] = mine.entries[i]; });
+    block.each(k, [&](int i) {
+      const int64_t at = number * out.ld + i;
+      if (out.ids.wanted()) out.ids.write(at, i < listed ? int64_t(id_of(mine.sorted[i])) : kNoToken);
+      if (out.values != nullptr) out.values[at] = log_prob(top == kNanKey ? kNanKey : i < listed ? first_of_entry(mine.sorted[i]) : kLowestKey);
+    });
+  }
+  if (out.says_chosen && row.is_first()) {
+    const int64_t token = out.chosen.read(number);
+    out.log_probs[number] = log_prob(token >= 0 && token < vocabulary ? row.key_at(token) : kNanKey);
+  }
+}
+
+// ---- what is done with each row, by whoever drives them ------------------------------------------------------------------
+
+template <class Source_>
+struct SampleProblem {
+  using Source = Source_;
+  Source source;
+  SampleOptions options;
+  TokenOutput tokens;
+  int64_t rows, vocabulary;
+
+  KERNELS_HD SampleRules rules(int64_t row) const { return SampleRules(options, row); }
+  template <class Row>
+  KERNELS_HD void solve(Row& one, const SampleRules& rules, int64_t row) const {
+    sample_row(one, options, rules, row, vocabulary, tokens, RowDraw(options, row, 0).token, NoDraft{});
+  }
+};
+
+// Row r is that of sequence r / (drafts + 1), behind r % (drafts + 1) of its drafted tokens.
+template <class Source_, class Q>
+struct VerifyProblem {
+  using Source = Source_;
+  Source source;
+  SampleOptions options;
+  TokenOutput tokens, drafted;
+  int64_t drafted_ld, drafts;
+  Q q;
+  int32_t* accepted;
+  int64_t rows, vocabulary;
+
+  KERNELS_HD SampleRules rules(int64_t row) const { return SampleRules(options, row / (drafts + 1)); }
+  template <class Row>
+  KERNELS_HD void solve(Row& one, const SampleRules& rules, int64_t row) const {
+    const int64_t sequence = row / (drafts + 1), place = row - sequence * (drafts + 1);
+    const RowDraw draw(options, sequence, uint64_t(place));
+    const int64_t token = place < drafts ? drafted.read(sequence * drafted_ld + place) : kNoToken;
+    sample_row(one, options, rules, row, vocabulary, tokens, draw.token, DraftOf<Q>(q, sequence * drafts + place, token, vocabulary, draw.draft));
+  }
+  // Once all rows are there.
+  KERNELS_HD void finish(int64_t sequence) const {
+    const int64_t first = sequence * (drafts + 1);
+    int64_t count = 0;
+    for (; count < drafts && tokens.read(first + count) == kAccepted; ++count) tokens.write(first + count, drafted.read(sequence * drafted_ld + count));
+    for (int64_t i = count + 1; i <= drafts; ++i) tokens.write(first + i, kNoToken);
+    accepted[sequence] = int32_t(count);
+  }
+};
+
+template <class Source_>
+struct ScoreProblem {
+  using Source = Source_;
+  Source source;
+  SampleOptions options;  // none
+  LogProbOutputs out;
+  int64_t rows, vocabulary;
+
+  KERNELS_HD SampleRules rules(int64_t row) const { return SampleRules(options, row); }
+  template <class Row>
+  KERNELS_HD void solve(Row& one, const SampleRules&, int64_t row) const { score_row(one, out, row, vocabulary); }
+};
 
 // What calls check before they do anything.
 template <class Load>
@@ -695,6 +967,27 @@ Status check_sample(const Load& logits, const TokenOutput& tokens, int64_t rows,
   KERNELS_TRY(check_of(logits, rows, vocabulary).of("logits"));
   if (!tokens.wanted()) return invalid("tokens: the pointer is null");
   return tokens.check("tokens: the pointer is not aligned for its elements");
+}
+template <class Load, class Q>
+Status check_verify(const VerifyProblem<Load, Q>& p, const VerifyShape& shape, const Sampling& options) {
+  if (shape.sequences < 0) return invalid("sequences is negative");
+  if (shape.drafts < 0 || shape.drafts > kMostDrafts) return invalid("drafts is negative or larger than 65,535");
+  if (shape.sequences > (int64_t(1) << 40)) return invalid("sequences is larger than 2^40");
+  KERNELS_TRY(check_sample(p.source, p.tokens, p.rows, p.vocabulary, options));
+  if (p.rows == 0) return {};
+  if (p.drafts > 0) {
+    if (!p.drafted.wanted()) return invalid("drafts: the pointer to tokens is null");
+    KERNELS_TRY(p.drafted.check("drafts: the pointer to tokens is not aligned for its elements"));
+    if (p.drafted_ld < p.drafts) return invalid("drafts: ld is less than the number of drafts");
+    KERNELS_TRY(p.q.check(shape.sequences * p.drafts, p.vocabulary));
+  }
+  return check_pointer(p.accepted, "accepted: the pointer is null", "accepted: the pointer is not aligned for its elements");
+}
+template <class Load>
+Status check_score(const Load& logits, const LogProbs& options, int64_t rows, int64_t vocabulary) {
+  KERNELS_TRY(check_vocabulary(rows, vocabulary));
+  KERNELS_TRY(options.check(rows));
+  return rows == 0 ? Status{} : check_of(logits, rows, vocabulary).of("logits");
 }
 }  // namespace detail
 KERNELS_END

@@ -16,21 +16,36 @@ Status sample(const Exec& cx, const Load& logits, Token* tokens, int64_t rows, i
   if constexpr (!::kernels::detail::takes_logits<Load>()) {
     return ::kernels::detail::not_compiled();
   } else {
-    namespace host = ::kernels::detail::host;
     const ::kernels::detail::TokenOutput out(tokens);
     KERNELS_TRY(::kernels::detail::check_sample(logits, out, rows, vocabulary, options).in("sample"));
     KERNELS_TRY(cx.status());
-    const host::Team team = cx.team().for_work(double(rows) * double(vocabulary));
-    const int parts = int(lesser<int64_t>(team.threads, rows));
-    const auto share = [&](int part) { return rows / parts * part + rows % parts * part / parts; };
-    host::parallel(team, parts, [&](int part) {
-      host::SampleRoom room;
-      for (int64_t row = share(part); row < share(part + 1); ++row) {
-        const ::kernels::detail::SampleRules rules(options.options(), row);
-        host::SampleRow<Load> one(logits, options.options(), rules, row, vocabulary, room);
-        ::kernels::detail::sample_row(one, options.options(), rules, row, vocabulary, out);
-      }
-    });
+    ::kernels::detail::host::run_samples(cx.team(), ::kernels::detail::SampleProblem<Load>{logits, options.options(), out, rows, vocabulary});
+    return {};
+  }
+}
+
+template <class Load, class Q, class Token>
+Status verify(const Exec& cx, const Load& logits, const Drafts<Q>& drafts, Token* tokens, int32_t* accepted, const VerifyShape& shape, const Sampling& options = {}) {
+  if constexpr (!::kernels::detail::takes_logits<Load>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    const ::kernels::detail::VerifyProblem<Load, Q> problem{logits, options.options(), tokens, drafts.tokens, drafts.ld, shape.drafts, drafts.q, accepted, shape.rows(), shape.vocabulary};
+    KERNELS_TRY(::kernels::detail::check_verify(problem, shape, options).in("verify"));
+    KERNELS_TRY(cx.status());
+    ::kernels::detail::host::run_samples(cx.team(), problem);
+    for (int64_t i = 0; i < shape.sequences; ++i) problem.finish(i);
+    return {};
+  }
+}
+
+template <class Load>
+Status log_probs(const Exec& cx, const Load& logits, int64_t rows, int64_t vocabulary, const LogProbs& outputs) {
+  if constexpr (!::kernels::detail::takes_logits<Load>()) {
+    return ::kernels::detail::not_compiled();
+  } else {
+    KERNELS_TRY(::kernels::detail::check_score(logits, outputs, rows, vocabulary).in("log_probs"));
+    KERNELS_TRY(cx.status());
+    ::kernels::detail::host::run_samples(cx.team(), ::kernels::detail::ScoreProblem<Load>{logits, {}, outputs.outputs(), rows, vocabulary});
     return {};
   }
 }

@@ -194,6 +194,9 @@ class SampleRow {
       for (int i = 0; i < N; ++i) take(key_of(x.v[i]), uint32_t(col + i));
     });
   }
+  // Of one token, in a row that nothing changes.
+  __device__ __forceinline__ uint32_t key_at(int64_t id) const { return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]); }
+
   template <class V>
   __device__ __forceinline__ void visit(uint32_t from, const V& what) {
     const auto one = [this, &what](uint32_t key, uint32_t id) { what(*this, key, id); };
@@ -233,24 +236,24 @@ class SampleRow {
     });
   }
 
-  template <class V, int kSums>
-  __device__ __forceinline__ void sums(const V& what, uint64_t (&result)[kSums]) {
+  template <class V>
+  __device__ __forceinline__ void sums(const V& what, uint64_t (&result)[4]) {
     SampleShared& s = shared();
     if (is_first()) {
-      for (int i = 0; i < kSums; ++i) s.sums[i] = 0;
+      for (int i = 0; i < 4; ++i) s.sums[i] = 0;
     }
-    for (int i = 0; i < kSums; ++i) sums_[i] = 0;
+    for (int i = 0; i < 4; ++i) sums_[i] = 0;
     sync();
     visit(0, what);
     KERNELS_UNROLL
-    for (int i = 0; i < kSums; ++i) {
+    for (int i = 0; i < 4; ++i) {
       uint64_t mine = sums_[i];
       KERNELS_UNROLL
       for (int distance = 1; distance < 32; distance *= 2) mine += __shfl_xor_sync(0xffffffffu, mine, distance);
       if ((threadIdx.x & 31) == 0) atomicAdd(reinterpret_cast<unsigned long long*>(&s.sums[i]), static_cast<unsigned long long>(mine));
     }
     sync();
-    for (int i = 0; i < kSums; ++i) result[i] = s.sums[i];
+    for (int i = 0; i < 4; ++i) result[i] = s.sums[i];
   }
   __device__ __forceinline__ void sum(int i, uint64_t value) { sums_[i] += value; }
 
@@ -330,16 +333,7 @@ class SampleRow {
   const int32_t* previous_ = nullptr;
   int listed_ = 0;
   uint32_t greatest_ = 0;
-  uint64_t sums_[3];
-};
-
-template <class Source_>
-struct SampleProblem {
-  using Source = Source_;
-  Source source;
-  SampleOptions options;
-  TokenOutput tokens;
-  int64_t rows, vocabulary;
+  uint64_t sums_[4];
 };
 
 template <class P, int N>
@@ -357,9 +351,9 @@ struct SampleBody {
     int32_t* const counts = reinterpret_cast<int32_t*>(dynamic_shared + sizeof(SampleRoom));
     const int blocks = int(arch::cluster_size());
     for (int64_t row = blockIdx.x / blocks; row < p.rows; row += gridDim.x / blocks) {
-      const SampleRules rules(p.options, row);
+      const SampleRules rules = p.rules(row);
       Row one(p.source, p.options, rules, row, int(p.vocabulary), room, counts);
-      sample_row(one, p.options, rules, row, p.vocabulary, p.tokens);
+      p.solve(one, rules, row);
       one.sync();  // all have seen what they share
     }
   }
@@ -387,6 +381,37 @@ Status start_sample(const Exec& ex, const P& problem) {
     }
   }
   how.grid.x = unsigned(lesser<int64_t>(problem.rows, int64_t(1) << 26) * how.cluster);
+  return launch<Body>(ex, how, problem);
+}
+
+// `problem` is made from a source by make(source).
+template <class Load, class Make>
+Status run_samples(const Exec& ex, const Load& logits, int64_t vocabulary, const Make& make) {
+  const auto problem = make(read_twice(logits));
+  using Problem = std::decay_t<decltype(problem)>;
+  using Source = typename Problem::Source;
+  constexpr int wide = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
+  if (max_pack_of(problem.source, vocabulary) >= wide && vocabulary % wide == 0) return start_sample<Problem, wide>(ex, problem);
+  return start_sample<Problem, 1>(ex, problem);
+}
+
+// One thread for each sequence.
+template <class P>
+struct VerifiedBody {
+  static constexpr int max_threads = 128, registers = 64;
+  using Params = P;
+  static __device__ __forceinline__ void run(const Params& p) {
+    const int64_t sequences = p.rows / (p.drafts + 1), all = int64_t(gridDim.x) * max_threads;
+    for (int64_t i = int64_t(blockIdx.x) * max_threads + threadIdx.x; i < sequences; i += all) p.finish(i);
+  }
+};
+
+template <class P>
+Status finish_sequences(const Exec& ex, const P& problem) {
+  using Body = VerifiedBody<P>;
+  Launch how;
+  how.threads = Body::max_threads;
+  how.grid.x = unsigned(lesser<int64_t>((problem.rows / (problem.drafts + 1) + Body::max_threads - 1) / Body::max_threads, int64_t(1) << 30));
   return launch<Body>(ex, how, problem);
 }
 

@@ -99,6 +99,9 @@ class SampleRow {
     return top;
   }
 
+  // Of one token, in a row that nothing changes.
+  uint32_t key_at(int64_t id) const { return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]); }
+
   template <class V>
   void visit(uint32_t from, const V& what) {
     for (int g = 0; g < groups_; ++g) {
@@ -128,11 +131,11 @@ class SampleRow {
     room_.shared.entries[at] = entry;
     room_.shared.keys[at] = key;
   }
-  template <class V, int kSums>
-  void sums(const V& what, uint64_t (&result)[kSums]) {
-    for (int i = 0; i < kSums; ++i) room_.shared.sums[i] = 0;
+  template <class V>
+  void sums(const V& what, uint64_t (&result)[4]) {
+    for (int i = 0; i < 4; ++i) room_.shared.sums[i] = 0;
     visit(0, what);
-    for (int i = 0; i < kSums; ++i) result[i] = room_.shared.sums[i];
+    for (int i = 0; i < 4; ++i) result[i] = room_.shared.sums[i];
   }
   void sum(int i, uint64_t value) { room_.shared.sums[i] += value; }
 
@@ -175,6 +178,22 @@ class SampleRow {
   const int32_t* previous_ = nullptr;
   int64_t listed_ = 0, counted_ = std::numeric_limits<int64_t>::max() / 2;
 };
+
+// Every row of a problem, shared among threads.
+template <class P>
+void run_samples(const Team& all, const P& p) {
+  const Team team = all.for_work(double(p.rows) * double(p.vocabulary));
+  const int parts = int(lesser<int64_t>(team.threads, p.rows));
+  const auto share = [&](int part) { return p.rows / parts * part + p.rows % parts * part / parts; };
+  parallel(team, parts, [&](int part) {
+    SampleRoom room;
+    for (int64_t row = share(part); row < share(part + 1); ++row) {
+      const SampleRules rules = p.rules(row);
+      SampleRow<typename P::Source> one(p.source, p.options, rules, row, p.vocabulary, room);
+      p.solve(one, rules, row);
+    }
+  });
+}
 
 }  // namespace host
 }  // namespace detail
