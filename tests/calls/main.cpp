@@ -35,6 +35,8 @@ k::Status call_norm_heads(cudaStream_t, const __half* qkv, const __half* weight,
                           int64_t tokens, int64_t heads, int64_t kv_heads, int64_t capacity);
 k::Status call_router(cudaStream_t, const __half* logits, const float* bias, int32_t* ids, float* weights, const k::ExpertOrder&, const k::RouterShape&, k::Workspace);
 k::Status call_sample(cudaStream_t, const float* logits, int32_t* tokens, int64_t rows, int64_t vocabulary, const k::Sampling& options);
+k::Status call_verify(cudaStream_t, const float* logits, const int32_t* drafts, const float* q, int32_t* tokens, int32_t* accepted, const k::VerifyShape&);
+k::Status call_log_probs(cudaStream_t, const float* logits, const int32_t* tokens, float* log_probs, int64_t rows, int64_t vocabulary);
 k::Status call_merge_states(cudaStream_t, const float* parts, const float* lse, __half* o, const k::MergeShape&);
 
 namespace {
@@ -140,13 +142,24 @@ int main() {
       std::printf("router: %s, %s, %zu of %d rows are wrong\n", routed ? "ok" : routed.reason(), cudaGetErrorString(error), wrong, int(choices));
     }
   }
-  int32_t* const tokens = filled(8, int32_t{-7});
-  int32_t drawn[8] = {};
-  const k::Status sampled = call_sample(nullptr, ones, tokens, 8, 131072, k::Sampling{}.greedy());
-  if (!sampled || cudaMemcpy(drawn, tokens, sizeof(drawn), cudaMemcpyDeviceToHost) != cudaSuccess || drawn[0] != 0 || drawn[7] != 0) {
+  // Equal logits: the first tokens are the largest, and a draft that is one of them is accepted by a drafter that gives it 1/8.
+  const auto expect = [](const char* call, const k::Status& status, bool right) {
+    if (status && right) return;
     ++failures;
-    std::printf("sample: %s, token %d\n", sampled.reason(), int(drawn[0]));
-  }
+    std::printf("%s: %s\n", call, status ? "ok, but not what it should give" : status.reason());
+  };
+  const auto read = [](auto* p, int64_t at) {
+    std::decay_t<decltype(*p)> value{};
+    return cudaMemcpy(&value, p + at, sizeof(value), cudaMemcpyDeviceToHost) == cudaSuccess ? double(value) : NAN;
+  };
+  int32_t *const tokens = filled(16, int32_t{-7}), *const accepted = filled(8, int32_t{-7}), *const drafted = filled(8, int32_t{3});
+  float *const eighths = filled(size_t(8 * 131072), 0.125f), *const logs = filled(8, float(NAN));
+  const k::Status sampled = call_sample(nullptr, ones, tokens, 8, 131072, k::Sampling{}.greedy());
+  expect("sample", sampled, read(tokens, 0) == 0 && read(tokens, 7) == 0);
+  const k::Status verified = call_verify(nullptr, ones, drafted, eighths, tokens, accepted, {4, 1, 131072});
+  expect("verify", verified, read(accepted, 3) == 1 && read(tokens, 6) == 3 && read(tokens, 7) >= 0 && read(tokens, 7) < 4);
+  const k::Status scored = call_log_probs(nullptr, ones, drafted, logs, 8, 131072);
+  expect("log_probs", scored, std::fabs(read(logs, 7) + std::log(131072.0)) < 1e-4);
   if (failures == 0) std::puts("every call gives the right result");
   return failures == 0 ? 0 : 1;
 }

@@ -116,7 +116,7 @@ KERNELS_HD float logit_of(uint32_t key) {
 
 constexpr int kLevelBits = 24, kWeightBits = 40;
 constexpr uint32_t kNoLevel = uint32_t(kWeightBits) << kLevelBits;  // no weight from here on
-constexpr int64_t kMostTokens = int64_t(1) << 22;                   // sums of weights have 62 bits
+constexpr int64_t kMostVocabulary = int64_t(1) << 22;                   // sums of weights have 62 bits
 
 // 2^31 2^-f for a fraction f of 24 bits: 1 - f (a1 - f (a2 - ...)), good to 2^-23.
 KERNELS_HD uint32_t power_below(uint32_t fraction) {
@@ -392,7 +392,7 @@ inline Status check_vocabulary(int64_t rows, int64_t vocabulary) {
   if (rows < 0) return invalid("rows is negative");
   if (vocabulary < 0) return invalid("vocabulary is negative");
   if (vocabulary == 0 && rows > 0) return invalid("vocabulary is 0: there is no token to draw");
-  if (vocabulary > kMostTokens) return unsupported("vocabulary is larger than 2^22");
+  if (vocabulary > kMostVocabulary) return unsupported("vocabulary is larger than 2^22");
   return {};
 }
 template <class T>
@@ -505,7 +505,7 @@ struct SampleShared {
 KERNELS_HD uint64_t entry_of(uint32_t first, uint32_t id) { return uint64_t(first) << 32 | uint32_t(~id); }
 KERNELS_HD uint32_t id_of(uint64_t entry) { return ~uint32_t(entry); }
 KERNELS_HD uint32_t first_of_entry(uint64_t entry) { return uint32_t(entry >> 32); }
-KERNELS_HD uint64_t short_entry(uint32_t first, uint32_t id) { return uint64_t(first) << kIdBits | (uint32_t(kMostTokens - 1) - id); }
+KERNELS_HD uint64_t short_entry(uint32_t first, uint32_t id) { return uint64_t(first) << kIdBits | (uint32_t(kMostVocabulary - 1) - id); }
 
 // A share of a sum.
 KERNELS_HD uint64_t share_of(float p, uint64_t total) {
