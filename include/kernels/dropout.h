@@ -105,8 +105,6 @@ class MaskedDropout : public Functor {
     for (int i = 0; i < N; ++i) out.v[i] = keep.v[i] == 0 || p_ >= 1 ? C(0) : v.v[i] * scale;
     return out;
   }
-  static constexpr bool takes_any_column = detail::takes_any_column<S>();
-  auto any_column() const { return with(detail::any_column(keep_)); }
   KERNELS_HD auto read_twice() const { return with(detail::read_twice(keep_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(keep_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(keep_)); }
