@@ -224,11 +224,8 @@ inline int every_door(const char* unit) {
   link::check_products(verdict);
   link::check_router(verdict);
   link::check_rope(verdict);
-<<<<<<< HEAD
   link::check_norm_heads(verdict);
-=======
   link::check_copies(verdict);
->>>>>>> f5a8c2e (Call groups and embeddings once for every architecture, and every kind of copy from every compiler)
   link::check_attention(verdict);
   return wrong + verdict.failures();
 }
