@@ -77,7 +77,7 @@ TEST_CASE("router: a layer of experts") {
   for (const Routing& c : layers()) check_layer<float, DeviceMemory>(t, c, 24, 40, Calls{stream});
   // Rows that tensor cores' tiles copy as they lie, and others.
   check_layer<k::half, DeviceMemory>(t, layers()[0], 64, 40, Calls{stream});
-  check_layer<k::half, DeviceMemory>(t, layers()[2], 33, 19, Calls{stream});
+  check_layer<k::half, DeviceMemory>(t, layers()[3], 33, 19, Calls{stream});
   CHECK_TALLY(t);
 }
 

@@ -286,6 +286,7 @@ void check_layer(Tally& t, const Routing& c, int64_t cols, int64_t hidden, const
 
 inline std::vector<Routing> layers() {
   return {{"8 experts", 37, 8, 2, 's', true},
+          {"more choices than are under way at a time", 6, 11, 7, 's', true},
           {"grouped", 5, 16, 3, 'g', true, false, 4, 2, true, 2.5f},
           {"a device's own", 21, 12, 4, 's', true, false, 1, 1, false, 1, 4, 5}};
 }
