@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench.sh CMAKE SOURCE_DIR GENERATOR C++ NVCC: every benchmark compiles as bench/run.sh and bench/run_cpu.sh would build it. Code is not
-# generated and nothing is linked.
+# generated and nothing is linked, and what is measured for this machine and for AVX2 too is compiled for this machine alone.
 set -euo pipefail
 cmake=$1 source=$2 generator=$3 cxx=$4 nvcc=$5
 front_end=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/front_end.sh
@@ -8,7 +8,7 @@ front_end=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/front_end.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 options=(-DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER="bash;$front_end"
-         -DCMAKE_CXX_LINK_EXECUTABLE=true -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
+         -DCMAKE_CXX_LINK_EXECUTABLE=true -DKERNELS_MACHINE_HAS_avx2=OFF -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
 if [[ $nvcc == *-NOTFOUND ]]; then
   options+=(-DKERNELS_CUDA=OFF)
 else

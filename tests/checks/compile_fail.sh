@@ -11,6 +11,12 @@ if [[ $file == *.cu ]]; then
 else
   flags=(-std=c++17 -Wall -Wextra)
 fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [[ $file == *.cpp ]]; then  # what all of the cases include is read once
+  grep '^#include' "$file" > "$work/includes.h"
+  if "$compiler" "${flags[@]}" -I "$include_dir" -x c++-header "$work/includes.h" -o "$work/includes.h.gch"; then flags+=(-include "$work/includes.h"); fi
+fi
 front_end=$(dirname "${BASH_SOURCE[0]}")/front_end.sh
 compile() { bash "$front_end" "$compiler" "${flags[@]}" -I "$include_dir" "$@" "$file" 2>&1; }
 
