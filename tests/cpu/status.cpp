@@ -16,6 +16,8 @@
 #include <functional>
 #include <string>
 
+#include "support/threads.h"
+
 using namespace test;
 
 namespace {
@@ -256,7 +258,7 @@ TEST_CASE("a container's quota is read from control groups of both versions") {
 TEST_CASE("a child of fork() can call: with a pool, and without OpenMP with threads as well") {
   const int64_t rows = 6, cols = 1000;
   std::vector<float> x(size_t(rows * cols), 1.f), y(x.size(), -1.f);
-#if defined(_OPENMP)
+#if defined(_OPENMP) || TEST_THREAD_SANITIZER
   auto one_by_one = [](int parts, const auto& f) {
     for (int i = 0; i < parts; ++i) f(i);
   };

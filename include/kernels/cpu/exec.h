@@ -11,8 +11,10 @@
 //
 // Without a pool, threads are OpenMP's where the code is compiled with it (-fopenmp): within a parallel region a call then
 // runs on the thread that makes it, unless nesting is switched on, and in a child of fork() GNU's OpenMP hangs if the parent
-// has used it, so that such a child needs a pool or Exec{1}. Compiled without OpenMP a call starts threads of std::thread,
-// which end with it: also within somebody else's parallel region, where Exec{1} is the better choice, and after fork().
+// has used it, so that such a child needs a pool or Exec{1}. Compiled without OpenMP a call takes threads of the library's own,
+// which the first such call starts and which stay until the program ends or the library that holds the code is unloaded; they keep the
+// affinity of the thread that started them. Calls from several threads at once share them, and so do those within somebody
+// else's parallel region; a child of fork() starts its own. Where there are neither OpenMP nor POSIX threads, calls run alone.
 #pragma once
 
 #include <cstdio>
