@@ -161,7 +161,7 @@ class TokenOutput {
   TokenOutput(int32_t* p) : to_(p) {}
   TokenOutput(int64_t* p) : to_(p), wide_(true) {}
 
-  bool wanted() const { return to_ != nullptr; }
+  KERNELS_HD bool wanted() const { return to_ != nullptr; }
   Status check(const char* misaligned) const {
     return reinterpret_cast<uintptr_t>(to_) % (wide_ ? alignof(int64_t) : alignof(int32_t)) == 0 ? Status{} : invalid(misaligned);
   }
@@ -612,15 +612,14 @@ struct Visit {
       if (draft.is(id)) row.sum(3, weight);
       return;
     }
-    const uint64_t entry = short_entry(first(key, level), id);
     if (narrowed && bin_of(level) != first_bin) return;
+    const uint64_t entry = short_entry(first(key, level), id);
     if (what == listing) {
       if (!narrowed || shift >= 64 || entry >> shift == known) row.append(entry_of(first(key, level), id), key);
-    } else if (!narrowed) {
-      row.bin(int(bin_of(level)), mass(id, level));
-    } else if (entry >> (shift + kBinBits) == known) {
-      row.bin(kBins - 1 - int(entry >> shift & (kBins - 1)), mass(id, level));
+      return;
     }
+    if (narrowed && entry >> (shift + kBinBits) != known) return;
+    row.bin(narrowed ? kBins - 1 - int(entry >> shift & (kBins - 1)) : int(bin_of(level)), mass(id, level));
   }
 };
 
@@ -849,7 +848,7 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
     visit.what = Visit<NoDraft>::summing;
     uint64_t sums[4];
     row.sums(visit, sums);
-    log_total = log(double(sums[0]) * 0x1p-40);
+    log_total = ::log(double(sums[0]) * 0x1p-40);
     bool listed = false;
     if (k > 0) {
       row.list(greater(floor, kLowestKey + 1));
@@ -866,7 +865,7 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
     }
   }
   if (!row.leads()) return;
-  const auto log_prob = [&](uint32_t key) {
+  const auto log_prob = [top, right, log_total](uint32_t key) {
     const float x = logit_of(key), most = logit_of(top);
     if (top == kNanKey || key == kNanKey) return logit_of(kNanKey);
     return x == most && right ? float(-log_total) : x <= -infinity<float>() ? x : float(double(x) - double(most) - log_total);

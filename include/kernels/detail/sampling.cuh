@@ -36,8 +36,7 @@ class SampleBlock {
   __device__ __forceinline__ uint64_t sum(int n, const F& f) const {
     uint64_t mine = 0;
     for (int i = threadIdx.x; i < n; i += kSampleThreads) mine += f(i);
-    uint64_t before;
-    return scan_threads(mine, before);
+    return scan_threads(room_, mine).all;
   }
   template <class F>
   __device__ __forceinline__ int count(int n, const F& f) const {
@@ -48,20 +47,20 @@ class SampleBlock {
   __device__ __forceinline__ uint64_t scan(int n, const Get& get, const Put& put) const {
     constexpr int most = kBins / kSampleThreads;
     const int each = (n + kSampleThreads - 1) / kSampleThreads, first = int(threadIdx.x) * each;
-    uint64_t values[most], mine = 0, before;
+    uint64_t values[most], mine = 0;
     KERNELS_UNROLL
     for (int j = 0; j < most; ++j) {
       values[j] = j < each && first + j < n ? get(first + j) : 0;
       mine += values[j];
     }
-    const uint64_t all = scan_threads(mine, before);
+    Scanned sums = scan_threads(room_, mine);
     KERNELS_UNROLL
     for (int j = 0; j < most; ++j) {
-      if (j < each && first + j < n) put(first + j, before);
-      before += values[j];
+      if (j < each && first + j < n) put(first + j, sums.before);
+      sums.before += values[j];
     }
     __syncthreads();
-    return all;
+    return sums.all;
   }
   // Counts for each entry how many are larger, by as many threads as there are for it.
   template <class Put>
@@ -80,27 +79,26 @@ class SampleBlock {
   }
 
  private:
-  // The sum of what the threads before this one have, and that of all.
-  __device__ __forceinline__ uint64_t scan_threads(uint64_t mine, uint64_t& before) const {
+  // The sum of what the threads before this one have, and that of all. A function of its own, as many call it.
+  struct Scanned {
+    uint64_t before, all;
+  };
+  static __device__ __noinline__ Scanned scan_threads(SampleRoom& room, uint64_t mine) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    uint64_t sum = mine;
-    KERNELS_UNROLL
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
-      if (lane >= distance) sum += other;
-    }
-    if (lane == 31) room_.warp_sums[warp] = sum;
+    const auto scan_lanes = [lane](uint64_t sum) {
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
+        if (lane >= distance) sum += other;
+      }
+      return sum;
+    };
+    const uint64_t sum = scan_lanes(mine);
+    if (lane == 31) room.warp_sums[warp] = sum;
     __syncthreads();
-    uint64_t others = lane < kSampleWarps ? room_.warp_sums[lane] : 0;
-    KERNELS_UNROLL
-    for (int distance = 1; distance < kSampleWarps; distance *= 2) {
-      const uint64_t other = __shfl_up_sync(0xffffffffu, others, distance);
-      if (lane >= distance) others += other;
-    }
+    const uint64_t others = scan_lanes(lane < kSampleWarps ? room.warp_sums[lane] : 0);
     const uint64_t all = __shfl_sync(0xffffffffu, others, kSampleWarps - 1), earlier = __shfl_sync(0xffffffffu, others, warp > 0 ? warp - 1 : 0);
-    before = (warp > 0 ? earlier : 0) + sum - mine;
     __syncthreads();  // the sums may be written again
-    return all;
+    return {(warp > 0 ? earlier : 0) + sum - mine, all};
   }
 
   SampleRoom& room_;
@@ -109,9 +107,8 @@ class SampleBlock {
 template <class Source, int N>
 class SampleRow {
  public:
-  // Packs that a thread asks for at a time, where it only looks at them, and where more is done with each; and in how many of its
-  // packs, which are counted at once, the tokens of a list may stand.
-  static constexpr int kLooks = N > 4 ? 4 : 8, kVisits = 2, kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N);
+  // Packs that a thread asks for at a time, and for how many of its packs tokens of a list are counted at once.
+  static constexpr int kLooks = N > 4 ? 4 : 8, kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N);
   static constexpr int kTile = kCounted * kSampleThreads * N, kSegment = 32 * N;
 
   __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int vocabulary,
@@ -143,7 +140,7 @@ class SampleRow {
   __device__ __forceinline__ uint32_t look(int want, uint32_t& floor) {
     if (adjusted_) {
       greatest_ = 0;
-      each_adjusted(0, [this](uint32_t key, uint32_t) { greatest_ = greatest_ < key ? key : greatest_; });
+      each(0, [this](uint32_t key, uint32_t) { greatest_ = greatest_ < key ? key : greatest_; });
     } else {
       float most = -infinity<float>();
       each_pack<kLooks>([&most](const Pack<float, N>& x, int) {
@@ -187,7 +184,7 @@ class SampleRow {
     const auto take = [this, from](uint32_t key, uint32_t id) {
       if (key >= from) append(entry_of(key, id), key);
     };
-    if (adjusted_) return each_adjusted(from, take);
+    if (adjusted_) return each(from, take);
     if (greatest_ < from) return;
     each_pack<kLooks>([&take](const Pack<float, N>& x, int col) {
       KERNELS_UNROLL
@@ -197,15 +194,11 @@ class SampleRow {
   // Of one token, in a row that nothing changes.
   __device__ __forceinline__ uint32_t key_at(int64_t id) const { return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]); }
 
+  // A function of its own, as it is long and many call it; so is what adjusts a logit.
   template <class V>
-  __device__ __forceinline__ void visit(uint32_t from, const V& what) {
-    const auto one = [this, &what](uint32_t key, uint32_t id) { what(*this, key, id); };
-    if (adjusted_) return each_adjusted(from, one);
-    if (greatest_ < from) return;
-    each_pack<kVisits>([&one](const Pack<float, N>& x, int col) {
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) one(key_of(x.v[i]), uint32_t(col + i));
-    });
+  __device__ __noinline__ void visit(uint32_t from, const V& all) {
+    const V what = all;
+    each(from, [this, &what](uint32_t key, uint32_t id) { what(*this, key, id); });
   }
 
   __device__ __forceinline__ void append(uint64_t entry, uint32_t key) const {
@@ -283,27 +276,35 @@ class SampleRow {
     }
   }
 
-  // f(key, id) for logits that change before the temperature. The block counts how often tokens stand in the list for some packs of
-  // every thread at a time.
+  // f(key, id), of logits as the filters see them. The block counts how often tokens stand in the list for some packs of every thread at
+  // a time.
   template <class F>
-  __device__ __forceinline__ void each_adjusted(uint32_t from, const F& f) {
+  __device__ __forceinline__ void each(uint32_t from, const F& f) {
     const bool takes_part = greatest_ >= from;
     int tile = 0;
     KERNELS_ROLLED
-    for (int begin = 0; begin < vocabulary_; begin += kCounted * step_, ++tile) {
+    for (int begin = first_; begin - first_ < vocabulary_; begin += kCounted * step_, ++tile) {
       if (listed_ > 0) count_previous(tile * kTile);
-      if (!takes_part) continue;
+      if (!takes_part || begin >= vocabulary_) continue;
+      decltype(fetch_at(0)) fetched = fetch_at(begin);
       KERNELS_ROLLED
       for (int k = 0; k < kCounted; ++k) {
-        const int col = begin + first_ + k * step_;
-        if (col >= vocabulary_) break;
-        const Pack<float, N> x = convert<float>(resolve(source_, fetch_at(col), row_, col));
+        const int col = begin + k * step_, next = col + step_;
+        const bool more = k + 1 < kCounted && next < vocabulary_;
+        const Pack<float, N> x = convert<float>(resolve(source_, fetched, row_, col));
+        if (more) fetched = fetch_at(next);  // on its way meanwhile
         const int32_t* const counts = counts_ + k * kSampleThreads * N + int(threadIdx.x) * N;
         KERNELS_UNROLL
-        for (int i = 0; i < N; ++i) f(key_of(adjust_(x.v[i], col + i, listed_ > 0 ? counts[i] : 0)), uint32_t(col + i));
+        for (int i = 0; i < N; ++i) {
+          const float logit = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, listed_ > 0 ? counts[i] : 0) : x.v[i];
+          f(key_of(logit), uint32_t(col + i));
+        }
+        if (!more) break;
       }
     }
   }
+  static __device__ __noinline__ float adjust_one(const Adjust& adjust, float x, int id, int count) { return adjust(x, id, count); }
+
   // Of this block's tokens, those from number `begin` on.
   __device__ __forceinline__ void count_previous(int begin) const {
     __syncthreads();
