@@ -10,7 +10,7 @@
 // The same seed, step and row give the same token on every GPU and on the CPU (cpu/sampling.h), whatever else is in the batch. Sources
 // with maps do so where the maps give the same bits: plain loads always do. Code must not be compiled with -use_fast_math.
 //
-// A row is read from memory once for top_k up to 256, and for greedy(); else it is read again two to five times, mostly from the
+// A row is read from memory once for top_k up to 256, and for greedy(); else it is read again three to seven times, mostly from the
 // cache. No workspace; nothing is allocated or synchronized, and parameters, seed and step may lie on the device: a call can be
 // captured in a graph and replayed.
 #pragma once
