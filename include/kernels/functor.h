@@ -644,6 +644,7 @@ class Both : public Functor {
     static_assert(detail::is_sink<A> && detail::is_sink<B>, "both() takes two sinks");
     static_assert(!detail::is_row_sink<A> && !detail::is_row_sink<B>,
                   "quantize() cannot be one of both(): write the plain copy with tee() in front of it");
+    static_assert(!detail::wants_pairs<A>() && !detail::wants_pairs<B>(), "rope | sink and qkv() cannot be one of both(): use rope | both(sink, sink)");
   }
 
   static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
@@ -973,6 +974,7 @@ auto compose(const A& a, const B& b) {
   } else if constexpr (is_mapped_sink<B>::value) {
     return compose(compose(a, b.map()), b.end());
   } else {
+    static_assert(!wants_pairs<B>(), "a map before qkv(), which is given columns in another order: give each of its sinks its maps, qkv(map | rope | sink, ...)");
     return MappedSink<A, B>(a, b);
   }
 }

@@ -262,11 +262,9 @@ template <class Source, class Sink>
 constexpr bool takes_heads() {
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
   if constexpr (right) {
-    constexpr bool outside = is_mapped_sink<Sink>::value && wants_pairs<SinkEnd<Sink>>();
     static_assert(!is_row_sink<Sink>, "norm_heads: quantize() finds a scale for a whole row, not for a head: use a known scale, k::scale(1 / s) | k::store(p, ld)");
-    static_assert(!outside, "norm_heads: a map before qkv(): give each of its sinks its maps, qkv(map | rope | sink, ...)");
     static_assert(!has_effects<Source>, "norm_heads: put tee() into the operation that makes these rows");
-    return !is_row_sink<Sink> && !outside && !has_effects<Source>;
+    return !is_row_sink<Sink> && !has_effects<Source>;
   } else {
     return false;
   }

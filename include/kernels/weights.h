@@ -541,6 +541,7 @@ class Apart : public Functor {
 template <class S, class... Rest>
 auto apart(S first, int64_t cols, Rest... rest) {
   static_assert(detail::is_sink<S> && !detail::is_row_sink<S> && sizeof...(Rest) % 2 == 0, "apart() takes sinks, each with its number of columns");
+  static_assert(!detail::wants_pairs<S>(), "apart() of rope | sink: use qkv()");
   return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
 }
 

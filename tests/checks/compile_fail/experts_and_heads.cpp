@@ -4,6 +4,8 @@
 // FAILS COMBINED_TEE: combined() may read a row several times
 // FAILS HEADS_QUANTIZE: quantize() finds a scale for a whole row, not for a head
 // FAILS HEADS_MAP_OUTSIDE: give each of its sinks its maps
+// FAILS BOTH_WITH_ROPE: cannot be one of both()
+// FAILS APART_WITH_ROPE: use qkv()
 // FAILS HEADS_TEE: put tee() into the operation that makes these rows
 // FAILS HEADS_SOURCE_LAST: a source where there must be a sink
 // FAILS EACH_HEAD_TEE: each_head() reads its columns more than once
@@ -34,6 +36,12 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
   return k::cpu::norm_heads(cx, in, k::quantize(codes, n, y), shape);
 #elif defined(HEADS_MAP_OUTSIDE)
   return k::cpu::norm_heads(cx, in, k::scale(2) | k::qkv(turned, 16, turned, 16, out, 16), shape);
+#elif defined(BOTH_WITH_ROPE)
+  (void)k::both(turned, out);
+  return {};
+#elif defined(APART_WITH_ROPE)
+  (void)k::apart(turned, n, turned, n);
+  return {};
 #elif defined(HEADS_TEE)
   return k::cpu::norm_heads(cx, teed, out, shape);
 #elif defined(HEADS_SOURCE_LAST)
