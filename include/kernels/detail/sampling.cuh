@@ -113,7 +113,7 @@ class SampleRow {
 
   __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int vocabulary,
                                        SampleRoom& room, int32_t* counts)
-      : source_(source), adjust_(options, rules, row), adjusted_(options.adjusted()), row_(row), vocabulary_(vocabulary), room_(room), block_(room),
+      : source_(one_row(source, row)), adjust_(options, rules, row), adjusted_(options.adjusted()), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), room_(room), block_(room),
         counts_(counts), rank_(int(arch::cluster_rank())), blocks_(int(arch::cluster_size())) {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
@@ -256,6 +256,11 @@ class SampleRow {
     return blocks_ > 1 ? const_cast<T*>(arch::in_block(const_cast<const T*>(own), 0u)) : own;
   }
 
+  // The row's address is found out once, where the source has one.
+  static __device__ __forceinline__ auto one_row(const Source& source, int64_t row) {
+    if constexpr (has_at_row<Source>::value) return source.at_row(row);
+    else return source;
+  }
   __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
 
   // f(values, column) for this thread's packs, kPacks of them asked for at a time. Warps take segments of 32 packs in turn, blocks in
@@ -263,11 +268,10 @@ class SampleRow {
   template <int kPacks, class F>
   __device__ __forceinline__ void each_pack(const F& f) const {
     for (int first = first_; first < vocabulary_; first += kPacks * step_) {
+      // Packs that are not there are the first one again: a choice of addresses keeps all loads together.
       decltype(fetch_at(0)) fetched[kPacks];
       KERNELS_UNROLL
-      for (int k = 0; k < kPacks; ++k) {
-        if (first + k * step_ < vocabulary_) fetched[k] = fetch_at(first + k * step_);
-      }
+      for (int k = 0; k < kPacks; ++k) fetched[k] = fetch_at(first + k * step_ < vocabulary_ ? first + k * step_ : first);
       KERNELS_UNROLL
       for (int k = 0; k < kPacks; ++k) {
         const int col = first + k * step_;
@@ -321,7 +325,7 @@ class SampleRow {
     __syncthreads();
   }
 
-  const Source& source_;
+  decltype(one_row(std::declval<const Source&>(), 0)) source_;
   Adjust adjust_;
   bool adjusted_;
   int64_t row_;
