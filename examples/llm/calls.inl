@@ -1,4 +1,4 @@
-// What rows.inl and products.inl share. `on`, `A` and exec() come from cpu.cpp or gpu.cu.
+// What rows.inl and products.inl share. `on`, `A`, kCaches, exec() and policy() come from cpu.cpp or gpu.cu.
 
 #define LLM_TRY(call) \
   do { \
@@ -7,9 +7,9 @@
 
 namespace {
 
-const char* reason(const k::Status& status) { return status ? nullptr : status.reason(); }
+[[maybe_unused]] const char* reason(const k::Status& status) { return status ? nullptr : status.reason(); }
 
-k::Rope rope_of(const Tokens& tokens, const Heads& heads, const Rope& by) {
+[[maybe_unused]] k::Rope rope_of(const Tokens& tokens, const Heads& heads, const Rope& by) {
   return k::rope(tokens.positions, by.frequencies, int(heads.dim)).rotary_dim(by.rotary_dim).amplitude(by.amplitude);
 }
 
@@ -29,15 +29,14 @@ auto cache_of(const Cache& cache, const Heads& heads, const Tokens& tokens) {
                      k::nhd(static_cast<T*>(cache.values), cache.page, heads.kv_heads, heads.dim), pages, tokens.lengths);
 }
 
-// f(view of the keys and values)
-template <class F>
+// f(view of the keys and values), for the types in kCaches.
+template <size_t i = 0, class F>
 const char* with_cache(const Cache& cache, const Heads& heads, const Tokens& tokens, const F& f) {
-  switch (cache.type) {
-    case Type::f32: return f(cache_of<float>(cache, heads, tokens));
-    case Type::f16: return f(cache_of<k::half>(cache, heads, tokens));
-    case Type::bf16: return f(cache_of<k::bfloat16>(cache, heads, tokens));
-    case Type::f8: return f(cache_of<k::float8_e4m3>(cache, heads, tokens));
-    default: return "the cache is fp32, fp16, bf16 or fp8";
+  if constexpr (i < sizeof(kCaches) / sizeof(Type)) {
+    if (cache.type == kCaches[i]) return f(cache_of<Element<kCaches[i]>>(cache, heads, tokens));
+    return with_cache<i + 1>(cache, heads, tokens, f);
+  } else {
+    return "keys and values of this type are not compiled in for this device";
   }
 }
 

@@ -89,7 +89,7 @@ int perplexity(const Settings& settings, const std::string& file, int64_t stride
   const double begin = seconds_now();
   for (int64_t at = 0; first < n && !interrupted(); at += stride) {
     const int64_t end = std::min(n, at + window);
-    session.model->read(0, 0, ids.data() + at, end - at, [&](int64_t i, const float* logits) {
+    session.model->score(0, 0, ids.data() + at, end - at, [&](int64_t i, const float* logits) {
       const int64_t next = at + i + 1;
       if (next < first || next >= end) return;
       sum += negative_log_likelihood(logits, session.config.vocabulary, ids[size_t(next)]);

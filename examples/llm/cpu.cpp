@@ -1,5 +1,5 @@
-// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512; for the products once
-// more for each type of weights, WEIGHTS=f16 and so on. Only such files include the library's CPU half, and they use nothing else: the
+// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512; for products once
+// more for each type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and values, CACHE=f16. Only such files include the library's CPU half, and they use nothing else: the
 // standard library's templates, say, are the same symbols in all of them, and the linker would take those for the best machine.
 #include <kernels/append.h>
 #include <kernels/cpu/attention.h>
@@ -7,6 +7,8 @@
 #include <kernels/cpu/layernorm.h>
 #include <kernels/cpu/matmul.h>
 #include <kernels/cpu/rmsnorm.h>
+#include <kernels/cpu/sampling.h>
+#include <kernels/embed.h>
 #include <kernels/rope.h>
 
 #include "ops.h"
@@ -19,24 +21,35 @@
 namespace llm {
 namespace k = kernels;
 namespace on = kernels::cpu;
-using A = float;
+using A = float;  // activations
 
 namespace {
 on::Exec exec(const Place& place) { return on::Exec{place.threads}; }
 [[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) { return on::decode_workspace_bytes(shape); }
+[[maybe_unused]] on::MatmulPolicy policy(const Place&) { return {}; }
+#if defined(WEIGHTS)
+constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
+#elif defined(CACHE)
+constexpr Type kCaches[] = {Type::CACHE};
+#else
+constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8};
+#endif
 }  // namespace
 
 #include "calls.inl"
 
 #if defined(WEIGHTS)
-constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
 const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, qkv, plain, residual, up};
+#elif defined(CACHE)
+#include "attend.inl"
+extern const AttendCalls JOIN(attend_, UNIT, CACHE);
+const AttendCalls JOIN(attend_, UNIT, CACHE) = {TEXT(UNIT), on::kNeeds, Type::CACHE, attend_bytes, attend};
 #else
 #include "rows.inl"
 extern const RowCalls JOIN(rows_, UNIT, cpu);
-const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, cap, attend_bytes, attend};
+const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, cap, choose};
 #endif
 
 }  // namespace llm

@@ -1,5 +1,5 @@
-// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last: ROWS(unit) and
-// PRODUCTS(unit, weights), from CMake.
+// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last: ROWS(unit),
+// PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
 #include "device.h"
 
 #include <unistd.h>
@@ -13,9 +13,11 @@ namespace llm {
 
 #define ROWS(unit) extern const RowCalls rows_##unit##_cpu;
 #define PRODUCTS(unit, weights) extern const ProductCalls products_##unit##_##weights;
+#define ATTEND(unit, cache) extern const AttendCalls attend_##unit##_##cache;
 LLM_UNITS
 #undef ROWS
 #undef PRODUCTS
+#undef ATTEND
 
 namespace {
 
@@ -41,16 +43,23 @@ class Cpu : public Device {
     const auto take_products = [&](const ProductCalls& products) {
       if (rows_ != nullptr && std::strcmp(products.name, rows_->name) == 0) products_[int(products.weights)] = &products;
     };
+    const auto take_attend = [&](const AttendCalls& attend) {
+      if (rows_ != nullptr && std::strcmp(attend.name, rows_->name) == 0) attend_[int(attend.cache)] = &attend;
+    };
 #define ROWS(unit) take(rows_##unit##_cpu);
 #define PRODUCTS(unit, weights)
+#define ATTEND(unit, cache)
     LLM_UNITS
 #undef ROWS
 #undef PRODUCTS
+#undef ATTEND
 #define ROWS(unit)
 #define PRODUCTS(unit, weights) take_products(products_##unit##_##weights);
+#define ATTEND(unit, cache) take_attend(attend_##unit##_##cache);
     LLM_UNITS
 #undef ROWS
 #undef PRODUCTS
+#undef ATTEND
     if (rows_ == nullptr) throw Error("this program has no code for this machine's instruction set");
   }
 
@@ -79,16 +88,22 @@ class Cpu : public Device {
     std::memcpy(&start, static_cast<unsigned char*>(p) - sizeof(start), sizeof(start));
     std::free(start);
   }
+  void* allocate_shared(size_t bytes) override { return allocate(bytes); }
+  void release_shared(void* p) override { release(p); }
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void synchronize() override {}
+  bool idle() override { return true; }
+  int ahead() const override { return 0; }
   std::unique_ptr<Recording> record(const std::function<void()>& calls) override { return std::make_unique<Again>(calls); }
   const RowCalls& rows() const override { return *rows_; }
   const ProductCalls* products(Type weights) const override { return products_[int(weights)]; }
+  const AttendCalls* attend(Type cache) const override { return attend_[int(cache)]; }
 
  private:
   const RowCalls* rows_ = nullptr;
   const ProductCalls* products_[kTypes] = {};
+  const AttendCalls* attend_[kTypes] = {};
 };
 
 }  // namespace

@@ -25,13 +25,18 @@ class Device {
   virtual size_t free_bytes() const = 0;
   virtual void* allocate(size_t bytes) = 0;   // at a multiple of 256 bytes, zeroed; null if there is no room
   virtual void release(void* p) = 0;
+  virtual void* allocate_shared(size_t bytes) = 0;  // that host and device see at the same address, zeroed
+  virtual void release_shared(void* p) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for the calls before
   virtual void synchronize() = 0;
+  virtual bool idle() = 0;            // whether all calls have ended
+  virtual int ahead() const = 0;      // so many steps are asked for before the first one's result is looked at
   virtual std::unique_ptr<Recording> record(const std::function<void()>& calls) = 0;
 
   virtual const RowCalls& rows() const = 0;
   virtual const ProductCalls* products(Type weights) const = 0;  // null if they are not compiled in
+  virtual const AttendCalls* attend(Type cache) const = 0;
   const Place& place() const { return place_; }
 
  protected:
@@ -47,11 +52,12 @@ std::unique_ptr<Device> make_gpu(Type activations, std::string& why);
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Device& device, size_t bytes, const std::string& what) : device_(&device), bytes_(bytes), p_(device.allocate(bytes > 0 ? bytes : 1)) {
+  Buffer(Device& device, size_t bytes, const std::string& what, bool shared = false)
+      : device_(&device), bytes_(bytes), p_(shared ? device.allocate_shared(bytes > 0 ? bytes : 1) : device.allocate(bytes > 0 ? bytes : 1)), shared_(shared) {
     if (p_ == nullptr) throw Error("no room for " + std::to_string(bytes) + " bytes of " + what + " (" + std::to_string(device.free_bytes()) + " are free)");
   }
   ~Buffer() {
-    if (p_ != nullptr) device_->release(p_);
+    if (p_ != nullptr) shared_ ? device_->release_shared(p_) : device_->release(p_);
   }
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept { return swap(other), *this; }
@@ -63,11 +69,12 @@ class Buffer {
 
  private:
   void swap(Buffer& other) {
-    std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_);
+    std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_), std::swap(shared_, other.shared_);
   }
   Device* device_ = nullptr;
   size_t bytes_ = 0;
   void* p_ = nullptr;
+  bool shared_ = false;
 };
 
 }  // namespace llm

@@ -5,6 +5,8 @@
 
 namespace llm {
 
+constexpr int64_t kRing = 64;  // tokens of a text that the host may be behind
+
 // ---- the computation: a token's way through the layers -------------------------------------------------------------------------
 
 // x = embedding; for each layer x += attention(norm(x)), x += feed_forward(norm(x)).
@@ -36,7 +38,7 @@ void Model::layers(const Tokens& tokens) {
     }
 
     const Attend attend{shape, how.window, config_.score_scale, config_.score_cap};
-    check(rows.attend(place, tokens, attend, q_.as(), cache, o_.as(), room_.as(), room_.bytes()));
+    check(device_.attend(cache.type)->attend(place, tokens, attend, q_.as(), cache, o_.as(), room_.as(), room_.bytes()));
     if (config_.post_norms) {
       check(products(layer.output).plain(place, o_.as(), layer.output, layer.output_bias, t, n));
       check(rows.add_norm(place, t, layer.after_attention, x, n, hidden));
@@ -65,10 +67,13 @@ void Model::head(int64_t first, int64_t rows) {
 
 // ---- steps ----------------------------------------------------------------------------------------------------------------------
 
-void Model::read(int64_t sequence, int64_t from, const int32_t* ids, int64_t n, const Each& each) {
-  if (sequence < 0 || sequence >= options_.sequences || from < 0 || from + n > context()) throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
+void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n) { read_rows(text, from, ids, n, nullptr); }
+void Model::score(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each& each) { read_rows(text, from, ids, n, &each); }
+
+void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each) {
+  if (text < 0 || text >= options_.sequences || from < 0 || n < 1 || from + n > context()) throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
   set_length(from + n);
-  reading_ = sequence;
+  reading_ = text;
   for (int64_t done = 0; done < n;) {
     const int64_t rows = std::min(options_.chunk, n - done);
     std::vector<int32_t> positions(static_cast<size_t>(rows)), owners(static_cast<size_t>(rows), 0);
@@ -79,47 +84,67 @@ void Model::read(int64_t sequence, int64_t from, const int32_t* ids, int64_t n, 
     owners_.upload(owners.data(), size_t(rows) * 4);
     lengths_.upload(&length, 4);
     layers({1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>()});
-    if (each) {
-      for (int64_t first = 0; first < rows; first += logit_rows_) {
-        const int64_t some = std::min(logit_rows_, rows - first);
-        head(first, some);
-        fetched_ = false, computed_logits_ = some;
-        for (int64_t i = 0; i < some; ++i) each(done + first + i, logits(i));
-      }
+    for (int64_t first = 0; each != nullptr && first < rows; first += logit_rows_) {
+      const int64_t some = std::min(logit_rows_, rows - first);
+      head(first, some);
+      for (int64_t i = 0; i < some; ++i) (*each)(done + first + i, logits(i));
     }
     done += rows;
-    if (done == n && !each) head(rows - 1, 1);
+    if (done == n && each == nullptr) head(rows - 1, 1);
   }
-  fetched_ = false, computed_logits_ = 1;
 }
 
-void Model::step(const int32_t* ids, const int32_t* positions) {
-  const int64_t n = options_.sequences;
-  std::vector<int32_t> lengths(static_cast<size_t>(n));
-  int32_t longest = 0;
-  for (int64_t i = 0; i < n; ++i) longest = std::max(longest, lengths[size_t(i)] = positions[i] + 1);
-  if (longest > context()) throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
+void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed) {
+  const int32_t n = int32_t(ids.size()), last = n - 1;
+  const uint64_t step = uint64_t(n);
+  if (how.temperature != choice_.temperature || how.top_p != choice_.top_p || how.min_p != choice_.min_p || how.repetition_penalty != choice_.repetition_penalty ||
+      how.top_k != choice_.top_k || tokens != tokens_) {
+    decode_ = nullptr;  // which has the old ones in it
+  }
+  choice_ = how, tokens_ = tokens;
+  history_.upload(ids.data(), ids.size() * 4, size_t(text * context()) * 4);
+  last_ids_.upload(&ids.back(), 4, size_t(text) * 4);
+  last_positions_.upload(&last, 4, size_t(text) * 4);
+  last_lengths_.upload(&n, 4, size_t(text) * 4);
+  seeds_.upload(&seed, 8, size_t(text) * 8);
+  steps_.upload(&step, 8, size_t(text) * 8);
+}
+
+void Model::choose(int64_t first, int64_t count) {
+  const Texts texts{last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), last_lengths_.as<int32_t>(), chosen_.as<int32_t>(), history_.as<int32_t>(), seeds_.as<uint64_t>(), steps_.as<uint64_t>(),
+                    out_.as<uint64_t>(), options_.sequences, context(), kRing};
+  check(device_.rows().choose(device_.place(), choice_, logits_.as<float>(), config_.vocabulary, tokens_, texts, first, count));
+}
+
+void Model::choose_next(int64_t text) { choose(text, 1); }
+
+void Model::step(int64_t longest) {
   set_length(longest);
-  ids_.upload(ids, size_t(n) * 4);
-  positions_.upload(positions, size_t(n) * 4);
-  lengths_.upload(lengths.data(), size_t(n) * 4);
   if (decode_ == nullptr) {
-    decode_ = device_.record([this, n] {
-      layers({n, 1, ids_.as<int32_t>(), positions_.as<int32_t>(), nullptr, lengths_.as<int32_t>()});
+    decode_ = device_.record([this] {
+      const int64_t n = options_.sequences;
+      layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>()});
       head(0, n);
+      choose(0, n);
     });
   }
   decode_->replay();
-  fetched_ = false, computed_logits_ = n;
+}
+
+int32_t Model::token(int64_t text, int64_t n) {
+  const volatile uint64_t& place = out_.as<uint64_t>()[n % kRing * options_.sequences + text];
+  for (uint64_t value; (value = place) >> 32 != uint64_t(n);) {
+    if (device_.idle() && (value = place) >> 32 != uint64_t(n)) throw Error("token " + std::to_string(n) + " was never chosen");
+  }
+  const int32_t id = int32_t(uint32_t(place));
+  if (id < 0) throw Error("the logits of token " + std::to_string(n) + " are not numbers: the model has overflowed");
+  return id;
 }
 
 const float* Model::logits(int64_t row) {
-  if (!fetched_) {
-    host_logits_.resize(size_t(logit_rows_ * config_.vocabulary));
-    device_.download(host_logits_.data(), logits_.as(), size_t(computed_logits_ * config_.vocabulary) * 4);
-    fetched_ = true;
-  }
-  return host_logits_.data() + row * config_.vocabulary;
+  host_logits_.resize(size_t(config_.vocabulary));
+  device_.download(host_logits_.data(), logits_.as<float>() + row * config_.vocabulary, host_logits_.size() * 4);
+  return host_logits_.data();
 }
 
 void Model::set_length(int64_t length) {
@@ -133,6 +158,10 @@ void Model::set_length(int64_t length) {
 
 bool Model::stale(int64_t from, int64_t to) const {
   return std::any_of(config_.ropes.begin(), config_.ropes.end(), [&](const RopeConfig& rope) { return rope.differs(from, to); });
+}
+
+bool Model::lengths_matter() const {
+  return std::any_of(config_.ropes.begin(), config_.ropes.end(), [](const RopeConfig& rope) { return rope.type == "dynamic" || rope.type == "longrope"; });
 }
 
 Cache Model::cache_of(const Layer& layer, int64_t sequence) const {
@@ -343,13 +372,14 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   load(loader);
 
   cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type == Type::f32 ? Type::f32 : embedding_.type;
-  if (cache_type_ == Type::i8 || cache_type_ == Type::i4) throw Error(std::string("a cache of ") + name_of(cache_type_) + " is not supported");
+  if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
+  if (device_.attend(cache_type_) == nullptr) throw Error(std::string("keys and values of ") + name_of(cache_type_) + " are not compiled in for this device");
   const size_t a = size_t(bits_of(device_.rows().activations) / 8), per_token = size_t(c.kv_heads * c.head_dim) * 2 * size_t(bits_of(cache_type_) / 8) * c.layers.size() * size_t(options_.sequences);
   const auto plan_activations = [&] {
     rows_ = std::max(options_.chunk, options_.sequences);
     logit_rows_ = std::max(options_.sequences, std::min<int64_t>(options_.chunk, 32));
     const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
-    plan_.activations = size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + c.inner) * a + 12) + size_t(logit_rows_ * c.vocabulary) * 4;
+    plan_.activations = size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + c.inner) * a + 16) + size_t(logit_rows_ * c.vocabulary) * 4;
   };
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_activations();
@@ -402,9 +432,13 @@ void Model::allocate() {
   make(raw_q_, rows_ * nq, 4), make(k_, rows_ * nk, 4), make(v_, rows_ * nk, 4);
   make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * c.inner, a);
   make(logits_, logit_rows_ * c.vocabulary, 4);
+  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &chosen_}) make(*buffer, options_.sequences, 4);
+  for (Buffer* buffer : {&seeds_, &steps_}) make(*buffer, options_.sequences, 8);
+  make(history_, options_.sequences * context(), 4);
+  out_ = Buffer(device_, size_t(kRing * options_.sequences) * 8, "tokens", true);
   size_t room = 0;
-  for (int64_t each = 1; each <= 4; ++each) room = std::max(room, device_.rows().attend_bytes(device_.place(), {1, each}, c.shape()));
-  room = std::max(room, device_.rows().attend_bytes(device_.place(), {options_.sequences, 1}, c.shape()));
+  for (int64_t each = 1; each <= 4; ++each) room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
+  room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));
   room_ = Buffer(device_, room, "activations");
   for (size_t i = 0; i < c.ropes.size(); ++i) {
     make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);

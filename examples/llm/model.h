@@ -41,17 +41,24 @@ class Model {
   Device& device() const { return device_; }
   int64_t context() const { return plan_.context; }
 
-  // Tokens [from, from + n) of a sequence, whose tokens before are in the cache. `each`, if any, gets the logits of each of them, in
-  // order; otherwise those of the last one are computed: logits(0).
+  // Tokens [from, from + n) of a text, whose tokens before are in the cache; then the logits of the last one are there.
+  void read(int64_t text, int64_t from, const int32_t* ids, int64_t n);
+  // The same, and `each` gets the logits of each of them, in order.
   using Each = std::function<void(int64_t token, const float* logits)>;
-  void read(int64_t sequence, int64_t from, const int32_t* ids, int64_t n, const Each& each = {});
-  // One more token of each sequence, at these positions; then logits(sequence) are there.
-  void step(const int32_t* ids, const int32_t* positions);
-  // On the host, until the next call.
-  const float* logits(int64_t row);
+  void score(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each& each);
+
+  // Writing: begin() says what a text is, read() has read all of it, choose_next() chooses its next token, and step() reads that and chooses
+  // the one after it, for all texts at once. Tokens are chosen on the device, and step() does not wait: token() does, for token n.
+  void begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed);
+  void choose_next(int64_t text);
+  void step(int64_t longest);  // longest: the tokens of the longest text, with those that this step reads
+  int32_t token(int64_t text, int64_t n);
+  const float* logits(int64_t row);  // on the host
 
   // Whether keys that were made for sequences of `from` tokens are wrong in one of `to`: then all has to be read anew.
   bool stale(int64_t from, int64_t to) const;
+  // Whether angles depend on the length of the text at all: then steps cannot be asked for ahead.
+  bool lengths_matter() const;
   // The bytes of weights that a token reads.
   size_t weight_bytes() const { return weights_per_token_; }
 
@@ -69,6 +76,8 @@ class Model {
   void load(Loader& loader);
   void allocate();
   void set_length(int64_t length);
+  void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);
+  void choose(int64_t first, int64_t count);
   void layers(const Tokens& tokens);
   void head(int64_t first, int64_t rows);
   void check(const char* why) const {
@@ -94,8 +103,10 @@ class Model {
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::unique_ptr<Recording> decode_;
-  int64_t page_ = 0, rows_ = 0, logit_rows_ = 0, computed_logits_ = 0, reading_ = 0;
-  bool fetched_ = false;
+  Buffer last_ids_, last_positions_, last_lengths_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written
+  Choice choice_;
+  int64_t tokens_ = 0;
+  int64_t page_ = 0, rows_ = 0, logit_rows_ = 0, reading_ = 0;
 };
 
 }  // namespace llm

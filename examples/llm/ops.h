@@ -26,6 +26,7 @@ constexpr int bits_of(Type type) {
 struct Place {
   int threads = 1;
   void* stream = nullptr;
+  bool early = false;  // kernels begin, and ask for their weights, while the one ahead of them is still running
 };
 
 // Weights: a row for each output. Scales: float for each row (f8, i8), half for each group of a row (i4).
@@ -91,6 +92,23 @@ struct QkvWeights {
   const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
 };
 
+// How the next token is chosen (sampling.h has what these mean).
+struct Choice {
+  float temperature = 0, top_p = 1, min_p = 0, repetition_penalty = 1;
+  int32_t top_k = 0;
+};
+
+// Texts that are being written, on the device: what a step reads, and writes for the next one.
+struct Texts {
+  int32_t *ids = nullptr, *positions = nullptr, *lengths = nullptr;  // the last token of each, its place, and how many there are
+  int32_t* chosen = nullptr;
+  int32_t* history = nullptr;  // all tokens of each, `context` apart
+  uint64_t *seeds = nullptr, *steps = nullptr;
+  // Where the host finds what was chosen: token n of text s at out[n % ring * sequences + s], as n << 32 | token.
+  uint64_t* out = nullptr;
+  int64_t sequences = 0, context = 0, ring = 0;
+};
+
 // Each returns null, or why not. Activations (x, y, q, o, h) have the type that rows() says; residuals, sums and logits are float.
 struct RowCalls {
   const char* name;  // of the instruction set, or "gpu"
@@ -106,7 +124,15 @@ struct RowCalls {
                         const Rope&, const Cache&, void* queries);
   // t = cap * tanh(t / cap)
   const char* (*cap)(const Place&, float* t, float cap, int64_t rows, int64_t cols);
-  size_t (*attend_bytes)(const Place&, const Tokens&, const Heads&);
+  // Chooses from the logits of `count` texts from `first` on, the first of so many tokens, and puts what was chosen behind the texts.
+  const char* (*choose)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens, const Texts&, int64_t first, int64_t count);
+};
+
+struct AttendCalls {
+  const char* name;
+  unsigned needs;
+  Type cache;
+  size_t (*bytes)(const Place&, const Tokens&, const Heads&);
   const char* (*attend)(const Place&, const Tokens&, const Attend&, const void* q, const Cache&, void* o, void* room, size_t bytes);
 };
 

@@ -18,45 +18,35 @@ bool makes(Type cache) {
   if constexpr (i < sizeof(kCaches) / sizeof(Type)) return cache == kCaches[i] || makes<i + 1>(cache);
   else return false;
 }
-// f(view of the keys and values), for the types of kCaches.
-template <size_t i = 0, class F>
-const char* with_cache_here(const Cache& cache, const Heads& heads, const Tokens& tokens, const F& f) {
-  if constexpr (i < sizeof(kCaches) / sizeof(Type)) {
-    if (cache.type == kCaches[i]) return f(cache_of<Element<kCaches[i]>>(cache, heads, tokens));
-    return with_cache_here<i + 1>(cache, heads, tokens, f);
-  } else {
-    return "qkv() is not compiled for this type of cache";
-  }
-}
 
 const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, const void* y, const QkvWeights& w, const Rope& by, const Cache& cache, void* q) {
   const int64_t nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, rows = tokens.rows();
   const auto rope = rope_of(tokens, heads, by);
   const k::AppendAt at(tokens.positions, tokens.owners);
   const auto stacked = k::stacked(k::paired(weights(w.q), rope), nq, k::paired(weights(w.k), rope), nk, k::plain(weights(w.v)), nk);
-  return with_cache_here(cache, heads, tokens, [&](const auto& kv) {
+  return with_cache(cache, heads, tokens, [&](const auto& kv) {
     const auto out = k::qkv(k::bias(w.q_bias) | rope | k::store(static_cast<A*>(q), nq), nq,
                             k::bias(w.k_bias) | rope | k::append_keys(kv, at, heads.dim), nk,
                             k::bias(w.v_bias) | k::append_values(kv, at, heads.dim), nk);
-    return reason(on::matmul(exec(place), inputs(y, w.q), stacked, out, {rows, nq + 2 * nk, w.q.cols}));
+    return reason(on::matmul(exec(place), inputs(y, w.q), stacked, out, {rows, nq + 2 * nk, w.q.cols}, policy(place)));
   });
 }
 
 const char* plain(const Place& place, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows) {
-  return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}));
+  return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
 }
 
 const char* residual(const Place& place, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows) {
   const auto out = k::bias(bias) | k::add(k::load(static_cast<const float*>(x), w.rows)) | k::store(x, w.rows);
-  return reason(on::matmul(exec(place), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}));
+  return reason(on::matmul(exec(place), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
 }
 
 const char* up(const Place& place, Activation activation, const void* y, const Matrix& gate, const Matrix& w, const float* bias, void* h, int64_t rows) {
   const auto out = k::store(static_cast<A*>(h), w.rows);
   const k::MatmulShape shape{rows, w.rows, w.cols};
-  if (gate && activation == Activation::silu) return reason(on::matmul(exec(place), inputs(y, w), k::gated(weights(gate), weights(w)), k::swiglu() | out, shape));
-  if (gate && activation == Activation::gelu_tanh) return reason(on::matmul(exec(place), inputs(y, w), k::gated(weights(gate), weights(w)), k::geglu() | out, shape));
-  if (!gate && activation == Activation::gelu_tanh) return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::gelu() | out, shape));
+  if (gate && activation == Activation::silu) return reason(on::matmul(exec(place), inputs(y, w), k::gated(weights(gate), weights(w)), k::swiglu() | out, shape, policy(place)));
+  if (gate && activation == Activation::gelu_tanh) return reason(on::matmul(exec(place), inputs(y, w), k::gated(weights(gate), weights(w)), k::geglu() | out, shape, policy(place)));
+  if (!gate && activation == Activation::gelu_tanh) return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::gelu() | out, shape, policy(place)));
   return "this activation is not compiled in";
 }
 

@@ -1,28 +1,7 @@
-// What a model does beside products with weights: embedding, norms, rotation of normalized heads, attention. Included by cpu.cpp and
-// gpu.cu, which say what `on` is (the CPU's or the GPU's calls) and which type activations have.
-//
-// A functor of our own is all that the library lacks here: rows of a table by number.
+// What a model does beside products with weights and attention: embedding, norms, rotation of normalized heads, the choice of tokens.
+// Included by cpu.cpp and gpu.cu, which say what `on` is (the CPU's or the GPU's calls) and which type activations have.
 
 namespace {
-
-template <class T>
-class RowsOf : public k::Functor {
- public:
-  static constexpr k::Role role = k::Role::source;
-  RowsOf(const T* table, const int32_t* ids, int64_t cols) : table_(table), ids_(ids), cols_(cols) {}
-
-  static constexpr int widest = 16 / int(sizeof(T));
-  int max_pack() const { return k::detail::aligned_pack(table_, cols_, widest); }
-  template <int N>
-  KERNELS_HD auto load(int64_t row, int64_t col) const {
-    return k::convert<float>(k::read<N, k::Cache::stream>(table_ + ids_[row] * cols_ + col).unpack());
-  }
-
- private:
-  const T* table_;
-  const int32_t* ids_;
-  int64_t cols_;
-};
 
 // f(pointer to the table's elements), for the types that embeddings may have.
 template <class F>
@@ -37,10 +16,11 @@ const char* with_table(const Matrix& table, const F& f) {
 
 const char* embed(const Place& place, const Tokens& tokens, const Matrix& table, float factor, const Matrix& places, float* x) {
   return with_table(table, [&](auto* words) {
+    const auto rows = k::embed(k::load(words, table.cols), tokens.ids, table.rows) | k::scale(factor);
     const auto out = k::store(x, table.cols);
-    if (!places) return reason(on::copy(exec(place), RowsOf(words, tokens.ids, table.cols) | k::scale(factor), out, tokens.rows(), table.cols));
-    const RowsOf where(static_cast<const std::remove_reference_t<decltype(*words)>*>(places.data), tokens.positions, table.cols);
-    return reason(on::copy(exec(place), RowsOf(words, tokens.ids, table.cols) | k::scale(factor) | k::add(where), out, tokens.rows(), table.cols));
+    if (!places) return reason(on::copy(exec(place), rows, out, tokens.rows(), table.cols));
+    const auto where = k::embed(k::load(static_cast<decltype(words)>(places.data), table.cols), tokens.positions, places.rows);
+    return reason(on::copy(exec(place), rows | k::add(where), out, tokens.rows(), table.cols));
   });
 }
 
@@ -85,29 +65,41 @@ const char* cap(const Place& place, float* t, float limit, int64_t rows, int64_t
   return reason(on::copy(exec(place), k::load(static_cast<const float*>(t), cols) | Capped(limit), k::store(t, cols), rows, cols));
 }
 
-k::AttentionShape shape_of(const Tokens& tokens, const Heads& heads) { return {tokens.sequences, tokens.each, heads.heads, heads.kv_heads, heads.dim}; }
+// What was chosen, put behind each text. A sink of one column, so that it needs no kernel of its own. A text that fills the context stays
+// as it is.
+struct Behind : k::Functor {
+  static constexpr k::Role role = k::Role::sink;
+  static constexpr int widest = 1;
+  Texts texts;
+  int64_t first;
+  Behind(const Texts& t, int64_t from) : texts(t), first(from) {}
+  template <int N>
+  KERNELS_HD void store(const k::Pack<float, N>& v, int64_t row, int64_t) const {
+    const int64_t s = first + row, n = texts.lengths[s];
+    const int32_t token = int32_t(v.v[0]);  // exact: below 2^22
+    texts.out[n % texts.ring * texts.sequences + s] = uint64_t(n) << 32 | uint32_t(token);
+    if (n >= texts.context || token < 0) return;
+    texts.history[s * texts.context + n] = token;
+    texts.ids[s] = token;
+    texts.positions[s] = int32_t(n);
+    texts.lengths[s] = int32_t(n + 1);
+    texts.steps[s] = uint64_t(n + 1);
+  }
+};
+struct Chosen : k::Functor {
+  static constexpr k::Role role = k::Role::source;
+  static constexpr int widest = 1;
+  const int32_t* tokens;
+  explicit Chosen(const int32_t* p) : tokens(p) {}
+  template <int N>
+  KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(tokens[row])); }
+};
 
-// Few queries of each sequence share the keys out among all threads or blocks; many are shared out themselves.
-bool is_decode(const Tokens& tokens) { return tokens.each <= 4; }
-
-size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads) {
-  return is_decode(tokens) ? decode_bytes(place, shape_of(tokens, heads)) : 0;
-}
-
-const char* attend(const Place& place, const Tokens& tokens, const Attend& how, const void* q, const Cache& cache, void* o, void* room, size_t bytes) {
-  const int64_t cols = how.shape.heads * how.shape.dim;
-  const auto queries = k::load(static_cast<const A*>(q), cols);
-  const auto out = k::store(static_cast<A*>(o), cols);
-  const auto options = k::Attention{}.scale(how.scale);
-  const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
-  const k::AttentionShape shape = shape_of(tokens, how.shape);
-  return with_cache(cache, how.shape, tokens, [&](const auto& kv) {
-    const auto with = [&](const auto& score) {
-      if (is_decode(tokens)) return reason(on::decode(exec(place), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
-      return reason(on::attention(exec(place), queries, kv, out, shape, score, options));
-    };
-    return how.cap > 0 ? with(mask & k::soft_cap(how.cap)) : with(mask);
-  });
+const char* choose(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, int64_t first, int64_t count) {
+  auto options = k::Sampling{}.temperature(how.temperature).top_k(how.top_k).top_p(how.top_p).min_p(how.min_p).seed(texts.seeds + first, 1).step(texts.steps + first, 1);
+  if (how.repetition_penalty != 1) options.repetition_penalty(how.repetition_penalty).previous(texts.history + first * texts.context, texts.context, texts.lengths + first);
+  LLM_TRY(reason(on::sample(exec(place), k::load(logits, vocabulary), texts.chosen + first, count, tokens, options)));
+  return reason(on::copy(exec(place), Chosen(texts.chosen + first), Behind(texts, first), count, 1));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <random>
@@ -64,6 +65,13 @@ void catch_interrupts() {
 }
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double negative_log_likelihood(const float* logits, int64_t count, int32_t id) {
+  const double top = double(*std::max_element(logits, logits + count));
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += std::exp(double(logits[i]) - top);
+  return top + std::log(sum) - double(logits[id]);
+}
 
 Session::Session(const Settings& all, int64_t) : settings(all) {
   const std::string& directory = settings.directory;
@@ -139,16 +147,16 @@ void Session::load(int64_t sequences) {
 std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known) {
   const size_t n = prompts.size();
   const int64_t count = std::min(config.vocabulary, tokenizer->size());  // what the tokenizer has no text for is never chosen
-  const Sampler sampler(sampling);
+  const Choice how{float(sampling.temperature), float(sampling.top_p), float(sampling.min_p), float(sampling.repetition_penalty), int32_t(std::min(sampling.top_k, count))};
   std::vector<Text> texts(n);
   std::vector<Utf8Stream> streams(n);
   std::vector<Stops> holds(n, Stops(settings.stops));
 
   // Takes the next token of a text.
-  const auto take = [&](size_t i, const float* logits) {
+  const auto take = [&](size_t i) {
     Text& text = texts[i];
     if (settings.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings.most) return void(text.finish = "length");
-    const int32_t id = sampler(logits, count, text.ids, int64_t(i));
+    const int32_t id = model->token(int64_t(i), int64_t(text.ids.size()));
     const bool ends = !settings.ignore_eos && std::find(stops.begin(), stops.end(), id) != stops.end();
     bool found = false;
     std::string more = ends ? "" : holds[i].add(streams[i].add(tokenizer->bytes(id)), found);
@@ -173,33 +181,32 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
     if (prompts[i].empty()) throw Error("a prompt is empty, and this tokenizer has no token that begins a text");
     if (texts[i].prompt >= model->context()) throw Error("the prompt has " + std::to_string(texts[i].prompt) + " tokens, and the context is " + std::to_string(model->context()));
     const int64_t from = i == 0 ? known : 0;
+    model->begin(int64_t(i), prompts[i], how, count, sampling.seed + i);
     model->read(int64_t(i), from, prompts[i].data() + from, texts[i].prompt - from);
+    model->choose_next(int64_t(i));
     times.prompt_tokens += texts[i].prompt - from;
-    const float* const logits = model->logits(0);
+    take(i);
     times.prompt_seconds += seconds_now() - begin;
-    take(i, logits);
     begin = seconds_now();
   }
-  std::vector<int32_t> ids(n), positions(n);
-  while (true) {
-    bool open = false;
-    int64_t longest = 0;
-    for (size_t i = 0; i < n; ++i) {
-      // A text that has ended stays where it is: its last token is computed again, and not looked at.
-      open = open || texts[i].finish == nullptr;
-      const int64_t size = int64_t(texts[i].ids.size());
-      ids[i] = texts[i].ids.back(), positions[i] = int32_t(size - 1);
-      longest = std::max(longest, size);
+  // The device is asked for some steps ahead of the one that is waited for. Texts that have ended go on, unseen, until all have.
+  int64_t longest = 0;
+  for (const Text& text : texts) longest = std::max(longest, int64_t(text.ids.size()));
+  const auto is_open = [](const Text& text) { return text.finish == nullptr; };
+  for (int64_t asked = 0, done = 0; std::any_of(texts.begin(), texts.end(), is_open); ++done) {
+    if (model->stale(longest + done - 1, longest + done)) {
+      for (size_t i = 0; i < n; ++i) {  // the angles of all keys have changed
+        model->begin(int64_t(i), texts[i].ids, how, count, sampling.seed + i);
+        model->read(int64_t(i), 0, texts[i].ids.data(), int64_t(texts[i].ids.size()));
+        model->choose_next(int64_t(i));
+      }
+      asked = done + 1;
     }
-    if (!open) break;
-    if (n == 1 && model->stale(longest - 1, longest)) {
-      model->read(0, 0, texts[0].ids.data(), longest);  // the angles of all keys have changed
-    } else {
-      model->step(ids.data(), positions.data());
-    }
+    const int64_t ahead = model->lengths_matter() ? 0 : device->ahead();
+    for (; asked <= done + ahead; ++asked) model->step(std::min(model->context(), longest + asked));
     times.steps += 1;
     for (size_t i = 0; i < n; ++i) {
-      if (texts[i].finish == nullptr) take(i, model->logits(int64_t(i)));
+      if (is_open(texts[i])) take(i);
     }
   }
   times.decode_seconds += seconds_now() - begin;

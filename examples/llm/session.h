@@ -8,10 +8,15 @@
 #include <vector>
 
 #include "model.h"
-#include "sampler.h"
 #include "tokenizer.h"
 
 namespace llm {
+
+struct Sampling {
+  double temperature = 0, top_p = 1, min_p = 0, repetition_penalty = 1;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+};
 
 // What the command line says about the model.
 struct Settings {
@@ -65,7 +70,8 @@ class Session {
   ModelOptions options(int64_t sequences) const;
 };
 
-// Bytes read from memory per second, measured now, in GB/s.
 double seconds_now();
+// -log(softmax(logits)[id])
+double negative_log_likelihood(const float* logits, int64_t count, int32_t id);
 
 }  // namespace llm

@@ -1,0 +1,30 @@
+// Attention over keys and values of one type, kCaches[0]. Included by cpu.cpp and gpu.cu.
+
+namespace {
+
+k::AttentionShape shape_of(const Tokens& tokens, const Heads& heads) { return {tokens.sequences, tokens.each, heads.heads, heads.kv_heads, heads.dim}; }
+
+// Few queries of each sequence share the keys out among all threads or blocks; many are shared out themselves.
+bool is_decode(const Tokens& tokens) { return tokens.each <= 4; }
+
+size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads) {
+  return is_decode(tokens) ? decode_bytes(place, shape_of(tokens, heads)) : 0;
+}
+
+const char* attend(const Place& place, const Tokens& tokens, const Attend& how, const void* q, const Cache& cache, void* o, void* room, size_t bytes) {
+  const int64_t cols = how.shape.heads * how.shape.dim;
+  const auto queries = k::load(static_cast<const A*>(q), cols);
+  const auto out = k::store(static_cast<A*>(o), cols);
+  const auto options = k::Attention{}.scale(how.scale);
+  const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
+  const k::AttentionShape shape = shape_of(tokens, how.shape);
+  return with_cache(cache, how.shape, tokens, [&](const auto& kv) {
+    const auto with = [&](const auto& score) {
+      if (is_decode(tokens)) return reason(on::decode(exec(place), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
+      return reason(on::attention(exec(place), queries, kv, out, shape, score, options));
+    };
+    return how.cap > 0 ? with(mask & k::soft_cap(how.cap)) : with(mask);
+  });
+}
+
+}  // namespace

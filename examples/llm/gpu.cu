@@ -1,0 +1,61 @@
+// The calls on the GPU. Compiled once for each type of activations, UNIT=f16 or bf16, for products once more for each type of
+// weights, WEIGHTS=f16 and so on, and for attention for each type of keys and values, CACHE=f16.
+#include <kernels/append.h>
+#include <kernels/attention.cuh>
+#include <kernels/elementwise.cuh>
+#include <kernels/embed.h>
+#include <kernels/layernorm.cuh>
+#include <kernels/matmul.cuh>
+#include <kernels/rmsnorm.cuh>
+#include <kernels/rope.h>
+#include <kernels/sampling.cuh>
+
+#include "ops.h"
+
+#define JOIN2(a, b, c) a##b##_##c
+#define JOIN(a, b, c) JOIN2(a, b, c)
+#define TEXT2(a) #a
+#define TEXT(a) TEXT2(a)
+
+namespace llm {
+namespace k = kernels;
+namespace on = kernels;
+
+namespace {
+on::Exec exec(const Place& place) { return on::Exec{static_cast<cudaStream_t>(place.stream)}.programmatic(place.early).constant_weights(place.early); }
+[[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) { return on::decode_workspace_bytes(exec(place), shape); }
+[[maybe_unused]] on::MatmulPolicy policy(const Place& place) {
+  on::MatmulPolicy out;
+  out.weights_ready = place.early;
+  return out;
+}
+#if defined(WEIGHTS)
+constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
+#elif defined(CACHE)
+constexpr Type kCaches[] = {Type::CACHE};
+#else
+constexpr Type kCaches[] = {Type::UNIT, Type::f8};
+#endif
+}  // namespace
+
+#include "calls.inl"
+
+namespace {
+using A = Element<Type::UNIT>;
+}
+
+#if defined(WEIGHTS)
+#include "products.inl"
+extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, qkv, plain, residual, up};
+#elif defined(CACHE)
+#include "attend.inl"
+extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
+const AttendCalls JOIN(gpu_attend_, UNIT, CACHE) = {TEXT(UNIT), 0, Type::CACHE, attend_bytes, attend};
+#else
+#include "rows.inl"
+extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
+const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, cap, choose};
+#endif
+
+}  // namespace llm
