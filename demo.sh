@@ -23,10 +23,24 @@ tell() {
   shift
   mkdir -p "$build"
   say "building examples/llm (about a minute on two cores)"
-  { configure "$build" -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_LLM_WEIGHTS=f16 "${options[@]}" &&
+  { configure "$build" -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_LLM_WEIGHTS=f16 -DKERNELS_LLM_CACHES=f16 "${options[@]}" &&
     cmake --build "$build" -j "$(nproc)" --target llm; } > "$log" 2>&1 || { cat "$log" >&2; die "the build failed"; }
   say "a story by examples/llm/model"
   "$build/examples/llm/llm" generate --model examples/llm/model "$@"
 }
 
-tell build/demo -DKERNELS_CUDA=OFF -- "$@"
+# The architecture to compile for: that of the GPU alone, 80 say, or 90a.
+gpu_architecture() {
+  local capability
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d '. ') || return 1
+  [[ $capability =~ ^[0-9]+$ && $capability -ge 80 ]] || return 1
+  if [[ $capability -eq 90 ]]; then echo 90a-real; else echo "$capability-real"; fi
+}
+
+find_cuda
+if has nvcc && architecture=$(gpu_architecture); then
+  tell build/demo_gpu -DKERNELS_CUDA=ON -DKERNELS_LLM_GPU=ON "-DCMAKE_CUDA_ARCHITECTURES=$architecture" -- "$@"
+else
+  if has nvcc; then say "no GPU found that nvcc compiles for; on the CPU"; else say "no CUDA toolkit found; on the CPU"; fi
+  tell build/demo -DKERNELS_CUDA=OFF -- "$@"
+fi

@@ -372,7 +372,7 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
     return;
   }
   std::string with_space;
-  if (step.kind == Step::byte_level && step.prefix_space && !is_space(code_point(word))) {
+  if (step.kind == Step::byte_level && step.prefix_space && word[0] != ' ') {
     with_space = " " + std::string(word);
     word = with_space;
   }
@@ -486,9 +486,9 @@ void Tokenizer::segment(std::string_view text, bool normalized, bool with_specia
     if (candidates != table.end()) {
       for (const int i : candidates->second) {
         const Added& token = added_[size_t(i)];
-        if ((token.special && !with_special) || !starts_with(text.substr(at), token.text)) continue;
+        if ((token.special && !with_special) || !starts_with(text.substr(at), token.match)) continue;
         if (token.single_word) {
-          const size_t end = at + token.text.size();
+          const size_t end = at + token.match.size();
           if ((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) || (end < text.size() && is_word(code_point(text.substr(end))))) continue;
         }
         found = &token;
@@ -499,7 +499,7 @@ void Tokenizer::segment(std::string_view text, bool normalized, bool with_specia
       ++at;
       continue;
     }
-    size_t begin = at, end = at + found->text.size();
+    size_t begin = at, end = at + found->match.size();
     if (found->left) {
       while (begin > done && is_space(code_point(last_character(text.substr(done, begin - done))))) begin -= last_character(text.substr(done, begin - done)).size();
     }
@@ -557,9 +557,13 @@ void Tokenizer::add_added(const Added& token, const std::string& what) {
 }
 
 void Tokenizer::index_added() {
-  for (int i = 0; i < int(added_.size()); ++i) added_by_byte_[added_[size_t(i)].normalized ? 1 : 0][static_cast<unsigned char>(added_[size_t(i)].text[0])].push_back(i);
+  for (Added& token : added_) {
+    if (token.match.empty()) token.match = token.normalized ? normalize(token.text, true) : token.text;
+    if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
+  }
+  for (int i = 0; i < int(added_.size()); ++i) added_by_byte_[added_[size_t(i)].normalized ? 1 : 0][static_cast<unsigned char>(added_[size_t(i)].match[0])].push_back(i);
   for (auto& table : added_by_byte_) {
-    for (auto& item : table) std::stable_sort(item.second.begin(), item.second.end(), [&](int a, int b) { return added_[size_t(a)].text.size() > added_[size_t(b)].text.size(); });
+    for (auto& item : table) std::stable_sort(item.second.begin(), item.second.end(), [&](int a, int b) { return added_[size_t(a)].match.size() > added_[size_t(b)].match.size(); });
   }
 }
 
@@ -661,7 +665,7 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
     for (const Json& item : *added) {
       if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
       add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what), flag_of(item, "normalized", false, what),
-                 flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what)}, what);
+                 flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""}, what);
     }
   }
   index_added();
@@ -814,8 +818,8 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
     }
     add_piece(shown_as, int32_t(i), what);
     // Those that users have defined are cut out of the text like added tokens, after normalization.
-    if (piece.type == 4) add_added({piece.text, int32_t(i), false, true, false, false, false}, what), pieces_[i] = shown_as;
-    if (piece.type == 2 || piece.type == 3) add_added({piece.text, int32_t(i), true, false, false, false, false}, what);
+    if (piece.type == 4) add_added({piece.text, int32_t(i), false, true, false, false, false, piece.text}, what), pieces_[i] = shown_as;
+    if (piece.type == 2 || piece.type == 3) add_added({piece.text, int32_t(i), true, false, false, false, false, piece.text}, what);
   }
   // Two pieces become a third one by its score: pieces of equal scores are of equal rank.
   std::vector<float> scores;

@@ -32,6 +32,7 @@ class Tokenizer {
     std::string text;
     int32_t id = 0;
     bool special = false, normalized = false, left = false, right = false, single_word = false;
+    std::string match;  // what is looked for: text, or what the normalizer makes of it
   };
 
   // Of a directory; bos and eos by name come from tokenizer_config.json.

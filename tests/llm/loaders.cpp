@@ -1,0 +1,164 @@
+// Files that are wrong, in every way that comes to mind: one clear line, and no crash. The sanitizers' run of this test is what counts.
+#include <functional>
+
+#include "golden.h"
+#include "support/catch.h"
+#include "tokenizer.h"
+
+using namespace golden;
+
+namespace {
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const llm::Error& e) {
+    CHECK(std::string(e.what()).find('\n') == std::string::npos);
+    CHECK(std::string(e.what()).size() > 10);
+    return e.what();
+  }
+  return "";
+}
+
+std::string parse(const std::string& bytes) {
+  // In a block of exactly this size, so that reading behind it is noticed.
+  std::vector<unsigned char> exact(bytes.begin(), bytes.end());
+  exact.shrink_to_fit();
+  return refusal([&] { llm::parse_safetensors(exact.data(), exact.size(), "file"); });
+}
+
+std::string with_header(const std::string& json, size_t data) {
+  std::string out(8, '\0');
+  for (size_t i = 0; i < 8; ++i) out[i] = char(json.size() >> (8 * i) & 255);
+  return out + json + std::string(data, 'x');
+}
+
+std::string tensor(const std::string& shape, const std::string& offsets, const std::string& dtype = "F32") {
+  return "{\"a\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
+}
+
+uint64_t random_bits(uint64_t& state) {
+  state = state * 6364136223846793005ull + 1442695040888963407ull;
+  return state >> 33;
+}
+
+}  // namespace
+
+TEST_CASE("safetensors that are not what they must be are refused") {
+  CHECK(parse(with_header(tensor("[2,2]", "[0,16]"), 16)) == "");
+  CHECK(parse(with_header("{}", 0)) == "");
+  for (const std::string& bytes :
+       {std::string(), std::string("abc"), std::string(8, '\xff'), std::string(8, '\0'), with_header("{", 0), with_header("[]", 0), with_header("{\"a\":1}", 0), with_header("{\"a\":{}}", 0),
+        with_header(tensor("[2,2]", "[0,17]"), 16), with_header(tensor("[2,2]", "[0,12]"), 16), with_header(tensor("[2,2]", "[16,0]"), 16), with_header(tensor("[-1,2]", "[0,16]"), 16),
+        with_header(tensor("[2.5,2]", "[0,16]"), 16), with_header(tensor("[2,2]", "[0]"), 16), with_header(tensor("[2,2]", "[-16,0]"), 16), with_header(tensor("{}", "[0,16]"), 16),
+        with_header(tensor("[4294967296,4294967296]", "[0,16]"), 16), with_header(tensor("[18446744073709551615,2]", "[0,16]"), 16), with_header(tensor("[0,18446744073709551615]", "[0,0]"), 16),
+        with_header(tensor("[2,2]", "[18446744073709551600,18446744073709551615]"), 16), with_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 16),
+        with_header(std::string(100000, '['), 0), with_header("{\"a\":" + std::string(5000, '[') + std::string(5000, ']') + "}", 0), std::string("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")}) {
+    INFO(llm::shown(bytes));
+    CHECK(parse(bytes) != "");
+  }
+  // Types that nobody reads are no error until somebody wants them.
+  CHECK(parse(with_header(tensor("[16]", "[0,16]", "U8"), 16)) == "");
+}
+
+TEST_CASE("safetensors with bytes changed are read or refused") {
+  const std::string good = safetensors({{"model.x", {3, 4}, std::vector<float>(12, 1.f)}, {"y", {5}, std::vector<float>(5, 2.f)}}, Type::f16);
+  uint64_t state = 1;
+  for (int i = 0; i < 4000; ++i) {
+    std::string bytes = good;
+    for (uint64_t n = random_bits(state) % 4 + 1; n > 0; --n) bytes[random_bits(state) % bytes.size()] = char(random_bits(state));
+    if (i % 3 == 0) bytes.resize(random_bits(state) % bytes.size());
+    parse(bytes);
+  }
+}
+
+TEST_CASE("configurations, tokenizers and directories that are wrong are refused by name") {
+  const Json golden = read("llama");
+  const auto with = [&](const char* field, const Json& value) {
+    Json config = golden["config"];
+    config[field] = value;
+    return refusal([&] { llm::read_config(config); });
+  };
+  CHECK(with("vocab_size", 96) == "");
+  CHECK(with("model_type", "mamba").find("mamba") != std::string::npos);
+  CHECK(with("hidden_act", "relu6").find("relu6") != std::string::npos);
+  CHECK(with("hidden_size", -1).find("hidden_size") != std::string::npos);
+  CHECK(with("hidden_size", 1e300).find("hidden_size") != std::string::npos);
+  CHECK(with("hidden_size", uint64_t(1) << 63).find("hidden_size") != std::string::npos);
+  CHECK(with("num_attention_heads", 0).find("num_attention_heads") != std::string::npos);
+  CHECK(with("num_key_value_heads", 3).find("num_key_value_heads") != std::string::npos);
+  CHECK(with("head_dim", 12).find("head_dim") != std::string::npos);
+  CHECK(with("rope_parameters", {{"rope_type", "spiral"}}).find("spiral") != std::string::npos);
+  CHECK(with("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"wobble", 1}}).find("wobble") != std::string::npos);
+  CHECK(with("rope_parameters", {{"rope_type", "llama3"}, {"factor", 2.0}}).find("low_freq_factor") != std::string::npos);
+  CHECK(with("quantization_config", {{"bits", 4}}).find("quantization_config") != std::string::npos);
+  CHECK(refusal([&] { llm::read_config(Json::array()); }) != "");
+  CHECK(refusal([&] { llm::parse_json(std::string(1000, '[') + std::string(1000, ']'), "deep"); }).find("deep") != std::string::npos);
+
+  const auto load = [&](const std::function<void(const Folder&, Json&)>& spoil) {
+    const Folder folder;
+    Json copy = golden;
+    write_model(folder, golden, golden["config"], Type::f32);
+    spoil(folder, copy);
+    return refusal([&] {
+      llm::Settings settings;
+      settings.directory = folder.path(), settings.device = "cpu", settings.quiet = true, settings.threads = 1;
+      llm::Session session(settings);
+      session.load(1);
+    });
+  };
+  const auto weights = [](const std::function<void(std::vector<golden::Tensor>&)>& change) {
+    return [change](const Folder& folder, Json& json) {
+      auto tensors = tensors_of(json);
+      change(tensors);
+      folder.write("model.safetensors", safetensors(tensors, Type::f32));
+    };
+  };
+  CHECK(load([](const Folder&, Json&) {}) == "");
+  CHECK(load(weights([](auto& t) { t.erase(t.begin() + 3); })).find(golden["tensors"][3][0].get<std::string>()) != std::string::npos);
+  CHECK(load(weights([](auto& t) { t.push_back({"model.extra.weight", {2}, {1, 2}}); })).find("model.extra.weight") != std::string::npos);
+  CHECK(load(weights([](auto& t) { std::swap(t[3].shape[0], t[3].shape[1]), t[3].shape[0] *= 2, t[3].values.resize(t[3].values.size() * 2); })) != "");
+  CHECK(load(weights([](auto& t) { t.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {4}, {1, 2, 3, 4}}); })) == "");
+  CHECK(load([](const Folder& f, Json&) { f.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"); }).find("Git LFS") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { f.write("config.json", "{\"model_type\": \"llama\""); }).find("config.json") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { f.write("tokenizer.json", "{}"); }).find("tokenizer.json") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); f.write("pytorch_model.bin", "x"); }).find("pytorch_model.bin") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); }).find("model.safetensors") != std::string::npos);
+  for (const char* index : {"{}", "{\"weight_map\":{\"a\":\"../../etc/passwd\"}}", "{\"weight_map\":{\"a\":5}}", "{\"weight_map\":{\"a\":\"missing.safetensors\"}}"}) {
+    CHECK(load([&](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); f.write("model.safetensors.index.json", index); }) != "");
+  }
+  // Shards, and one that is missing.
+  const auto shards = [](bool both) {
+    return [both](const Folder& f, Json& json) {
+      fs::remove(f.path() + "/model.safetensors");
+      const auto all = tensors_of(json);
+      const size_t half = all.size() / 2;
+      Json map = Json::object();
+      for (size_t i = 0; i < all.size(); ++i) map[all[i].name] = i < half ? "model-1.safetensors" : "model-2.safetensors";
+      f.write("model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+      f.write("model-1.safetensors", safetensors({all.begin(), all.begin() + int(half)}, Type::f32));
+      if (both) f.write("model-2.safetensors", safetensors({all.begin() + int(half), all.end()}, Type::f32));
+    };
+  };
+  CHECK(load(shards(true)) == "");
+  CHECK(load(shards(false)).find("model-2.safetensors") != std::string::npos);
+}
+
+TEST_CASE("tokenizers with bytes changed are read or refused") {
+  const Json golden = read("tokenizers");
+  uint64_t state = 2;
+  const std::string good = golden["tokenizers"]["llama2"]["json"].dump();
+  for (int i = 0; i < 30; ++i) {
+    std::string bytes = good;
+    for (uint64_t n = random_bits(state) % 3 + 1; n > 0; --n) bytes[random_bits(state) % bytes.size()] = char(random_bits(state) % 94 + 33);
+    refusal([&] { llm::Tokenizer::from_json(llm::parse_json(bytes, "tokenizer.json"), "tokenizer.json").encode("Hello <|end|> world"); });
+  }
+  std::string model(300, '\0');
+  for (int i = 0; i < 3000; ++i) {
+    for (char& c : model) c = char(random_bits(state));
+    model[0] = '\x0a', model[1] = char(random_bits(state) % 32);
+    model.resize(random_bits(state) % 299 + 1);
+    refusal([&] { llm::Tokenizer::from_model(model, "tokenizer.model").encode("Hello"); });
+    model.resize(300);
+  }
+}
