@@ -104,6 +104,13 @@ class SampleBlock {
   SampleRoom& room_;
 };
 
+// The row's address is found out once, where the source has one.
+template <class Source>
+KERNELS_HD auto one_row(const Source& source, int64_t row) {
+  if constexpr (has_at_row<Source>::value) return source.at_row(row);
+  else return source;
+}
+
 template <class Source, int N>
 class SampleRow {
  public:
@@ -256,11 +263,6 @@ class SampleRow {
     return blocks_ > 1 ? const_cast<T*>(arch::in_block(const_cast<const T*>(own), 0u)) : own;
   }
 
-  // The row's address is found out once, where the source has one.
-  static __device__ __forceinline__ auto one_row(const Source& source, int64_t row) {
-    if constexpr (has_at_row<Source>::value) return source.at_row(row);
-    else return source;
-  }
   __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
 
   // f(values, column) for this thread's packs, kPacks of them asked for at a time. Warps take segments of 32 packs in turn, blocks in
@@ -325,7 +327,7 @@ class SampleRow {
     __syncthreads();
   }
 
-  decltype(one_row(std::declval<const Source&>(), 0)) source_;
+  decltype(one_row(std::declval<const Source&>(), kAny)) source_;
   Adjust adjust_;
   bool adjusted_;
   int64_t row_;
