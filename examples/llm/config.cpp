@@ -234,7 +234,7 @@ Config read_config(const Json& json) {
   // Experts.
   c.layers.resize(size_t(layers));
   if (is_moe) {
-    c.experts = fields.integer(kind == mixtral ? "num_local_experts" : "num_experts", 1, 65536, kind == mixtral ? 8 : kind == qwen2_moe ? 60 : 128);
+    c.experts = fields.integer("num_local_experts", 1, 65536, fields.integer("num_experts", 1, 65536, kind == mixtral ? 8 : kind == qwen2_moe ? 60 : 128));  // transformers 5 writes either
     c.experts_per_token = fields.integer("num_experts_per_tok", 1, c.experts, kind == mixtral ? 2 : kind == qwen2_moe ? 4 : 8);
     c.expert_inner = kind == mixtral ? c.inner : fields.integer("moe_intermediate_size", 1, large);
     c.shared_inner = kind == qwen2_moe ? fields.integer("shared_expert_intermediate_size", 1, large) : 0;

@@ -7,6 +7,7 @@
 #include <kernels/cpu/layernorm.h>
 #include <kernels/cpu/matmul.h>
 #include <kernels/cpu/rmsnorm.h>
+#include <kernels/cpu/router.h>
 #include <kernels/cpu/sampling.h>
 #include <kernels/embed.h>
 #include <kernels/rope.h>
@@ -41,7 +42,7 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8};
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, qkv, plain, residual, up};
+const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, qkv, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);
@@ -49,7 +50,7 @@ const AttendCalls JOIN(attend_, UNIT, CACHE) = {TEXT(UNIT), on::kNeeds, Type::CA
 #else
 #include "rows.inl"
 extern const RowCalls JOIN(rows_, UNIT, cpu);
-const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, cap, choose};
+const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, route, combine, add_gated, cap, choose};
 #endif
 
 }  // namespace llm

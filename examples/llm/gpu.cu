@@ -8,6 +8,7 @@
 #include <kernels/matmul.cuh>
 #include <kernels/rmsnorm.cuh>
 #include <kernels/rope.h>
+#include <kernels/router.cuh>
 #include <kernels/sampling.cuh>
 
 #include "ops.h"
@@ -47,7 +48,7 @@ using A = Element<Type::UNIT>;
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, qkv, plain, residual, up};
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, qkv, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
@@ -55,7 +56,7 @@ const AttendCalls JOIN(gpu_attend_, UNIT, CACHE) = {TEXT(UNIT), 0, Type::CACHE, 
 #else
 #include "rows.inl"
 extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
-const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, cap, choose};
+const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, route, combine, add_gated, cap, choose};
 #endif
 
 }  // namespace llm

@@ -47,6 +47,10 @@ void Model::layers(const Tokens& tokens) {
     }
 
     check(rows.norm(place, x, layer.mlp_norm, y_.as(), n, hidden));
+    if (how.experts) {
+      experts(layer, n);
+      continue;
+    }
     check(products(layer.up).up(place, config_.activation, y_.as(), layer.gate, layer.up, layer.up_bias, h_.as(), n));
     if (config_.post_norms) {
       check(products(layer.down).plain(place, h_.as(), layer.down, layer.down_bias, t, n));
@@ -55,6 +59,23 @@ void Model::layers(const Tokens& tokens) {
       check(products(layer.down).residual(place, h_.as(), layer.down, layer.down_bias, x, n));
     }
   }
+}
+
+// A router sends each row to a few experts; their products are made in groups. Qwen2 has one more expert that all rows go to.
+void Model::experts(const Layer& layer, int64_t n) {
+  const RowCalls& rows = device_.rows();
+  const Place& place = device_.place();
+  float* const x = x_.as<float>();
+  check(products(layer.router).plain(place, y_.as(), layer.router, zeros_, experts_.logits, n));
+  check(rows.route(place, experts_, n));
+  check(products(layer.expert_up).expert_up(place, experts_, y_.as(), layer.expert_gate, layer.expert_up, h_.as(), n));
+  check(products(layer.expert_down).expert_down(place, experts_, h_.as(), layer.expert_down, zeros_, made_.as<float>(), n));
+  check(rows.combine(place, experts_, made_.as<float>(), x, n, config_.hidden));
+  if (!layer.shared_gate) return;
+  check(products(layer.up).up(place, config_.activation, y_.as(), layer.gate, layer.up, zeros_, h_.as(), n));
+  check(products(layer.down).plain(place, h_.as(), layer.down, zeros_, t_.as<float>(), n));
+  check(products(layer.shared_gate).plain(place, y_.as(), layer.shared_gate, zeros_, experts_.logits, n));
+  check(rows.add_gated(place, experts_.logits, t_.as<float>(), x, n, config_.hidden));
 }
 
 // The logits of some of the rows of x.
@@ -208,6 +229,39 @@ class Model::Loader {
     return out;
   }
 
+  // Some rows of each of several tensors, one below the other: what experts need. `share`: of them that a token reads.
+  struct Slice {
+    const Tensor* tensor;
+    int64_t first, rows;
+  };
+  Matrix joined(const std::string& name, const std::vector<Slice>& parts, int64_t cols, double share) {
+    const Type stored = parts[0].tensor->type;
+    const Type type = model_.options_.weights < 0 ? stored : Type(model_.options_.weights);
+    if (type == Type::i4 && cols % kGroup != 0) throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " + std::to_string(kGroup) + ", which int4 needs");
+    if (model_.device_.products(type) == nullptr) throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    Matrix out{"", "", 0, cols, type};
+    for (const Slice& part : parts) out.rows += part.rows;
+    const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
+    model_.weights_per_token_ += size_t(share * double(bytes + scales));
+    model_.plan_.weights += bytes + scales;
+    if (only_plan_) return out;
+    std::vector<unsigned char> data(bytes), scale(scales);
+    std::vector<float> values;
+    int64_t row = 0;
+    for (const Slice& part : parts) {
+      const Tensor& tensor = *part.tensor;
+      const unsigned char* const from = tensor.data + size_t(part.first * cols) * size_t(bits_of(tensor.type) / 8);
+      values.resize(size_t(part.rows * cols));
+      to_floats(tensor.type, from, values.data(), part.rows * cols);
+      from_floats(values.data(), part.rows, cols, type, data.data() + llm::weight_bytes(type, row, cols), scale.data() + scale_bytes(type, row, cols));
+      row += part.rows;
+      done(size_t(part.rows * cols) * size_t(bits_of(tensor.type) / 8));
+    }
+    out.data = keep(data.data(), bytes);
+    out.scales = scales > 0 ? keep(scale.data(), scales) : nullptr;
+    return out;
+  }
+
   // Floats on the device, each plus something.
   const float* vector(const std::string& name, int64_t n, float plus = 0) {
     const Tensor& tensor = files_.get(name, {n});
@@ -273,12 +327,15 @@ Matrix rows_of(const Matrix& all, int64_t first, int64_t rows) {
 
 }  // namespace
 
+// Columns inside of a feed-forward layer, of all experts of a token together.
+int64_t Model::inside() const { return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner}); }
+
 void Model::load(Loader& loader) {
   const Config& c = config_;
   const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
   const bool gpt2 = c.learned_positions;
   const float plus = c.norm_plus_one ? 1.f : 0.f;
-  zeros_ = loader.floats(std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq})), 0.f));
+  zeros_ = loader.floats(std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq, c.experts, c.shared_inner})), 0.f));
   const auto norm = [&](const std::string& name, int64_t n) {
     return Norm{loader.vector(name + ".weight", n, plus), c.layer_norm ? loader.vector(name + ".bias", n) : nullptr, c.eps, c.layer_norm};
   };
@@ -296,7 +353,6 @@ void Model::load(Loader& loader) {
 
   for (size_t i = 0; i < c.layers.size(); ++i) {
     Layer& l = layers_[i];
-    if (c.layers[i].experts) throw Error("mixtures of experts are not supported yet");
     if (gpt2) {
       const std::string at = prefix + "h." + std::to_string(i) + ".";
       l.attention_norm = norm(at + "ln_1", c.hidden);
@@ -323,25 +379,48 @@ void Model::load(Loader& loader) {
       l.mlp_norm = norm(at + "post_attention_layernorm", c.hidden);
     }
     if (c.head_norms) l.q_norm = norm(attention + "q_norm", c.head_dim), l.k_norm = norm(attention + "k_norm", c.head_dim);
+    l.output_bias = bias(c.output_bias, attention + "o_proj", c.hidden);
+    l.up_bias = l.down_bias = zeros_;
+    if (c.layers[i].experts) {
+      // Mixtral has names of its own; transformers 5 may write one tensor for all experts.
+      const bool mixtral = loader.has(at + "block_sparse_moe.gate.weight");
+      const std::string base = mixtral ? at + "block_sparse_moe." : mlp, all = base + "experts.";
+      const double share = double(c.experts_per_token) / double(c.experts);
+      l.router = loader.matrix(base + "gate.weight", c.experts, c.hidden, false);
+      std::vector<Loader::Slice> gate, up, down;
+      const bool fused = loader.has(all + "gate_up_proj");
+      const Tensor* const both = fused ? &loader.files().get(all + "gate_up_proj", {c.experts, 2 * c.expert_inner, c.hidden}) : nullptr;
+      const Tensor* const last = fused ? &loader.files().get(all + "down_proj", {c.experts, c.hidden, c.expert_inner}) : nullptr;
+      for (int64_t e = 0; e < c.experts; ++e) {
+        const std::string one = all + std::to_string(e) + ".";
+        const auto part = [&](const char* name, int64_t rows, int64_t cols) { return Loader::Slice{&loader.files().get(one + name + ".weight", {rows, cols}), 0, rows}; };
+        gate.push_back(fused ? Loader::Slice{both, e * 2 * c.expert_inner, c.expert_inner} : part(mixtral ? "w1" : "gate_proj", c.expert_inner, c.hidden));
+        up.push_back(fused ? Loader::Slice{both, (2 * e + 1) * c.expert_inner, c.expert_inner} : part(mixtral ? "w3" : "up_proj", c.expert_inner, c.hidden));
+        down.push_back(fused ? Loader::Slice{last, e * c.hidden, c.hidden} : part(mixtral ? "w2" : "down_proj", c.hidden, c.expert_inner));
+      }
+      l.expert_gate = loader.joined(all, gate, c.hidden, share), l.expert_up = loader.joined(all, up, c.hidden, share);
+      l.expert_down = loader.joined(all, down, c.expert_inner, share);
+      if (c.shared_inner > 0) {
+        l.shared_gate = loader.matrix(mlp + "shared_expert_gate.weight", 1, c.hidden, false);
+        l.gate = loader.matrix(mlp + "shared_expert.gate_proj.weight", c.shared_inner, c.hidden);
+        l.up = loader.matrix(mlp + "shared_expert.up_proj.weight", c.shared_inner, c.hidden);
+        l.down = loader.matrix(mlp + "shared_expert.down_proj.weight", c.hidden, c.shared_inner);
+      }
+    }
     if (c.fused) {
       const Matrix all = loader.matrix(attention + "qkv_proj.weight", nq + 2 * nk, c.hidden);
       l.qkv = {rows_of(all, 0, nq), rows_of(all, nq, nk), rows_of(all, nq + nk, nk), zeros_, zeros_, zeros_};
       const Matrix both = loader.matrix(mlp + "gate_up_proj.weight", 2 * c.inner, c.hidden);
       l.gate = rows_of(both, 0, c.inner), l.up = rows_of(both, c.inner, c.inner);
-      l.up_bias = zeros_;
     } else {
       const auto part = [&](const char* name, int64_t rows) { return loader.matrix(attention + name + ".weight", rows, c.hidden); };
       const auto part_bias = [&](const char* name, int64_t rows) { return bias(c.qkv_bias, attention + name, rows); };
       l.qkv = {part("q_proj", nq), part("k_proj", nk), part("v_proj", nk), part_bias("q_proj", nq), part_bias("k_proj", nk), part_bias("v_proj", nk)};
       if (c.mlp_bias) throw Error("config.json: mlp_bias: true is not supported");
-      l.gate = loader.matrix(mlp + "gate_proj.weight", c.inner, c.hidden);
-      l.up = loader.matrix(mlp + "up_proj.weight", c.inner, c.hidden);
-      l.up_bias = zeros_;
+      if (!c.layers[i].experts) l.gate = loader.matrix(mlp + "gate_proj.weight", c.inner, c.hidden), l.up = loader.matrix(mlp + "up_proj.weight", c.inner, c.hidden);
     }
     l.output = loader.matrix(attention + "o_proj.weight", c.hidden, nq);
-    l.output_bias = bias(c.output_bias, attention + "o_proj", c.hidden);
-    l.down = loader.matrix(mlp + "down_proj.weight", c.hidden, c.inner);
-    l.down_bias = zeros_;
+    if (!c.layers[i].experts) l.down = loader.matrix(mlp + "down_proj.weight", c.hidden, c.inner);
     loader.files().ignore(attention + "rotary_emb.inv_freq");
   }
   last_norm_ = norm(prefix + (gpt2 ? "ln_f" : "norm"), c.hidden);
@@ -379,8 +458,9 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
     rows_ = std::max(options_.chunk, options_.sequences);
     logit_rows_ = std::max(options_.sequences, std::min<int64_t>(options_.chunk, 32));
     const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
-    plan_.activations = size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + c.inner) * a + 16) + size_t(logit_rows_ * c.vocabulary) * 4;
+    plan_.activations = size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a + size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) + size_t(logit_rows_ * c.vocabulary) * 4;
   };
+  if (c.experts > 0) options_.chunk = std::min<int64_t>(options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_activations();
   const size_t free = device_.free_bytes() / 20 * 19, fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
@@ -430,12 +510,19 @@ void Model::allocate() {
   for (Buffer* buffer : {&ids_, &positions_, &owners_, &lengths_}) make(*buffer, rows_, 4);
   make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
   make(raw_q_, rows_ * nq, 4), make(k_, rows_ * nk, 4), make(v_, rows_ * nk, 4);
-  make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * c.inner, a);
+  make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
   make(logits_, logit_rows_ * c.vocabulary, 4);
   for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &chosen_}) make(*buffer, options_.sequences, 4);
   for (Buffer* buffer : {&seeds_, &steps_}) make(*buffer, options_.sequences, 8);
   make(history_, options_.sequences * context(), 4);
   out_ = Buffer(device_, size_t(kRing * options_.sequences) * 8, "tokens", true);
+  if (c.experts > 0) {
+    const int64_t choices = rows_ * c.experts_per_token;
+    for (Buffer* buffer : {&expert_ids_, &order_, &places_by_expert_, &shares_}) make(*buffer, choices, 4);
+    make(offsets_, c.experts + 1, 4), make(router_logits_, rows_ * c.experts, 4), make(made_, choices * c.hidden, 4);
+    experts_ = {c.experts, c.experts_per_token, c.shares_add_to_one, expert_ids_.as<int32_t>(), offsets_.as<int32_t>(), order_.as<int32_t>(), places_by_expert_.as<int32_t>(),
+                router_logits_.as<float>(), shares_.as<float>()};
+  }
   size_t room = 0;
   for (int64_t each = 1; each <= 4; ++each) room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
   room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));

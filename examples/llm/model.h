@@ -67,17 +67,20 @@ class Model {
     Norm attention_norm, mlp_norm, after_attention, after_mlp, q_norm, k_norm;
     QkvWeights qkv;
     Matrix output, gate, up, down;
+    Matrix router, expert_gate, expert_up, expert_down, shared_gate;  // gate, up and down are then those of the shared expert
     const float *output_bias, *up_bias, *down_bias;
     Buffer keys, values;
   };
   class Loader;
 
   Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress, bool only_plan);
+  int64_t inside() const;
   void load(Loader& loader);
   void allocate();
   void set_length(int64_t length);
   void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);
   void choose(int64_t first, int64_t count);
+  void experts(const Layer& layer, int64_t rows);
   void layers(const Tokens& tokens);
   void head(int64_t first, int64_t rows);
   void check(const char* why) const {
@@ -103,6 +106,8 @@ class Model {
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::unique_ptr<Recording> decode_;
+  Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
+  Experts experts_;
   Buffer last_ids_, last_positions_, last_lengths_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written
   Choice choice_;
   int64_t tokens_ = 0;

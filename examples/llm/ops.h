@@ -92,6 +92,14 @@ struct QkvWeights {
   const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
 };
 
+// Which experts the rows of a step go to, and their rows in the order of the experts (router.h of the library).
+struct Experts {
+  int64_t count = 0, per_token = 0;
+  bool shares_add_to_one = false;
+  int32_t *ids = nullptr, *offsets = nullptr, *order = nullptr, *places = nullptr;
+  float *logits = nullptr, *shares = nullptr;
+};
+
 // How the next token is chosen (sampling.h has what these mean).
 struct Choice {
   float temperature = 0, top_p = 1, min_p = 0, repetition_penalty = 1;
@@ -122,6 +130,11 @@ struct RowCalls {
   // The heads of q and k normalized, in place, where there are norms, and rotated; keys and values go to the cache.
   const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* q, float* k, const float* v, const Norm& q_norm, const Norm& k_norm,
                         const Rope&, const Cache&, void* queries);
+  // From the router's logits.
+  const char* (*route)(const Place&, const Experts&, int64_t rows);
+  // x += what the experts of each row have made, by their shares; and x += sigmoid(gate) * t, for the expert that all rows go to.
+  const char* (*combine)(const Place&, const Experts&, const float* made, float* x, int64_t rows, int64_t cols);
+  const char* (*add_gated)(const Place&, const float* gate, const float* t, float* x, int64_t rows, int64_t cols);
   // t = cap * tanh(t / cap)
   const char* (*cap)(const Place&, float* t, float cap, int64_t rows, int64_t cols);
   // Chooses from the logits of `count` texts from `first` on, the first of so many tokens, and puts what was chosen behind the texts.
@@ -148,6 +161,9 @@ struct ProductCalls {
   const char* (*residual)(const Place&, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows);
   // h = activation(y gate^T) * (y up^T), and h = activation(y up^T + bias) where there is no gate.
   const char* (*up)(const Place&, Activation, const void* y, const Matrix& gate, const Matrix& up, const float* bias, void* h, int64_t rows);
+  // The same for experts: matrices of all of them one below the other, and results in the order of the experts.
+  const char* (*expert_up)(const Place&, const Experts&, const void* y, const Matrix& gate, const Matrix& up, void* h, int64_t rows);
+  const char* (*expert_down)(const Place&, const Experts&, const void* h, const Matrix& down, const float* zeros, float* made, int64_t rows);
 };
 
 }  // namespace llm

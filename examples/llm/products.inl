@@ -50,4 +50,15 @@ const char* up(const Place& place, Activation activation, const void* y, const M
   return "this activation is not compiled in";
 }
 
+const char* expert_up(const Place& place, const Experts& e, const void* y, const Matrix& gate, const Matrix& w, void* h, int64_t rows) {
+  const int64_t inner = w.rows / e.count;
+  return reason(on::matmul(exec(place), k::gathered(inputs(y, w), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
+                           {rows * e.per_token, inner, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
+}
+
+const char* expert_down(const Place& place, const Experts& e, const void* h, const Matrix& w, const float* zeros, float* made, int64_t rows) {
+  const int64_t hidden = w.rows / e.count;
+  return reason(on::matmul(exec(place), inputs(h, w), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
+}
+
 }  // namespace

@@ -54,6 +54,27 @@ const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads,
   });
 }
 
+const char* route(const Place& place, const Experts& e, int64_t rows) {
+  const k::RouterShape shape{rows, e.count, e.per_token};
+  LLM_TRY(reason(on::route(exec(place), k::load(static_cast<const float*>(e.logits), e.count), e.ids, e.shares, shape, k::Router{}.renormalize(e.shares_add_to_one))));
+  return reason(on::sort_by_expert(exec(place), e.ids, {e.offsets, e.order, e.places}, shape));
+}
+
+const char* combine(const Place& place, const Experts& e, const float* made, float* x, int64_t rows, int64_t cols) {
+  const auto sum = k::combined(k::load(made, cols), e.places, e.shares, e.per_token);
+  return reason(on::copy(exec(place), sum | k::add(k::load(static_cast<const float*>(x), cols)), k::store(x, cols), rows, cols));
+}
+
+struct Sigmoid : k::Elementwise<Sigmoid> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return k::sigmoid(x); }
+};
+
+const char* add_gated(const Place& place, const float* gate, const float* t, float* x, int64_t rows, int64_t cols) {
+  const auto made = k::load(t, cols) | k::mul(k::per_row(gate) | Sigmoid());
+  return reason(on::copy(exec(place), made | k::add(k::load(static_cast<const float*>(x), cols)), k::store(x, cols), rows, cols));
+}
+
 struct Capped : k::Elementwise<Capped> {
   float limit, inverse;
   explicit Capped(float cap) : limit(cap), inverse(1 / cap) {}

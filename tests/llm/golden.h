@@ -99,10 +99,34 @@ inline std::string tokenizer() {
   return Json{{"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}, {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}.dump();
 }
 
-inline void write_model(const Folder& folder, const Json& golden, const Json& config, Type type) {
+// Experts in tensors of their own, as transformers 4 wrote them; Mixtral's with names of their own.
+inline std::vector<Tensor> apart(const std::vector<Tensor>& all, bool mixtral) {
+  std::vector<Tensor> out;
+  for (const Tensor& tensor : all) {
+    const size_t at = tensor.name.find("mlp.experts."), gate = tensor.name.find("mlp.gate.");
+    if (at == std::string::npos) {
+      out.push_back(tensor);
+      if (mixtral && gate != std::string::npos) out.back().name.replace(gate, 9, "block_sparse_moe.gate.");
+      continue;
+    }
+    const bool both = tensor.name.find("gate_up_proj") != std::string::npos;
+    const int64_t parts = both ? 2 : 1, rows = tensor.shape[1] / parts, cols = tensor.shape[2];
+    const char* const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+    for (int64_t e = 0; e < tensor.shape[0]; ++e) {
+      for (int64_t part = 0; part < parts; ++part) {
+        const auto first = tensor.values.begin() + (e * parts + part) * rows * cols;
+        const std::string name = tensor.name.substr(0, at) + (mixtral ? "block_sparse_moe" : "mlp") + ".experts." + std::to_string(e) + "." + names[mixtral][both ? part : 2] + ".weight";
+        out.push_back({name, {rows, cols}, {first, first + rows * cols}});
+      }
+    }
+  }
+  return out;
+}
+
+inline void write_model(const Folder& folder, const Json& golden, const Json& config, Type type, bool old_names = false) {
   folder.write("config.json", config.dump());
   folder.write("tokenizer.json", tokenizer());
-  folder.write("model.safetensors", safetensors(tensors_of(golden), type));
+  folder.write("model.safetensors", safetensors(old_names ? apart(tensors_of(golden), config["model_type"] == "mixtral") : tensors_of(golden), type));
 }
 
 // The largest difference between logits, relative to the largest of them.
