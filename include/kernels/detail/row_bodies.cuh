@@ -115,7 +115,7 @@ struct Taken {
   // The mean of a quarter of the values, to take deviations from: exact when they are equal, and safe from overflow. The
   // first one stands in for what is missing.
   __device__ __forceinline__ C typical() const {
-    constexpr int most = N * kPacks, few = most >= 64 ? 16 : most >= 32 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    constexpr int most = N * kPacks, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     Pack<C, few> some;
     KERNELS_UNROLL
     for (int i = 0; i < few; ++i) some.v[i] = (has(i / N) ? values[i / N].v[i % N] : values[0].v[0]) * C(1.0 / few);
