@@ -183,6 +183,7 @@ class SampleRow {
       top = __reduce_max_sync(0xffffffffu, other->top);
       floor = __reduce_min_sync(0xffffffffu, other->floor);
     }
+    if (want == 0) floor = 0;  // all tokens count, also those behind the largest of their thread
     if (want == 1) floor = top;
     return top;
   }
