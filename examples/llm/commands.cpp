@@ -1,7 +1,9 @@
 #include "commands.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 namespace llm {
 namespace {
@@ -111,6 +113,114 @@ int perplexity(const Settings& settings, const std::string& file, int64_t stride
                 static_cast<long long>(bytes), static_cast<long long>(window), static_cast<long long>(stride), bos ? "BOS once at the beginning" : "no BOS", seconds);
   }
   return 0;
+}
+
+// Memory that is read at once, GB/s: the best of a few reads of 256 MB, or on a GPU of 2 GB.
+static double read_bandwidth(Device& device) {
+  const size_t bytes = device.is_host() ? size_t(256) << 20 : size_t(2) << 30;
+  const Buffer from(device, bytes, "a measurement"), out(device, 4, "a measurement");
+  if (device.is_host()) std::memset(from.as(), 1, bytes);  // pages that nobody has written are all the same one
+  double best = 0;
+  for (int i = 0; i < 6; ++i) {
+    device.synchronize();
+    const double begin = seconds_now();
+    if (const char* why = device.rows().read_all(device.place(), from.as(), bytes, out.as<uint32_t>())) throw Error(why);
+    device.synchronize();
+    best = std::max(best, double(bytes) / (seconds_now() - begin) / 1e9);
+  }
+  return best;
+}
+
+// Random tokens: as many as the context says are read, then so many steps are made.
+int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts) {
+  Settings settings = given;
+  const int64_t most = *std::max_element(contexts.begin(), contexts.end());
+  if (settings.context == 0) settings.context = std::max(prompt, most + 1) + steps + 16;
+  Session session(settings);
+  session.load(texts);
+  Model& model = *session.model;
+  Device& device = *session.device;
+  const int64_t count = std::min(session.config.vocabulary, session.tokenizer->size());
+  const auto random_ids = [&](int64_t n) {
+    std::vector<int32_t> ids(static_cast<size_t>(n));
+    uint64_t state = 1;
+    for (int32_t& id : ids) id = int32_t((state = state * 6364136223846793005ull + 1442695040888963407ull) >> 33) % int32_t(count);
+    return ids;
+  };
+  const double bandwidth = read_bandwidth(device);
+  Json out = {{"device", device.name()}, {"texts", texts}, {"read_gb_per_s", bandwidth}, {"weight_bytes", model.weight_bytes()}, {"decode", Json::array()}};
+  if (!settings.json) std::printf("%s; memory is read at %.1f GB/s\n", device.name().c_str(), bandwidth);
+  if (prompt > 0) {
+    const auto ids = random_ids(prompt);
+    std::vector<double> seconds;
+    for (int i = 0; i < 4; ++i) {
+      const double begin = seconds_now();
+      model.read(0, 0, ids.data(), prompt);
+      device.synchronize();
+      if (i > 0) seconds.push_back(seconds_now() - begin);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    const double rate = double(prompt) / seconds[1], flops = 2 * rate * double(model.weight_count());
+    out["prompt"] = {{"tokens", prompt}, {"tokens_per_s", rate}, {"tflops", flops / 1e12}};
+    if (!settings.json) std::printf("prompt of %lld: %.1f tokens/s, %.2f TFLOP/s in products\n", static_cast<long long>(prompt), rate, flops / 1e12);
+  }
+  for (const int64_t context : contexts) {
+    const auto ids = random_ids(std::max<int64_t>(1, context));
+    for (int64_t i = 0; i < texts; ++i) {
+      model.begin(i, ids, {}, count, uint64_t(i));
+      model.read(i, 0, ids.data(), int64_t(ids.size()));
+      model.choose_next(i);
+    }
+    int64_t length = int64_t(ids.size()) + 1;
+    for (int i = 0; i < 8; ++i) model.step(length++);
+    std::vector<double> seconds;  // medians of parts, so that a disturbance does not count
+    const int64_t part = std::max<int64_t>(1, steps / 8);
+    for (int64_t done = 0; done + part <= steps; done += part) {
+      device.synchronize();
+      const double begin = seconds_now();
+      for (int64_t i = 0; i < part; ++i) model.step(length++);
+      device.synchronize();
+      seconds.push_back((seconds_now() - begin) / double(part));
+    }
+    std::sort(seconds.begin(), seconds.end());
+    const double each = seconds[seconds.size() / 2];
+    const double bytes = double(model.weight_bytes()) + double(model.key_bytes()) * double(texts) * double(std::max<int64_t>(1, context) + steps / 2);
+    out["decode"].push_back({{"context", context}, {"tokens_per_s", double(texts) / each}, {"microseconds", each * 1e6}, {"gb_per_s", bytes / each / 1e9}, {"share_of_reading", bytes / each / 1e9 / bandwidth}});
+    if (!settings.json) {
+      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches\n", static_cast<long long>(context), double(texts) / each, each * 1e6, bytes / each / 1e9,
+                  100 * bytes / each / 1e9 / bandwidth);
+    }
+  }
+  if (settings.json) std::printf("%s\n", out.dump().c_str());
+  return 0;
+}
+
+// A number somewhere in a long text, which the model is asked for at the end.
+int passkey(const Settings& given, int64_t length, double depth) {
+  Settings settings = given;
+  if (settings.most < 0) settings.most = 12;
+  Session session(settings);
+  session.sampling.temperature = 0;
+  session.load(1);
+  const uint64_t key = 10000 + session.sampling.seed % 90000;
+  const std::string filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ", digits = std::to_string(key);
+  const std::string begin = "There is important information hidden in a lot of irrelevant text. Find it and memorize it. ", needle = "The pass key is " + digits + ". Remember it. " + digits + " is the pass key. ",
+                    question = "What is the pass key? The pass key is";
+  const int64_t one = int64_t(session.tokenizer->encode(filler, false).size()), rest = int64_t(session.tokenizer->encode(begin + needle + question).size()) + settings.most + 4;
+  if (length == 0) length = session.model->context();
+  const int64_t copies = (length - rest) / std::max<int64_t>(1, one);
+  if (copies < 1) throw Error("--length: no room for a text around the pass key");
+  const int64_t before = int64_t(double(copies) * depth);
+  std::string text = begin;
+  for (int64_t i = 0; i < copies; ++i) text += (i == before ? needle : std::string()) + filler;
+  if (before >= copies) text += needle;
+  Session::Times times;
+  const auto ids = session.tokenizer->encode(text + question);
+  const auto answer = session.generate({ids}, {}, times)[0].written;
+  const bool found = answer.find(digits) != std::string::npos;
+  if (settings.json) std::printf("%s\n", Json{{"tokens", ids.size()}, {"depth", depth}, {"key", digits}, {"answer", answer}, {"found", found}}.dump().c_str());
+  else std::printf("%s: %s behind %zu tokens, answered:%s\n", found ? "found" : "not found", digits.c_str(), ids.size(), answer.c_str());
+  return found ? 0 : 1;
 }
 
 }  // namespace llm

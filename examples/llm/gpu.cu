@@ -54,9 +54,26 @@ const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
 const AttendCalls JOIN(gpu_attend_, UNIT, CACHE) = {TEXT(UNIT), 0, Type::CACHE, attend_bytes, attend};
 #else
+namespace {
+__global__ void read_words(const uint4* p, size_t n, uint32_t* out) {
+  uint32_t sum = 0;
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i + 3 * step < n; i += 4 * step) {
+    uint4 v[4];
+    for (int j = 0; j < 4; ++j) v[j] = __ldcs(p + i + j * step);
+    for (int j = 0; j < 4; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  if (sum == 0x12345678) *out = 1;  // so that the reads are needed
+}
+const char* read_all(const Place& place, const void* from, size_t bytes, uint32_t* out) {
+  read_words<<<1056, 256, 0, static_cast<cudaStream_t>(place.stream)>>>(static_cast<const uint4*>(from), bytes / 16, out);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+}  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
-const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, route, combine, add_gated, cap, choose};
+const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose};
 #endif
 
 }  // namespace llm

@@ -71,10 +71,28 @@ int main(int argc, char** argv) {
   perplexity.add_option("-f,--file,file", file, "the text")->required();
   perplexity.add_option("--stride", stride, "tokens from one window to the next; 0: half of the context")->capture_default_str();
 
+  CLI::App& bench = *app.add_subcommand("bench", "how fast a model is, beside how fast its memory can be read");
+  std::vector<int64_t> contexts{0};
+  int64_t texts = 1, tokens = 0, steps = 128, length = 0;
+  double depth = 0.5;
+  add_model(bench, settings);
+  bench.add_option("--contexts", contexts, "tokens before those that are decoded, 0,4096 say")->delimiter(',')->capture_default_str()->check(CLI::Range(0, 1 << 24));
+  bench.add_option("--prompt-tokens", tokens, "of a prompt that is measured as well; 0: none")->capture_default_str()->check(CLI::Range(0, 1 << 24));
+  bench.add_option("--steps", steps, "to be measured at each context")->capture_default_str()->check(CLI::Range(1, 1 << 20));
+  bench.add_option("--texts", texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
+
+  CLI::App& passkey = *app.add_subcommand("passkey", "whether a model finds a number in a long text");
+  add_model(passkey, settings);
+  passkey.add_option("--length", length, "tokens of the text; 0: the context")->capture_default_str()->check(CLI::Range(0, 1 << 24));
+  passkey.add_option("--depth", depth, "where in the text: 0 at its beginning, 1 at its end")->capture_default_str()->check(CLI::Range(0.0, 1.0));
+  passkey.add_option("--seed", settings.seed, "which number");
+
   CLI11_PARSE(app, argc, argv);
   try {
     if (generate.parsed()) return llm::generate(settings, prompts_of(prompt, file));
     if (info.parsed()) return llm::info(settings);
+    if (bench.parsed()) return llm::bench(settings, contexts, tokens, steps, texts);
+    if (passkey.parsed()) return llm::passkey(settings, length, depth);
     return llm::perplexity(settings, file, stride);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());

@@ -210,7 +210,7 @@ class Model::Loader {
     if (model_.device_.products(type) == nullptr) throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
     Matrix out{nullptr, nullptr, rows, cols, type};
     const size_t bytes = llm::weight_bytes(type, rows, cols), scales = scale_bytes(type, rows, cols);
-    model_.weights_per_token_ += bytes + scales;
+    model_.weights_per_token_ += bytes + scales, model_.weights_count_ += size_t(rows * cols);
 
     const bool as_it_is = type == tensor.type && !transposed;
     const bool aligned = reinterpret_cast<uintptr_t>(tensor.data) % size_t(bits_of(tensor.type) / 8) == 0;
@@ -242,7 +242,7 @@ class Model::Loader {
     Matrix out{"", "", 0, cols, type};
     for (const Slice& part : parts) out.rows += part.rows;
     const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
-    model_.weights_per_token_ += size_t(share * double(bytes + scales));
+    model_.weights_per_token_ += size_t(share * double(bytes + scales)), model_.weights_count_ += size_t(share * double(out.rows * cols));
     model_.plan_.weights += bytes + scales;
     if (only_plan_) return out;
     std::vector<unsigned char> data(bytes), scale(scales);
@@ -349,7 +349,7 @@ void Model::load(Loader& loader) {
   }
   embedding_ = loader.matrix(prefix + table, c.vocabulary, c.hidden, false);
   if (gpt2) places_ = loader.matrix(prefix + "wpe.weight", c.positions, c.hidden, false);
-  if (!c.tied) weights_per_token_ = 0;  // the table is read a row at a time, unless it is the head as well
+  if (!c.tied) weights_per_token_ = weights_count_ = 0;  // the table is read a row at a time, unless it is the head as well
 
   for (size_t i = 0; i < c.layers.size(); ++i) {
     Layer& l = layers_[i];
@@ -480,7 +480,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
                 megabytes(plan_.activations) + " of activations, and " + megabytes(device_.free_bytes()) + " are free; a smaller --context, --cache fp8 or --weights int8 take less");
   }
   if (only_plan) return;
-  plan_.mapped = plan_.weights = weights_per_token_ = 0;
+  plan_.mapped = plan_.weights = weights_per_token_ = weights_count_ = 0;
   Loader again(*this, files, progress, false);
   load(again);
   allocate();

@@ -61,6 +61,9 @@ class Model {
   bool lengths_matter() const;
   // The bytes of weights that a token reads.
   size_t weight_bytes() const { return weights_per_token_; }
+  size_t weight_count() const { return weights_count_; }
+  // The bytes of keys and values that a token has.
+  size_t key_bytes() const { return size_t(config_.kv_heads * config_.head_dim) * 2 * size_t(bits_of(cache_type_) / 8) * config_.layers.size(); }
 
  private:
   struct Layer {
@@ -99,7 +102,7 @@ class Model {
   Norm last_norm_;
   const float* zeros_ = nullptr;  // biases of products that have none
   std::vector<Buffer> memory_;    // weights
-  size_t weights_per_token_ = 0;
+  size_t weights_per_token_ = 0, weights_count_ = 0;
 
   // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums before a norm.
   Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_q_, k_, v_, o_, h_, t_, logits_, room_;

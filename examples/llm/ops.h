@@ -130,6 +130,8 @@ struct RowCalls {
   // The heads of q and k normalized, in place, where there are norms, and rotated; keys and values go to the cache.
   const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* q, float* k, const float* v, const Norm& q_norm, const Norm& k_norm,
                         const Rope&, const Cache&, void* queries);
+  // Reads so many bytes, a multiple of 4096, to measure how fast they come.
+  const char* (*read_all)(const Place&, const void* from, size_t bytes, uint32_t* out);
   // From the router's logits.
   const char* (*route)(const Place&, const Experts&, int64_t rows);
   // x += what the experts of each row have made, by their shares; and x += sigmoid(gate) * t, for the expert that all rows go to.
