@@ -91,6 +91,8 @@ class MaskedDropout : public Functor {
     KERNELS_TRY(detail::check_share(p_));
     return detail::check_of(keep_, rows, cols);
   }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(keep_)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(keep_, row, col); }

@@ -37,11 +37,9 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
 #elif defined(HEADS_MAP_OUTSIDE)
   return k::cpu::norm_heads(cx, in, k::scale(2) | k::qkv(turned, 16, turned, 16, out, 16), shape);
 #elif defined(BOTH_WITH_ROPE)
-  (void)k::both(turned, out);
-  return {};
+  return k::cpu::norm_heads(cx, in, k::both(turned, out), shape);
 #elif defined(APART_WITH_ROPE)
-  (void)k::apart(turned, n, turned, n);
-  return {};
+  return k::cpu::norm_heads(cx, in, k::apart(turned, n, turned, n), shape);
 #elif defined(HEADS_TEE)
   return k::cpu::norm_heads(cx, teed, out, shape);
 #elif defined(HEADS_SOURCE_LAST)
