@@ -39,7 +39,13 @@ gpu_architecture() {
 
 find_cuda
 if has nvcc && architecture=$(gpu_architecture); then
-  tell build/demo_gpu -DKERNELS_CUDA=ON -DKERNELS_LLM_GPU=ON "-DCMAKE_CUDA_ARCHITECTURES=$architecture" -- "$@"
+  status=0
+  (tell build/demo_gpu -DKERNELS_CUDA=ON -DKERNELS_LLM_GPU=ON "-DCMAKE_CUDA_ARCHITECTURES=$architecture" -- "$@") || status=$?
+  if [[ $status -eq 130 ]]; then exit 130; fi  # Ctrl-C
+  if [[ $status -ne 0 ]]; then
+    say "this did not work on the GPU (exit status $status); on the CPU"
+    tell build/demo -DKERNELS_CUDA=OFF -- "$@"
+  fi
 else
   if has nvcc; then say "no GPU found that nvcc compiles for; on the CPU"; else say "no CUDA toolkit found; on the CPU"; fi
   tell build/demo -DKERNELS_CUDA=OFF -- "$@"
