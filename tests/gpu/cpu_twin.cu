@@ -9,19 +9,6 @@ using namespace test;
 
 namespace {
 
-struct PinnedMemory {
-  static void* allocate(size_t bytes) {
-    void* p = nullptr;
-    check_cuda(cudaMallocHost(&p, bytes));
-    return p;
-  }
-  static void release(void* p) { cudaFreeHost(p); }
-  static void upload(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-  static void download(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-};
-template <class T>
-using Pinned = Guarded<T, PinnedMemory>;
-
 constexpr int64_t kRows = 7;
 constexpr int64_t kCols[] = {1, 48, 257, 1000, 5000, 20001};
 

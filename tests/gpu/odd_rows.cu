@@ -163,19 +163,6 @@ TEST_CASE("odd rows: the same bits again, whatever the grid") {
 
 namespace {
 
-struct PinnedMemory {
-  static void* allocate(size_t bytes) {
-    void* p = nullptr;
-    check_cuda(cudaMallocHost(&p, bytes));
-    return p;
-  }
-  static void release(void* p) { cudaFreeHost(p); }
-  static void upload(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-  static void download(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-};
-template <class T>
-using Pinned = Guarded<T, PinnedMemory>;
-
 template <class T>
 void fill(Pinned<T>& m, uint64_t seed) {
   RandomRows rows(seed, /*holes*/ false);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -88,6 +89,20 @@ inline int compiled_for() {
 inline bool have_clusters() { return k::Exec{}.device().capability >= 90 && compiled_for() >= 90; }
 
 inline int sm_count() { return k::Exec{}.device().sm_count; }
+
+// Memory that the GPU and the CPU both see.
+struct PinnedMemory {
+  static void* allocate(size_t bytes) {
+    void* p = nullptr;
+    check_cuda(cudaMallocHost(&p, bytes));
+    return p;
+  }
+  static void release(void* p) { cudaFreeHost(p); }
+  static void upload(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  static void download(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+};
+template <class T>
+using Pinned = Guarded<T, PinnedMemory>;
 
 // Memory for split rows, guarded.
 class Workspace {
