@@ -63,11 +63,7 @@ class Append : public Functor {
   }
 
   static constexpr int widest = 16 / int(sizeof(T));
-  int max_pack() const {
-    int most = tensor_.max_pack();
-    while (most > 1 && head_dim_ % most != 0) most /= 2;
-    return most;
-  }
+  int max_pack() const { return detail::pack_at(head_dim_, tensor_.max_pack()); }
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(at_.check());
     if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("append: more than 2^32 - 1 columns");

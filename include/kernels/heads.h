@@ -40,9 +40,8 @@ class Heads {
   // The widest pack that stays in a head, and that address and strides allow.
   template <class T>
   int max_pack(const T* p, int widest) const {
-    int n = lesser(detail::aligned_pack(p, token_stride_, widest), lesser(detail::aligned_pack(p, head_stride_, widest), detail::aligned_pack(p, batch_stride_, widest)));
-    while (n > 1 && dim_ % n != 0) n /= 2;
-    return n;
+    return detail::pack_at(dim_, lesser(detail::aligned_pack(p, token_stride_, widest),
+                                        lesser(detail::aligned_pack(p, head_stride_, widest), detail::aligned_pack(p, batch_stride_, widest))));
   }
 
   template <class T>
@@ -157,11 +156,7 @@ class EachHead : public Functor {
   EachHead(S source, int64_t dim) : source_(source), dim_(dim) {}
 
   static constexpr int widest = detail::widest_of<S>();
-  int max_pack() const {
-    int n = detail::max_pack_of(source_);
-    while (n > 1 && dim_ % n != 0) n /= 2;
-    return n;
-  }
+  int max_pack() const { return detail::pack_at(dim_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
     if (dim_ < 1 || cols % dim_ != 0) return invalid("each_head: the columns are no whole heads of dim");
     if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("each_head: more than 2^32 - 1 columns");
@@ -198,11 +193,7 @@ class NormedHeads : public Functor {
   NormedHeads(S source, int64_t dim, double eps) : source_(source), dim_(dim), eps_(static_cast<C>(eps)) {}
 
   static constexpr int widest = detail::widest_of<S>();
-  int max_pack() const {
-    int n = detail::max_pack_of(source_);
-    while (n > 1 && dim_ % n != 0) n /= 2;
-    return n;
-  }
+  int max_pack() const { return detail::pack_at(dim_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
     if (dim_ < 1 || cols % dim_ != 0) return invalid("normed_heads: the columns are no whole heads of dim");
     if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("normed_heads: more than 2^32 - 1 columns");

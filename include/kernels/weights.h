@@ -517,9 +517,7 @@ class Apart : public Functor {
   int max_pack() const {
     int most = widest;
     for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
-    for (const int64_t bound : sections_.bounds) {
-      while (most > 1 && bound % most != 0) most /= 2;
-    }
+    for (const int64_t bound : sections_.bounds) most = detail::pack_at(bound, most);
     return most;
   }
   Status check(int64_t rows, int64_t cols) const {
@@ -701,11 +699,7 @@ class Mixed : public Functor {
 
   static constexpr int widest = detail::widest_of<S>();
   // A pack must not belong to two experts.
-  int max_pack() const {
-    int most = detail::max_pack_of(source_);
-    while (most > 1 && cols_ % most != 0) most /= 2;
-    return most;
-  }
+  int max_pack() const { return detail::pack_at(cols_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
     const char* const null = "mixed: the pointer to the ids or the shares is null";
     const char* const misaligned = "mixed: the pointer to the ids or the shares is not aligned for its elements";
