@@ -30,25 +30,6 @@ void write_late(cudaStream_t stream, const Device<T>& from, const Device<T>& to)
   check_cuda(cudaGetLastError());
 }
 
-// Runs what `launch` launches, as it is or captured.
-template <class Launch>
-void run_in(const Stream& stream, bool graph, const Launch& launch) {
-  if (!graph) {
-    launch();
-    return stream.wait();
-  }
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  launch();
-  cudaGraph_t recorded = nullptr;
-  check_cuda(cudaStreamEndCapture(stream, &recorded));
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaGraphInstantiate(&exec, recorded, 0));
-  check_cuda(cudaGraphLaunch(exec, stream));
-  stream.wait();
-  check_cuda(cudaGraphExecDestroy(exec));
-  check_cuda(cudaGraphDestroy(recorded));
-}
-
 constexpr int64_t kWidth = 256, kOutputs = 64;
 
 // A product of so many tokens with weights that are said to be ready.

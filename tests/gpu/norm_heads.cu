@@ -70,16 +70,8 @@ TEST_CASE("norm_heads: the CPU's results from the same numbers, in a graph too")
   Stream stream;
   const auto on_gpu = [&](const auto& in, const auto& out) { return k::norm_heads(k::Exec(stream).programmatic(true), in, out, shape); };
   CHECK(call(on_gpu, x.data(), weight.data(), where.data(), how_fast.data(), y.data()));
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  const k::Status captured = call(on_gpu, x.data(), weight.data(), where.data(), how_fast.data(), again.data());
-  cudaGraph_t recorded = nullptr;
-  cudaGraphExec_t made = nullptr;
-  check_cuda(cudaStreamEndCapture(stream, &recorded));
-  check_cuda(cudaGraphInstantiate(&made, recorded, 0));
-  check_cuda(cudaGraphLaunch(made, stream));
-  stream.wait();
-  check_cuda(cudaGraphExecDestroy(made));
-  check_cuda(cudaGraphDestroy(recorded));
+  k::Status captured;
+  run_in(stream, /*graph*/ true, [&] { captured = call(on_gpu, x.data(), weight.data(), where.data(), how_fast.data(), again.data()); });
   CHECK(captured.ok());
   y.download(), again.download();
   CHECK(y.intact());

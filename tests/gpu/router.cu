@@ -101,20 +101,11 @@ TEST_CASE("router: the same bits on the CPU, in a graph, and early") {
     Device<float> weights(1, choices, choices);
     const SortRoom room(shape);
     const auto exec = k::Exec(stream).programmatic(programmatic);
-    if (graph) check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const k::Status routed = k::route(exec, k::load(static_cast<const float*>(logits.data()), shape.experts), ids.data(), weights.data(), shape, options);
-    const k::Status sorted = k::sort_by_expert(exec, ids.data(), {offsets.data(), order.data(), places.data()}, shape, room.workspace());
-    if (graph) {
-      cudaGraph_t recorded = nullptr;
-      cudaGraphExec_t made = nullptr;
-      check_cuda(cudaStreamEndCapture(stream, &recorded));
-      check_cuda(cudaGraphInstantiate(&made, recorded, 0));
-      check_cuda(cudaGraphLaunch(made, stream));
-      stream.wait();
-      check_cuda(cudaGraphExecDestroy(made));
-      check_cuda(cudaGraphDestroy(recorded));
-    }
-    stream.wait();
+    k::Status routed, sorted;
+    run_in(stream, graph, [&] {
+      routed = k::route(exec, k::load(static_cast<const float*>(logits.data()), shape.experts), ids.data(), weights.data(), shape, options);
+      sorted = k::sort_by_expert(exec, ids.data(), {offsets.data(), order.data(), places.data()}, shape, room.workspace());
+    });
     CHECK(routed.ok());
     CHECK(sorted.ok());
     ids.download(), weights.download(), offsets.download(), order.download(), places.download();

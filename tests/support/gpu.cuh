@@ -104,6 +104,25 @@ struct PinnedMemory {
 template <class T>
 using Pinned = Guarded<T, PinnedMemory>;
 
+// Runs what `launch` launches, as it is or captured.
+template <class Launch>
+void run_in(const Stream& stream, bool graph, const Launch& launch) {
+  if (!graph) {
+    launch();
+    return stream.wait();
+  }
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  launch();
+  cudaGraph_t recorded = nullptr;
+  check_cuda(cudaStreamEndCapture(stream, &recorded));
+  cudaGraphExec_t exec = nullptr;
+  check_cuda(cudaGraphInstantiate(&exec, recorded, 0));
+  check_cuda(cudaGraphLaunch(exec, stream));
+  stream.wait();
+  check_cuda(cudaGraphExecDestroy(exec));
+  check_cuda(cudaGraphDestroy(recorded));
+}
+
 // Memory for split rows, guarded.
 class Workspace {
  public:
