@@ -195,7 +195,7 @@ class Combined : public Functor {
     const int64_t first = row * top_k_, end = first + top_k_;
     for (int64_t choice = first; choice < end; choice += kTogether) {
       int32_t at[kTogether];
-      Fetched fetched[kTogether];
+      Fetched fetched[kTogether] = {};  // compilers do not see that only what was fetched is read
       KERNELS_UNROLL
       for (int i = 0; i < kTogether; ++i) at[i] = choice + i < end ? places_[choice + i] : -1;
       KERNELS_UNROLL
