@@ -2,10 +2,13 @@
 // head_dim, side by side.
 //
 //   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page), lengths);
-//   k::AppendAt at{positions};                          // token r is position positions[r] of sequence r
-//   k::AppendAt at{positions, sequences};               // ... of sequence sequences[r]
+//   k::AppendAt at{positions};                          // decoding: row r is the one new token of sequence r, at positions[r]
+//   k::AppendAt at{positions, sequences};               // everything else: row r is a token of sequence sequences[r]
 //   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
 //             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk), shape);
+//
+// WITHOUT `sequences` EACH ROW IS A SEQUENCE OF ITS OWN. Several tokens of a prompt then go to as many sequences, and the call cannot
+// tell: rows beyond the sequences that the cache has are written behind it, and page tables are read behind their end.
 //
 // The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left out. Types
 // with a scale for each tensor or head are divided by it and rounded; scales for each position are refused, as those would have to
@@ -17,7 +20,8 @@
 
 KERNELS_BEGIN
 
-// positions and sequences: one for each row, in the memory that the call computes in.
+// positions and sequences: one for each row, in the memory that the call computes in. Without sequences row r is sequence r: that is
+// for one new token of each, and never for a prompt.
 class AppendAt {
  public:
   explicit AppendAt(const int32_t* positions, const int32_t* sequences = nullptr) : positions_(positions), sequences_(sequences) {}
@@ -38,6 +42,7 @@ class AppendAt {
     if (!ring_ || at < kept_) return at;
     return at < lengths_(sequence(row)) - around ? -1 : kept_ + (at - kept_) % around;
   }
+  int64_t ring_capacity() const { return capacity_; }  // 0: no ring
   Status check() const {
     KERNELS_TRY(detail::check_pointer(positions_, "append: the pointer to the positions is null", "append: the pointer to the positions is not aligned for 32-bit numbers"));
     if (reinterpret_cast<uintptr_t>(sequences_) % alignof(int32_t) != 0) return invalid("append: the pointer to the sequences is not aligned for 32-bit numbers");
@@ -70,7 +75,10 @@ class Append : public Functor {
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
     if (cols > std::numeric_limits<int32_t>::max()) return unsupported("append: more than 2^31 - 1 columns");
     KERNELS_TRY(where_.check());
-    KERNELS_TRY(tensor_.check(head_dim_));
+    KERNELS_TRY(tensor_.check(cols / head_dim_, head_dim_));
+    KERNELS_TRY(where_.fits(tensor_.positions()));
+    const bool ring_fits = !std::is_same<Where, Dense>::value || tensor_.positions() == 0 || at_.ring_capacity() <= tensor_.positions();
+    if (!ring_fits) return invalid("append: the ring has more positions than nhd() or hnd() was told of");
     if (tensor_.scales_positions()) return unsupported("append: scales for each position are not known yet");
     return {};
   }

@@ -6,7 +6,8 @@
 //   auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4, ...).scales(...), lengths);
 //
 // A tensor is a row of blocks: the sequences of a batch, or the pages of a pool. In a block there are positions, and at each of
-// them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, strided() is any other; strides
+// them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, and calls hold them to what they were told:
+// the heads are the call's kv_heads, and a page, or a length that is one for all, fits a block. strided() is any other order; strides
 // count elements. K and V may differ in all of this, and in type: float, half, bfloat16, float8_e4m3, float8_e5m2, int8, or
 // 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in multiples of 8.
 //
@@ -75,13 +76,19 @@ class KvTensor {
   static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");
   static constexpr bool scaled = Run::scaled;  // KvRun says which types of scales there are
 
-  KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) : p_(p), strides_{block_stride, pos_stride, head_stride} {}
+  // Of a block, where that is known; strides alone do not tell.
+  struct Extent {
+    int64_t positions = 0, heads = 0, dim = 0;
+  };
+
+  KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride, const Extent& extent = {})
+      : p_(p), strides_{block_stride, pos_stride, head_stride}, extent_(extent) {}
 
   // element = code * scale; the scale of (block, position, head) is p[block * block_stride + position * pos_stride + head *
   // head_stride]: strides 0, 0, 0 for one scale, 0, 0, 1 for one to a head. float or half, bfloat16.
   template <class S>
   KvTensor<T, Format, S> scales(const S* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) const {
-    KvTensor<T, Format, S> out(p_, strides_[0], strides_[1], strides_[2]);
+    KvTensor<T, Format, S> out(p_, strides_[0], strides_[1], strides_[2], {extent_.positions, extent_.heads, extent_.dim});
     out.set_scales(p, block_stride, pos_stride, head_stride);
     return out;
   }
@@ -114,13 +121,18 @@ class KvTensor {
     return most;
   }
 
-  Status check(int64_t dim) const {
+  // The positions of a block, or 0.
+  int64_t positions() const { return extent_.positions; }
+
+  Status check(int64_t heads, int64_t dim) const {
     KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to keys or values is null", "kv: the pointer to keys or values is not aligned for its elements"));
     for (const int64_t stride : strides_) {
       if (stride < 0) return invalid("kv: a stride is negative");
       if (words && stride % 8 != 0) return invalid("kv: a stride of 4-bit codes is not a multiple of 8");
     }
     if (strides_[1] < dim) return invalid("kv: the distance between positions is smaller than a head");
+    if (extent_.heads > 0 && extent_.heads != heads) return invalid("kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
+    if (extent_.dim > 0 && extent_.dim < dim) return invalid("kv: nhd() or hnd() was told of heads with fewer columns");
     if constexpr (Run::scaled) KERNELS_TRY(detail::check_pointer(scales_, "kv: the pointer to scales is null", "kv: the pointer to scales is not aligned for its elements"));
     for (const int64_t stride : scale_strides_) {
       if (stride < 0) return invalid("kv: a stride of scales is negative");
@@ -137,18 +149,19 @@ class KvTensor {
   T* p_;
   const Scale* scales_ = nullptr;
   int64_t strides_[3], scale_strides_[3] = {0, 0, 0};
+  Extent extent_;
 };
 
 // Blocks of so many positions (of a page, or the capacity for each sequence), all heads of a position side by side.
 template <class T>
-KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, heads * dim, dim}; }
+KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, heads * dim, dim, {positions, heads, dim}}; }
 template <class Format, class T>
-KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, heads * dim, dim}; }
+KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, heads * dim, dim, {positions, heads, dim}}; }
 // All positions of a head side by side.
 template <class T>
-KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, dim, positions * dim}; }
+KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, dim, positions * dim, {positions, heads, dim}}; }
 template <class Format, class T>
-KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, dim, positions * dim}; }
+KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, dim, positions * dim, {positions, heads, dim}}; }
 template <class T>
 KvTensor<T> strided(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) { return {p, block_stride, pos_stride, head_stride}; }
 template <class Format, class T>
@@ -169,6 +182,8 @@ class Lengths {
     if (all_ < 0) return invalid("kv: the length is negative");
     return all_ > kMostKeys ? unsupported("kv: the length exceeds 2^31 - 1024") : Status{};
   }
+  // What is known of the longest on the host: those behind a pointer are the device's.
+  int64_t known() const { return given_ ? 0 : all_; }
 
  private:
   const int32_t* p_ = nullptr;
@@ -182,6 +197,9 @@ struct Dense {
   KERNELS_HD int64_t length(int64_t b) const { return lengths(b); }
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {b, pos, length(b) - pos}; }
   Status check() const { return lengths.check(); }
+  Status fits(int64_t positions) const {
+    return positions > 0 && lengths.known() > positions ? invalid("kv: the length exceeds the positions that nhd() or hnd() was told of") : Status{};
+  }
 };
 
 // One block for all: sequence b has the positions from offsets[b] up to offsets[b + 1].
@@ -192,6 +210,7 @@ struct Ragged {
   Status check() const {
     return detail::check_pointer(offsets, "kv: the pointer to the offsets is null", "kv: the pointer to the offsets is not aligned for 32-bit numbers");
   }
+  Status fits(int64_t) const { return {}; }
 };
 
 // Page i of sequence b is block table[b * ld + i]. Pages have any number of positions.
@@ -218,6 +237,9 @@ struct Paged {
     if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
     return lengths.check();
   }
+  Status fits(int64_t positions) const {
+    return positions > 0 && pages.size > positions ? invalid("kv: the page size exceeds the positions that nhd() or hnd() was told of") : Status{};
+  }
 };
 
 // ---- views ---------------------------------------------------------------------------------------------------------
@@ -230,10 +252,12 @@ class KvCache : public KvView {
   KERNELS_HD int64_t length(int64_t b) const { return where_.length(b); }
   KERNELS_HD typename K::Run key(int64_t b, int64_t head, int64_t pos) const { return k_.run(where_.slot(b, pos), head); }
   KERNELS_HD typename V::Run value(int64_t b, int64_t head, int64_t pos) const { return v_.run(where_.slot(b, pos), head); }
-  Status check(int64_t, int64_t, int64_t dim, int64_t v_dim) const {
+  Status check(int64_t, int64_t kv_heads, int64_t dim, int64_t v_dim) const {
     KERNELS_TRY(where_.check());
-    KERNELS_TRY(k_.check(dim).of("keys"));
-    return v_.check(v_dim).of("values");
+    KERNELS_TRY(k_.check(kv_heads, dim).of("keys"));
+    KERNELS_TRY(where_.fits(k_.positions()).of("keys"));
+    KERNELS_TRY(v_.check(kv_heads, v_dim).of("values"));
+    return where_.fits(v_.positions()).of("values");
   }
 
   KERNELS_HD const K& keys() const { return k_; }

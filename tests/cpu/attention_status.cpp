@@ -94,6 +94,17 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(nullptr, 1, 16), lengths)), Code::invalid, "page table"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 0), lengths)), Code::invalid, "page size"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, -1, 16), lengths)), Code::invalid, "page table"));
+  // What nhd() and hnd() were told is held to the call: pages, one length for all, heads and their columns.
+  CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 10), 1)));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 11), lengths)), Code::invalid, "attention: keys: kv: the page size exceeds the positions"));
+  CHECK(is(f.with(k::paged_kv(k::hnd(f.p, 11, 2, 16), side, k::pages(lengths, 1, 11), lengths)), Code::invalid, "attention: values: kv: the page size exceeds the positions"));
+  CHECK(is(f.with(k::dense_kv(side, side, 11)), Code::invalid, "attention: keys: kv: the length exceeds the positions"));
+  for (const int64_t heads : {1, 3, 4}) {
+    CHECK(is(f.with(k::dense_kv(k::nhd(f.p, 10, heads, 16), side, 10)), Code::invalid, "attention: keys: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
+    CHECK(is(f.with(k::dense_kv(side, k::hnd(f.p, 10, heads, 16).scale(f.p), 10)), Code::invalid, "attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
+  }
+  CHECK(is(f.with(k::dense_kv(side, k::nhd(f.p, 10, 2, 8), 10)), Code::invalid, "attention: values: kv: nhd() or hnd() was told of heads with fewer columns"));
+  CHECK(f.with(k::dense_kv(k::strided(f.p, 320, 32, 16), k::hnd(f.p, 10, 2, 24), 10)));
   const auto words = k::strided<k::Int4>(reinterpret_cast<const uint32_t*>(f.p), 320, 32, 12);
   CHECK(is(f.with(k::dense_kv(words, side, 10)), Code::invalid, "multiple of 8"));
 

@@ -125,5 +125,8 @@ TEST_CASE("what rope and append refuse") {
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, -1), 32).code() == k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, static_cast<const int32_t*>(nullptr)), 32).code() == k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions), 24).code() == k::Code::invalid);
+  CHECK(std::string(append(tensor, k::AppendAt(positions), 48).reason()) == "out: kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
+  CHECK(std::string(append(tensor, k::AppendAt(positions).ring(9, 4, 2), 32).reason()) == "out: append: the ring has more positions than nhd() or hnd() was told of");
+  CHECK(std::string(append(k::nhd(p + 2048, 7, 2, 16), k::AppendAt(positions), 32).reason()) == "out: kv: the length exceeds the positions that nhd() or hnd() was told of");
   CHECK(append(tensor.scales(p, 16, 2, 1), k::AppendAt(positions), 32).code() == k::Code::unsupported);
 }

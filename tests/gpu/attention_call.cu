@@ -235,4 +235,13 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   CHECK(own(Formula{}).ok());
   CHECK((Planned{plan}.because("computes") && plan.path == k::AttentionPath::plain));
   CHECK(!k::attention_plan(k::Exec{}, k::load(in, 64), Formula{}, k::store(p, 64), {1, 5, 1, 1, 12}, k::causal(), {}, plan).ok());
+
+  // What nhd() and hnd() were told is held to the call.
+  const auto reason = [&](const auto& kv) { return std::string(own(kv).reason()); };
+  const auto one = k::nhd(in, 16, 1, 64), two = k::nhd(in, 16, 2, 64);
+  const auto pages = [&](int64_t size) { return k::paged_kv(one, one, k::pages(reinterpret_cast<const int32_t*>(in), 4, size), 64); };
+  CHECK(own(pages(16)).ok());
+  CHECK(reason(pages(17)).find("attention: keys: kv: the page size exceeds the positions") == 0);
+  CHECK(reason(k::dense_kv(one, two, 16)).find("attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads") == 0);
+  CHECK(reason(k::dense_kv(one, one, 17)).find("attention: keys: kv: the length exceeds the positions") == 0);
 }

@@ -4,7 +4,10 @@
 //   k::cpu::Exec cx{8};                // 8 threads at most
 //   k::cpu::Exec all;                  // as many as it may use: by affinity, and by its container's quota
 //   k::cpu::Exec mine{8, pool};        // at most 8 parts, run by the caller's own pool (below)
-//   k::cpu::Exec{8}.least_work(0)      // 8 threads however little there is to do; otherwise each has at least 32 K values
+//   k::cpu::Exec{8}.least_work(0)      // 8 threads however little there is to do
+//
+// Otherwise a thread is used only for at least 32 K values, or sixteen times as many multiplications: a call with less than 64 K values
+// runs on the calling thread alone, and one of a million on at most 32 threads, whatever the Exec says.
 //
 // pool(parts, f) calls f(i) once for each i in [0, parts), in any order and on any threads, and returns when all have
 // returned. It must not throw, and outlives the Exec.
@@ -91,7 +94,8 @@ class Exec {
     team_.run = [](const void* p, int parts, const Team::Part& part) { (*static_cast<Pool*>(const_cast<void*>(p)))(parts, part); };
   }
 
-  // A thread is used for at least so many values that are read or written, or sixteen times as many multiplications.
+  // Values (those that are read or written, or a sixteenth of the multiplications of values) for each thread: a call runs on
+  // values / least_work threads, rounded down, on one at least and on `threads` at most. 32 K unless given.
   Exec& least_work(int64_t values) { team_.least_work = double(values); return *this; }
 
   int threads() const { return team_.threads; }
