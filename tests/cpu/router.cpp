@@ -156,12 +156,22 @@ TEST_CASE("what routing refuses, and why") {
   CHECK(sort(i, to, {2, 0, 2}) == "sort_by_expert: the number of experts is less than 1");
   CHECK(sort(i, to, {int64_t(1) << 30, 8, 2}) == "sort_by_expert: there are more than 2^31 - 1 choices");
 
-  const auto copy = [&](const auto& in) { return std::string(k::cpu::copy(k::cpu::Exec{1}, in, k::store(p + 2048, 8), 2, 8).reason()); };
+  const auto off = [](auto* pointer) { return reinterpret_cast<decltype(pointer)>(reinterpret_cast<uintptr_t>(pointer) + 1); };
+  CHECK(reason({int64_t(1) << 60, 8, 2}, {}) == "route: tokens x top_k exceeds 64 bits");
+  CHECK(reason({2, 8, 2}, k::Router{}.bias(off(p))) == "route: bias: the pointer is not aligned for floats");
+  CHECK(sort(i, to, {-1, 8, 2}) == "sort_by_expert: the number of tokens is negative, or top_k less than 1");
+  CHECK(sort(i, to, {2, 8, 0}) == "sort_by_expert: the number of tokens is negative, or top_k less than 1");
+  CHECK(sort(off(i), to, {2, 8, 2}).find("sort_by_expert: ids: the pointer is not aligned") == 0);
+  CHECK(sort(i, {to.offsets, to.order, off(to.places)}, {2, 8, 2}).find("sort_by_expert: places: the pointer is not aligned") == 0);
+
+  const auto copy = [&](const auto& in, int64_t rows = 2) { return std::string(k::cpu::copy(k::cpu::Exec{1}, in, k::store(p + 2048, 8), rows, 8).reason()); };
   const auto source = k::load(static_cast<const float*>(p), 8);
   CHECK(copy(k::combined(source, i, p, 2)) == "ok");
   CHECK(copy(k::combined(source, nullptr, p, 2)) == "in: combined: the pointer to the places is null");
   CHECK(copy(k::combined(source, i, nullptr, 2)) == "in: combined: the pointer to the weights is null");
   CHECK(copy(k::combined(source, i, p, 0)) == "in: combined: top_k is less than 1");
+  CHECK(copy(k::combined(source, off(i), p, 2)).find("in: combined: the pointer to the places is not aligned") == 0);
+  CHECK(copy(k::combined(source, i, p, int64_t(1) << 30), 3) == "in: combined: there are more than 2^31 - 1 choices");
   CHECK(copy(k::gathered(source, i, 2)) == "ok");
   CHECK(copy(k::gathered(source, nullptr, 2)) == "in: gathered: the pointer to the order is null");
   CHECK(copy(k::gathered(source, i, 0)) == "in: gathered: top_k is less than 1");

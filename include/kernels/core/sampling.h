@@ -153,13 +153,14 @@ KERNELS_HD float capped(float x, float cap) {
   return copy_sign(times_once(cap, over_once(float(one - power), float(one + power))), x);
 }
 
-
-// Where ids of tokens are written: int32_t or int64_t.
+// Where ids of tokens are written, or read: int32_t or int64_t.
 class TokenOutput {
  public:
   TokenOutput() = default;
-  TokenOutput(int32_t* p) : to_(p) {}
-  TokenOutput(int64_t* p) : to_(p), wide_(true) {}
+  template <class T>
+  TokenOutput(T* p) : to_(const_cast<std::remove_const_t<T>*>(p)), wide_(sizeof(T) == sizeof(int64_t)) {
+    static_assert(std::is_integral<T>::value && std::is_signed<T>::value && sizeof(T) >= 4, "tokens are numbers of 32 or 64 bits with a sign");
+  }
 
   KERNELS_HD bool wanted() const { return to_ != nullptr; }
   Status check(const char* misaligned) const {
@@ -240,11 +241,11 @@ struct Drafts {
 };
 template <class T>
 Drafts<detail::Certain> drafts(const T* tokens, int64_t ld) {
-  return {detail::TokenOutput(const_cast<T*>(tokens)), ld, {}};
+  return {detail::TokenOutput(tokens), ld, {}};
 }
 template <class T, class Load>
 Drafts<detail::Uncertain<Load>> drafts(const T* tokens, int64_t ld, const Load& probabilities) {
-  return {detail::TokenOutput(const_cast<T*>(tokens)), ld, {probabilities}};
+  return {detail::TokenOutput(tokens), ld, {probabilities}};
 }
 
 struct VerifyShape {
@@ -259,7 +260,7 @@ class LogProbs {
   template <class T>
   LogProbs& of(const T* tokens, float* log_probs) {
     o_.says_chosen = true;
-    o_.chosen = detail::TokenOutput(const_cast<T*>(tokens));
+    o_.chosen = detail::TokenOutput(tokens);
     o_.log_probs = log_probs;
     return *this;
   }

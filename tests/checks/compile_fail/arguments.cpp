@@ -35,9 +35,16 @@
 // FAILS ATTENTION_TENSOR: there must be a view of keys and values here
 // FAILS ATTENTION_SOURCE_LAST: a source where there must be a sink
 // FAILS MERGE_POINTER: a pointer where there must be a source
+// FAILS SAMPLE_POINTER: a pointer where there must be a source
+// FAILS SAMPLE_MAP: a map where there must be a source
+// FAILS SAMPLE_TEE: sampling reads logits more than once
+// FAILS SAMPLE_FLOATS: tokens are numbers of 32 or 64 bits
+// FAILS VERIFY_SINK: a sink where there must be a source
+// FAILS LOG_PROBS_WEIGHTS: weights where there must be a source
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
+#include <kernels/cpu/sampling.h>
 #include <kernels/cpu/softmax.h>
 
 namespace k = kernels;
@@ -59,7 +66,8 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   const auto kv = k::dense_kv(side, side, n);
   const k::MatmulShape product{n, n, n};
   const int32_t ids[] = {0};
-  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product, (void)ids;
+  int32_t tokens[] = {0};
+  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product, (void)ids, (void)tokens;
 #if defined(ROWS_POINTER)
   return k::cpu::softmax(cx, p, out, n, n);
 #elif defined(ROWS_MAP)
@@ -134,6 +142,18 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::attention(cx, in, kv, in, shape, k::causal());
 #elif defined(MERGE_POINTER)
   return k::cpu::merge_states(cx, in, p, out, {2, n, 1, 64});
+#elif defined(SAMPLE_POINTER)
+  return k::cpu::sample(cx, p, tokens, 1, n);
+#elif defined(SAMPLE_MAP)
+  return k::cpu::sample(cx, k::scale(2), tokens, 1, n);
+#elif defined(SAMPLE_TEE)
+  return k::cpu::sample(cx, in | k::tee(y, n), tokens, 1, n);
+#elif defined(SAMPLE_FLOATS)
+  return k::cpu::sample(cx, in, y, 1, n);
+#elif defined(VERIFY_SINK)
+  return k::cpu::verify(cx, out, k::drafts(ids, 1), tokens, tokens, {1, 1, n});
+#elif defined(LOG_PROBS_WEIGHTS)
+  return k::cpu::log_probs(cx, k::gated(in, in), 1, n, k::LogProbs{}.of(ids, y));
 #else
   KERNELS_TRY(k::cpu::attention(cx, in, kv, out, shape, k::no_mask() & Own{}));
   KERNELS_TRY(k::cpu::matmul(cx, in, k::gated(in, in), k::swiglu() | out, product));

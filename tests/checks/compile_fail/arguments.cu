@@ -11,19 +11,27 @@
 // FAILS DECODE_KEYS: there must be a view of keys and values here
 // FAILS MERGE: a pointer where there must be a sink
 // FAILS EFFECTS: products read inputs and weights more than once
+// FAILS ROUTE: a map where there must be a source
+// FAILS HEADS: a source where there must be a sink
+// FAILS SAMPLE: tokens are numbers of 32 or 64 bits
+// FAILS VERIFY: a pointer where there must be a source
+// FAILS LOG_PROBS: a pointer where there must be a source
 #include <kernels/attention.cuh>
 #include <kernels/elementwise.cuh>
 #include <kernels/matmul.cuh>
+#include <kernels/norm_heads.cuh>
+#include <kernels/router.cuh>
+#include <kernels/sampling.cuh>
 #include <kernels/softmax.cuh>
 
 namespace k = kernels;
 
-k::Status f(const k::Exec& ex, const k::half* p, k::half* y, const k::AttentionShape& shape, int64_t n) {
+k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int32_t* ids, const k::AttentionShape& shape, int64_t n) {
   const auto in = k::load(p, n);
   const auto out = k::store(y, n);
   const auto side = k::nhd(p, n, 1, 64);
   const auto kv = k::dense_kv(side, side, n);
-  (void)in, (void)out, (void)kv, (void)shape;
+  (void)in, (void)out, (void)kv, (void)shape, (void)weights, (void)ids;
 #if defined(ROWS)
   return k::softmax(ex, p, out, n, n);
 #elif defined(PLANNED_ROWS)
@@ -48,6 +56,16 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, const k::AttentionS
   return k::merge_states(ex, in, in, y, {2, n, 1, 64});
 #elif defined(EFFECTS)
   return k::matmul(ex, in | k::tee(y, n), in, out, {n, n, n});
+#elif defined(ROUTE)
+  return k::route(ex, k::scale(2), ids, weights, {n, 8, 2});
+#elif defined(HEADS)
+  return k::norm_heads(ex, in, in, {n, 1, 64, 1});
+#elif defined(SAMPLE)
+  return k::sample(ex, in, weights, n, n);
+#elif defined(VERIFY)
+  return k::verify(ex, p, k::drafts(ids, 1), ids, ids, {n, 1, n});
+#elif defined(LOG_PROBS)
+  return k::log_probs(ex, p, n, n, k::LogProbs{}.of(ids, weights));
 #else
   return k::copy(ex, in | k::scale(2), out, n, n);
 #endif
