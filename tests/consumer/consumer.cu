@@ -1,3 +1,12 @@
+#include <kernels/attention.cuh>
+#include <kernels/elementwise.cuh>
+#include <kernels/layernorm.cuh>
+#include <kernels/matmul.cuh>
+#include <kernels/norm_heads.cuh>
+#include <kernels/oneflow.cuh>
+#include <kernels/rmsnorm.cuh>
+#include <kernels/router.cuh>
+#include <kernels/sampling.cuh>
 #include <kernels/softmax.cuh>
 
 #include <cmath>
