@@ -504,21 +504,16 @@ TEST_CASE("a captured graph follows the lengths, and the same input gives the sa
   shape.q_offsets = offsets.data();
   const Stream stream;
   const auto call = [&] { return k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), shape, k::causal(), d.options()); };
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  const k::Status status = call();
-  check_cuda(cudaStreamEndCapture(stream, &graph));
+  k::Status status;
+  const Graph graph(stream, [&] { status = call(); });
   t.expect(status.ok(), "%s", status.reason());
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0));
   for (const auto& lens : std::vector<std::vector<int64_t>>{{200, 1, 300, 20}, {0, 133, 5, 500}, {64, 200, 64, 0}, {200, 200, 500, 499}}) {
     d.c.q_lens = {lens[0], lens[1]};
     d.c.kv_lens = {lens[2], lens[3]};
     d.offsets = {0, int32_t(lens[0]), int32_t(lens[0] + lens[1])};
     offsets.assign(d.offsets);
     lengths.assign({int32_t(lens[2]), int32_t(lens[3])});
-    check_cuda(cudaGraphLaunch(exec, stream));
-    stream.wait();
+    graph.replay();
     check(t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, causal_model(), precision_of<k::half>(key, value), 11);
     const std::vector<unsigned char> bits = d.o.bytes(), lse = d.lse.bytes();
     t.expect(call().ok(), "again");
@@ -527,8 +522,6 @@ TEST_CASE("a captured graph follows the lengths, and the same input gives the sa
     d.lse.download();
     t.expect(d.o.bytes() == bits && d.lse.bytes() == lse, "other bits the second time");
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
   CHECK_TALLY(t);
 }
 

@@ -248,23 +248,18 @@ TEST_CASE("decode: a graph captured at one length is right at another") {
   Stream stream;
   const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, data.shape()));
   Device<unsigned char> memory(1, bytes, bytes);
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
+  const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
   for (const bool programmatic : {false, true}) {
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const k::Status status = k::decode<64>(k::Exec(stream).programmatic(programmatic), data.source(), k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), data.sink(), data.shape(),
-                                           k::causal(), {memory.data(), size_t(bytes)}, data.options());
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    k::Status status;
+    const Graph graph(stream, [&] {
+      status = k::decode<64>(k::Exec(stream).programmatic(programmatic), data.source(), kv, data.sink(), data.shape(), k::causal(), {memory.data(), size_t(bytes)}, data.options());
+    });
     for (const std::vector<int64_t>& lens : {std::vector<int64_t>{1000, 0}, {40000, 300}, {17, 299}}) {
       lengths.assign({int32_t(lens[0]), int32_t(lens[1])});
-      check_cuda(cudaGraphLaunch(exec, stream));
-      stream.wait();
+      graph.replay();
       data.c.kv_lens = lens;
       data.check(t, "replayed", status, key, value, causal_model(), 1, precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
     }
-    check_cuda(cudaGraphExecDestroy(exec));
-    check_cuda(cudaGraphDestroy(graph));
   }
   CHECK_TALLY(t);
 }

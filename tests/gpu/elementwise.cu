@@ -112,18 +112,13 @@ TEST_CASE("elementwise: an embedding in a graph") {
   Numbers<int64_t, D> wrong({-1});
   Guarded<k::half, D> y(3, d, d);
   const auto in = k::embed(k::load(static_cast<const k::half*>(table.data()), d), static_cast<const int32_t*>(ids.data()), vocabulary).report(wrong.data());
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  const k::Status status = k::copy(stream, in, k::store(y.data(), d), 3, d);
-  check_cuda(cudaStreamEndCapture(stream, &graph));
+  k::Status status;
+  const Graph graph(stream, [&] { status = k::copy(stream, in, k::store(y.data(), d), 3, d); });
   REQUIRE(status);
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0));
   Tally t;
   for (const std::vector<int32_t>& next : {std::vector<int32_t>{1, 2, 3}, {8, 0, 8}, {0, 9, -1}}) {
     ids.assign(next);
-    check_cuda(cudaGraphLaunch(exec, stream));
-    stream.wait();
+    graph.replay();
     y.download();
     wrong.download();
     t.expect(wrong.get(0, 0) == (next[1] == 9 ? 1 : -1), "row %d is reported", int(wrong.get(0, 0)));
@@ -133,6 +128,4 @@ TEST_CASE("elementwise: an embedding in a graph") {
     }
   }
   CHECK_TALLY(t);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
 }

@@ -100,27 +100,20 @@ TEST_CASE("a graph draws new tokens as its step and parameters change on the dev
   Numbers<int32_t, DeviceMemory> top_k(std::vector<int32_t>{40});
   Device<int32_t> tokens(1, rows, rows), alone(1, rows, rows);
   const auto in = k::load(static_cast<const float*>(logits.data()), n);
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  const k::Status captured = k::sample(stream, in, tokens.data(), rows, n, k::Sampling{}.seed(4).step(step.data(), 0).top_k(top_k.data(), 0));
-  check_cuda(cudaStreamEndCapture(stream, &graph));
+  k::Status captured;
+  const Graph graph(stream, [&] { captured = k::sample(stream, in, tokens.data(), rows, n, k::Sampling{}.seed(4).step(step.data(), 0).top_k(top_k.data(), 0)); });
   REQUIRE(captured.ok());
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0));
   Tally t;
   for (uint64_t i = 0; i < 6; ++i) {
     step.assign({i});
     top_k.assign({i == 4 ? 1 : 40});
-    check_cuda(cudaGraphLaunch(exec, stream));
-    stream.wait();
+    graph.replay();
     tokens.download();
     const k::Status status = k::sample(stream, in, alone.data(), rows, n, k::Sampling{}.seed(4).step(i).top_k(i == 4 ? 1 : 40));
     stream.wait();
     alone.download();
     t.expect(status.ok() && tokens.bytes() == alone.bytes(), "step %d: %d, %d", int(i), int(tokens.get(0, 0)), int(alone.get(0, 0)));
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
   CHECK_TALLY(t);
 }
 

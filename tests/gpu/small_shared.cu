@@ -35,10 +35,7 @@ bool has_wgmma() {
 // Records what `launch` launches and runs it. Returns the most shared memory that a block of any kernel had.
 template <class Launch>
 size_t shared_of(const Stream& stream, const Launch& launch) {
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  launch();
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream, &graph));
+  const Graph graph(stream, launch);
   cudaGraphNode_t nodes[8];
   size_t count = 8, most = 0;
   check_cuda(cudaGraphGetNodes(graph, nodes, &count));
@@ -52,12 +49,7 @@ size_t shared_of(const Stream& stream, const Launch& launch) {
     check_cuda(cudaFuncGetAttributes(&attributes, params.func));
     most = std::max(most, params.sharedMemBytes + attributes.sharedSizeBytes);
   }
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0));
-  check_cuda(cudaGraphLaunch(exec, stream));
-  stream.wait();
-  check_cuda(cudaGraphExecDestroy(exec));
-  check_cuda(cudaGraphDestroy(graph));
+  graph.replay();
   return most;
 }
 

@@ -104,16 +104,8 @@ TEST_CASE("threads: the first use of a kernel, in graphs") {
     streams.push_back(std::make_unique<Stream>());
   }
   report(on_threads(kThreads, [&](size_t t) -> std::string {
-    check_cuda(cudaStreamBeginCapture(*streams[t], cudaStreamCaptureModeThreadLocal));
-    const std::string problem = problem_of(trials[t]->launch(k::Exec(*streams[t])));
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(*streams[t], &graph));
-    cudaGraphExec_t exec = nullptr;
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    check_cuda(cudaGraphLaunch(exec, *streams[t]));
-    streams[t]->wait();
-    check_cuda(cudaGraphExecDestroy(exec));
-    check_cuda(cudaGraphDestroy(graph));
+    std::string problem;
+    Graph(*streams[t], [&] { problem = problem_of(trials[t]->launch(k::Exec(*streams[t]))); }).replay();
     return problem;
   }));
   std::vector<std::string> wrong;

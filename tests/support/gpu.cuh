@@ -104,23 +104,41 @@ struct PinnedMemory {
 template <class T>
 using Pinned = Guarded<T, PinnedMemory>;
 
+// What `launch` launches into a stream, recorded.
+class Graph {
+ public:
+  template <class Launch>
+  Graph(const Stream& stream, const Launch& launch, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) : stream_(stream) {
+    check_cuda(cudaStreamBeginCapture(stream, mode));
+    launch();
+    check_cuda(cudaStreamEndCapture(stream, &graph_));
+    check_cuda(cudaGraphInstantiate(&exec_, graph_, 0));
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(exec_);
+    cudaGraphDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  operator cudaGraph_t() const { return graph_; }
+
+  void replay() const {
+    check_cuda(cudaGraphLaunch(exec_, stream_));
+    stream_.wait();
+  }
+
+ private:
+  const Stream& stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
 // Runs what `launch` launches, as it is or captured.
 template <class Launch>
 void run_in(const Stream& stream, bool graph, const Launch& launch) {
-  if (!graph) {
-    launch();
-    return stream.wait();
-  }
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  if (graph) return Graph(stream, launch).replay();
   launch();
-  cudaGraph_t recorded = nullptr;
-  check_cuda(cudaStreamEndCapture(stream, &recorded));
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaGraphInstantiate(&exec, recorded, 0));
-  check_cuda(cudaGraphLaunch(exec, stream));
   stream.wait();
-  check_cuda(cudaGraphExecDestroy(exec));
-  check_cuda(cudaGraphDestroy(recorded));
 }
 
 // Memory for split rows, guarded.
