@@ -6,8 +6,6 @@ CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
 Exit status 77: PyTorch or the GPU is missing.
 """
-import argparse
-import json
 import sys
 
 try:
@@ -16,7 +14,7 @@ try:
 except ImportError as error:
     print(f"attention_peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
-from torch_timing import time_us
+from torch_timing import arguments, row_of, save, time_us
 
 TOKENS = 16384
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -48,24 +46,11 @@ def measure_decode(dtype, batch, length, heads, kv_heads, who):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, help="the JSON file to write")
-    parser.add_argument("--quick", action="store_true", help="a few lengths only")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("attention_peers.py: PyTorch finds no GPU", file=sys.stderr)
-        sys.exit(77)
+    options = arguments(__doc__, "a few lengths only")
     rows = []
 
     def add(name, who, measured):
-        row = {"name": f"{name}/{who}", "run_type": "iteration", "time_unit": "us"}
-        try:
-            row.update(measured())
-            print("%-60s %8.1f us" % (row["name"], row["real_time"]), flush=True)
-        except Exception as error:  # a peer that fails must not end the others
-            row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
-            torch.cuda.synchronize()
-        rows.append(row)
+        rows.append(row_of(f"{name}/{who}", measured))
 
     def attention(*shape):
         us, rate = measure(*shape)
@@ -87,9 +72,7 @@ def main():
                 for who in WHO:
                     add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense", who,
                         lambda: {"real_time": measure_decode(dtype, batch, length, 32, kv_heads, who)})
-    context = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    with open(options.out, "w") as file:
-        json.dump({"context": context, "benchmarks": rows}, file, indent=1)
+    save(options.out, rows, cudnn=torch.backends.cudnn.version())
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ add a search that takes many seconds for each shape. Nothing is compiled once th
 missing is said.
 Exit status 77: PyTorch, Triton or the GPU is missing.
 """
-import argparse
 import datetime
-import json
 import math
 import os
 import sys
@@ -27,6 +25,7 @@ try:
 except ImportError as error:
     print(f"peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
+import torch_timing
 from torch_timing import time_us
 
 ROWS = 49152
@@ -253,26 +252,16 @@ def time_triton(case):
 
 def measure(case, who, how, results):
     copy = results.get(case.name + "copy", {}).get("real_time")
-    row = {"name": case.name + who, "run_type": "iteration", "time_unit": "us"}
-    try:
-        us, row["label"] = how(case)
-        row.update({"real_time": us, "GB/s": case.bytes / us * 1e-3, "share_of_copy": copy / us if copy else 1.0})
-    except Exception as error:  # a peer that fails must not end the others
-        row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
-        torch.cuda.synchronize()
-    results[row["name"]] = row
-    print("%-50s %s" % (row["name"], "%8.2f us" % us if "real_time" in row else row["error_message"]), flush=True)
+
+    def measured():
+        us, label = how(case)
+        return {"label": label, "real_time": us, "GB/s": case.bytes / us * 1e-3, "share_of_copy": copy / us if copy else 1.0}
+
+    results[case.name + who] = torch_timing.row_of(case.name + who, measured)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, help="the JSON file to write")
-    parser.add_argument("--quick", action="store_true", help="a few shapes only")
-    parser.add_argument("--budget", type=float, default=170, help="seconds after which nothing more is compiled")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("peers.py: PyTorch finds no GPU", file=sys.stderr)
-        sys.exit(77)
+    options = torch_timing.arguments(__doc__, "a few shapes only", budget=170)
 
     # The most telling shapes first, should the budget end the run early.
     ops = ["softmax", "layernorm", "rmsnorm"]
@@ -285,16 +274,12 @@ def main():
     context = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": " ".join(["bench/peers.py", *sys.argv[1:]]),
-        "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
         "triton": triton.__version__,
     }
     results, skipped = {}, []
 
     def save():
-        with open(options.out, "w") as file:
-            json.dump({"context": context, "benchmarks": list(results.values())}, file, indent=1)
+        torch_timing.save(options.out, list(results.values()), **context)
 
     torch.manual_seed(0)
     with torch.no_grad():

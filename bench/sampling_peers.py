@@ -7,8 +7,6 @@ rows in Google Benchmark's JSON form.
 torch: topk, softmax, a cumulative sum and multinomial; torch_argmax: argmax; flashinfer: its top-k and top-p sampling from logits, where it
 is installed. Exit status 77: PyTorch or the GPU is missing.
 """
-import argparse
-import json
 import sys
 
 try:
@@ -16,7 +14,7 @@ try:
 except ImportError as error:
     print(f"sampling_peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
-from torch_timing import time_us
+from torch_timing import arguments, row_of, save, time_us
 
 try:
     import flashinfer
@@ -38,13 +36,7 @@ def plain(logits):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, help="the JSON file to write")
-    parser.add_argument("--quick", action="store_true", help="a few shapes only")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("sampling_peers.py: PyTorch finds no GPU", file=sys.stderr)
-        sys.exit(77)
+    options = arguments(__doc__, "a few shapes only")
     calls = {"torch": top_k_top_p, "torch_plain": plain, "torch_argmax": lambda logits: torch.argmax(logits, -1)}
     if flashinfer is None:
         print("sampling_peers.py: without FlashInfer, which is not installed", file=sys.stderr)
@@ -55,17 +47,9 @@ def main():
         sets = max(1, -(-(240 << 20) // (4 * count * 128256)))
         logits = [torch.randn(count, 128256, device="cuda") for _ in range(sets)]
         for who, call in calls.items():
-            row = {"name": f"sampling/fp32/{count}x128256/{who}", "run_type": "iteration", "time_unit": "us"}
-            try:
-                row["real_time"] = time_us([lambda x=x: call(x) for x in logits], 8, replays=9)
-                print("%-60s %8.1f us" % (row["name"], row["real_time"]), flush=True)
-            except Exception as error:  # a peer that fails must not end the others
-                row.update({"error_occurred": True, "error_message": " ".join(str(error).split())[:200]})
-                torch.cuda.synchronize()
-            rows.append(row)
-    libraries = {"torch": torch.__version__, "cuda": torch.version.cuda, "flashinfer": getattr(flashinfer, "__version__", "none")}
-    with open(options.out, "w", encoding="utf-8") as out:
-        json.dump({"context": {"gpu": torch.cuda.get_device_name(0), **libraries}, "benchmarks": rows}, out, indent=1)
+            rows.append(row_of(f"sampling/fp32/{count}x128256/{who}",
+                               lambda: {"real_time": time_us([lambda x=x: call(x) for x in logits], 8, replays=9)}))
+    save(options.out, rows, flashinfer=getattr(flashinfer, "__version__", "none"))
 
 
 if __name__ == "__main__":
