@@ -1,6 +1,6 @@
 // Attention of one query to each sequence, against a kernel that only reads the keys and values. What is timed is named
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
-// for heads of 128. who: read, the yardstick; precise, tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16).
+// for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise, tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16).
 // `error` is the mean difference from the same in double, over the mean size of that, of the first sequence's heads; registers (of a
 // thread) and shared_kb (of a block) are those of the kernel.
 #include <kernels/attention.cuh>
@@ -27,13 +27,13 @@ class Case : public bench::CaseBase {
   static constexpr double kBytesOfHead = words ? kDim / 2 + 2.0 : double(kDim * sizeof(T));
 
  public:
-  Case(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page)
-      : CaseBase("decode", bench::type_name<T>, shape_name(batch, length, heads, kv_heads, page), 2.0 * double(batch) * double(length) * double(kv_heads) * kBytesOfHead, "share_of_read"),
-        shape_{batch, 1, heads, kv_heads, kDim}, length_(length), page_(page), each_(size_t(batch * length * kv_heads * kDim) / (words ? 8 : 1)) {
+  Case(int64_t batch, int64_t queries, int64_t length, int64_t heads, int64_t kv_heads, int64_t page)
+      : CaseBase("decode", bench::type_name<T>, shape_name(batch, queries, length, heads, kv_heads, page), 2.0 * double(batch) * double(length) * double(kv_heads) * kBytesOfHead, "share_of_read"),
+        shape_{batch, queries, heads, kv_heads, kDim}, length_(length), page_(page), each_(size_t(batch * length * kv_heads * kDim) / (words ? 8 : 1)) {
     for (int i = 0; i < sets_; ++i) kv_.push_back(buffer<Unit>((size_t(bytes_) + sizeof(Unit) - 1) / sizeof(Unit)));
     if (words) scales_ = buffer<k::half>(size_t(batch * length * kv_heads));
-    q_ = buffer<Half>(size_t(batch * heads * kDim));
-    o_ = bench::arena().reserve<Half>(size_t(batch * heads * kDim));
+    q_ = buffer<Half>(size_t(batch * queries * heads * kDim));
+    o_ = bench::arena().reserve<Half>(size_t(batch * queries * heads * kDim));
     lengths_ = bench::arena().reserve<int32_t>(size_t(batch));
     table_ = bench::arena().reserve<int32_t>(size_t(batch * pages()));
     const size_t room = std::max(k::decode_workspace_bytes(k::Exec{}, shape_), k::decode_workspace_bytes(k::Exec{}, shape_, k::Attention{}.splits(16)));
@@ -48,9 +48,9 @@ class Case : public bench::CaseBase {
   }
 
  private:
-  static std::string shape_name(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page) {
+  static std::string shape_name(int64_t batch, int64_t queries, int64_t length, int64_t heads, int64_t kv_heads, int64_t page) {
     const auto text = [](int64_t x) { return std::to_string(x); };
-    return text(batch) + "x" + text(length) + "," + text(heads) + "/" + text(kv_heads) + "," + (page == 0 ? "dense" : "pages" + text(page));
+    return text(batch) + (queries > 1 ? "x" + text(queries) : "") + "x" + text(length) + "," + text(heads) + "/" + text(kv_heads) + "," + (page == 0 ? "dense" : "pages" + text(page));
   }
   int64_t pages() const { return page_ == 0 ? 0 : (length_ + page_ - 1) / page_; }
   int calls() const { return bench::calls_for(bytes_); }
@@ -160,8 +160,8 @@ class Case : public bench::CaseBase {
 };
 
 template <class T>
-void measure(int64_t heads, int64_t kv_heads, int64_t batch, int64_t length, int64_t page = 0) {
-  std::make_shared<Case<T>>(batch, length, heads, kv_heads, page)->start();
+void measure(int64_t heads, int64_t kv_heads, int64_t batch, int64_t length, int64_t page = 0, int64_t queries = 1) {
+  std::make_shared<Case<T>>(batch, queries, length, heads, kv_heads, page)->start();
 }
 
 }  // namespace
@@ -175,6 +175,7 @@ int main(int argc, char** argv) {
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[9]}) {
     for (const int64_t page : {1, 64}) measure<k::half>(32, 8, batch, length, page);
   }
+  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6]}) measure<k::half>(32, 8, batch, length, 0, 4);
   for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]}) measure<k::Int4>(32, 8, batch, length);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6], shapes[9]}) measure<float>(32, 8, batch, length);

@@ -1,6 +1,7 @@
 // Row operations with sources, maps and sinks around them, on the CPU: everything a functor can do, in rows that fit a cache
 // and rows that do not.
 #include "support/cpu.h"
+#include "support/families.h"
 #include "support/random_matrix.h"
 #include "support/threads.h"
 
@@ -153,6 +154,23 @@ TEST_CASE("a tee to a narrower type") {
       const Real<> v = twice(r, c);
       return Real<>(v.v, std::fabs(v.v) * 0x1p-11 + 0x1p-25) + Real<>(0.5);
     }, unchanged);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("rmsnorm rounds where a model family does, to the bit") {
+  Tally t;
+  for (const int64_t cols : kCols) {
+    const Matrix<k::half> x(21, kRows, cols, cols), weight(22, 1, cols, cols);
+    Guarded<k::half> y(kRows, cols, cols);
+    Guarded<float> rstd(1, kRows, kRows);
+    each_family(weight.data(), [&](const char* name, const auto& maps, const auto& model) {
+      const k::Status status = k::cpu::rmsnorm(on_threads(2), k::load(x.data(), cols), maps | k::store(y.data(), cols), kRows, cols, k::RmsNorm{}.eps(1e-6).rstd(rstd.data()));
+      t.expect(status.ok(), "%s: %s", name, status.reason());
+      y.download();
+      rstd.download();
+      check_family(t, name, x, weight, y, rstd, model);
+    });
   }
   CHECK_TALLY(t);
 }

@@ -1,4 +1,5 @@
 // What stands behind the operation, fused into it, in every residency. What stands before it: fused_before.cu.
+#include "support/families.h"
 #include "support/gpu.cuh"
 
 using namespace test;
@@ -200,6 +201,27 @@ TEST_CASE("fused: rmsnorm with a weight stored minus one") {
 TEST_CASE("fused: rmsnorm that casts before it multiplies") {
   rms_family([](auto& w, auto& y) { return k::round_to<k::half>() | k::affine(w.data()) | k::store(y.data(), y.ld()); },
              [](Real<float> a, Real<float> w) { return rounded_to<k::half>(a) * w; });
+}
+
+TEST_CASE("fused: rmsnorm rounds where a model family does, to the bit") {
+  Tally t;
+  const int64_t rows = 6;
+  Stream stream;
+  for (const int64_t cols : {1, 48, 257, 1000, 5000}) {
+    Device<k::half> x(rows, cols, cols), weight(1, cols, cols), y(rows, cols, cols);
+    Device<float> rstd(1, rows, rows);
+    randomize(x, 1);
+    randomize(weight, 2);
+    each_family(weight.data(), [&](const char* name, const auto& maps, const auto& model) {
+      const k::Status status = k::rmsnorm(stream, k::load(x.data(), x.ld()), maps | k::store(y.data(), y.ld()), rows, cols, k::RmsNorm{}.eps(1e-6).rstd(rstd.data()));
+      t.expect(status.ok(), "%s: %s", name, status.reason());
+      stream.wait();
+      y.download();
+      rstd.download();
+      check_family(t, name, x, weight, y, rstd, model);
+    });
+  }
+  CHECK_TALLY(t);
 }
 
 TEST_CASE("fused: bias and silu after rmsnorm") {
