@@ -15,7 +15,8 @@
 //
 // OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed in
 // double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of its own
-// then, that may keep a state from one call to the next. Packs have 1 or 2 elements, as in OneFlow, of which the functor's
+// then, that may keep a state from one call of it to the next; nobody gets that back, and CPU threads, copy(), products and attention
+// share or copy functors as they like. Packs have 1 or 2 elements, as in OneFlow, of which the functor's
 // pointers must be aligned where the number of columns is even; and 4 where `bool CanPackAs(size_t n)` says so, which may
 // also forbid 2. As a load may have an effect (residual_out = x + residual), engines run it once for each element where the
 // row can be kept; docs/row_ops.md says where. Such functors are not copied on the device, unless they have a `reload`.
