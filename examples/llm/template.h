@@ -1,0 +1,42 @@
+// Chat templates: the part of Jinja that the templates of models are written in, with the results and the settings that transformers has
+// (trim_blocks, lstrip_blocks, loop controls, `generation`). What is beyond it is refused with its line, and so is what would take too long.
+#pragma once
+
+#include <ctime>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text.h"
+
+namespace llm {
+
+struct Message {
+  std::string role, content;
+};
+
+// What a template made of messages, in UTF-8, and where in it the characters stand that came from them: those are plain text whatever they
+// say. The model's own may be written in tokens that people's may not (Tokenizer::encode).
+struct Rendered {
+  struct Span {
+    size_t begin, end;
+    bool by_model;
+  };
+  std::string text;
+  std::vector<Span> spans;  // in order
+};
+
+class Template {
+ public:
+  explicit Template(std::string_view source);
+  // variables: an object of what the template knows by name beside the messages.
+  Rendered render(const std::vector<Message>& messages, const Json& variables, std::time_t now = std::time(nullptr)) const;
+
+  struct Node;
+
+ private:
+  std::shared_ptr<const Node> root_;
+};
+
+}  // namespace llm
