@@ -60,7 +60,7 @@ int info(const Settings& settings) {
   const auto mb = [](size_t bytes) { return double(bytes) / 1e6; };
   if (settings.json) {
     const Json out = {{"architecture", c.architecture}, {"layers", c.layers.size()}, {"hidden", c.hidden}, {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim}, {"inner", c.inner},
-                      {"vocabulary", c.vocabulary}, {"positions", c.positions}, {"context", plan.context}, {"stop_tokens", session.stops}, {"device", session.device->name()},
+                      {"vocabulary", c.vocabulary}, {"positions", c.positions}, {"context", plan.context}, {"stop_tokens", session.stops}, {"chat", session.format.has_value()}, {"device", session.device->name()},
                       {"bytes", {{"mapped", plan.mapped}, {"weights", plan.weights}, {"cache", plan.cache}, {"activations", plan.activations}, {"free", session.device->free_bytes()}}}};
     std::printf("%s\n", out.dump().c_str());
     return 0;
@@ -69,6 +69,7 @@ int info(const Settings& settings) {
               static_cast<long long>(c.hidden), static_cast<long long>(c.heads), static_cast<long long>(c.head_dim), static_cast<long long>(c.kv_heads), static_cast<long long>(c.inner),
               static_cast<long long>(c.vocabulary), static_cast<long long>(session.tokenizer->size()));
   std::printf("positions  %lld, rope %s; a text ends at %s\n", static_cast<long long>(c.positions), c.learned_positions ? "none: learned" : c.ropes[0].type.c_str(), ends.empty() ? "nothing" : ends.c_str());
+  std::printf("chat       %s\n", session.format ? "by the model's template" : shown(session.why_no_format, 300).c_str());
   std::printf("device     %s\n", session.device->name().c_str());
   std::printf("memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens, %.1f MB of activations; %.1f MB are free\n", mb(plan.weights + plan.mapped),
               plan.mapped > 0 ? " (where the file is mapped)" : "", mb(plan.cache), static_cast<long long>(plan.context), mb(plan.activations), mb(session.device->free_bytes()));

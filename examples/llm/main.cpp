@@ -4,6 +4,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "chat.h"
 #include "commands.h"
 
 namespace {
@@ -63,6 +64,13 @@ int main(int argc, char** argv) {
   generate.add_option("-p,--prompt,prompt", prompt, "the text; - reads it from the standard input");
   generate.add_option("-f,--prompts", file, "a file with a prompt in each line, all of them decoded together");
 
+  CLI::App& chat = *app.add_subcommand("chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
+  llm::ChatOptions talk;
+  add_model(chat, settings), add_sampling(chat, settings);
+  chat.add_option("-s,--system", talk.system, "what the model is told about its part");
+  chat.add_option("-l,--load", talk.load, "go on with messages that /save has written");
+  chat.add_option("--template", settings.chat_template, "a name of one of the model's templates, or a file with one");
+
   CLI::App& info = *app.add_subcommand("info", "what a model is, and the memory that it will take");
   add_model(info, settings);
 
@@ -90,6 +98,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     if (generate.parsed()) return llm::generate(settings, prompts_of(prompt, file));
+    if (chat.parsed()) return llm::chat(settings, talk, std::cin, stdout);
     if (info.parsed()) return llm::info(settings);
     if (bench.parsed()) return llm::bench(settings, contexts, tokens, steps, texts);
     if (passkey.parsed()) return llm::passkey(settings, length, depth);

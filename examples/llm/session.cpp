@@ -13,7 +13,7 @@
 namespace llm {
 namespace {
 
-std::atomic<int> interrupts{0};
+std::atomic<int> interrupts{0}, allowed_interrupts{1};
 
 int type_of(const std::string& name, const char* option) {
   if (name == "stored" || name == "auto") return -1;
@@ -23,45 +23,39 @@ int type_of(const std::string& name, const char* option) {
   throw Error(std::string(option) + ": " + shown(name) + " is none of fp32, fp16, bf16, fp8, int8, int4");
 }
 
-// The stop strings of a text that is printed as it comes: what may be the beginning of one is held back.
-class Stops {
- public:
-  explicit Stops(const std::vector<std::string>& stops) : stops_(stops) {}
-  // Returns what can be printed; `found`: a stop is complete, and nothing follows.
-  std::string add(const std::string& text, bool& found) {
-    held_ += text;
-    size_t first = std::string::npos;
-    for (const std::string& stop : stops_) first = std::min(first, stop.empty() ? std::string::npos : held_.find(stop));
-    found = first != std::string::npos;
-    if (found) return take(first);
-    size_t hold = 0;
-    for (const std::string& stop : stops_) {
-      for (size_t n = std::min(stop.size(), held_.size()); n > hold; --n) {
-        if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) hold = n;
-      }
-    }
-    return take(held_.size() - hold);
-  }
-  std::string rest() { return take(held_.size()); }
-
- private:
-  std::string take(size_t n) {
-    std::string out = held_.substr(0, n);
-    held_.erase(0, n);
-    return out;
-  }
-  const std::vector<std::string>& stops_;
-  std::string held_;
-};
-
 }  // namespace
 
 bool interrupted() { return interrupts > 0; }
 
-void catch_interrupts() {
+void catch_interrupts(int times) {
+  allowed_interrupts = times, interrupts = 0;
   std::signal(SIGINT, [](int) {
-    if (interrupts.fetch_add(1) > 0) _exit(130);
+    if (interrupts.fetch_add(1) >= allowed_interrupts) _exit(130);
   });
+}
+
+std::string Stops::add(const std::string& text, bool& found) {
+  held_ += text;
+  size_t end = std::string::npos, begin = 0, hold = 0;
+  for (const std::string& stop : *stops_) {
+    const size_t at = stop.empty() ? std::string::npos : held_.find(stop);
+    if (at == std::string::npos || at + stop.size() > end || (at + stop.size() == end && at > begin)) continue;
+    begin = at, end = at + stop.size();
+  }
+  found = end != std::string::npos;
+  if (found) return take(begin);
+  for (const std::string& stop : *stops_) {
+    for (size_t n = std::min(stop.size(), held_.size()); n > hold; --n) {
+      if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) hold = n;
+    }
+  }
+  return take(held_.size() - hold);
+}
+
+std::string Stops::take(size_t n) {
+  std::string out = held_.substr(0, n);
+  held_.erase(0, n);
+  return out;
 }
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -87,10 +81,17 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
   tokenizer.emplace(directory);
   weights.emplace(directory);
 
-  // A text ends at any token that any of the files says ends it.
+  try {
+    format.emplace(*tokenizer, settings.chat_template);
+  } catch (const Error& e) {
+    why_no_format = e.what();
+  }
+
+  // A text ends at any token that any of the files says ends it, and at the one that ends an answer.
   std::set<int64_t> ends(config.eos.begin(), config.eos.end());
   for (const int64_t id : token_ids(generation, "eos_token_id")) ends.insert(id);
   if (tokenizer->eos >= 0) ends.insert(tokenizer->eos);
+  if (format && format->turn_end >= 0) ends.insert(format->turn_end);
   for (const int64_t id : ends) {
     if (id >= 0 && id < config.vocabulary) stops.push_back(int32_t(id));
   }
@@ -160,6 +161,7 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
     const bool ends = !settings.ignore_eos && std::find(stops.begin(), stops.end(), id) != stops.end();
     bool found = false;
     std::string more = ends ? "" : holds[i].add(streams[i].add(tokenizer->bytes(id)), found);
+    text.read = int64_t(text.ids.size());
     text.ids.push_back(id);
     times.decoded += 1;
     if (ends || found) text.finish = "stop";
@@ -167,9 +169,9 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
     else if (int64_t(text.ids.size()) >= model->context()) text.finish = "length";
     else if (interrupted()) text.finish = "interrupted";
     if (text.finish != nullptr && !found) {
-      bool again = false;
-      more += holds[i].add(streams[i].end(), again);
-      if (!again) more += holds[i].rest();
+      more += holds[i].add(streams[i].end(), found);
+      if (found) text.finish = "stop";
+      else more += holds[i].rest();
     }
     text.written += more;
     if (print && !more.empty()) print(i, more);
@@ -182,10 +184,16 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
     if (texts[i].prompt >= model->context()) throw Error("the prompt has " + std::to_string(texts[i].prompt) + " tokens, and the context is " + std::to_string(model->context()));
     const int64_t from = i == 0 ? known : 0;
     model->begin(int64_t(i), prompts[i], how, count, sampling.seed + i);
-    model->read(int64_t(i), from, prompts[i].data() + from, texts[i].prompt - from);
-    model->choose_next(int64_t(i));
-    times.prompt_tokens += texts[i].prompt - from;
-    take(i);
+    int64_t at = from;
+    for (; at < texts[i].prompt && !interrupted(); at += settings.chunk) model->read(int64_t(i), at, prompts[i].data() + at, std::min(settings.chunk, texts[i].prompt - at));
+    texts[i].read = std::min(at, texts[i].prompt);
+    times.prompt_tokens += texts[i].read - from;
+    if (texts[i].read < texts[i].prompt) {
+      texts[i].finish = "interrupted";
+    } else {
+      model->choose_next(int64_t(i));
+      take(i);
+    }
     times.prompt_seconds += seconds_now() - begin;
     begin = seconds_now();
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "format.h"
 #include "model.h"
 #include "tokenizer.h"
 
@@ -31,11 +32,27 @@ struct Settings {
   int64_t most = -1;  // tokens to generate; -1: until the end of the text or of the context
   std::vector<std::string> stops;
   bool ignore_eos = false;
+  std::string chat_template;  // a name or a file
 };
 
-// Whether Ctrl-C was pressed; a second time ends the program.
+// Whether Ctrl-C was pressed. Pressed more than so many times, from this call on, it ends the program.
 bool interrupted();
-void catch_interrupts();
+void catch_interrupts(int times = 1);
+
+// The stop strings of a text that comes in pieces: what may be the beginning of one is held back. Of several the one that is complete
+// first counts, of those the one that began first, so that it does not matter where the pieces are cut.
+class Stops {
+ public:
+  explicit Stops(const std::vector<std::string>& stops) : stops_(&stops) {}
+  // Returns what can be printed; `found`: a stop is complete, and nothing follows.
+  std::string add(const std::string& text, bool& found);
+  std::string rest() { return take(held_.size()); }  // at the end of the text
+
+ private:
+  std::string take(size_t n);
+  const std::vector<std::string>* stops_;
+  std::string held_;
+};
 
 class Session {
  public:
@@ -45,6 +62,7 @@ class Session {
   struct Text {
     Tokenizer::Ids ids;
     int64_t prompt = 0;   // of them
+    int64_t read = 0;     // of them, which are in the cache
     std::string written;  // what came behind the prompt
     const char* finish = nullptr;  // "stop", "length", "interrupted"
   };
@@ -63,6 +81,8 @@ class Session {
   std::optional<Tokenizer> tokenizer;
   std::unique_ptr<Device> device;
   std::optional<Model> model;
+  std::optional<Format> format;  // how to chat, or
+  std::string why_no_format;
   std::vector<int32_t> stops;  // tokens that end a text
   Sampling sampling;
 

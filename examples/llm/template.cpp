@@ -1233,7 +1233,7 @@ class Run {
         if (spaces && at == text.size()) break;
         size_t end = left == 0 ? text.size() : spaces ? size_t(std::find_if(text.begin() + int64_t(at), text.end(), is_space) - text.begin()) : std::min(text.size(), find(text, by, at));
         const bool last = end == text.size() && (spaces || left == 0 || !is_at(text, end, by));
-        out.push_back(made(line, last && spaces ? stripped(text.substr(at), nullptr, false, true) : text.substr(at, end - at)));
+        out.push_back(made(line, text.substr(at, end - at)));
         if (last) break;
         at = end + (spaces ? 0 : by.size());
       }
@@ -1440,8 +1440,10 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
   Run run(now);
   List list;
   for (const Message& message : messages) {
+    const bool is_name = std::all_of(message.role.begin(), message.role.end(), [](char c) { return is_letter(static_cast<unsigned char>(c)) || c == '_'; });
+    if (!is_name) throw Error("a message of the role " + shown(message.role));  // templates make control tokens of roles
     const char32_t origin = message.role == "assistant" ? kByModel : kByOthers;
-    list.push_back(run.dict_of(0, {{U"role", Value::of(wide(message.role, kByOthers))}, {U"content", Value::of(wide(message.content, origin))}}));
+    list.push_back(run.dict_of(0, {{U"role", Value::of(wide(message.role))}, {U"content", Value::of(wide(message.content, origin))}}));
   }
   run.set("messages", run.list_of(0, std::move(list)));
   for (const auto& item : variables.items()) run.set(item.key(), run.value_of(item.value()));
@@ -1452,9 +1454,9 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
   char32_t last = 0;
   for (const char32_t c : text) {
     const char32_t origin = c & ~kCharacter;
-    if (origin != last && origin != 0) out.spans.push_back({out.text.size(), 0, origin == kByModel});
+    if (origin != last && origin != 0) out.plain.push_back({out.text.size(), 0, origin == kByModel});
     append_utf8(out.text, c & kCharacter);
-    if (origin != 0) out.spans.back().end = out.text.size();
+    if (origin != 0) out.plain.back().end = out.text.size();
     last = origin;
   }
   return out;

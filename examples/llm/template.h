@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "text.h"
+#include "tokenizer.h"
 
 namespace llm {
 
@@ -16,15 +16,10 @@ struct Message {
   std::string role, content;
 };
 
-// What a template made of messages, in UTF-8, and where in it the characters stand that came from them: those are plain text whatever they
-// say. The model's own may be written in tokens that people's may not (Tokenizer::encode).
+// What a template made of messages, in UTF-8, and the parts of it that came from them.
 struct Rendered {
-  struct Span {
-    size_t begin, end;
-    bool by_model;
-  };
   std::string text;
-  std::vector<Span> spans;  // in order
+  std::vector<Plain> plain;
 };
 
 class Template {

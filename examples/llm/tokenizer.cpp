@@ -409,7 +409,7 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
 // and a list of neighbours: a word of a million letters takes n log n steps.
 void Tokenizer::merge(std::string_view word, Ids& out) const {
   if (ignore_merges_) {
-    if (const auto at = ids_.find(std::string(word)); at != ids_.end()) return out.push_back(at->second);
+    if (const auto at = ids_.find(std::string(word)); at != ids_.end() && !control_[size_t(at->second)]) return out.push_back(at->second);
   }
   struct Symbol {
     int32_t id, previous, next;
@@ -471,13 +471,29 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
 // ---- encoding -------------------------------------------------------------------------------------------------------------------
 
 // Added tokens are cut out first: those that are not normalized, then, of what the normalizer makes of the rest, the others.
-void Tokenizer::segment(std::string_view text, bool normalized, bool with_special, bool first, Ids& out) const {
+void Tokenizer::segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const {
   const auto& table = added_by_byte_[normalized ? 1 : 0];
-  const auto rest = [&](std::string_view part, bool at_start) {
+  const auto rest = [&](size_t from, size_t to, bool at_start) {
+    const std::string_view part = text.substr(from, to - from);
     if (part.empty()) return;
     if (normalized) return split(part, 0, at_start, out);
     const std::string made = normalize(part, at_start);
-    segment(made, true, with_special, at_start, out);
+    Origins inside{{}, origins.control};
+    if (!added_by_byte_[1].empty()) {
+      // Where parts begin and end when they are normalized.
+      const auto place = [&](size_t at) { return at <= from ? 0 : at >= to ? made.size() : std::min(made.size(), normalize(text.substr(from, at - from), at_start).size()); };
+      for (const Plain& plain : origins.plain) {
+        if (plain.begin < to && plain.end > from) inside.plain.push_back({place(plain.begin), place(plain.end), plain.by_model});
+      }
+    }
+    segment(made, true, inside, at_start, out);
+  };
+  const auto is_allowed = [&](const Added& token, size_t begin, size_t end) {
+    const auto at = std::partition_point(origins.plain.begin(), origins.plain.end(), [&](const Plain& plain) { return plain.end <= begin; });
+    for (auto plain = at; plain != origins.plain.end() && plain->begin < end; ++plain) {
+      if (token.special || (!plain->by_model && origins.control->count(token.id) > 0)) return false;
+    }
+    return true;
   };
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !table.empty();) {
@@ -486,7 +502,7 @@ void Tokenizer::segment(std::string_view text, bool normalized, bool with_specia
     if (candidates != table.end()) {
       for (const int i : candidates->second) {
         const Added& token = added_[size_t(i)];
-        if ((token.special && !with_special) || !starts_with(text.substr(at), token.match)) continue;
+        if (!starts_with(text.substr(at), token.match) || !is_allowed(token, at, at + token.match.size())) continue;
         if (token.single_word) {
           const size_t end = at + token.match.size();
           if ((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) || (end < text.size() && is_word(code_point(text.substr(end))))) continue;
@@ -506,18 +522,27 @@ void Tokenizer::segment(std::string_view text, bool normalized, bool with_specia
     if (found->right) {
       while (end < text.size() && is_space(code_point(text.substr(end)))) end += length_at(text.substr(end));
     }
-    rest(text.substr(done, begin - done), first && done == 0);
+    rest(done, begin, first && done == 0);
     out.push_back(found->id);
     done = at = end;
   }
-  rest(text.substr(done), first && done == 0);
+  rest(done, text.size(), first && done == 0);
 }
 
 Tokenizer::Ids Tokenizer::encode(std::string_view text, bool with_ends, bool with_special) const {
   Ids out;
   if (with_ends) out = before_;
-  segment(valid_utf8(text), false, with_special, true, out);
+  const std::string valid = valid_utf8(text);
+  Origins origins{{}, nullptr};
+  if (!with_special) origins.plain.push_back({0, valid.size(), true});
+  segment(valid, false, origins, true, out);
   if (with_ends) out.insert(out.end(), after_.begin(), after_.end());
+  return out;
+}
+
+Tokenizer::Ids Tokenizer::encode(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const {
+  Ids out;
+  segment(text, false, {plain, &control}, true, out);
   return out;
 }
 
@@ -693,16 +718,27 @@ void Tokenizer::read_config(const std::string& directory) {
   if (file_exists(path)) {
     const Json json = llm::read_json(path);
     if (!json.is_object()) throw Error(path + ": not an object");
-    const auto token = [&](const char* name) {
-      const Json* value = part_of(json, name);
-      if (value != nullptr && value->is_object()) value = part_of(*value, "content");
-      return value != nullptr && value->is_string() ? id_of(value->get<std::string>()) : -1;
+    for (const auto& item : json.items()) {
+      const std::string& name = item.key();
+      const Json* const text = item.value().is_object() ? part_of(item.value(), "content") : &item.value();
+      if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr && text->is_string()) special_names[name] = *text;
+    }
+    const auto token = [&](const char* name, int32_t otherwise) {
+      const int32_t id = special_names.contains(name) ? id_of(special_names[name].get<std::string>()) : -1;
+      return id >= 0 ? id : otherwise;
     };
-    if (const int32_t id = token("bos_token"); id >= 0) bos = id;
-    if (const int32_t id = token("eos_token"); id >= 0) eos = id;
-    if (const Json* const text = part_of(json, "chat_template"); text != nullptr && text->is_string()) chat_template = text->get<std::string>();
+    bos = token("bos_token", bos), eos = token("eos_token", eos);
+    const Json* const all = part_of(json, "chat_template");
+    if (all != nullptr && all->is_string()) chat_templates["default"] = all->get<std::string>();
+    for (const Json& item : all != nullptr && all->is_array() ? *all : Json::array()) {
+      if (!item.is_object()) throw Error(path + ": chat_template: a list of something else than objects");
+      chat_templates[text_of(item, "name", path)] = text_of(item, "template", path);
+    }
+  } else {  // as the model's own file has them
+    if (bos >= 0) special_names["bos_token"] = bytes(bos, true);
+    if (eos >= 0) special_names["eos_token"] = bytes(eos, true);
   }
-  if (file_exists(directory + "/chat_template.jinja")) chat_template = read_file(directory + "/chat_template.jinja", 1 << 20);
+  if (file_exists(directory + "/chat_template.jinja")) chat_templates["default"] = read_file(directory + "/chat_template.jinja", 1 << 20);
 }
 
 Tokenizer Tokenizer::from_json(const Json& json, const std::string& what) {

@@ -2,7 +2,9 @@
 // vocab.json and merges.txt describe them. What a file asks for beyond that is refused by name.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -25,6 +27,13 @@ class Utf8Stream {
   std::string held_;  // the beginning of a character
 };
 
+// A part of a text that came from elsewhere: special tokens in it are plain text, and so are other tokens that the text's author uses for
+// control, but for a model's own words, which may well be written in them.
+struct Plain {
+  size_t begin, end;
+  bool by_model;
+};
+
 class Tokenizer {
  public:
   using Ids = std::vector<int32_t>;
@@ -43,6 +52,8 @@ class Tokenizer {
   // with_ends: what the post-processor puts around a text (BOS). with_special: special tokens in the text become control tokens;
   // text that comes from elsewhere is encoded without.
   Ids encode(std::string_view text, bool with_ends = true, bool with_special = true) const;
+  // A text of which some parts, in order, came from elsewhere; `control`: tokens that the text's author uses though they are not special.
+  Ids encode(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const;
   // The bytes of a token, as they stand in a text: special tokens have none unless asked for.
   std::string bytes(int32_t id, bool with_special = false) const;
   std::string decode(const Ids& ids, bool with_special = false) const;
@@ -51,11 +62,16 @@ class Tokenizer {
   int32_t id_of(const std::string& text) const;  // of an added token or a piece, -1 if there is none
   const std::vector<Added>& added() const { return added_; }
   int32_t bos = -1, eos = -1;
-  std::string chat_template;
+  std::map<std::string, std::string> chat_templates;  // by name; the only one is "default"
+  Json special_names = Json::object();                // bos_token and the like: what templates call them, and their texts
 
  private:
   struct Step;  // of the normalizer or the pre-tokenizer
   struct Regex;
+  struct Origins {
+    std::vector<Plain> plain;
+    const std::set<int32_t>* control;
+  };
   enum class Kind { bytes, chars };
 
   Tokenizer() = default;
@@ -70,7 +86,7 @@ class Tokenizer {
   void index_added();
 
   std::string normalize(std::string_view text, bool first) const;
-  void segment(std::string_view text, bool normalized, bool with_special, bool first, Ids& out) const;
+  void segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const;
   void words(std::string_view text, bool first, Ids& out) const;
   void split(std::string_view word, size_t step, bool first, Ids& out) const;
   void merge(std::string_view word, Ids& out) const;

@@ -1,0 +1,140 @@
+#include "chat.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace llm {
+
+Chat::Chat(Session& session, const std::string& system) : session_(session) {
+  if (!session.format) throw Error(session.why_no_format);
+  if (!system.empty()) messages.push_back({"system", valid_utf8(system)});
+}
+
+Chat::Answer Chat::say(const std::string& message, const Session::Print& print) {
+  std::vector<Message> all = messages;
+  all.push_back({"user", valid_utf8(message)});
+  const Tokenizer::Ids ids = session_.format->ids(all);
+  const Model& model = *session_.model;
+  if (int64_t(ids.size()) >= model.context()) {
+    throw Error("with this message the conversation has " + std::to_string(ids.size()) + " tokens, and the context is " + std::to_string(model.context()) +
+                ": it stays as it was; /reset begins a new one, and --context makes room");
+  }
+  Answer out;
+  if (!model.stale(int64_t(cached_.size()), int64_t(ids.size()))) {
+    const size_t most = std::min(cached_.size(), ids.size() - 1);  // the last one is read for what it foresees
+    out.kept = std::mismatch(ids.begin(), ids.begin() + int64_t(most), cached_.begin()).first - ids.begin();
+  }
+  cached_.resize(size_t(out.kept));
+  out.text = session_.generate({ids}, print, out.times, out.kept)[0];
+  cached_.assign(out.text.ids.begin(), out.text.ids.begin() + out.text.read);
+  messages = all;
+  messages.push_back({"assistant", out.text.written});
+  return out;
+}
+
+void Chat::reset() { messages.resize(!messages.empty() && messages[0].role == "system" ? 1 : 0); }
+
+void Chat::save(const std::string& file) const {
+  Json out = Json::array();
+  for (const Message& message : messages) out.push_back({{"role", message.role}, {"content", message.content}});
+  std::ofstream stream(file);
+  stream << out.dump(1) << '\n';
+  if (!stream.flush()) throw Error("cannot write " + file);
+}
+
+void Chat::load(const std::string& file) {
+  const Json json = read_json(file);
+  if (!json.is_array()) throw Error(file + ": not a list of messages");
+  std::vector<Message> read;
+  for (const Json& message : json) {
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() || !message.contains("content") || !message["content"].is_string()) {
+      throw Error(file + ": a message without role and content, both texts");
+    }
+    read.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
+  }
+  messages = read;
+}
+
+namespace {
+
+constexpr const char* kHelp =
+    "/reset      begins a new conversation\n"
+    "/save FILE  writes the messages as JSON\n"
+    "/load FILE  goes on with messages that were saved\n"
+    "/exit       ends, as the end of the input does\n"
+    "A line that ends with \\ goes on in the next one; one that begins with // is a message that begins with /.\n"
+    "Ctrl-C ends an answer, and the second time the program.\n";
+
+// A message or a command; false at the end of the input.
+bool read_line(std::istream& in, std::string& text) {
+  text.clear();
+  for (std::string line; std::getline(in, line);) {
+    const bool more = !line.empty() && line.back() == '\\';
+    if (more) line.back() = '\n';
+    text += line;
+    if (!more) return true;
+  }
+  return !text.empty();
+}
+
+}  // namespace
+
+int chat(const Settings& settings, const ChatOptions& options, std::istream& in, std::FILE* out) {
+  Session session(settings);
+  Chat chat(session, options.system);
+  if (!options.load.empty()) chat.load(options.load);
+  session.load(1);
+  const bool asks = isatty(0) != 0 && isatty(2) != 0;
+  if (asks && !settings.quiet) std::fprintf(stderr, "%s", kHelp);
+  int result = 0;
+
+  const auto say = [&](const std::string& message) {
+    const Chat::Answer answer = chat.say(message, [&](size_t, const std::string& more) {
+      if (settings.json) return;
+      std::fputs(more.c_str(), out);
+      std::fflush(out);
+    });
+    const Session::Text& text = answer.text;
+    const Session::Times& t = answer.times;
+    if (settings.json) {
+      const Json line = {{"text", text.written}, {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())}, {"finish_reason", text.finish}, {"prompt_tokens", text.prompt},
+                         {"kept_tokens", answer.kept}, {"read_tokens", t.prompt_tokens}, {"prompt_seconds", t.prompt_seconds}, {"decoded_tokens", t.decoded}, {"decode_seconds", t.decode_seconds}};
+      std::fprintf(out, "%s\n", line.dump().c_str());
+    } else {
+      std::fputc('\n', out);
+    }
+    std::fflush(out);
+    if (settings.quiet) return;
+    std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s)\n", text.finish, static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
+                 static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0);
+    if (int64_t(text.ids.size()) >= session.model->context()) std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(session.model->context()));
+  };
+  for (std::string line;;) {
+    catch_interrupts(0);
+    if (asks) std::fputs("> ", stderr);
+    if (!read_line(in, line)) break;
+    catch_interrupts(1);
+    try {
+      const size_t space = line.find(' ');
+      const std::string command = line.substr(0, space), file = space == std::string::npos ? "" : line.substr(space + 1);
+      if (line.empty()) continue;
+      if (line[0] != '/') say(line);
+      else if (line.size() > 1 && line[1] == '/') say(line.substr(1));
+      else if (command == "/exit") break;
+      else if (command == "/reset") chat.reset();
+      else if (command == "/help") std::fputs(kHelp, stderr);
+      else if (command == "/save" && !file.empty()) chat.save(file);
+      else if (command == "/load" && !file.empty()) chat.load(file);
+      else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit");
+    } catch (const Error& e) {
+      result = 1;
+      std::fprintf(stderr, "error: %s\n", shown(e.what(), 600).c_str());
+      if (settings.json) std::fprintf(out, "%s\n", Json{{"error", e.what()}}.dump().c_str()), std::fflush(out);
+    }
+  }
+  if (asks) std::fputc('\n', stderr);
+  return asks ? 0 : result;
+}
+
+}  // namespace llm
