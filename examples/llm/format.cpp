@@ -38,7 +38,7 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source) : tokenize
   }
 }
 
-Tokenizer::Ids Format::encode(const Rendered& rendered) const { return tokenizer_.encode(rendered.text, rendered.plain, control_); }
+Tokenizer::Ids Format::encode(const Rendered& rendered) const { return tokenizer_.encode_mixed(rendered.text, rendered.plain, control_); }
 
 Tokenizer::Ids Format::ids(const std::vector<Message>& messages) const { return encode(template_->render(messages, variables_)); }
 

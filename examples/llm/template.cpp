@@ -18,7 +18,7 @@ using Text = std::u32string;
 constexpr char32_t kCharacter = 0x1fffff, kByModel = 1 << 24, kByOthers = 2 << 24;
 
 constexpr int kNesting = 200, kCalls = 300, kValues = 100;  // how deep a template, what it calls and what it makes may be
-constexpr int64_t kWork = 1 << 26, kNodeWork = 16;          // characters and elements that are made, and what a step counts
+constexpr int64_t kWork = 1 << 25, kNodeWork = 16;          // characters and elements that are made, and what a step counts
 constexpr int64_t kLongestRange = 100000;                   // as in Jinja's sandbox
 
 [[noreturn]] void fail(int line, const std::string& why) { throw Error("the chat template, line " + std::to_string(line) + ": " + why); }

@@ -540,7 +540,7 @@ Tokenizer::Ids Tokenizer::encode(std::string_view text, bool with_ends, bool wit
   return out;
 }
 
-Tokenizer::Ids Tokenizer::encode(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const {
+Tokenizer::Ids Tokenizer::encode_mixed(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const {
   Ids out;
   segment(text, false, {plain, &control}, true, out);
   return out;

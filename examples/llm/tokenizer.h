@@ -53,7 +53,7 @@ class Tokenizer {
   // text that comes from elsewhere is encoded without.
   Ids encode(std::string_view text, bool with_ends = true, bool with_special = true) const;
   // A text of which some parts, in order, came from elsewhere; `control`: tokens that the text's author uses though they are not special.
-  Ids encode(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const;
+  Ids encode_mixed(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const;
   // The bytes of a token, as they stand in a text: special tokens have none unless asked for.
   std::string bytes(int32_t id, bool with_special = false) const;
   std::string decode(const Ids& ids, bool with_special = false) const;
