@@ -64,6 +64,7 @@ bool is_space(char32_t c) {
   return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 bool is_letter(char32_t c) { return ((c & kCharacter) | 32) - 'a' < 26; }
+bool is_of_name(char32_t c) { return is_letter(c) || c == '_' || c - '0' < 10; }
 
 Text stripped(const Text& text, const Text* chars, bool left, bool right) {
   const auto goes = [&](char32_t c) { return chars == nullptr ? is_space(c) : find(*chars, Text(1, c)) != Text::npos; };
@@ -83,7 +84,10 @@ using Dict = std::vector<std::pair<Text, Value>>;  // in the order in which it w
 
 struct Value {
   enum Kind { undefined, none, boolean, integer, text, list, dict, space, function, macro } kind = undefined;
-  int64_t n = 0;                          // a number, true; of a list: whether it is a tuple
+  // What can be looped over in Python, and differs in what else can be done with it: a stream is always true, has no length and is gone
+  // when it has been read.
+  enum Sort { plain, tuple, range, view, stream };
+  int64_t n = 0;                          // a number, true; of a list: what sort it is
   int depth = 0;                          // of a list or a dict, so that recursion ends
   std::shared_ptr<const Text> chars;      // a text; the name of a function or of what is undefined
   std::shared_ptr<const List> elements;   // of a list
@@ -106,7 +110,7 @@ struct Value {
 
 struct Template::Node {
   enum Kind {
-    constant, name, make_list, make_dict, attribute, item, slice, call, filter, test, negative, inverse, both, either, compare, binary, concat, choose,
+    constant, name, make_list, make_dict, attribute, item, slice, call, filter, test, negative, inverse, compare, binary, choose,
     body, print, branch, repeat, assign, capture, define, leave, next, generation
   } kind;
   int line, depth = 1;
@@ -177,18 +181,17 @@ class Lexer {
     if (newline == Text::npos && at_ > 0 && source_[at_ - 1] != '\n') return;
     if (std::all_of(data.begin() + int64_t(begin), data.end(), is_space)) data.resize(begin);
   }
-  // Behind the end of a tag, which is at `end`; dash: it takes all whitespace that follows, otherwise blocks a newline.
-  void close(size_t end, bool dash, bool block) {
-    if (block && !dash && is(end, "\n")) ++end;
-    while (dash && end < source_.size() && is_space(source_[end])) ++end;
+  // Goes on behind a tag that ends at `end`; sign: '-' takes all whitespace that follows, none a newline, if it is a block.
+  void close(size_t end, char32_t sign, bool block) {
+    if (block && sign == 0 && is(end, "\n")) ++end;
+    while (sign == '-' && end < source_.size() && is_space(source_[end])) ++end;
     advance(end);
   }
   void comment() {
     const size_t end = source_.find(U"#}", at_);
     if (end == Text::npos) fail(line_, "a comment does not end");
     const char32_t sign = end > at_ ? source_[end - 1] : 0;
-    if (sign == '+') advance(end + 2);
-    else close(end + 2, sign == '-', true);
+    close(end + 2, sign == '-' || sign == '+' ? sign : 0, true);
   }
   void tag(bool print) {
     const char* const end = print ? "}}" : "%}";
@@ -199,25 +202,19 @@ class Lexer {
       while (at_ < source_.size() && is_space(source_[at_])) advance(at_ + 1);
       if (at_ >= source_.size()) fail(first, "a tag does not end");
       const char32_t c = source_[at_];
-      const bool dash = c == '-' && is(at_ + 1, end), plus = !print && c == '+' && is(at_ + 1, end);
-      if (open.empty() && (dash || plus || is(at_, end))) {
+      const bool has_sign = (c == '-' || (c == '+' && !print)) && is(at_ + 1, end);
+      if (open.empty() && (has_sign || is(at_, end))) {
         out_.push_back({print ? Token::print_end : Token::block_end, line_, {}, {}});
-        if (plus) advance(at_ + 3);
-        else close(at_ + (dash ? 3 : 2), dash, !print);
-        return;
+        return close(at_ + (has_sign ? 3 : 2), has_sign ? c : 0, !print);
       }
-      if (is_letter(c) || c == '_') {
+      if (is_of_name(c)) {
         size_t to = at_;
-        std::string word;
-        for (; to < source_.size() && (is_letter(source_[to]) || source_[to] == '_' || source_[to] - '0' < 10); ++to) word += char(source_[to]);
-        push(Token::word, to, word);
-      } else if (c - '0' < 10) {
-        size_t to = at_;
-        std::string digits;
-        for (; to < source_.size() && source_[to] - '0' < 10; ++to) digits += char(source_[to]);
-        if (digits.size() > 18 || (digits.size() > 1 && c == '0') || (to < source_.size() && (is_letter(source_[to]) || source_[to] == '_'))) fail(line_, "this form of number is not supported");
-        if (is(to, ".") && to + 1 < source_.size() && source_[to + 1] - '0' < 10) fail(line_, "numbers with fractions are not supported");
-        push(Token::integer, to, digits);
+        while (to < source_.size() && is_of_name(source_[to])) ++to;
+        const std::string word = narrow(source_.substr(at_, to - at_));
+        const bool digits = c - '0' < 10;
+        if (digits && (word.size() > 18 || (word.size() > 1 && c == '0') || word.find_first_not_of("0123456789") != std::string::npos)) fail(line_, "this form of number is not supported");
+        if (digits && is(to, ".") && to + 1 < source_.size() && source_[to + 1] - '0' < 10) fail(line_, "numbers with fractions are not supported");
+        push(digits ? Token::integer : Token::word, to, word);
       } else if (c == '"' || c == '\'') {
         string(c);
       } else {
@@ -248,33 +245,23 @@ class Lexer {
       if (at >= source_.size()) fail(first, "a string does not end");
       const char32_t c = source_[at];
       if (c == quote) break;
-      if (c != '\\') {
+      const char32_t next = c == '\\' && at + 1 < source_.size() ? source_[at + 1] : 0;
+      if (next == 0) {
         text += c;
         continue;
       }
-      if (++at >= source_.size()) continue;
-      const char32_t next = source_[at];
-      const size_t digits = next == 'x' ? 2 : next == 'u' ? 4 : next == 'U' ? 8 : 0;
-      const char *const names = "nrtabfv\\'\"", *const meant = "\n\r\t\a\b\f\v\\'\"";
+      ++at;
+      const char *const names = "nrt\\'\"", *const meant = "\n\r\t\\'\"";
       const char* const known = next < 128 ? std::strchr(names, int(next)) : nullptr;
-      if (next == '\n') continue;
-      if (digits > 0) {
-        char32_t code = 0;
-        for (size_t i = 1; i <= digits; ++i) {
-          const char32_t d = at + i < source_.size() ? source_[at + i] : 0;
-          const char32_t value = d - '0' < 10 ? d - '0' : (d | 32) - 'a' < 6 ? (d | 32) - 'a' + 10 : 99;
-          if (value > 15 || code > 0x10ffff) fail(line_, "a character's number is wrong");
-          code = code * 16 + value;
-        }
-        if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) fail(line_, "a character's number is wrong");
-        text += code, at += digits;
-      } else if (known != nullptr) {
-        text += char32_t(static_cast<unsigned char>(meant[known - names]));
-      } else if (next - '0' < 10 || next == 'N') {
-        fail(line_, "this escape in a string is not supported");
-      } else {
-        (text += U'\\') += next;
+      if (known != nullptr) text += char32_t(meant[known - names]);
+      if (known != nullptr || next == '\n') continue;
+      char32_t code = 0;
+      for (int digits = next == 'x' ? 2 : next == 'u' ? 4 : 0; digits > 0; --digits) {
+        const char32_t d = ++at < source_.size() ? source_[at] : 0, value = d - '0' < 10 ? d - '0' : (d | 32) - 'a' < 6 ? (d | 32) - 'a' + 10 : 1 << 20;
+        code = std::min<char32_t>(code * 16 + value, 1 << 20);
       }
+      if ((next != 'x' && next != 'u') || code >= 1 << 20 || (code >= 0xd800 && code < 0xe000)) fail(line_, "this escape in a string is not supported");
+      text += code;
     }
     out_.push_back({Token::string, line_, text, {}});
     advance(at + 1);
@@ -370,7 +357,7 @@ class Parser {
     if (word == "if") {  // conditions and bodies in turn; the last body may be alone
       std::vector<NodePtr> parts;
       for (bool last = false; !last || !is_word("endif");) {
-        if (!last) parts.push_back(either());
+        if (!last) parts.push_back(operators(0));
         expect(Token::block_end);
         parts.push_back(last ? body({"endif"}) : body({"elif", "else", "endif"}));
         if (is_word("endif")) break;
@@ -385,8 +372,8 @@ class Parser {
       while (skip_sign(","));
       if (open) expect_sign(")");
       if (!skip_word("in")) fail(line, "'for' without 'in'");
-      NodePtr items = either(), condition, otherwise;
-      if (skip_word("if")) condition = either();
+      NodePtr items = operators(0), condition, otherwise;
+      if (skip_word("if")) condition = expression();
       if (is_word("recursive")) fail(line, "recursive loops are not supported");
       expect(Token::block_end);
       NodePtr inside = body({"else", "endfor"});
@@ -442,66 +429,44 @@ class Parser {
   }
   NodePtr expression() {
     const Deeper deeper(*this);
-    NodePtr out = either();
+    NodePtr out = operators(0);
     while (skip_word("if")) {
-      NodePtr condition = either();
+      NodePtr condition = operators(0);
       out = node(Node::choose, {condition, out, skip_word("else") ? expression() : nullptr});
     }
     return out;
   }
-  NodePtr either() {
-    NodePtr left = both();
-    while (skip_word("or")) left = node(Node::either, {left, both()});
-    return left;
-  }
-  NodePtr both() {
-    NodePtr left = inverse();
-    while (skip_word("and")) left = node(Node::both, {left, inverse()});
-    return left;
+  // Operators of two sides, by how little they bind; `not` and comparisons stand between `and` and sums.
+  NodePtr operators(size_t level) {
+    static const std::vector<std::string> levels[] = {{"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}, {"**"}};
+    const auto side = [&] { return level + 1 == std::size(levels) ? unary(true) : level == 1 ? inverse() : operators(level + 1); };
+    NodePtr left = side();
+    for (;;) {
+      const bool given = now().kind == (level < 2 ? Token::word : Token::sign) && std::count(levels[level].begin(), levels[level].end(), now().word_) > 0;
+      if (!given) return left;
+      const std::string sign = next().word_;
+      left = node(Node::binary, {left, side()}, sign);
+    }
   }
   NodePtr inverse() {
     const Deeper deeper(*this);
     if (skip_word("not")) return node(Node::inverse, {inverse()});
-    return compare();
-  }
-  NodePtr compare() {
-    std::vector<NodePtr> parts{sum()};
+    std::vector<NodePtr> parts{operators(2)};
     std::vector<std::string> signs;
     for (;;) {
-      std::string sign;
-      for (const char* one : {"==", "!=", "<=", ">=", "<", ">"}) {
-        if (is_sign(one)) sign = one;
-      }
-      if (is_word("in")) sign = "in";
-      if (is_word("not") && tokens_[at_ + 1].kind == Token::word && tokens_[at_ + 1].word_ == "in") next(), sign = "not in";
-      if (sign.empty()) break;
-      next(), signs.push_back(sign), parts.push_back(sum());
+      const std::string& sign = now().word_;
+      const bool in = is_word("in"), not_in = is_word("not") && tokens_[at_ + 1].word_ == "in";
+      const bool compares = now().kind == Token::sign && (sign == "==" || sign == "!=" || sign == "<" || sign == "<=" || sign == ">" || sign == ">=");
+      if (!in && !not_in && !compares) break;
+      signs.push_back(not_in ? "not in" : sign);
+      if (next(), not_in) next();
+      parts.push_back(operators(2));
     }
     if (signs.empty()) return parts[0];
     auto out = node(Node::compare, std::move(parts));
     out->words = signs;
     return out;
   }
-  template <class F>
-  NodePtr chain(std::initializer_list<const char*> signs, const F& operand) {
-    NodePtr left = operand();
-    for (bool more = true; more;) {
-      more = false;
-      for (const char* sign : signs) {
-        if (!skip_sign(sign)) continue;
-        left = node(Node::binary, {left, operand()}, sign), more = true;
-        break;
-      }
-    }
-    return left;
-  }
-  NodePtr sum() { return chain({"+", "-"}, [&] { return concat(); }); }
-  NodePtr concat() {
-    std::vector<NodePtr> parts{product()};
-    while (skip_sign("~")) parts.push_back(product());
-    return parts.size() == 1 ? parts[0] : node(Node::concat, std::move(parts));
-  }
-  NodePtr product() { return chain({"*", "//", "/", "%"}, [&] { return chain({"**"}, [&] { return unary(true); }); }); }
   NodePtr unary(bool with_filter) {
     const Deeper deeper(*this);
     NodePtr out;
@@ -530,13 +495,17 @@ class Parser {
   NodePtr is_test(const NodePtr& of) {
     next();
     const bool inverse = skip_word("not");
-    auto made = node(Node::test, {of}, dotted());
+    const std::string name = dotted();
     // An argument may stand without brackets.
-    const bool bare = now().kind == Token::string || now().kind == Token::integer || is_sign("[") || is_sign("{") ||
-                      (now().kind == Token::word && !is_word("else") && !is_word("or") && !is_word("and") && !is_word("if") && !is_word("is") && !is_word("in") && !is_word("not"));
-    if (bare) made->parts.push_back(postfix(primary())), made->words.push_back("");
-    NodePtr out = bare ? node(Node::test, made->line, made->word, made->parts) : arguments(made, is_sign("("));
-    if (bare) std::const_pointer_cast<Node>(out)->words = made->words;
+    const bool word = now().kind == Token::word && !is_word("else") && !is_word("or") && !is_word("and") && !is_word("if") && !is_word("is") && !is_word("in") && !is_word("not");
+    NodePtr out;
+    if (word || now().kind == Token::string || now().kind == Token::integer || is_sign("[") || is_sign("{")) {
+      auto made = node(Node::test, {of, postfix(primary())}, name);
+      made->words = {""};
+      out = made;
+    } else {
+      out = arguments(node(Node::test, {of}, name), is_sign("("));
+    }
     if (is_word("is")) fail(now().line, "a test of a test");
     return inverse ? node(Node::inverse, {out}) : out;
   }
@@ -596,6 +565,9 @@ class Parser {
       const std::string& word = token.word_;
       if (word == "true" || word == "True" || word == "false" || word == "False") return constant(Value::of((word[0] | 32) == 't'));
       if (word == "none" || word == "None") return constant(Value::of(Value::none));
+      for (const char* reserved : {"and", "else", "if", "in", "is", "not", "or"}) {
+        if (word == reserved) fail(token.line, "'" + word + "' is not expected");
+      }
       return node(Node::name, {}, word);
     }
     std::vector<NodePtr> parts;
@@ -630,15 +602,9 @@ struct Arguments {
   std::vector<std::string> names;  // "": by place
 };
 
-// Attributes that Python's own types have: asking for one is not asking for something that is undefined.
-bool is_method(Value::Kind kind, const std::string& name) {
-  const char* const all = kind == Value::text ? " capitalize casefold center count encode endswith expandtabs find format format_map index isalnum isalpha isascii isdecimal isdigit isidentifier islower "
-                                                "isnumeric isprintable isspace istitle isupper join ljust lower lstrip maketrans partition removeprefix removesuffix replace rfind rindex rjust "
-                                                "rpartition rsplit rstrip split splitlines startswith strip swapcase title translate upper zfill "
-                          : kind == Value::list ? " append clear copy count extend index insert pop remove reverse sort "
-                          : kind == Value::dict ? " clear copy fromkeys get items keys pop popitem setdefault update values "
-                                                : " as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag is_integer numerator real to_bytes ";
-  return kind != Value::none && std::strstr(all, (" " + name + " ").c_str()) != nullptr;
+// What Python's dicts have: asking for one of these is not asking for an entry.
+bool is_dict_method(const std::string& name) {
+  return std::strstr(" clear copy fromkeys get items keys pop popitem setdefault update values ", (" " + name + " ").c_str()) != nullptr;
 }
 
 class Run {
@@ -662,8 +628,8 @@ class Run {
     else if (!json.is_null()) fail(0, "numbers with fractions are not supported");
     return json.is_array() ? list_of(0, std::move(list)) : json.is_object() ? dict_of(0, std::move(dict)) : Value::of(Value::none);
   }
-  Value list_of(int line, List list, bool tuple = false) {
-    Value out = Value::of(Value::list, tuple);
+  Value list_of(int line, List list, int64_t sort = Value::plain) {
+    Value out = Value::of(Value::list, sort);
     for (const Value& value : list) deepen(line, out, value);
     spend(line, int64_t(list.size()));
     out.elements = std::make_shared<const List>(std::move(list));
@@ -696,6 +662,7 @@ class Run {
       case Node::repeat: return repeat(node, out);
       case Node::assign: {
         const Value value = evaluate(*node.parts[0]);
+        if (node.words.size() == 1) check_kept(node.line, value);
         if (node.word.empty()) return assign(node, node.words, value), on;
         const Value* const space = lookup(node.word);
         if (space == nullptr || space->kind != Value::space) fail(node.line, "'" + node.word + "' is no namespace");
@@ -755,7 +722,11 @@ class Run {
   void deepen(int line, Value& whole, const Value& part) {
     whole.depth = std::max(whole.depth, part.depth + 1);
     if (whole.depth > kValues) fail(line, "values are nested too deep");
+    check_kept(line, part);
     if (part.kind == Value::space) fail(line, "a namespace within a list is not supported");
+  }
+  static void check_kept(int line, const Value& v) {
+    if (v.kind == Value::list && v.n == Value::stream) fail(line, "what a filter makes without 'list' behind it cannot be kept");
   }
   void append(int line, Text& to, const Text& more) {
     spend(line, int64_t(more.size()));
@@ -765,6 +736,8 @@ class Run {
     spend(line, int64_t(text.size()));
     return Value::of(std::move(text));
   }
+  static constexpr int64_t kNotGiven = 1;
+  static bool is_missing(const Value& v) { return v.kind == Value::undefined && v.n == kNotGiven; }
   static Value nothing(const std::string& name) { return Value::of(wide(name), Value::undefined); }
 
   const Value* lookup(const std::string& name) const {
@@ -854,7 +827,7 @@ class Run {
       case Value::undefined: case Value::none: return false;
       case Value::boolean: case Value::integer: return v.n != 0;
       case Value::text: return !v.chars->empty();
-      case Value::list: return !v.elements->empty();
+      case Value::list: return v.n == Value::stream || !v.elements->empty();
       case Value::dict: return !v.entries->empty();
       default: return true;
     }
@@ -902,13 +875,13 @@ class Run {
   }
   int64_t length(int line, const Value& v) {
     if (v.kind == Value::text) return int64_t(v.chars->size());
-    if (v.kind == Value::list) return int64_t(v.elements->size());
+    if (v.kind == Value::list && v.n != Value::stream) return int64_t(v.elements->size());
     if (v.kind == Value::dict) return int64_t(v.entries->size());
     if (v.kind != Value::undefined) wrong(line, "the length", v);
     return 0;
   }
   bool contains(int line, const Value& all, const Value& one) {
-    spend(line, all.kind == Value::undefined ? 0 : length(line, all));
+    spend(line, all.kind == Value::text ? length(line, all) : kNodeWork);
     if (all.kind == Value::list) return std::any_of(all.elements->begin(), all.elements->end(), [&](const Value& v) { return equal(v, one); });
     if (all.kind == Value::dict && one.kind == Value::text) return get(*all.entries, *one.chars) != nullptr;
     if (all.kind == Value::text && one.kind == Value::text) return find(*all.chars, *one.chars) != Text::npos;
@@ -917,9 +890,13 @@ class Run {
   }
   Value attribute(int line, const Value& of, const std::string& name) {
     if (of.kind == Value::undefined) wrong(line, "the attribute '" + shown(name) + "'", of);
-    if (name[0] == '_' || (of.kind != Value::space && is_method(of.kind, name))) fail(line, "'" + shown(name) + "' of " + name_of(of) + " is not supported here");
+    const bool has_own = of.kind == Value::dict ? is_dict_method(name) : of.kind != Value::space && of.kind != Value::none;
+    if (name[0] == '_' || has_own) fail(line, "'" + shown(name) + "' of " + name_of(of) + " is not supported here");
     const Value* const found = of.kind == Value::dict ? get(*of.entries, wide(name)) : of.kind == Value::space ? get(*of.attributes, wide(name)) : nullptr;
     return found != nullptr ? *found : nothing(name);
+  }
+  void check_indexed(int line, const Value& v) {
+    if (v.kind == Value::list && v.n >= Value::view) fail(line, "an element of what a filter or a method makes, without 'list' behind it, is not supported");
   }
   Value item(int line, const Value& of, const Value& at) {
     if (of.kind == Value::undefined) wrong(line, "an element", of);
@@ -929,13 +906,15 @@ class Run {
     if (at.kind == Value::text && of.kind != Value::text) return attribute(line, of, narrow(*at.chars).empty() ? " " : narrow(*at.chars));
     if (at.kind == Value::text) return attribute(line, of, narrow(*at.chars));
     if (!is_number(at) || (of.kind != Value::list && of.kind != Value::text)) return nothing("an element");
+    check_indexed(line, of);
     const int64_t n = length(line, of), i = at.n < 0 ? at.n + n : at.n;
     if (i < 0 || i >= n) return nothing("element " + std::to_string(at.n));
     return of.kind == Value::list ? (*of.elements)[size_t(i)] : Value::of(Text(1, (*of.chars)[size_t(i)]));
   }
   Value slice(const Node& node) {
     const Value of = evaluate(*node.parts[0]);
-    if (of.kind == Value::undefined) wrong(node.line, "a slice", of);
+    if (of.kind != Value::list && of.kind != Value::text) wrong(node.line, "a slice", of);
+    check_indexed(node.line, of);
     int64_t bounds[3] = {0, 0, 1};
     bool given[3] = {};
     for (int i = 0; i < 3; ++i) {
@@ -945,7 +924,6 @@ class Run {
       if (!is_number(v)) wrong(node.line, "a slice by the value", v);
       bounds[i] = v.n, given[i] = true;
     }
-    if (of.kind != Value::list && of.kind != Value::text) return nothing("a slice");
     const int64_t n = length(node.line, of), step = bounds[2];
     if (step == 0) fail(node.line, "a slice of step 0");
     const auto bound = [&](int i, int64_t otherwise) {
@@ -960,7 +938,7 @@ class Run {
       else text += (*of.chars)[size_t(i)];
       if (step > n || step < -n) break;
     }
-    return of.kind == Value::list ? list_of(node.line, std::move(list), of.n != 0) : made(node.line, std::move(text));
+    return of.kind == Value::list ? list_of(node.line, std::move(list), of.n) : made(node.line, std::move(text));
   }
 
   // ---- expressions
@@ -973,7 +951,7 @@ class Run {
       case Node::make_list: {
         List list;
         for (const NodePtr& part : node.parts) list.push_back(evaluate(*part));
-        return list_of(node.line, std::move(list), !node.word.empty());
+        return list_of(node.line, std::move(list), node.word.empty() ? Value::plain : Value::tuple);
       }
       case Node::make_dict: {
         Dict dict;
@@ -999,11 +977,6 @@ class Run {
       case Node::test: return Value::of(test(node.line, node.word, evaluate(*node.parts[0]), arguments(node)));
       case Node::negative: return arithmetic(node.line, node.word, Value::of(Value::integer, 0), evaluate(*node.parts[0]));
       case Node::inverse: return Value::of(!truth(evaluate(*node.parts[0])));
-      case Node::both:
-      case Node::either: {
-        const Value first = evaluate(*node.parts[0]);
-        return truth(first) == (node.kind == Node::either) ? first : evaluate(*node.parts[1]);
-      }
       case Node::compare: {
         Value left = evaluate(*node.parts[0]);
         for (size_t i = 0; i < node.words.size(); ++i) {
@@ -1015,12 +988,10 @@ class Run {
       }
       case Node::binary: {
         const Value left = evaluate(*node.parts[0]);
-        return arithmetic(node.line, node.word, left, evaluate(*node.parts[1]));
-      }
-      case Node::concat: {
-        Text text;
-        for (const NodePtr& part : node.parts) append(node.line, text, text_of(node.line, evaluate(*part)));
-        return Value::of(std::move(text));
+        if (node.word == "or" || node.word == "and") return truth(left) == (node.word == "or") ? left : evaluate(*node.parts[1]);
+        const Value right = evaluate(*node.parts[1]);
+        if (node.word == "~") return made(node.line, text_of(node.line, left) + text_of(node.line, right));
+        return arithmetic(node.line, node.word, left, right);
       }
       case Node::choose:
         if (truth(evaluate(*node.parts[0]))) return evaluate(*node.parts[1]);
@@ -1032,16 +1003,19 @@ class Run {
   Value name(const Node& node) {
     if (const Value* const found = lookup(node.word)) return *found;
     if (is_loop(node)) fail(node.line, "'loop' without an attribute is not supported");
-    for (const char* known : {"range", "namespace", "dict", "raise_exception", "strftime_now"}) {
+    for (const char* known : {"range", "namespace", "raise_exception", "strftime_now"}) {
       if (node.word == known) return Value::of(wide(node.word), Value::function);
     }
-    for (const char* known : {"cycler", "joiner", "lipsum", "self", "caller", "varargs", "kwargs"}) {
+    for (const char* known : {"cycler", "dict", "joiner", "lipsum", "self", "caller", "varargs", "kwargs"}) {
       if (node.word == known) fail(node.line, "'" + node.word + "' is not supported");
     }
     return nothing(node.word);
   }
   bool compare(int line, const std::string& sign, const Value& a, const Value& b) {
     if (sign == "in" || sign == "not in") return contains(line, b, a) == (sign == "in");
+    for (const Value* v : {&a, &b}) {
+      if (v->kind == Value::list && v->n >= Value::view) wrong(line, "'" + sign + "'", *v);
+    }
     if (sign == "==" || sign == "!=") return equal(a, b) == (sign == "==");
     const bool texts = a.kind == Value::text && b.kind == Value::text;
     if (!texts && !(is_number(a) && is_number(b))) wrong(line, "'" + sign + "'", is_number(a) ? b : a);
@@ -1067,16 +1041,10 @@ class Run {
       return Value::of(Value::integer, n);
     }
     if (sign == "+" && a.kind == Value::text && b.kind == Value::text) return made(line, *a.chars + *b.chars);
-    if (sign == "+" && a.kind == Value::list && b.kind == Value::list && a.n == b.n) {
+    if (sign == "+" && a.kind == Value::list && b.kind == Value::list && a.n == b.n && a.n <= Value::tuple) {
       List all = *a.elements;
       all.insert(all.end(), b.elements->begin(), b.elements->end());
-      return list_of(line, std::move(all), a.n != 0);
-    }
-    if (sign == "*" && ((a.kind == Value::text && is_number(b)) || (is_number(a) && b.kind == Value::text))) {
-      const Value &text = a.kind == Value::text ? a : b, &times = a.kind == Value::text ? b : a;
-      Text out;
-      for (int64_t i = 0; i < times.n && !text.chars->empty(); ++i) append(line, out, *text.chars);
-      return Value::of(std::move(out));
+      return list_of(line, std::move(all), a.n);
     }
     wrong(line, "'" + sign + "'", is_number(a) || (a.kind == Value::text && b.kind != Value::text) ? b : a);
   }
@@ -1089,17 +1057,16 @@ class Run {
     out.names = node.words;
     return out;
   }
-  // The arguments in the order of their names; those that are not given are undefined.
+  // The arguments in the order of their names; those that are not given are undefined, and say so.
   std::vector<Value> bind(int line, const std::string& what, const Arguments& given, const std::vector<std::string>& names, size_t least = 0) {
-    std::vector<Value> out(names.size());
-    std::vector<bool> has(names.size());
+    std::vector<Value> out(names.size(), Value::of(Value::undefined, kNotGiven));
     for (size_t i = 0; i < given.values.size(); ++i) {
       const size_t at = given.names[i].empty() ? i : size_t(std::find(names.begin(), names.end(), given.names[i]) - names.begin());
-      if (at >= names.size() || has[at]) fail(line, "'" + shown(what) + "' with " + (given.names[i].empty() ? "so many arguments" : "the argument '" + shown(given.names[i]) + "'") + " is not supported");
-      out[at] = given.values[i], has[at] = true;
+      if (at >= names.size() || !is_missing(out[at])) fail(line, "'" + shown(what) + "' with " + (given.names[i].empty() ? "so many arguments" : "the argument '" + shown(given.names[i]) + "'") + " is not supported");
+      out[at] = given.values[i];
     }
     for (size_t i = 0; i < least; ++i) {
-      if (!has[i]) fail(line, "'" + shown(what) + "' without the argument '" + names[i] + "'");
+      if (is_missing(out[i])) fail(line, "'" + shown(what) + "' without the argument '" + names[i] + "'");
     }
     return out;
   }
@@ -1126,7 +1093,11 @@ class Run {
     const size_t base = base_;
     base_ = scopes_.size();
     scopes_.push_back({});
-    for (size_t i = 0; i < values.size(); ++i) set(macro.words[i], values[i].kind == Value::undefined && macro.parts[i + 1] != nullptr ? evaluate(*macro.parts[i + 1]) : values[i]);
+    for (const Value& value : values) check_kept(line, value);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const NodePtr& otherwise = macro.parts[i + 1];
+      set(macro.words[i], !is_missing(values[i]) ? values[i] : otherwise != nullptr ? evaluate(*otherwise) : nothing(macro.words[i]));
+    }
     Text text;
     run(*macro.parts[0], text);
     scopes_.pop_back();
@@ -1134,17 +1105,16 @@ class Run {
     return Value::of(std::move(text));
   }
   Value function(int line, const std::string& name, const Arguments& given) {
-    if (name == "namespace" || name == "dict") {
+    if (name == "namespace") {
       Dict dict;
       for (size_t i = 0; i < given.values.size(); ++i) {
         if (!given.names[i].empty()) put(dict, wide(given.names[i]), given.values[i]);
         else if (given.values[i].kind == Value::dict && i == 0) dict = *given.values[i].entries;
-        else fail(line, "'" + name + "' of " + name_of(given.values[i]) + " is not supported");
+        else fail(line, "a namespace of " + std::string(name_of(given.values[i])) + " is not supported");
       }
-      Value out = dict_of(line, dict);
-      if (name == "dict") return out;
+      dict_of(line, dict);  // for its checks
       spaces_.push_back(std::move(dict));
-      out = Value::of(Value::space);
+      Value out = Value::of(Value::space);
       out.attributes = &spaces_.back();
       return out;
     }
@@ -1160,7 +1130,7 @@ class Run {
         list.push_back(Value::of(Value::integer, i));
         if (__builtin_add_overflow(i, step, &i)) break;
       }
-      return list_of(line, std::move(list));
+      return list_of(line, std::move(list), Value::range);
     }
     if (name == "raise_exception") {
       throw Error("the chat template refuses this conversation: " + shown(narrow(text_of(line, bind(line, name, given, {"message"}, 1)[0])), 300));
@@ -1184,20 +1154,6 @@ class Run {
     }
     return made(line, std::move(out));
   }
-  Value replaced(int line, const Text& text, const std::vector<Value>& a) {
-    const Text from = text_of(line, a[0]), to = text_of(line, a[1]);
-    if (from.empty()) fail(line, "'replace' of an empty text is not supported");
-    Text out;
-    size_t done = 0;
-    for (int64_t left = is_number(a[2]) ? a[2].n : -1; left != 0; --left) {
-      const size_t at = find(text, from, done);
-      if (at == Text::npos) break;
-      append(line, out, text.substr(done, at - done) + to);
-      done = at + from.size();
-    }
-    append(line, out, text.substr(done));
-    return Value::of(std::move(out));
-  }
   Value joined(int line, const List& list, const Text& between) {
     Text out;
     for (size_t i = 0; i < list.size(); ++i) append(line, out, (i > 0 ? between : Text()) + text_of(line, list[i]));
@@ -1209,12 +1165,12 @@ class Run {
     spend(line, int64_t(text.size()));
     if (name == "strip" || name == "lstrip" || name == "rstrip") {
       const Value chars = bind(line, name, given, {"chars"})[0];
-      if (chars.kind > Value::none && chars.kind != Value::text) wrong(line, "'" + name + "' by the value", chars);
+      if (!is_missing(chars) && chars.kind != Value::none && chars.kind != Value::text) wrong(line, "'" + name + "' by the value", chars);
       return made(line, stripped(text, chars.kind == Value::text ? chars.chars.get() : nullptr, name != "rstrip", name != "lstrip"));
     }
     if (name == "startswith" || name == "endswith") {
       const Value what = bind(line, name, given, {"what"}, 1)[0];
-      if (what.kind != Value::text && !(what.kind == Value::list && what.n != 0)) wrong(line, "'" + name + "'", what);
+      if (what.kind != Value::text && !(what.kind == Value::list && what.n == Value::tuple)) wrong(line, "'" + name + "'", what);
       const List any = what.kind == Value::text ? List{what} : *what.elements;
       return Value::of(std::any_of(any.begin(), any.end(), [&](const Value& v) {
         if (v.kind != Value::text) wrong(line, "'" + name + "'", v);
@@ -1240,10 +1196,19 @@ class Run {
       return list_of(line, std::move(out));
     }
     if (name == "join") return joined(line, elements(line, bind(line, name, given, {"list"}, 1)[0]), text);
-    if (name == "replace") return replaced(line, text, bind(line, name, given, {"old", "new", "count"}, 2));
-    if (name == "find") {
-      const size_t at = find(text, text_of(line, bind(line, name, given, {"what"}, 1)[0]));
-      return Value::of(Value::integer, at == Text::npos ? -1 : int64_t(at));
+    if (name == "replace") {
+      const auto a = bind(line, name, given, {"old", "new", "count"}, 2);
+      const Text from = text_of(line, a[0]), to = text_of(line, a[1]);
+      if (from.empty()) fail(line, "'replace' of an empty text is not supported");
+      Text out;
+      size_t done = 0;
+      for (int64_t left = is_number(a[2]) ? a[2].n : -1; left != 0; --left) {
+        const size_t at = find(text, from, done);
+        if (at == Text::npos) break;
+        append(line, out, text.substr(done, at - done) + to);
+        done = at + from.size();
+      }
+      return made(line, out + text.substr(done));
     }
     bind(line, name, given, {});
     if (name == "upper" || name == "lower") return cased(line, text, [&](size_t) { return name == "upper"; });
@@ -1263,11 +1228,11 @@ class Run {
       const Value key = Value::of(item.first);
       if (name == "keys") list.push_back(key);
       else if (name == "values") list.push_back(item.second);
-      else if (name == "items") list.push_back(list_of(line, {key, item.second}, true));
+      else if (name == "items") list.push_back(list_of(line, {key, item.second}, Value::tuple));
       else break;
     }
-    if (list.size() != of.entries->size() || !is_method(Value::dict, name)) fail(line, "the method '" + shown(name) + "' of a dict is not supported");
-    return list_of(line, std::move(list));
+    if (list.size() != of.entries->size() || !is_dict_method(name)) fail(line, "the method '" + shown(name) + "' of a dict is not supported");
+    return list_of(line, std::move(list), Value::view);
   }
 
   // As json.dumps without escapes of what is not ASCII; indent < 0: in one line.
@@ -1275,7 +1240,7 @@ class Run {
     const auto new_line = [&](int64_t d) {
       if (indent >= 0) append(line, out, U"\n" + Text(size_t(indent * d), U' '));
     };
-    if (v.kind == Value::list || v.kind == Value::dict) {
+    if ((v.kind == Value::list && v.n <= Value::tuple) || v.kind == Value::dict) {
       const bool list = v.kind == Value::list;
       const size_t n = size_t(length(line, v));
       out += list ? U'[' : U'{';
@@ -1319,12 +1284,12 @@ class Run {
 
   Value filter(int line, const std::string& name, const Value& of, Arguments given) {
     spend(line, of.kind == Value::text ? int64_t(of.chars->size()) : 0);
-    if (name == "trim") {
-      const Value chars = bind(line, name, given, {"chars"})[0];
-      return made(line, stripped(text_of(line, of), chars.kind == Value::text ? chars.chars.get() : nullptr, true, true));
-    }
+    const bool of_text = name == "trim" || name == "replace" || name == "upper" || name == "lower" || name == "capitalize";
+    if (of_text) return text_method(line, name == "trim" ? "strip" : name, Value::of(text_of(line, of)), given);
     if (name == "tojson") {
-      const Value indent = bind(line, name, given, {"", "indent"})[1];
+      const auto a = bind(line, name, given, {"ensure_ascii", "indent"});
+      const Value& indent = a[1];
+      if (truth(a[0])) fail(line, "'tojson' in ASCII is not supported");
       if (indent.kind > Value::none && (indent.kind != Value::integer || indent.n < 0 || indent.n > 64)) wrong(line, "an indent", indent);
       Text out;
       write_json(line, out, of, indent.kind == Value::integer ? indent.n : -1, 0);
@@ -1357,7 +1322,7 @@ class Run {
         const Value seen = by_attribute ? path(line, v, attribute) : v;
         if ((how.empty() ? truth(seen) : test(line, how, seen, rest)) == wanted) out.push_back(v);
       }
-      return list_of(line, std::move(out));
+      return list_of(line, std::move(out), Value::stream);
     }
     if (name == "map") {
       if (given.values.empty() || given.values[0].kind != Value::text) fail(line, "'map' of this form is not supported");
@@ -1370,35 +1335,29 @@ class Run {
         out.push_back(by_attribute ? path(line, v, first) : filter(line, first, v, given));
         if (out.back().kind == Value::undefined && by_attribute) out.back() = otherwise;
       }
-      return list_of(line, std::move(out));
-    }
-    if (name == "replace") return replaced(line, text_of(line, of), bind(line, name, given, {"old", "new", "count"}, 2));
-    if (name == "int") {
-      const Text digits = of.kind == Value::text ? stripped(*of.chars, nullptr, true, true) : Text();
-      if (is_number(of)) return Value::of(Value::integer, of.n);
-      if (digits.empty() || digits.size() > 18 || !std::all_of(digits.begin(), digits.end(), [](char32_t c) { return (c & kCharacter) - '0' < 10; })) wrong(line, "the number", of);
-      return Value::of(Value::integer, std::stoll(narrow(digits)));
+      return list_of(line, std::move(out), Value::stream);
     }
     bind(line, name, given, {});
     if (name == "string") return of.kind == Value::text ? of : made(line, text_of(line, of));
     if (name == "list") return list_of(line, elements(line, of));
     if (name == "first" || name == "last") {
+      if (name == "last") length(line, of);  // a stream has no end
       const List list = elements(line, of);
       return list.empty() ? nothing("the " + name + " of nothing") : name == "first" ? list.front() : list.back();
     }
     if (name == "reverse") {
       List list = elements(line, of);
       std::reverse(list.begin(), list.end());
-      return of.kind == Value::text ? joined(line, list, {}) : list_of(line, std::move(list));
+      return of.kind == Value::text ? joined(line, list, {}) : list_of(line, std::move(list), Value::stream);
     }
     if (name == "items") {
-      if (of.kind == Value::undefined) return list_of(line, {});
-      if (of.kind != Value::dict) wrong(line, "'items'", of);
-      return dict_method(line, name, of, given);
+      if (of.kind != Value::dict && of.kind != Value::undefined) wrong(line, "'items'", of);
+      return list_of(line, of.kind == Value::dict ? *dict_method(line, name, of, given).elements : List(), Value::stream);
     }
-    const Text text = name == "upper" || name == "lower" || name == "capitalize" || name == "title" ? text_of(line, of) : Text();
-    if (name == "title") return cased(line, text, [&](size_t i) { return i == 0 || is_space(text[i - 1]) || find(U"-({[<", Text(1, text[i - 1])) != Text::npos; });
-    if (name == "upper" || name == "lower" || name == "capitalize") return text_method(line, name, Value::of(text), given);
+    if (name == "title") {
+      const Text text = text_of(line, of);
+      return cased(line, text, [&](size_t i) { return i == 0 || is_space(text[i - 1]) || find(U"-({[<", Text(1, text[i - 1])) != Text::npos; });
+    }
     fail(line, "the filter '" + shown(name) + "' is not supported");
   }
 
@@ -1414,7 +1373,8 @@ class Run {
     if (name == "none") return of.kind == Value::none;
     if (name == "string") return of.kind == Value::text;
     if (name == "mapping") return of.kind == Value::dict;
-    if (name == "sequence" || name == "iterable") return of.kind == Value::text || of.kind == Value::list || of.kind == Value::dict || of.kind == Value::undefined;
+    const bool loops = of.kind == Value::text || of.kind == Value::list || of.kind == Value::dict || of.kind == Value::undefined;
+    if (name == "sequence" || name == "iterable") return loops && !(name == "sequence" && of.kind == Value::list && of.n >= Value::view);
     if (name == "number") return is_number(of);
     if (name == "integer") return of.kind == Value::integer;
     if (name == "float") return false;

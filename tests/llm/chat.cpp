@@ -149,7 +149,7 @@ TEST_CASE("the end of a turn is found in every family") {
     json["added_tokens"].push_back({{"content", token}, {"id", id++}, {"special", true}});
   }
   const std::map<std::string, std::string> ends{{"chatml", "<|im_end|>"}, {"llama3", "<|eot_id|>"}, {"llama2", "</s>"}, {"mistral", "</s>"}, {"qwen25", "<|im_end|>"}, {"qwen3", "<|im_end|>"},
-                                                {"gemma", "<end_of_turn>"}, {"gemma3", "<end_of_turn>"}, {"phi3", "<|end|>"}, {"zephyr", "</s>"}, {"smollm3", "<|im_end|>"}, {"deepseek", "<|end|>"}};
+                                                {"gemma", "<end_of_turn>"}, {"gemma3", "<end_of_turn>"}, {"phi3", "<|end|>"}, {"zephyr", "</s>"}, {"smollm3", "<|im_end|>"}, {"deepseek", "<|end|>"}, {"phi4", "<|end|>"}, {"glm", "<|user|>"}};
   CHECK(ends.size() == golden["families"].size());
   for (const auto& family : golden["families"].items()) {
     INFO(family.key());
