@@ -104,7 +104,7 @@ void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n,
     positions_.upload(positions.data(), size_t(rows) * 4);
     owners_.upload(owners.data(), size_t(rows) * 4);
     lengths_.upload(&length, 4);
-    layers({1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>()});
+    layers({1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>(), length});
     for (int64_t first = 0; each != nullptr && first < rows; first += logit_rows_) {
       const int64_t some = std::min(logit_rows_, rows - first);
       head(first, some);
@@ -141,10 +141,14 @@ void Model::choose_next(int64_t text) { choose(text, 1); }
 
 void Model::step(int64_t longest) {
   set_length(longest);
-  if (decode_ == nullptr) {
+  if (decode_ == nullptr || longest > recorded_for_) {
+    // Attention is told how long texts may be, and recorded anew when one is longer, for twice as long.
+    if (decode_ != nullptr) device_.synchronize();
+    recorded_for_ = 256;
+    while (recorded_for_ < longest) recorded_for_ *= 2;
     decode_ = device_.record([this] {
       const int64_t n = options_.sequences;
-      layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>()});
+      layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>(), recorded_for_});
       head(0, n);
       choose(0, n);
     });

@@ -109,6 +109,7 @@ class Model {
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::unique_ptr<Recording> decode_;
+  int64_t recorded_for_ = 0;  // lengths up to this
   Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
   Experts experts_;
   Buffer last_ids_, last_positions_, last_lengths_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written

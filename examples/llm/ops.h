@@ -63,6 +63,7 @@ struct Tokens {
   const int32_t* positions = nullptr;  // of each row in its sequence
   const int32_t* owners = nullptr;     // the sequence of each row
   const int32_t* lengths = nullptr;    // of each sequence, these tokens included
+  int64_t longest = 0;                 // which no length exceeds, as far as the host knows
 
   int64_t rows() const { return sequences * each; }
 };

@@ -114,6 +114,24 @@ TEST_CASE("decode: every length") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("decode: every length that is short") {
+  Tally t;
+  for (const int64_t most : {1, 100, 200, 400, 1000}) {  // clusters of 1 to 8 blocks where there are few sequences
+    for (int64_t first = 0; first <= 1100; first += 55) {
+      AttentionCase c{std::vector<int64_t>(11, 1), {}, 8, 1, 64};
+      for (int64_t n = 0; n < 11; ++n) c.kv_lens.push_back(first + (n * 5 + most) % 55);
+      c.most_keys = most;
+      const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 32);
+      const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      with_view(where, key, value, [&](const auto& kv) {
+        check_one_decode<64, k::half, float>(t, "said to have " + std::to_string(most) + " keys", c, kv, key, value, k::causal(), causal_model(), k::DecodeMode::precise,
+                                             precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false), 3, 1);
+      });
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("decode: very long sequences beside short ones") {
   Tally t;
   AttentionCase c{{1, 1, 1, 1}, {100000, 1, 0, 33333}, 4, 1, 32};

@@ -316,6 +316,7 @@ struct AttentionCase {
   int threads = 2;
   bool aligned = false;  // queries and results
   int splits = 0;        // 0: not fixed
+  int64_t most_keys = 0; // 0: not said
 
   int64_t value_dim() const { return v_dim > 0 ? v_dim : dim; }
   double scaling() const { return scale != 0 ? scale : 1 / std::sqrt(double(dim)); }
@@ -360,6 +361,7 @@ struct AttentionData {
     all.lse(lse.data(), lse.ld());
     if (c.scale != 0) all.scale(c.scale);
     if (c.splits != 0) all.splits(c.splits);
+    all.most_keys(c.most_keys);
     return all;
   }
 

@@ -28,9 +28,8 @@ inline Precision precision_of(k::DecodeMode mode, DType keys, DType values, bool
 
 // decode() in a workspace of its own; twice, as the same input gives the same bits.
 template <int kDim, class TQ, class TO, class View, class K, class V, class S>
-void check_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
-                  k::DecodeMode mode, const Precision& precision, int64_t step = 3, double spread = 1) {
-  if (t.leaves_out()) return;
+void check_one_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
+                  k::DecodeMode mode, const Precision& precision, int64_t step, double spread) {
   Stream stream;
   std::vector<unsigned char> before;
   for (int round = 0; round < 2; ++round) {
@@ -52,6 +51,20 @@ void check_decode(Tally& t, const std::string& what, const AttentionCase& c, con
     }
     memory.download();
     t.expect(memory.intact(), "%s: wrote outside the workspace", what.c_str());
+  }
+}
+
+// The same by every kernel that may take such a call: what is said of the number of keys need not be true.
+template <int kDim, class TQ, class TO, class View, class K, class V, class S>
+void check_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
+                  k::DecodeMode mode, const Precision& precision, int64_t step = 3, double spread = 1) {
+  if (t.leaves_out()) return;
+  check_one_decode<kDim, TQ, TO>(t, what, c, kv, key, value, score, model, mode, precision, step, spread);
+  if (mode != k::DecodeMode::precise) return;
+  for (const int64_t most : {1, 500, 4000}) {
+    AttentionCase said = c;
+    said.most_keys = most;
+    check_one_decode<kDim, TQ, TO>(t, what + ", said to have " + std::to_string(most) + " keys", said, kv, key, value, score, model, mode, precision, step, spread);
   }
 }
 

@@ -34,12 +34,18 @@ struct AttentionShape {
 //
 // splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch evenly: the keys of
 // each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch. Everything else keeps to that anyway.
+//
+// most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is expected to have more
+// than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a schedule or a merge through memory, which
+// takes a third of the time. A sequence that has more is right all the same, and slower. 0: nothing is known.
 class Attention {
  public:
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
   Attention& lse(float* p, int64_t ld = 0) { lse_ = p, ld_ = ld, wanted_ = true; return *this; }
   Attention& splits(int n) { splits_ = n, split_ = true; return *this; }
-  int fixed_splits() const { return splits_; }  // 0: none
+  Attention& most_keys(int64_t n) { most_keys_ = n; return *this; }
+  int fixed_splits() const { return splits_; }           // 0: none
+  int64_t expected_keys() const { return most_keys_; }   // 0: unknown
 
   float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
   KERNELS_HD bool writes_lse() const { return lse_ != nullptr; }
@@ -49,6 +55,7 @@ class Attention {
   Status check(const AttentionShape& shape) const {
     if (scaled_ && !(scale_ - scale_ == 0)) return invalid("the scale is infinite or NaN");
     if (split_ && (splits_ < 1 || splits_ > 256)) return invalid("splits is less than 1, or exceeds 256");
+    if (most_keys_ < 0) return invalid("most_keys is negative");
     return check_lse(shape.heads);
   }
   Status check_merge(int64_t heads) const {
@@ -64,7 +71,7 @@ class Attention {
 
   double scale_ = 0;
   float* lse_ = nullptr;
-  int64_t ld_ = 0;
+  int64_t ld_ = 0, most_keys_ = 0;
   int splits_ = 0;
   bool scaled_ = false, wanted_ = false, split_ = false;
 };

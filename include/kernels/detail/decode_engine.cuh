@@ -3,7 +3,9 @@
 
 #include "../core/attention_plan.h"
 #include "../exec.cuh"
+#include "../tuning/attention.h"
 #include "decode_plain.cuh"
+#include "decode_short.cuh"
 #include "decode_tensor.cuh"
 
 KERNELS_BEGIN
@@ -20,6 +22,15 @@ namespace detail {
 
 // Blocks that share the work, at most.
 inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
+// Whether the kernel for short sequences is compiled: keys and values of 16 bits, without scales.
+template <class Kv>
+constexpr bool takes_short() {
+  if constexpr (narrow_kv<Kv>) {
+    return is_16_bit<typename Coded<typename KeyRun<Kv>::Codes>::Code> && is_16_bit<typename Coded<typename ValueRun<Kv>::Codes>::Code> && !KeyRun<Kv>::scaled && !ValueRun<Kv>::scaled;
+  } else {
+    return false;
+  }
+}
 // A few less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a time.
 inline int even_blocks(int64_t items, int most) {
   const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most) : items * (parts > 32 ? parts / 32 * 32 : parts);
@@ -64,6 +75,10 @@ class DecodeEngine {
     if (plan_ != nullptr) plan_->why_not = fits && mode == DecodeMode::plain ? why_not::mode : misfit;
     automatic_ = mode == DecodeMode::automatic;
     if (automatic_) mode = fits ? DecodeMode::precise : DecodeMode::plain;
+    if constexpr (takes_short<Kv>()) {
+      int cluster = 0;
+      if (mode == DecodeMode::precise && is_short(cluster)) return start_short(cluster);
+    }
     if constexpr (narrow_kv<typename P::Kv>) {
       if (mode == DecodeMode::precise) return tensor<2>();
       if constexpr (kAnyMode) {
@@ -77,6 +92,44 @@ class DecodeEngine {
   using Kv = typename P::Kv;
   using Key = typename KeyRun<Kv>::Codes;
   using Value = typename ValueRun<Kv>::Codes;
+
+  // Whether the kernel for short sequences takes the call, by clusters of so many blocks: with at most so many keys, that is, that a
+  // warp has a few tiles of them.
+  bool is_short(int& cluster) const {
+    constexpr int most_dim = kLargest == 0 || kLargest > 128 ? 128 : kLargest;
+    const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads, tile = ShortDecodeBody<P, 64>::kWarps * kDecodeKeys;
+    if (keys == 0 || p_.splits > 0 || p_.shape.q_len * p_.group > ShortDecodeBody<P, 64>::kRows || p_.dim > most_dim || p_.v_dim > most_dim) return false;
+    if (p_.q_pack < wide_pack<typename P::Q>) return false;
+    const bool clusters = ex_.device().capability >= 90;
+    cluster = 1;
+    while (clusters && cluster < ShortDecodeBody<P, 64>::kMostBlocks && cluster * tile < keys && 2 * cluster * items <= ex_.device().sm_count) cluster *= 2;
+    return items <= 2 * ex_.device().sm_count && keys <= tuning::kShortTiles * cluster * tile;
+  }
+  Status start_short(int cluster) {
+    return with_head_size<(kLargest > 128 ? 128 : kLargest), 64, 128>(greater(p_.dim, p_.v_dim), [this, cluster](auto size) -> Status {
+      using Body = ShortDecodeBody<P, size()>;
+      Launch how;
+      how.threads = Body::max_threads;
+      how.cluster = cluster;
+      if (cluster > 1) {
+        int image = 0;
+        KERNELS_TRY(image_architecture<Body>(ex_, image));
+        if (image < 90) how.cluster = 1;  // right all the same
+      }
+      const int rows = int(p_.shape.q_len * p_.group);
+      how.shared = Body::shared_bytes(rows, how.cluster);
+      how.grid.x = unsigned(p_.shape.batch * p_.shape.kv_heads * how.cluster);
+      if (plan_ == nullptr) return launch<Body>(ex_, how, p_);
+      plan_->path = AttentionPath::precise;
+      plan_->tile_dim = plan_->tile_v_dim = size();
+      plan_->query_pack = wide_pack<typename P::Q>, plan_->key_pack = plan_->value_pack = 8;
+      plan_->tile_rows = rows, plan_->tile_keys = Body::kWarps * kDecodeKeys;
+      plan_->heads_together = true;
+      plan_->blocks = how.grid.x, plan_->splits = how.cluster;
+      plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;
+      return {};
+    });
+  }
 
   template <int kParts>
   Status tensor() {

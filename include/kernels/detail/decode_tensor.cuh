@@ -124,18 +124,6 @@ struct DecodeSide {
   }
 };
 
-// What rounded_pair() leaves of x and y.
-template <class T>
-__device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair) {
-  float low, high;
-  if constexpr (std::is_same<T, half>::value) {
-    arch::halves_to_floats(pair, low, high);
-  } else {
-    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
-  }
-  return rounded_pair<T>(x - low, y - high);
-}
-
 // kTiles times 8 rows, heads of up to kDim columns for keys and kVDim for values.
 template <class P, int kDim, int kVDim, int kTiles, int kParts>
 class TensorRows {

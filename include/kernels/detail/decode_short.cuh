@@ -1,0 +1,277 @@
+// Decoding of short sequences: a few hundred keys are read sooner than the schedule, the ring and the workspace of decode_tensor.cuh
+// are set up, so this kernel has none of them.
+//
+// A cluster takes one item: the rows (up to 8) of one group of heads in one sequence. Its warps take 16 keys each, with keys and values
+// both asked for at once and straight into registers, where mma and movmatrix take them as they lie: the order in which mma goes through
+// a head's columns is free as long as queries have the same. Blocks meet in shared memory, clusters in that of their first block. As many
+// blocks take part as there are keys for; the others leave at once. Weights meet values in two parts of 16 bits, as in
+// DecodeMode::precise.
+#pragma once
+
+#include "flash_decode.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class P, int kDim>
+struct ShortDecodeBody {
+  static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 8;
+  static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 168 : 128;
+  static constexpr bool early = true;
+  using Params = P;
+  using Key = typename KeyRun<typename P::Kv>::Codes;
+  using Value = typename ValueRun<typename P::Kv>::Codes;
+  using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
+  using ValueType = typename Coded<Value>::Code;
+  static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : 2;
+  static constexpr int kQueryPack = wide_pack<typename P::Q>;
+  static constexpr int kChunks = kDim / 32;  // of 8 columns, to a lane
+  static constexpr int kPitch = kDim + 4;    // floats of a row of sums
+
+  static __host__ __device__ constexpr size_t left_bytes(int rows) { return size_t(rows) * kPitch * sizeof(float) + kRows * sizeof(float2); }
+  // What rows of sums and their states take in shared memory, of all warps and of all blocks of the cluster.
+  static size_t shared_bytes(int rows, int cluster) { return size_t(kWarps + (cluster > 1 ? cluster : 0)) * left_bytes(rows); }
+
+  static __device__ __forceinline__ void run(const P& p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const unsigned blocks = arch::cluster_size(), rank = arch::cluster_rank();
+    if (blocks > 1) arch::cluster_arrive_relaxed();  // others may write to this block's memory
+    const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
+    DecodePart part;
+    part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    arch::grid_dependency_pass();
+
+    const int q_len = int(p.shape.queries(part.b));
+    part.rows = q_len * p.group;
+    const KeyRange seen = key_range(p.score, {part.b, 0, q_len - 1, q_len, p.kv.length(part.b)});
+    part.begin = int(seen.begin), part.end = greater(part.begin, int(seen.end));
+    const unsigned tiles = unsigned(part.end - part.begin + kDecodeKeys - 1) / kDecodeKeys;
+    const unsigned meet = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
+    if (part.rows == 0 || rank >= meet) return;
+
+    ShortDecodeBody body(p, part);
+    const unsigned step = meet * kWarps;
+    unsigned tile = rank * kWarps + warp;
+    body.ask_queries();
+    if (tile < tiles) body.ask_keys(tile), body.ask_values(tile);
+    body.take_queries();
+    for (; tile < tiles; tile += step) {
+      const bool more = tile + step < tiles;
+      float x[1][4] = {};
+      body.multiply_keys(x);
+      if (more) body.ask_keys(tile + step);
+      body.weigh(x, tile);
+      body.multiply_values(x);
+      if (more) body.ask_values(tile + step);
+    }
+    Left left(shared, part.rows, kWarps);
+    body.leave(left, warp);
+    __syncthreads();
+
+    Left all(shared + left.bytes(), part.rows, int(blocks));
+    if (meet > 1) arch::cluster_wait();  // all have begun
+    const int packs = p.v_dim / 4, present = int(lesser(unsigned(kWarps), tiles - rank * kWarps));
+    for (int i = threadIdx.x; i < part.rows * packs; i += max_threads) {
+      const int row = i / packs, col = (i - row * packs) * 4;
+      float2 state;
+      const Pack<float, 4> sums = left.merged(tiles == 0 ? 0 : present, row, col, state);
+      if (meet == 1) {
+        DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
+      } else {
+        float* const to = const_cast<float*>(arch::in_block(static_cast<const float*>(all.sums(int(rank), row, col)), 0));
+        put_floats(to, sums);
+        if (col == 0) *const_cast<float2*>(arch::in_block(static_cast<const float2*>(all.state(int(rank), row)), 0)) = state;
+      }
+    }
+    if (meet == 1) return;
+    arch::cluster_arrive();
+    if (rank != 0) return;
+    arch::cluster_wait();
+    for (int i = threadIdx.x; i < part.rows * packs; i += max_threads) {
+      const int row = i / packs, col = (i - row * packs) * 4;
+      float2 state;
+      const Pack<float, 4> sums = all.merged(int(meet), row, col, state);
+      DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
+    }
+  }
+
+ private:
+  using Weights = DecodeWeights<P, 1>;
+  using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
+
+  // What warps, or blocks, leave of each row: a state, and sums of values by weights that this state is for.
+  class Left {
+   public:
+    __device__ __forceinline__ Left(unsigned char* shared, int rows, int count) : sums_(reinterpret_cast<float*>(shared)), rows_(rows), count_(count) {}
+    __device__ __forceinline__ size_t bytes() const { return count_ * left_bytes(rows_); }
+    __device__ __forceinline__ float* sums(int from, int row, int col) const { return sums_ + (from * rows_ + row) * kPitch + col; }
+    __device__ __forceinline__ float2* state(int from, int row) const { return reinterpret_cast<float2*>(sums_ + count_ * rows_ * kPitch) + from * kRows + row; }
+    // Of the first `count`, in their order.
+    __device__ __forceinline__ Pack<float, 4> merged(int count, int row, int col, float2& whole) const {
+      whole = make_float2(-infinity<float>(), 0.f);
+      KERNELS_ROLLED
+      for (int i = 0; i < count; ++i) whole.x = greater(whole.x, state(i, row)->x);
+      const float reference = Weights::reference(whole.x);
+      Pack<float, 4> all = broadcast<4>(0.f);
+      KERNELS_ROLLED
+      for (int i = 0; i < count; ++i) {
+        const float2 one = *state(i, row);
+        const float factor = arch::exp2_flushed(one.x - reference);
+        whole.y += one.y * factor;
+        all = all + floats_at<4>(sums(i, row, col)) * factor;
+      }
+      return all;
+    }
+
+   private:
+    float* sums_;
+    int rows_, count_;
+  };
+
+  __device__ __forceinline__ ShortDecodeBody(const P& p, const DecodePart& part) : p_(p), part_(part) {
+    weights_.begin(p, part);
+    KERNELS_UNROLL
+    for (int m = 0; m < 2 * kChunks; ++m) {
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) sums_[m][i] = 0.f;
+    }
+  }
+
+  // Lane 4g + t has columns of row g (a query, or keys g and g + 8 of a tile): chunk j of 8 begins at column(j).
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ int column(int j) { return (j * 4 + lane() % 4) * 8; }
+  __device__ __forceinline__ uint32_t key_of(unsigned tile, int second) const { return uint32_t(part_.begin) + tile * kDecodeKeys + lane() / 4 + 8 * second; }
+
+  __device__ __forceinline__ void ask_queries() {
+    const int row = lane() / 4, token = row / p_.group;
+    token_ = p_.shape.first_query(part_.b) + token;
+    first_column_ = (int64_t(part_.head) * p_.group + (row - token * p_.group)) * p_.dim;
+    KERNELS_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      KERNELS_UNROLL
+      for (int i = 0; i < 8 / kQueryPack; ++i) {
+        if (there(j)) asked_[j][i] = fetch<kQueryPack>(p_.q, token_, first_column_ + column(j) + i * kQueryPack);
+      }
+    }
+  }
+  __device__ __forceinline__ bool there(int j) const { return lane() / 4 < part_.rows && column(j) < p_.dim; }
+  __device__ __forceinline__ void take_queries() {
+    KERNELS_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      Pack<float, 8> v = broadcast<8>(0.f);
+      KERNELS_UNROLL
+      for (int i = 0; i < 8 / kQueryPack; ++i) {
+        if (!there(j)) break;
+        const Pack<float, kQueryPack> some = resolve(p_.q, asked_[j][i], token_, first_column_ + column(j) + i * kQueryPack);
+        KERNELS_UNROLL
+        for (int n = 0; n < kQueryPack; ++n) v.v[i * kQueryPack + n] = some.v[n];
+      }
+      KERNELS_UNROLL
+      for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+        const Pack<KeyType, 8> rounded = convert<KeyType>(v);
+        memcpy(queries_[part_of][j], rounded.v, 16);
+        v = transform(v - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; });
+      }
+    }
+  }
+
+  // Zeros stand for keys and columns that are not there.
+  using Words = uint32_t[2][kChunks][4];
+  template <class Run>
+  __device__ __forceinline__ void ask(Words& words, int second, const Run& run, bool visible, int dim) const {
+    const char* const from = reinterpret_cast<const char*>(run.codes.at(0, 0));
+    KERNELS_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      ::uint4 some = make_uint4(0, 0, 0, 0);
+      if (visible && column(j) < dim) some = *reinterpret_cast<const ::uint4*>(from + column(j) * 2);
+      words[second][j][0] = some.x, words[second][j][1] = some.y, words[second][j][2] = some.z, words[second][j][3] = some.w;
+    }
+  }
+  __device__ __forceinline__ void ask_keys(unsigned tile) {
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int key = lesser(int(key_of(tile, i)), part_.end - 1);
+      ask(keys_, i, p_.kv.key(part_.b, part_.head, key), key_of(tile, i) < uint32_t(part_.end), p_.dim);
+    }
+  }
+  __device__ __forceinline__ void ask_values(unsigned tile) {
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int key = lesser(int(key_of(tile, i)), part_.end - 1);
+      ask(values_, i, p_.kv.value(part_.b, part_.head, key), key_of(tile, i) < uint32_t(part_.end), p_.v_dim);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_keys(float (&x)[1][4]) const {
+    KERNELS_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      KERNELS_UNROLL
+      for (int w = 0; w < 4; w += 2) {
+        const uint32_t a[4] = {keys_[0][j][w], keys_[1][j][w], keys_[0][j][w + 1], keys_[1][j][w + 1]};
+        KERNELS_UNROLL
+        for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+          const uint32_t b[2] = {queries_[part_of][j][w], queries_[part_of][j][w + 1]};
+          arch::mma_16816<KeyType>(x[0], a, b);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void weigh(float (&x)[1][4], unsigned tile) {
+    weights_.weigh(p_, part_, x, int(part_.begin + tile * kDecodeKeys), [&](const typename Weights::Factors& factors) {
+      KERNELS_UNROLL
+      for (int m = 0; m < 2 * kChunks; ++m) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) sums_[m][i] *= factors[0][i % 2];
+      }
+    });
+  }
+  __device__ __forceinline__ void multiply_values(const float (&x)[1][4]) {
+    uint32_t b[2][2];
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float low = x[0][2 * i], high = x[0][2 * i + 1];
+      const uint32_t pair = rounded_pair<ValueType>(low, high);
+      b[0][i] = arch::turn_matrix(pair), b[1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
+    }
+    KERNELS_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      KERNELS_UNROLL
+      for (int w = 0; w < 4; w += 2) {
+        uint32_t a[4];
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) a[i] = arch::turn_matrix(values_[i / 2][j][w + i % 2]);
+        arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[0]);
+        arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[1]);
+      }
+    }
+  }
+  // The column of the values that row g, and g + 8 as second = 1, of operand m stands for.
+  static __device__ __forceinline__ int value_column(int m, int second) { return (m / 2 * 4 + lane() / 8) * 8 + m % 2 * 4 + second * 2 + lane() / 4 % 2; }
+
+  __device__ __forceinline__ void leave(const Left& left, int warp) {
+    weights_.write(left.state(warp, 0));
+    KERNELS_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const int row = Weights::row_of(0, j);
+      if (row >= part_.rows) continue;
+      KERNELS_UNROLL
+      for (int m = 0; m < 2 * kChunks; ++m) {
+        KERNELS_UNROLL
+        for (int second = 0; second < 2; ++second) *left.sums(warp, row, value_column(m, second)) = sums_[m][2 * second + j];
+      }
+    }
+  }
+
+  const P& p_;
+  const DecodePart& part_;
+  int64_t token_, first_column_;
+  QueryPack asked_[kChunks][8 / kQueryPack];
+  uint32_t queries_[kQueryParts][kChunks][4];
+  Words keys_, values_;
+  Weights weights_;
+  float sums_[2 * kChunks][4];
+};
+
+}  // namespace detail
+KERNELS_END
