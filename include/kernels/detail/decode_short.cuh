@@ -33,7 +33,7 @@ struct ShortDecodeBody {
   static size_t shared_bytes(int rows, int cluster) { return size_t(kWarps + (cluster > 1 ? cluster : 0)) * left_bytes(rows); }
 
   static __device__ __forceinline__ void run(const P& p) {
-    extern __shared__ __align__(16) unsigned char shared[];
+    extern __shared__ __align__(128) unsigned char shared[];  // as all bodies declare it
     const unsigned blocks = arch::cluster_size(), rank = arch::cluster_rank();
     if (blocks > 1) arch::cluster_arrive_relaxed();  // others may write to this block's memory
     const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
