@@ -84,6 +84,13 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 32));
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 1, 4, 2, 64}, k::DecodeMode::automatic, k::Attention{}.splits(5));
   CHECK(plan.splits == 5);
+  const auto said = [&](int64_t most, int64_t sequences = 2) {
+    return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64}, k::DecodeMode::automatic, k::Attention{}.most_keys(most));
+  };
+  // Four items: a block of 128 keys each, then clusters of up to 8, in which warps take 4 tiles at most.
+  CHECK((said(100).blocks == 4 && said(100).splits == 1 && said(100).tile_keys == 128 && said(100).path == k::AttentionPath::precise));
+  CHECK((said(200).splits == 2 && said(1000).splits == 8 && said(1000).blocks == 32 && said(4096).splits == 8));
+  CHECK((said(4097).splits == 0 && said(1, 10000).splits == 0 && said(0).splits == 0));
   plan = plans.of(kv, k::load(plans.p + 1, 4096), plans.results.data() + 1, {2, 1, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.query_pack == 1 && plan.result_pack == 1));
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {0, 1, 4, 2, 64});
