@@ -202,14 +202,8 @@ Status image_architecture(const Exec& ex, int& capability) {
   return prepare(Prepared<Body>::kernels, {reinterpret_cast<const void*>(kernel), ex.device().device, false, false}, capability);
 }
 
-// The share of a multiprocessor's memory, in percent, that kernels with little shared memory take as such if they begin early. Each would
-// get what it needs, but a multiprocessor that never runs empty cannot change: those that follow a kernel with more keep what is left to
-// the L1, through which their weights come. Measured on an H200 (CUDA 13.0, 2026-11): a token of Mistral-7B, five launches a layer,
-// 3,835 us without, with 12 and 25 percent 3,578, 50 percent 3,709, 0 percent 3,932; of Llama-1B 765, 770, 839 and 914.
-constexpr int kSharedIfEarly = 12;
-
 // Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
-inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early, cudaLaunchAttribute (&attributes)[3]) {
+inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early, cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config = {};
   config.gridDim = how.grid;
   config.blockDim = dim3(how.threads, 1, 1);
@@ -227,13 +221,6 @@ inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool earl
     cudaLaunchAttribute& a = attributes[config.numAttrs++];
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = 1;
-#if CUDART_VERSION >= 13000
-    if (how.shared <= kSharedWithoutOptIn) {
-      cudaLaunchAttribute& share = attributes[config.numAttrs++];
-      share.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-      share.val.sharedMemCarveout = kSharedIfEarly;
-    }
-#endif
   }
   return config;
 }
@@ -268,7 +255,7 @@ Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
   KERNELS_TRY(prepare_launch<Body>(ex, how, address, image));
   const CurrentDevice current(key.device);
   KERNELS_TRY(current.status());
-  cudaLaunchAttribute attributes[3];
+  cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = configure(ex, how, false, attributes);
   int count = 0;
   const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
@@ -288,7 +275,7 @@ Status launch(const Exec& ex, const Launch& how, const typename Body::Params& pa
   const CurrentDevice current(ex.device().device);
   KERNELS_TRY(current.status());
   const bool early = ex.programmatic() && ex.device().capability >= 90 && image >= 90;  // code for older GPUs does not wait
-  cudaLaunchAttribute attributes[3];
+  cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
   return from_cuda(cudaLaunchKernelEx(&config, kernel, params, early && ex.constant_weights()));
 }

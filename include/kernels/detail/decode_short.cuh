@@ -39,7 +39,7 @@ struct ShortDecodeBody {
     const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
     DecodePart part;
     part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = 0;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int warp = threadIdx.x / 32;
     arch::grid_dependency_pass();
 
     const int q_len = int(p.shape.queries(part.b));
