@@ -87,18 +87,21 @@ class Case : public bench::CaseBase {
   // The fastest of several.
   void best(const char* who, int count, const std::function<void(cudaStream_t, int, int)>& call) {
     add(who, [this, count, call](benchmark::State& state) {
-      double us = HUGE_VAL;
-      for (int c = 0; c < count; ++c) us = std::min(us, bench::time_us(sets_, [&](cudaStream_t s, int i) { call(s, c, i); }, calls(), 7));
-      report(state, us);
+      bench::Timing fastest = HUGE_VAL;
+      for (int c = 0; c < count; ++c) {
+        const bench::Timing time = bench::time_us(sets_, [&](cudaStream_t s, int i) { call(s, c, i); }, calls(), 7);
+        if (time.us < fastest.us) fastest = time;
+      }
+      report(state, fastest);
     });
   }
 
  private:
   int calls() const { return 2e-9 * double(m_) * double(n_) * double(k_) > 1e3 ? 4 : 20; }
   void time(benchmark::State& state, const std::function<void(cudaStream_t, int)>& call) { report(state, bench::time_us(sets_, call, calls())); }
-  void report(benchmark::State& state, double us) const {
-    CaseBase::report(state, us);
-    if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / us;
+  void report(benchmark::State& state, const bench::Timing& time) const {
+    CaseBase::report(state, time);
+    if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / time.us;
   }
   double measure_yardstick() const override {
     return bench::read_us(sets_, [&](int i) { return from_[size_t(i)]; }, size_t(bytes_));

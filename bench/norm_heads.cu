@@ -67,9 +67,9 @@ class Case : public bench::CaseBase {
     k::rope_frequencies(frequencies.data(), int(dim_), 1e6);
     BENCH_CHECK(cudaMemcpy(positions_, positions.data(), positions.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     BENCH_CHECK(cudaMemcpy(frequencies_, frequencies.data(), frequencies.size() * sizeof(float), cudaMemcpyHostToDevice));
-    const double us = bench::time_us(sets, call, bench::calls_for(bytes_));
-    if (sets == sets_) return report(state, us);
-    for (auto _ : state) state.SetIterationTime(us * 1e-6);  // weights are no part of the yardstick
+    const bench::Timing time = bench::time_us(sets, call, bench::calls_for(bytes_));
+    if (sets == sets_) return report(state, time);
+    for (auto _ : state) state.SetIterationTime(time.us * 1e-6);  // weights are no part of the yardstick
   }
 
   k::Rope rope() const { return k::rope(positions_, frequencies_, int(dim_)); }

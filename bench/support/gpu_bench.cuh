@@ -116,9 +116,20 @@ inline int sets_for(double bytes) {
 // How many calls of `bytes` each make a replay of some 2 ms at 4 TB/s: at least 4, at most 20.
 inline int calls_for(double bytes) { return int(std::min(20.0, std::max(4.0, 8e9 / bytes))); }
 
-// Median microseconds of one call: `call(stream, i)` for i = 0 .. sets - 1 is captured into a graph, which is replayed.
+// Median microseconds of one call, and how far from it the replays lie: the median distance, over the median.
+struct Timing {
+  double us, spread;
+  Timing(double median, double distance = 0) : us(median), spread(distance) {}
+  operator double() const { return us; }
+};
+inline double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// `call(stream, i)` for i = 0 .. sets - 1 is captured into a graph, which is replayed.
 // The graph holds at least `calls` calls, so that its launch is not what is timed.
-inline double time_us(int sets, const std::function<void(cudaStream_t, int)>& call, int calls = 20, int replays = 15) {
+inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& call, int calls = 20, int replays = 15) {
   cudaStream_t stream;
   BENCH_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   BENCH_CHECK(cudaDeviceSynchronize());
@@ -153,8 +164,9 @@ inline double time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
   BENCH_CHECK(cudaGraphExecDestroy(exec));
   BENCH_CHECK(cudaGraphDestroy(graph));
   BENCH_CHECK(cudaStreamDestroy(stream));
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
+  const double middle = median(times);
+  for (double& t : times) t = std::fabs(t - middle) / middle;
+  return {middle, median(times)};
 }
 
 // The yardstick: copies `n` units of 16 bytes, kUnroll of them per thread in flight.
@@ -264,10 +276,11 @@ class CaseBase : public std::enable_shared_from_this<CaseBase> {
     })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
   }
 
-  void report(benchmark::State& state, double us) const {
-    for (auto _ : state) state.SetIterationTime(us * 1e-6);
-    state.counters["GB/s"] = bytes_ / us * 1e-3;
-    state.counters[share_] = yardstick_us_ / us;
+  void report(benchmark::State& state, const Timing& time) const {
+    for (auto _ : state) state.SetIterationTime(time.us * 1e-6);
+    state.counters["GB/s"] = bytes_ / time.us * 1e-3;
+    state.counters[share_] = yardstick_us_ / time.us;
+    if (time.spread > 0) state.counters["spread"] = time.spread;
   }
 
   double bytes_;
