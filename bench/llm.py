@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Measures examples/llm on models of known shapes with random weights, and prints a table.
+
+    bench/llm.py --llm build/examples/llm/llm [--device gpu|cpu] [--models DIRECTORY] [--out FILE] [CASE ...]
+
+Each case is one call of `llm bench`, which reads a block of memory for the yardstick in the same process. Models are made in
+--models by examples/llm/random_model.py where they are missing (Mistral-7B takes 14.5 GB). Writes llm.json to bench/results/<gpu>.
+"""
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+# Name: the model, and what `llm bench` is told.
+GPU = {
+    "mistral-7b": ("mistral-7b", ["--context", "20000", "--contexts", "120,4000,16000", "--prompt-tokens", "2048"]),
+    "mistral-7b prompt of 16384": ("mistral-7b", ["--context", "20000", "--contexts", "0", "--steps", "8", "--prompt-tokens", "16384"]),
+    "mistral-7b fp8": ("mistral-7b", ["--weights", "fp8", "--context", "5000", "--contexts", "120"]),
+    "mistral-7b int8": ("mistral-7b", ["--weights", "int8", "--context", "5000", "--contexts", "120"]),
+    "mistral-7b int4": ("mistral-7b", ["--weights", "int4", "--context", "5000", "--contexts", "120"]),
+    "mistral-7b, 8 texts": ("mistral-7b", ["--texts", "8", "--context", "2000", "--contexts", "1000"]),
+    "mistral-7b, 32 texts": ("mistral-7b", ["--texts", "32", "--context", "2000", "--contexts", "1000"]),
+    "llama-3.2-1b": ("llama-3.2-1b", ["--context", "20000", "--contexts", "120,4000,16000", "--prompt-tokens", "2048"]),
+    "tinyllama-1.1b": ("tinyllama-1.1b", ["--context", "2048", "--contexts", "120", "--prompt-tokens", "1024"]),
+    "qwen3-0.6b": ("qwen3-0.6b", ["--context", "5000", "--contexts", "120", "--prompt-tokens", "1024"]),
+    "gpt2": ("gpt2", ["--contexts", "120", "--prompt-tokens", "512"]),
+    "bundled": ("bundled", ["--contexts", "0"]),
+}
+CPU = {
+    "tinyllama-1.1b": ("tinyllama-1.1b", ["--context", "512", "--contexts", "64", "--steps", "16"]),
+    "tinyllama-1.1b int8": ("tinyllama-1.1b", ["--weights", "int8", "--context", "512", "--contexts", "64", "--steps", "24"]),
+    "tinyllama-1.1b int4": ("tinyllama-1.1b", ["--weights", "int4", "--context", "512", "--contexts", "64", "--steps", "32"]),
+    "stories-15m": ("stories-15m", ["--contexts", "64", "--steps", "400"]),
+    "bundled": ("bundled", ["--contexts", "0", "--steps", "400"]),
+}
+
+
+def model_directory(name, models):
+    if name == "bundled":
+        return os.path.join(HERE, "..", "examples", "llm", "model")
+    path = os.path.join(models, name)
+    if not os.path.exists(os.path.join(path, "model.safetensors")):
+        script = os.path.join(HERE, "..", "examples", "llm", "random_model.py")
+        subprocess.run([sys.executable, script, name, path], check=True, stdout=sys.stderr)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llm", required=True, help="the program")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    parser.add_argument("--models", default="/tmp/models", help="where models are, or are made")
+    parser.add_argument("--out", help="the JSON file")
+    parser.add_argument("cases", nargs="*", help="names of cases; by default all")
+    given = parser.parse_args()
+    cases = GPU if given.device == "gpu" else CPU
+    unknown = [name for name in given.cases if name not in cases]
+    if unknown:
+        sys.exit(f"error: no case {unknown[0]!r}; there are: {', '.join(cases)}")
+
+    results, failed = [], []
+    print(f"{'case':28} {'at':>6} {'tokens/s':>10} {'us a step':>10} {'GB/s':>7} {'of reading':>10}")
+    for name in given.cases or cases:
+        model, options = cases[name]
+        command = ["bench", "--model", model_directory(model, given.models), "--device", given.device, "--json", *options]
+        if given.device == "cpu":
+            command += ["--threads", str(given.threads)]
+        run = subprocess.run([given.llm, *command], capture_output=True, text=True)
+        if run.returncode != 0:
+            failed.append(f"{name}: {run.stderr.strip().splitlines()[-1] if run.stderr.strip() else run.returncode}")
+            continue
+        one = json.loads(run.stdout)
+        shown = [part if not part.startswith(given.models) else model for part in command]
+        results.append({"case": name, "command": " ".join(["llm", *shown]).replace(os.path.join(HERE, "..", ""), ""), **one})
+        if "prompt" in one:
+            print(f"{name:28} prompt {one['prompt']['tokens_per_s']:10.0f}   ({one['prompt']['tokens']} tokens, {one['prompt']['tflops']:.1f} TFLOP/s in products)")
+        for at in one["decode"]:
+            print(f"{name:28} {at['context']:6} {at['tokens_per_s']:10.1f} {at['microseconds']:10.1f} {at['gb_per_s']:7.0f} {100 * at['share_of_reading']:9.1f}%", flush=True)
+
+    where = results[0]["device"] if results else given.device
+    slug = where.split(",")[0].replace("NVIDIA ", "").lower().replace(" ", "-") if given.device == "gpu" else "cpu"
+    out = given.out or os.path.join(HERE, "results", slug, "llm.json")
+    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    with open(out, "w") as file:
+        json.dump({"context": {"date": date, "device": where, "command": "bench/llm.py " + " ".join(sys.argv[1:])}, "results": results}, file, indent=1)
+        file.write("\n")
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
