@@ -133,7 +133,7 @@ void product(const char* op, int64_t m, int64_t n, int64_t kk) {
 template <class Word, class Make>
 void coded(const char* type, int64_t m, int64_t n, int64_t kk, int bits, double scale_bytes, const Make& make) {
   const double bytes = double(n) * kk * bits / 8;
-  const auto c = make_case("gemv", type, m, n, kk, bytes + scale_bytes);
+  const auto c = make_case(m == 1 ? "gemv" : "skinny", type, m, n, kk, bytes + scale_bytes);
   const auto w = c->weights<Word>(size_t((bytes + scale_bytes) / sizeof(Word)));
   k::half* x = c->buffer<k::half>(size_t(m * kk));
   k::half* y = c->buffer<k::half>(size_t(m * n));
@@ -260,6 +260,7 @@ int main(int argc, char** argv) {
   for (const auto& s : {shapes[1], shapes[5], shapes[6]}) {
     for (const int64_t m : {2, 3, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512}) product<k::bfloat16>("skinny", m, s[0], s[1]);
   }
+  for (const int64_t m : {2, 4, 8, 16, 32, 64, 128, 256}) all_codes(m, 14336, 4096);
   for (const int64_t n : {1024, 2048, 4096, 8192}) product<k::bfloat16>("gemm", n, n, n);
   product<k::half>("gemm", 4096, 4096, 4096);
   product<float>("gemm", 2048, 2048, 2048);
