@@ -87,6 +87,25 @@ TEST_CASE("a million draws of each rule, on the GPU") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("wrong arguments are named, and nothing is written") {
+  Stream stream;
+  Device<float> logits(2, 64, 64), values(1, 2, 2);
+  Device<int32_t> tokens(1, 4, 4), accepted(1, 2, 2);
+  const auto in = k::load(static_cast<const float*>(logits.data()), 64);
+  const int32_t* const drafted = accepted.data();
+  const auto text = [](const k::Status& status) { return std::string(status.reason()); };
+  CHECK(text(k::sample(stream, in, static_cast<int32_t*>(nullptr), 2, 64)) == "sample: tokens: the pointer is null");
+  CHECK(text(k::sample(stream, in, tokens.data(), -1, 64)) == "sample: rows is negative");
+  CHECK(text(k::sample(stream, in, tokens.data(), 2, 64, k::Sampling{}.top_k(65))) == "sample: top_k is negative, or larger than the vocabulary");
+  CHECK(text(k::sample(stream, k::load(static_cast<const float*>(nullptr), 64), tokens.data(), 2, 64)) == "sample: logits: load: the pointer is null");
+  CHECK(text(k::verify(stream, in, k::drafts(drafted, 1), tokens.data(), static_cast<int32_t*>(nullptr), {1, 1, 64})) == "verify: accepted: the pointer is null");
+  CHECK(text(k::verify(stream, in, k::drafts(drafted, 0), tokens.data(), accepted.data(), {1, 1, 64})) == "verify: drafts: ld is less than the number of drafts");
+  CHECK(text(k::log_probs(stream, in, 2, int64_t(1) << 23, k::LogProbs{}.of(drafted, values.data()))) == "log_probs: vocabulary is larger than 2^22");
+  CHECK(text(k::log_probs(stream, in, 2, 64, k::LogProbs{}.of(drafted, nullptr))) == "log_probs: of: the pointer to log_probs is null");
+  stream.wait();
+  CHECK((tokens.unchanged() && accepted.unchanged() && values.unchanged()));
+}
+
 TEST_CASE("a graph draws new tokens as its step and parameters change on the device") {
   Stream stream;
   const int64_t rows = 5, n = 32000;
