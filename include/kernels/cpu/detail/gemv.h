@@ -158,15 +158,14 @@ class Unit<C, Stacked<S, kParts>> : public Unit<C, S> {};
 template <class C, class S>
 class Unit<C, Shifted<S>> : public Unit<C, S> {};
 
-// Where weights lie, if they are to be asked for ahead of time. Those of 32 bits are not: the machine does so by itself, as
-// their rows are long.
+// Where weights lie, if they lie anywhere, and of how many bits they are.
 template <class W>
 struct Place {
   static constexpr int bits = 0;
 };
 template <class T, class C>
 struct Place<DirectLoad<T, C>> {
-  static constexpr int bits = sizeof(T) < 4 ? 8 * int(sizeof(T)) : 0;
+  static constexpr int bits = 8 * int(sizeof(T));
   static KERNELS_INLINE const char* of(const DirectLoad<T, C>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row, col)); }
 };
 template <class Format>
@@ -309,7 +308,8 @@ void multiply(const W w, const Stretch& at, int64_t begin, int64_t count, const 
   };
   Register<C> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += step) {
-    if constexpr (Place<W>::bits > 0) {
+    // Those of 32 bits and more come by themselves, as their rows are long.
+    if constexpr (Place<W>::bits > 0 && Place<W>::bits < 32) {
       // What is asked for is as far from what is read for every row.
       constexpr int64_t ahead_cols = kAheadBytes * 8 / Place<W>::bits;
       const int64_t ahead = begin + col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
