@@ -612,6 +612,7 @@ class Run {
   Run(std::time_t time) : time_(time) { scopes_.emplace_back(); }
 
   void set(const std::string& name, Value value) {
+    work_ += int64_t(scopes_.back().names.size());
     for (auto& item : scopes_.back().names) {
       if (item.first == name) return void(item.second = std::move(value));
     }
@@ -719,6 +720,7 @@ class Run {
     work_ += work;
     if (work_ > kWork) fail(line, "it takes too long, or makes too much");
   }
+  void spend_search(int line, const Text& text, const Text& what) { spend(line, int64_t(text.size() + text.size() * what.size() / 8)); }
   void deepen(int line, Value& whole, const Value& part) {
     whole.depth = std::max(whole.depth, part.depth + 1);
     if (whole.depth > kValues) fail(line, "values are nested too deep");
@@ -833,15 +835,19 @@ class Run {
     }
   }
   static bool is_number(const Value& v) { return v.kind == Value::boolean || v.kind == Value::integer; }
-  static bool equal(const Value& a, const Value& b) {
+  bool equal(int line, const Value& a, const Value& b) {
+    spend(line, a.kind == Value::text ? int64_t(a.chars->size()) : 1);
     if (is_number(a) && is_number(b)) return a.n == b.n;
     if (a.kind != b.kind) return false;
     if (a.kind == Value::text) return is_same(*a.chars, *b.chars);
-    if (a.kind == Value::list) return a.n == b.n && std::equal(a.elements->begin(), a.elements->end(), b.elements->begin(), b.elements->end(), equal);
+    if (a.kind == Value::list) {
+      return a.n == b.n && std::equal(a.elements->begin(), a.elements->end(), b.elements->begin(), b.elements->end(),
+                                      [&](const Value& x, const Value& y) { return equal(line, x, y); });
+    }
     if (a.kind == Value::dict) {
       return a.entries->size() == b.entries->size() && std::all_of(a.entries->begin(), a.entries->end(), [&](const auto& item) {
         const Value* const other = get(*b.entries, item.first);
-        return other != nullptr && equal(item.second, *other);
+        return other != nullptr && equal(line, item.second, *other);
       });
     }
     return a.kind == Value::undefined || a.kind == Value::none || (a.attributes == b.attributes && a.body == b.body);
@@ -881,10 +887,9 @@ class Run {
     return 0;
   }
   bool contains(int line, const Value& all, const Value& one) {
-    spend(line, all.kind == Value::text ? length(line, all) : kNodeWork);
-    if (all.kind == Value::list) return std::any_of(all.elements->begin(), all.elements->end(), [&](const Value& v) { return equal(v, one); });
+    if (all.kind == Value::list) return std::any_of(all.elements->begin(), all.elements->end(), [&](const Value& v) { return equal(line, v, one); });
     if (all.kind == Value::dict && one.kind == Value::text) return get(*all.entries, *one.chars) != nullptr;
-    if (all.kind == Value::text && one.kind == Value::text) return find(*all.chars, *one.chars) != Text::npos;
+    if (all.kind == Value::text && one.kind == Value::text) return spend_search(line, *all.chars, *one.chars), find(*all.chars, *one.chars) != Text::npos;
     if (all.kind != Value::undefined) wrong(line, "'in'", all);
     return false;
   }
@@ -958,6 +963,7 @@ class Run {
         for (size_t i = 0; i < node.parts.size(); i += 2) {
           const Value key = evaluate(*node.parts[i]);
           if (key.kind != Value::text) wrong(node.line, "a dict with the key", key);
+          spend(node.line, int64_t(dict.size()));
           put(dict, *key.chars, evaluate(*node.parts[i + 1]));
         }
         return dict_of(node.line, std::move(dict));
@@ -1016,7 +1022,7 @@ class Run {
     for (const Value* v : {&a, &b}) {
       if (v->kind == Value::list && v->n >= Value::view) wrong(line, "'" + sign + "'", *v);
     }
-    if (sign == "==" || sign == "!=") return equal(a, b) == (sign == "==");
+    if (sign == "==" || sign == "!=") return equal(line, a, b) == (sign == "==");
     const bool texts = a.kind == Value::text && b.kind == Value::text;
     if (!texts && !(is_number(a) && is_number(b))) wrong(line, "'" + sign + "'", is_number(a) ? b : a);
     const auto plain = [](Text t) {
@@ -1166,6 +1172,7 @@ class Run {
     if (name == "strip" || name == "lstrip" || name == "rstrip") {
       const Value chars = bind(line, name, given, {"chars"})[0];
       if (!is_missing(chars) && chars.kind != Value::none && chars.kind != Value::text) wrong(line, "'" + name + "' by the value", chars);
+      if (chars.kind == Value::text) spend_search(line, text, *chars.chars);
       return made(line, stripped(text, chars.kind == Value::text ? chars.chars.get() : nullptr, name != "rstrip", name != "lstrip"));
     }
     if (name == "startswith" || name == "endswith") {
@@ -1181,6 +1188,7 @@ class Run {
       const auto a = bind(line, name, given, {"sep", "maxsplit"});
       const Text by = a[0].kind > Value::none ? text_of(line, a[0]) : Text();
       const bool spaces = a[0].kind <= Value::none;
+      spend_search(line, text, by);
       if (!spaces && (a[0].kind != Value::text || by.empty())) fail(line, "'split' by nothing");
       List out;
       size_t at = 0;
@@ -1199,6 +1207,7 @@ class Run {
     if (name == "replace") {
       const auto a = bind(line, name, given, {"old", "new", "count"}, 2);
       const Text from = text_of(line, a[0]), to = text_of(line, a[1]);
+      spend_search(line, text, from);
       if (from.empty()) fail(line, "'replace' of an empty text is not supported");
       Text out;
       size_t done = 0;
@@ -1237,6 +1246,7 @@ class Run {
 
   // As json.dumps without escapes of what is not ASCII; indent < 0: in one line.
   void write_json(int line, Text& out, const Value& v, int64_t indent, int64_t depth) {
+    spend(line, 1);
     const auto new_line = [&](int64_t d) {
       if (indent >= 0) append(line, out, U"\n" + Text(size_t(indent * d), U' '));
     };

@@ -66,12 +66,14 @@ TEST_CASE("templates make what Jinja2 makes of them, or are refused") {
 
 TEST_CASE("templates that would never end, or make too much, are refused") {
   const std::string big = "{% set x = 'abcdefghijklmnop' %}{% for i in range(30) %}";
+  const std::string doubled = "{% set ns = namespace(x=[], y=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}";
   std::string deep(5000, '('), chain = "1", ifs, sums = "{{ 1";
   for (int i = 0; i < 5000; ++i) chain += ".a", ifs += "{% if 1 %}", sums += "+1";
   for (const std::string& source :
        {std::string("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"), std::string("{{ range(100001) }}"), std::string("{{ range(-9223372036854775807, 9223372036854775807) | length }}"),
         std::string("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), "{% set ns = namespace(x='ab') %}" + big.substr(39) + "{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}", std::string("{{ 'a' * 9000000000000000000 }}"),
-        std::string("{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}"), std::string("{% set ns = namespace() %}{% set ns.x = ns %}"), "{{ " + deep + " }}", "{{ x" + deep + " }}",
+        std::string("{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}"), std::string("{% set ns = namespace() %}{% set ns.x = ns %}"), doubled + "{{ ns.x == ns.y }}", doubled + "{{ ns.x | tojson }}",
+        std::string("{% set ns = namespace(x='a') %}{% for i in range(20) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x[1:] + 'b' in ns.x }}"), "{{ " + deep + " }}", "{{ x" + deep + " }}",
         "{{ " + std::string(5000, '[') + " }}", "{{ " + std::string(5000, '-') + "1 }}", "{{ not " + std::string(20000, ' ') + "not " + chain + " }}", ifs, sums + " }}", std::string("{{ 'x' | tojson(indent=1000000000000) }}"),
         std::string("{{ '\\ud800' }}"), std::string("{{ '\\U99999999' }}"), std::string("{{ 'a"), std::string("{{ a ? b }}"), std::string("{%"), std::string("{{"), std::string("{{ }}"), std::string("{% %}"), std::string("{{ a[ }}"),
         std::string("{{ 'a'[9223372036854775807:-9223372036854775807:9223372036854775807] ~ 1 + 1 }}"), std::string("{% include 'x' %}"), std::string("{% set ns = namespace(x=1) %}{{ [ns] }}")}) {
@@ -246,13 +248,21 @@ TEST_CASE("conversations keep what the cache has, and answer as if it had been r
   // Where there is no room for a message all stays as it was.
   std::string longer;
   while (longer.size() < 2000) longer += "and then ";
-  CHECK_THROWS_WITH(again.say(longer), Catch::Contains(" tokens, and the context is 160"));
+  const auto is_refused = [&](const std::string& message) {
+    try {
+      again.say(message);
+    } catch (const llm::Error& e) {
+      return std::string(e.what()).find(" tokens, and the context is 160") != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(is_refused(longer));
   CHECK(again.messages.size() == 3);
   CHECK(again.say("Yes").kept > fresh.text.prompt);
   // And an answer ends where the context does.
   talk.settings.most = -1, talk.settings.ignore_eos = true;
   CHECK(again.say("Go on").text.finish == std::string("length"));
-  CHECK_THROWS_WITH(again.say("x"), Catch::Contains("the context is 160"));
+  CHECK(is_refused("x"));
 }
 
 TEST_CASE("chats go by their input's lines, and Ctrl-C ends an answer") {
