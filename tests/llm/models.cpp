@@ -62,6 +62,20 @@ TEST_CASE("tiny models give the logits and the text that transformers gives") {
   }
 }
 
+TEST_CASE("prompts of many chunks are written on in as those of one") {
+  for (const char* name : {"llama", "llama_dynamic", "phi3_long"}) {
+    INFO(name);
+    const Json golden = read(name);
+    const Folder folder;
+    write_model(folder, golden, golden["config"], Type::f32);
+    llm::Settings settings = settings_of(folder);
+    settings.weights = "stored", settings.chunk = 8, settings.context = 200;
+    const auto ids = golden["ids"].get<std::vector<int32_t>>();
+    REQUIRE(ids.size() > 16);
+    CHECK(Loaded(settings).greedy(ids, 20) == golden["greedy"].get<std::vector<int32_t>>());
+  }
+}
+
 TEST_CASE("weights and caches of fewer bits stay near") {
   const Json golden = read("llama");
   compare(golden, golden["config"], Type::f16, "stored", "fp16", 512, 2e-3, true);
