@@ -30,7 +30,7 @@ struct DeviceInfo {
 
 namespace detail {
 // The error goes into the Status and nowhere else: the runtime's own "last error" is cleared.
-inline Status from_cuda(cudaError_t error) {
+KERNELS_OF_THIS_LIBRARY inline Status from_cuda(cudaError_t error) {
   if (error == cudaSuccess) return {};
   (void)cudaGetLastError();
   return {Code::device, cudaGetErrorString(error), static_cast<int>(error)};
@@ -38,7 +38,7 @@ inline Status from_cuda(cudaError_t error) {
 
 KERNELS_OF_THIS_LIBRARY inline Facts<int, DeviceInfo> known_devices;
 
-inline Status find_device(int device, DeviceInfo& info) {
+KERNELS_OF_THIS_LIBRARY inline Status find_device(int device, DeviceInfo& info) {
   if (const DeviceInfo* known = known_devices.find(device)) return info = *known, Status{};
   Status status;
   const auto attribute = [&](int& value, cudaDeviceAttr name) {
@@ -55,7 +55,7 @@ inline Status find_device(int device, DeviceInfo& info) {
   if (status) info = known_devices.keep(device, info);
   return status;
 }
-inline Status find_current_device(DeviceInfo& info) {
+KERNELS_OF_THIS_LIBRARY inline Status find_current_device(DeviceInfo& info) {
   int device = 0;
   KERNELS_TRY(from_cuda(cudaGetDevice(&device)));
   return find_device(device, info);
@@ -133,7 +133,7 @@ constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have 
 constexpr int kPortableCluster = 8;
 
 // Makes a device the current one for as long as this lives.
-class CurrentDevice {
+class KERNELS_OF_THIS_LIBRARY CurrentDevice {
  public:
   explicit CurrentDevice(int device) : status_(from_cuda(cudaGetDevice(&before_))) {
     if (!status_ || before_ == device) return;
@@ -172,7 +172,7 @@ struct KERNELS_OF_THIS_LIBRARY Prepared {
 };
 
 // Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
-inline Status ask_and_prepare(const KernelKey& key, int& image) {
+KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, int& image) {
   cudaFuncAttributes attributes;
   KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, key.kernel)));
   image = attributes.ptxVersion;
@@ -185,7 +185,7 @@ inline Status ask_and_prepare(const KernelKey& key, int& image) {
   if (key.large_cluster) KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
   return {};
 }
-inline Status prepare(PreparedKernels& prepared, const KernelKey& key, int& image) {
+KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const KernelKey& key, int& image) {
   if (const int* known = prepared.find(key)) return image = *known, Status{};
   const CurrentDevice current(key.device);
   KERNELS_TRY(current.status());
@@ -197,13 +197,13 @@ inline Status prepare(PreparedKernels& prepared, const KernelKey& key, int& imag
 // The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
 // it for a newer GPU. Tells whether cluster instructions are in it.
 template <class Body>
-Status image_architecture(const Exec& ex, int& capability) {
+KERNELS_OF_THIS_LIBRARY Status image_architecture(const Exec& ex, int& capability) {
   const auto kernel = &entry<Body>;
   return prepare(Prepared<Body>::kernels, {reinterpret_cast<const void*>(kernel), ex.device().device, false, false}, capability);
 }
 
 // Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
-inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early, cudaLaunchAttribute (&attributes)[2]) {
+KERNELS_OF_THIS_LIBRARY inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early, cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config = {};
   config.gridDim = how.grid;
   config.blockDim = dim3(how.threads, 1, 1);
@@ -226,7 +226,7 @@ inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool earl
 }
 
 template <class Body>
-Status prepare_launch(const Exec& ex, const Launch& how, const void* kernel, int& image) {
+KERNELS_OF_THIS_LIBRARY Status prepare_launch(const Exec& ex, const Launch& how, const void* kernel, int& image) {
   if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
   return prepare(Prepared<Body>::kernels, {kernel, ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
 }
@@ -246,7 +246,7 @@ struct KERNELS_OF_THIS_LIBRARY Counted {
 };
 
 template <class Body>
-Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
+KERNELS_OF_THIS_LIBRARY Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
   const auto kernel = &entry<Body>;
   const auto address = reinterpret_cast<const void*>(kernel);
   const ClusterKey key{address, ex.device().device, how.threads, how.cluster, how.shared};
@@ -266,7 +266,7 @@ Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
 }
 
 template <class Body>
-Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
+KERNELS_OF_THIS_LIBRARY Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
   static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool), "the functors are larger than a kernel's parameter space");
   KERNELS_TRY(ex.status());
   const auto kernel = &entry<Body>;

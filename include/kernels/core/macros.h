@@ -27,7 +27,9 @@
 #define KERNELS_INLINE
 #endif
 
-// Of variables, and classes of them, that each shared library has for itself: it may be unloaded, and its kernels with it.
+// What each shared library has for itself: variables, as it may be unloaded, and its kernels with it; and functions that call the CUDA
+// runtime, as each library has a runtime of its own, which knows that library's kernels alone. A function that the loader took from
+// another library would ask that one's runtime.
 #if defined(__GNUC__)
 #define KERNELS_OF_THIS_LIBRARY __attribute__((visibility("hidden")))
 #else
