@@ -618,16 +618,11 @@ class Run {
     }
     scopes_.back().names.emplace_back(name, std::move(value));
   }
-  Value value_of(const Json& json) {
+  static Value value_of(const Json& json) {
     if (json.is_boolean()) return Value::of(json.get<bool>());
-    if (json.is_number_integer()) return Value::of(Value::integer, json.get<int64_t>());
     if (json.is_string()) return Value::of(wide(json.get<std::string>()));
-    List list;
-    Dict dict;
-    if (json.is_array()) for (const Json& item : json) list.push_back(value_of(item));
-    else if (json.is_object()) for (const auto& item : json.items()) dict.emplace_back(wide(item.key()), value_of(item.value()));
-    else if (!json.is_null()) fail(0, "numbers with fractions are not supported");
-    return json.is_array() ? list_of(0, std::move(list)) : json.is_object() ? dict_of(0, std::move(dict)) : Value::of(Value::none);
+    if (json.is_null()) return Value::of(Value::none);
+    throw Error("a variable of the chat template is neither a text nor true, false or null");
   }
   Value list_of(int line, List list, int64_t sort = Value::plain) {
     Value out = Value::of(Value::list, sort);

@@ -162,6 +162,34 @@ TEST_CASE("the end of a turn is found in every family") {
   }
 }
 
+TEST_CASE("templates are found where models have them") {
+  const Folder folder;
+  folder.write("tokenizer.json", read("tokenizers")["tokenizers"]["qwen2"]["json"].dump());
+  const auto ids = [&](const std::string& which) { return llm::Format(Tokenizer(folder.path()), which).ids({{"user", "x"}}); };
+  const auto why = [&](const std::string& which) {
+    try {
+      ids(which);
+    } catch (const llm::Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  CHECK(why("").find("the model has no chat template") == 0);
+  CHECK(why("nothing").find("cannot open nothing") == 0);
+  const auto encoded = [&](const std::string& text) { return Tokenizer(folder.path()).encode(text, false); };
+  folder.write("tokenizer_config.json", Json{{"bos_token", {{"content", "<|end|>"}}}, {"chat_template", "{{ bos_token }}one{{ messages[0].content }}"}}.dump());
+  CHECK(ids("") == encoded("<|end|>onex"));
+  CHECK(Tokenizer(folder.path()).bos == encoded("<|end|>")[0]);
+  folder.write("tokenizer_config.json", Json{{"chat_template", {{{"name", "tool_use"}, {"template", "two{{ bos_token }}"}}, {{"name", "rag"}, {"template", "{% three"}}}}}.dump());
+  CHECK(why("").find("it has rag, tool_use") != std::string::npos);
+  CHECK(ids("tool_use") == encoded("two"));
+  CHECK(why("rag").find("the chat template, line 1") == 0);
+  folder.write("chat_template.jinja", "four");
+  CHECK(ids("") == encoded("four"));
+  folder.write("other", "five");
+  CHECK(ids(folder.path() + "/other") == encoded("five"));
+}
+
 TEST_CASE("stop strings are exact wherever the text is cut") {
   const std::vector<std::vector<std::string>> sets{{"stop"}, {"abcd", "bc"}, {"aab"}, {"\n\n", "\nUser:"}, {"", "x"}, {}};
   const std::vector<std::string> texts{"no such thing", "a stop b", "sstostop", "stop", "sto", "xabcdy", "aaab", "aaaab", "aa", "a\nb\n\nc", "a\nUser: b", "a\n", "ab\nUse", "axb", ""};
