@@ -191,7 +191,7 @@ Config read_config(const Json& json) {
   c.kv_heads = is_gpt2 ? c.heads : fields.integer("num_key_value_heads", 1, 65536, kind == gemma3 ? 4 : c.heads);
   if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
   c.head_dim = is_gpt2 ? c.hidden / c.heads : fields.integer("head_dim", 1, 65536, kind == qwen3 || kind == qwen3_moe ? 128 : is_gemma ? 256 : c.hidden / c.heads);
-  if (c.head_dim % 8 != 0 || c.head_dim > 256) fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
+  if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256) fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
   c.positions = is_gpt2 ? fields.integer("n_positions", 1, 1 << 30, 1024) : fields.integer("max_position_embeddings", 1, 1 << 30, kind == gemma3 ? 131072 : 2048);
   c.inner = is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
   c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1, kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));

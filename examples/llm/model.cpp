@@ -93,6 +93,9 @@ void Model::score(int64_t text, int64_t from, const int32_t* ids, int64_t n, con
 
 void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each) {
   if (text < 0 || text >= options_.sequences || from < 0 || n < 1 || from + n > context()) throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
+  for (int64_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= config_.vocabulary) throw Error("the tokenizer makes the token " + std::to_string(ids[i]) + ", and the model has " + std::to_string(config_.vocabulary));
+  }
   set_length(from + n);
   reading_ = text;
   for (int64_t done = 0; done < n;) {

@@ -102,7 +102,7 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
   };
   const bool samples = generation.value("do_sample", Json(false)) == true;
   sampling.temperature = settings.temperature.value_or(samples ? number("temperature", 1) : 0);
-  sampling.top_k = settings.top_k.value_or(samples ? int64_t(number("top_k", 0)) : 0);
+  sampling.top_k = settings.top_k.value_or(samples ? int64_t(std::clamp(number("top_k", 0), 0.0, 1e9)) : 0);
   sampling.top_p = settings.top_p.value_or(samples ? number("top_p", 1) : 1);
   sampling.min_p = settings.min_p.value_or(samples ? number("min_p", 0) : 0);
   sampling.repetition_penalty = settings.repetition_penalty.value_or(number("repetition_penalty", 1));

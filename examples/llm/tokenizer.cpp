@@ -102,6 +102,21 @@ const ByteNames& byte_names() {
   return names;
 }
 
+// The byte of a piece like "<0x41>", or -1.
+int byte_of(const std::string& text) {
+  if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' || !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4]))) return -1;
+  return std::stoi(text.substr(3, 2), nullptr, 16);
+}
+
+// A piece with spaces where SentencePiece has signs for them.
+std::string with_spaces(const std::string& text) {
+  const std::string sign = "\xe2\x96\x81";
+  std::string out;
+  size_t done = 0;
+  for (size_t at; (at = text.find(sign, done)) != std::string::npos; done = at + sign.size()) out.append(text, done, at - done) += ' ';
+  return out.append(text, done, std::string::npos);
+}
+
 // A piece as byte-level BPE writes it; added tokens are plain text, of which characters may have no byte.
 bool from_byte_names(std::string_view text, std::string& out) {
   out.clear();
@@ -148,7 +163,7 @@ struct Tokenizer::Regex {
     const std::string own = translated(pattern, what);
     int error = 0;
     PCRE2_SIZE at = 0;
-    code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(), PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr);
+    code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
     if (code == nullptr) {
       PCRE2_UCHAR text[128];
       pcre2_get_error_message(error, text, sizeof(text));
@@ -238,18 +253,35 @@ const Json* part_of(const Json& json, const char* name) {
   const auto at = json.find(name);
   return at == json.end() || at->is_null() ? nullptr : &*at;
 }
+// Far more than anybody's vocabulary: a number costs the memory of all below it.
+constexpr int32_t kMostTokens = 1 << 21;
+
 int32_t id_in(const Json& json, const std::string& what) {
-  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= 1 << 24) throw Error(what + ": not a token's number");
+  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens) throw Error(what + ": not a token's number");
   return json.get<int32_t>();
 }
 
+// One of Unicode's normal forms. utf8proc_map() takes the square of the length of a run of marks to sort it, and a text may be nothing else.
 std::string composed(std::string_view text, int options) {
-  utf8proc_uint8_t* out = nullptr;
-  const auto n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), utf8proc_ssize_t(text.size()), &out, utf8proc_option_t(UTF8PROC_STABLE | options));
-  if (n < 0) throw Error(std::string("a text cannot be normalized: ") + utf8proc_errmsg(n));
-  std::string result(reinterpret_cast<char*>(out), size_t(n));
-  std::free(out);
-  return result;
+  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return std::string(text);
+  std::vector<utf8proc_int32_t> points;
+  const auto option = utf8proc_option_t(UTF8PROC_STABLE | options);
+  for (int before = 0; !text.empty(); text.remove_prefix(length_at(text))) {
+    utf8proc_int32_t some[32];
+    const auto n = utf8proc_decompose_char(utf8proc_int32_t(code_point(text)), some, 32, option, &before);
+    if (n < 0 || n > 32) throw Error(std::string("a text cannot be normalized: ") + utf8proc_errmsg(n));
+    points.insert(points.end(), some, some + n);
+  }
+  const auto order = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (auto at = points.begin(); (at = std::find_if(at, points.end(), order)) != points.end();) {
+    const auto end = std::find_if(at, points.end(), [&](utf8proc_int32_t c) { return order(c) == 0; });
+    std::stable_sort(at, end, [&](utf8proc_int32_t a, utf8proc_int32_t b) { return order(a) < order(b); });
+    at = end;
+  }
+  points.resize(size_t(utf8proc_normalize_utf32(points.data(), utf8proc_ssize_t(points.size()), option)));
+  std::string out;
+  for (const utf8proc_int32_t c : points) out += utf8_of(uint32_t(c));
+  return out;
 }
 
 }  // namespace
@@ -263,6 +295,7 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
     for (const Json& item : *list) read_steps(item, what, normalizing);
     return;
   }
+  if (normalizers_.size() + splitters_.size() >= 64) throw Error(what + ": more than 64 normalizers and pre-tokenizers");
   auto step = std::make_shared<Step>();
   // A pattern is a text or a regular expression.
   const auto read_pattern = [&] {
@@ -281,6 +314,7 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
     else if (type == "Prepend") step->kind = Step::prepend, step->to = text_of(json, "prepend", what);
     else if (type == "Replace") step->kind = Step::replace, step->to = text_of(json, "content", what), read_pattern();
     else throw Error(what + ": the normalizer " + shown(type) + " is not supported");
+    if (step->to.size() > 256) throw Error(what + ": " + type + ": a text of more than 256 bytes");
     normalizers_.push_back(step);
     return;
   }
@@ -305,6 +339,7 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
   } else if (type == "Metaspace") {
     step->kind = Step::metaspace;
     step->to = text_of(json, "replacement", what);
+    if (step->to.empty() || length_at(step->to) != step->to.size()) throw Error(what + ": Metaspace: replacement: not one character");
     const std::string scheme = json.contains("prepend_scheme") ? text_of(json, "prepend_scheme", what) : flag_of(json, "add_prefix_space", true, what) ? "always" : "never";
     if (scheme != "always" && scheme != "first" && scheme != "never") throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
     step->always = scheme == "always", step->first = scheme == "first";
@@ -345,6 +380,8 @@ std::string Tokenizer::normalize(std::string_view text, bool) const {
       }
       default: break;
     }
+    // No step that is meant seriously makes 32 bytes of one; a few that are not would fill the memory.
+    if (out.size() > 32 * text.size() + 1024) throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " + std::to_string(text.size()));
   }
   return out;
 }
@@ -472,14 +509,14 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
 
 // Added tokens are cut out first: those that are not normalized, then, of what the normalizer makes of the rest, the others.
 void Tokenizer::segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const {
-  const auto& table = added_by_byte_[normalized ? 1 : 0];
+  const Trie& trie = tries_[normalized ? 1 : 0];
   const auto rest = [&](size_t from, size_t to, bool at_start) {
     const std::string_view part = text.substr(from, to - from);
     if (part.empty()) return;
     if (normalized) return split(part, 0, at_start, out);
     const std::string made = normalize(part, at_start);
     Origins inside{{}, origins.control};
-    if (!added_by_byte_[1].empty()) {
+    if (!tries_[1].ends.empty()) {
       // Where parts begin and end when they are normalized.
       const auto place = [&](size_t at) { return at <= from ? 0 : at >= to ? made.size() : std::min(made.size(), normalize(text.substr(from, at - from), at_start).size()); };
       for (const Plain& plain : origins.plain) {
@@ -495,21 +532,22 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
     }
     return true;
   };
+  const auto fits = [&](const Added& token, size_t at, size_t end) {
+    if (!is_allowed(token, at, end)) return false;
+    return !token.single_word || !((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) || (end < text.size() && is_word(code_point(text.substr(end)))));
+  };
   size_t done = 0;
-  for (size_t at = 0; at < text.size() && !table.empty();) {
-    const auto candidates = table.find(static_cast<unsigned char>(text[at]));
-    const Added* found = nullptr;
-    if (candidates != table.end()) {
-      for (const int i : candidates->second) {
-        const Added& token = added_[size_t(i)];
-        if (!starts_with(text.substr(at), token.match) || !is_allowed(token, at, at + token.match.size())) continue;
-        if (token.single_word) {
-          const size_t end = at + token.match.size();
-          if ((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) || (end < text.size() && is_word(code_point(text.substr(end))))) continue;
-        }
-        found = &token;
-        break;
-      }
+  for (size_t at = 0; at < text.size() && !trie.ends.empty();) {
+    const Added* found = nullptr;  // the longest that fits
+    uint64_t node = 0;
+    for (size_t end = at; end < text.size();) {
+      const auto next = trie.next.find(node << 8 | static_cast<unsigned char>(text[end]));
+      if (next == trie.next.end()) break;
+      node = next->second, ++end;
+      const auto tokens = trie.ends.find(node);
+      if (tokens == trie.ends.end()) continue;
+      const auto first = std::find_if(tokens->second.begin(), tokens->second.end(), [&](size_t i) { return fits(added_[i], at, end); });
+      if (first != tokens->second.end()) found = &added_[*first];
     }
     if (found == nullptr) {
       ++at;
@@ -569,7 +607,7 @@ int32_t Tokenizer::id_of(const std::string& text) const {
 // ---- files ----------------------------------------------------------------------------------------------------------------------
 
 void Tokenizer::add_piece(const std::string& text, int32_t id, const std::string& what) {
-  if (id < 0 || id >= 1 << 24) throw Error(what + ": a token's number is out of range");
+  if (id < 0 || id >= kMostTokens) throw Error(what + ": a token's number is out of range");
   if (size_t(id) >= pieces_.size()) pieces_.resize(size_t(id) + 1), control_.resize(size_t(id) + 1);
   pieces_[size_t(id)] = text;
 }
@@ -586,9 +624,11 @@ void Tokenizer::index_added() {
     if (token.match.empty()) token.match = token.normalized ? normalize(token.text, true) : token.text;
     if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
   }
-  for (int i = 0; i < int(added_.size()); ++i) added_by_byte_[added_[size_t(i)].normalized ? 1 : 0][static_cast<unsigned char>(added_[size_t(i)].match[0])].push_back(i);
-  for (auto& table : added_by_byte_) {
-    for (auto& item : table) std::stable_sort(item.second.begin(), item.second.end(), [&](int a, int b) { return added_[size_t(a)].match.size() > added_[size_t(b)].match.size(); });
+  for (size_t i = 0; i < added_.size(); ++i) {
+    Trie& trie = tries_[added_[i].normalized ? 1 : 0];
+    uint64_t node = 0;
+    for (const char c : added_[i].match) node = trie.next.emplace(node << 8 | static_cast<unsigned char>(c), trie.next.size() + 1).first->second;
+    trie.ends[node].push_back(i);
   }
 }
 
@@ -647,10 +687,9 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
     const int32_t id = id_in(item.value(), what);
     spelled[item.key()] = id;
     std::string text = item.key();
-    int byte = 0;
     if (byte_level) {
       if (!from_byte_names(item.key(), text)) text = item.key();
-    } else if (fallback && text.size() == 6 && std::sscanf(text.c_str(), "<0x%2X>", &byte) == 1 && text[5] == '>') {
+    } else if (const int byte = fallback ? byte_of(text) : -1; byte >= 0) {
       raw_bytes_[size_t(byte)] = id;
       add_piece(std::string(1, char(byte)), id, what);
       continue;
@@ -678,9 +717,7 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
   }
   // How pieces are read back: a sign for spaces becomes one, and the first one of a text may not be its own.
   if (!byte_level) {
-    for (std::string& piece : pieces_) {
-      for (size_t at; (at = piece.find("\xe2\x96\x81")) != std::string::npos;) piece.replace(at, 3, " ");
-    }
+    for (std::string& piece : pieces_) piece = with_spaces(piece);
     const Json* const decoder = part_of(json, "decoder");
     const std::string all = decoder != nullptr ? decoder->dump() : "";
     strip_first_space_ = all.find("\"Strip\"") != std::string::npos || (all.find("\"Metaspace\"") != std::string::npos && all.find("\"never\"") == std::string::npos);
@@ -691,6 +728,11 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
       if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
       add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what), flag_of(item, "normalized", false, what),
                  flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""}, what);
+    }
+  }
+  for (const Ids* ends : {&before_, &after_}) {
+    for (const int32_t id : *ends) {
+      if (id >= size()) throw Error(what + ": the post-processor puts the token " + std::to_string(id) + ", which is none");
     }
   }
   index_added();
@@ -832,22 +874,22 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   if (all.empty()) throw Error(what + ": not a SentencePiece model");
   if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
   if (normalizer != "identity" || extra_spaces || !escape) throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
-  if (all.size() >= 1 << 24) throw Error(what + ": too many pieces");
+  if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
   kind_ = Kind::chars;
   fuse_unknown_ = true;
-  unknown_ = int32_t(unknown);
+  unknown_ = unknown < all.size() ? int32_t(unknown) : -1;
   bos = bos_id < all.size() ? int32_t(bos_id) : -1, eos = eos_id < all.size() ? int32_t(eos_id) : -1;
   if (bos >= 0) before_ = {bos};
   for (size_t i = 0; i < all.size(); ++i) {
     const Piece& piece = all[i];
-    int byte = 0;
-    std::string shown_as = piece.text;
-    for (size_t at; (at = shown_as.find("\xe2\x96\x81")) != std::string::npos;) shown_as.replace(at, 3, " ");
+    std::string shown_as = with_spaces(piece.text);
+    if (piece.text.size() > 1024) throw Error(what + ": a piece of more than 1024 bytes");
     if (piece.type == 5) throw Error(what + ": pieces that are not used are not supported");
     if (piece.type == 6) {
-      if (std::sscanf(piece.text.c_str(), "<0x%2X>", &byte) != 1) throw Error(what + ": a byte's piece has another name");
+      const int byte = byte_of(piece.text);
+      if (byte < 0) throw Error(what + ": a byte's piece has another name");
       if (raw_bytes_.empty()) raw_bytes_.assign(256, -1);
-      raw_bytes_[size_t(byte) & 255] = int32_t(i);
+      raw_bytes_[size_t(byte)] = int32_t(i);
       shown_as = std::string(1, char(byte));
     } else if (piece.type == 1) {
       ids_[piece.text] = int32_t(i);

@@ -103,7 +103,12 @@ class Tokenizer {
   int32_t unknown_ = -1;
   bool fuse_unknown_ = false, ignore_merges_ = false, strip_first_space_ = false;
   std::vector<Added> added_;
-  std::unordered_map<unsigned char, std::vector<int>> added_by_byte_[2];  // by their first byte, the longest first; [1]: normalized ones
+  // Added tokens by their bytes: a node and a byte give the node behind. A text of the first bytes of many tokens costs no more than any.
+  struct Trie {
+    std::unordered_map<uint64_t, uint64_t> next;
+    std::unordered_map<uint64_t, std::vector<size_t>> ends;  // the tokens that end at a node
+  };
+  Trie tries_[2];  // [1]: of those that are normalized
   std::vector<std::shared_ptr<Step>> normalizers_, splitters_;
   std::vector<int32_t> before_, after_;
 };

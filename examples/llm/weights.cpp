@@ -77,7 +77,7 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
 // ---- files ----------------------------------------------------------------------------------------------------------
 
 MappedFile::MappedFile(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) throw Error("cannot open " + path);
   struct stat about {};
   if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0) {

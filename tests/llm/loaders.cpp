@@ -1,6 +1,7 @@
 // Files that are wrong, in every way that comes to mind: one clear line, and no crash. The sanitizers' run of this test is what counts.
 #include <functional>
 
+#include "fuzz/fuzz.h"
 #include "golden.h"
 #include "support/catch.h"
 #include "tokenizer.h"
@@ -37,11 +38,6 @@ std::string tensor(const std::string& shape, const std::string& offsets, const s
   return "{\"a\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
 }
 
-uint64_t random_bits(uint64_t& state) {
-  state = state * 6364136223846793005ull + 1442695040888963407ull;
-  return state >> 33;
-}
-
 }  // namespace
 
 TEST_CASE("safetensors that are not what they must be are refused") {
@@ -59,17 +55,6 @@ TEST_CASE("safetensors that are not what they must be are refused") {
   }
   // Types that nobody reads are no error until somebody wants them.
   CHECK(parse(with_header(tensor("[16]", "[0,16]", "U8"), 16)) == "");
-}
-
-TEST_CASE("safetensors with bytes changed are read or refused") {
-  const std::string good = safetensors({{"model.x", {3, 4}, std::vector<float>(12, 1.f)}, {"y", {5}, std::vector<float>(5, 2.f)}}, Type::f16);
-  uint64_t state = 1;
-  for (int i = 0; i < 4000; ++i) {
-    std::string bytes = good;
-    for (uint64_t n = random_bits(state) % 4 + 1; n > 0; --n) bytes[random_bits(state) % bytes.size()] = char(random_bits(state));
-    if (i % 3 == 0) bytes.resize(random_bits(state) % bytes.size());
-    parse(bytes);
-  }
 }
 
 TEST_CASE("configurations, tokenizers and directories that are wrong are refused by name") {
@@ -144,21 +129,17 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(load(shards(false)).find("model-2.safetensors") != std::string::npos);
 }
 
-TEST_CASE("tokenizers with bytes changed are read or refused") {
-  const Json golden = read("tokenizers");
-  uint64_t state = 2;
-  const std::string good = golden["tokenizers"]["llama2"]["json"].dump();
-  for (int i = 0; i < 30; ++i) {
-    std::string bytes = good;
-    for (uint64_t n = random_bits(state) % 3 + 1; n > 0; --n) bytes[random_bits(state) % bytes.size()] = char(random_bits(state) % 94 + 33);
-    refusal([&] { llm::Tokenizer::from_json(llm::parse_json(bytes, "tokenizer.json"), "tokenizer.json").encode("Hello <|end|> world"); });
-  }
-  std::string model(300, '\0');
-  for (int i = 0; i < 3000; ++i) {
-    for (char& c : model) c = char(random_bits(state));
-    model[0] = '\x0a', model[1] = char(random_bits(state) % 32);
-    model.resize(random_bits(state) % 299 + 1);
-    refusal([&] { llm::Tokenizer::from_model(model, "tokenizer.model").encode("Hello"); });
-    model.resize(300);
+// tests/llm/fuzz does this with sanitizers, and for longer, but without loading and running what has been read.
+TEST_CASE("files and whole models with changes are read or refused") {
+  std::vector<std::string> all;
+  for (const auto& seed : fuzz::seeds(LLM_GOLDEN)) all.push_back(seed.second);
+  for (const auto& file : fs::directory_iterator(LLM_CORPUS)) all.push_back(llm::read_file(file.path().string()));
+  for (const std::string& input : all) fuzz::read(input);
+  const char* const more = std::getenv("LLM_FUZZ");  // how many
+  uint64_t state = 1;
+  for (int64_t i = more != nullptr ? std::atoll(more) : 1500; i > 0; --i) {
+    std::string input = all[fuzz::random_bits(state) % all.size()];
+    for (uint64_t n = fuzz::random_bits(state) % 3 + 1; n > 0; --n) input = fuzz::mutate(input, state);
+    fuzz::read(input);
   }
 }

@@ -5,7 +5,8 @@
 
 A model's weights are not kept: each element is a small whole number times a power of two, a hash of its place and of its tensor's
 name, which the tests make again (tests/llm/golden.h). fp32, fp16 and bf16 hold them exactly. A file has the configuration, the tensors
-with their shapes, a text, the logits behind some of its tokens in fp32, and the tokens that follow greedily.
+with their shapes, a text, the logits behind some of its tokens in fp32, and the tokens that follow greedily; how far transformers is off
+in bf16 and fp16, against fp64, relative to the largest logit; and, where angles change with the length of the text, what follows over that length.
 """
 import json
 import os
@@ -107,32 +108,47 @@ def old_config(config):
     return out
 
 
+def make_model(kind, config, dtype):
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        tensors = fill(model, kind.startswith("gemma"))
+    model.tie_weights()
+    return model, tensors
+
+
+def greedy(model, ids, count):
+    out = list(ids)
+    for _ in range(count):
+        out.append(int(model(torch.tensor([out])).logits[0, -1].argmax()))
+    return out[len(ids):]
+
+
+@torch.no_grad()
 def make(name, kind, fields):
     torch.manual_seed(0)
     known = {key: TINY[key] for key in FIELDS_OF_GPT2} if kind == "gpt2" else dict(TINY)
     config = AutoConfig.for_model(kind, **{**known, **fields})
-    config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        tensors = fill(model, kind.startswith("gemma"))
-    model.tie_weights()
+    config._attn_implementation = config._experts_implementation = "eager"
+    model, tensors = make_model(kind, config, torch.float32)
     length = 150 if "rope_scaling" in str(fields) or "rope_type" in str(fields) else 40
     ids = [1] + [int(n) for n in (np.arange(length - 1) * 37 + np.arange(length - 1) ** 2 * 11) % 90 + 4]
-    marks = [9, length // 2, length - 1]
-    with torch.no_grad():
-        logits = {}
-        for mark in marks:
-            logits[mark] = model(torch.tensor([ids[:mark + 1]])).logits[0, -1]
-        greedy = list(ids)
-        for _ in range(20):
-            greedy.append(int(model(torch.tensor([greedy])).logits[0, -1].argmax()))
+    # Lengths of one less than a window or the first set of angles to two more.
+    edge = fields.get("sliding_window") or fields.get("original_max_position_embeddings")
+    marks = sorted({9, length // 2, length - 1} | ({edge - 2, edge - 1, edge, edge + 1} if edge else set()))
+    logits_of = lambda model: {mark: model(torch.tensor([ids[:mark + 1]])).logits[0, -1] for mark in marks}
+    logits, exact = logits_of(model), logits_of(make_model(kind, config, torch.float64)[0])
+    errors = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        there = logits_of(make_model(kind, config, dtype)[0])
+        errors[str(dtype).split(".")[1]] = float(f"{max(float((there[mark].double() - exact[mark]).abs().max() / exact[mark].abs().max()) for mark in marks):.3g}")
+    extra = {"over": {"from": edge - 4, "greedy": greedy(model, ids[:edge - 4], 10)}} if "longrope" in str(fields) else {}
     config_json = json.loads(model.config.to_json_string(use_diff=False))
     for field in ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params"):
         config_json.pop(field, None)
     return {
         "made_with": "transformers " + transformers.__version__, "config": config_json, "old_config": old_config(config_json), "tensors": tensors, "ids": ids,
         "logits": [{"at": mark, "values": [float(f"{x:.7g}") for x in values.tolist()]} for mark, values in logits.items()],
-        "greedy": greedy[length:]}
+        "greedy": greedy(model, ids, 20), "errors": errors, **extra}
 
 
 def main():
@@ -143,7 +159,7 @@ def main():
             json.dump(golden, file, separators=(",", ":"))
             file.write("\n")
         spread = max(golden["logits"][-1]["values"]) - min(golden["logits"][-1]["values"])
-        print(f"{name}: {len(golden['tensors'])} tensors, logits over a range of {spread:.2f}, then {golden['greedy'][:8]} ...", flush=True)
+        print(f"{name}: {len(golden['tensors'])} tensors, logits over a range of {spread:.2f}, errors {golden['errors']}, then {golden['greedy'][:8]} ...", flush=True)
 
 
 if __name__ == "__main__":
