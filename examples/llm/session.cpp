@@ -6,11 +6,14 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <random>
 #include <set>
 #include <unistd.h>
 
 namespace llm {
+namespace fs = std::filesystem;
+
 namespace {
 
 std::atomic<int> interrupts{0}, allowed_interrupts{1};
@@ -69,6 +72,12 @@ double negative_log_likelihood(const float* logits, int64_t count, int32_t id) {
 
 Session::Session(const Settings& all, int64_t) : settings(all) {
   const std::string& directory = settings.directory;
+  if (!file_exists(directory + "/config.json")) {
+    bool gguf = fs::path(directory).extension() == ".gguf";
+    std::error_code none;
+    for (const auto& file : fs::directory_iterator(directory, none)) gguf = gguf || file.path().extension() == ".gguf";
+    if (gguf) throw Error(directory + ": GGUF files are not supported, only directories with config.json and .safetensors");
+  }
   config = read_config(llm::read_json(directory + "/config.json"));
   if (!config.unread.empty() && !settings.quiet) {
     std::string names;

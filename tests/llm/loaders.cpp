@@ -87,9 +87,11 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
     spoil(folder, copy);
     return refusal([&] {
       llm::Settings settings;
-      settings.directory = folder.path(), settings.device = "cpu", settings.quiet = true, settings.threads = 1;
+      settings.directory = folder.path(), settings.device = "cpu", settings.quiet = true, settings.threads = 1, settings.most = 1;
       llm::Session session(settings);
       session.load(1);
+      llm::Session::Times times;
+      session.generate({session.tokenizer->encode("A text")}, {}, times);
     });
   };
   const auto weights = [](const std::function<void(std::vector<golden::Tensor>&)>& change) {
@@ -108,10 +110,16 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(load([](const Folder& f, Json&) { f.write("config.json", "{\"model_type\": \"llama\""); }).find("config.json") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) { f.write("tokenizer.json", "{}"); }).find("tokenizer.json") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); f.write("pytorch_model.bin", "x"); }).find("pytorch_model.bin") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/config.json"); f.write("llama-q4_k.gguf", "GGUF"); }).find("GGUF") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); }).find("model.safetensors") != std::string::npos);
   for (const char* index : {"{}", "{\"weight_map\":{\"a\":\"../../etc/passwd\"}}", "{\"weight_map\":{\"a\":5}}", "{\"weight_map\":{\"a\":\"missing.safetensors\"}}"}) {
     CHECK(load([&](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); f.write("model.safetensors.index.json", index); }) != "");
   }
+  CHECK(load([](const Folder& f, Json&) {
+    Json more = llm::parse_json(tokenizer(), "tokenizer");
+    more["added_tokens"] = {{{"id", 96}, {"content", "A"}}};
+    f.write("tokenizer.json", more.dump());
+  }).find("token 96") != std::string::npos);
   // Shards, and one that is missing.
   const auto shards = [](bool both) {
     return [both](const Folder& f, Json& json) {

@@ -76,6 +76,41 @@ TEST_CASE("prompts of many chunks are written on in as those of one") {
   }
 }
 
+TEST_CASE("the flag decides whether a head is its own") {
+  const Json tied = read("llama_tied"), untied = read("llama");
+  const auto behind = [](const Json& golden, const std::vector<golden::Tensor>& tensors) {
+    const Folder folder;
+    write_model(folder, golden, golden["config"], Type::f32);
+    folder.write("model.safetensors", safetensors(tensors, Type::f32));
+    llm::Settings settings = settings_of(folder);
+    settings.context = 60;
+    return difference(Loaded(settings).last_logits(golden["ids"].get<std::vector<int32_t>>()).data(), golden["logits"].back()["values"].get<std::vector<float>>());
+  };
+  auto tensors = tensors_of(tied);
+  tensors.push_back({"lm_head.weight", {96, 32}, std::vector<float>(96 * 32, 1.f)});  // not read
+  CHECK(behind(tied, tensors) < 2e-5);
+  tensors = tensors_of(untied);
+  tensors.erase(std::find_if(tensors.begin(), tensors.end(), [](const auto& t) { return t.name == "lm_head.weight"; }));
+  std::string why;
+  try {
+    behind(untied, tensors);
+  } catch (const llm::Error& e) {
+    why = e.what();
+  }
+  CHECK(why.find("lm_head.weight") != std::string::npos);
+}
+
+TEST_CASE("a text that grows over the length where angles change is read anew") {
+  const Json golden = read("phi3_long");
+  const Folder folder;
+  write_model(folder, golden, golden["config"], Type::f32);
+  llm::Settings settings = settings_of(folder);
+  settings.temperature = 0;
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  const auto follows = golden["over"]["greedy"].get<std::vector<int32_t>>();
+  CHECK(Loaded(settings).greedy({ids.begin(), ids.begin() + golden["over"]["from"].get<int64_t>()}, int64_t(follows.size())) == follows);
+}
+
 TEST_CASE("weights and caches of fewer bits stay near") {
   const Json golden = read("llama");
   compare(golden, golden["config"], Type::f16, "stored", "fp16", 512, 2e-3, true);

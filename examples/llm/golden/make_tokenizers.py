@@ -94,19 +94,61 @@ def random_texts(count=60):
     return ["".join(rng.choice(rng.choice(pools)) for _ in range(rng.randint(1, 40))) for _ in range(count)]
 
 
+# Code points that random strings are of, long assigned, so that no library's version of Unicode matters.
+POOLS = [[0x20, 0x7e], [0x61, 0x7a], [0x20, 0x20], [0x27, 0x27], [0x09, 0x0d], [0x30, 0x39], [0x21, 0x2f], [0xa0, 0xff], [0x100, 0x17f], [0x300, 0x33f], [0x391, 0x3a1], [0x410, 0x44f], [0x5d0, 0x5ea], [0x621, 0x63a],
+         [0x905, 0x939], [0xe01, 0xe2e], [0xac00, 0xd7a3], [0x1100, 0x1112], [0x1161, 0x1175], [0x3041, 0x3096], [0x4e00, 0x9fa5], [0x2000, 0x200f], [0x2028, 0x202f], [0x2600, 0x26ff], [0x2160, 0x217f], [0xff01, 0xff5e],
+         [0x1f600, 0x1f640], [0x1d400, 0x1d454]]
+STRINGS, BLOCK = 100000, 1000
+
+
+def drawn():
+    """Random strings, which the tests draw as well (splitmix64)."""
+    mask, state = 2**64 - 1, 0
+
+    def bits():
+        nonlocal state
+        state = x = (state + 0x9e3779b97f4a7c15) & mask
+        x = ((x ^ (x >> 30)) * 0xbf58476d1ce4e5b9) & mask
+        x = ((x ^ (x >> 27)) * 0x94d049bb133111eb) & mask
+        return x ^ (x >> 31)
+
+    out = []
+    for _ in range(STRINGS):
+        text = ""
+        for _ in range(bits() % 24 + 1):
+            low, high = POOLS[bits() % len(POOLS)]
+            text += chr(low + bits() % (high - low + 1))
+        out.append(text)
+    return out
+
+
+def hashes(lists):
+    """A number for each block of lists of ids: FNV-1a of the ids and of -1 behind each list."""
+    out = []
+    for begin in range(0, len(lists), BLOCK):
+        h = 14695981039346656037
+        for ids in lists[begin:begin + BLOCK]:
+            for value in [*ids, 2**32 - 1]:
+                h = (h ^ value) * 1099511628211 & (2**64 - 1)
+        out.append(f"{h:016x}")
+    return out
+
+
 def main():
+    strings = drawn()
     everything = TEXTS + texts_with_added() + random_texts()
-    result = {"made_with": f"tokenizers {tokenizers.__version__}, sentencepiece {sentencepiece.__version__}", "texts": everything, "tokenizers": {}}
+    result = {"made_with": f"tokenizers {tokenizers.__version__}, sentencepiece {sentencepiece.__version__}", "texts": everything, "drawn": {"pools": POOLS, "block": BLOCK}, "tokenizers": {}}
     for name, tokenizer in make_all().items():
         ids = [tokenizer.encode(text).ids for text in everything]
-        result["tokenizers"][name] = {"json": json.loads(tokenizer.to_str()), "ids": ids, "decoded": [tokenizer.decode(x, skip_special_tokens=True) for x in ids]}
+        result["tokenizers"][name] = {"json": json.loads(tokenizer.to_str()), "ids": ids, "drawn": hashes([x.ids for x in tokenizer.encode_batch(strings)]), "decoded": [tokenizer.decode(x, skip_special_tokens=True) for x in ids]}
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([text for text in corpus() if "\0" not in text]), model_writer=model, vocab_size=420, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
         remove_extra_whitespaces=False, character_coverage=0.98, user_defined_symbols=["<tool>"], minloglevel=2)
     oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     plain = [text for text in TEXTS + random_texts() if "\0" not in text]
-    result["sentencepiece"] = {"model": base64.b64encode(model.getvalue()).decode(), "texts": plain, "ids": [[oracle.bos_id()] + oracle.encode(text) for text in plain]}
+    result["sentencepiece"] = {"model": base64.b64encode(model.getvalue()).decode(), "texts": plain, "ids": [[oracle.bos_id()] + oracle.encode(text) for text in plain],
+                               "drawn": hashes([[oracle.bos_id()] + oracle.encode(text) for text in strings])}
     with open(os.path.join(sys.argv[1], "tokenizers.json"), "w") as file:
         json.dump(result, file, separators=(",", ":"))
         file.write("\n")

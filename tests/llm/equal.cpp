@@ -1,0 +1,195 @@
+// The same text, computed in all ways that there are: alone and in a batch, in pages and dense, in chunks and as a whole, with fewer bits; on
+// a GPU also by a graph and call by call, with weights asked for early and not, and against the CPU. Compiled for a device, LLM_DEVICE.
+#include <cstdlib>
+
+#include "golden.h"
+#include "support/catch.h"
+
+using namespace golden;
+using Ids = llm::Tokenizer::Ids;
+
+namespace {
+
+const bool on_gpu = std::string(LLM_DEVICE) == "gpu";
+
+// A device with all that is needed for such weights and such a cache.
+bool can(llm::Type stored, llm::Type weights, llm::Type cache) {
+  std::string why;
+  const auto device = on_gpu ? llm::make_gpu(stored, why) : llm::make_cpu(1);
+  if (device == nullptr) WARN(why);
+  return device != nullptr && device->products(stored) != nullptr && device->products(weights) != nullptr && device->attend(cache) != nullptr;
+}
+
+llm::Settings settings_of(const std::string& directory, llm::Type cache) {
+  llm::Settings s;
+  s.directory = directory, s.device = LLM_DEVICE, s.threads = 2, s.quiet = true, s.cache = llm::name_of(cache);
+  s.temperature = 0, s.ignore_eos = true, s.seed = 1;
+  return s;
+}
+
+struct Loaded {
+  llm::Settings settings;
+  llm::Session session;
+  explicit Loaded(const llm::Settings& s, int64_t sequences = 1) : settings(s), session(settings) { session.load(sequences); }
+
+  std::vector<float> logits(int64_t row = 0) {
+    const float* const p = session.model->logits(row);
+    return std::vector<float>(p, p + session.config.vocabulary);
+  }
+  std::vector<float> read(const Ids& ids, int64_t sequence = 0) {
+    session.model->read(sequence, 0, ids.data(), int64_t(ids.size()));
+    return logits();
+  }
+  // Of each text behind so many more tokens, which are written into the texts. A token is one of the first `some`.
+  std::vector<std::vector<float>> write(std::vector<Ids>& texts, int steps) {
+    llm::Model& model = *session.model;
+    const int64_t some = std::min(session.config.vocabulary, session.tokenizer->size());
+    int64_t longest = 0;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      model.begin(int64_t(i), texts[i], {}, some, 1);
+      model.read(int64_t(i), 0, texts[i].data(), int64_t(texts[i].size()));
+      model.choose_next(int64_t(i));
+      longest = std::max(longest, int64_t(texts[i].size()));
+    }
+    for (int step = 0; step < steps; ++step) {
+      for (size_t i = 0; i < texts.size(); ++i) texts[i].push_back(model.token(int64_t(i), int64_t(texts[i].size())));
+      model.step(longest + step + 1);
+    }
+    std::vector<std::vector<float>> out;
+    for (size_t i = 0; i < texts.size(); ++i) out.push_back(logits(int64_t(i)));
+    return out;
+  }
+};
+
+std::vector<std::string> stories() {
+  std::vector<std::string> out;
+  std::ifstream file(LLM_STORIES);
+  for (std::string line; std::getline(file, line);) out.push_back(line);
+  return out;
+}
+
+// Nats in all stories, each of them read alone.
+double nats(const llm::Settings& settings) {
+  Loaded model(settings);
+  double sum = 0;
+  for (const std::string& story : stories()) {
+    const Ids ids = model.session.tokenizer->encode(story);
+    model.session.model->score(0, 0, ids.data(), int64_t(ids.size()), [&](int64_t i, const float* logits) {
+      if (i + 1 < int64_t(ids.size())) sum += llm::negative_log_likelihood(logits, model.session.config.vocabulary, ids[size_t(i + 1)]) / double(ids.size() - 1);
+    });
+  }
+  return sum / double(stories().size());
+}
+
+// A model, texts to read, and how far the roundings of its types may bring results apart.
+void compare_ways(const std::string& directory, llm::Type cache, const std::vector<Ids>& prompts, double tolerance) {
+  constexpr int steps = 12;
+  llm::Settings settings = settings_of(directory, cache);
+  settings.context = 220;
+  std::vector<Ids> texts = prompts;
+  const auto together = Loaded(settings, int64_t(prompts.size())).write(texts, steps);
+  // What was written in steps, read: alone, as a whole and in chunks.
+  for (const int64_t chunk : {512, 7}) {
+    settings.chunk = chunk;
+    Loaded alone(settings);
+    for (size_t i = 0; i < texts.size(); ++i) {
+      INFO("text " << i << ", chunks of " << chunk);
+      CHECK(difference(alone.read(texts[i]).data(), together[i]) < tolerance);
+    }
+  }
+  settings.chunk = 512;
+  for (const int64_t page : {1, 5, 16}) {
+    settings.page = page;
+    std::vector<Ids> again = prompts;
+    const auto paged = Loaded(settings, int64_t(prompts.size())).write(again, steps);
+    for (size_t i = 0; i < texts.size(); ++i) {
+      INFO("text " << i << ", pages of " << page);
+      if (on_gpu && again[i] != texts[i]) continue;  // two tokens of almost the same logits
+      CHECK(again[i] == texts[i]);
+      CHECK(difference(paged[i].data(), together[i]) < tolerance);
+    }
+  }
+  if (!on_gpu) return;
+  settings.page = 0;
+  for (const char* name : {"LLM_GRAPH", "LLM_EARLY"}) {
+    setenv(name, "0", 1);
+    std::vector<Ids> again = prompts;
+    const auto plain = Loaded(settings, int64_t(prompts.size())).write(again, steps);
+    unsetenv(name);
+    INFO(name << "=0");
+    CHECK(again == texts);
+    CHECK(plain == together);  // the same kernels
+  }
+}
+
+std::vector<Ids> three(const Ids& ids) {
+  std::vector<Ids> out;
+  for (const size_t n : {size_t(40), size_t(3), size_t(17)}) out.emplace_back(ids.begin(), ids.begin() + int64_t(std::min(n, ids.size())));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("tiny models compute the same in every way") {
+  const llm::Type type = on_gpu ? llm::Type::f16 : llm::Type::f32;
+  if (!can(type, type, type)) return test::skip("no such device or types");
+  for (const char* name : {"llama", "mistral", "qwen2_window", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen2_moe"}) {
+    INFO(name);
+    const Json golden = read(name);
+    const Folder folder;
+    write_model(folder, golden, golden["config"], type);
+    compare_ways(folder.path(), type, three(golden["ids"].get<Ids>()), on_gpu ? 2 * golden["errors"]["float16"].get<double>() : 2e-5);
+  }
+}
+
+// Twice the error that transformers has itself; fp32 is tested against its logits in models.cpp.
+TEST_CASE("models with weights and caches of 16 bits err no more than transformers does") {
+  for (const llm::Type type : {llm::Type::f16, llm::Type::bf16}) {
+    if (!can(type, type, type)) continue;
+    for (const auto& file : fs::directory_iterator(LLM_GOLDEN)) {
+      const Json golden = llm::read_json(file.path().string());
+      if (!golden.contains("tensors")) continue;
+      INFO(file.path().stem().string() << " in " << llm::name_of(type));
+      const Folder folder;
+      write_model(folder, golden, golden["config"], type);
+      llm::Settings settings = settings_of(folder.path(), type);
+      settings.context = 200;
+      Loaded model(settings);
+      const double allowed = 2 * golden["errors"][type == llm::Type::f16 ? "float16" : "bfloat16"].get<double>();
+      const Ids ids = golden["ids"].get<Ids>();
+      for (const Json& mark : golden["logits"]) {
+        CHECK(difference(model.read({ids.begin(), ids.begin() + mark["at"].get<int64_t>() + 1}).data(), mark["values"].get<std::vector<float>>()) < allowed);
+      }
+    }
+  }
+}
+
+TEST_CASE("the bundled model computes the same in every way, and on the CPU") {
+  if (!can(llm::Type::f16, llm::Type::f16, llm::Type::f16)) return test::skip("no such device or types");
+  const Ids ids = llm::Tokenizer(LLM_MODEL).encode(stories()[0]);
+  REQUIRE(ids.size() > 100);
+  compare_ways(LLM_MODEL, llm::Type::f16, three(ids), 1e-2);
+  if (!on_gpu) return;
+  llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
+  const std::vector<float> there = Loaded(settings).read(ids);
+  settings.device = "cpu";
+  CHECK(difference(there.data(), Loaded(settings).read(ids)) < 1e-2);
+}
+
+TEST_CASE("the bundled model foresees texts with fewer bits almost as well") {
+  struct {
+    llm::Type weights, cache;
+    double most;
+  } const all[] = {{llm::Type::i8, llm::Type::f16, 1.005}, {llm::Type::i4, llm::Type::f16, 1.04}, {llm::Type::f8, llm::Type::f16, 1.01}, {llm::Type::f16, llm::Type::f8, 1.01}};
+  for (const auto& one : all) {
+    if (!can(llm::Type::f16, one.weights, one.cache)) continue;
+    llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
+    const double plain = nats(settings);
+    settings.weights = llm::name_of(one.weights), settings.cache = llm::name_of(one.cache);
+    const double more = std::exp(nats(settings) - plain);
+    INFO("weights of " << llm::name_of(one.weights) << ", cache of " << llm::name_of(one.cache) << ": perplexity " << std::exp(plain) << " times " << more);
+    CHECK(more < one.most);
+    CHECK(plain < 2.2);  // it has learned something, or nothing is tested
+    if (std::getenv("LLM_SHOW") != nullptr) WARN("shown");
+  }
+}
