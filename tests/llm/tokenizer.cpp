@@ -96,7 +96,8 @@ TEST_CASE("special tokens in texts from elsewhere are plain text") {
 TEST_CASE("random strings become the tokens that the original libraries make") {
   const Json golden = read("tokenizers");
   const auto pools = golden["drawn"]["pools"].get<std::vector<std::array<uint32_t, 2>>>();
-  const size_t block = golden["drawn"]["block"].get<size_t>(), blocks = golden["sentencepiece"]["drawn"].size();
+  const size_t block = golden["drawn"]["block"].get<size_t>(), all = golden["sentencepiece"]["drawn"].size();
+  const size_t blocks = std::getenv("LLM_STRINGS") != nullptr ? all : all / 10;  // LLM_STRINGS=1: all of them
   uint64_t state = 0;
   const auto bits = [&] {
     uint64_t x = state += 0x9e3779b97f4a7c15ull;
@@ -139,7 +140,7 @@ TEST_CASE("a million bytes of anything come back as they were, from a small stac
         while (text.size() < bytes) text += unit;
         Tokenizer::Ids ids;
         const double seconds = on_small_stack([&] { ids = tokenizer.encode(text, false); });
-        if (name != std::string("qwen2")) CHECK(tokenizer.decode(ids) == text);
+        if (bytes == 1000000 && name != std::string("qwen2")) CHECK(tokenizer.decode(ids) == text);
         return seconds;
       };
       const double quarter = encode(250000), whole = encode(1000000);
