@@ -498,6 +498,13 @@ class Paired : public Functor {
     const int at = int(heads_.remainder(static_cast<uint32_t>(row)));
     return at >= 2 * half_ ? row : row - at + at / 2 + (at % 2 != 0 ? half_ : 0);
   }
+  // Of a row: its place in its head if it is one of a pair, otherwise -1.
+  int64_t place_in_pairs(int64_t row) const {
+    const int64_t at = half_ == 0 ? 0 : row % head_dim_;
+    return at < 2 * half_ ? at : -1;
+  }
+  int64_t half() const { return half_; }
+  int64_t head_of(int64_t row) const { return half_ == 0 ? 0 : row / head_dim_; }
 
  private:
   S source_;

@@ -74,6 +74,29 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
   CHECK_TALLY(t);
 }
 
+// They take the path of weights as they are: in the order of pairs, vector by vector.
+TEST_CASE("weights in the order of pairs give the same bits") {
+  const int64_t dim = 24, rotary = 20, n = 3 * dim, cols = 288;
+  Random random(1);
+  std::vector<float> x(size_t(7 * cols)), scales(size_t(n * cols / 32), 0.5f), paired(size_t(7 * n)), plain(size_t(7 * n));
+  std::vector<uint32_t> codes(size_t(n * cols / 8));
+  for (float& v : x) v = float(random.normal());
+  for (uint32_t& word : codes) word = uint32_t(random.uniform(0, 4294967295.0));
+  const auto map = k::rope(static_cast<const int32_t*>(nullptr), static_cast<const float*>(nullptr), int(dim)).rotary_dim(int(rotary));
+  const auto w = k::dequant(k::int4(codes.data(), cols), k::group_scales(scales.data(), cols / 32, 32));
+  for (const int64_t m : {1, 3, 7}) {
+    const auto run = [&](const auto& weights, float* y) { return k::cpu::matmul(on_threads(2), k::load(x.data(), cols), weights, k::store(y, n), {m, n, cols}); };
+    REQUIRE(run(k::paired(w, map), paired.data()));
+    REQUIRE(run(w, plain.data()));
+    int other = 0;
+    for (int64_t i = 0; i < m * n; ++i) {
+      const int64_t at = i % n % dim, row = at < rotary ? i - at + at / 2 + at % 2 * rotary / 2 : i;
+      other += paired[size_t(i)] != plain[size_t(row)];
+    }
+    CHECK(other == 0);
+  }
+}
+
 TEST_CASE("a ring that new tokens go around more than once") {
   Tally t;
   for (const int threads : {1, 2}) {

@@ -157,6 +157,27 @@ template <class C, class S, int kParts>
 class Unit<C, Stacked<S, kParts>> : public Unit<C, S> {};
 template <class C, class S>
 class Unit<C, Shifted<S>> : public Unit<C, S> {};
+template <class C, class S>
+class Unit<C, Paired<S>> : public Unit<C, S> {};
+
+// Rows of a matrix that follow each other in two lines: row v is base + v / 2 * step, or, if v is odd, `odd` rows behind that.
+template <class S>
+struct TwoLines {
+  S source;
+  int64_t base, step, odd;
+};
+template <class W>
+struct MatrixOf {
+  using type = W;
+  static KERNELS_INLINE const W& of(const W& w) { return w; }
+  static KERNELS_INLINE int64_t row(const W&, int64_t row) { return row; }
+};
+template <class S>
+struct MatrixOf<TwoLines<S>> {
+  using type = S;
+  static KERNELS_INLINE const S& of(const TwoLines<S>& w) { return w.source; }
+  static KERNELS_INLINE int64_t row(const TwoLines<S>& w, int64_t row) { return w.base + (row >> 1) * w.step + (row & 1) * w.odd; }
+};
 
 // Where weights lie, if they lie anywhere, and of how many bits they are.
 template <class W>
@@ -208,7 +229,8 @@ void put_in_planes(C* values, int64_t count) {
 template <class C, class W, int kRows>
 class Shared {
  public:
-  KERNELS_INLINE Shared(const W&, int64_t, int64_t, int64_t) {}
+  template <class RowOf>
+  KERNELS_INLINE Shared(const W&, const RowOf&, int64_t, int64_t) {}
   static constexpr int64_t group = kStrideCols;
   KERNELS_INLINE int64_t index(int64_t) const { return 0; }
   KERNELS_INLINE Register<C> scale(const Unit<C, W>& unit, int, int64_t) const { return unit.scale(); }
@@ -221,13 +243,14 @@ class Shared<C, Dequant<Codes, S>, kRows> {
   static constexpr int N = kLanes<C>, most = kRunCols / (U::in_planes ? 8 : U::cols) + 1;
 
  public:
-  // Columns [begin, begin + count), kRunCols at most.
-  KERNELS_INLINE Shared(const W& w, int64_t row, int64_t begin, int64_t count)
+  // Columns [begin, begin + count), kRunCols at most, of rows row_of(0), row_of(1) ...
+  template <class RowOf>
+  KERNELS_INLINE Shared(const W& w, const RowOf& row_of, int64_t begin, int64_t count)
       : log2_(w.scales().col_log2()), begin_(begin), first_(begin >> log2_), group(w.scales().group(kStrideCols)) {
     const int64_t number = ((begin + count - 1) >> log2_) - first_ + 1;
     for (int r = 0; r < kRows; ++r) {
-      read_row(load(w.scales().scale_at(row + r, begin), 0), 0, 0, number, scales_[r]);
-      if constexpr (S::has_zeros) read_row(load(w.scales().zero_at(row + r, begin), 0), 0, 0, number, zeros_[r]);
+      read_row(load(w.scales().scale_at(row_of(r), begin), 0), 0, 0, number, scales_[r]);
+      if constexpr (S::has_zeros) read_row(load(w.scales().zero_at(row_of(r), begin), 0), 0, 0, number, zeros_[r]);
     }
     if constexpr (U::in_planes) {
       for (int i = 0; i < N; ++i) lanes_[i] = int32_t(8 * i >> lesser(log2_, 30));
@@ -289,16 +312,22 @@ constexpr int rows_together(int rows, int tokens) {
 // lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t * stride, lane
 // by lane; count is a multiple of a unit, kRunCols at most.
 template <int kRows, int kTokens, class C, class W>
-void multiply(const W w, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes, int lanes_stride) {
-  using U = Unit<C, W>;
+void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes, int lanes_stride) {
+  using Of = MatrixOf<W>;
+  using M = typename Of::type;
+  using U = Unit<C, M>;
   constexpr int N = kLanes<C>, step = U::in_planes ? U::cols : kStrideCols;
-  const Shared<C, W, kRows> shared(w, at.row, begin, count);
+  const M w = Of::of(rows);
+  int64_t row_of[kRows];
+  unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r()); });
+  const int64_t next_row = Of::row(rows, at.next);
+  const Shared<C, M, kRows> shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
   // sums[t][r] += the products of a unit of rows first + r, without their scales.
   const auto add_unit = [&](auto first, int64_t col, int64_t index, auto& sums) KERNELS_INLINE {
     constexpr int rows = sizeof(sums[0]) / sizeof(sums[0][0]);
     unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
       unrolled<rows>([&](auto r) KERNELS_INLINE {
-        const U unit(w, at.row + first() + r(), begin + col);
+        const U unit(w, row_of[first() + r()], begin + col);
         const Register<C> v = shared.centered(unit.template vector<i()>(), first() + r(), index);
         unrolled<kTokens>([&](auto t) KERNELS_INLINE {
           sums[t()][r()] = multiply_add<C>(v, vector_at(x + t() * stride + col + i() * N), sums[t()][r()]);
@@ -309,15 +338,15 @@ void multiply(const W w, const Stretch& at, int64_t begin, int64_t count, const 
   Register<C> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += step) {
     // Those of 32 bits and more come by themselves, as their rows are long.
-    if constexpr (Place<W>::bits > 0 && Place<W>::bits < 32) {
+    if constexpr (Place<M>::bits > 0 && Place<M>::bits < 32) {
       // What is asked for is as far from what is read for every row.
-      constexpr int64_t ahead_cols = kAheadBytes * 8 / Place<W>::bits;
+      constexpr int64_t ahead_cols = kAheadBytes * 8 / Place<M>::bits;
       const int64_t ahead = begin + col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
-      const char* const here = Place<W>::of(w, at.row, begin + col);
-      const int64_t distance = Place<W>::of(w, ahead < at.end ? at.row : at.next, from) - here;
+      const char* const here = Place<M>::of(w, row_of[0], begin + col);
+      const int64_t distance = Place<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - here;
       unrolled<kRows>([&](auto r) KERNELS_INLINE {
-        const char* const p = Place<W>::of(w, at.row + r(), begin + col) + distance;
-        unrolled<(step * Place<W>::bits / 8 + kLineBytes - 1) / kLineBytes>([&](auto line) KERNELS_INLINE {
+        const char* const p = Place<M>::of(w, row_of[r()], begin + col) + distance;
+        unrolled<(step * Place<M>::bits / 8 + kLineBytes - 1) / kLineBytes>([&](auto line) KERNELS_INLINE {
           prefetch_lines(p + line() * kLineBytes, p + line() * kLineBytes + 1);
         });
       });
@@ -342,7 +371,7 @@ void multiply(const W w, const Stretch& at, int64_t begin, int64_t count, const 
             while ((c += U::cols) < group_end);
           }
           unrolled<together>([&](auto r) KERNELS_INLINE {
-            const Register<C> scale = shared.scale(U(w, at.row + first() + r(), begin + from), first() + r(), index);
+            const Register<C> scale = shared.scale(U(w, row_of[first() + r()], begin + from), first() + r(), index);
             unrolled<kTokens>([&](auto t) KERNELS_INLINE {
               sums[t()][first() + r()] = multiply_add<C>(group[t()][r()], scale, sums[t()][first() + r()]);
             });
@@ -371,7 +400,7 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   constexpr int N = kLanes<C>;
   int64_t col = 0;
   if (in_units<C>(w)) {
-    const Shared<C, W, 1> shared(w, row, begin, count);
+    const Shared<C, W, 1> shared(w, [row](int) KERNELS_INLINE { return row; }, begin, count);
     for (; col + U::cols <= count; col += U::cols) {
       const U unit(w, row, begin + col);
       const int64_t index = shared.index(col);
@@ -391,11 +420,19 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   for (; count % kPadding != 0; ++count) to[count] = C(0);
 }
 
+// Pairs stand in two lines; rows that are none get numbers far from those of pairs and of other heads.
+template <class S, class F>
+void in_lines(const Paired<S>& w, int64_t row, const F& f) {
+  const int64_t pair = w.place_in_pairs(row), alone = (1 + w.head_of(row)) << 20;
+  if (pair >= 0) f(TwoLines<S>{w.source(), row - pair, 1, w.half()}, pair);
+  else f(TwoLines<S>{w.source(), -alone, 2, 1}, row + alone);
+}
 // f(matrix, row): the matrix that holds row `row` of the weights, and its number there.
 template <class W, class F>
 void in_matrix(const W& w, int64_t row, const F& f) {
   if constexpr (is_stacked<W>::value) w.visit(row, [&](const auto& part, int64_t begin) { in_matrix(part, row - begin, f); });
   else if constexpr (is_shifted<W>::value) in_matrix(w.source(), row + w.shift(), f);
+  else if constexpr (is_paired<W>::value) in_lines(w, row, f);
   else f(w, row);
 }
 template <class W>
@@ -490,14 +527,16 @@ class Gemv {
   }
   template <int kRows, class M>
   void multiply_group(const M& w, const Stretch& at, const C* x, int64_t stride, C* sums, int64_t sums_stride) const {
+    using Of = MatrixOf<M>;
+    using Matrix = typename Of::type;
     constexpr int64_t decoded_stride = kDecodedCols + kRowGap;
     alignas(64) C decoded[kRows * decoded_stride];
     Register<C> lanes[kMostTokens * kRows];
     fill(lanes, tokens_ * kRows, Register<C>{});
     int64_t col = at.begin;
     if constexpr (kRows <= kTileRows || kRowsForOne == kRows) {
-      if (tokens_ <= kTileTokens && in_units<C>(w)) {
-        constexpr int unit = Unit<C, M>::cols;
+      if (tokens_ <= kTileTokens && in_units<C>(Of::of(w))) {
+        constexpr int unit = Unit<C, Matrix>::cols;
         for (const int64_t end = at.begin + (at.end - at.begin) / unit * unit; col < end;) {
           const int64_t count = lesser(kRunCols, end - col);
           multiply_tile<kRows>(tokens_, w, at, col, count, x + (col - at.begin), stride, lanes, kRows);
@@ -526,8 +565,8 @@ class Gemv {
         }
       }
       for (int r = 0; r < kRows; ++r) {
-        decode(w, at.row + r, col, count, decoded + r * decoded_stride);
-        prefetch(w, first + r, from, lesser(from + kDecodedCols, at.end));
+        decode(Of::of(w), Of::row(w, at.row + r), col, count, decoded + r * decoded_stride);
+        prefetch(Of::of(w), Of::row(w, first + r), from, lesser(from + kDecodedCols, at.end));
       }
       multiply_all(DirectLoad<C>(decoded, decoded_stride), 0, 0);
     }
