@@ -24,7 +24,7 @@ build+=(-I "$include_dir" -I "$example" -I "$here")
 if [[ -n ${MODELS:-} ]]; then
   sources+=("$example"/{device,model,session}.cpp)
   units="ROWS(scalar) PRODUCTS(scalar,f32) ATTEND(scalar,f32)"
-  build+=(-DFUZZ_MODELS=1 "-DLLM_UNITS=$units" -DUNIT=scalar)
+  build+=(-DFUZZ_MODELS=1 "-DLLM_GOLDEN=\"$example/golden\"" "-DLLM_UNITS=$units" -DUNIT=scalar)
   for part in ROWS PRODUCTS=1,WEIGHTS=f32 ATTEND=1,CACHE=f32; do
     "${build[@]}" "-D${part//,/ -D}" -c "$example/cpu.cpp" -o "$work/$part.o"
   done
