@@ -18,6 +18,7 @@ build=("$compiler" -std=c++17 "$optimize" -g1 -fsanitize=address,undefined -fno-
 echo 'int main() {}' > "$work/empty.cpp"
 "${build[@]}" "$work/empty.cpp" -lpcre2-8 -lutf8proc -o "$work/empty" && "$work/empty" || { echo "skipped: $compiler -fsanitize=address,undefined does not work here"; exit 77; }
 
+libraries=(-lpcre2-8 -lutf8proc)
 # In one translation unit, as most of the time goes into the headers.
 sources=("$example"/{config,weights,tokenizer}.cpp "$here/target.cpp")
 build+=(-I "$include_dir" -I "$example" -I "$here")
@@ -25,12 +26,12 @@ if [[ -n ${MODELS:-} ]]; then
   sources+=("$example"/{device,model,session}.cpp)
   units="ROWS(scalar) PRODUCTS(scalar,f32) ATTEND(scalar,f32)"
   build+=(-DFUZZ_MODELS=1 "-DLLM_GOLDEN=\"$example/golden\"" "-DLLM_UNITS=$units" -DUNIT=scalar)
-  for part in ROWS PRODUCTS=1,WEIGHTS=f32 ATTEND=1,CACHE=f32; do
-    "${build[@]}" "-D${part//,/ -D}" -c "$example/cpu.cpp" -o "$work/$part.o"
+  for part in FUZZ_ROWS WEIGHTS=f32 CACHE=f32; do
+    "${build[@]}" "-D$part" -c "$example/cpu.cpp" -o "$work/$part.o"
+    libraries+=("$work/$part.o")
   done
 fi
 printf '#include "%s"\n' "${sources[@]}" > "$work/all.cpp"
-libraries=(-lpcre2-8 -lutf8proc)
 printf '#include "%s"\n' "$work/all.cpp" "$here/main.cpp" > "$work/own.cpp"
 "${build[@]}" "$work/own.cpp" "${libraries[@]}" -o "$work/own"
 mkdir "$work/seeds"
