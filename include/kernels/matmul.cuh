@@ -61,7 +61,8 @@ struct MatmulPlan : MatmulPolicy {
 
 namespace detail {
 
-template <class P>
+// kOnly: the one path that is compiled, or automatic for all.
+template <class P, Path kOnly>
 class ProductEngine {
  public:
   using X = typename P::X;
@@ -99,17 +100,16 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     Path path = policy_.path;
     KERNELS_TRY(choose_path(path));
-    switch (path) {
-      case Path::gemv: return run_gemv();
-      case Path::skinny: return run_skinny();
-      case Path::gemm: return run_gemm();
-      case Path::simt: return run_simt();
-      case Path::automatic: break;
-    }
+    if constexpr (compiled(Path::gemv)) if (path == Path::gemv) return run_gemv();
+    if constexpr (compiled(Path::skinny)) if (path == Path::skinny) return run_skinny();
+    if constexpr (compiled(Path::gemm)) if (path == Path::gemm) return run_gemm();
+    if constexpr (compiled(Path::simt)) if (path == Path::simt) return run_simt();
     return unsupported("matmul: no such path");
   }
 
  private:
+  static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
+
   const char* why_not(Path path, int most, int most_x, bool whole) const {
     if (narrow_weights && !Coded<W>::known) return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
     if (pack_w_ < most) return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
@@ -123,6 +123,8 @@ class ProductEngine {
   }
 
   Status choose_path(Path& path) const {
+    if (path == Path::automatic) path = kOnly;
+    if (!compiled(path)) return unsupported("matmul: another path than the one that is compiled");
     if (path == Path::automatic && policy_.batch_invariant) path = by_token<W> ? Path::gemv : narrow_weights ? Path::gemm : Path::simt;
     if (policy_.batch_invariant && path != Path::gemm && path != Path::simt && !by_token<W>) return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
     if (path == Path::automatic) {
@@ -352,7 +354,7 @@ class ProductEngine {
 };
 
 // Calls f(engine), unless there is nothing to do.
-template <class X, class W, class Out, class F>
+template <Path kOnly, class X, class W, class Out, class F>
 Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, const F& f) {
   if constexpr (!takes_product<X, W, Out>()) {
     return not_compiled();
@@ -363,7 +365,7 @@ Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, cons
     const auto inputs = read_twice(x);  // by every block
     using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
     const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
-    return f(ProductEngine<Problem>(ex, problem, policy));
+    return f(ProductEngine<Problem, kOnly>(ex, problem, policy));
   }
 }
 
@@ -371,11 +373,18 @@ Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, cons
 
 template <class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy = {}) {
-  return detail::with_product(ex, x, w, out, shape, groups, policy, [](const auto& engine) { return engine.run(); });
+  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy, [](const auto& engine) { return engine.run(); });
 }
 template <class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
   return matmul(ex, x, w, out, shape, Groups{}, policy);
+}
+
+// The same with the kernels of one path alone, which take a fraction of the time to compile: matmul<Path::gemv>(...) where there is only
+// ever one token, say.
+template <Path kOnly, class X, class W, class Out>
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+  return detail::with_product<kOnly>(ex, x, w, out, shape, Groups{}, policy, [](const auto& engine) { return engine.run(); });
 }
 
 // What such a call does, and why not a faster way.
@@ -383,7 +392,7 @@ template <class X, class W, class Out>
 Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, MatmulPlan& plan) {
   plan = {};
   static_cast<MatmulPolicy&>(plan) = policy;
-  return detail::with_product(ex, x, w, out, shape, groups, policy, [&](const auto& engine) { return engine.plan(plan); });
+  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy, [&](const auto& engine) { return engine.plan(plan); });
 }
 
 KERNELS_END
