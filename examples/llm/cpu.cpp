@@ -30,6 +30,7 @@ on::Exec exec(const Place& place) { return on::Exec{place.threads}; }
 [[maybe_unused]] on::MatmulPolicy policy(const Place&) { return {}; }
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
+constexpr bool kFolds = false;
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
@@ -42,7 +43,7 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8};
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, qkv, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds, qkv, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);

@@ -32,6 +32,12 @@ on::Exec exec(const Place& place) { return on::Exec{static_cast<cudaStream_t>(pl
 }
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
+// Weights of 16 bits meet one token on CUDA cores, where blocks find out the row's factor while their weights are on the way.
+constexpr bool kFolds = bits_of(kWeights) == 16;
+template <class X, class W, class Out>
+k::Status one_row(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
+  return k::matmul<k::Path::gemv>(exec(place), x, w, out, shape, policy(place));
+}
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
@@ -48,7 +54,7 @@ using A = Element<Type::UNIT>;
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, qkv, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, kFolds, qkv, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);

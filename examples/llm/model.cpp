@@ -26,11 +26,11 @@ void Model::layers(const Tokens& tokens) {
     const Cache cache = cache_of(layer, sequence);
 
     // Queries, and keys and values behind those of the tokens before.
-    check(rows.norm(place, x, layer.attention_norm, y_.as(), n, hidden));
     const QkvWeights& w = layer.qkv;
     if (!config_.head_norms && products(w.q).makes(cache.type)) {
-      check(products(w.q).qkv(place, tokens, shape, y_.as(), w, rope, cache, q_.as()));
+      check(products(w.q).qkv(place, tokens, shape, normed(x, layer.attention_norm, w.q, n), w, rope, cache, q_.as()));
     } else {
+      check(rows.norm(place, x, layer.attention_norm, y_.as(), n, hidden));
       check(products(w.q).plain(place, y_.as(), w.q, w.q_bias, raw_q_.as<float>(), n));
       check(products(w.k).plain(place, y_.as(), w.k, w.k_bias, k_.as<float>(), n));
       check(products(w.v).plain(place, y_.as(), w.v, w.v_bias, v_.as<float>(), n));
@@ -46,12 +46,11 @@ void Model::layers(const Tokens& tokens) {
       check(products(layer.output).residual(place, o_.as(), layer.output, layer.output_bias, x, n));
     }
 
-    check(rows.norm(place, x, layer.mlp_norm, y_.as(), n, hidden));
     if (how.experts) {
       experts(layer, n);
       continue;
     }
-    check(products(layer.up).up(place, config_.activation, y_.as(), layer.gate, layer.up, layer.up_bias, h_.as(), n));
+    check(products(layer.up).up(place, config_.activation, normed(x, layer.mlp_norm, layer.up, n), layer.gate, layer.up, layer.up_bias, h_.as(), n));
     if (config_.post_norms) {
       check(products(layer.down).plain(place, h_.as(), layer.down, layer.down_bias, t, n));
       check(rows.add_norm(place, t, layer.after_mlp, x, n, hidden));
@@ -61,18 +60,26 @@ void Model::layers(const Tokens& tokens) {
   }
 }
 
+// norm(x), or x as it is with the norm that the product with w applies itself.
+Inputs Model::normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows) {
+  if (rows == 1 && !norm.layer_norm && products(w).folds) return {x, &norm};
+  check(device_.rows().norm(device_.place(), x, norm, y_.as(), rows, config_.hidden));
+  return {y_.as()};
+}
+
 // A router sends each row to a few experts; their products are made in groups. Qwen2 has one more expert that all rows go to.
 void Model::experts(const Layer& layer, int64_t n) {
   const RowCalls& rows = device_.rows();
   const Place& place = device_.place();
   float* const x = x_.as<float>();
+  check(rows.norm(place, x, layer.mlp_norm, y_.as(), n, config_.hidden));
   check(products(layer.router).plain(place, y_.as(), layer.router, zeros_, experts_.logits, n));
   check(rows.route(place, experts_, n));
   check(products(layer.expert_up).expert_up(place, experts_, y_.as(), layer.expert_gate, layer.expert_up, h_.as(), n));
   check(products(layer.expert_down).expert_down(place, experts_, h_.as(), layer.expert_down, zeros_, made_.as<float>(), n));
   check(rows.combine(place, experts_, made_.as<float>(), x, n, config_.hidden));
   if (!layer.shared_gate) return;
-  check(products(layer.up).up(place, config_.activation, y_.as(), layer.gate, layer.up, zeros_, h_.as(), n));
+  check(products(layer.up).up(place, config_.activation, {y_.as()}, layer.gate, layer.up, zeros_, h_.as(), n));
   check(products(layer.down).plain(place, h_.as(), layer.down, zeros_, t_.as<float>(), n));
   check(products(layer.shared_gate).plain(place, y_.as(), layer.shared_gate, zeros_, experts_.logits, n));
   check(rows.add_gated(place, experts_.logits, t_.as<float>(), x, n, config_.hidden));

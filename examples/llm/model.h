@@ -83,6 +83,7 @@ class Model {
   void set_length(int64_t length);
   void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);
   void choose(int64_t first, int64_t count);
+  Inputs normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows);
   void experts(const Layer& layer, int64_t rows);
   void layers(const Tokens& tokens);
   void head(int64_t first, int64_t rows);

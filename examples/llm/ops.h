@@ -87,6 +87,12 @@ struct Attend {
   float scale = 1, cap = 0;
 };
 
+// Normalized rows, or one row of floats and the norm that is still to be applied to it.
+struct Inputs {
+  const void* rows = nullptr;
+  const Norm* norm = nullptr;
+};
+
 // Queries, keys and values from normalized inputs, rotated and put where they belong.
 struct QkvWeights {
   Matrix q, k, v;
@@ -158,12 +164,14 @@ struct ProductCalls {
   Type weights;
   // Whether qkv() is compiled for a cache of this type; otherwise plain() and rotate() do the same.
   bool (*makes)(Type cache);
-  const char* (*qkv)(const Place&, const Tokens&, const Heads&, const void* y, const QkvWeights&, const Rope&, const Cache&, void* q);
+  // Whether qkv() and up() of one row apply its RMSNorm themselves, which takes no longer than a call of its own, and is one less.
+  bool folds;
+  const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&, const Cache&, void* q);
   // t = y w^T + bias, and x += y w^T + bias.
   const char* (*plain)(const Place&, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows);
   const char* (*residual)(const Place&, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows);
   // h = activation(y gate^T) * (y up^T), and h = activation(y up^T + bias) where there is no gate.
-  const char* (*up)(const Place&, Activation, const void* y, const Matrix& gate, const Matrix& up, const float* bias, void* h, int64_t rows);
+  const char* (*up)(const Place&, Activation, const Inputs& y, const Matrix& gate, const Matrix& up, const float* bias, void* h, int64_t rows);
   // The same for experts: matrices of all of them one below the other, and results in the order of the experts.
   const char* (*expert_up)(const Place&, const Experts&, const void* y, const Matrix& gate, const Matrix& up, void* h, int64_t rows);
   const char* (*expert_down)(const Place&, const Experts&, const void* h, const Matrix& down, const float* zeros, float* made, int64_t rows);

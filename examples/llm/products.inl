@@ -13,13 +13,25 @@ auto weights(const Matrix& w) {
 
 auto inputs(const void* y, const Matrix& w) { return k::load(static_cast<const A*>(y), w.cols); }
 
+// Of normalized rows, or of one that is normalized on the way in.
+template <class W, class Out>
+const char* product(const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
+  if constexpr (kFolds) {
+    if (y.norm != nullptr) {
+      const auto row = k::normed(k::load(static_cast<const float*>(y.rows), shape.k), k::RmsNorm{}.eps(y.norm->eps)) | k::mul(y.norm->gamma);
+      return reason(one_row(place, row, w, out, shape));
+    }
+  }
+  return reason(on::matmul(exec(place), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape, policy(place)));
+}
+
 template <size_t i = 0>
 bool makes(Type cache) {
   if constexpr (i < sizeof(kCaches) / sizeof(Type)) return cache == kCaches[i] || makes<i + 1>(cache);
   else return false;
 }
 
-const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, const void* y, const QkvWeights& w, const Rope& by, const Cache& cache, void* q) {
+const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, const Inputs& y, const QkvWeights& w, const Rope& by, const Cache& cache, void* q) {
   const int64_t nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, rows = tokens.rows();
   const auto rope = rope_of(tokens, heads, by);
   const k::AppendAt at(tokens.positions, tokens.owners);
@@ -28,7 +40,7 @@ const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, co
     const auto out = k::qkv(k::bias(w.q_bias) | rope | k::store(static_cast<A*>(q), nq), nq,
                             k::bias(w.k_bias) | rope | k::append_keys(kv, at, heads.dim), nk,
                             k::bias(w.v_bias) | k::append_values(kv, at, heads.dim), nk);
-    return reason(on::matmul(exec(place), inputs(y, w.q), stacked, out, {rows, nq + 2 * nk, w.q.cols}, policy(place)));
+    return product(place, y, stacked, out, {rows, nq + 2 * nk, w.q.cols});
   });
 }
 
@@ -41,12 +53,12 @@ const char* residual(const Place& place, const void* y, const Matrix& w, const f
   return reason(on::matmul(exec(place), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
 }
 
-const char* up(const Place& place, Activation activation, const void* y, const Matrix& gate, const Matrix& w, const float* bias, void* h, int64_t rows) {
+const char* up(const Place& place, Activation activation, const Inputs& y, const Matrix& gate, const Matrix& w, const float* bias, void* h, int64_t rows) {
   const auto out = k::store(static_cast<A*>(h), w.rows);
   const k::MatmulShape shape{rows, w.rows, w.cols};
-  if (gate && activation == Activation::silu) return reason(on::matmul(exec(place), inputs(y, w), k::gated(weights(gate), weights(w)), k::swiglu() | out, shape, policy(place)));
-  if (gate && activation == Activation::gelu_tanh) return reason(on::matmul(exec(place), inputs(y, w), k::gated(weights(gate), weights(w)), k::geglu() | out, shape, policy(place)));
-  if (!gate && activation == Activation::gelu_tanh) return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::gelu() | out, shape, policy(place)));
+  if (gate && activation == Activation::silu) return product(place, y, k::gated(weights(gate), weights(w)), k::swiglu() | out, shape);
+  if (gate && activation == Activation::gelu_tanh) return product(place, y, k::gated(weights(gate), weights(w)), k::geglu() | out, shape);
+  if (!gate && activation == Activation::gelu_tanh) return product(place, y, weights(w), k::bias(bias) | k::gelu() | out, shape);
   return "this activation is not compiled in";
 }
 
