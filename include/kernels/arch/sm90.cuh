@@ -108,6 +108,20 @@ __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uin
                  : "memory");
   }
 }
+__device__ __forceinline__ void store_async(uint32_t remote, uint64_t value, uint32_t remote_barrier) {
+  if constexpr (kClusters) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(remote), "l"(value),
+                 "r"(remote_barrier)
+                 : "memory");
+  }
+}
+// Arrives at a barrier of another block, which `bytes` by store_async() are on their way to.
+__device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_barrier, int bytes) {
+  if constexpr (kClusters) {
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote_barrier), "r"(bytes)
+                 : "memory");
+  }
+}
 
 // A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a multiple of
 // 1024 on, in which chunk i of 16 bytes stands at i ^ (row % 8). 16 columns further is 2 more.

@@ -696,38 +696,68 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
   return true;
 }
 
-// The same for tokens that are all in the list, among which the k largest are: every filter, and the draw. True: the draft is accepted.
-template <class Block, class V>
-KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& visit, uint64_t draw) {
+// The same for tokens that are all in the list, among which the k largest are: they are brought in order, with their weights, ...
+template <class Block>
+KERNELS_HD void rank_listed(Block& block, const Levels& levels) {
   SampleShared& s = block.shared();
-  const int listed = int(s.listed);
-  block.ranks(listed, s.entries, [&s, &visit](int i, int rank) {
+  block.ranks(int(s.listed), s.entries, [&s, &levels](int i, int rank) {
     s.sorted[rank] = s.entries[i];
-    s.weights[rank] = weight_of(visit.levels(first_of_entry(s.entries[i])));
+    s.weights[rank] = weight_of(levels(first_of_entry(s.entries[i])));
   });
-  const auto sum_up = [&s, &block](int count) {
-    return block.scan(count, [&s](int i) { return s.weights[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
-  };
-  int n = lesser(k, listed);
-  uint64_t total = sum_up(n);
+}
+
+// ... and those that are left are the first n of them, until typical() leaves some of these out.
+struct Ranked {
+  int n;
+  uint64_t total;
+};
+template <class Block>
+KERNELS_HD uint64_t sum_ranked(Block& block, int n) {
+  SampleShared& s = block.shared();
+  return block.scan(n, [&s](int i) { return s.weights[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
+}
+template <class Block>
+KERNELS_HD Ranked keep_first(Block& block, int k, const SampleRules& rules) {
+  SampleShared& s = block.shared();
+  Ranked left;
+  left.n = lesser(k, int(s.listed));
+  left.total = sum_ranked(block, left.n);
   const auto shorten = [&](const auto& keeps) {
-    n = block.count(n, keeps);
-    total = s.mass[n - 1] + s.weights[n - 1];
+    left.n = block.count(left.n, keeps);
+    left.total = s.mass[left.n - 1] + s.weights[left.n - 1];
   };
   if (rules.top_p < 1.f) {
-    const uint64_t share = share_of(rules.top_p, total);
+    const uint64_t share = share_of(rules.top_p, left.total);
     shorten([&s, share](int i) { return s.mass[i] < share; });
   }
   if (rules.min_p > 0.f) {
     const uint64_t least = share_of(rules.min_p, uint64_t(1) << kWeightBits);
     shorten([&s, least](int i) { return s.weights[i] >= least; });
   }
+  return left;
+}
+template <class Block>
+KERNELS_HD void draw_ranked(Block& block, const Ranked& left, uint64_t draw) {
+  SampleShared& s = block.shared();
+  const uint64_t target = high_product(draw, left.total);
+  block.each(left.n, [&s, target](int i) {
+    if (s.mass[i] <= target && target < s.mass[i] + s.weights[i]) s.edge = s.sorted[i];
+  });
+}
+
+// Every filter, and the draw. True: the draft is accepted.
+template <class Block, class V>
+KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& visit, uint64_t draw) {
+  SampleShared& s = block.shared();
+  rank_listed(block, visit.levels);
+  Ranked left = keep_first(block, k, rules);
+  const int n = left.n;
   if (rules.typical < 1.f) {
     const auto product = [&s, &visit](int i) { return s.weights[i] * visit.levels(first_of_entry(s.sorted[i])); };
     const uint64_t low = block.sum(n, [&product](int i) { return uint64_t(uint32_t(product(i))); });
     const uint64_t high = block.sum(n, [&product](int i) { return product(i) >> 32; });
     Kept kept;
-    kept.center = mean_level(total, low, high);
+    kept.center = mean_level(left.total, low, high);
     block.each(n, [&s, &kept, &visit](int i) {
       const uint64_t entry = s.sorted[i];
       s.entries[i] = entry_of(~kept.distance(visit.levels(first_of_entry(entry))), id_of(entry));
@@ -738,26 +768,23 @@ KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& 
       by_distance[rank] = s.weights[i];
     });
     block.scan(n, [by_distance](int i) { return by_distance[i]; }, [by_distance](int i, uint64_t before) { by_distance[i] = before; });
-    const uint64_t share = share_of(rules.typical, total);
+    const uint64_t share = share_of(rules.typical, left.total);
     block.each(n, [&s, by_distance, share](int i) {
       if (by_distance[s.count[i]] >= share) s.weights[i] = 0;
     });
-    total = sum_up(n);
+    left.total = sum_ranked(block, n);
   }
   if (visit.draft.drafted()) {
     const auto& draft = visit.draft;
     const uint64_t drafted = block.sum(n, [&s, &draft](int i) { return draft.is(id_of(s.sorted[i])) ? s.weights[i] : 0; });
-    if (visit.draft.accepts(drafted, total)) return true;
+    if (visit.draft.accepts(drafted, left.total)) return true;
     const auto rest = [&s, &draft](int i) { return draft.rest(id_of(s.sorted[i]), s.weights[i]); };
     if (block.sum(n, rest) > 0) {
       block.each(n, [&s, &rest](int i) { s.weights[i] = rest(i); });
-      total = sum_up(n);
+      left.total = sum_ranked(block, n);
     }
   }
-  const uint64_t target = high_product(draw, total);
-  block.each(n, [&s, target](int i) {
-    if (s.mass[i] <= target && target < s.mass[i] + s.weights[i]) s.edge = s.sorted[i];
-  });
+  draw_ranked(block, left, draw);
   return false;
 }
 
@@ -773,14 +800,17 @@ struct RowDraw {
 
 constexpr int64_t kNoToken = -1, kAccepted = -2;
 
+KERNELS_HD void write_sampled(const SampleOptions& o, const TokenOutput& tokens, int64_t number, Sampled status, int64_t token) {
+  tokens.write(number, token);
+  if (o.status != nullptr) o.status[number] = int32_t(status);
+}
+
 // A token for one row, or kAccepted. `number`: where the token is written.
 template <class Row, class Draft>
 KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number, int64_t vocabulary, const TokenOutput& tokens, uint64_t draw,
                            const Draft& draft) {
   const auto conclude = [&](Sampled status, int64_t token) {
-    if (!row.is_first()) return;
-    tokens.write(number, token);
-    if (o.status != nullptr) o.status[number] = int32_t(status);
+    if (row.is_first()) write_sampled(o, tokens, number, status, token);
   };
   if (!rules.right(vocabulary)) return conclude(Sampled::parameter, kNoToken);
 
@@ -893,6 +923,7 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
 template <class Source_>
 struct SampleProblem {
   using Source = Source_;
+  static constexpr bool kOnlyDraws = true;  // sample_row() without a draft
   Source source;
   SampleOptions options;
   TokenOutput tokens;
@@ -909,6 +940,7 @@ struct SampleProblem {
 template <class Source_, class Q>
 struct VerifyProblem {
   using Source = Source_;
+  static constexpr bool kOnlyDraws = false;
   Source source;
   SampleOptions options;
   TokenOutput tokens, drafted;
@@ -938,6 +970,7 @@ struct VerifyProblem {
 template <class Source_>
 struct ScoreProblem {
   using Source = Source_;
+  static constexpr bool kOnlyDraws = false;
   Source source;
   SampleOptions options;  // none
   LogProbOutputs out;

@@ -1,5 +1,6 @@
-// A row of logits on the GPU, as core/sampling.h goes through it: by one block or the blocks of a cluster. It is read once from memory
-// for the largest logit of each thread; from then on threads whose largest logit is below what is asked for have nothing to do.
+// A row of logits on the GPU, by one block or the blocks of a cluster. LargestOfRow is for rows of which the largest tokens decide: it reads
+// them once, and its blocks bring together what they found in one message to the first one. SampleRow is for all others: the row as
+// core/sampling.h goes through it.
 #pragma once
 
 #include "../arch/sm80.cuh"
@@ -21,6 +22,30 @@ struct SampleRoom {
   uint32_t warp_keys[2][kSampleWarps];
   uint32_t top, floor;
 };
+
+// The largest and the smallest of the block's keys, in all threads.
+__device__ __forceinline__ void extremes_of_block(SampleRoom& room, uint32_t key, uint32_t& high, uint32_t& low) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  high = __reduce_max_sync(0xffffffffu, key), low = __reduce_min_sync(0xffffffffu, key);
+  if (lane == 0) room.warp_keys[0][warp] = high, room.warp_keys[1][warp] = low;
+  __syncthreads();
+  high = __reduce_max_sync(0xffffffffu, room.warp_keys[0][lane & (kSampleWarps - 1)]);
+  low = __reduce_min_sync(0xffffffffu, room.warp_keys[1][lane & (kSampleWarps - 1)]);
+}
+
+// A key from low to high that at least `want` keys reach, as they do reach low, and few more; count(key) says how many do.
+template <class Count>
+__device__ __forceinline__ uint32_t floor_for(int want, uint32_t low, uint32_t high, const Count& count) {
+  KERNELS_ROLLED
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2 + 1;
+    const int reach = count(middle);
+    if (reach >= want) low = middle;
+    else high = middle - 1;
+    if (reach >= want && reach <= want + want / 4 + 2) break;
+  }
+  return low;
+}
 
 class SampleBlock {
  public:
@@ -65,13 +90,17 @@ class SampleBlock {
   // Counts for each entry how many are larger, by as many threads as there are for it.
   template <class Put>
   __device__ __forceinline__ void ranks(int n, const uint64_t* entries, const Put& put) const {
-    int share = 1;
-    while (share < 32 && 2 * share * n <= kSampleThreads) share *= 2;
-    for (int base = 0; base < n; base += kSampleThreads / share) {
-      const int i = base + int(threadIdx.x) / share;
+    int log_share = 0;
+    while (log_share < 5 && n << (log_share + 1) <= kSampleThreads) ++log_share;
+    const int share = 1 << log_share;
+    KERNELS_ROLLED
+    for (int base = 0; base < n; base += kSampleThreads >> log_share) {
+      const int i = base + (int(threadIdx.x) >> log_share);
       const uint64_t entry = i < n ? entries[i] : ~uint64_t(0);
       int larger = 0;
+      _Pragma("unroll 4")
       for (int j = int(threadIdx.x) & (share - 1); j < n; j += share) larger += entries[j] > entry ? 1 : 0;
+      KERNELS_ROLLED
       for (int distance = 1; distance < share; distance *= 2) larger += __shfl_xor_sync(0xffffffffu, larger, distance);
       if (i < n && (threadIdx.x & (share - 1)) == 0) put(i, larger);
     }
@@ -104,6 +133,59 @@ class SampleBlock {
   SampleRoom& room_;
 };
 
+// The same by one warp, for what is short.
+class SampleWarp {
+ public:
+  __device__ __forceinline__ explicit SampleWarp(SampleShared& shared) : shared_(shared) {}
+  __device__ __forceinline__ SampleShared& shared() const { return shared_; }
+
+  template <class F>
+  __device__ __forceinline__ void each(int n, const F& f) const {
+    KERNELS_ROLLED
+    for (int i = lane(); i < n; i += 32) f(i);
+    __syncwarp();
+  }
+  template <class F>
+  __device__ __forceinline__ int count(int n, const F& f) const {
+    int mine = 0;
+    KERNELS_ROLLED
+    for (int i = lane(); i < n; i += 32) mine += f(i) ? 1 : 0;
+    return __reduce_add_sync(0xffffffffu, mine);
+  }
+  template <class Get, class Put>
+  __device__ __forceinline__ uint64_t scan(int n, const Get& get, const Put& put) const {
+    const int each = (n + 31) / 32, first = lane() * each, end = lesser(n, first + each);
+    uint64_t before = 0;
+    KERNELS_ROLLED
+    for (int i = first; i < end; ++i) before += get(i);
+    const uint64_t all = scan_lanes(before);
+    KERNELS_ROLLED
+    for (int i = first; i < end; ++i) {
+      const uint64_t value = get(i);
+      put(i, before);
+      before += value;
+    }
+    __syncwarp();
+    return all;
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  // From each lane's value to the sum of those of the lanes before it, and that of all.
+  static __device__ __forceinline__ uint64_t scan_lanes(uint64_t& value) {
+    uint64_t sum = value;
+    KERNELS_UNROLL
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
+      if (lane() >= distance) sum += other;
+    }
+    value = sum - value;
+    return __shfl_sync(0xffffffffu, sum, 31);
+  }
+
+  SampleShared& shared_;
+};
+
 // The row's address is found out once, where the source has one.
 template <class Source>
 KERNELS_HD auto one_row(const Source& source, int64_t row) {
@@ -111,24 +193,66 @@ KERNELS_HD auto one_row(const Source& source, int64_t row) {
   else return source;
 }
 
+// The packs of a row, shared among the threads of some blocks. Warps take segments of 32 packs in turn, blocks in turn as well, so that
+// each has some of the tokens that are frequent.
 template <class Source, int N>
-class SampleRow {
+class SamplePacks {
+ protected:
+  // Packs that a thread asks for at a time.
+  static constexpr int kLooks = N > 4 ? 4 : 8, kSegment = 32 * N;
+
+  __device__ __forceinline__ SamplePacks(const Source& source, int64_t row, int vocabulary, int rank, int blocks)
+      : source_(one_row(source, row)), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), rank_(rank), blocks_(blocks),
+        first_(first_of(int(threadIdx.x))), step_(kSampleWarps * blocks * kSegment) {}
+
+  __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
+  __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
+  template <class Fetched>
+  __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const { return convert<float>(resolve(source_, fetched, row_, col)); }
+
+  // f(values, column) for this thread's packs, kLooks of them asked for at a time, and then(number) behind each time.
+  template <class F, class Then>
+  __device__ __forceinline__ void each_pack(const F& f, const Then& then) const {
+    int time = 0;
+    KERNELS_ROLLED
+    for (int first = first_; first < vocabulary_; first += kLooks * step_, ++time) {
+      // Packs that are not there are the first one again: a choice of addresses keeps all loads together.
+      decltype(fetch_at(0)) fetched[kLooks];
+      KERNELS_UNROLL
+      for (int k = 0; k < kLooks; ++k) fetched[k] = fetch_at(first + k * step_ < vocabulary_ ? first + k * step_ : first);
+      KERNELS_UNROLL
+      for (int k = 0; k < kLooks; ++k) {
+        const int col = first + k * step_;
+        if (col < vocabulary_) f(values_of(fetched[k], col), col);
+      }
+      then(time);
+    }
+  }
+  template <class F>
+  __device__ __forceinline__ void each_pack(const F& f) const {
+    each_pack(f, [](int) {});
+  }
+
+  decltype(one_row(std::declval<const Source&>(), kAny)) source_;
+  int64_t row_;
+  int vocabulary_, rank_, blocks_, first_, step_;
+};
+
+template <class Source, int N>
+class SampleRow : SamplePacks<Source, N> {
  public:
-  // Packs that a thread asks for at a time, and for how many of its packs tokens of a list are counted at once.
-  static constexpr int kLooks = N > 4 ? 4 : 8, kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N);
-  static constexpr int kTile = kCounted * kSampleThreads * N, kSegment = 32 * N;
+  using Packs = SamplePacks<Source, N>;
+  // For how many of a thread's packs tokens of a list are counted at once.
+  static constexpr int kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N), kTile = kCounted * kSampleThreads * N;
 
   __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int vocabulary,
-                                       SampleRoom& room, int32_t* counts)
-      : source_(one_row(source, row)), adjust_(options, rules, row), adjusted_(options.adjusted()), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), room_(room), block_(room),
-        counts_(counts), rank_(int(arch::cluster_rank())), blocks_(int(arch::cluster_size())) {
+                                       SampleRoom& room, int32_t* counts, int rank, int blocks)
+      : Packs(source, row, vocabulary, rank, blocks), adjust_(options, rules, row), adjusted_(options.adjusted()), room_(room), block_(room), counts_(counts) {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
       listed_ = options.lengths[row];
     }
     if (is_first()) room.shared.listed = 0;
-    first_ = (int(threadIdx.x / 32) * blocks_ + rank_) * kSegment + int(threadIdx.x & 31) * N;
-    step_ = kSampleWarps * blocks_ * kSegment;
   }
 
   __device__ __forceinline__ SampleShared& shared() const { return *leaders(&room_.shared); }
@@ -150,31 +274,18 @@ class SampleRow {
       each(0, [this](uint32_t key, uint32_t) { greatest_ = greatest_ < key ? key : greatest_; });
     } else {
       float most = -infinity<float>();
-      each_pack<kLooks>([&most](const Pack<float, N>& x, int) {
+      each_pack([&most](const Pack<float, N>& x, int) {
         KERNELS_UNROLL
         for (int i = 0; i < N; ++i) most = arch::max_or_nan(most, x.v[i]);
       });
       greatest_ = key_of(most);
     }
 
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    uint32_t high = __reduce_max_sync(0xffffffffu, greatest_), low = __reduce_min_sync(0xffffffffu, greatest_);
-    if (lane == 0) room_.warp_keys[0][warp] = high, room_.warp_keys[1][warp] = low;
-    __syncthreads();
-    high = __reduce_max_sync(0xffffffffu, room_.warp_keys[0][lane & (kSampleWarps - 1)]);
-    low = __reduce_min_sync(0xffffffffu, room_.warp_keys[1][lane & (kSampleWarps - 1)]);
-    uint32_t top = high;
-    if (want > 1) {
-      // A key that enough threads of this block reach, and few more: if each block has its share above a floor, all have.
-      const int least = (want + blocks_ - 1) / blocks_;
-      while (low < high) {
-        const uint32_t middle = low + (high - low) / 2 + 1;
-        const int reach = __syncthreads_count(greatest_ >= middle);
-        if (reach >= least) low = middle;
-        else high = middle - 1;
-        if (reach >= least && reach <= least + least / 4 + 2) break;
-      }
-    }
+    const int lane = threadIdx.x & 31;
+    uint32_t top, low;
+    extremes_of_block(room_, greatest_, top, low);
+    // If each block has its share above a floor, all have.
+    if (want > 1) low = floor_for((want + blocks_ - 1) / blocks_, low, top, [this](uint32_t key) { return __syncthreads_count(greatest_ >= key); });
     floor = low;
     if (blocks_ > 1) {
       if (threadIdx.x == 0) room_.top = top, room_.floor = floor;
@@ -194,7 +305,7 @@ class SampleRow {
     };
     if (adjusted_) return each(from, take);
     if (greatest_ < from) return;
-    each_pack<kLooks>([&take](const Pack<float, N>& x, int col) {
+    each_pack([&take](const Pack<float, N>& x, int col) {
       KERNELS_UNROLL
       for (int i = 0; i < N; ++i) take(key_of(x.v[i]), uint32_t(col + i));
     });
@@ -264,25 +375,6 @@ class SampleRow {
     return blocks_ > 1 ? const_cast<T*>(arch::in_block(const_cast<const T*>(own), 0u)) : own;
   }
 
-  __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
-
-  // f(values, column) for this thread's packs, kPacks of them asked for at a time. Warps take segments of 32 packs in turn, blocks in
-  // turn as well, so that each has some of the tokens that are frequent.
-  template <int kPacks, class F>
-  __device__ __forceinline__ void each_pack(const F& f) const {
-    for (int first = first_; first < vocabulary_; first += kPacks * step_) {
-      // Packs that are not there are the first one again: a choice of addresses keeps all loads together.
-      decltype(fetch_at(0)) fetched[kPacks];
-      KERNELS_UNROLL
-      for (int k = 0; k < kPacks; ++k) fetched[k] = fetch_at(first + k * step_ < vocabulary_ ? first + k * step_ : first);
-      KERNELS_UNROLL
-      for (int k = 0; k < kPacks; ++k) {
-        const int col = first + k * step_;
-        if (col < vocabulary_) f(convert<float>(resolve(source_, fetched[k], row_, col)), col);
-      }
-    }
-  }
-
   // f(key, id), of logits as the filters see them. The block counts how often tokens stand in the list for some packs of every thread at
   // a time.
   template <class F>
@@ -298,7 +390,7 @@ class SampleRow {
       for (int k = 0; k < kCounted; ++k) {
         const int col = begin + k * step_, next = col + step_;
         const bool more = k + 1 < kCounted && next < vocabulary_;
-        const Pack<float, N> x = convert<float>(resolve(source_, fetched, row_, col));
+        const Pack<float, N> x = values_of(fetched, col);
         if (more) fetched = fetch_at(next);  // on its way meanwhile
         const int32_t* const counts = counts_ + k * kSampleThreads * N + int(threadIdx.x) * N;
         KERNELS_UNROLL
@@ -328,20 +420,232 @@ class SampleRow {
     __syncthreads();
   }
 
-  decltype(one_row(std::declval<const Source&>(), kAny)) source_;
+  using Packs::source_, Packs::row_, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of, Packs::each_pack;
+  using Packs::kSegment;
+
   Adjust adjust_;
   bool adjusted_;
-  int64_t row_;
-  int vocabulary_;
   SampleRoom& room_;
   SampleBlock block_;
   int32_t* counts_;
-  int rank_, blocks_;
-  int first_, step_;
   const int32_t* previous_ = nullptr;
   int listed_ = 0;
   uint32_t greatest_ = 0;
   uint64_t sums_[4];
+};
+
+// What the blocks of a cluster tell the first one of a row's largest tokens.
+struct LargestRoom {
+  static constexpr int kParts = 8, kItems = kFew, kMostBlocks = 16;
+  uint64_t arrived;            // a barrier
+  uint64_t said[kMostBlocks];  // by each block: the key from which on it has sent all tokens, and how many
+  uint64_t sent[kFew];         // by block b as number i: at i * blocks + b
+  float greatest[kParts][kSampleThreads];
+  uint32_t item[kItems];       // thread + kSampleThreads * part
+  uint32_t items;
+};
+
+// A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are. A block's only row.
+template <class P, int N>
+class LargestOfRow : SamplePacks<typename P::Source, N> {
+  using Packs = SamplePacks<typename P::Source, N>;
+
+ public:
+  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank, int blocks)
+      : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
+    if (blocks == 1) return;
+    if (threadIdx.x == 0) {
+      arch::mbarrier_init(&largest.arrived, blocks);
+      arch::mbarrier_init_fence();
+    }
+    arch::cluster_arrive_relaxed();  // waited for before anything is sent
+  }
+
+  // The largest token.
+  __device__ __forceinline__ void greedy() const {
+    float most = -infinity<float>();
+    int id = 0;
+    each_pack([&most, &id](const Pack<float, N>& x, int col) {
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const float larger = arch::max_or_nan(most, x.v[i]);
+        id = larger != most ? col + i : id;  // a NaN's, whichever, once there is one
+        most = larger;
+      }
+    });
+    uint64_t entry = first_of_warp(entry_of(key_of(most), uint32_t(id)));
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    if (lane == 0) room_.warp_sums[warp] = entry;
+    __syncthreads();
+    if (blocks_ > 1) arch::cluster_wait();
+    if (warp > 0) return;
+    entry = first_of_warp(room_.warp_sums[lane & (kSampleWarps - 1)]);
+    if (blocks_ > 1) {
+      if (lane == 0) send(largest_.said[rank_], entry), announce(1);
+      if (rank_ > 0) return;
+    }
+    const bool right = SampleRules(p_.options, number_).right(p_.vocabulary);
+    if (blocks_ > 1) {
+      arch::mbarrier_wait(&largest_.arrived, 0);
+      entry = first_of_warp(largest_.said[lane & (blocks_ - 1)]);
+    }
+    conclude(right, first_of_entry(entry), entry);
+  }
+
+  // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one block.
+  __device__ __forceinline__ bool draw(int k) const {
+    SampleShared& s = room_.shared;
+    const int thread = int(threadIdx.x), lane = thread & 31;
+    if (thread == 0) largest_.items = s.listed = 0;
+    // The largest logit of each thread, in all its packs and in each of kParts parts of them.
+    int in_part = log_looks;
+    while (LargestRoom::kParts * step_ << in_part < vocabulary_) ++in_part;
+    float most = -infinity<float>(), of_part = most, of_some = most;
+    each_pack(
+        [&of_some](const Pack<float, N>& x, int) {
+          KERNELS_UNROLL
+          for (int i = 0; i < N; ++i) of_some = arch::max_or_nan(of_some, x.v[i]);
+        },
+        [&](int time) {
+          const int part = time << log_looks >> in_part;
+          of_part = part << in_part == time << log_looks ? of_some : arch::max_or_nan(of_part, of_some);
+          most = arch::max_or_nan(most, of_some);
+          largest_.greatest[part][thread] = of_part;
+          of_some = -infinity<float>();
+        });
+    const uint32_t greatest = key_of(most);
+
+    // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
+    const int share = (k + blocks_ - 1) / blocks_, want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
+    uint32_t high, low;
+    extremes_of_block(room_, greatest, high, low);
+    low = floor_for(want, low, high, [greatest](uint32_t key) { return __syncthreads_count(greatest >= key); });
+    const uint32_t from = greater(low, kLowestKey + 1);
+    if (greatest >= from) {
+      KERNELS_ROLLED
+      for (int part = 0; part < LargestRoom::kParts && first_ + (part * step_ << in_part) < vocabulary_; ++part) {
+        if (key_of(largest_.greatest[part][thread]) < from) continue;
+        const uint32_t at = atomicAdd(&largest_.items, 1u);
+        if (at < uint32_t(LargestRoom::kItems)) largest_.item[at] = uint32_t(part * kSampleThreads + thread);
+      }
+    }
+    __syncthreads();
+    // These parts are read again, their packs shared among all threads.
+    const int items = int(largest_.items), packs = lesser(items, LargestRoom::kItems) << in_part;
+    constexpr int kTogether = N < 8 ? 8 / N : 1;
+    KERNELS_ROLLED
+    for (int first = thread; first < packs; first += kTogether * kSampleThreads) {
+      decltype(fetch_at(0)) fetched[kTogether];
+      int cols[kTogether];
+      KERNELS_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int number = first + i * kSampleThreads;
+        const int item = int(largest_.item[(number < packs ? number : first) >> in_part]), begin = first_of(item % kSampleThreads);
+        const int col = begin + ((item / kSampleThreads << in_part) + (number & ((1 << in_part) - 1))) * step_;
+        cols[i] = number < packs ? col : vocabulary_;
+        fetched[i] = fetch_at(cols[i] < vocabulary_ ? col : begin);
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        if (cols[i] >= vocabulary_) continue;
+        const Pack<float, N> x = values_of(fetched[i], cols[i]);
+        KERNELS_UNROLL
+        for (int j = 0; j < N; ++j) {
+          if (key_of(x.v[j]) >= from) list(entry_of(key_of(x.v[j]), uint32_t(cols[i] + j)));
+        }
+      }
+    }
+    __syncthreads();
+    const int listed = int(s.listed), most_sent = kFew / blocks_;
+    const uint32_t count = items <= LargestRoom::kItems && listed <= most_sent ? uint32_t(listed) : kTooMany;
+    const uint64_t said = uint64_t(from) << 32 | count;
+    if (blocks_ > 1) {
+      arch::cluster_wait();
+      const int sent = lesser(listed, most_sent);
+      if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], s.entries[thread]);
+      if (thread == 0) send(largest_.said[rank_], said), announce(1 + sent);
+      if (rank_ > 0) return true;
+    }
+
+    const SampleRules rules(p_.options, number_);
+    const bool right = rules.right(p_.vocabulary);
+    const uint64_t random = RowDraw(p_.options, number_, 0).token;
+    const int log_blocks = 31 - __clz(blocks_);
+    uint64_t all_said = said;
+    if (blocks_ > 1) {
+      arch::mbarrier_wait(&largest_.arrived, 0);
+      all_said = largest_.said[lane & (blocks_ - 1)];
+    }
+    const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(all_said >> 32)), most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(all_said));
+    if (most_of_one == kTooMany) return false;
+    // Every thread takes one or two of them.
+    const bool two = most_of_one << log_blocks > uint32_t(kSampleThreads);
+    const auto entry = [&](int at) {
+      if (blocks_ == 1) return at < listed ? s.entries[at] : 0;
+      return uint32_t(at >> log_blocks) < uint32_t(largest_.said[at & (blocks_ - 1)]) ? largest_.sent[at] : 0;
+    };
+    const uint64_t a = entry(thread), b = two ? entry(thread + kSampleThreads) : 0;
+    const uint32_t first = first_of_entry(a), second = first_of_entry(b);
+    uint32_t top, nothing;
+    extremes_of_block(room_, greater(first, second), top, nothing);
+    if (top != kNanKey && top > kLowestKey) {
+      // Only above the highest of the blocks' keys are all tokens known.
+      const auto reach = [first, second, two](uint32_t key) {
+        const int one = __syncthreads_count(first >= key);
+        return two ? one + __syncthreads_count(second >= key) : one;
+      };
+      if (blocks_ > 1 || listed > k + k / 2 + 16) {
+        const int reached = reach(known);
+        if (reached < k && known > kLowestKey + 1) return false;
+        const uint32_t floor = reached > k + k / 2 + 16 ? floor_for(k, known, top, reach) : known;
+        if (thread == 0) s.listed = 0;
+        __syncthreads();
+        if (first >= floor) list(a);
+        if (second >= floor) list(b);
+        __syncthreads();
+      }
+      SampleBlock block(room_);
+      rank_listed(block, Levels(top, rules.temperature));
+      if (thread < 32) {
+        SampleWarp warp(s);
+        draw_ranked(warp, keep_first(warp, k, rules), random);
+      }
+    }
+    if (thread < 32) conclude(right, top, s.edge);
+    return true;
+  }
+
+ private:
+  static constexpr uint32_t kTooMany = 0x7fffffffu;
+  static constexpr int log_looks = Packs::kLooks == 8 ? 3 : 2;
+  using Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::first_of, Packs::fetch_at, Packs::values_of, Packs::each_pack;
+
+  // The first in order of a warp's entries.
+  static __device__ __forceinline__ uint64_t first_of_warp(uint64_t entry) {
+    const uint32_t key = __reduce_max_sync(0xffffffffu, first_of_entry(entry));
+    return uint64_t(key) << 32 | __reduce_max_sync(0xffffffffu, first_of_entry(entry) == key ? uint32_t(entry) : 0u);
+  }
+  __device__ __forceinline__ void list(uint64_t entry) const {
+    const uint32_t at = atomicAdd(&room_.shared.listed, 1u);
+    if (at < uint32_t(kFew)) room_.shared.entries[at] = entry;
+  }
+  // To the first block, which waits for as many numbers as are announced.
+  __device__ __forceinline__ void send(const uint64_t& to, uint64_t value) const {
+    arch::store_async(arch::remote_address(&to, 0), value, arch::remote_address(&largest_.arrived, 0));
+  }
+  __device__ __forceinline__ void announce(int numbers) const {
+    arch::mbarrier_arrive_expect_there(arch::remote_address(&largest_.arrived, 0), numbers * int(sizeof(uint64_t)));
+  }
+  __device__ __forceinline__ void conclude(bool right, uint32_t top, uint64_t entry) const {
+    if (threadIdx.x > 0) return;
+    const Sampled status = !right ? Sampled::parameter : top == kNanKey ? Sampled::nan : top <= kLowestKey ? Sampled::none : Sampled::ok;
+    write_sampled(p_.options, p_.tokens, number_, status, status == Sampled::ok ? int64_t(id_of(entry)) : kNoToken);
+  }
+
+  const P& p_;
+  int64_t number_;
+  SampleRoom& room_;
+  LargestRoom& largest_;
 };
 
 template <class P, int N>
@@ -350,20 +654,37 @@ struct SampleBody {
   using Row = SampleRow<typename P::Source, N>;
   using Params = P;
 
+  // Behind the room lie the counts of tokens that stand in a list, or a LargestRoom: in no call both.
+  static constexpr size_t kRoom = (sizeof(SampleRoom) + 15) / 16 * 16;
   static size_t shared_bytes(const SampleOptions& options) {
-    return sizeof(SampleRoom) + (options.previous.p == nullptr ? 0 : size_t(Row::kTile) * sizeof(int32_t));
+    return kRoom + (options.previous.p != nullptr ? size_t(Row::kTile) * sizeof(int32_t) : P::kOnlyDraws && !options.adjusted() ? sizeof(LargestRoom) : 0);
   }
   static __device__ __forceinline__ void run(const Params& p) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    SampleRoom& room = *reinterpret_cast<SampleRoom*>(dynamic_shared);
-    int32_t* const counts = reinterpret_cast<int32_t*>(dynamic_shared + sizeof(SampleRoom));
-    const int blocks = int(arch::cluster_size());
-    for (int64_t row = blockIdx.x / blocks; row < p.rows; row += gridDim.x / blocks) {
-      const SampleRules rules = p.rules(row);
-      Row one(p.source, p.options, rules, row, int(p.vocabulary), room, counts);
-      p.solve(one, rules, row);
-      one.sync();  // all have seen what they share
+    int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
+    const int clusters = int(gridDim.x) / blocks;
+    int64_t row = blockIdx.x / blocks;
+    if constexpr (P::kOnlyDraws) {
+      const int32_t top_k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
+      const bool few = top_k > 0 && top_k <= kMostListed && top_k < p.vocabulary && p.options.typical.at(row) >= 1.f;
+      if (few && p.rows <= clusters && !p.options.adjusted()) {
+        const LargestOfRow<P, N> largest(p, row, *reinterpret_cast<SampleRoom*>(dynamic_shared), *reinterpret_cast<LargestRoom*>(dynamic_shared + kRoom), rank, blocks);
+        if (top_k == 1) return largest.greedy();
+        if (largest.draw(top_k)) return;
+        rank = 0, blocks = 1;  // the first block, now alone, does the whole row
+      }
     }
+    for (; row < p.rows; row += clusters) wholly(p, row, rank, blocks);
+  }
+
+ private:
+  // A function of its own, so that what it needs is no burden for rows that are done without.
+  static __device__ __noinline__ void wholly(const Params& p, int64_t row, int rank, int blocks) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    const SampleRules rules = p.rules(row);
+    Row one(p.source, p.options, rules, row, int(p.vocabulary), *reinterpret_cast<SampleRoom*>(dynamic_shared), reinterpret_cast<int32_t*>(dynamic_shared + kRoom), rank, blocks);
+    p.solve(one, rules, row);
+    one.sync();  // all have seen what they share
   }
 };
 
@@ -376,16 +697,17 @@ Status start_sample(const Exec& ex, const P& problem) {
   int image = 0;
   KERNELS_TRY(image_architecture<Body>(ex, image));
   if (ex.device().capability >= 90 && image >= 90) {
+    // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
-    const auto wanted = [&](int cluster) { return problem.rows <= room / cluster && problem.vocabulary >= cluster * tuning::kSampleTokensPerBlock; };
-    while (how.cluster < kPortableCluster && wanted(2 * how.cluster)) how.cluster *= 2;
-    if (how.cluster == kPortableCluster && wanted(16)) {
-      // An option of the hardware.
+    for (int cluster = 16; cluster > 1; cluster /= 2) {
+      if (problem.rows > room / cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock) continue;
       Launch larger = how;
-      larger.cluster = 16;
-      larger.grid.x = 16;
+      larger.cluster = cluster;
+      larger.grid.x = unsigned(cluster);
       int64_t clusters = 0;
-      if (resident_clusters<Body>(ex, larger, clusters).ok() && clusters > 0) how.cluster = 16;
+      if (!resident_clusters<Body>(ex, larger, clusters).ok() || clusters < problem.rows) continue;
+      how.cluster = cluster;
+      break;
     }
   }
   how.grid.x = unsigned(lesser<int64_t>(problem.rows, int64_t(1) << 26) * how.cluster);
