@@ -8,10 +8,9 @@
 KERNELS_BEGIN
 namespace tuning {
 
-// Expected on an H200 (128,256 floats, top-k 50 and top-p 0.9): 1 row 7 us, 64 rows 12 us, 256 rows 35 us. Measured (bench_sampling, CUDA 13.0,
-// 2026-11): 16.3, 42.7 and 78.1 us, greedy 11.0, 36.6 and 63.1, where a read takes 1.5, 8.7 and 29.6. Time that grows with rows and not with
-// the vocabulary (64 rows of 32,000: greedy 22.5 us, read 3.5) is not what more blocks or more loads would save; other numbers of blocks
-// were not tried.
+// Measured on an H200 (bench_sampling, 128,256 floats, CUDA 13.0, 2026-11; 1, 8, 64 and 256 rows): a read takes 1.5, 2.4, 8.7 and 29.6 us,
+// greedy 4.0, 4.8, 12.2 and 34.6, top-k 50 and top-p 0.9 8.2, 10.7, 16.4 and 41.2. Rows that do not all run at once took twice as long:
+// 62 clusters of 4 blocks are resident, so that 64 rows in clusters of 4 needed a second wave (greedy 36.6 us).
 // More blocks for a row than these give a block less to read than it takes them to meet.
 constexpr int64_t kSampleBlocksPerMultiprocessor = 2, kSampleTokensPerBlock = 4096;
 
