@@ -165,12 +165,6 @@ struct KernelKey {
 };
 // What is kept is its image's architecture.
 using PreparedKernels = Facts<KernelKey, int>;
-// In a class, as variables of a functor's type with internal linkage cannot have the attribute themselves.
-template <class Body>
-struct KERNELS_OF_THIS_LIBRARY Prepared {
-  static inline PreparedKernels kernels;
-};
-
 // Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
 KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, int& image) {
   cudaFuncAttributes attributes;
@@ -192,14 +186,6 @@ KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const K
   KERNELS_TRY(ask_and_prepare(key, image));
   image = prepared.keep(key, image);
   return {};
-}
-
-// The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
-// it for a newer GPU. Tells whether cluster instructions are in it.
-template <class Body>
-KERNELS_OF_THIS_LIBRARY Status image_architecture(const Exec& ex, int& capability) {
-  const auto kernel = &entry<Body>;
-  return prepare(Prepared<Body>::kernels, {reinterpret_cast<const void*>(kernel), ex.device().device, false, false}, capability);
 }
 
 // Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
@@ -225,12 +211,6 @@ KERNELS_OF_THIS_LIBRARY inline cudaLaunchConfig_t configure(const Exec& ex, cons
   return config;
 }
 
-template <class Body>
-KERNELS_OF_THIS_LIBRARY Status prepare_launch(const Exec& ex, const Launch& how, const void* kernel, int& image) {
-  if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
-  return prepare(Prepared<Body>::kernels, {kernel, ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
-}
-
 // How many clusters of this kind run at the same time on the device.
 struct ClusterKey {
   const void* kernel;
@@ -240,45 +220,62 @@ struct ClusterKey {
     return kernel == other.kernel && device == other.device && threads == other.threads && cluster == other.cluster && shared == other.shared;
   }
 };
+
+// All that is asked of the runtime about a body's kernel. In a class, as functions and variables of a functor's type with internal
+// linkage cannot be the library's own themselves.
 template <class Body>
-struct KERNELS_OF_THIS_LIBRARY Counted {
-  static inline Facts<ClusterKey, int64_t> clusters;
+struct KERNELS_OF_THIS_LIBRARY KernelOf {
+  static inline PreparedKernels prepared;
+  static inline Facts<ClusterKey, int64_t> clusters_of;
+
+  static const void* address() { return reinterpret_cast<const void*>(&entry<Body>); }
+  static Status image(const Exec& ex, int& capability) { return prepare(prepared, {address(), ex.device().device, false, false}, capability); }
+  static Status prepare_launch(const Exec& ex, const Launch& how, int& image) {
+    if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
+    return prepare(prepared, {address(), ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
+  }
+
+  static Status clusters(const Exec& ex, const Launch& how, int64_t& count) {
+    const ClusterKey key{address(), ex.device().device, how.threads, how.cluster, how.shared};
+    if (const int64_t* known = clusters_of.find(key)) return count = *known, Status{};
+    int image = 0;
+    KERNELS_TRY(prepare_launch(ex, how, image));
+    const CurrentDevice current(key.device);
+    KERNELS_TRY(current.status());
+    cudaLaunchAttribute attributes[2];
+    const cudaLaunchConfig_t config = configure(ex, how, false, attributes);
+    int found = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&found, &entry<Body>, &config);
+    const Status counted = from_cuda(error);
+    if (!counted && error != cudaErrorInvalidClusterSize) return counted;  // or else there are none
+    count = clusters_of.keep(key, found);
+    return {};
+  }
+
+  static Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
+    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool), "the functors are larger than a kernel's parameter space");
+    KERNELS_TRY(ex.status());
+    int image = 0;
+    KERNELS_TRY(prepare_launch(ex, how, image));
+    const CurrentDevice current(ex.device().device);
+    KERNELS_TRY(current.status());
+    const bool early = ex.programmatic() && ex.device().capability >= 90 && image >= 90;  // code for older GPUs does not wait
+    cudaLaunchAttribute attributes[2];
+    const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
+    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && ex.constant_weights()));
+  }
 };
 
+// The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
+// it for a newer GPU. Tells whether cluster instructions are in it.
 template <class Body>
-KERNELS_OF_THIS_LIBRARY Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
-  const auto kernel = &entry<Body>;
-  const auto address = reinterpret_cast<const void*>(kernel);
-  const ClusterKey key{address, ex.device().device, how.threads, how.cluster, how.shared};
-  if (const int64_t* known = Counted<Body>::clusters.find(key)) return clusters = *known, Status{};
-  int image = 0;
-  KERNELS_TRY(prepare_launch<Body>(ex, how, address, image));
-  const CurrentDevice current(key.device);
-  KERNELS_TRY(current.status());
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = configure(ex, how, false, attributes);
-  int count = 0;
-  const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
-  const Status counted = from_cuda(error);
-  if (!counted && error != cudaErrorInvalidClusterSize) return counted;  // or else there are none
-  clusters = Counted<Body>::clusters.keep(key, count);
-  return {};
-}
+Status image_architecture(const Exec& ex, int& capability) { return KernelOf<Body>::image(ex, capability); }
 
 template <class Body>
-KERNELS_OF_THIS_LIBRARY Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
-  static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool), "the functors are larger than a kernel's parameter space");
-  KERNELS_TRY(ex.status());
-  const auto kernel = &entry<Body>;
-  int image = 0;
-  KERNELS_TRY(prepare_launch<Body>(ex, how, reinterpret_cast<const void*>(kernel), image));
-  const CurrentDevice current(ex.device().device);
-  KERNELS_TRY(current.status());
-  const bool early = ex.programmatic() && ex.device().capability >= 90 && image >= 90;  // code for older GPUs does not wait
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-  return from_cuda(cudaLaunchKernelEx(&config, kernel, params, early && ex.constant_weights()));
-}
+Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) { return KernelOf<Body>::clusters(ex, how, clusters); }
+
+template <class Body>
+Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) { return KernelOf<Body>::launch(ex, how, params); }
 
 }  // namespace detail
 KERNELS_END
