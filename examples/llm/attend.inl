@@ -5,7 +5,7 @@ namespace {
 k::AttentionShape shape_of(const Tokens& tokens, const Heads& heads) { return {tokens.sequences, tokens.each, heads.heads, heads.kv_heads, heads.dim}; }
 
 // Few queries of each sequence share the keys out among all threads or blocks; many are shared out themselves.
-bool is_decode(const Tokens& tokens) { return tokens.each <= 4; }
+bool is_decode(const Tokens& tokens) { return tokens.each <= kFewQueries; }
 
 size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads) {
   return is_decode(tokens) ? decode_bytes(place, shape_of(tokens, heads)) : 0;

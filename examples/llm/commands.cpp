@@ -11,9 +11,11 @@ namespace {
 void say_speed(const Session& session, const Session::Times& t) {
   if (session.settings.quiet) return;
   const double decode = t.decode_seconds > 0 ? double(t.steps) / t.decode_seconds : 0;
+  std::string guessed;
+  if (session.settings.lookup > 0 && t.steps > 0) guessed = ", " + std::to_string(double(t.decoded - 1) / double(t.steps)).substr(0, 4) + " a step";
   std::fprintf(stderr, "\nprompt: %lld tokens, %.0f tokens/s; text: %lld tokens, %.1f tokens/s%s, %.1f GB/s of weights (%s; seed %llu)\n", static_cast<long long>(t.prompt_tokens),
                t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0, static_cast<long long>(t.decoded),
-               t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0, "", decode * double(session.model->weight_bytes()) / 1e9, session.device->name().c_str(),
+               t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0, guessed.c_str(), decode * double(session.model->weight_bytes()) / 1e9, session.device->name().c_str(),
                static_cast<unsigned long long>(session.sampling.seed));
 }
 
@@ -39,7 +41,7 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
       out.push_back({{"prompt", valid_utf8(prompts[i])}, {"text", texts[i].written}, {"ids", texts[i].ids}, {"prompt_tokens", texts[i].prompt}, {"finish_reason", texts[i].finish}});
     }
     const Json all = {{"texts", out}, {"seed", session.sampling.seed}, {"prompt_tokens", times.prompt_tokens}, {"prompt_seconds", times.prompt_seconds},
-                      {"decoded_tokens", times.decoded}, {"decode_seconds", times.decode_seconds}, {"device", session.device->name()}};
+                      {"decoded_tokens", times.decoded}, {"decode_seconds", times.decode_seconds}, {"steps", times.steps}, {"device", session.device->name()}};
     std::printf("%s\n", all.dump().c_str());
   } else if (!stream) {
     for (size_t i = 0; i < texts.size(); ++i) std::printf("%s%s%s\n", i > 0 ? "\n" : "", valid_utf8(prompts[i]).c_str(), texts[i].written.c_str());

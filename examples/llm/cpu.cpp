@@ -67,7 +67,7 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(rows_, UNIT, cpu);
-const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose};
+const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose, guess, verify};
 #endif
 
 }  // namespace llm

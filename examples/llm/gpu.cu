@@ -79,7 +79,7 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
-const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose};
+const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose, guess, verify};
 #endif
 
 }  // namespace llm

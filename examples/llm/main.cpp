@@ -46,6 +46,7 @@ void add_sampling(CLI::App& command, Settings& s) {
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
   command.add_option("--seed", s.seed, "for the same text again; printed with the speed");
   command.add_option("--stop", s.stops, "a string that ends the text; may be given again");
+  command.add_option("--lookup", s.lookup, "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself")->capture_default_str()->check(CLI::Range(0, 63));
   command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
 }
 

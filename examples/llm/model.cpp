@@ -130,7 +130,7 @@ void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& h
   const uint64_t step = uint64_t(n);
   if (how.temperature != choice_.temperature || how.top_p != choice_.top_p || how.min_p != choice_.min_p || how.repetition_penalty != choice_.repetition_penalty ||
       how.top_k != choice_.top_k || tokens != tokens_) {
-    decode_ = nullptr;  // which has the old ones in it
+    for (auto& recording : decode_) recording = nullptr;  // they have the old ones in them
   }
   choice_ = how, tokens_ = tokens;
   history_.upload(ids.data(), ids.size() * 4, size_t(text * context()) * 4);
@@ -141,29 +141,56 @@ void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& h
   steps_.upload(&step, 8, size_t(text) * 8);
 }
 
+Texts Model::texts() const {
+  return {last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), last_lengths_.as<int32_t>(), chosen_.as<int32_t>(), history_.as<int32_t>(), seeds_.as<uint64_t>(), steps_.as<uint64_t>(),
+          out_.as<uint64_t>(), options_.sequences, context(), kRing};
+}
+
 void Model::choose(int64_t first, int64_t count) {
-  const Texts texts{last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), last_lengths_.as<int32_t>(), chosen_.as<int32_t>(), history_.as<int32_t>(), seeds_.as<uint64_t>(), steps_.as<uint64_t>(),
-                    out_.as<uint64_t>(), options_.sequences, context(), kRing};
-  check(device_.rows().choose(device_.place(), choice_, logits_.as<float>(), config_.vocabulary, tokens_, texts, first, count));
+  check(device_.rows().choose(device_.place(), choice_, logits_.as<float>(), config_.vocabulary, tokens_, texts(), first, count));
 }
 
 void Model::choose_next(int64_t text) { choose(text, 1); }
 
-void Model::step(int64_t longest) {
+// Attention is told how long texts may be: a step is recorded anew when one is longer, for twice as long.
+void Model::replay(int64_t guesses, int64_t longest, const std::function<void()>& calls) {
   set_length(longest);
-  if (decode_ == nullptr || longest > recorded_for_) {
-    // Attention is told how long texts may be, and recorded anew when one is longer, for twice as long.
-    if (decode_ != nullptr) device_.synchronize();
+  if (longest > recorded_for_) {
+    device_.synchronize();
+    for (auto& recording : decode_) recording = nullptr;
     recorded_for_ = 256;
     while (recorded_for_ < longest) recorded_for_ *= 2;
-    decode_ = device_.record([this] {
-      const int64_t n = options_.sequences;
-      layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>(), recorded_for_});
-      head(0, n);
-      choose(0, n);
-    });
   }
-  decode_->replay();
+  std::unique_ptr<Recording>& recording = decode_[size_t(guesses)];
+  if (recording == nullptr) recording = device_.record(calls);
+  recording->replay();
+}
+
+void Model::step(int64_t longest) {
+  replay(0, longest, [this] {
+    const int64_t n = options_.sequences;
+    layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>(), recorded_for_});
+    head(0, n);
+    choose(0, n);
+  });
+}
+
+void Model::step(int64_t length, int32_t last, const std::vector<int32_t>& guesses) {
+  if (guesses.empty()) return step(length);
+  const int64_t n = int64_t(guesses.size()), rows = n + 1;
+  if (n > options_.guesses || length + n > context()) throw Error("guesses do not fit");
+  given_.as<int32_t>()[0] = last;
+  std::copy(guesses.begin(), guesses.end(), given_.as<int32_t>() + 1);
+  replay(n, length + n, [this, rows] {
+    int32_t* const ids = guessed_.as<int32_t>();
+    uint64_t* const seeds = guessed_seeds_.as<uint64_t>();
+    const Guesses all{given_.as<int32_t>(), rows, ids, ids + rows, ids + 2 * rows, seeds, seeds + rows};
+    check(device_.rows().guess(device_.place(), texts(), all));
+    reading_ = 0;
+    layers({1, rows, all.ids, all.positions, owners_.as<int32_t>(), all.lengths + rows - 1, recorded_for_});
+    head(0, rows);
+    check(device_.rows().verify(device_.place(), choice_, logits_.as<float>(), config_.vocabulary, tokens_, texts(), all));
+  });
 }
 
 int32_t Model::token(int64_t text, int64_t n) {
@@ -460,6 +487,8 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   const Config& c = config_;
   if (options_.sequences < 1 || options_.sequences > 4096) throw Error("the number of sequences is not between 1 and 4096");
   if (options_.chunk < 1 || options_.chunk > 1 << 20) throw Error("--chunk is not between 1 and 2^20");
+  if (options_.guesses < 0 || options_.guesses >= kRing) throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
+  if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");
   layers_.resize(c.layers.size());
   Loader loader(*this, files, progress, true);
   load(loader);
@@ -469,8 +498,8 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   if (device_.attend(cache_type_) == nullptr) throw Error(std::string("keys and values of ") + name_of(cache_type_) + " are not compiled in for this device");
   const size_t a = size_t(bits_of(device_.rows().activations) / 8), per_token = size_t(c.kv_heads * c.head_dim) * 2 * size_t(bits_of(cache_type_) / 8) * c.layers.size() * size_t(options_.sequences);
   const auto plan_activations = [&] {
-    rows_ = std::max(options_.chunk, options_.sequences);
-    logit_rows_ = std::max(options_.sequences, std::min<int64_t>(options_.chunk, 32));
+    rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
+    logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
     const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
     plan_.activations = size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a + size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) + size_t(logit_rows_ * c.vocabulary) * 4;
   };
@@ -526,7 +555,11 @@ void Model::allocate() {
   make(raw_q_, rows_ * nq, 4), make(k_, rows_ * nk, 4), make(v_, rows_ * nk, 4);
   make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
   make(logits_, logit_rows_ * c.vocabulary, 4);
-  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &chosen_}) make(*buffer, options_.sequences, 4);
+  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_}) make(*buffer, options_.sequences, 4);
+  make(chosen_, logit_rows_, 4);
+  decode_.resize(size_t(options_.guesses + 1));
+  given_ = Buffer(device_, decode_.size() * 4, "tokens", true);
+  make(guessed_, 3 * int64_t(decode_.size()), 4), make(guessed_seeds_, 2 * int64_t(decode_.size()), 8);
   for (Buffer* buffer : {&seeds_, &steps_}) make(*buffer, options_.sequences, 8);
   make(history_, options_.sequences * context(), 4);
   out_ = Buffer(device_, size_t(kRing * options_.sequences) * 8, "tokens", true);
@@ -538,7 +571,7 @@ void Model::allocate() {
                 router_logits_.as<float>(), shares_.as<float>()};
   }
   size_t room = 0;
-  for (int64_t each = 1; each <= 4; ++each) room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
+  for (int64_t each = 1; each <= kFewQueries; ++each) room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
   room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));
   room_ = Buffer(device_, room, "activations");
   for (size_t i = 0; i < c.ropes.size(); ++i) {

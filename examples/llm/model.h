@@ -19,6 +19,7 @@ struct ModelOptions {
   int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
   int64_t page = 0;       // positions in a page of the cache; 0: one page to a sequence
   int64_t chunk = 512;    // tokens of a prompt that are computed together
+  int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
 };
 
 // What takes memory, in bytes.
@@ -52,6 +53,9 @@ class Model {
   void begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed);
   void choose_next(int64_t text);
   void step(int64_t longest);  // longest: the tokens of the longest text, with those that this step reads
+  // The same for a single text of so many tokens, and guesses of those that follow. As many tokens are chosen as are guessed right from the
+  // first one on, and one more: those that step() chooses one after the other, as long as `length` and length + guesses are not stale().
+  void step(int64_t length, int32_t last, const std::vector<int32_t>& guesses);
   int32_t token(int64_t text, int64_t n);
   const float* logits(int64_t row);  // on the host
 
@@ -84,6 +88,8 @@ class Model {
   void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);
   void choose(int64_t first, int64_t count);
   Inputs normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows);
+  void replay(int64_t guesses, int64_t longest, const std::function<void()>& calls);
+  Texts texts() const;
   void experts(const Layer& layer, int64_t rows);
   void layers(const Tokens& tokens);
   void head(int64_t first, int64_t rows);
@@ -109,11 +115,12 @@ class Model {
   Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_q_, k_, v_, o_, h_, t_, logits_, room_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
-  std::unique_ptr<Recording> decode_;
+  std::vector<std::unique_ptr<Recording>> decode_;  // with 0 guesses, 1, ...
   int64_t recorded_for_ = 0;  // lengths up to this
   Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
   Experts experts_;
   Buffer last_ids_, last_positions_, last_lengths_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written
+  Buffer given_, guessed_, guessed_seeds_;  // by the host, and what Guesses has
   Choice choice_;
   int64_t tokens_ = 0;
   int64_t page_ = 0, rows_ = 0, logit_rows_ = 0, reading_ = 0;

@@ -12,6 +12,7 @@ namespace llm {
 
 enum class Type : uint8_t { f32, f16, bf16, f8, i8, i4 };  // f8: e4m3. i8: a scale for each row. i4: one for each 32 columns.
 constexpr int kTypes = 6, kGroup = 32;
+constexpr int kFewQueries = 8;  // of each sequence, that share the keys out among all threads or blocks
 
 inline const char* name_of(Type type) {
   constexpr const char* names[] = {"fp32", "fp16", "bf16", "fp8", "int8", "int4"};
@@ -124,6 +125,15 @@ struct Texts {
   int64_t sequences = 0, context = 0, ring = 0;
 };
 
+// Tokens that are read with the last one of a text that is written alone: guesses of what follows. On the device.
+struct Guesses {
+  const int32_t* given = nullptr;  // that last token, and the guesses
+  int64_t rows = 0;                // of them
+  // For each of these: how many tokens there are with it, its place, and the seed and the step of what is drawn behind it.
+  int32_t *ids = nullptr, *positions = nullptr, *lengths = nullptr;
+  uint64_t *seeds = nullptr, *steps = nullptr;
+};
+
 // Each returns null, or why not. Activations (x, y, q, o, h) have the type that rows() says; residuals, sums and logits are float.
 struct RowCalls {
   const char* name;  // of the instruction set, or "gpu"
@@ -148,6 +158,9 @@ struct RowCalls {
   const char* (*cap)(const Place&, float* t, float cap, int64_t rows, int64_t cols);
   // Chooses from the logits of `count` texts from `first` on, the first of so many tokens, and puts what was chosen behind the texts.
   const char* (*choose)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens, const Texts&, int64_t first, int64_t count);
+  // Puts guesses behind the text; and chooses from the logits of all rows, and puts behind the text what was guessed right and one token more.
+  const char* (*guess)(const Place&, const Texts&, const Guesses&);
+  const char* (*verify)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens, const Texts&, const Guesses&);
 };
 
 struct AttendCalls {

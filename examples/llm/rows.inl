@@ -95,9 +95,9 @@ struct Behind : k::Functor {
   int64_t first;
   Behind(const Texts& t, int64_t from) : texts(t), first(from) {}
   template <int N>
-  KERNELS_HD void store(const k::Pack<float, N>& v, int64_t row, int64_t) const {
-    const int64_t s = first + row, n = texts.lengths[s];
-    const int32_t token = int32_t(v.v[0]);  // exact: below 2^22
+  KERNELS_HD void store(const k::Pack<float, N>& v, int64_t row, int64_t) const { put(first + row, int32_t(v.v[0])); }  // exact: below 2^22
+  KERNELS_HD void put(int64_t s, int32_t token) const {
+    const int64_t n = texts.lengths[s];
     texts.out[n % texts.ring * texts.sequences + s] = uint64_t(n) << 32 | uint32_t(token);
     if (n >= texts.context || token < 0) return;
     texts.history[s * texts.context + n] = token;
@@ -116,11 +116,61 @@ struct Chosen : k::Functor {
   KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(tokens[row])); }
 };
 
+// What the rows of a step with guesses need, each from the text's state, which only Verified changes.
+struct Guessed : k::Functor {
+  static constexpr k::Role role = k::Role::sink;
+  static constexpr int widest = 1;
+  Texts texts;
+  Guesses guesses;
+  Guessed(const Texts& t, const Guesses& g) : texts(t), guesses(g) {}
+  template <int N>
+  KERNELS_HD void store(const k::Pack<float, N>& v, int64_t row, int64_t) const {
+    const int64_t n = texts.lengths[0] + row;
+    guesses.ids[row] = texts.history[n - 1] = int32_t(v.v[0]);
+    guesses.positions[row] = int32_t(n - 1);
+    guesses.lengths[row] = int32_t(n);
+    guesses.seeds[row] = texts.seeds[0];
+    guesses.steps[row] = uint64_t(n);
+  }
+};
+
+// Every row has drawn what would be drawn behind its token without guesses: so the text goes on up to the first guess that is another token.
+struct Verified : k::Functor {
+  static constexpr k::Role role = k::Role::sink;
+  static constexpr int widest = 1;
+  Behind behind;
+  Guesses guesses;
+  Verified(const Texts& t, const Guesses& g) : behind(t, 0), guesses(g) {}
+  template <int N>
+  KERNELS_HD void store(const k::Pack<float, N>&, int64_t, int64_t) const {
+    for (int64_t i = 0; i < guesses.rows; ++i) {
+      const int32_t token = behind.texts.chosen[i];
+      behind.put(0, token);
+      if (i + 1 == guesses.rows || token != guesses.ids[i + 1]) return;
+    }
+  }
+};
+
+const char* draw(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, int32_t* chosen, int64_t count, const uint64_t* seeds, const uint64_t* steps,
+                 const int32_t* history, int64_t ld, const int32_t* lengths) {
+  auto options = k::Sampling{}.temperature(how.temperature).top_k(how.top_k).top_p(how.top_p).min_p(how.min_p).seed(seeds, 1).step(steps, 1);
+  if (how.repetition_penalty != 1) options.repetition_penalty(how.repetition_penalty).previous(history, ld, lengths);
+  return reason(on::sample(exec(place), k::load(logits, vocabulary), chosen, count, tokens, options));
+}
+
 const char* choose(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, int64_t first, int64_t count) {
-  auto options = k::Sampling{}.temperature(how.temperature).top_k(how.top_k).top_p(how.top_p).min_p(how.min_p).seed(texts.seeds + first, 1).step(texts.steps + first, 1);
-  if (how.repetition_penalty != 1) options.repetition_penalty(how.repetition_penalty).previous(texts.history + first * texts.context, texts.context, texts.lengths + first);
-  LLM_TRY(reason(on::sample(exec(place), k::load(logits, vocabulary), texts.chosen + first, count, tokens, options)));
+  LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen + first, count, texts.seeds + first, texts.steps + first, texts.history + first * texts.context, texts.context,
+               texts.lengths + first));
   return reason(on::copy(exec(place), Chosen(texts.chosen + first), Behind(texts, first), count, 1));
+}
+
+const char* guess(const Place& place, const Texts& texts, const Guesses& guesses) {
+  return reason(on::copy(exec(place), Chosen(guesses.given), Guessed(texts, guesses), guesses.rows, 1));
+}
+
+const char* verify(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, const Guesses& guesses) {
+  LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen, guesses.rows, guesses.seeds, guesses.steps, texts.history, 0, guesses.lengths));
+  return reason(on::copy(exec(place), Chosen(texts.chosen), Verified(texts, guesses), 1, 1));
 }
 
 }  // namespace

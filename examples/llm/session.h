@@ -33,6 +33,7 @@ struct Settings {
   std::vector<std::string> stops;
   bool ignore_eos = false;
   std::string chat_template;  // a name or a file
+  int64_t lookup = 0;  // tokens that are guessed in a step
 };
 
 // Whether Ctrl-C was pressed. Pressed more than so many times, from this call on, it ends the program.
