@@ -80,8 +80,10 @@ TEST_CASE("angles that depend on the length of the text are those without guesse
     const Folder folder;
     write_model(folder, golden, golden["config"], Type::f32);
     llm::Settings s = settings_of(folder.path());
-    s.cache = "fp32", s.temperature = 0, s.ignore_eos = true, s.context = 150;
-    compare(s, "", golden["ids"].get<std::vector<int32_t>>(), false, {7});
+    s.cache = "fp32", s.temperature = 0, s.ignore_eos = true, s.context = 180;
+    auto ids = golden["ids"].get<std::vector<int32_t>>();
+    ids.resize(20);
+    compare(s, "", ids, false, {7});
   }
 }
 
