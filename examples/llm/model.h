@@ -54,7 +54,7 @@ class Model {
   void choose_next(int64_t text);
   void step(int64_t longest);  // longest: the tokens of the longest text, with those that this step reads
   // The same for a single text of so many tokens, and guesses of those that follow. As many tokens are chosen as are guessed right from the
-  // first one on, and one more: those that step() chooses one after the other, as long as `length` and length + guesses are not stale().
+  // first one on, and one more: those that step() chooses one after the other, unless lengths_matter().
   void step(int64_t length, int32_t last, const std::vector<int32_t>& guesses);
   int32_t token(int64_t text, int64_t n);
   const float* logits(int64_t row);  // on the host

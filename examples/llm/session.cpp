@@ -240,8 +240,8 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
       const int64_t length = int64_t(text.ids.size());
       std::vector<int32_t> guesses;
       if (asked <= done) {
-        guesses = lookup(text.ids, std::min(reach, model->context() - length));
-        while (!guesses.empty() && model->stale(length, length + int64_t(guesses.size()))) guesses.pop_back();
+        // Angles that depend on the length of the text would be those of the text with all guesses.
+        if (!model->lengths_matter()) guesses = lookup(text.ids, std::min(reach, model->context() - length));
         model->step(length, text.ids.back(), guesses);
       }
       size_t right = 0;
