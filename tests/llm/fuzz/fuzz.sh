@@ -41,5 +41,5 @@ if [[ -n $seconds ]] && "${build[@]}" -fsanitize=fuzzer "$work/empty.cpp" -Dmain
   mkdir "$work/found"
   "$work/fuzzer" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4000 -max_len=65536 -verbosity=0 -print_final_stats=1 "-artifact_prefix=$failures/" "$work/found" "$here/corpus" "$work/seeds"
 else
-  FUZZ_FAILURE=$failures/fuzz_failure "$work/own" "${seconds:-10}" "$seed" "$here"/corpus/* "$work"/seeds/*
+  FUZZ_FAILURE=$failures/fuzz_failure "$work/own" "${seconds:-4}" "$seed" "$here"/corpus/* "$work"/seeds/*
 fi
