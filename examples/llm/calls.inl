@@ -13,6 +13,11 @@ namespace {
   return k::rope(tokens.positions, by.frequencies, int(heads.dim)).rotary_dim(by.rotary_dim).amplitude(by.amplitude);
 }
 
+[[maybe_unused]] k::AppendAt append_at(const Tokens& tokens, const Cache& cache) {
+  const k::AppendAt at(tokens.positions, tokens.owners);
+  return cache.ring > 0 ? at.ring(cache.ring, cache.sinks, tokens.lengths) : at;
+}
+
 template <Type kType>
 struct ElementOf;
 template <> struct ElementOf<Type::f32> { using type = float; };
@@ -26,7 +31,7 @@ template <class T>
 auto cache_of(const Cache& cache, const Heads& heads, const Tokens& tokens) {
   const auto pages = k::pages(cache.table, cache.pages, cache.page);
   return k::paged_kv(k::nhd(static_cast<T*>(cache.keys), cache.page, heads.kv_heads, heads.dim),
-                     k::nhd(static_cast<T*>(cache.values), cache.page, heads.kv_heads, heads.dim), pages, tokens.lengths);
+                     k::nhd(static_cast<T*>(cache.values), cache.page, heads.kv_heads, heads.dim), pages, tokens.kept != nullptr ? tokens.kept : tokens.lengths);
 }
 
 // f(view of the keys and values), for the types in kCaches.

@@ -65,6 +65,8 @@ int main(int argc, char** argv) {
   generate.add_option("-p,--prompt,prompt", prompt, "the text; - reads it from the standard input");
   generate.add_option("-f,--prompts", file, "a file with a prompt in each line, all of them decoded together");
 
+  generate.add_option("--sinks", settings.sinks, "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless given")->check(CLI::Range(0, 1 << 30));
+
   CLI::App& chat = *app.add_subcommand("chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
   llm::ChatOptions talk;
   add_model(chat, settings), add_sampling(chat, settings);

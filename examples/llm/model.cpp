@@ -137,13 +137,14 @@ void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& h
   last_ids_.upload(&ids.back(), 4, size_t(text) * 4);
   last_positions_.upload(&last, 4, size_t(text) * 4);
   last_lengths_.upload(&n, 4, size_t(text) * 4);
+  last_kept_.upload(&n, 4, size_t(text) * 4);
   seeds_.upload(&seed, 8, size_t(text) * 8);
   steps_.upload(&step, 8, size_t(text) * 8);
 }
 
 Texts Model::texts() const {
-  return {last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), last_lengths_.as<int32_t>(), chosen_.as<int32_t>(), history_.as<int32_t>(), seeds_.as<uint64_t>(), steps_.as<uint64_t>(),
-          out_.as<uint64_t>(), options_.sequences, context(), kRing};
+  return {last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), last_lengths_.as<int32_t>(), last_kept_.as<int32_t>(), chosen_.as<int32_t>(), history_.as<int32_t>(), seeds_.as<uint64_t>(), steps_.as<uint64_t>(),
+          out_.as<uint64_t>(), options_.sequences, context(), kRing, options_.sinks >= 0};
 }
 
 void Model::choose(int64_t first, int64_t count) {
@@ -169,7 +170,7 @@ void Model::replay(int64_t guesses, int64_t longest, const std::function<void()>
 void Model::step(int64_t longest) {
   replay(0, longest, [this] {
     const int64_t n = options_.sequences;
-    layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>(), recorded_for_});
+    layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>(), recorded_for_, last_kept_.as<int32_t>()});
     head(0, n);
     choose(0, n);
   });
@@ -228,7 +229,7 @@ bool Model::lengths_matter() const {
 
 Cache Model::cache_of(const Layer& layer, int64_t sequence) const {
   const int64_t pages = (context() + page_ - 1) / page_;
-  return {cache_type_, layer.keys.as(), layer.values.as(), table_.as<int32_t>() + sequence * pages, pages, page_};
+  return {cache_type_, layer.keys.as(), layer.values.as(), table_.as<int32_t>() + sequence * pages, pages, page_, options_.sinks < 0 ? 0 : context(), options_.sinks};
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------------------------
@@ -487,6 +488,11 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   const Config& c = config_;
   if (options_.sequences < 1 || options_.sequences > 4096) throw Error("the number of sequences is not between 1 and 4096");
   if (options_.chunk < 1 || options_.chunk > 1 << 20) throw Error("--chunk is not between 1 and 2^20");
+  if (options_.sinks >= 0) {
+    if (c.learned_positions) throw Error("--sinks: the positions of this model are learned, and there are no more than " + std::to_string(c.positions));
+    if (lengths_matter()) throw Error("--sinks: the angles of this model depend on the length of the text, and keys that are gone cannot be made anew");
+    if (std::any_of(c.layers.begin(), c.layers.end(), [](const LayerConfig& layer) { return layer.window > 0; })) throw Error("--sinks: layers of this model see a window of their own");
+  }
   if (options_.guesses < 0 || options_.guesses >= kRing) throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
   if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");
   layers_.resize(c.layers.size());
@@ -515,6 +521,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
     plan_activations();
   }
   if (c.learned_positions && plan_.context > c.positions) throw Error("--context: this model has no more than " + std::to_string(c.positions) + " positions");
+  if (options_.sinks >= plan_.context && plan_.context > 0) throw Error("--sinks: the context of " + std::to_string(plan_.context) + " tokens is not larger");
   page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context)) : std::max<int64_t>(1, plan_.context);
   plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
   const auto megabytes = [](size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; };
@@ -555,7 +562,7 @@ void Model::allocate() {
   make(raw_q_, rows_ * nq, 4), make(k_, rows_ * nk, 4), make(v_, rows_ * nk, 4);
   make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
   make(logits_, logit_rows_ * c.vocabulary, 4);
-  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_}) make(*buffer, options_.sequences, 4);
+  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_}) make(*buffer, options_.sequences, 4);
   make(chosen_, logit_rows_, 4);
   decode_.resize(size_t(options_.guesses + 1));
   given_ = Buffer(device_, decode_.size() * 4, "tokens", true);

@@ -19,6 +19,7 @@ struct ModelOptions {
   int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
   int64_t page = 0;       // positions in a page of the cache; 0: one page to a sequence
   int64_t chunk = 512;    // tokens of a prompt that are computed together
+  int64_t sinks = -1;     // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
   int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
 };
 
@@ -119,7 +120,7 @@ class Model {
   int64_t recorded_for_ = 0;  // lengths up to this
   Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
   Experts experts_;
-  Buffer last_ids_, last_positions_, last_lengths_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written
+  Buffer last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written
   Buffer given_, guessed_, guessed_seeds_;  // by the host, and what Guesses has
   Choice choice_;
   int64_t tokens_ = 0;

@@ -65,6 +65,7 @@ struct Tokens {
   const int32_t* owners = nullptr;     // the sequence of each row
   const int32_t* lengths = nullptr;    // of each sequence, these tokens included
   int64_t longest = 0;                 // which no length exceeds, as far as the host knows
+  const int32_t* kept = nullptr;       // of each sequence, the keys that are in the cache, if not all are
 
   int64_t rows() const { return sequences * each; }
 };
@@ -76,6 +77,7 @@ struct Cache {
   void* values = nullptr;
   const int32_t* table = nullptr;
   int64_t pages = 0, page = 0;  // in a row of the table; positions in a page
+  int64_t ring = 0, sinks = 0;  // so many positions, of which the first ones stay and the others go around; 0: they end at the last
 };
 
 struct Heads {
@@ -117,12 +119,14 @@ struct Choice {
 // Texts that are being written, on the device: what a step reads, and writes for the next one.
 struct Texts {
   int32_t *ids = nullptr, *positions = nullptr, *lengths = nullptr;  // the last token of each, its place, and how many there are
+  int32_t* kept = nullptr;  // how many of these are in the cache
   int32_t* chosen = nullptr;
-  int32_t* history = nullptr;  // all tokens of each, `context` apart
+  int32_t* history = nullptr;  // all tokens of each, or the last ones in a ring, `context` apart
   uint64_t *seeds = nullptr, *steps = nullptr;
   // Where the host finds what was chosen: token n of text s at out[n % ring * sequences + s], as n << 32 | token.
   uint64_t* out = nullptr;
   int64_t sequences = 0, context = 0, ring = 0;
+  bool endless = false;  // texts go on when the context is full
 };
 
 // Tokens that are read with the last one of a text that is written alone: guesses of what follows. On the device.

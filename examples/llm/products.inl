@@ -34,7 +34,7 @@ bool makes(Type cache) {
 const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, const Inputs& y, const QkvWeights& w, const Rope& by, const Cache& cache, void* q) {
   const int64_t nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, rows = tokens.rows();
   const auto rope = rope_of(tokens, heads, by);
-  const k::AppendAt at(tokens.positions, tokens.owners);
+  const k::AppendAt at = append_at(tokens, cache);
   const auto stacked = k::stacked(k::paired(weights(w.q), rope), nq, k::paired(weights(w.k), rope), nk, k::plain(weights(w.v)), nk);
   return with_cache(cache, heads, tokens, [&](const auto& kv) {
     const auto out = k::qkv(k::bias(w.q_bias) | rope | k::store(static_cast<A*>(q), nq), nq,

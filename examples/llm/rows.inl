@@ -47,7 +47,7 @@ const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads,
   if (k_norm) LLM_TRY(normalize_heads(place, k_, k_norm, rows * heads.kv_heads, heads.dim));
   return with_cache(cache, heads, tokens, [&](const auto& kv) -> const char* {
     const auto rope = rope_of(tokens, heads, by);
-    const k::AppendAt at(tokens.positions, tokens.owners);
+    const k::AppendAt at = append_at(tokens, cache);
     LLM_TRY(reason(on::copy(exec(place), k::load(static_cast<const float*>(q), nq) | rope, k::store(static_cast<A*>(queries), nq), rows, nq)));
     LLM_TRY(reason(on::copy(exec(place), k::load(static_cast<const float*>(k_), nk) | rope, k::append_keys(kv, at, heads.dim), rows, nk)));
     return reason(on::copy(exec(place), k::load(v, nk), k::append_values(kv, at, heads.dim), rows, nk));
@@ -87,7 +87,7 @@ const char* cap(const Place& place, float* t, float limit, int64_t rows, int64_t
 }
 
 // What was chosen, put behind each text. A sink of one column, so that it needs no kernel of its own. A text that fills the context stays
-// as it is.
+// as it is, unless it is endless.
 struct Behind : k::Functor {
   static constexpr k::Role role = k::Role::sink;
   static constexpr int widest = 1;
@@ -99,11 +99,12 @@ struct Behind : k::Functor {
   KERNELS_HD void put(int64_t s, int32_t token) const {
     const int64_t n = texts.lengths[s];
     texts.out[n % texts.ring * texts.sequences + s] = uint64_t(n) << 32 | uint32_t(token);
-    if (n >= texts.context || token < 0) return;
-    texts.history[s * texts.context + n] = token;
+    if ((n >= texts.context && !texts.endless) || token < 0) return;
+    texts.history[s * texts.context + n % texts.context] = token;
     texts.ids[s] = token;
     texts.positions[s] = int32_t(n);
     texts.lengths[s] = int32_t(n + 1);
+    texts.kept[s] = int32_t(n + 1 < texts.context ? n + 1 : texts.context);
     texts.steps[s] = uint64_t(n + 1);
   }
 };
@@ -160,7 +161,7 @@ const char* draw(const Place& place, const Choice& how, const float* logits, int
 
 const char* choose(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, int64_t first, int64_t count) {
   LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen + first, count, texts.seeds + first, texts.steps + first, texts.history + first * texts.context, texts.context,
-               texts.lengths + first));
+               texts.kept + first));
   return reason(on::copy(exec(place), Chosen(texts.chosen + first), Behind(texts, first), count, 1));
 }
 

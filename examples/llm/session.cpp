@@ -150,7 +150,7 @@ ModelOptions Session::options(int64_t sequences) const {
   ModelOptions out;
   out.weights = type_of(settings.weights, "--weights");
   out.cache = type_of(settings.cache, "--cache");
-  out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk, out.guesses = settings.lookup;
+  out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk, out.guesses = settings.lookup, out.sinks = settings.sinks;
   return out;
 }
 
@@ -187,7 +187,7 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
     times.decoded += 1;
     if (ends || found) text.finish = "stop";
     else if (settings.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings.most) text.finish = "length";
-    else if (int64_t(text.ids.size()) >= model->context()) text.finish = "length";
+    else if (settings.sinks < 0 && int64_t(text.ids.size()) >= model->context()) text.finish = "length";
     else if (interrupted()) text.finish = "interrupted";
     if (text.finish != nullptr && !found) {
       more += holds[i].add(streams[i].end(), found);
