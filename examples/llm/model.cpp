@@ -495,6 +495,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   }
   if (options_.guesses < 0 || options_.guesses >= kRing) throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
   if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");
+  if (options_.guesses > 0 && options_.sinks >= 0) throw Error("--lookup and --sinks exclude each other: a wrong guess would take the place of a key that is still seen");
   layers_.resize(c.layers.size());
   Loader loader(*this, files, progress, true);
   load(loader);

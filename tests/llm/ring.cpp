@@ -99,7 +99,7 @@ TEST_CASE("a text goes on behind the context as with all keys and a mask") {
     for (const int64_t page : {0, 7}) {
       INFO(sinks << " sinks, pages of " << page);
       llm::Settings s = settings_of(folder.path());
-      s.context = 45, s.sinks = sinks, s.page = page, s.lookup = page > 0 ? 5 : 0;
+      s.context = 45, s.sinks = sinks, s.page = page;
       llm::Session session(s);
       session.load(1);
       llm::Session::Times times;
@@ -136,6 +136,16 @@ TEST_CASE("texts of a batch go on by themselves") {
     one.load(1);
     CHECK(one.generate({prompts[i]}, {}, times)[0].ids == texts[i].ids);
   }
+}
+
+TEST_CASE("guesses would take the place of keys that are still seen") {
+  const Json golden = read("llama");
+  const Folder folder;
+  write_model(folder, golden, golden["config"], Type::f32);
+  llm::Settings s = settings_of(folder.path());
+  s.context = 45, s.sinks = 4, s.lookup = 3;
+  llm::Session session(s);
+  CHECK_THROWS_AS(session.load(1), llm::Error);
 }
 
 TEST_CASE("models whose positions end, or whose keys would be wrong, are refused") {
