@@ -136,8 +136,7 @@ TEST_CASE("tiny models compute the same in every way") {
   for (const char* name : {"llama", "mistral", "qwen2_window", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen2_moe"}) {
     INFO(name);
     const Json golden = read(name);
-    const Folder folder;
-    write_model(folder, golden, golden["config"], type);
+    const ModelFolder folder(golden, type);
     compare_ways(folder.path(), type, three(golden["ids"].get<Ids>()), on_gpu ? 2 * golden["errors"]["float16"].get<double>() : 2e-5);
   }
 }
@@ -151,8 +150,7 @@ TEST_CASE("models with weights and caches of 16 bits err no more than transforme
       const Json golden = llm::read_json(file.path().string());
       if (!golden.contains("tensors")) continue;
       INFO(file.path().stem().string() << " in " << llm::name_of(type));
-      const Folder folder;
-      write_model(folder, golden, golden["config"], type);
+      const ModelFolder folder(golden, type);
       llm::Settings settings = settings_of(folder.path(), type);
       settings.context = 200;
       Loaded model(settings);

@@ -129,6 +129,12 @@ inline void write_model(const Folder& folder, const Json& golden, const Json& co
   folder.write("model.safetensors", safetensors(old_names ? apart(tensors_of(golden), config["model_type"] == "mixtral") : tensors_of(golden), type));
 }
 
+// The directory of a golden file's model, which is gone with its object.
+class ModelFolder : public Folder {
+ public:
+  explicit ModelFolder(const Json& golden, Type type = Type::f32) { write_model(*this, golden, golden["config"], type); }
+};
+
 // The largest difference between logits, relative to the largest of them.
 inline double difference(const float* logits, const std::vector<float>& expected) {
   double most = 0, largest = 0;

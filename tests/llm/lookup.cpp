@@ -62,8 +62,7 @@ TEST_CASE("a text with guesses is the text without, greedy and sampled") {
 
 TEST_CASE("a text that repeats itself comes in fewer steps, and ends where it would") {
   const Json golden = read("llama");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   llm::Settings s = settings_of(folder.path());
   s.cache = "fp32", s.temperature = 0, s.ignore_eos = true;
@@ -77,8 +76,7 @@ TEST_CASE("angles that depend on the length of the text are those without guesse
   for (const char* name : {"llama_dynamic", "phi3_long"}) {
     INFO(name);
     const Json golden = read(name);
-    const Folder folder;
-    write_model(folder, golden, golden["config"], Type::f32);
+    const ModelFolder folder(golden);
     llm::Settings s = settings_of(folder.path());
     s.cache = "fp32", s.temperature = 0, s.ignore_eos = true, s.context = 180;
     auto ids = golden["ids"].get<std::vector<int32_t>>();

@@ -66,8 +66,7 @@ TEST_CASE("prompts of many chunks are written on in as those of one") {
   for (const char* name : {"llama", "llama_dynamic", "phi3_long"}) {
     INFO(name);
     const Json golden = read(name);
-    const Folder folder;
-    write_model(folder, golden, golden["config"], Type::f32);
+    const ModelFolder folder(golden);
     llm::Settings settings = settings_of(folder);
     settings.weights = "stored", settings.chunk = 8, settings.context = 200;
     const auto ids = golden["ids"].get<std::vector<int32_t>>();
@@ -79,8 +78,7 @@ TEST_CASE("prompts of many chunks are written on in as those of one") {
 TEST_CASE("the flag decides whether a head is its own") {
   const Json tied = read("llama_tied"), untied = read("llama");
   const auto behind = [](const Json& golden, const std::vector<golden::Tensor>& tensors) {
-    const Folder folder;
-    write_model(folder, golden, golden["config"], Type::f32);
+    const ModelFolder folder(golden);
     folder.write("model.safetensors", safetensors(tensors, Type::f32));
     llm::Settings settings = settings_of(folder);
     settings.context = 60;
@@ -102,8 +100,7 @@ TEST_CASE("the flag decides whether a head is its own") {
 
 TEST_CASE("a text that grows over the length where angles change is read anew") {
   const Json golden = read("phi3_long");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   llm::Settings settings = settings_of(folder);
   settings.temperature = 0;
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
@@ -122,8 +119,7 @@ TEST_CASE("weights and caches of fewer bits stay near") {
 
 TEST_CASE("texts in a batch and in pages are the texts alone") {
   const Json golden = read("llama");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   std::vector<llm::Tokenizer::Ids> prompts;
   for (const int64_t n : {40, 3, 17}) prompts.emplace_back(ids.begin(), ids.begin() + n);
@@ -149,8 +145,7 @@ TEST_CASE("texts in a batch and in pages are the texts alone") {
 
 TEST_CASE("a text ends where it should") {
   const Json golden = read("llama");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   const auto follows = golden["greedy"].get<std::vector<int32_t>>();
   llm::Settings settings = settings_of(folder);

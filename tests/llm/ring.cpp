@@ -92,8 +92,7 @@ llm::Settings settings_of(const std::string& directory) {
 
 TEST_CASE("a text goes on behind the context as with all keys and a mask") {
   const Json golden = read("llama");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   for (const int64_t sinks : {0, 4}) {
     for (const int64_t page : {0, 7}) {
@@ -121,8 +120,7 @@ TEST_CASE("a text goes on behind the context as with all keys and a mask") {
 
 TEST_CASE("texts of a batch go on by themselves") {
   const Json golden = read("llama");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   llm::Settings s = settings_of(folder.path());
   s.context = 45, s.sinks = 4, s.repetition_penalty = 1.2;
@@ -140,8 +138,7 @@ TEST_CASE("texts of a batch go on by themselves") {
 
 TEST_CASE("guesses would take the place of keys that are still seen") {
   const Json golden = read("llama");
-  const Folder folder;
-  write_model(folder, golden, golden["config"], Type::f32);
+  const ModelFolder folder(golden);
   llm::Settings s = settings_of(folder.path());
   s.context = 45, s.sinks = 4, s.lookup = 3;
   llm::Session session(s);
@@ -152,8 +149,7 @@ TEST_CASE("models whose positions end, or whose keys would be wrong, are refused
   for (const char* name : {"gpt2", "llama_dynamic", "phi3_long", "mistral", "gemma2"}) {
     INFO(name);
     const Json golden = read(name);
-    const Folder folder;
-    write_model(folder, golden, golden["config"], Type::f32);
+    const ModelFolder folder(golden);
     llm::Settings s = settings_of(folder.path());
     s.context = 45, s.sinks = 4;
     llm::Session session(s);

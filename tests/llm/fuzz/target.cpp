@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "../base64.h"
 #include "config.h"
 #include "fuzz.h"
 #include "tokenizer.h"
@@ -128,23 +129,6 @@ void read(const std::string& input) {
 
 // ---- what is changed ------------------------------------------------------------------------------------------------
 
-namespace {
-
-std::string from_base64(const std::string& text) {
-  const std::string letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  uint32_t bits = 0;
-  int count = 0;
-  for (const char c : text) {
-    if (letters.find(c) == std::string::npos) continue;
-    bits = bits << 6 | uint32_t(letters.find(c)), count += 6;
-    if (count >= 8) out.push_back(char(bits >> (count -= 8) & 255));
-  }
-  return out;
-}
-
-}  // namespace
-
 std::map<std::string, std::string> seeds(const std::string& golden) {
   std::map<std::string, std::string> out;
   for (const auto& file : std::filesystem::directory_iterator(golden)) {
@@ -153,7 +137,7 @@ std::map<std::string, std::string> seeds(const std::string& golden) {
     const Json json = llm::read_json(file.path().string());
     if (name == "tokenizers") {
       for (const auto& item : json["tokenizers"].items()) out["tokenizer_" + item.key()] = "t" + item.value()["json"].dump();
-      out["tokenizer_model"] = "m" + from_base64(json["sentencepiece"]["model"].get<std::string>());
+      out["tokenizer_model"] = "m" + golden::from_base64(json["sentencepiece"]["model"].get<std::string>());
     }
     if (!json.contains("tensors")) continue;
     out["config_" + name] = "c" + json["config"].dump();
