@@ -49,6 +49,18 @@ def model_directory(name, models):
     return path
 
 
+def finish(out, content, failed):
+    """Writes the results, and ends the script: what failed is said, and the exit status is 1."""
+    if out:
+        os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+        with open(out, "w") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    sys.exit(1 if failed else 0)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llm", required=True, help="the program")
@@ -85,14 +97,8 @@ def main():
     where = results[0]["device"] if results else given.device
     slug = where.split(",")[0].replace("NVIDIA ", "").lower().replace(" ", "-") if given.device == "gpu" else "cpu"
     out = given.out or os.path.join(HERE, "results", slug, "llm.json")
-    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    with open(out, "w") as file:
-        json.dump({"context": {"date": date, "device": where, "command": "bench/llm.py " + " ".join(sys.argv[1:])}, "results": results}, file, indent=1)
-        file.write("\n")
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
-    sys.exit(1 if failed else 0)
+    finish(out, {"context": {"date": date, "device": where, "command": "bench/llm.py " + " ".join(sys.argv[1:])}, "results": results}, failed)
 
 
 if __name__ == "__main__":

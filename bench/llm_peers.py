@@ -7,13 +7,14 @@ A text of 120 random tokens goes on for 128, with a static cache, which transfor
 it, as generate() does both; the best of three. Needs torch and transformers.
 """
 import argparse
-import json
 import os
 import sys
 import time
 
 import torch
 import transformers
+
+from llm import finish
 
 PROMPT, STEPS = 120, 128
 
@@ -50,14 +51,8 @@ def main():
         except Exception as error:  # one model that cannot be measured does not stop the others
             failed.append(f"{name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
         torch.cuda.empty_cache()
-    if given.out:
-        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__, "command": "bench/llm_peers.py " + " ".join(sys.argv[1:])}
-        with open(given.out, "w") as file:
-            json.dump({"context": about, "tokens_per_s": results, "failed": failed}, file, indent=1)
-            file.write("\n")
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
-    sys.exit(1 if failed else 0)
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__, "command": "bench/llm_peers.py " + " ".join(sys.argv[1:])}
+    finish(given.out, {"context": about, "tokens_per_s": results, "failed": failed}, failed)
 
 
 if __name__ == "__main__":
