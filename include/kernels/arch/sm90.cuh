@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t remote_address(const void* local, unsigned r
 }
 
 template <class T>
-__device__ __forceinline__ const T* in_block(const T* local, unsigned rank) {
+__device__ __forceinline__ T* in_block(T* local, unsigned rank) {
   if constexpr (kClusters) asm volatile("mapa.u64 %0, %1, %2;" : "=l"(local) : "l"(local), "r"(rank));
   return local;
 }

@@ -36,8 +36,8 @@ struct AttentionShape {
 // each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch. Everything else keeps to that anyway.
 //
 // most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is expected to have more
-// than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a schedule or a merge through memory, which
-// takes a third of the time. A sequence that has more is right all the same, and slower. 0: nothing is known.
+// than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a schedule or a merge through memory, which is
+// done sooner. A sequence that has more is right all the same, and slower. 0: nothing is known.
 class Attention {
  public:
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }

@@ -20,8 +20,6 @@ enum class DecodeMode {
 
 namespace detail {
 
-// Blocks that share the work, at most.
-inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
 // Whether the kernel for short sequences is compiled: keys and values of 16 bits, without scales.
 template <class Kv>
 constexpr bool takes_short() {
@@ -31,6 +29,9 @@ constexpr bool takes_short() {
     return false;
   }
 }
+
+// Blocks that share the work, at most.
+inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
 // A few less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a time.
 inline int even_blocks(int64_t items, int most) {
   const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most) : items * (parts > 32 ? parts / 32 * 32 : parts);

@@ -33,7 +33,7 @@ struct ShortDecodeBody {
   static size_t shared_bytes(int rows, int cluster) { return size_t(kWarps + (cluster > 1 ? cluster : 0)) * left_bytes(rows); }
 
   static __device__ __forceinline__ void run(const P& p) {
-    extern __shared__ __align__(128) unsigned char shared[];  // as all bodies declare it
+    extern __shared__ __align__(128) unsigned char shared[];  // 128: the compiler keeps one alignment for all that have this name
     const unsigned blocks = arch::cluster_size(), rank = arch::cluster_rank();
     if (blocks > 1) arch::cluster_arrive_relaxed();  // others may write to this block's memory
     const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
@@ -79,9 +79,8 @@ struct ShortDecodeBody {
       if (meet == 1) {
         DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
       } else {
-        float* const to = const_cast<float*>(arch::in_block(static_cast<const float*>(all.sums(int(rank), row, col)), 0));
-        put_floats(to, sums);
-        if (col == 0) *const_cast<float2*>(arch::in_block(static_cast<const float2*>(all.state(int(rank), row)), 0)) = state;
+        put_floats(arch::in_block(all.sums(int(rank), row, col), 0), sums);
+        if (col == 0) *arch::in_block(all.state(int(rank), row), 0) = state;
       }
     }
     if (meet == 1) return;
@@ -141,7 +140,6 @@ struct ShortDecodeBody {
   // Lane 4g + t has columns of row g (a query, or keys g and g + 8 of a tile): chunk j of 8 begins at column(j).
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
   static __device__ __forceinline__ int column(int j) { return (j * 4 + lane() % 4) * 8; }
-  __device__ __forceinline__ uint32_t key_of(unsigned tile, int second) const { return uint32_t(part_.begin) + tile * kDecodeKeys + lane() / 4 + 8 * second; }
 
   __device__ __forceinline__ void ask_queries() {
     const int row = lane() / 4, token = row / p_.group;
@@ -176,31 +174,28 @@ struct ShortDecodeBody {
     }
   }
 
-  // Zeros stand for keys and columns that are not there.
+  // Keys, or values, of a tile: run(key) has one's columns. Zeros stand for keys and columns that are not there.
   using Words = uint32_t[2][kChunks][4];
   template <class Run>
-  __device__ __forceinline__ void ask(Words& words, int second, const Run& run, bool visible, int dim) const {
-    const char* const from = reinterpret_cast<const char*>(run.codes.at(0, 0));
+  __device__ __forceinline__ void ask(Words& words, unsigned tile, int dim, const Run& run) const {
     KERNELS_UNROLL
-    for (int j = 0; j < kChunks; ++j) {
-      ::uint4 some = make_uint4(0, 0, 0, 0);
-      if (visible && column(j) < dim) some = *reinterpret_cast<const ::uint4*>(from + column(j) * 2);
-      words[second][j][0] = some.x, words[second][j][1] = some.y, words[second][j][2] = some.z, words[second][j][3] = some.w;
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t key = uint32_t(part_.begin) + tile * kDecodeKeys + lane() / 4 + 8 * i;
+      const auto one = run(lesser(int(key), part_.end - 1));
+      const char* const from = reinterpret_cast<const char*>(one.codes.at(0, 0));
+      KERNELS_UNROLL
+      for (int j = 0; j < kChunks; ++j) {
+        ::uint4 some = make_uint4(0, 0, 0, 0);
+        if (key < uint32_t(part_.end) && column(j) < dim) some = *reinterpret_cast<const ::uint4*>(from + column(j) * 2);
+        words[i][j][0] = some.x, words[i][j][1] = some.y, words[i][j][2] = some.z, words[i][j][3] = some.w;
+      }
     }
   }
   __device__ __forceinline__ void ask_keys(unsigned tile) {
-    KERNELS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int key = lesser(int(key_of(tile, i)), part_.end - 1);
-      ask(keys_, i, p_.kv.key(part_.b, part_.head, key), key_of(tile, i) < uint32_t(part_.end), p_.dim);
-    }
+    ask(keys_, tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
   __device__ __forceinline__ void ask_values(unsigned tile) {
-    KERNELS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int key = lesser(int(key_of(tile, i)), part_.end - 1);
-      ask(values_, i, p_.kv.value(part_.b, part_.head, key), key_of(tile, i) < uint32_t(part_.end), p_.v_dim);
-    }
+    ask(values_, tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
   }
 
   __device__ __forceinline__ void multiply_keys(float (&x)[1][4]) const {

@@ -372,7 +372,7 @@ class SampleRow : SamplePacks<Source, N> {
  private:
   template <class T>
   __device__ __forceinline__ T* leaders(T* own) const {
-    return blocks_ > 1 ? const_cast<T*>(arch::in_block(const_cast<const T*>(own), 0u)) : own;
+    return blocks_ > 1 ? arch::in_block(own, 0u) : own;
   }
 
   // f(key, id), of logits as the filters see them. The block counts how often tokens stand in the list for some packs of every thread at

@@ -9,9 +9,9 @@ KERNELS_BEGIN
 namespace tuning {
 
 // Measured on an H200 (bench_sampling, 128,256 floats, CUDA 13.0, 2026-11; 1, 8, 64 and 256 rows): a read takes 1.5, 2.4, 8.7 and 29.6 us,
-// greedy 4.0, 4.8, 12.2 and 34.6, top-k 50 and top-p 0.9 8.2, 10.7, 16.4 and 41.2. All rows
-// run at once: 62 clusters of 4 blocks are resident (Nsight Compute). With clusters of 4 for 64 rows, and more passes, greedy took 36.6; what each
-// change saved was not measured alone.
+// greedy 4.0, 4.8, 12.2 and 34.6, top-k 50 and top-p 0.9 8.2, 10.7, 16.4 and 41.2. All rows run at once: 62 clusters of 4 blocks are
+// resident (Nsight Compute). With clusters of 4 for 64 rows, and more passes, greedy took 36.6; what each change saved was not measured
+// alone.
 // More blocks for a row than these give a block less to read than it takes them to meet.
 constexpr int64_t kSampleBlocksPerMultiprocessor = 2, kSampleTokensPerBlock = 4096;
 
