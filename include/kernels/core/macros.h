@@ -128,7 +128,7 @@
                 KERNELS_THREADS_NAME)
 
 // Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through memory: a
-// product of floats on a Xeon ran at a twentieth of its speed.
+// product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a macro, so it comes last.
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define KERNELS_WIDE_VECTORS _Pragma("GCC push_options") _Pragma("GCC target(\"prefer-vector-width=512\")")
 #define KERNELS_USUAL_VECTORS _Pragma("GCC pop_options")
@@ -148,7 +148,7 @@
 #define KERNELS_USUAL_WARNINGS
 #endif
 
-#define KERNELS_BEGIN KERNELS_QUIET KERNELS_WIDE_VECTORS namespace kernels { inline namespace KERNELS_ABI { inline namespace KERNELS_ISA {
+#define KERNELS_BEGIN KERNELS_QUIET namespace kernels { inline namespace KERNELS_ABI { inline namespace KERNELS_ISA { KERNELS_WIDE_VECTORS
 #define KERNELS_END } } } KERNELS_USUAL_VECTORS KERNELS_USUAL_WARNINGS
 
 // What is the same for all instruction sets.
