@@ -24,14 +24,19 @@ template <> struct ElementOf<Type::f32> { using type = float; };
 template <> struct ElementOf<Type::f16> { using type = k::half; };
 template <> struct ElementOf<Type::bf16> { using type = k::bfloat16; };
 template <> struct ElementOf<Type::f8> { using type = k::float8_e4m3; };
+template <> struct ElementOf<Type::i8> { using type = int8_t; };
 template <Type kType>
 using Element = typename ElementOf<kType>::type;
 
 template <class T>
 auto cache_of(const Cache& cache, const Heads& heads, const Tokens& tokens) {
   const auto pages = k::pages(cache.table, cache.pages, cache.page);
-  return k::paged_kv(k::nhd(static_cast<T*>(cache.keys), cache.page, heads.kv_heads, heads.dim),
-                     k::nhd(static_cast<T*>(cache.values), cache.page, heads.kv_heads, heads.dim), pages, tokens.kept != nullptr ? tokens.kept : tokens.lengths);
+  const auto side = [&](void* data, float* scales) {
+    const auto tensor = k::nhd(static_cast<T*>(data), cache.page, heads.kv_heads, heads.dim);
+    if constexpr (std::is_same<T, int8_t>::value) return tensor.scales(scales, cache.page * heads.kv_heads, heads.kv_heads, 1);
+    else return (void)scales, tensor;
+  };
+  return k::paged_kv(side(cache.keys, cache.key_scales), side(cache.values, cache.value_scales), pages, tokens.kept != nullptr ? tokens.kept : tokens.lengths);
 }
 
 // f(view of the keys and values), for the types in kCaches.

@@ -34,7 +34,7 @@ constexpr bool kFolds = false;
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
-constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8};
+constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8};
 #endif
 }  // namespace
 

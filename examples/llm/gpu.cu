@@ -41,7 +41,7 @@ k::Status one_row(const Place& place, const X& x, const W& w, const Out& out, co
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
-constexpr Type kCaches[] = {Type::UNIT, Type::f8};
+constexpr Type kCaches[] = {Type::UNIT, Type::f8, Type::i8};
 #endif
 }  // namespace
 

@@ -29,7 +29,7 @@ void add_model(CLI::App& command, Settings& s) {
   command.add_option("-d,--device", s.device, "auto, cpu or gpu")->capture_default_str();
   command.add_option("-t,--threads", s.threads, "of the CPU; 0: as many as it may use")->capture_default_str()->check(CLI::Range(0, 1024));
   command.add_option("-w,--weights", s.weights, "stored, fp32, fp16, bf16, fp8, int8 or int4; embeddings and head stay at 16 bits or more")->capture_default_str();
-  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16 or fp8")->capture_default_str();
+  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")->capture_default_str();
   command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")->capture_default_str()->check(CLI::Range(0, 1 << 30));
   command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")->capture_default_str()->check(CLI::Range(0, 1 << 30));
   command.add_option("--chunk", s.chunk, "tokens of a prompt that are computed together")->capture_default_str()->check(CLI::Range(1, 1 << 20));

@@ -229,7 +229,7 @@ bool Model::lengths_matter() const {
 
 Cache Model::cache_of(const Layer& layer, int64_t sequence) const {
   const int64_t pages = (context() + page_ - 1) / page_;
-  return {cache_type_, layer.keys.as(), layer.values.as(), table_.as<int32_t>() + sequence * pages, pages, page_, options_.sinks < 0 ? 0 : context(), options_.sinks};
+  return {cache_type_, layer.keys.as(), layer.values.as(), table_.as<int32_t>() + sequence * pages, pages, page_, layer.key_scales.as<float>(), layer.value_scales.as<float>(), options_.sinks < 0 ? 0 : context(), options_.sinks};
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type == Type::f32 ? Type::f32 : embedding_.type;
   if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
   if (device_.attend(cache_type_) == nullptr) throw Error(std::string("keys and values of ") + name_of(cache_type_) + " are not compiled in for this device");
-  const size_t a = size_t(bits_of(device_.rows().activations) / 8), per_token = size_t(c.kv_heads * c.head_dim) * 2 * size_t(bits_of(cache_type_) / 8) * c.layers.size() * size_t(options_.sequences);
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8), per_token = key_bytes() * size_t(options_.sequences);
   const auto plan_activations = [&] {
     rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
     logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
@@ -553,6 +553,9 @@ void Model::allocate() {
     const int64_t elements = options_.sequences * pages * page_ * nk;
     make(layer.keys, elements, size_t(bits_of(cache_type_) / 8), "keys");
     make(layer.values, elements, size_t(bits_of(cache_type_) / 8), "values");
+    if (cache_type_ != Type::i8) continue;
+    make(layer.key_scales, elements / c.head_dim, 4, "keys");
+    make(layer.value_scales, elements / c.head_dim, 4, "values");
   }
   std::vector<int32_t> table(static_cast<size_t>(options_.sequences * pages));
   for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);

@@ -68,7 +68,7 @@ class Model {
   size_t weight_bytes() const { return weights_per_token_; }
   size_t weight_count() const { return weights_count_; }
   // The bytes of keys and values that a token has.
-  size_t key_bytes() const { return size_t(config_.kv_heads * config_.head_dim) * 2 * size_t(bits_of(cache_type_) / 8) * config_.layers.size(); }
+  size_t key_bytes() const { return key_bytes_of_layer() * config_.layers.size(); }
 
  private:
   struct Layer {
@@ -77,12 +77,16 @@ class Model {
     Matrix output, gate, up, down;
     Matrix router, expert_gate, expert_up, expert_down, shared_gate;  // gate, up and down are then those of the shared expert
     const float *output_bias, *up_bias, *down_bias;
-    Buffer keys, values;
+    Buffer keys, values, key_scales, value_scales;
   };
   class Loader;
 
   Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress, bool only_plan);
   int64_t inside() const;
+  // int8 has a scale for each head.
+  size_t key_bytes_of_layer() const {
+    return size_t(config_.kv_heads) * 2 * (size_t(config_.head_dim) * size_t(bits_of(cache_type_) / 8) + (cache_type_ == Type::i8 ? sizeof(float) : 0));
+  }
   void load(Loader& loader);
   void allocate();
   void set_length(int64_t length);

@@ -77,6 +77,7 @@ struct Cache {
   void* values = nullptr;
   const int32_t* table = nullptr;
   int64_t pages = 0, page = 0;  // in a row of the table; positions in a page
+  float *key_scales = nullptr, *value_scales = nullptr;  // int8: one for each position and head
   int64_t ring = 0, sinks = 0;  // so many positions, of which the first ones stay and the others go around; 0: they end at the last
 };
 

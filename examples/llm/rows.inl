@@ -49,8 +49,15 @@ const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads,
     const auto rope = rope_of(tokens, heads, by);
     const k::AppendAt at = append_at(tokens, cache);
     LLM_TRY(reason(on::copy(exec(place), k::load(static_cast<const float*>(q), nq) | rope, k::store(static_cast<A*>(queries), nq), rows, nq)));
-    LLM_TRY(reason(on::copy(exec(place), k::load(static_cast<const float*>(k_), nk) | rope, k::append_keys(kv, at, heads.dim), rows, nk)));
-    return reason(on::copy(exec(place), k::load(v, nk), k::append_values(kv, at, heads.dim), rows, nk));
+    const auto keys = k::load(static_cast<const float*>(k_), nk) | rope;
+    const auto values = k::load(v, nk);
+    if constexpr (std::decay_t<decltype(kv.keys())>::scaled) {
+      LLM_TRY(reason(on::copy(exec(place), keys, k::append_keys(kv, at, heads.dim, cache.key_scales), rows, nk)));
+      return reason(on::copy(exec(place), values, k::append_values(kv, at, heads.dim, cache.value_scales), rows, nk));
+    } else {
+      LLM_TRY(reason(on::copy(exec(place), keys, k::append_keys(kv, at, heads.dim), rows, nk)));
+      return reason(on::copy(exec(place), values, k::append_values(kv, at, heads.dim), rows, nk));
+    }
   });
 }
 

@@ -11,12 +11,19 @@
 // tell: rows beyond the sequences that the cache has are written behind it, and page tables are read behind their end.
 //
 // The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left out. Types
-// with a scale for each tensor or head are divided by it and rounded; scales for each position are refused, as those would have to
-// be found out first, and so are 4-bit codes, of which a pack fills only a part of a word.
+// with a scale for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy(), which sees
+// a head before it writes its codes, and written where the view reads them:
+//
+//   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1), k::nhd(v8, ...).scales(vs, ...), pages, lengths);
+//   k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
+//   k::copy(ex, k::load(v, ld), k::append_values(kv, at, dim, vs), rows, heads * dim);
+//
+// Elsewhere they are refused, and so are 4-bit codes everywhere, of which a pack fills only a part of a word.
 #pragma once
 
 #include "core/divisor.h"
 #include "kv.h"
+#include "quantize.h"
 
 KERNELS_BEGIN
 
@@ -70,6 +77,12 @@ class Append : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return detail::pack_at(head_dim_, tensor_.max_pack()); }
   Status check(int64_t, int64_t cols) const {
+    KERNELS_TRY(check_places(cols));
+    if (tensor_.scales_positions()) return unsupported("append: scales for each position are not known yet: give copy() append_keys(kv, at, head_dim, scales), which finds them");
+    return {};
+  }
+  // All but the scales.
+  Status check_places(int64_t cols) const {
     KERNELS_TRY(at_.check());
     if (cols > std::numeric_limits<uint32_t>::max()) return unsupported("append: more than 2^32 - 1 columns");
     if (head_dim_ < 1 || cols % head_dim_ != 0) return invalid("append: the columns are no whole heads");
@@ -79,9 +92,23 @@ class Append : public Functor {
     KERNELS_TRY(where_.fits(tensor_.positions()));
     const bool ring_fits = !std::is_same<Where, Dense>::value || tensor_.positions() == 0 || at_.ring_capacity() <= tensor_.positions();
     if (!ring_fits) return invalid("append: the ring has more positions than nhd() or hnd() was told of");
-    if (tensor_.scales_positions()) return unsupported("append: scales for each position are not known yet");
     return {};
   }
+  const Tensor& tensor() const { return tensor_; }
+  int64_t head_dim() const { return head_dim_; }
+
+  // Where a head's codes and its scale go: null, and nowhere, if its token is left out.
+  struct Head {
+    T* codes;
+    int64_t scale;
+  };
+  KERNELS_HD Head head(int64_t row, int64_t index) const {
+    const int64_t pos = at_.position(row);
+    if (pos < 0) return {nullptr, 0};
+    const KvSlot slot = where_.slot(at_.sequence(row), pos);
+    return {tensor_.at(slot, index), tensor_.scale_at(slot, index)};
+  }
+  KERNELS_HD int64_t head_of(int64_t col) const { return heads_.quotient(static_cast<uint32_t>(col)); }
 
   // Where a pack goes (null: nowhere), and what it is multiplied by.
   struct Place {
@@ -115,10 +142,54 @@ class Append : public Functor {
   int64_t head_dim_;
 };
 
+// The same with a scale for each position and head, which is found.
+template <class Tensor, class Where>
+class AppendFound : public Functor {
+ public:
+  static constexpr Role role = Role::row_sink;
+  static constexpr bool by_group = true;
+  using T = typename Tensor::Element;
+  AppendFound(const Append<Tensor, Where>& to, float* scales) : to_(to), scales_(scales), group_(int(to.head_dim())) {
+    static_assert(detail::is_code<T>, "append: scales are found for int8_t, float8_e4m3 and float8_e5m2");
+    static_assert(Tensor::scaled, "append: the view has no scales: k::nhd(...).scales(scales, ...)");
+  }
+
+  static constexpr int widest = 16;
+  int max_pack() const { return to_.max_pack(); }
+  Status check(int64_t, int64_t cols) const {
+    KERNELS_TRY(to_.check_places(cols));
+    if (static_cast<const void*>(scales_) != static_cast<const void*>(to_.tensor().scale_data())) return invalid("append: the scales to be written are not those that the view reads");
+    if (!to_.tensor().scales_positions()) return invalid("append: the view has no scale for each position to be found");
+    return {};
+  }
+
+  using State = detail::LargestSeen<T>;
+  KERNELS_HD int group() const { return group_; }
+  KERNELS_HD void write_scale(const State& s, int64_t row, int64_t index) const {
+    const auto head = to_.head(row, index);
+    if (head.codes != nullptr) scales_[head.scale] = s.scale();
+  }
+  template <class C, int N>
+  KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
+    const int64_t index = to_.head_of(col);
+    const auto head = to_.head(row, index);
+    if (head.codes != nullptr) write<N>(head.codes + (col - index * group_), convert<T>(convert<float>(v) * reciprocal));
+  }
+
+ private:
+  Append<Tensor, Where> to_;
+  float* scales_;
+  int group_;
+};
+
 template <class K, class V, class Where>
 Append<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) { return {kv.keys(), kv.where(), at, head_dim}; }
 template <class K, class V, class Where>
 Append<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) { return {kv.values(), kv.where(), at, head_dim}; }
+template <class K, class V, class Where>
+AppendFound<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, float* scales) { return {append_keys(kv, at, head_dim), scales}; }
+template <class K, class V, class Where>
+AppendFound<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, float* scales) { return {append_values(kv, at, head_dim), scales}; }
 
 // The columns of a result to three sinks of any types, one after the other: those of queries, keys and values.
 template <class Q, class K, class V>

@@ -153,3 +153,45 @@ TEST_CASE("what rope and append refuse") {
   CHECK(std::string(append(k::nhd(p + 2048, 7, 2, 16), k::AppendAt(positions), 32).reason()) == "out: kv: the length exceeds the positions that nhd() or hnd() was told of");
   CHECK(append(tensor.scales(p, 16, 2, 1), k::AppendAt(positions), 32).code() == k::Code::unsupported);
 }
+
+TEST_CASE("appended heads get the scales that are found for them") {
+  const int64_t tokens = 5, heads = 3, dim = 20, page = 4, pages = 3, blocks = 7, size = page * heads;
+  const std::vector<int32_t> positions = {0, 3, -1, 4, 9}, sequences = {0, 1, 0, 1, 0}, table = {6, 1, 3, 0, 5, 2};
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> in(static_cast<size_t>(tokens * heads * dim));
+  for (float& x : in) x = normal(random);
+  for (int64_t i = 0; i < dim; ++i) in[size_t(dim + i)] *= 1e4f, in[size_t(2 * dim + i)] = 0;  // token 0: a large head, and one of zeros
+  std::vector<int8_t> codes(static_cast<size_t>(blocks * size * dim), int8_t(99));
+  std::vector<float> scales(static_cast<size_t>(blocks * size), -7.f);
+  const auto side = k::nhd(codes.data(), page, heads, dim).scales(scales.data(), size, heads, 1);
+  const auto kv = k::paged_kv(side, side, k::pages(table.data(), pages, page), 10);
+  const k::AppendAt at(positions.data(), sequences.data());
+  REQUIRE(k::cpu::copy(k::cpu::Exec{1}, k::load(static_cast<const float*>(in.data()), heads * dim), k::append_keys(kv, at, dim, scales.data()), tokens, heads * dim));
+  std::vector<int8_t> codes_left = codes;
+  std::vector<float> scales_left = scales;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (positions[size_t(t)] < 0) continue;
+    for (int64_t h = 0; h < heads; ++h) {
+      INFO("token " << t << ", head " << h);
+      const int64_t block = table[size_t(sequences[size_t(t)] * pages + positions[size_t(t)] / page)], place = (block * page + positions[size_t(t)] % page) * heads + h;
+      double most = 0;
+      for (int64_t i = 0; i < dim; ++i) most = std::max(most, std::fabs(double(in[size_t((t * heads + h) * dim + i)])));
+      CHECK(std::fabs(double(scales[size_t(place)]) - most / 127) <= most / 127 * 1e-6);
+      scales_left[size_t(place)] = -7.f;
+      for (int64_t i = 0; i < dim; ++i) {
+        CHECK(std::fabs(codes[size_t(place * dim + i)] * (most / 127) - double(in[size_t((t * heads + h) * dim + i)])) <= most / 127 * 0.501);
+        codes_left[size_t(place * dim + i)] = 99;
+      }
+    }
+  }
+  CHECK(std::all_of(codes_left.begin(), codes_left.end(), [](int8_t x) { return x == 99; }));  // nothing else was written
+  CHECK(std::all_of(scales_left.begin(), scales_left.end(), [](float x) { return x == -7.f; }));
+
+  const auto refused = [&](const auto& view, float* to) {
+    return k::cpu::copy(k::cpu::Exec{1}, k::load(static_cast<const float*>(in.data()), heads * dim), k::append_values(view, at, dim, to), tokens, heads * dim).code();
+  };
+  CHECK(refused(kv, scales.data() + 1) == k::Code::invalid);
+  const auto one = k::nhd(codes.data(), page, heads, dim).scale(static_cast<const float*>(scales.data()));
+  CHECK(refused(k::paged_kv(one, one, k::pages(table.data(), pages, page), 10), scales.data()) == k::Code::invalid);
+}

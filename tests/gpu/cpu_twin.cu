@@ -1,6 +1,9 @@
 // The CPU versions as a second oracle: the identical functor objects, over memory that both can reach.
 #include "support/gpu.cuh"
 
+#include <kernels/append.h>
+#include <kernels/elementwise.cuh>
+#include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/layernorm.h>
 #include <kernels/cpu/rmsnorm.h>
 #include <kernels/cpu/softmax.h>
@@ -117,5 +120,40 @@ TEST_CASE("twin: rmsnorm to int8") {
     size_t apart = 0;
     for (size_t i = 0; i < gpu_q.size(); ++i) apart += gpu_q[i] != cpu_q[i];
     CHECK(apart * 1000 <= gpu_q.size());
+  }
+}
+
+TEST_CASE("twin: keys appended with the scales that are found for them") {
+  Stream stream;
+  const int64_t heads = 3, page = 4, pages = 3, blocks = 6;
+  for (const int64_t dim : {8, 20, 64, 128, 576}) {
+    Pinned<k::half> x(kRows, heads * dim, heads * dim + 8);
+    Pinned<int8_t> codes(blocks * page * heads, dim, dim);
+    Pinned<float> scales(blocks * page * heads, 1, 1);
+    Pinned<int32_t> positions(1, kRows, kRows), sequences(1, kRows, kRows), table(1, 2 * pages, 2 * pages);
+    fill(x, 1);
+    for (int64_t r = 0; r < kRows; ++r) positions.set(0, r, r == 3 ? -1 : int32_t(3 * r % 10)), sequences.set(0, r, int32_t(r % 2));
+    for (int64_t i = 0; i < 2 * pages; ++i) table.set(0, i, int32_t((5 * i + 2) % blocks));
+    positions.upload(), sequences.upload(), table.upload();
+    const auto side = k::nhd(codes.data(), page, heads, dim).scales(scales.data(), page * heads, heads, 1);
+    const auto kv = k::paged_kv(side, side, k::pages(table.data(), pages, page), 10);
+    const auto out = k::append_keys(kv, k::AppendAt(positions.data(), sequences.data()), dim, scales.data());
+    const auto in = k::load(x.data(), x.ld()) | k::scale(0.5);
+    const auto clear = [&] {
+      for (int64_t r = 0; r < blocks * page * heads; ++r) {
+        scales.set(r, 0, -7.f);
+        for (int64_t c = 0; c < dim; ++c) codes.set(r, c, int8_t(99));
+      }
+      codes.upload(), scales.upload();
+    };
+    INFO("heads of " << dim);
+    clear();
+    REQUIRE(k::copy(stream, in, out, kRows, heads * dim));
+    stream.wait();
+    const auto gpu = take(codes), gpu_scales = take(scales);
+    clear();
+    REQUIRE(k::cpu::copy(k::cpu::Exec{1}, in, out, kRows, heads * dim));
+    CHECK(difference(gpu, take(codes), 0, 1) == "");  // a code may fall to either side of a tie
+    CHECK(difference(gpu_scales, take(scales), 1e-6, 0) == "");
   }
 }
