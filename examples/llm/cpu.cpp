@@ -6,6 +6,7 @@
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/layernorm.h>
 #include <kernels/cpu/matmul.h>
+#include <kernels/cpu/norm_heads.h>
 #include <kernels/cpu/rmsnorm.h>
 #include <kernels/cpu/router.h>
 #include <kernels/cpu/sampling.h>
@@ -43,7 +44,7 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds, qkv, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds, qkv, three, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);

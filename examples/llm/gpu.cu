@@ -6,6 +6,7 @@
 #include <kernels/embed.h>
 #include <kernels/layernorm.cuh>
 #include <kernels/matmul.cuh>
+#include <kernels/norm_heads.cuh>
 #include <kernels/rmsnorm.cuh>
 #include <kernels/rope.h>
 #include <kernels/router.cuh>
@@ -54,7 +55,7 @@ using A = Element<Type::UNIT>;
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, kFolds, qkv, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, kFolds, qkv, three, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);

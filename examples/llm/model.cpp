@@ -30,11 +30,8 @@ void Model::layers(const Tokens& tokens) {
     if (!config_.head_norms && products(w.q).makes(cache.type)) {
       check(products(w.q).qkv(place, tokens, shape, normed(x, layer.attention_norm, w.q, n), w, rope, cache, q_.as()));
     } else {
-      check(rows.norm(place, x, layer.attention_norm, y_.as(), n, hidden));
-      check(products(w.q).plain(place, y_.as(), w.q, w.q_bias, raw_q_.as<float>(), n));
-      check(products(w.k).plain(place, y_.as(), w.k, w.k_bias, k_.as<float>(), n));
-      check(products(w.v).plain(place, y_.as(), w.v, w.v_bias, v_.as<float>(), n));
-      check(rows.rotate(place, tokens, shape, raw_q_.as<float>(), k_.as<float>(), v_.as<float>(), layer.q_norm, layer.k_norm, rope, cache, q_.as()));
+      check(products(w.q).three(place, normed(x, layer.attention_norm, w.q, n), w, raw_.as<float>(), n));
+      check(rows.rotate(place, tokens, shape, raw_.as<float>(), layer.q_norm, layer.k_norm, rope, cache, q_.as()));
     }
 
     const Attend attend{shape, how.window, config_.score_scale, config_.score_cap};
@@ -563,7 +560,7 @@ void Model::allocate() {
   table_.upload(table.data(), table.size() * 4);
   for (Buffer* buffer : {&ids_, &positions_, &owners_, &lengths_}) make(*buffer, rows_, 4);
   make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
-  make(raw_q_, rows_ * nq, 4), make(k_, rows_ * nk, 4), make(v_, rows_ * nk, 4);
+  make(raw_, rows_ * (nq + 2 * nk), 4);
   make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
   make(logits_, logit_rows_ * c.vocabulary, 4);
   for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_}) make(*buffer, options_.sequences, 4);

@@ -117,7 +117,7 @@ class Model {
   size_t weights_per_token_ = 0, weights_count_ = 0;
 
   // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums before a norm.
-  Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_q_, k_, v_, o_, h_, t_, logits_, room_;
+  Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::vector<std::unique_ptr<Recording>> decode_;  // with 0 guesses, 1, ...

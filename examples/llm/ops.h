@@ -149,9 +149,8 @@ struct RowCalls {
   // y = norm(x), and x += norm(t).
   const char* (*norm)(const Place&, const float* x, const Norm&, void* y, int64_t rows, int64_t cols);
   const char* (*add_norm)(const Place&, const float* t, const Norm&, float* x, int64_t rows, int64_t cols);
-  // The heads of q and k normalized, in place, where there are norms, and rotated; keys and values go to the cache.
-  const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* q, float* k, const float* v, const Norm& q_norm, const Norm& k_norm,
-                        const Rope&, const Cache&, void* queries);
+  // What three() made: the heads of queries and keys normalized, where there are norms, and rotated; keys and values go to the cache.
+  const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* raw, const Norm& q_norm, const Norm& k_norm, const Rope&, const Cache&, void* queries);
   // Reads so many bytes, a multiple of 4096, to measure how fast they come.
   const char* (*read_all)(const Place&, const void* from, size_t bytes, uint32_t* out);
   // From the router's logits.
@@ -180,11 +179,13 @@ struct ProductCalls {
   const char* name;
   unsigned needs;
   Type weights;
-  // Whether qkv() is compiled for a cache of this type; otherwise plain() and rotate() do the same.
+  // Whether qkv() is compiled for a cache of this type; otherwise three() and rotate() do the same.
   bool (*makes)(Type cache);
   // Whether qkv() and up() of one row apply its RMSNorm themselves, which takes no longer than a call of its own, and is one less.
   bool folds;
   const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&, const Cache&, void* q);
+  // Queries, keys and values as they are, side by side in floats.
+  const char* (*three)(const Place&, const Inputs& y, const QkvWeights&, float* raw, int64_t rows);
   // t = y w^T + bias, and x += y w^T + bias.
   const char* (*plain)(const Place&, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows);
   const char* (*residual)(const Place&, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows);

@@ -44,6 +44,12 @@ const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, co
   });
 }
 
+const char* three(const Place& place, const Inputs& y, const QkvWeights& w, float* raw, int64_t rows) {
+  const int64_t nq = w.q.rows, nk = w.k.rows, ld = nq + 2 * nk;
+  const auto out = k::qkv(k::bias(w.q_bias) | k::store(raw, ld), nq, k::bias(w.k_bias) | k::store(raw + nq, ld), nk, k::bias(w.v_bias) | k::store(raw + nq + nk, ld), nk);
+  return product(place, y, k::stacked(weights(w.q), nq, weights(w.k), nk, weights(w.v), nk), out, {rows, ld, w.q.cols});
+}
+
 const char* plain(const Place& place, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows) {
   return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
 }

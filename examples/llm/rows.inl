@@ -35,28 +35,32 @@ const char* add_norm(const Place& place, const float* t, const Norm& by, float* 
   return reason(on::rmsnorm(exec(place), k::load(t, cols), out, rows, cols, k::RmsNorm{}.eps(by.eps)));
 }
 
-const char* normalize_heads(const Place& place, float* q, const Norm& by, int64_t rows, int64_t dim) {
-  const auto out = k::affine(by.gamma) | k::store(q, dim);
-  return reason(on::rmsnorm(exec(place), k::load(static_cast<const float*>(q), dim), out, rows, dim, k::RmsNorm{}.eps(by.eps)));
-}
-
-const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads, float* q, float* k_, const float* v, const Norm& q_norm,
-                   const Norm& k_norm, const Rope& by, const Cache& cache, void* queries) {
-  const int64_t rows = tokens.rows(), nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim;
-  if (q_norm) LLM_TRY(normalize_heads(place, q, q_norm, rows * heads.heads, heads.dim));
-  if (k_norm) LLM_TRY(normalize_heads(place, k_, k_norm, rows * heads.kv_heads, heads.dim));
+const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads, float* raw, const Norm& q_norm, const Norm& k_norm, const Rope& by, const Cache& cache, void* queries) {
+  const int64_t rows = tokens.rows(), nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, ld = nq + 2 * nk;
+  const k::HeadShape shape{rows, heads.heads + 2 * heads.kv_heads, heads.dim, heads.heads + heads.kv_heads};
+  const auto in = k::load(static_cast<const float*>(raw), ld);
+  const auto normed = [&](const auto& q, const auto& keys, const auto& values) {
+    const auto weight = [&](const Norm& norm) { return k::affine(k::each_head(norm.gamma, heads.dim)); };
+    return reason(on::norm_heads(exec(place), in, k::qkv(weight(q_norm) | q, nq, weight(k_norm) | keys, nk, values, nk), shape, k::RmsNorm{}.eps(q_norm.eps)));
+  };
   return with_cache(cache, heads, tokens, [&](const auto& kv) -> const char* {
     const auto rope = rope_of(tokens, heads, by);
     const k::AppendAt at = append_at(tokens, cache);
-    LLM_TRY(reason(on::copy(exec(place), k::load(static_cast<const float*>(q), nq) | rope, k::store(static_cast<A*>(queries), nq), rows, nq)));
-    const auto keys = k::load(static_cast<const float*>(k_), nk) | rope;
-    const auto values = k::load(v, nk);
-    if constexpr (std::decay_t<decltype(kv.keys())>::scaled) {
-      LLM_TRY(reason(on::copy(exec(place), keys, k::append_keys(kv, at, heads.dim, cache.key_scales), rows, nk)));
-      return reason(on::copy(exec(place), values, k::append_values(kv, at, heads.dim, cache.value_scales), rows, nk));
+    constexpr bool scaled = std::decay_t<decltype(kv.keys())>::scaled;  // by scales that copy() finds, which has no norms
+    if constexpr (!scaled) {
+      if (q_norm) return normed(rope | k::store(static_cast<A*>(queries), nq), rope | k::append_keys(kv, at, heads.dim), k::append_values(kv, at, heads.dim));
     } else {
+      if (q_norm) LLM_TRY(normed(k::store(raw, ld), k::store(raw + nq, ld), k::store(raw + nq + nk, ld)));
+    }
+    const auto keys = k::load(static_cast<const float*>(raw + nq), ld) | rope;
+    const auto values = k::load(static_cast<const float*>(raw + nq + nk), ld);
+    LLM_TRY(reason(on::copy(exec(place), in | rope, k::store(static_cast<A*>(queries), nq), rows, nq)));
+    if constexpr (!scaled) {
       LLM_TRY(reason(on::copy(exec(place), keys, k::append_keys(kv, at, heads.dim), rows, nk)));
       return reason(on::copy(exec(place), values, k::append_values(kv, at, heads.dim), rows, nk));
+    } else {
+      LLM_TRY(reason(on::copy(exec(place), keys, k::append_keys(kv, at, heads.dim, cache.key_scales), rows, nk)));
+      return reason(on::copy(exec(place), values, k::append_values(kv, at, heads.dim, cache.value_scales), rows, nk));
     }
   });
 }
