@@ -323,7 +323,8 @@ def report_sampling(directory):
     if not cases:
         return
     print("\nsampling: microseconds. In brackets: the time over that of a plain read of the logits.")
-    ways = ("greedy", "top_k_top_p", "top_k_penalties", "top_p", "plain", "torch_argmax", "torch", "torch_plain", "flashinfer")
+    ways = ("greedy", "top_k_top_p", "top_k_penalties", "top_p", "plain", "torch_argmax", "torch", "torch_plain",
+            "flashinfer", "flashinfer_joint", "flashinfer_top_p", "flashinfer_plain")
     lines = [["", "type", "rows x vocabulary", "read", *ways]]
     for case, rows in cases.items():
         dtype, _, shape = case.partition("/")

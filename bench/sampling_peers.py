@@ -4,8 +4,9 @@ rows in Google Benchmark's JSON form.
 
     bench/sampling_peers.py --out sampling_peers.json [--quick]
 
-torch: topk, softmax, a cumulative sum and multinomial; torch_argmax: argmax; flashinfer: its top-k and top-p sampling from logits, where it
-is installed. Exit status 77: PyTorch or the GPU is missing.
+torch: topk, softmax, a cumulative sum and multinomial; torch_plain: softmax and multinomial; torch_argmax: argmax. Where FlashInfer is
+installed, flashinfer: its top-k and top-p sampling from logits, in the order of ours; flashinfer_joint: with both at a time;
+flashinfer_top_p: softmax and top-p sampling; flashinfer_plain: sampling from logits. Exit status 77: PyTorch or the GPU is missing.
 """
 import sys
 
@@ -41,7 +42,14 @@ def main():
     if flashinfer is None:
         print("sampling_peers.py: without FlashInfer, which is not installed", file=sys.stderr)
     else:
-        calls["flashinfer"] = lambda logits: flashinfer.sampling.top_k_top_p_sampling_from_logits(logits / 0.8, 50, 0.9)
+        # With numbers for the seed, as a generator's state cannot be read while a graph is captured.
+        seed = {"seed": 1, "offset": 0}
+        sampling = flashinfer.sampling
+        both = sampling.top_k_top_p_sampling_from_logits
+        calls["flashinfer"] = lambda logits: both(logits / 0.8, 50, 0.9, **seed)
+        calls["flashinfer_joint"] = lambda logits: both(logits / 0.8, 50, 0.9, filter_apply_order="joint", **seed)
+        calls["flashinfer_top_p"] = lambda logits: sampling.top_p_sampling_from_probs(torch.softmax(logits / 0.33, -1), 0.9, **seed)
+        calls["flashinfer_plain"] = lambda logits: sampling.sampling_from_logits(logits, **seed)
     rows = []
     for count in (1, 64) if options.quick else (1, 8, 64, 256):
         sets = max(1, -(-(240 << 20) // (4 * count * 128256)))
