@@ -40,7 +40,7 @@ inline std::vector<SampleRulesOf> sample_rules() {
       rules_of("hot", 3, 0),            rules_of("cold", 0.05f, 0),     rules_of("nearly greedy", 1e-30f, 0),
       rules_of("top_k", 1, 50),         rules_of("top_k 1", 1, 1),      rules_of("top_k 256", 1.3f, 256),
       rules_of("top_k 300", 2, 300),    rules_of("top_k 5000", 3, 5000), rules_of("top_p", 1, 0, 0.9f),
-      rules_of("top_p 0", 1, 0, 0.f),   rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("min_p", 1, 0, 1, 0.05f),
+      rules_of("top_p 0", 1, 0, 0.f),   rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("min_p", 1, 0, 1, 0.05f), rules_of("top_p, min_p", 1.5f, 0, 0.6f, 0.02f),
       rules_of("typical", 1, 0, 1, 0, 0.6f), rules_of("top_k, typical", 1, 100, 1, 0, 0.5f),
       rules_of("all", 1.2f, 200, 0.95f, 0.01f, 0.9f), rules_of("all but top_k", 1.2f, 0, 0.95f, 0.001f, 0.7f),
       rules_of("top_k 2000 and all", 1.2f, 2000, 0.98f, 0.001f, 0.7f)};
@@ -65,8 +65,23 @@ struct SampleExpected {
 // One operation of floats that no compiler makes one of with the next.
 inline float rounded(double x) { return float(x); }
 
-// What one row gives. bits: the random number of the draw. x: the logits, changed here by what comes before the temperature.
-inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& r, uint64_t bits, const float* bias, const uint32_t* allowed, const std::vector<int>& seen) {
+// The random numbers of a row: that of its draw, that of its draft, and those of a further try.
+struct RandomNumbers {
+  uint64_t seed, draw, draft;
+  RandomNumbers(uint64_t key, uint64_t low, uint64_t high) : seed(key) {
+    const auto four = k::philox(key, low, high);
+    draw = uint64_t(four[1]) << 32 | four[0], draft = uint64_t(four[3]) << 32 | four[2];
+  }
+  RandomNumbers next() const { return RandomNumbers(seed, draw, draft); }
+};
+inline uint64_t share_of_range(uint64_t random, uint64_t range) {
+  __extension__ const unsigned __int128 product = (unsigned __int128)(random)*range;
+  return uint64_t(product >> 64);
+}
+
+// What one row gives. x: the logits, changed here by what comes before the temperature. drafted: as a row with a draft draws.
+inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& r, RandomNumbers random, const float* bias, const uint32_t* allowed, const std::vector<int>& seen,
+                                    bool drafted = false) {
   const int64_t n = int64_t(x.size());
   SampleExpected out;
   for (int64_t i = 0; i < n; ++i) {
@@ -112,11 +127,13 @@ inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& 
   };
   const size_t most = r.temperature == 0 ? 1 : r.top_k > 0 ? size_t(r.top_k) : ids.size();
   if (ids.size() > most) ids.resize(most);
+  const auto keep_likely = [&](std::vector<int32_t>& some) {
+    const double least = r.min_p > 0 ? std::max(1.0, std::floor(double(r.min_p) * double(k::detail::weight_of(0)))) : 0;
+    while (double(weight(some.back())) < least) some.pop_back();
+  };
+  std::vector<int32_t> from = ids;  // by logit, as kept is
   if (r.top_p < 1) share(ids, r.top_p);
-  if (r.min_p > 0) {
-    const double least = std::max(1.0, std::floor(double(r.min_p) * 0x1p40));
-    while (double(weight(ids.back())) < least) ids.pop_back();
-  }
+  keep_likely(ids);
   if (r.typical < 1) {
     __extension__ unsigned __int128 sum = 0;
     for (const int32_t id : ids) sum += weight(id) * uint64_t(level(id));
@@ -128,22 +145,21 @@ inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& 
     std::sort(nearest.begin(), nearest.end());
     ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !std::binary_search(nearest.begin(), nearest.end(), id); }), ids.end());
   }
-  __extension__ const unsigned __int128 product = (unsigned __int128)(bits)*total(ids);
-  uint64_t target = uint64_t(product >> 64);
-  for (const int32_t id : ids) {
-    if (target < weight(id)) {
-      out.token = id;
-      break;
-    }
-    target -= weight(id);
+  // By logit if there is a top_k of up to 1024, and else by id. Without typical() and drafts top_p is not asked before, but of each token
+  // that is drawn; if it does not keep it, one of those ahead of it is drawn.
+  const bool by_logit = r.temperature == 0 || (r.top_k > 0 && r.top_k < n && r.top_k <= 1024);
+  if (by_logit || r.typical < 1 || drafted || r.top_p >= 1) from = ids;
+  else keep_likely(from);
+  for (;; random = random.next()) {
+    std::vector<int32_t> order = from;
+    if (!by_logit) std::sort(order.begin(), order.end());
+    uint64_t target = share_of_range(random.draw, total(order));
+    size_t at = 0;
+    for (; target >= weight(order[at]); ++at) target -= weight(order[at]);
+    out.token = order[at];
+    if (std::find(ids.begin(), ids.end(), out.token) != ids.end()) return out;
+    from.erase(std::find(from.begin(), from.end(), out.token), from.end());
   }
-  return out;
-}
-
-// The random number that a row's draw takes.
-inline uint64_t draw_of(uint64_t seed, uint64_t row, uint64_t step) {
-  const auto four = k::philox(seed, row, step);
-  return uint64_t(four[1]) << 32 | four[0];
 }
 
 enum class Logits { normal, wide, few_values, constant, holes, peaked, nothing, infinite };
@@ -220,7 +236,7 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
         const int32_t token = previous.get(row, i);
         if (token >= 0 && token < n) ++seen[size_t(token)];
       }
-      const SampleExpected want = sample_oracle(x, r, draw_of(seed, uint64_t(row), step), added.data(), mask.data(), seen);
+      const SampleExpected want = sample_oracle(x, r, RandomNumbers(seed, uint64_t(row), step), added.data(), mask.data(), seen);
       t.expect(tokens.get(0, row) == want.token && status.get(0, row) == int32_t(want.status), "%s, %d tokens, row %d of kind %d: token %d, status %d, want %d, %d of %d that are left",
                r.name, int(n), int(row), int((row + n) % 8), int(tokens.get(0, row)), int(status.get(0, row)), int(want.token), int(want.status), int(want.kept.size()));
     }
@@ -273,10 +289,10 @@ void check_sample_rows(Tally& t, const Run& run) {
       std::vector<float> x(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i) x[size_t(i)] = logits.get(r, i);
       const SampleRulesOf rule = own_rules ? rules[size_t(r)] : rules_of("one", 1, 0);
-      const uint64_t bits = own_seeds ? draw_of(seeds[size_t(r)], 0, steps[size_t(r)]) : draw_of(3, uint64_t(r), 9);
+      const RandomNumbers numbers = own_seeds ? RandomNumbers(seeds[size_t(r)], 0, steps[size_t(r)]) : RandomNumbers(3, uint64_t(r), 9);
       SampleExpected want;
       want.status = k::Sampled::parameter;
-      if (!own_rules || r < 2 || r > 10) want = sample_oracle(x, rule, bits, nullptr, nullptr, std::vector<int>(static_cast<size_t>(n)));
+      if (!own_rules || r < 2 || r > 10) want = sample_oracle(x, rule, numbers, nullptr, nullptr, std::vector<int>(static_cast<size_t>(n)));
       t.expect(tokens.get(0, r) == want.token && status.get(0, r) == int32_t(want.status), "%s, row %d: token %d, status %d, want %d, %d", what, int(r),
                int(tokens.get(0, r)), int(status.get(0, r)), int(want.token), int(want.status));
     }
@@ -390,9 +406,11 @@ void check_known(Tally& t, const Run& run) {
   Numbers<int32_t, Memory> previous({1, 2, 3, 1, 500, 501}), lengths(std::vector<int32_t>(size_t(rows), 6));
   const k::Sampling plain = k::Sampling{}.seed(2024).step(7);
   const k::Sampling all[] = {plain, k::Sampling(plain).temperature(3.7f), k::Sampling(plain).top_k(50).top_p(0.9f),
-                             k::Sampling(plain).temperature(2.3f).soft_cap(11).previous(previous.data(), 0, lengths.data()).repetition_penalty(1.7f).frequency_penalty(0.3f).typical(0.8f)};
-  const int32_t want[][rows] = {{1484, 462, 436, 423, 1709, 186}, {825, 1234, 1281, 1235, 674, 266}, {1319, 818, 106, 614, 1577, 621}, {324, 1742, 226, 1954, 173, 220}};
-  for (int i = 0; i < 4; ++i) {
+                             k::Sampling(plain).temperature(2.3f).soft_cap(11).previous(previous.data(), 0, lengths.data()).repetition_penalty(1.7f).frequency_penalty(0.3f).typical(0.8f),
+                             k::Sampling(plain).temperature(3.7f).top_p(0.6f).min_p(0.2f)};
+  const int32_t want[][rows] = {{686, 614, 1102, 1069, 575, 1076}, {691, 627, 1101, 1074, 576, 1084}, {1319, 818, 106, 614, 1577, 621},
+                                {694, 636, 1103, 1078, 582, 1090}, {693, 627, 1102, 1221, 1439, 1974}};
+  for (int i = 0; i < 5; ++i) {
     Guarded<int32_t, Memory> tokens(1, rows, rows);
     const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, all[i]);
     t.expect(called.ok(), "%s", called.reason());
@@ -426,7 +444,7 @@ void check_golden(Tally& t, const Run& run) {
     const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), tokens.data(), draws, n, s);
     t.expect(called.ok(), "golden row %d: %s", row, called.reason());
     tokens.download();
-    SampleExpected want = sample_oracle(x, r, 0, bias.data(), allowed.data(), seen);
+    SampleExpected want = sample_oracle(x, r, RandomNumbers(0, 0, 0), bias.data(), allowed.data(), seen);
     std::sort(want.kept.begin(), want.kept.end());
     t.expect(std::vector<int>(want.kept.begin(), want.kept.end()) == golden.kept, "golden row %d: %d tokens are left, of Hugging Face's %d", row, int(want.kept.size()), int(golden.kept.size()));
     std::vector<int> drawn(static_cast<size_t>(n));
@@ -450,30 +468,31 @@ void check_golden(Tally& t, const Run& run) {
 // ---- speculative decoding --------------------------------------------------------------------------------------------------
 
 // What one row says about a draft: -2 for accepted, or the token in its place. q: the drafter's probabilities; empty: it was certain.
-inline int64_t verify_oracle(std::vector<float> x, const SampleRulesOf& r, const std::vector<float>& q, int64_t drafted, uint64_t bits, uint64_t draft_bits) {
-  const SampleExpected plain = sample_oracle(x, r, bits, nullptr, nullptr, std::vector<int>(x.size()));
-  if (plain.status != k::Sampled::ok || drafted < 0 || drafted >= int64_t(x.size())) return plain.token;
+inline int64_t verify_oracle(std::vector<float> x, const SampleRulesOf& r, const std::vector<float>& q, int64_t drafted, const RandomNumbers& random) {
+  const bool none = drafted < 0 || drafted >= int64_t(x.size());
+  const SampleExpected plain = sample_oracle(x, r, random, nullptr, nullptr, std::vector<int>(x.size()), !none);
+  if (plain.status != k::Sampled::ok || none) return plain.token;
   const k::detail::Levels levels(k::detail::key_of(x[size_t(plain.kept[0])]), r.temperature);
   std::vector<uint64_t> weights;
   uint64_t total = 0, own = 0;
   for (const int32_t id : plain.kept) weights.push_back(k::detail::weight_of(levels(k::detail::key_of(x[size_t(id)])))), total += weights.back();
   const auto share = [&](int64_t id) { return q.empty() ? (id == drafted ? total : 0) : uint64_t(double(q[size_t(id)]) * double(total)); };
-  const auto high = [](uint64_t a, uint64_t b) {
-    __extension__ const unsigned __int128 product = (unsigned __int128)(a)*b;
-    return uint64_t(product >> 64);
-  };
   uint64_t rest = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     if (plain.kept[i] == drafted) own = weights[i];
   }
-  if (high(draft_bits, share(drafted)) < own) return -2;
+  if (share_of_range(random.draft, share(drafted)) < own) return -2;
   for (size_t i = 0; i < weights.size(); ++i) {
     weights[i] -= std::min(weights[i], share(plain.kept[i]));
     rest += weights[i];
   }
   if (rest == 0) return plain.token;
-  uint64_t target = high(bits, rest);
-  for (size_t i = 0; i < weights.size(); ++i) {
+  std::vector<size_t> order(weights.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  const bool by_logit = r.temperature == 0 || (r.top_k > 0 && r.top_k <= 1024 && r.top_k < int(x.size()));
+  if (!by_logit) std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return plain.kept[a] < plain.kept[b]; });
+  uint64_t target = share_of_range(random.draw, rest);
+  for (const size_t i : order) {
     if (target < weights[i]) return plain.kept[i];
     target -= weights[i];
   }
@@ -531,10 +550,9 @@ void check_verify(Tally& t, int64_t n, const Run& run) {
           std::vector<float> x, other;
           for (int64_t i = 0; i < n; ++i) x.push_back(logits.get(row, i));
           for (int64_t i = 0; i < n && j < drafts && !certain; ++i) other.push_back(q.get(b * drafts + j, i));
-          const auto four = k::philox(8, uint64_t(b), uint64_t(40 + j));
           const int64_t draft = j < drafts ? drafted.get(b, j) : -1;
           int64_t want = -1;
-          if (open) want = verify_oracle(x, rule, other, draft, uint64_t(four[1]) << 32 | four[0], uint64_t(four[3]) << 32 | four[2]);
+          if (open) want = verify_oracle(x, rule, other, draft, RandomNumbers(8, uint64_t(b), uint64_t(40 + j)));
           if (want == -2) want = draft, ++count;
           else open = false;
           t.expect(tokens.get(0, row) == want, "%s, %d tokens, certain %d, sequence %d, draft %d: %d, want %d", r.name, int(n), int(certain), int(b), int(j), int(tokens.get(0, row)), int(want));

@@ -28,6 +28,13 @@ __device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], cons
   }
 }
 
+// How much shared memory the launch gave each block beyond what the kernel declares.
+__device__ __forceinline__ uint32_t dynamic_shared_bytes() {
+  uint32_t bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
+
 // The larger of two, or NaN where one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;

@@ -6,8 +6,9 @@
 // on their order. A token more than a factor of 2^40 behind the likeliest one has no weight.
 //
 // Tokens are ordered by their logits, the largest first, those with the same logit by their ids, the lowest first. Every filter keeps
-// a beginning of that order (but typical(), which has an order of its own), and the draw is the first token of it at which the weights
-// so far exceed a random share of their sum.
+// a beginning of that order (but typical(), which has an order of its own). The draw is the first token at which the weights so far exceed
+// a random share of their sum: in that order if there is a top_k() of up to kFew, otherwise in that of ids, in which a row need not be
+// sorted. Nor is it for top_p() alone: a token is drawn from all, and again from those ahead of it until it is one that top_p() keeps.
 #pragma once
 
 #include <cmath>
@@ -92,7 +93,13 @@ KERNELS_HD double times_once(double a, double b) {
 #endif
 }
 
-KERNELS_HD uint32_t high_product(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
+KERNELS_HD uint32_t high_product(uint32_t a, uint32_t b) {
+#if defined(KERNELS_DEVICE_CODE)
+  return __umulhi(a, b);
+#else
+  return uint32_t(uint64_t(a) * b >> 32);
+#endif
+}
 KERNELS_HD uint64_t high_product(uint64_t a, uint64_t b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __umul64hi(a, b);
@@ -115,32 +122,45 @@ KERNELS_HD float logit_of(uint32_t key) {
 }
 
 constexpr int kLevelBits = 24, kWeightBits = 40;
-constexpr uint32_t kNoLevel = uint32_t(kWeightBits) << kLevelBits;  // no weight from here on
+constexpr uint32_t kNoLevel = uint32_t(kWeightBits) << kLevelBits;  // the largest level, which has no weight
 constexpr int64_t kMostVocabulary = int64_t(1) << 22;                   // sums of weights have 62 bits
 
-// 2^31 2^-f for a fraction f of 24 bits: 1 - f (a1 - f (a2 - ...)), good to 2^-23.
-KERNELS_HD uint32_t power_below(uint32_t fraction) {
-  const uint32_t f = fraction << (32 - kLevelBits);
-  uint32_t p = 0x25b4fd1u - high_product(0x3deceCu, f);
-  p = 0xe27f7d7u - high_product(p, f);
-  p = 0x3d7c722cu - high_product(p, f);
-  p = 0xb171ddefu - high_product(p, f);
-  p = 0x80000000u - (high_product(p, f) >> 1);
-  return p < 0x40000000u ? 0x40000000u : p;  // never less than the next level's
+// What 2^(1 - f) has above 1, in units of 2^-32, for the fraction f of a level: g (a1 + g (a2 + ...)) with g = 1 - f, good to 2^-23.
+KERNELS_HD uint32_t power_of(uint32_t level) {
+  const uint32_t g = ~(level << (32 - kLevelBits));
+  uint32_t p = high_product(0x7a5d3fu, g) + 0x24ef0aau;
+  p = high_product(p, g) + 0xe48e732u;
+  p = high_product(p, g) + 0x3d7b6adbu;
+  p = high_product(p, g) + 0xb1725d47u;
+  return high_product(p, g);
 }
 KERNELS_HD uint64_t weight_of(uint32_t level) {
-  if (level >= kNoLevel) return 0;
-  return uint64_t(power_below(level & ((1u << kLevelBits) - 1))) << (kWeightBits - 31) >> (level >> kLevelBits);
+  return (uint64_t(1) << 32 | power_of(level)) << (kWeightBits - 33) >> (level >> kLevelBits);
 }
 
-// The levels of a row.
+// The last level that has at least this weight, which the first one has.
+KERNELS_HD uint32_t last_level_of(uint64_t weight) {
+  uint32_t last = 0;
+  KERNELS_ROLLED
+  for (uint32_t step = 1u << 29; step > 0; step >>= 1) {
+    if (last + step <= kNoLevel && weight_of(last + step) >= weight) last += step;
+  }
+  return last;
+}
+
+// The levels of a row, in which no logit is above the top.
 struct Levels {
   float top, scale;
   KERNELS_HD Levels(uint32_t top_key, float temperature) : top(logit_of(top_key)), scale(over_once(24204406.f, temperature)) {}  // 2^24 / ln 2
-  KERNELS_HD uint32_t operator()(uint32_t key) const {
-    const float x = logit_of(key), below = (top - x) * scale;
-    return x == top ? 0u : below < float(kNoLevel) ? uint32_t(int32_t(below)) : kNoLevel;
+  KERNELS_HD uint32_t of(float x) const {
+    const float below = (top - x) * scale;  // NaN where both are infinite
+#if defined(KERNELS_DEVICE_CODE)
+    return lesser(__float2uint_rz(below), kNoLevel);  // which makes 0 of NaN, and the largest number of those above it
+#else
+    return below < float(kNoLevel) ? uint32_t(int32_t(below)) : x == top ? 0u : kNoLevel;
+#endif
   }
+  KERNELS_HD uint32_t operator()(uint32_t key) const { return of(logit_of(key)); }
 };
 
 // cap * tanh(x / cap), good to 2^-24 of the cap.
@@ -148,8 +168,7 @@ KERNELS_HD float capped(float x, float cap) {
   const float z = over_once(x, cap), a = magnitude(z);
   if (!(a < 16.f)) return x != x ? x : copy_sign(cap, x);
   const uint32_t level = uint32_t(int32_t(a * 48408812.f));  // exp(-2a), 2 2^24 / ln 2
-  const uint32_t power = level >> kLevelBits > 29 ? 0u : power_below(level & ((1u << kLevelBits) - 1)) >> (1 + (level >> kLevelBits));
-  const uint32_t one = 1u << 30;
+  const uint32_t one = 1u << 30, power = level == 0 ? one : level >> kLevelBits > 29 ? 0u : (one + (power_of(level) >> 2)) >> (1 + (level >> kLevelBits));
   return copy_sign(times_once(cap, over_once(float(one - power), float(one + power))), x);
 }
 
@@ -486,17 +505,19 @@ struct Adjust {
 //   bin(i, mass)           counts a token in one of kBins bins; clear_bins() before, gather_bins() after
 //   append(entry, key)     to the list, of which no more than kFew are kept
 //   sums(what, result)     the four sums of what each thread adds to row.sum(i, value) meanwhile
+//   weigh(what)            the sum of what.mass_left(key, id) over the row's tokens
+//   find(what, target)     behind it: shared().edge is the first token in the order of ids at which the sum so far exceeds the target
 //   shared()               what all threads see
 //   leads(), is_first()    whether this thread is of the block that works on it between two sync(), or the first one of all
 //   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put), ranks(n, entries, put)
 
-constexpr int kFew = 1024, kMostListed = 256, kBins = 2048, kBinBits = 11, kFirstShift = 20, kIdBits = 22;
+constexpr int kFew = 1024, kMostListed = 256, kBins = 1024, kBinBits = 10, kFirstShift = 20, kIdBits = 22;
 
 struct SampleShared {
   uint64_t entries[kFew], sorted[kFew], weights[kFew];
-  uint64_t mass[kBins];
+  uint64_t mass[2 * kFew];
   uint64_t sums[4];
-  uint64_t total, left, edge;
+  uint64_t left, edge;
   uint32_t keys[kFew];
   uint32_t count[kBins];
   uint32_t listed, bin, bin_count;
@@ -513,6 +534,9 @@ KERNELS_HD uint64_t share_of(float p, uint64_t total) {
   const uint64_t share = uint64_t(times_once(double(p), double(total)));
   return share < 1 ? 1 : share > total ? total : share;
 }
+
+// What a token needs, whose probability is p times the largest one.
+KERNELS_HD uint64_t least_weight_of(float p) { return share_of(p, weight_of(0)); }
 
 enum class Stage : int { top_k, top_p, typical, draw, none };
 
@@ -601,6 +625,11 @@ struct Visit {
     return stage == Stage::draw ? draft.rest(id, weight) : weight;
   }
 
+  KERNELS_HD uint64_t mass_left(uint32_t key, uint32_t id) const {
+    const uint32_t level = levels(key);
+    return kept.has(key, id, level) ? mass(id, level) : 0;
+  }
+
   template <class Row>
   KERNELS_HD void operator()(Row& row, uint32_t key, uint32_t id) const {
     const uint32_t level = levels(key);
@@ -640,12 +669,12 @@ KERNELS_HD uint32_t mean_level(uint64_t weights, uint64_t low, uint64_t high) {
 }
 
 // Of the tokens in the order of a stage, the one at which the masses so far first reach the budget, budget_of(their sum): it is in
-// shared().edge then. False: there is no mass.
+// shared().edge then.
 //
 // The first round's bins are of a 16th of a factor of two. If the bin in question holds too many for a list, such as many equal
 // logits, it is searched by the bits of its entries.
 template <class Row, class V, class Budget>
-KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
+KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   SampleShared& s = row.shared();
   uint64_t budget = 0;
   visit.narrowed = false;
@@ -662,18 +691,17 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
       const uint64_t sum = block.scan(kBins, [&s](int i) { return s.mass[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
       if (round == 0) budget = budget_of(sum);
       block.each(kBins, [&s, sum, budget](int i) {
-        if (i == 0) s.listed = 0, s.total = sum;
+        if (i == 0) s.listed = 0;
         const uint64_t before = s.mass[i], after = i + 1 < kBins ? s.mass[i + 1] : sum;
         if (before < budget && budget <= after) s.bin = uint32_t(i), s.bin_count = s.count[i], s.left = budget - before;
       });
     }
     row.sync();
-    if (s.total == 0) return false;
     budget = s.left;
     if (round == 0) visit.narrowed = true, visit.first_bin = s.bin, visit.known = 0;
     else visit.known = visit.known << kBinBits | (kBins - 1 - s.bin);
     if (s.bin_count <= uint32_t(kFew)) break;
-    visit.shift = round == 0 ? 4 * kBinBits : visit.shift - kBinBits;
+    visit.shift = round == 0 ? 5 * kBinBits : visit.shift - kBinBits;
   }
   visit.what = V::listing;
   row.visit(0, visit);
@@ -693,7 +721,6 @@ KERNELS_HD bool select(Row& row, V visit, const Budget& budget_of) {
     });
   }
   row.sync();
-  return true;
 }
 
 // The same for tokens that are all in the list, among which the k largest are: they are brought in order, with their weights, ...
@@ -731,7 +758,7 @@ KERNELS_HD Ranked keep_first(Block& block, int k, const SampleRules& rules) {
     shorten([&s, share](int i) { return s.mass[i] < share; });
   }
   if (rules.min_p > 0.f) {
-    const uint64_t least = share_of(rules.min_p, uint64_t(1) << kWeightBits);
+    const uint64_t least = least_weight_of(rules.min_p);
     shorten([&s, least](int i) { return s.weights[i] >= least; });
   }
   return left;
@@ -788,11 +815,17 @@ KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& 
   return false;
 }
 
-// What a row's draw depends on.
+// The random numbers of a row: for its token, and for whether a draft is accepted; and those of further tries.
 struct RowDraw {
-  uint64_t token, draft;
-  KERNELS_HD RowDraw(const SampleOptions& o, int64_t row, uint64_t steps_on) {
-    const auto bits = philox(o.seed.at(row), o.seed.for_each_row() ? 0 : uint64_t(row), o.step.at(row) + steps_on);
+  uint64_t seed, token, draft;
+  KERNELS_HD RowDraw(const SampleOptions& o, int64_t row, uint64_t steps_on) : seed(o.seed.at(row)) {
+    set(o.seed.for_each_row() ? 0 : uint64_t(row), o.step.at(row) + steps_on);
+  }
+  KERNELS_HD void again() { set(token, draft); }
+
+ private:
+  KERNELS_HD void set(uint64_t low, uint64_t high) {
+    const auto bits = philox(seed, low, high);
     token = uint64_t(bits[1]) << 32 | bits[0];
     draft = uint64_t(bits[3]) << 32 | bits[2];
   }
@@ -805,17 +838,46 @@ KERNELS_HD void write_sampled(const SampleOptions& o, const TokenOutput& tokens,
   if (o.status != nullptr) o.status[number] = int32_t(status);
 }
 
+// Draws a token in the order of ids: shared().edge. top_p: of those that are kept so far, unless it is 1. No token that it keeps is behind
+// one that it does not, so what was drawn in vain need not be looked at again, nor what is behind.
+template <class Row, class V>
+KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float top_p, RowDraw draw) {
+  visit.stage = Stage::draw;
+  const uint64_t at_least = rules.min_p > 0.f ? least_weight_of(rules.min_p) : 0;
+  if (top_p >= 1.f) visit.kept.least_weight = at_least;
+  uint64_t share = 0;
+  bool drawn = false;
+  KERNELS_ROLLED
+  for (;;) {
+    const uint64_t mass = row.weigh(visit);
+    if (drawn) {
+      if (mass < share) return;
+      draw.again();
+    } else if (share == 0 && top_p < 1.f) {
+      share = share_of(top_p, mass);
+      visit.kept.least_weight = at_least;
+      if (at_least > 0) continue;
+    } else if (mass == 0) {  // nothing is left where a draft has all that the row has
+      visit.draft.give_up();
+      continue;
+    }
+    row.find(visit, high_product(draw.token, mass));
+    if (share == 0) return;
+    drawn = true;
+    visit.kept.least = row.shared().edge + 1;
+  }
+}
+
 // A token for one row, or kAccepted. `number`: where the token is written.
 template <class Row, class Draft>
-KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number, int64_t vocabulary, const TokenOutput& tokens, uint64_t draw,
+KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number, int64_t vocabulary, const TokenOutput& tokens, const RowDraw& draw,
                            const Draft& draft) {
   const auto conclude = [&](Sampled status, int64_t token) {
     if (row.is_first()) write_sampled(o, tokens, number, status, token);
   };
   if (!rules.right(vocabulary)) return conclude(Sampled::parameter, kNoToken);
 
-  const bool all = vocabulary <= kFew;
-  const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : all ? int(vocabulary) : 0;
+  const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : 0;
   const bool few = k > 0 && k <= kMostListed;
   uint32_t floor = 0;
   const uint32_t top = row.look(few ? k : 0, floor);
@@ -826,33 +888,28 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
   using V = Visit<Draft>;
   V visit(Levels(top, rules.temperature), draft);
   bool listed = false;
-  if (few || all) {
+  if (few) {
     row.list(greater(floor, kLowestKey + 1));
     row.sync();
     listed = s.listed <= uint32_t(kFew);
   }
+  // The drafts and typical() are about the probabilities of what top_p() keeps.
+  const bool exactly = rules.typical < 1.f || visit.draft.drafted();
   KERNELS_ROLLED
-  for (int i = 0; !listed && i <= int(Stage::draw); ++i) {
+  for (int i = 0; !listed && i < int(Stage::draw); ++i) {
     const Stage stage = visit.stage = Stage(i);
-    if (stage == Stage::typical && rules.min_p > 0.f) visit.kept.least_weight = share_of(rules.min_p, uint64_t(1) << kWeightBits);
-    if ((stage == Stage::top_k && k == 0) || (stage == Stage::top_p && rules.top_p >= 1.f) || (stage == Stage::typical && rules.typical >= 1.f)) continue;
-    if (stage == Stage::typical || (stage == Stage::draw && visit.draft.drafted())) {
-      visit.what = V::summing;
+    if (stage == Stage::typical && exactly && rules.min_p > 0.f) visit.kept.least_weight = least_weight_of(rules.min_p);
+    const bool wanted = stage == Stage::top_k ? k > 0 : stage == Stage::top_p ? exactly && rules.top_p < 1.f : rules.typical < 1.f;
+    if (!wanted) continue;
+    if (stage == Stage::typical) {
       uint64_t sums[4];
+      visit.what = V::summing;
       row.sums(visit, sums);
-      if (stage == Stage::typical) visit.kept.center = mean_level(sums[0], sums[1], sums[2]);
-      else if (visit.draft.accepts(sums[3], sums[0])) return conclude(Sampled::ok, kAccepted);
+      visit.kept.center = mean_level(sums[0], sums[1], sums[2]);
     }
-    const bool found = select(row, visit, [&](uint64_t total) {
-      if (stage == Stage::top_k) return lesser(uint64_t(k), total);
-      if (stage == Stage::draw) return high_product(draw, total) + 1;
-      return share_of(stage == Stage::top_p ? rules.top_p : rules.typical, total);
+    select(row, visit, [&](uint64_t total) {
+      return stage == Stage::top_k ? lesser(uint64_t(k), total) : share_of(stage == Stage::top_p ? rules.top_p : rules.typical, total);
     });
-    if (!found) {
-      visit.draft.give_up();
-      --i;
-      continue;
-    }
     if (stage == Stage::typical) visit.kept.by_distance = true, visit.kept.nearest = s.edge;
     else visit.kept.least = s.edge;
     if (stage == Stage::top_k && k <= kFew) {
@@ -862,7 +919,18 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
       listed = true;
     }
   }
-  if (listed && row.leads() && choose_listed(row.block(), k, rules, visit, draw)) return conclude(Sampled::ok, kAccepted);
+  if (listed) {
+    if (row.leads() && choose_listed(row.block(), k, rules, visit, draw.token)) return conclude(Sampled::ok, kAccepted);
+  } else {
+    if (visit.draft.drafted()) {
+      uint64_t sums[4];
+      visit.what = V::summing;
+      visit.stage = Stage::draw;
+      row.sums(visit, sums);
+      if (visit.draft.accepts(sums[3], sums[0])) return conclude(Sampled::ok, kAccepted);
+    }
+    draw_by_id(row, visit, rules, exactly ? 1.f : rules.top_p, draw);
+  }
   conclude(Sampled::ok, id_of(s.edge));
 }
 
@@ -932,7 +1000,7 @@ struct SampleProblem {
   KERNELS_HD SampleRules rules(int64_t row) const { return SampleRules(options, row); }
   template <class Row>
   KERNELS_HD void solve(Row& one, const SampleRules& rules, int64_t row) const {
-    sample_row(one, options, rules, row, vocabulary, tokens, RowDraw(options, row, 0).token, NoDraft{});
+    sample_row(one, options, rules, row, vocabulary, tokens, RowDraw(options, row, 0), NoDraft{});
   }
 };
 
@@ -955,7 +1023,7 @@ struct VerifyProblem {
     const int64_t sequence = row / (drafts + 1), place = row - sequence * (drafts + 1);
     const RowDraw draw(options, sequence, uint64_t(place));
     const int64_t token = place < drafts ? drafted.read(sequence * drafted_ld + place) : kNoToken;
-    sample_row(one, options, rules, row, vocabulary, tokens, draw.token, DraftOf<Q>(q, sequence * drafts + place, token, vocabulary, draw.draft));
+    sample_row(one, options, rules, row, vocabulary, tokens, draw, DraftOf<Q>(q, sequence * drafts + place, token, vocabulary, draw.draft));
   }
   // Once all rows are there.
   KERNELS_HD void finish(int64_t sequence) const {

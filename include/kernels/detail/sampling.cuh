@@ -1,6 +1,6 @@
 // A row of logits on the GPU, by one block or the blocks of a cluster. LargestOfRow is for rows of which the largest tokens decide: it reads
-// them once, and its blocks bring together what they found in one message to the first one. SampleRow is for all others: the row as
-// core/sampling.h goes through it.
+// them once, and its blocks bring together what they found in one message to the first one. DrawOfRow is for rows of which all tokens
+// count: it keeps what it can of them. SampleRow is for all others: the row as core/sampling.h goes through it.
 #pragma once
 
 #include "../arch/sm80.cuh"
@@ -18,10 +18,15 @@ constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
 // A block's shared memory. What the first block of a cluster has in `shared` is for all.
 struct SampleRoom {
   SampleShared shared;
-  uint64_t warp_sums[kSampleWarps];
+  uint64_t warp_sums[kSampleWarps], block_sum[2];
   uint32_t warp_keys[2][kSampleWarps];
   uint32_t top, floor;
 };
+constexpr int kSampleRoom = (sizeof(SampleRoom) + 15) / 16 * 16;  // and what lies behind begins
+__device__ __forceinline__ SampleRoom& room_of_block() {
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  return *reinterpret_cast<SampleRoom*>(dynamic_shared);
+}
 
 // The largest and the smallest of the block's keys, in all threads.
 __device__ __forceinline__ void extremes_of_block(SampleRoom& room, uint32_t key, uint32_t& high, uint32_t& low) {
@@ -47,6 +52,12 @@ __device__ __forceinline__ uint32_t floor_for(int want, uint32_t low, uint32_t h
   return low;
 }
 
+__device__ __forceinline__ uint64_t sum_of_warp(uint64_t mine) {
+  KERNELS_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) mine += __shfl_xor_sync(0xffffffffu, mine, distance);
+  return mine;
+}
+
 class SampleBlock {
  public:
   __device__ __forceinline__ explicit SampleBlock(SampleRoom& room) : room_(room) {}
@@ -54,12 +65,14 @@ class SampleBlock {
 
   template <class F>
   __device__ __forceinline__ void each(int n, const F& f) const {
+    KERNELS_ROLLED
     for (int i = threadIdx.x; i < n; i += kSampleThreads) f(i);
     __syncthreads();
   }
   template <class F>
   __device__ __forceinline__ uint64_t sum(int n, const F& f) const {
     uint64_t mine = 0;
+    KERNELS_ROLLED
     for (int i = threadIdx.x; i < n; i += kSampleThreads) mine += f(i);
     return scan_threads(room_, mine).all;
   }
@@ -67,10 +80,10 @@ class SampleBlock {
   __device__ __forceinline__ int count(int n, const F& f) const {
     return int(sum(n, [&f](int i) { return uint64_t(f(i) ? 1 : 0); }));
   }
-  // Of at most 4 times as many values as there are threads.
+  // Of at most kFew values.
   template <class Get, class Put>
   __device__ __forceinline__ uint64_t scan(int n, const Get& get, const Put& put) const {
-    constexpr int most = kBins / kSampleThreads;
+    constexpr int most = kFew / kSampleThreads;
     const int each = (n + kSampleThreads - 1) / kSampleThreads, first = int(threadIdx.x) * each;
     uint64_t values[most], mine = 0;
     KERNELS_UNROLL
@@ -115,6 +128,7 @@ class SampleBlock {
   static __device__ __noinline__ Scanned scan_threads(SampleRoom& room, uint64_t mine) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const auto scan_lanes = [lane](uint64_t sum) {
+      KERNELS_ROLLED
       for (int distance = 1; distance < 32; distance *= 2) {
         const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
         if (lane >= distance) sum += other;
@@ -193,71 +207,72 @@ KERNELS_HD auto one_row(const Source& source, int64_t row) {
   else return source;
 }
 
-// The packs of a row, shared among the threads of some blocks. Warps take segments of 32 packs in turn, blocks in turn as well, so that
-// each has some of the tokens that are frequent.
+// The packs of a row that are one thread's: `packs_` of them from column first_ on, step_ apart.
 template <class Source, int N>
 class SamplePacks {
  protected:
-  // Packs that a thread asks for at a time.
+  // Packs that a thread has on their way, and the tokens of a warp's packs.
   static constexpr int kLooks = N > 4 ? 4 : 8, kSegment = 32 * N;
 
   __device__ __forceinline__ SamplePacks(const Source& source, int64_t row, int vocabulary, int rank, int blocks)
-      : source_(one_row(source, row)), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), rank_(rank), blocks_(blocks),
-        first_(first_of(int(threadIdx.x))), step_(kSampleWarps * blocks * kSegment) {}
+      : source_(one_row(source, row)), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), rank_(rank), blocks_(blocks) {}
 
-  __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
+  // Those up to column `end`.
+  __device__ __forceinline__ void take(int first, int step, int end) {
+    first_ = first, step_ = step;
+    packs_ = first < end ? (end - first + step - 1) / step : 0;
+  }
   __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
   template <class Fetched>
   __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const { return convert<float>(resolve(source_, fetched, row_, col)); }
 
-  // f(values, column) for this thread's packs, kLooks of them asked for at a time, and then(number) behind each time.
-  template <class F, class Then>
-  __device__ __forceinline__ void each_pack(const F& f, const Then& then) const {
-    int time = 0;
+  // f(values, column, number) for those from number `from` on, kMany of them asked for at a time, and then(time) behind each time.
+  template <int kMany, class F, class Then>
+  __device__ __forceinline__ void each_pack(int from, const F& f, const Then& then) const {
+    constexpr bool ahead = kMany < 8;  // else there are no registers for the next ones while these are there
+    // Packs that are not there are the row's first one: a choice of addresses keeps all loads together.
+    const auto column = [this](int number) { return number < packs_ ? first_ + number * step_ : 0; };
+    decltype(fetch_at(0)) fetched[kMany];
+    KERNELS_UNROLL
+    for (int k = 0; k < kMany; ++k) fetched[k] = fetch_at(column(from + k));
+    int number = from;
     KERNELS_ROLLED
-    for (int first = first_; first < vocabulary_; first += kLooks * step_, ++time) {
-      // Packs that are not there are the first one again: a choice of addresses keeps all loads together.
-      decltype(fetch_at(0)) fetched[kLooks];
+    for (; number + kMany < packs_; number += kMany) {
       KERNELS_UNROLL
-      for (int k = 0; k < kLooks; ++k) fetched[k] = fetch_at(first + k * step_ < vocabulary_ ? first + k * step_ : first);
-      KERNELS_UNROLL
-      for (int k = 0; k < kLooks; ++k) {
-        const int col = first + k * step_;
-        if (col < vocabulary_) f(values_of(fetched[k], col), col);
+      for (int k = 0; k < kMany; ++k) {
+        const int col = first_ + (number + k) * step_;
+        const Pack<float, N> x = values_of(fetched[k], col);
+        if (ahead) fetched[k] = fetch_at(column(number + k + kMany));
+        f(x, col, number + k);
       }
-      then(time);
+      KERNELS_UNROLL
+      for (int k = 0; !ahead && k < kMany; ++k) fetched[k] = fetch_at(column(number + k + kMany));
+      then(number / kMany);
     }
+    KERNELS_UNROLL
+    for (int k = 0; k < kMany; ++k) {
+      const int col = first_ + (number + k) * step_;
+      if (number + k < packs_) f(values_of(fetched[k], col), col, number + k);
+    }
+    if (number < packs_) then(number / kMany);
   }
-  template <class F>
-  __device__ __forceinline__ void each_pack(const F& f) const {
-    each_pack(f, [](int) {});
+  template <int kMany, class F>
+  __device__ __forceinline__ void each_pack(int from, const F& f) const {
+    each_pack<kMany>(from, f, [](int) {});
   }
 
   decltype(one_row(std::declval<const Source&>(), kAny)) source_;
   int64_t row_;
-  int vocabulary_, rank_, blocks_, first_, step_;
+  int vocabulary_, rank_, blocks_, first_, step_, packs_;
 };
 
+// A row's tokens, a range for each warp, blocks and warps in order. What weigh() and find() are made of.
 template <class Source, int N>
-class SampleRow : SamplePacks<Source, N> {
+class SampleRanges : protected SamplePacks<Source, N> {
  public:
   using Packs = SamplePacks<Source, N>;
-  // For how many of a thread's packs tokens of a list are counted at once.
-  static constexpr int kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N), kTile = kCounted * kSampleThreads * N;
-
-  __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int vocabulary,
-                                       SampleRoom& room, int32_t* counts, int rank, int blocks)
-      : Packs(source, row, vocabulary, rank, blocks), adjust_(options, rules, row), adjusted_(options.adjusted()), room_(room), block_(room), counts_(counts) {
-    if (options.previous.p != nullptr) {
-      previous_ = options.previous.at(row);
-      listed_ = options.lengths[row];
-    }
-    if (is_first()) room.shared.listed = 0;
-  }
 
   __device__ __forceinline__ SampleShared& shared() const { return *leaders(&room_.shared); }
-  __device__ __forceinline__ SampleBlock& block() { return block_; }
-  __device__ __forceinline__ bool leads() const { return rank_ == 0; }
   __device__ __forceinline__ bool is_first() const { return rank_ == 0 && threadIdx.x == 0; }
   __device__ __forceinline__ void sync() const {
     if (blocks_ > 1) {
@@ -268,13 +283,121 @@ class SampleRow : SamplePacks<Source, N> {
     }
   }
 
+ protected:
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::packs_, Packs::fetch_at, Packs::values_of;
+
+  __device__ __forceinline__ SampleRanges(const Source& source, int64_t row, int vocabulary, int rank, int blocks)
+      : Packs(source, row, vocabulary, rank, blocks), room_(room_of_block()) {
+    const int segments = (vocabulary + kSegment - 1) / kSegment, warps = blocks * kSampleWarps;
+    of_warp_ = (segments + warps - 1) / warps;
+    const int begin = (rank * kSampleWarps + int(threadIdx.x) / 32) * of_warp_ * kSegment;
+    this->take(begin + (int(threadIdx.x) & 31) * N, kSegment, lesser(vocabulary, begin + of_warp_ * kSegment));
+  }
+
+  template <class T>
+  __device__ __forceinline__ T* leaders(T* own) const {
+    return blocks_ > 1 ? arch::in_block(own, 0u) : own;
+  }
+
+  static __device__ __noinline__ uint64_t sum_of_warp_called(uint64_t mine) { return sum_of_warp(mine); }
+  // The sum of what all threads have.
+  __device__ __forceinline__ uint64_t sum_of_row(uint64_t mine) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    own_ = sum_of_warp(mine);
+    if (lane == 0) room_.warp_sums[warp] = own_;
+    __syncthreads();
+    const uint64_t of_warp = lane < kSampleWarps ? room_.warp_sums[lane] : 0;
+    uint64_t all = sum_of_warp(of_warp);
+    before_ = sum_of_warp(lane < warp ? of_warp : 0);
+    if (blocks_ == 1) {
+      __syncthreads();  // the sums may be written again
+      return all;
+    }
+    // Two in turn: other blocks may still read the one before.
+    turn_ ^= 1;
+    if (threadIdx.x == 0) room_.block_sum[turn_] = all;
+    sync();
+    const uint64_t of_block = lane < blocks_ ? *arch::in_block(&room_.block_sum[turn_], unsigned(lane)) : 0;
+    all = sum_of_warp(of_block);
+    before_ += sum_of_warp(lane < rank_ ? of_block : 0);
+    return all;
+  }
+  // The first token at which the sum of mass(x, id) so far exceeds the target, by the warp that has it, from pack(number, column).
+  template <class GetPack, class Mass>
+  __device__ __forceinline__ void find_by(uint64_t target, const GetPack& pack, const Mass& mass) const {
+    if (target >= before_ && target - before_ < own_) {
+      const int lane = threadIdx.x & 31;
+      target -= before_;
+      KERNELS_ROLLED
+      for (int number = 0, col = first_;; ++number, col += step_) {
+        const Pack<float, N> x = pack(number, col);
+        uint64_t each[N], mine = 0;
+        KERNELS_UNROLL
+        for (int i = 0; i < N; ++i) mine += each[i] = mass(x.v[i], col + i);
+        const uint64_t segment = sum_of_warp_called(mine);
+        if (target >= segment) {
+          target -= segment;
+          continue;
+        }
+        uint64_t after = mine;
+        KERNELS_UNROLL
+        for (int distance = 1; distance < 32; distance *= 2) {
+          const uint64_t other = __shfl_up_sync(0xffffffffu, after, distance);
+          if (lane >= distance) after += other;
+        }
+        uint64_t before = after - mine;
+        KERNELS_UNROLL
+        for (int i = 0; i < N; ++i) {
+          if (before <= target && target - before < each[i]) shared().edge = entry_of(key_of(x.v[i]), uint32_t(col + i));
+          before += each[i];
+        }
+        break;
+      }
+    }
+    sync();
+  }
+  static __device__ __forceinline__ Pack<float, N> nothing() {
+    Pack<float, N> x;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) x.v[i] = -infinity<float>();
+    return x;
+  }
+
+  SampleRoom& room_;
+  int of_warp_, turn_ = 0;  // packs that a thread has at most
+  uint64_t before_ = 0, own_ = 0;  // the sum of what lies before this warp's tokens, and that of these
+};
+
+template <class Source, int N>
+class SampleRow : public SampleRanges<Source, N> {
+  using Ranges = SampleRanges<Source, N>;
+
+ public:
+  using Ranges::shared, Ranges::is_first, Ranges::sync;
+  // For how many of a thread's packs tokens of a list are counted at once.
+  static constexpr int kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N), kTile = kCounted * kSampleThreads * N;
+
+  __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int vocabulary,
+                                       int rank, int blocks)
+      : Ranges(source, row, vocabulary, rank, blocks), adjust_(options, rules, row), adjusted_(options.adjusted()), block_(room_) {
+    if (options.previous.p != nullptr) {
+      previous_ = options.previous.at(row);
+      listed_ = options.lengths[row];
+      counts_ = reinterpret_cast<int32_t*>(&room_) + kSampleRoom / sizeof(int32_t);
+    }
+    if (is_first()) room_.shared.listed = 0;
+  }
+
+  __device__ __forceinline__ SampleBlock& block() { return block_; }
+  __device__ __forceinline__ bool leads() const { return rank_ == 0; }
+
   __device__ __forceinline__ uint32_t look(int want, uint32_t& floor) {
     if (adjusted_) {
       greatest_ = 0;
       each(0, [this](uint32_t key, uint32_t) { greatest_ = greatest_ < key ? key : greatest_; });
     } else {
       float most = -infinity<float>();
-      each_pack([&most](const Pack<float, N>& x, int) {
+      this->template each_pack<2>(0, [&most](const Pack<float, N>& x, int, int) {
         KERNELS_UNROLL
         for (int i = 0; i < N; ++i) most = arch::max_or_nan(most, x.v[i]);
       });
@@ -290,7 +413,7 @@ class SampleRow : SamplePacks<Source, N> {
     if (blocks_ > 1) {
       if (threadIdx.x == 0) room_.top = top, room_.floor = floor;
       sync();
-      const SampleRoom* const other = arch::in_block(&room_, unsigned(lane & (blocks_ - 1)));
+      const SampleRoom* const other = arch::in_block(&room_, unsigned(lesser(lane, blocks_ - 1)));
       top = __reduce_max_sync(0xffffffffu, other->top);
       floor = __reduce_min_sync(0xffffffffu, other->floor);
     }
@@ -300,14 +423,8 @@ class SampleRow : SamplePacks<Source, N> {
   }
 
   __device__ __forceinline__ void list(uint32_t from) {
-    const auto take = [this, from](uint32_t key, uint32_t id) {
+    each(from, [this, from](uint32_t key, uint32_t id) {
       if (key >= from) append(entry_of(key, id), key);
-    };
-    if (adjusted_) return each(from, take);
-    if (greatest_ < from) return;
-    each_pack([&take](const Pack<float, N>& x, int col) {
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) take(key_of(x.v[i]), uint32_t(col + i));
     });
   }
   // Of one token, in a row that nothing changes.
@@ -331,8 +448,11 @@ class SampleRow : SamplePacks<Source, N> {
   __device__ __forceinline__ void clear_bins() const {
     block_.each(kBins, [this](int i) { room_.shared.mass[i] = 0, room_.shared.count[i] = 0; });
   }
+  // A sum of 64 bits is one of 32 and one of what that carries: wider ones take shared memory several tries.
   __device__ __forceinline__ void bin(int i, uint64_t mass) const {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&room_.shared.mass[i]), static_cast<unsigned long long>(mass));
+    uint32_t* const halves = reinterpret_cast<uint32_t*>(&room_.shared.mass[i]);
+    const uint32_t low = uint32_t(mass), sum = atomicAdd(&halves[0], low) + low;
+    atomicAdd(&halves[1], uint32_t(mass >> 32) + (sum < low ? 1u : 0u));
     atomicAdd(&room_.shared.count[i], 1u);
   }
   // Those of all blocks, in the first one.
@@ -359,9 +479,7 @@ class SampleRow : SamplePacks<Source, N> {
     visit(0, what);
     KERNELS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      uint64_t mine = sums_[i];
-      KERNELS_UNROLL
-      for (int distance = 1; distance < 32; distance *= 2) mine += __shfl_xor_sync(0xffffffffu, mine, distance);
+      const uint64_t mine = this->sum_of_warp_called(sums_[i]);
       if ((threadIdx.x & 31) == 0) atomicAdd(reinterpret_cast<unsigned long long*>(&s.sums[i]), static_cast<unsigned long long>(mine));
     }
     sync();
@@ -369,42 +487,63 @@ class SampleRow : SamplePacks<Source, N> {
   }
   __device__ __forceinline__ void sum(int i, uint64_t value) { sums_[i] += value; }
 
- private:
-  template <class T>
-  __device__ __forceinline__ T* leaders(T* own) const {
-    return blocks_ > 1 ? arch::in_block(own, 0u) : own;
+  template <class V>
+  __device__ __noinline__ uint64_t weigh(const V& all) {
+    uint64_t mass = 0;
+    each(first_of_entry(all.kept.least), [&mass, &all](uint32_t key, uint32_t id) { mass += mass_left(all, key, id); });
+    return this->sum_of_row(mass);
   }
+  template <class V>
+  __device__ __noinline__ void find(const V& all, uint64_t target) const {
+    const auto pack = [this](int number, int col) {
+      if (number >= packs_) return this->nothing();
+      Pack<float, N> x = values_of(fetch_at(col), col);
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) x.v[i] = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, times_listed(col + i)) : x.v[i];
+      return x;
+    };
+    this->find_by(target, pack, [&all](float x, int id) { return mass_left(all, key_of(x), uint32_t(id)); });
+  }
+
+ private:
+  using Ranges::kSegment, Ranges::source_, Ranges::row_, Ranges::vocabulary_, Ranges::rank_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_,
+      Ranges::fetch_at, Ranges::values_of, Ranges::leaders, Ranges::room_, Ranges::of_warp_;
 
   // f(key, id), of logits as the filters see them. The block counts how often tokens stand in the list for some packs of every thread at
   // a time.
   template <class F>
   __device__ __forceinline__ void each(uint32_t from, const F& f) {
     const bool takes_part = greatest_ >= from;
-    int tile = 0;
+    if (!takes_part && listed_ == 0) return;
     KERNELS_ROLLED
-    for (int begin = first_; begin - first_ < vocabulary_; begin += kCounted * step_, ++tile) {
-      if (listed_ > 0) count_previous(tile * kTile);
-      if (!takes_part || begin >= vocabulary_) continue;
-      decltype(fetch_at(0)) fetched = fetch_at(begin);
+    for (int begin = 0; begin < of_warp_; begin += kCounted) {
+      if (listed_ > 0) count_previous(begin);
+      if (!takes_part || begin >= packs_) continue;
+      decltype(fetch_at(0)) fetched = fetch_at(first_ + begin * step_);
       KERNELS_ROLLED
       for (int k = 0; k < kCounted; ++k) {
-        const int col = begin + k * step_, next = col + step_;
-        const bool more = k + 1 < kCounted && next < vocabulary_;
+        const int col = first_ + (begin + k) * step_;
+        const bool more = k + 1 < kCounted && begin + k + 1 < packs_;
         const Pack<float, N> x = values_of(fetched, col);
-        if (more) fetched = fetch_at(next);  // on its way meanwhile
-        const int32_t* const counts = counts_ + k * kSampleThreads * N + int(threadIdx.x) * N;
-        KERNELS_UNROLL
-        for (int i = 0; i < N; ++i) {
-          const float logit = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, listed_ > 0 ? counts[i] : 0) : x.v[i];
+        if (more) fetched = fetch_at(col + step_);  // on its way meanwhile
+        const int32_t* const counts = counts_ + (k * kSampleThreads + int(threadIdx.x)) * N;
+        KERNELS_ROLLED
+        for (int i = 0; i < N; ++i) {  // rolled, as f is long
+          float logit = x.v[0];
+          KERNELS_UNROLL
+          for (int j = 1; j < N; ++j) logit = i == j ? x.v[j] : logit;
+          if (adjusted_) logit = adjust_one(adjust_, logit, col + i, listed_ > 0 ? counts[i] : 0);
           f(key_of(logit), uint32_t(col + i));
         }
         if (!more) break;
       }
     }
   }
+  template <class V>
+  static __device__ __noinline__ uint64_t mass_left(const V& what, uint32_t key, uint32_t id) { return what.mass_left(key, id); }
   static __device__ __noinline__ float adjust_one(const Adjust& adjust, float x, int id, int count) { return adjust(x, id, count); }
 
-  // Of this block's tokens, those from number `begin` on.
+  // Of this block's tokens, those of the packs from number `begin` on.
   __device__ __forceinline__ void count_previous(int begin) const {
     __syncthreads();
     for (int i = threadIdx.x; i < kTile; i += kSampleThreads) counts_[i] = 0;
@@ -412,26 +551,132 @@ class SampleRow : SamplePacks<Source, N> {
     for (int i = threadIdx.x; i < listed_; i += kSampleThreads) {
       const int32_t token = previous_[i];
       if (token < 0 || token >= vocabulary_) continue;
-      const int segment = token / kSegment;
-      if ((segment & (blocks_ - 1)) != rank_) continue;
-      const int at = segment / blocks_ * kSegment + token % kSegment - begin;
-      if (at >= 0 && at < kTile) atomicAdd(&counts_[at], 1);
+      const int segment = token / kSegment, warp = segment / of_warp_, slot = segment - warp * of_warp_ - begin;
+      if (warp / kSampleWarps != rank_ || slot < 0 || slot >= kCounted) continue;
+      atomicAdd(&counts_[(slot * kSampleThreads + warp % kSampleWarps * 32) * N + token % kSegment], 1);
     }
     __syncthreads();
   }
-
-  using Packs::source_, Packs::row_, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of, Packs::each_pack;
-  using Packs::kSegment;
+  // The same of one token.
+  __device__ __forceinline__ int times_listed(int token) const {
+    int count = 0;
+    KERNELS_ROLLED
+    for (int i = 0; i < listed_; ++i) count += previous_[i] == token ? 1 : 0;
+    return count;
+  }
 
   Adjust adjust_;
   bool adjusted_;
-  SampleRoom& room_;
   SampleBlock block_;
-  int32_t* counts_;
   const int32_t* previous_ = nullptr;
   int listed_ = 0;
+  int32_t* counts_ = nullptr;
   uint32_t greatest_ = 0;
   uint64_t sums_[4];
+};
+
+// A row of which all tokens count, in a call that leaves logits as they are, and without typical(). What of it there is room for is kept
+// in shared memory, so that it is read from there from the second time on.
+template <class P, int N>
+class DrawOfRow : public SampleRanges<typename P::Source, N> {
+  using Ranges = SampleRanges<typename P::Source, N>;
+
+ public:
+  __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, int rank, int blocks)
+      : Ranges(p.source, row, int(p.vocabulary), rank, blocks),
+        kept_(lesser(of_warp_, (int(arch::dynamic_shared_bytes()) - kSampleRoom) / int(kSampleThreads * N * sizeof(float)))) {}
+
+  __device__ __forceinline__ void draw(const P& p, int64_t row) {
+    float most = -infinity<float>();
+    KERNELS_ROLLED
+    for (int number = packs_; number < kept_; ++number) keep(number, this->nothing());
+    this->template each_pack<4>(0, [this, &most](const Pack<float, N>& x, int, int number) {
+      if (number < kept_) keep(number, x);
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) most = arch::max_or_nan(most, x.v[i]);
+    });
+    uint32_t top, nothing;
+    extremes_of_block(room_, key_of(most), top, nothing);
+    if (blocks_ > 1) {
+      if (threadIdx.x == 0) room_.top = top;
+      this->sync();
+      top = __reduce_max_sync(0xffffffffu, arch::in_block(&room_, unsigned(lesser(int(threadIdx.x) & 31, blocks_ - 1)))->top);
+    }
+    const SampleRules rules(p.options, row);
+    const Sampled status = !rules.right(p.vocabulary) ? Sampled::parameter : top == kNanKey ? Sampled::nan : top <= kLowestKey ? Sampled::none : Sampled::ok;
+    if (status == Sampled::ok) {
+      Visit<NoDraft> visit(Levels(top, rules.temperature), NoDraft{});
+      draw_by_id(*this, visit, rules, rules.top_p, RowDraw(p.options, row, 0));
+    }
+    if (this->is_first()) write_sampled(p.options, p.tokens, row, status, status == Sampled::ok ? int64_t(id_of(room_.shared.edge)) : kNoToken);
+  }
+
+  template <class V>
+  __device__ __forceinline__ uint64_t weigh(const V& what) {
+    const auto mass = mass_of(what);
+    uint64_t all = 0;
+    const auto add = [&all, &mass](const Pack<float, N>& x, int col, int) {
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) all += mass(x.v[i], col + i);
+    };
+    KERNELS_ROLLED
+    for (int number = 0; number < kept_; ++number) add(kept(number), first_ + number * step_, number);
+    if (kept_ < of_warp_) this->template each_pack<1>(kept_, add);
+    return this->sum_of_row(all);
+  }
+  template <class V>
+  __device__ __forceinline__ void find(const V& what, uint64_t target) const {
+    const auto pack = [this](int number, int col) { return number < kept_ ? kept(number) : number < packs_ ? values_of(fetch_at(col), col) : this->nothing(); };
+    this->find_by(target, pack, mass_of(what));
+  }
+
+ private:
+  using Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at, Ranges::values_of, Ranges::room_, Ranges::of_warp_;
+
+  // What Visit::mass_left() says of such rows, in few instructions.
+  template <class V>
+  static __device__ __forceinline__ auto mass_of(const V& what) {
+    const Levels levels = what.levels;
+    const float least = logit_of(first_of_entry(what.kept.least));
+    const uint32_t last = id_of(what.kept.least);
+    const uint32_t last_level = what.kept.least_weight > 0 ? last_level_of(what.kept.least_weight) : kNoLevel;
+    return [=](float x, int id) {
+      const uint32_t level = levels.of(x);
+      const bool left = ((x > least) | ((x == least) & (uint32_t(id) <= last))) & (level <= last_level);
+      return weight_of(left ? level : kNoLevel);
+    };
+  }
+
+  // In parts of 16 bytes, those of a warp side by side. What is kept of a row that ends early is -infinity behind its end.
+  static constexpr int kWidth = N < 4 ? N : 4, kParts = N / kWidth;
+  struct alignas(kWidth * sizeof(float)) Part {
+    float v[kWidth];
+  };
+  static __device__ __forceinline__ Part& part(int number, int i) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    return reinterpret_cast<Part*>(dynamic_shared + kSampleRoom)[(number * kParts + i) * kSampleThreads + int(threadIdx.x)];
+  }
+  static __device__ __forceinline__ Pack<float, N> kept(int number) {
+    Pack<float, N> x;
+    KERNELS_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      const Part some = part(number, i);
+      KERNELS_UNROLL
+      for (int j = 0; j < kWidth; ++j) x.v[i * kWidth + j] = some.v[j];
+    }
+    return x;
+  }
+  static __device__ __forceinline__ void keep(int number, const Pack<float, N>& x) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      Part some;
+      KERNELS_UNROLL
+      for (int j = 0; j < kWidth; ++j) some.v[j] = x.v[i * kWidth + j];
+      part(number, i) = some;
+    }
+  }
+
+  int kept_;
 };
 
 // What the blocks of a cluster tell the first one of a row's largest tokens.
@@ -453,6 +698,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
  public:
   __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank, int blocks)
       : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
+    this->take(first_of(int(threadIdx.x)), kSampleWarps * blocks * kSegment, vocabulary_);
     if (blocks == 1) return;
     if (threadIdx.x == 0) {
       arch::mbarrier_init(&largest.arrived, blocks);
@@ -465,15 +711,15 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   __device__ __forceinline__ void greedy() const {
     float most = -infinity<float>();
     int id = 0;
-    each_pack([&most, &id](const Pack<float, N>& x, int col) {
+    this->template each_pack<kLooks>(0, [&most, &id](const Pack<float, N>& x, int, int number) {
       KERNELS_UNROLL
       for (int i = 0; i < N; ++i) {
         const float larger = arch::max_or_nan(most, x.v[i]);
-        id = larger != most ? col + i : id;  // a NaN's, whichever, once there is one
+        id = larger != most ? number * N + i : id;  // a NaN's, whichever, once there is one
         most = larger;
       }
     });
-    uint64_t entry = first_of_warp(entry_of(key_of(most), uint32_t(id)));
+    uint64_t entry = first_of_warp(entry_of(key_of(most), uint32_t(first_ + id / N * step_ + id % N)));
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     if (lane == 0) room_.warp_sums[warp] = entry;
     __syncthreads();
@@ -487,7 +733,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     const bool right = SampleRules(p_.options, number_).right(p_.vocabulary);
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
-      entry = first_of_warp(largest_.said[lane & (blocks_ - 1)]);
+      entry = first_of_warp(largest_.said[lesser(lane, blocks_ - 1)]);
     }
     conclude(right, first_of_entry(entry), entry);
   }
@@ -501,8 +747,9 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     int in_part = log_looks;
     while (LargestRoom::kParts * step_ << in_part < vocabulary_) ++in_part;
     float most = -infinity<float>(), of_part = most, of_some = most;
-    each_pack(
-        [&of_some](const Pack<float, N>& x, int) {
+    this->template each_pack<kLooks>(
+        0,
+        [&of_some](const Pack<float, N>& x, int, int) {
           KERNELS_UNROLL
           for (int i = 0; i < N; ++i) of_some = arch::max_or_nan(of_some, x.v[i]);
         },
@@ -570,19 +817,18 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     const SampleRules rules(p_.options, number_);
     const bool right = rules.right(p_.vocabulary);
     const uint64_t random = RowDraw(p_.options, number_, 0).token;
-    const int log_blocks = 31 - __clz(blocks_);
     uint64_t all_said = said;
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
-      all_said = largest_.said[lane & (blocks_ - 1)];
+      all_said = largest_.said[lesser(lane, blocks_ - 1)];
     }
     const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(all_said >> 32)), most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(all_said));
     if (most_of_one == kTooMany) return false;
     // Every thread takes one or two of them.
-    const bool two = most_of_one << log_blocks > uint32_t(kSampleThreads);
+    const bool two = most_of_one * uint32_t(blocks_) > uint32_t(kSampleThreads);
     const auto entry = [&](int at) {
       if (blocks_ == 1) return at < listed ? s.entries[at] : 0;
-      return uint32_t(at >> log_blocks) < uint32_t(largest_.said[at & (blocks_ - 1)]) ? largest_.sent[at] : 0;
+      return uint32_t(at / blocks_) < uint32_t(largest_.said[at % blocks_]) ? largest_.sent[at] : 0;
     };
     const uint64_t a = entry(thread), b = two ? entry(thread + kSampleThreads) : 0;
     const uint32_t first = first_of_entry(a), second = first_of_entry(b);
@@ -617,8 +863,12 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
 
  private:
   static constexpr uint32_t kTooMany = 0x7fffffffu;
-  static constexpr int log_looks = Packs::kLooks == 8 ? 3 : 2;
-  using Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::first_of, Packs::fetch_at, Packs::values_of, Packs::each_pack;
+  using Packs::kLooks;
+  static constexpr int log_looks = kLooks == 8 ? 3 : 2;
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
+
+  // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are frequent.
+  __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
 
   // The first in order of a warp's entries.
   static __device__ __forceinline__ uint64_t first_of_warp(uint64_t entry) {
@@ -648,19 +898,26 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   LargestRoom& largest_;
 };
 
+// Whether the largest tokens of every row decide, which the host can tell unless parameters lie on the device.
+inline bool decided_by_few(const SampleOptions& o) {
+  if (o.adjusted() || o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
+  return o.temperature.value() == 0.f || (o.top_k.value() > 0 && o.top_k.value() <= kMostListed && o.typical.value() >= 1.f);
+}
+// Whether they are rows for DrawOfRow, likewise.
+inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
+  if (o.adjusted() || o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
+  return o.temperature.value() != 0.f && (o.top_k.value() == 0 || o.top_k.value() == vocabulary) && o.typical.value() >= 1.f;
+}
+
 template <class P, int N>
 struct SampleBody {
   static constexpr int max_threads = kSampleThreads, registers = 64;
   using Row = SampleRow<typename P::Source, N>;
   using Params = P;
 
-  // Behind the room lie the counts of tokens that stand in a list, or a LargestRoom: in no call both.
-  static constexpr size_t kRoom = (sizeof(SampleRoom) + 15) / 16 * 16;
-  static size_t shared_bytes(const SampleOptions& options) {
-    return kRoom + (options.previous.p != nullptr ? size_t(Row::kTile) * sizeof(int32_t) : P::kOnlyDraws && !options.adjusted() ? sizeof(LargestRoom) : 0);
-  }
+  // Behind the room lies a LargestRoom, or the counts of tokens that stand in a list, or logits that are kept.
+  static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
   static __device__ __forceinline__ void run(const Params& p) {
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];
     int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
     const int clusters = int(gridDim.x) / blocks;
     int64_t row = blockIdx.x / blocks;
@@ -668,21 +925,35 @@ struct SampleBody {
       const int32_t top_k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
       const bool few = top_k > 0 && top_k <= kMostListed && top_k < p.vocabulary && p.options.typical.at(row) >= 1.f;
       if (few && p.rows <= clusters && !p.options.adjusted()) {
-        const LargestOfRow<P, N> largest(p, row, *reinterpret_cast<SampleRoom*>(dynamic_shared), *reinterpret_cast<LargestRoom*>(dynamic_shared + kRoom), rank, blocks);
+        SampleRoom& room = room_of_block();
+        const LargestOfRow<P, N> largest(p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom), rank, blocks);
         if (top_k == 1) return largest.greedy();
         if (largest.draw(top_k)) return;
         rank = 0, blocks = 1;  // the first block, now alone, does the whole row
       }
     }
-    for (; row < p.rows; row += clusters) wholly(p, row, rank, blocks);
+    for (; row < p.rows; row += clusters) {
+      if (P::kOnlyDraws && draws_from_all(p, row)) drawn(p, row, rank, blocks);
+      else wholly(p, row, rank, blocks);
+    }
   }
 
  private:
-  // A function of its own, so that what it needs is no burden for rows that are done without.
+  static __device__ __forceinline__ bool draws_from_all(const Params& p, int64_t row) {
+    const int32_t top_k = p.options.top_k.at(row);
+    return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
+  }
+  // Functions of their own, so that what they need is no burden for rows that are done without.
+  static __device__ __noinline__ void drawn(const Params& p, int64_t row, int rank, int blocks) {
+    if constexpr (P::kOnlyDraws) {
+      DrawOfRow<P, N> one(p, row, rank, blocks);
+      one.draw(p, row);
+      one.sync();  // all have seen what they share
+    }
+  }
   static __device__ __noinline__ void wholly(const Params& p, int64_t row, int rank, int blocks) {
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];
     const SampleRules rules = p.rules(row);
-    Row one(p.source, p.options, rules, row, int(p.vocabulary), *reinterpret_cast<SampleRoom*>(dynamic_shared), reinterpret_cast<int32_t*>(dynamic_shared + kRoom), rank, blocks);
+    Row one(p.source, p.options, rules, row, int(p.vocabulary), rank, blocks);
     p.solve(one, rules, row);
     one.sync();  // all have seen what they share
   }
@@ -693,19 +964,23 @@ Status start_sample(const Exec& ex, const P& problem) {
   using Body = SampleBody<P, N>;
   Launch how;
   how.threads = kSampleThreads;
-  how.shared = Body::shared_bytes(problem.options);
   int image = 0;
   KERNELS_TRY(image_architecture<Body>(ex, image));
-  if (ex.device().capability >= 90 && image >= 90) {
-    // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
+  const bool newer = ex.device().capability >= 90 && image >= 90, of_all = P::kOnlyDraws && decided_by_all(problem.options, problem.vocabulary);
+  const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0;
+  how.shared = kSampleRoom + (problem.options.previous.p != nullptr ? Body::kCounts : P::kOnlyDraws ? greater(sizeof(LargestRoom), kept) : 0);
+  if (newer) {
+    // As many blocks for a row as leave room for all rows at the same time, but up to 4 for a row that is kept. 16 are an option of the
+    // hardware.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
     for (int cluster = 16; cluster > 1; cluster /= 2) {
-      if (problem.rows > room / cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock) continue;
+      const bool keeps = of_all && cluster <= 4 && problem.vocabulary * int64_t(sizeof(float)) > cluster / 2 * int64_t(kept);
+      if (room < cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock || (problem.rows > room / cluster && !keeps)) continue;
       Launch larger = how;
       larger.cluster = cluster;
       larger.grid.x = unsigned(cluster);
       int64_t clusters = 0;
-      if (!resident_clusters<Body>(ex, larger, clusters).ok() || clusters < problem.rows) continue;
+      if (!resident_clusters<Body>(ex, larger, clusters).ok() || clusters < (keeps ? 1 : problem.rows)) continue;
       how.cluster = cluster;
       break;
     }

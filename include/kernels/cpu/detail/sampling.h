@@ -139,6 +139,30 @@ class SampleRow {
   }
   void sum(int i, uint64_t value) { room_.shared.sums[i] += value; }
 
+  // The groups' sums stand where the bins are.
+  template <class V>
+  uint64_t weigh(const V& what) {
+    uint64_t all = 0;
+    for (int g = 0; g < groups_; ++g) {
+      uint64_t mass = 0;
+      if (room_.greatest[g] >= first_of_entry(what.kept.least)) each_of(g, [&what, &mass](uint32_t key, uint32_t id) { mass += what.mass_left(key, id); });
+      room_.shared.mass[g] = mass;
+      all += mass;
+    }
+    return all;
+  }
+  template <class V>
+  void find(const V& what, uint64_t target) {
+    int g = 0;
+    for (; target >= room_.shared.mass[g]; ++g) target -= room_.shared.mass[g];
+    bool found = false;
+    each_of(g, [this, &what, &target, &found](uint32_t key, uint32_t id) {
+      const uint64_t mass = what.mass_left(key, id);
+      if (!found && target < mass) found = true, room_.shared.edge = entry_of(key, id);
+      target -= mass;
+    });
+  }
+
  private:
   // f(key, id) for the tokens of a group.
   template <class F>
