@@ -18,9 +18,10 @@ constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
 // A block's shared memory. What the first block of a cluster has in `shared` is for all.
 struct SampleRoom {
   SampleShared shared;
-  uint64_t warp_sums[kSampleWarps], block_sum[2];
+  uint64_t warp_sums[kSampleWarps], block_sum[2], rest;
   uint32_t warp_keys[2][kSampleWarps];
   uint32_t top, floor;
+  int owner;
 };
 constexpr int kSampleRoom = (sizeof(SampleRoom) + 15) / 16 * 16;  // and what lies behind begins
 __device__ __forceinline__ SampleRoom& room_of_block() {
@@ -322,39 +323,77 @@ class SampleRanges : protected SamplePacks<Source, N> {
     before_ += sum_of_warp(lane < rank_ ? of_block : 0);
     return all;
   }
-  // The first token at which the sum of mass(x, id) so far exceeds the target, by the warp that has it, from pack(number, column).
+  // The first token at which the sum of mass(x, id) so far exceeds the target. The warps of the block that has it share the range of the
+  // one that has it: first for the sums of its parts. pack(number, thread, column) is a pack of that thread's.
   template <class GetPack, class Mass>
   __device__ __forceinline__ void find_by(uint64_t target, const GetPack& pack, const Mass& mass) const {
-    if (target >= before_ && target - before_ < own_) {
-      const int lane = threadIdx.x & 31;
-      target -= before_;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const bool here = target >= before_ && target - before_ < own_;
+    if (here && lane == 0) room_.owner = warp, room_.rest = target - before_;
+    if (!__syncthreads_or(here)) return sync();
+    constexpr int most_parts = 2 * kFew;
+    uint64_t* const sums = room_.shared.mass;
+    const int owner = room_.owner, of_part = (of_warp_ + most_parts - 1) / most_parts, parts = (of_warp_ + of_part - 1) / of_part;
+    const int first = ((rank_ * kSampleWarps + owner) * of_warp_ * 32 + lane) * N;
+    uint64_t each[N];
+    Pack<float, N> x;
+    const auto look_at = [&](int number) {
+      x = pack(number, owner * 32 + lane, first + number * step_);
+      uint64_t all = 0;
+      KERNELS_UNROLL
+      for (int i = 0; i < N; ++i) all += each[i] = mass(x.v[i], first + number * step_ + i);
+      return all;
+    };
+    KERNELS_ROLLED
+    for (int part = warp; part < parts; part += kSampleWarps) {
+      uint64_t sum = 0;
       KERNELS_ROLLED
-      for (int number = 0, col = first_;; ++number, col += step_) {
-        const Pack<float, N> x = pack(number, col);
-        uint64_t each[N], mine = 0;
-        KERNELS_UNROLL
-        for (int i = 0; i < N; ++i) mine += each[i] = mass(x.v[i], col + i);
-        const uint64_t segment = sum_of_warp_called(mine);
-        if (target >= segment) {
-          target -= segment;
+      for (int number = part * of_part; number < lesser(of_warp_, (part + 1) * of_part); ++number) sum += look_at(number);
+      sum = sum_of_warp(sum);
+      if (lane == 0) sums[part] = sum;
+    }
+    __syncthreads();
+    if (warp == 0) {
+      uint64_t rest = room_.rest;
+      int number = 0;
+      KERNELS_ROLLED
+      for (int from = 0; from < parts; from += 32) {
+        const uint64_t mine = from + lane < parts ? sums[from + lane] : 0, before = before_lane(mine), all = __shfl_sync(0xffffffffu, before + mine, 31);
+        if (rest >= all) {
+          rest -= all;
           continue;
         }
-        uint64_t after = mine;
-        KERNELS_UNROLL
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const uint64_t other = __shfl_up_sync(0xffffffffu, after, distance);
-          if (lane >= distance) after += other;
-        }
-        uint64_t before = after - mine;
-        KERNELS_UNROLL
-        for (int i = 0; i < N; ++i) {
-          if (before <= target && target - before < each[i]) shared().edge = entry_of(key_of(x.v[i]), uint32_t(col + i));
-          before += each[i];
-        }
+        const int holder = __ffs(int(__ballot_sync(0xffffffffu, rest < before + mine))) - 1;
+        rest -= __shfl_sync(0xffffffffu, before, holder);
+        number = (from + holder) * of_part;
         break;
+      }
+      KERNELS_ROLLED
+      for (;; ++number) {
+        const uint64_t mine = look_at(number), all = sum_of_warp(mine);
+        if (rest < all) {
+          uint64_t before = before_lane(mine);
+          KERNELS_UNROLL
+          for (int i = 0; i < N; ++i) {
+            if (before <= rest && rest - before < each[i]) shared().edge = entry_of(key_of(x.v[i]), uint32_t(first + number * step_ + i));
+            before += each[i];
+          }
+          break;
+        }
+        rest -= all;
       }
     }
     sync();
+  }
+  // The sum of what the lanes before this one have.
+  static __device__ __noinline__ uint64_t before_lane(uint64_t mine) {
+    uint64_t sum = mine;
+    KERNELS_UNROLL
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
+      if ((threadIdx.x & 31) >= distance) sum += other;
+    }
+    return sum - mine;
   }
   static __device__ __forceinline__ Pack<float, N> nothing() {
     Pack<float, N> x;
@@ -495,13 +534,7 @@ class SampleRow : public SampleRanges<Source, N> {
   }
   template <class V>
   __device__ __noinline__ void find(const V& all, uint64_t target) const {
-    const auto pack = [this](int number, int col) {
-      if (number >= packs_) return this->nothing();
-      Pack<float, N> x = values_of(fetch_at(col), col);
-      KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) x.v[i] = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, times_listed(col + i)) : x.v[i];
-      return x;
-    };
+    const auto pack = [this](int, int, int col) { return adjusted_pack(col); };
     this->find_by(target, pack, [&all](float x, int id) { return mass_left(all, key_of(x), uint32_t(id)); });
   }
 
@@ -538,6 +571,13 @@ class SampleRow : public SampleRanges<Source, N> {
         if (!more) break;
       }
     }
+  }
+  __device__ __noinline__ Pack<float, N> adjusted_pack(int col) const {
+    if (col >= vocabulary_) return this->nothing();
+    Pack<float, N> x = values_of(fetch_at(col), col);
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) x.v[i] = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, times_listed(col + i)) : x.v[i];
+    return x;
   }
   template <class V>
   static __device__ __noinline__ uint64_t mass_left(const V& what, uint32_t key, uint32_t id) { return what.mass_left(key, id); }
@@ -620,18 +660,20 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
       for (int i = 0; i < N; ++i) all += mass(x.v[i], col + i);
     };
     KERNELS_ROLLED
-    for (int number = 0; number < kept_; ++number) add(kept(number), first_ + number * step_, number);
-    if (kept_ < of_warp_) this->template each_pack<1>(kept_, add);
+    for (int number = 0; number < kept_; ++number) add(kept(number, int(threadIdx.x)), first_ + number * step_, number);
+    if (kept_ < of_warp_) this->template each_pack<2>(kept_, add);
     return this->sum_of_row(all);
   }
   template <class V>
   __device__ __forceinline__ void find(const V& what, uint64_t target) const {
-    const auto pack = [this](int number, int col) { return number < kept_ ? kept(number) : number < packs_ ? values_of(fetch_at(col), col) : this->nothing(); };
+    const auto pack = [this](int number, int thread, int col) {
+      return number < kept_ ? kept(number, thread) : col < vocabulary_ ? values_of(fetch_at(col), col) : this->nothing();
+    };
     this->find_by(target, pack, mass_of(what));
   }
 
  private:
-  using Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at, Ranges::values_of, Ranges::room_, Ranges::of_warp_;
+  using Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at, Ranges::values_of, Ranges::room_, Ranges::of_warp_;
 
   // What Visit::mass_left() says of such rows, in few instructions.
   template <class V>
@@ -652,15 +694,15 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
   struct alignas(kWidth * sizeof(float)) Part {
     float v[kWidth];
   };
-  static __device__ __forceinline__ Part& part(int number, int i) {
+  static __device__ __forceinline__ Part& part(int number, int i, int thread) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    return reinterpret_cast<Part*>(dynamic_shared + kSampleRoom)[(number * kParts + i) * kSampleThreads + int(threadIdx.x)];
+    return reinterpret_cast<Part*>(dynamic_shared + kSampleRoom)[(number * kParts + i) * kSampleThreads + thread];
   }
-  static __device__ __forceinline__ Pack<float, N> kept(int number) {
+  static __device__ __forceinline__ Pack<float, N> kept(int number, int thread) {
     Pack<float, N> x;
     KERNELS_UNROLL
     for (int i = 0; i < kParts; ++i) {
-      const Part some = part(number, i);
+      const Part some = part(number, i, thread);
       KERNELS_UNROLL
       for (int j = 0; j < kWidth; ++j) x.v[i * kWidth + j] = some.v[j];
     }
@@ -672,7 +714,7 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
       Part some;
       KERNELS_UNROLL
       for (int j = 0; j < kWidth; ++j) some.v[j] = x.v[i * kWidth + j];
-      part(number, i) = some;
+      part(number, i, int(threadIdx.x)) = some;
     }
   }
 
@@ -943,14 +985,14 @@ struct SampleBody {
     const int32_t top_k = p.options.top_k.at(row);
     return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
   }
-  // Functions of their own, so that what they need is no burden for rows that are done without.
-  static __device__ __noinline__ void drawn(const Params& p, int64_t row, int rank, int blocks) {
+  static __device__ __forceinline__ void drawn(const Params& p, int64_t row, int rank, int blocks) {
     if constexpr (P::kOnlyDraws) {
       DrawOfRow<P, N> one(p, row, rank, blocks);
       one.draw(p, row);
       one.sync();  // all have seen what they share
     }
   }
+  // A function of its own, so that what it needs is no burden for rows that are done without.
   static __device__ __noinline__ void wholly(const Params& p, int64_t row, int rank, int blocks) {
     const SampleRules rules = p.rules(row);
     Row one(p.source, p.options, rules, row, int(p.vocabulary), rank, blocks);
@@ -970,17 +1012,15 @@ Status start_sample(const Exec& ex, const P& problem) {
   const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0;
   how.shared = kSampleRoom + (problem.options.previous.p != nullptr ? Body::kCounts : P::kOnlyDraws ? greater(sizeof(LargestRoom), kept) : 0);
   if (newer) {
-    // As many blocks for a row as leave room for all rows at the same time, but up to 4 for a row that is kept. 16 are an option of the
-    // hardware.
+    // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
     for (int cluster = 16; cluster > 1; cluster /= 2) {
-      const bool keeps = of_all && cluster <= 4 && problem.vocabulary * int64_t(sizeof(float)) > cluster / 2 * int64_t(kept);
-      if (room < cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock || (problem.rows > room / cluster && !keeps)) continue;
+      if (problem.rows > room / cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock) continue;
       Launch larger = how;
       larger.cluster = cluster;
       larger.grid.x = unsigned(cluster);
       int64_t clusters = 0;
-      if (!resident_clusters<Body>(ex, larger, clusters).ok() || clusters < (keeps ? 1 : problem.rows)) continue;
+      if (!resident_clusters<Body>(ex, larger, clusters).ok() || clusters < problem.rows) continue;
       how.cluster = cluster;
       break;
     }
