@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning as the first and only thing in a file, twice included, as
-# C++17, and the .h files that users include as C++20 too; all together do so as both, for each instruction set, with and without the
-# CUDA headers. With nvcc these are the .cuh files and the doors of the CPU, which a .cu file may include too, otherwise the .h files.
+# headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning as the first thing in a file, twice included, as C++17, and the
+# .h files that users include as C++20 too; all together do so as both, for each instruction set, with and without the CUDA headers. With
+# nvcc these are the .cuh files and the doors of the CPU, which a .cu file may include too, otherwise the .h files. A header that begins
+# with another one compiles for both.
 set -euo pipefail
 compiler=$1 include_dir=$2
 
@@ -9,6 +10,25 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0 checked=0
 standards_of() { if [[ $1 != kernels/*/* || $1 == kernels/cpu/* && $1 != */detail/* ]]; then echo 17 20; else echo 17; fi; }
+# The header that a header includes before it says anything else, if it does.
+first_of() {
+  local included
+  included=$(sed -nE '/^ *(\/\/.*|#pragma once)?$/d; s/^#include "(.*)"$/\1/p; q' "$include_dir/$1")
+  [[ -z $included ]] || realpath -ms --relative-to="$include_dir" "$(dirname "$include_dir/$1")/$included"
+}
+# alone_as STANDARD HEADER...: those of the headers that no other one begins with.
+alone_as() {
+  local standard=$1 header
+  shift
+  local -A begun=()
+  for header in "$@"; do
+    [[ " $(standards_of "$header") " != *" $standard "* || -z ${first[$header]} ]] || begun[${first[$header]}]=yes
+  done
+  for header in "$@"; do
+    [[ " $(standards_of "$header") " != *" $standard "* || -n ${begun[$header]:-} ]] || echo "$header"
+  done
+}
+declare -A first=()
 try() {  # try WHAT COMMAND...
   local what=$1
   shift
@@ -20,7 +40,8 @@ if [[ $(basename "$compiler") == nvcc* ]]; then
   mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.cuh' -o -path 'kernels/cpu/*' ! -path '*/detail/*' -name '*.h' | sort)
   front_end=$(dirname "${BASH_SOURCE[0]}")/front_end.sh
   flags=(-arch=sm_80 -I "$include_dir" -Werror all-warnings)
-  for header in "${headers[@]}"; do
+  for header in "${headers[@]}"; do first[$header]=$(first_of "$header"); done
+  for header in $(alone_as 17 "${headers[@]}"); do
     printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cu"
     try "$header" bash "$front_end" "$compiler" -std=c++17 "${flags[@]}" -ptx "$work/alone.cu" -o "$work/out.ptx"
   done
@@ -37,9 +58,10 @@ else
   done < <("$compiler" -E -v -x c++ /dev/null 2>&1 | sed -n '/^#include </,/^End of search/p' | grep '^ /')
   flags=(-I "$include_dir" -Wall -Wextra -Wpedantic -Werror -fsyntax-only)
 
-  for header in "${headers[@]}"; do
-    printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cpp"
-    for standard in $(standards_of "$header"); do
+  for header in "${headers[@]}"; do first[$header]=$(first_of "$header"); done
+  for standard in 17 20; do
+    for header in $(alone_as "$standard" "${headers[@]}"); do
+      printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cpp"
       try "$header, C++$standard" "$compiler" "-std=c++$standard" "${hide_cuda[@]}" "${flags[@]}" "$work/alone.cpp"
     done
   done
