@@ -259,6 +259,12 @@ def report_matmul(cases, context):
         lines.append([op, dtype, f"{m} x {n} x {k}", f"{read:.2f}"] + cells + [f"{2e-6 * m * n * k / ours:.0f}"])
     print("\n".join(aligned(lines)))
 
+    plain = {tuple(key): time_of(case["kernels"]) for (op, *key), case in cases.items() if op in ("gemv", "skinny", "gemm")}
+    steps = [(plain[dtype, m + 1, n, k] / us, f"{dtype}, {n} x {k}, {m + 1} tokens after {m}")
+             for (dtype, m, n, k), us in plain.items() if (dtype, m + 1, n, k) in plain]
+    if steps:
+        print("one token more takes at most {:.2f} times as long: {}".format(*max(steps)))
+
 
 def report_attention(directory):
     """What bench/decode.cu, bench/prefill.cu and bench/attention_peers.py measured: {case: {who: row}} for each op."""
