@@ -59,7 +59,8 @@ bool rows_overflow(int64_t rows, int64_t ld) {
 
 // ---- Sources -------------------------------------------------------------------------------------------------------
 
-// A matrix whose packs begin at any column of its rows, but the first and the last.
+// A matrix whose packs begin at any column of its rows, but the first and the last. Placed, it is one row, from a few bytes before its
+// first column on: then packs, and the words that they lie in, are as far apart in all of it.
 template <class Src, class Dst>
 class LoadAnywhere : public Functor {
  public:
@@ -67,8 +68,17 @@ class LoadAnywhere : public Functor {
   KERNELS_HD LoadAnywhere(const Src* src, int64_t row_stride) : src_(src), ld_(row_stride) {}
 
   template <int N>
+  KERNELS_HD LoadAnywhere placed(int64_t row, int64_t col) const {
+    LoadAnywhere out(src_ + row * ld_, 0);
+    out.behind_ = settled(detail::bytes_behind<N>(out.src_ + col)) & 15;
+    out.src_ = settled(out.src_ - out.behind_ / int(sizeof(Src)));
+    return out;
+  }
+  template <int N>
   KERNELS_HD Packed<Src, N> fetch(int64_t row, int64_t col) const {
-    return read_anywhere<N>(src_ + row * ld_ + col);
+    if (behind_ < 0) return read_anywhere<N>(src_ + row * ld_ + col);
+    if constexpr (N == 1) return read<1, Cache::keep>(src_ + behind_ / int(sizeof(Src)) + col);
+    else return read_behind<N>(src_ + col, behind_);
   }
   template <int N>
   KERNELS_HD Pack<Dst, N> resolve(const Packed<Src, N>& fetched, int64_t, int64_t) const {
@@ -78,6 +88,7 @@ class LoadAnywhere : public Functor {
  private:
   const Src* src_;
   int64_t ld_;
+  int behind_ = -1;  // where packs lie between multiples of their unit, if that is known
 };
 
 // A matrix of Src, computed on as Dst.
@@ -109,6 +120,8 @@ class DirectLoad : public Functor {
   LoadAnywhere<Src, Dst> any_column() const { return {src_, ld_}; }
   DirectLoad leading() const { return {src_, ld_}; }
   KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
+  template <int N>
+  KERNELS_HD DirectLoad placed(int64_t row, int64_t) const { return {settled(at(row, 0)), 0}; }
   KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);
@@ -376,6 +389,8 @@ class Binary : public Functor {
   Status check(int64_t rows, int64_t cols) const { return detail::check_of(source_, rows, cols); }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(source_)); }
+  template <int N>
+  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(source_, row, col)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
@@ -439,6 +454,8 @@ class Affine : public Functor {
   }
   static constexpr bool takes_any_column = detail::takes_any_column<Gamma>() && detail::takes_any_column<Beta>();
   auto any_column() const { return with(detail::any_column(gamma_), detail::any_column(beta_)); }
+  template <int N>
+  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(gamma_, row, col), detail::placed<N>(beta_, row, col)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
@@ -501,21 +518,36 @@ struct Identity : Functor {
 
 // ---- Sinks, and tee ------------------------------------------------------------------------------------------------
 
+template <class Src, class Dst>
+class DirectStore;
+
 // A matrix whose packs begin at any column.
 template <class Dst>
 class StoreAnywhere : public Functor {
  public:
   static constexpr Role role = Role::sink;
-  StoreAnywhere(Dst* dst, int64_t row_stride) : dst_(dst), ld_(row_stride) {}
+  KERNELS_HD StoreAnywhere(Dst* dst, int64_t row_stride) : dst_(dst), ld_(row_stride) {}
 
+  template <int N>
+  KERNELS_HD StoreAnywhere placed(int64_t row, int64_t col) const {
+    StoreAnywhere out(settled(dst_ + row * ld_), 0);
+    out.behind_ = settled(detail::bytes_behind<N>(out.dst_ + col)) & 15;
+    return out;
+  }
+  // Whether packs need not be cut, and the same functor for those.
+  KERNELS_HD bool is_whole() const { return behind_ == 0; }
+  KERNELS_HD DirectStore<compute_t<Dst>, Dst> whole() const { return {dst_, ld_}; }
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
-    write_anywhere(dst_ + row * ld_ + col, convert<Dst>(v));
+    Dst* to = dst_ + row * ld_ + col;
+    if (behind_ < 0) write_anywhere(to, convert<Dst>(v));
+    else write_behind(to, convert<Dst>(v), behind_);
   }
 
  private:
   Dst* dst_;
   int64_t ld_;
+  int behind_ = -1;  // as in LoadAnywhere
 };
 
 // A matrix of Dst, given values of Src.
@@ -545,6 +577,10 @@ class DirectStore : public Functor {
   template <int N, class C>
   KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
     write<N>(dst_ + row * ld_ + col, convert<Dst>(v), past_cache_);
+  }
+  template <int N, class C>
+  KERNELS_HD void store_if(bool there, const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write_if(there, dst_ + row * ld_ + col, convert<Dst>(v));
   }
 
  protected:
@@ -776,6 +812,8 @@ class MappedSource : public Functor {
   static constexpr bool takes_any_column = detail::takes_any_column<S>() && detail::takes_any_column<M>(), leads = detail::leads<S>();
   auto any_column() const { return with(detail::any_column(source_), detail::any_column(map_)); }
   auto leading() const { return with(detail::leading(source_), detail::any_column(map_)); }
+  template <int N>
+  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(source_, row, col), detail::placed<N>(map_, row, col)); }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
@@ -826,6 +864,8 @@ class MapChain : public Functor {
     const auto second = detail::any_column(second_);
     return MapChain<std::decay_t<decltype(first)>, std::decay_t<decltype(second)>>(first, second);
   }
+  template <int N>
+  KERNELS_HD MapChain placed(int64_t row, int64_t col) const { return {detail::placed<N>(first_, row, col), detail::placed<N>(second_, row, col)}; }
   void set_past_cache(bool past) {
     detail::set_past_cache(first_, past);
     detail::set_past_cache(second_, past);
@@ -857,7 +897,7 @@ template <class M, class S>
 class MappedSink : public Functor {
  public:
   static constexpr Role role = detail::role_of<S>();
-  MappedSink(M map, S sink) : map_(map), sink_(sink) {}
+  KERNELS_HD MappedSink(M map, S sink) : map_(map), sink_(sink) {}
 
   static constexpr int widest = detail::widest_of<M>() < detail::widest_of<S>() ? detail::widest_of<M>() : detail::widest_of<S>();
   int max_pack() const { return lesser(detail::max_pack_of(map_), detail::max_pack_of(sink_)); }
@@ -871,6 +911,8 @@ class MappedSink : public Functor {
     const auto sink = detail::any_column(sink_);
     return MappedSink<std::decay_t<decltype(map)>, std::decay_t<decltype(sink)>>(map, sink);
   }
+  template <int N>
+  KERNELS_HD MappedSink placed(int64_t row, int64_t col) const { return {detail::placed<N>(map_, row, col), detail::placed<N>(sink_, row, col)}; }
   void set_past_cache(bool past) {
     detail::set_past_cache(map_, past);
     detail::set_past_cache(sink_, past);

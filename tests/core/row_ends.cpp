@@ -134,6 +134,23 @@ void anywhere(test::Tally& t) {
 
 }  // namespace
 
+TEST_CASE("row ends: a placed sink knows whether its packs are whole, and writes them if they are there") {
+  alignas(16) float y[64] = {};
+  const auto sink = k::detail::any_column(k::store(y, 21));
+  for (int64_t r = 0; r < 3; ++r) {
+    for (int64_t col = 0; col < 8; ++col) {
+      const auto here = sink.placed<4>(r, col);
+      REQUIRE(here.is_whole() == ((r * 21 + col) % 4 == 0));
+      if (!here.is_whole()) continue;
+      for (const bool there : {false, true}) {
+        k::detail::put_if(there, here.whole(), k::Pack<float, 4>{{1, 2, 3, 4}}, r, col);
+        for (int i = 0; i < 4; ++i) CHECK(y[r * 21 + col + i] == (there ? float(i + 1) : 0.f));
+      }
+      std::fill(y, y + 64, 0.f);
+    }
+  }
+}
+
 TEST_CASE("row ends: packs at any address") {
   test::Tally t;
   anywhere<int8_t, 1>(t), anywhere<int8_t, 2>(t), anywhere<int8_t, 4>(t), anywhere<int8_t, 8>(t);
@@ -187,7 +204,8 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
   test::Tally t;
   constexpr int N = 4;
   for (const int64_t cols : {1, 9, 14, 15, 16, 40, 101}) {
-    for (int shift = 0; shift < 4; ++shift) {
+    for (int shift = 0; shift < 8; ++shift) {
+      const bool placed = shift >= 4;
       for (const int64_t gap : {0, 1, 3}) {
         const int64_t rows = 5, ld = cols + gap;
         test::Guarded<float> x(rows, cols, ld, shift, test::Poison::nan), bias(1, cols, cols, 1, test::Poison::nan), res(rows, cols, cols + 2, 3, test::Poison::nan);
@@ -199,11 +217,13 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
         }
         x.upload(), bias.upload(), res.upload();
         const auto drop = k::dropout(0.3, 11, 5, ld) | k::dropout(0.5, k::load(res.data(), res.ld()));
-        const auto source = k::detail::leading(k::load(x.data(), ld) | k::add(bias.data()) | (k::add(k::load(res.data(), res.ld())) | k::tee(kept.data(), ld)));
-        const auto sink = k::detail::any_column(k::affine(k::one_plus(bias.data())) | k::both(k::scale(1) | k::store(y.data(), ld), k::store(y.data(), ld)));
-        const auto again = k::detail::second_pass(source);
+        const auto whole_source = k::detail::leading(k::load(x.data(), ld) | k::add(bias.data()) | (k::add(k::load(res.data(), res.ld())) | k::tee(kept.data(), ld)));
+        const auto whole_sink = k::detail::any_column(k::affine(k::one_plus(bias.data())) | k::both(k::scale(1) | k::store(y.data(), ld), k::store(y.data(), ld)));
         for (int64_t r = 0; r < rows; ++r) {
           const RowEnds row(uint32_t(reinterpret_cast<uintptr_t>(x.data()) / 4 + uint64_t(ld) * uint64_t(r)), N, int(cols));
+          const auto source = placed ? k::detail::placed<N>(whole_source, r, row.head) : whole_source;
+          const auto sink = placed ? k::detail::placed<N>(whole_sink, r, row.head) : whole_sink;
+          const auto again = k::detail::second_pass(source);
           const auto visit = [&](auto width, int64_t col) {
             constexpr int n = decltype(width)::value;
             const auto v = k::detail::resolve(source, k::detail::fetch<n>(source, r, col), r, col);

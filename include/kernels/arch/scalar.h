@@ -57,6 +57,12 @@ __device__ __forceinline__ T* opaque(T* p) {
   return static_cast<T*>(__cvta_global_to_generic(address));
 }
 
+// Stores 16 bytes that are not kept in the cache, or does nothing: without a branch, so that what is around it stays in one piece.
+__device__ __forceinline__ void store_if(bool there, void* to, ::uint4 value) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.s32 p, %0, 0;\n @p st.global.cs.v4.u32 [%1], {%2, %3, %4, %5};\n}" ::"r"(int(there)),
+               "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+}
+
 // threadIdx.x, read where this stands: the compiler would rather keep it, and all that it computes from it, from row to row.
 __device__ __forceinline__ int thread_here() {
   int x;

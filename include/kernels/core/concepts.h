@@ -31,6 +31,10 @@
 //   any_column()                    the same functor for such packs, which never are the first or the last N - 1 columns of a row;
 //                                   without it, it is that already. A class with it says its own name, `using Itself = ...`: what is
 //                                   derived from it may be another thing
+//   placed<N>(row, col)             the same functor for one row and packs of N at column `col` and at multiples of N from there, and for
+//                                   single elements: what these have in common is found out once. Without it, it is that already
+//   whole(), is_whole()             of a Sink: the same, if is_whole(), for packs that need not be cut to be written
+//   store_if(there, v, row, col)    of a Sink: store(), or nothing, without a branch
 //   Status check(rows, cols)        what is wrong with the arguments
 //   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair stand side by side: it takes packs of 2
 //                                   or more at even columns, and is for products and norm_heads() alone (rope.h)
@@ -100,6 +104,9 @@ KERNELS_DETECT(has_widest, F::widest)
 KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
 KERNELS_DETECT(has_takes_any_column, F::takes_any_column)
 KERNELS_DETECT(has_any_column, std::declval<const F&>().any_column())
+KERNELS_DETECT(has_placed, std::declval<const F&>().template placed<1>(kAny, kAny))
+KERNELS_DETECT(has_whole, std::declval<const F&>().whole())
+KERNELS_DETECT(has_store_if, std::declval<const F&>().store_if(true, Pack<float, 1>(), kAny, kAny))
 KERNELS_DETECT(has_leading, std::declval<const F&>().leading())
 KERNELS_DETECT(has_itself, std::declval<typename F::Itself>())
 KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
@@ -409,6 +416,15 @@ KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col
   }
 }
 
+// The same, or nothing: for engines that have no branch around a pack.
+template <class S, class C, int N>
+KERNELS_HD void put_if(std::true_type, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) { put(sink, v, row, col); }
+template <class S, class C, int N>
+KERNELS_HD void put_if(bool there, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
+  if constexpr (has_store_if<S>::value) sink.store_if(there, v, row, col);
+  else if (there) put(sink, v, row, col);
+}
+
 // What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their values are ready
 // ask for it then.
 template <int N, class S>
@@ -469,6 +485,11 @@ constexpr bool takes_any_column() {
 template <class F>
 auto any_column(const F& f) {
   if constexpr (has_any_column<F>::value) return f.any_column();
+  else return f;
+}
+template <int N, class F>
+KERNELS_HD F placed(const F& f, int64_t row, int64_t col) {
+  if constexpr (has_placed<F>::value) return f.template placed<N>(row, col);
   else return f;
 }
 // Whether rows can be cut where the packs of this source are aligned: then these are read as they are, and other functors adapt.

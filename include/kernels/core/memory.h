@@ -93,9 +93,9 @@ class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * si
   Word words[N * sizeof(T) / sizeof(Word)];
 };
 
-// An address that is computed here, once, and not wherever it is used.
+// An address or a number that is computed here, once, and not wherever it is used.
 template <class T>
-KERNELS_HD T* settled(T* p) {
+KERNELS_HD T settled(T p) {
 #if defined(KERNELS_DEVICE_CODE)
   return arch::opaque(p);
 #else
@@ -152,6 +152,19 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
 #endif
 }
 
+// Writes a pack, or does nothing.
+template <int N, class T>
+KERNELS_HD void write_if(bool there, T* to, const Pack<T, N>& pack) {
+#if defined(KERNELS_DEVICE_CODE)
+  if constexpr (N * sizeof(T) == 16) {
+    ::uint4 value;
+    memcpy(&value, pack.v, sizeof(value));
+    return arch::store_if(there, to, value);
+  }
+#endif
+  if (there) write<N>(to, pack);
+}
+
 namespace detail {
 
 // Words, taken from byte `bytes` on, fewer than 16: whole words move by way of a choice, as `bytes` is only known at run time.
@@ -171,13 +184,49 @@ KERNELS_HD void drop_bytes(uint32_t (&words)[kWords], int bytes) {
   }
 }
 
-// Writes in pieces as wide as the address allows, of kUnit bytes at most.
-template <int N, int kUnit, class T>
-KERNELS_HD void write_pieces(T* to, const Pack<T, N>& pack) {
-  if constexpr (kUnit > int(sizeof(T))) {
-    if (reinterpret_cast<uintptr_t>(to) % kUnit != 0) return write_pieces<N, kUnit / 2>(to, pack);
+// The unit in which a pack of N elements of T moves.
+template <int N, class T>
+constexpr int unit_bytes = N * int(sizeof(T)) < 16 ? N * int(sizeof(T)) : 16;
+
+// How many bytes an address lies behind a multiple of the unit of such packs.
+template <int N, class T>
+KERNELS_HD int bytes_behind(const T* p) { return int(reinterpret_cast<uintptr_t>(p) % unit_bytes<N, T>); }
+
+}  // namespace detail
+
+// A pack that lies `behind` bytes behind an address that is aligned for it, fewer than its unit has. What is read is all of the aligned
+// words that hold some of it.
+template <int N, class T>
+KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
+  constexpr int bytes = N * int(sizeof(T)), unit = detail::unit_bytes<N, T>, step = unit / int(sizeof(T));
+  Packed<T, N> out;
+  if constexpr (N > 1 && unit >= 4) {
+    constexpr int words = (bytes + unit) / 4, mine = bytes / 4;
+    uint32_t all[words];
+    const auto low = read<N, Cache::keep>(aligned);
+    const auto high = read<step, Cache::keep>(aligned + (behind != 0 ? N : N - step));  // the next words need not be readable
+    KERNELS_UNROLL
+    for (int i = 0; i < words; ++i) all[i] = i < mine ? low.words[i < mine ? i : 0] : high.words[i < mine ? 0 : i - mine];
+    detail::drop_bytes(all, behind);
+    KERNELS_UNROLL
+    for (int i = 0; i < mine; ++i) out.words[i] = all[i];
+  } else {
+    Pack<T, N> single;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) single.v[i] = read<1, Cache::keep>(aligned + behind / int(sizeof(T)) + i).unpack().v[0];
+    detail::copy_bytes<bytes>(out.words, single.v);
   }
-  constexpr int step = kUnit / int(sizeof(T));
+  return out;
+}
+
+// Writes a pack to an address that lies `behind` bytes behind one that is aligned for it, in pieces of kUnit bytes at most.
+template <int N, int kUnit = 0, class T>
+KERNELS_HD void write_behind(T* to, const Pack<T, N>& pack, int behind) {
+  constexpr int unit = kUnit > 0 ? kUnit : detail::unit_bytes<N, T>;
+  if constexpr (unit > int(sizeof(T))) {
+    if (behind % unit != 0) return write_behind<N, unit / 2>(to, pack, behind);
+  }
+  constexpr int step = unit / int(sizeof(T));
   KERNELS_UNROLL
   for (int i = 0; i < N; i += step) {
     Pack<T, step> piece;
@@ -187,38 +236,14 @@ KERNELS_HD void write_pieces(T* to, const Pack<T, N>& pack) {
   }
 }
 
-}  // namespace detail
-
-// A pack at an address that is aligned for its elements alone, and one that is written there. What is read is all of the aligned words
-// that hold some of it: N - 1 elements on either side of it must be readable, too.
+// The same for any address: N - 1 elements on either side of what is read must be readable, too.
 template <int N, class T>
 KERNELS_HD Packed<T, N> read_anywhere(const T* from) {
-  constexpr int bytes = N * int(sizeof(T)), unit = bytes < 16 ? bytes : 16, step = unit / int(sizeof(T));
-  Packed<T, N> out;
-  if constexpr (N > 1 && unit >= 4) {
-    const int before = int(reinterpret_cast<uintptr_t>(from) % unit), last = int(reinterpret_cast<uintptr_t>(from + (N - 1)) % unit);
-    const auto low = read<N, Cache::keep>(from - before / int(sizeof(T)));
-    const auto high = read<step, Cache::keep>(from + (N - 1) - last / int(sizeof(T)));  // where it is aligned, again
-    constexpr int words = (bytes + unit) / 4, mine = bytes / 4;
-    uint32_t all[words];
-    KERNELS_UNROLL
-    for (int i = 0; i < words; ++i) all[i] = i < mine ? low.words[i < mine ? i : 0] : high.words[i < mine ? 0 : i - mine];
-    detail::drop_bytes(all, before);
-    KERNELS_UNROLL
-    for (int i = 0; i < mine; ++i) out.words[i] = all[i];
-  } else {
-    Pack<T, N> single;
-    KERNELS_UNROLL
-    for (int i = 0; i < N; ++i) single.v[i] = read<1, Cache::keep>(from + i).unpack().v[0];
-    detail::copy_bytes<bytes>(out.words, single.v);
-  }
-  return out;
+  const int behind = detail::bytes_behind<N>(from);
+  return read_behind<N>(from - behind / int(sizeof(T)), behind);
 }
 template <int N, class T>
-KERNELS_HD void write_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int bytes = N * int(sizeof(T));
-  detail::write_pieces<N, bytes < 16 ? bytes : 16>(to, pack);
-}
+KERNELS_HD void write_anywhere(T* to, const Pack<T, N>& pack) { write_behind(to, pack, detail::bytes_behind<N>(to)); }
 
 // On the host: whether `count` elements fill cache lines, and how many elements lie between an address and the next line.
 constexpr int kLineBytes = 64;

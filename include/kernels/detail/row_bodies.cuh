@@ -39,6 +39,12 @@ struct RowProblem {
   int64_t rows;
   int64_t cols;
   Count<C> columns;  // of a row, for the ops
+
+  // One row of it, for a thread whose packs begin at column `col`.
+  template <int N>
+  __device__ __forceinline__ RowProblem placed(int64_t row, int col) const {
+    return {op, detail::placed<N>(source, row, col), detail::placed<N>(sink, row, col), rows, cols, columns};
+  }
 };
 
 // What a sink keeps per row, or nothing.
@@ -74,9 +80,23 @@ constexpr bool repeatable = !has_effects<Source> && !loaded_once<Source>;
 template <int kCount>
 struct Run {
   static constexpr int count = kCount;
+  static constexpr bool whole = true;
   int first, stride;
 
   __device__ __forceinline__ int col(int k) const { return first + k * stride; }
+  __device__ __forceinline__ constexpr bool has(int) const { return true; }
+};
+
+// kCount packs of which those before `end` lie in the row, the first one in any case. In place of the others stands the `last` one
+// before it, which does no harm to what only reads: so there is no question around a pack here either, but around what comes of it.
+template <int kCount>
+struct PartRun {
+  static constexpr int count = kCount;
+  static constexpr bool whole = false;
+  int first, stride, end, last;
+
+  __device__ __forceinline__ int col(int k) const { return k == 0 ? first : lesser(first + k * stride, last); }
+  __device__ __forceinline__ bool has(int k) const { return k == 0 || first + k * stride < end; }
 };
 
 // Splits the packs at first, first + stride, ... before `end` into runs of K, then K / 2, K / 4 ... : f(run).
@@ -84,6 +104,15 @@ template <int K, class F>
 __device__ __forceinline__ void each_run(int first, int stride, int end, F f) {
   for (; first + (K - 1) * stride < end; first += K * stride) f(Run<K>{first, stride});
   if constexpr (K > 1) each_run<K / 2>(first, stride, end, f);
+}
+
+// The same for a lane of a warp whose lanes have their packs side by side: whole runs while all lanes have them, and one run of what is
+// left. Lanes never go different ways around a run then.
+template <int N, int K, class F>
+__device__ __forceinline__ void each_run_of_warp(int first, int lane, int end, F f) {
+  constexpr int stride = 32 * N;
+  for (; first + (31 - lane) * N + (K - 1) * stride < end; first += K * stride) f(Run<K>{first, stride});
+  if (first < end) f(PartRun<K>{first, stride, end, end - N});
 }
 
 // Of packs that are all there.
@@ -98,6 +127,27 @@ __device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Sou
   for (int k = 0; k < At::count; ++k) fetched[k] = fetch<N>(source, row, at.col(k));
 }
 
+// Of packs that are all read, and of which some do not count.
+template <class At>
+struct Chosen {
+  const At& at;
+  __device__ __forceinline__ bool operator()(int k) const { return at.has(k); }
+};
+template <class Has>
+struct IsChosen : std::false_type {};
+template <class At>
+struct IsChosen<Chosen<At>> : std::true_type {};
+
+template <class C>
+__device__ __forceinline__ C choose(bool yes, C a, C b) { return yes ? a : b; }
+template <class C, int N>
+__device__ __forceinline__ Pack<C, N> choose(bool yes, const Pack<C, N>& a, const Pack<C, N>& b) {
+  Pack<C, N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) out.v[i] = yes ? a.v[i] : b.v[i];
+  return out;
+}
+
 // Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what stands there is finite.
 template <class C, int N, int kPacks, class Has>
 struct Taken {
@@ -108,7 +158,8 @@ struct Taken {
   __device__ __forceinline__ A fold(A folded, F f) const {
     KERNELS_UNROLL
     for (int k = 0; k < kPacks; ++k) {
-      if (has(k)) folded = f(folded, values[k]);
+      if constexpr (IsChosen<Has>::value) folded = choose(has(k), f(folded, values[k]), folded);
+      else if (has(k)) folded = f(folded, values[k]);
     }
     return folded;
   }
@@ -143,7 +194,8 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
                                          Pack<C, N>* values, int64_t row, const At& at) {
   KERNELS_UNROLL
   for (int k = 0; k < At::count; ++k) values[k] = resolve(source, fetched[k], row, at.col(k));
-  take_packs<At::count>(op, running, values, Always{});
+  if constexpr (At::whole) take_packs<At::count>(op, running, values, Always{});
+  else take_packs<At::count>(op, running, values, Chosen<At>{at});
 }
 
 // ---- the second half of every body: from the state of the row to the sink ------------------------------------------
@@ -151,7 +203,7 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
 template <class P, int N>
 using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>(), kAny, kAny));
 
-// f(pack, operands, column) for a run whose packs value(k) gives. What the sink's maps read for a pack is asked for while the
+// f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a pack is asked for while the
 // pack before it is worked on: a store in between would keep the compiler from doing so.
 template <int N, class P, class At, class Value, class F>
 __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, const Value& value, const F& f) {
@@ -163,13 +215,16 @@ __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, 
   for (int k = 0; k < At::count; ++k) {
     if constexpr (!ahead) operands[k % 2] = fetch_operands<N>(map, row, at.col(k));
     else if (k + 1 < At::count) operands[(k + 1) % 2] = fetch_operands<N>(map, row, at.col(k + 1));
-    f(value(k), operands[k % 2], at.col(k));
+    if constexpr (At::whole) f(value(k), operands[k % 2], at.col(k), std::true_type());
+    else if constexpr (!P::row_sink && !has_effects<typename P::Map>) f(value(k), operands[k % 2], at.col(k), at.has(k));
+    else if (at.has(k)) f(value(k), operands[k % 2], at.col(k), std::true_type());
   }
 }
 
-// visit(f) calls f(pack, what the sink's maps read for it, column) for every pack of the thread, centered on `local`, and
-// again whenever it is asked to.
-template <class P, class Local, class State, class Visit, class Reduce>
+// visit(f) calls f(pack, what the sink's maps read for it, column, whether it is there) for every pack of the thread, centered on `local`, and
+// again whenever it is asked to; visit(f, true_type) one pack after the other, as they are cut when they are written: then there are
+// branches around every pack, and more at a time gain nothing. kCuts: whether a body has both.
+template <bool kCuts = false, class P, class Local, class State, class Visit, class Reduce>
 __device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
                                            const Visit& visit, const Reduce& reduce) {
   const auto& map = sink_map(p.sink);
@@ -178,17 +233,24 @@ __device__ __forceinline__ void finish_row(const P& p, const Local& local, const
   const auto linear = p.op.linear(local, result);
   if constexpr (P::row_sink) {
     typename P::End::State sink_state;
-    visit([&](const auto& x, const auto& operands, int col) {
+    visit([&](const auto& x, const auto& operands, int col, auto) {
       sink.accumulate(sink_state, apply_map(without_effects(map), linear(x), operands, row, col), x.size);
-    });
+    }, std::false_type());
     sink_state = reduce(sink, sink_state);
     if (leader) sink.write_row(sink_state, row);
     const auto sink_result = sink.finish(sink_state);
-    visit([&](const auto& x, const auto& operands, int col) {
+    visit([&](const auto& x, const auto& operands, int col, auto) {
       sink.store(apply_map(map, linear(x), operands, row, col), sink_result, row, col);
-    });
+    }, std::false_type());
   } else {
-    visit([&](const auto& x, const auto& operands, int col) { put(sink, apply_map(map, linear(x), operands, row, col), row, col); });
+    const auto write = [&](const auto& to, auto cut) {
+      visit([&](const auto& x, const auto& operands, int col, auto there) {
+        put_if(there, to, apply_map(map, linear(x), operands, row, col), row, col);
+      }, cut);
+    };
+    if constexpr (!kCuts || !has_whole<typename P::End>::value) write(sink, std::false_type());
+    else if (sink.is_whole()) write(sink.whole(), std::false_type());
+    else write(sink, std::true_type());
   }
   if (leader) p.op.write_row(result, row);
 }
@@ -247,7 +309,7 @@ class Edge {
   // f(pack, operands, column), of center(pack).
   template <class Center, class F>
   __device__ __forceinline__ void show(const P& p, int64_t row, const Center& center, const F& f) const {
-    if (there_) f(center(value_), fetch_operands<1>(sink_map(p.sink), row, col_), col_);
+    if (there_) f(center(value_), fetch_operands<1>(sink_map(p.sink), row, col_), col_, std::true_type());
   }
 
  private:
@@ -339,12 +401,12 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   if constexpr (early) place.each(fetch_early);
   const auto state = reduce(p.op, running);
   const auto centered = [&](int k) { return late ? p.op.center(values[k], state) : values[k]; };
-  const auto visit = [&](const auto& f) {
+  const auto visit = [&](const auto& f, auto) {
     if (!writes) return;
     place.each([&](const auto& at, int from) {
       if constexpr (early) {
         KERNELS_UNROLL
-        for (int k = 0; k < at.count; ++k) f(centered(from + k), operands[from + k], at.col(k));
+        for (int k = 0; k < at.count; ++k) f(centered(from + k), operands[from + k], at.col(k), std::true_type());
       } else {
         show_run<N>(p, row, at, [&](int k) { return centered(from + k); }, f);
       }
@@ -400,7 +462,7 @@ struct GroupBody {
       const auto reduce = [&](const auto& op, const auto& state) { return op.gather(state, lanes); };
       const auto has = [&](int r) { return mine + r * groups < p.rows; };
       const auto row = [&](int r) { return has(r) ? mine + r * groups : p.rows - 1; };
-      const auto go = [&](const auto& place, auto edge) {
+      const auto go = [&](const P& p, const auto& place, auto edge) {
         Fetched<Source, N> fetched[R][K];
         KERNELS_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -413,9 +475,10 @@ struct GroupBody {
       };
       if constexpr (kEnds) {
         const RowEnds ends(params.phase.at(row(0)), N, int(p.cols));
-        go(Place<K, 0>{ends.head + lane * N, lanes.count() * N, ends.end}, Edge<P, true>(ends, lane));
+        const Place<K, 0> place{ends.head + lane * N, lanes.count() * N, ends.end};
+        go(p.template placed<N>(row(0), place.first), place, Edge<P, true>(ends, lane));
       } else {
-        go(Place<K, kAll ? K : 0>{lane * N, lanes.count() * N, int(p.cols)}, Edge<P, false>());
+        go(p, Place<K, kAll ? K : 0>{lane * N, lanes.count() * N, int(p.cols)}, Edge<P, false>());
       }
     }
   }
@@ -486,7 +549,7 @@ struct StreamBody {
   using C = typename P::C;
   using Source = typename P::Source;
   using Kept = Fetched<Source, N>;
-  static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? 8 : 0));
+  static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::looks_twice ? 8 : 16 : 0));
   static constexpr int max_threads = threads_for(registers);
   struct Params : Phase<kEnds> {
     P problem;
@@ -499,20 +562,23 @@ struct StreamBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ Scratch<P> scratch;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    const P& p = params.problem;
     BlockTeam team(scratch);
-    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns_of(p)); };
+    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns_of(params.problem)); };
     const bool leader = team.rank() == 0 && team.block() == 0;
-    const auto& source = read_twice(p.source);
-    const auto& pure = without_effects(p.source);
-    const auto& again = second_pass(p.source);
 
-    for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
+    for (int64_t row = team.cluster(); row < params.problem.rows; row += team.clusters()) {
       const auto ends = [&] {
-        if constexpr (kEnds) return RowEnds(params.phase.at(row), N, int(p.cols));
-        else return RowEnds::none(int(p.cols));
+        if constexpr (kEnds) return RowEnds(params.phase.at(row), N, int(params.problem.cols));
+        else return RowEnds::none(int(params.problem.cols));
       }();
       const Slice<N> slice(team, params.width, params.warp_width, ends.head, ends.end);
+      decltype(auto) p = [&]() -> decltype(auto) {
+        if constexpr (kEnds) return params.problem.template placed<N>(row, slice.first);
+        else return (params.problem);
+      }();
+      const auto& source = read_twice(p.source);
+      const auto& pure = without_effects(p.source);
+      const auto& again = second_pass(p.source);
       // The last warp of a block has the fewest packs.
       auto edge = [&] {
         if constexpr (kEnds) return Edge<P, true>(ends, team.block() == 0 ? team.rank() - (team.size() - 32) : -1);
@@ -532,6 +598,12 @@ struct StreamBody {
         return first;
       };
 
+      // The packs that do not wait in shared memory. In a warp's last run a lane may read a pack of another: not where reading has effects.
+      const auto each_other = [&](int first, const auto& f) {
+        if constexpr (kEnds && repeatable<Source>) each_run_of_warp<N, K>(first, team.lane(), slice.end, f);
+        else each_run<K>(first, 32 * N, slice.end, f);
+      };
+
       typename P::Op::State running;
       const auto take = [&](const auto& from, const auto& fetched, const auto& at) {
         Pack<C, N> values[at.count];
@@ -545,7 +617,7 @@ struct StreamBody {
         for (int k = 0; k < at.count; ++k) here[k * team.size()] = fetched[k];
         take(p.source, fetched, at);
       });
-      each_run<K>(rest, 32 * N, slice.end, [&](const auto& at) {
+      each_other(rest, [&](const auto& at) {
         Fetched<FirstLook<Source>, N> fetched[at.count];
         fetch_run<N>(fetched, source, row, at);
         take(source, fetched, at);
@@ -553,7 +625,7 @@ struct StreamBody {
       edge.take(p, running, row);
       const auto state = reduce(p.op, running);
 
-      const auto visit = [&](const auto& f) {
+      const auto visit = [&](const auto& f, [[maybe_unused]] auto cut) {
         const auto show = [&](const auto& from, const auto& fetched, const auto& at) {
           show_run<N>(p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
         };
@@ -563,14 +635,16 @@ struct StreamBody {
           for (int k = 0; k < at.count; ++k) fetched[k] = here[k * team.size()];
           show(pure, fetched, at);
         });
-        each_run<K>(rest, 32 * N, slice.end, [&](const auto& at) {
+        const auto read_again = [&](const auto& at) {
           Fetched<SecondLook<Source>, N> fetched[at.count];
           fetch_run<N>(fetched, again, row, at);
           show(again, fetched, at);
-        });
+        };
+        if constexpr (decltype(cut)::value && repeatable<Source>) each_run<1>(rest, 32 * N, slice.end, read_again);
+        else each_other(rest, read_again);
         edge.show(p, row, [&](const auto& value) { return p.op.center(value, state); }, f);
       };
-      finish_row(p, state, state, row, leader, visit, reduce);
+      finish_row<kEnds>(p, state, state, row, leader, visit, reduce);
     }
   }
 };
@@ -643,7 +717,7 @@ struct FinishBody {
       for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
       state = p.op.gather(state, PartLanes<C>(&p.columns));
       const bool leader = threadIdx.x == 0 && piece.begin == 0;
-      const auto visit = [&](const auto& f) {
+      const auto visit = [&](const auto& f, auto) {
         piece.each<N, K>([&](const auto& at) {
           Fetched<SecondLook<typename P::Source>, N> fetched[at.count];
           fetch_run<N>(fetched, again, piece.row, at);
