@@ -42,7 +42,7 @@ void long_rows() {
 int main(int argc, char** argv) {
   for (const int64_t cols : bench::kCols) rmsnorm<k::half>(bench::kRows, cols);
   long_rows<k::half>();
-  for (const int64_t cols : {1000, 1023, 1025, 4097, 50257}) rmsnorm<k::half>(4096, cols);
+  for (const int64_t cols : {1000, 1023, 1024, 1025, 4096, 4097, 50256, 50257}) rmsnorm<k::half>(4096, cols);
   for (const int64_t cols : bench::kCols) rmsnorm<k::bfloat16>(bench::kRows, cols);
   long_rows<k::bfloat16>();
   for (const int64_t cols : {1024, 4096, 16384}) rmsnorm<float>(bench::kRows, cols);

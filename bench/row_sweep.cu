@@ -1,4 +1,4 @@
-// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused] [few|small|large]
+// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused] [few|small|large|odd]
 #include <cmath>
 #include <cstring>
 
@@ -50,7 +50,7 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
   }
   for (int cluster : {1, 2, 4, 8, 16}) {
     if (cluster > 1 && (cluster == 16 || cols < 65536) && rows > 200) continue;
-    for (int threads : {32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
+    for (int threads : {32, 64, 96, 128, 192, 256, 384, 416, 512, 768, 832, 1024}) {
       const double each = double(cols) / cluster / threads;
       if (each < (rows < 200 ? 3 : 12)) continue;
       if (each <= 32) out.push_back({R::registers, threads, cluster});
@@ -112,6 +112,10 @@ int main(int argc, char** argv) {
     return 0;
   }
   const std::string part = argc > 2 ? argv[2] : "";
+  if (part == "odd") {
+    for (int64_t cols : {1023, 1025, 4097, 50257}) run_case<__half>(arena, op, 4096, cols);
+    return 0;
+  }
   for (int64_t cols : {32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768}) {
     if (part == "" || (part == "small") == (cols <= 1536)) run_case<__half>(arena, op, 49152, cols);
   }

@@ -231,7 +231,7 @@ class RowEngine {
     policy.residency = row.residency;
     policy.cluster = row.cluster;
     if (plan.ends) {
-      policy.residency = ends_fit(p_.cols, 32) ? Residency::group : Residency::streamed;
+      policy.residency = in_packs() <= int64_t(tuning::kEndsHeld) * 32 * ends_pack && ends_fit(p_.cols, 32) ? Residency::group : Residency::streamed;
       if (policy.residency == Residency::group) return {};
     }
     if (policy.residency == Residency::group) {
@@ -242,10 +242,11 @@ class RowEngine {
       policy.residency = Residency::registers;
     }
     const int most = max_block(plan.pack, policy.residency, plan.ends);
-    const int64_t each = Problem::Op::looks_twice ? row.packs : row.packs_once;
+    const int64_t each = Problem::Op::looks_twice ? row.packs : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce) : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
-    // Two blocks share a multiprocessor then, of which one reads while the other's threads meet.
-    if (plan.ends && policy.threads > 512) policy.threads = int(round_up(ceil_div(policy.threads, 2), 32));
+    // Two blocks share a multiprocessor then, of which one reads while the other's threads meet; but what the sink reads for every row
+    // would push both rows out of the first-level cache if it is more than one vector.
+    if (plan.ends && policy.threads > 512 && sizeof(Operands<EndsProblem, ends_pack>) <= 16) policy.threads = int(round_up(ceil_div(policy.threads, 2), 32));
     if (policy.residency == Residency::registers && !choose_registers(plan)) policy.residency = Residency::streamed;
     return can_keep(plan);
   }
