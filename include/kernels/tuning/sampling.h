@@ -1,6 +1,7 @@
 // How many blocks share a row of logits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "../core/macros.h"
