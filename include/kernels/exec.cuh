@@ -163,24 +163,27 @@ struct KernelKey {
     return kernel == other.kernel && device == other.device && much_shared == other.much_shared && large_cluster == other.large_cluster;
   }
 };
-// What is kept is its image's architecture.
-using PreparedKernels = Facts<KernelKey, int>;
+// What is kept of its image: the virtual architecture, and the bytes of shared memory that it declares.
+struct KernelImage {
+  int capability = 0, declared_shared = 0;
+};
+using PreparedKernels = Facts<KernelKey, KernelImage>;
 // Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
-KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, int& image) {
+KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, KernelImage& image) {
   cudaFuncAttributes attributes;
   KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, key.kernel)));
-  image = attributes.ptxVersion;
+  image = {attributes.ptxVersion, int(attributes.sharedSizeBytes)};
   if (key.much_shared) {
     DeviceInfo whole;  // not what an Exec leaves of it
     KERNELS_TRY(find_device(key.device, whole));
-    const int most = whole.shared_per_block - int(attributes.sharedSizeBytes);
+    const int most = whole.shared_per_block - image.declared_shared;
     KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)));
   }
   if (key.large_cluster) KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
   return {};
 }
-KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const KernelKey& key, int& image) {
-  if (const int* known = prepared.find(key)) return image = *known, Status{};
+KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const KernelKey& key, KernelImage& image) {
+  if (const KernelImage* known = prepared.find(key)) return image = *known, Status{};
   const CurrentDevice current(key.device);
   KERNELS_TRY(current.status());
   KERNELS_TRY(ask_and_prepare(key, image));
@@ -229,8 +232,8 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   static inline Facts<ClusterKey, int64_t> clusters_of;
 
   static const void* address() { return reinterpret_cast<const void*>(&entry<Body>); }
-  static Status image(const Exec& ex, int& capability) { return prepare(prepared, {address(), ex.device().device, false, false}, capability); }
-  static Status prepare_launch(const Exec& ex, const Launch& how, int& image) {
+  static Status image(const Exec& ex, KernelImage& image) { return prepare(prepared, {address(), ex.device().device, false, false}, image); }
+  static Status prepare_launch(const Exec& ex, const Launch& how, KernelImage& image) {
     if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
     return prepare(prepared, {address(), ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
   }
@@ -238,7 +241,7 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   static Status clusters(const Exec& ex, const Launch& how, int64_t& count) {
     const ClusterKey key{address(), ex.device().device, how.threads, how.cluster, how.shared};
     if (const int64_t* known = clusters_of.find(key)) return count = *known, Status{};
-    int image = 0;
+    KernelImage image;
     KERNELS_TRY(prepare_launch(ex, how, image));
     const CurrentDevice current(key.device);
     KERNELS_TRY(current.status());
@@ -255,11 +258,11 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   static Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
     static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool), "the functors are larger than a kernel's parameter space");
     KERNELS_TRY(ex.status());
-    int image = 0;
+    KernelImage image;
     KERNELS_TRY(prepare_launch(ex, how, image));
     const CurrentDevice current(ex.device().device);
     KERNELS_TRY(current.status());
-    const bool early = ex.programmatic() && ex.device().capability >= 90 && image >= 90;  // code for older GPUs does not wait
+    const bool early = ex.programmatic() && ex.device().capability >= 90 && image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
     return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && ex.constant_weights()));
@@ -269,7 +272,22 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
 // The virtual architecture a kernel's loaded image was compiled for: 80 for sm_80 code, also when the driver translated
 // it for a newer GPU. Tells whether cluster instructions are in it.
 template <class Body>
-Status image_architecture(const Exec& ex, int& capability) { return KernelOf<Body>::image(ex, capability); }
+Status image_architecture(const Exec& ex, int& capability) {
+  KernelImage image;
+  KERNELS_TRY(KernelOf<Body>::image(ex, image));
+  capability = image.capability;
+  return {};
+}
+
+// Whether the loaded image has code for the body, where only some architectures have any, which then declares shared memory. The virtual
+// architecture of sm_90a does not tell it from sm_90.
+template <class Body>
+Status has_code(const Exec& ex, bool& yes) {
+  KernelImage image;
+  KERNELS_TRY(KernelOf<Body>::image(ex, image));
+  yes = image.declared_shared > 0;
+  return {};
+}
 
 template <class Body>
 Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) { return KernelOf<Body>::clusters(ex, how, clusters); }

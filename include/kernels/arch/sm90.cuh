@@ -81,6 +81,13 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
 __device__ __forceinline__ void mbarrier_init_fence() {
   if constexpr (kClusters) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  if constexpr (kClusters) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives, as one of those that the barrier counts, when all that this thread has asked copy_async_16() for is there.
+__device__ __forceinline__ void mbarrier_arrive_copied(uint64_t* barrier) {
+  if constexpr (kClusters) asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
   if constexpr (kClusters) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -123,10 +130,25 @@ __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_bar
   }
 }
 
+// A barrier of some warps of a block, with a number from 1 to 15: sync() waits until `threads` have come to it, arrive() counts and goes on.
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// How many registers a thread of this warpgroup has from here on: what some give back others can have.
+template <int kRegisters>
+__device__ __forceinline__ void fewer_registers() {
+  if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void more_registers() {
+  if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 // A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a multiple of
-// 1024 on, in which chunk i of 16 bytes stands at i ^ (row % 8). 16 columns further is 2 more.
-__device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at) {
-  return uint64_t(at >> 4 & 0x3fffu) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+// 1024 on, in which chunk i of 16 bytes stands at i ^ (row % 8). 16 columns further is 2 more. As a turned operand, whose rows are k, 16
+// rows further is 128 more, and 64 columns further stands `run` bytes behind.
+__device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
+  return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
 // Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by the four warps of
@@ -175,6 +197,67 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #undef KERNELS_FLOATS_64
 #undef KERNELS_FLOATS
 #undef KERNELS_FLOATS_8
+
+// The same with d as mma_16816 has it, for 8 columns side by side, which is added to, or, without `adds`, overwritten. a: a tile of 64 rows
+// in shared memory, or the fragments of mma_16816, of a warp's 16 rows. kTurned: rows of b are k.
+#define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
+#define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
+#define KERNELS_D_128 KERNELS_D_64, KERNELS_D_4(8), KERNELS_D_4(12)
+#define KERNELS_NAMES_64  \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KERNELS_NAMES_128 KERNELS_NAMES_64 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KERNELS_WARPGROUP_MMA(n, type, a_names, b_name, adds_name, turns, ...)                                                              \
+  asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name ", 0;"                                                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KERNELS_NAMES_##n "}, " a_names ", " b_name ", adds, 1, 1" turns ";}" \
+               : KERNELS_D_##n : __VA_ARGS__, "l"(b), "r"(int(adds)));
+#define KERNELS_WARPGROUP_MMA_SHARED(n, type, a_name, b_name, adds_name) KERNELS_WARPGROUP_MMA(n, type, a_name, b_name, adds_name, ", 0, 0", "l"(a))
+#define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
+  KERNELS_WARPGROUP_MMA(n, type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+#define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
+  if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34")                                             \
+  else KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
+template <class T, int kEights>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
+  static_assert(kEights == 8 || kEights == 16, "64 or 128 columns");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
+  if constexpr (kWarpgroupMma) {
+    if constexpr (std::is_same<T, half>::value) {
+      KERNELS_WARPGROUP_MMA_OF("f16")
+    } else {
+      KERNELS_WARPGROUP_MMA_OF("bf16")
+    }
+  }
+}
+#undef KERNELS_WARPGROUP_MMA_OF
+#define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
+  if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_HELD(64, type, "{%32, %33, %34, %35}", "%36", "%37")                              \
+  else KERNELS_WARPGROUP_MMA_HELD(128, type, "{%64, %65, %66, %67}", "%68", "%69")
+template <class T, int kEights>
+__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  static_assert(kEights == 8 || kEights == 16, "64 or 128 columns");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
+  if constexpr (kWarpgroupMma) {
+    if constexpr (std::is_same<T, half>::value) {
+      KERNELS_WARPGROUP_MMA_OF("f16")
+    } else {
+      KERNELS_WARPGROUP_MMA_OF("bf16")
+    }
+  }
+}
+#undef KERNELS_WARPGROUP_MMA_OF
+#undef KERNELS_WARPGROUP_MMA_HELD
+#undef KERNELS_WARPGROUP_MMA_SHARED
+#undef KERNELS_WARPGROUP_MMA
+#undef KERNELS_NAMES_128
+#undef KERNELS_NAMES_64
+#undef KERNELS_D_128
+#undef KERNELS_D_64
+#undef KERNELS_D_4
+#undef KERNELS_D
 __device__ __forceinline__ void warpgroup_fence() {
   if constexpr (kWarpgroupMma) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -191,6 +274,16 @@ template <int N>
 __device__ __forceinline__ void pin(float (&d)[N]) {
   KERNELS_UNROLL
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void pin(uint32_t (&d)[N]) {
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+template <class T, int N>
+__device__ __forceinline__ void pin(T (&d)[N][4]) {
+  KERNELS_UNROLL
+  for (int i = 0; i < N; ++i) pin(d[i]);
 }
 __device__ __forceinline__ void async_proxy_fence() {
   if constexpr (kCompiledFor >= 90) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -147,13 +147,15 @@ __device__ __forceinline__ SeenKeys join_lanes(const SeenKeys& seen) {
 // ---- tiles in shared memory ----------------------------------------------------------------------------------------
 
 // Of kCols columns of 16 bits. Threads take chunks of 16 bytes: eight threads a row, each the chunk of its number in each run of 64
-// columns; a thread's rows are kTogether apart.
-template <int kCols, int kThreads>
+// columns; a thread's rows are kTogether apart. kApart: for wgmma, which wants the runs of kApart rows one behind the other; 0: the runs
+// of a row are side by side.
+template <int kCols, int kThreads, int kApart = 0>
 struct TileLayout {
-  static constexpr int kRowBytes = kCols * 2, kRuns = kCols / 64, kTogether = kThreads / 8;
+  static constexpr int kRuns = kCols / 64, kTogether = kThreads / 8;
+  static constexpr int kRowBytes = kApart > 0 ? 128 : kCols * 2, kRunBytes = kApart > 0 ? kApart * 128 : 128;
   static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * kRowBytes + (chunk ^ row % 8) * 16; }
   static __device__ __forceinline__ int chunk() { return threadIdx.x % 8; }
-  static __device__ __forceinline__ int row() { return threadIdx.x / 8; }
+  static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / 8; }
   static __device__ __forceinline__ uint32_t mine() { return place(row(), chunk()); }
 
   // Zeros in the chunks from `cols` on.
@@ -161,18 +163,55 @@ struct TileLayout {
     if (cols >= kCols) return;
     for (int i = row(); i < rows; i += kTogether) {
       for (int run = 0; run < kRuns; ++run) {
-        if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + place(i, chunk()) + run * 128);
+        if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + place(i, chunk()) + run * kRunBytes);
       }
     }
   }
 };
 
+// Queries of kRows of a block's rows, from row `first` on, to a tile.
+template <class T, int kRows, class Layout, class P>
+__device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile, int dim) {
+  using Q = typename P::Q;
+  constexpr int kEach = kRows / Layout::kTogether, kBatch = kEach < 4 ? kEach : 4;
+  const int left = dim - Layout::chunk() * 8;
+  const auto row_of = [&](int i) { return Layout::row() + i * Layout::kTogether; };
+  if constexpr (lies_as<Q, T>) {
+    if (p.wide_queries) {
+#pragma unroll 4
+      for (int i = 0; i < kEach; ++i) {
+        const bool there = first + row_of(i) < rows.count;
+        const auto place = rows.place(there ? first + row_of(i) : 0);
+        const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * 8);
+        KERNELS_UNROLL
+        for (int run = 0; run < Layout::kRuns; ++run) {
+          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() + i * (Layout::kTogether * Layout::kRowBytes) + run * Layout::kRunBytes, from + run * 64, true, !there || run * 64 >= left);
+        }
+      }
+      return;
+    }
+  }
+#pragma unroll 1
+  for (int some = 0; some < kEach; some += kBatch) {
+#pragma unroll 1
+    for (int run = 0; run < Layout::kRuns; ++run) {
+      bring_rows<T, 8, kBatch, Q>([&](int i, const auto& there, const auto& missing) {
+        const int row = row_of(some + i);
+        unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
+        const auto place = rows.place(first + row);
+        if (first + row < rows.count && run * 64 < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * 64 + Layout::chunk() * 8, to);
+        else missing(to);
+      }, !lies_as<Q, T> && p.wide_queries);
+    }
+  }
+}
+
 // The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun.
-template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads>
+template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
 class KvTiles {
  public:
-  using Layout = TileLayout<kCols, kThreads>;
-  static constexpr int kBytes = kKeys * Layout::kRowBytes, kEach = kKeys / Layout::kTogether;
+  using Layout = TileLayout<kCols, kThreads, kApart ? kKeys : 0>;
+  static constexpr int kBytes = kKeys * kCols * 2, kEach = kKeys / Layout::kTogether;
   static constexpr bool copied = lies_as<typename Run::Codes, T>;
   // A warp's rows, and how many of them each lane of half a warp finds.
   static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
@@ -235,7 +274,7 @@ class KvTiles {
     for (int i = 0; i < kEach; ++i) {
       const T* const row = from(i, rows, half);
       KERNELS_UNROLL
-      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16(to + i * kStep + run * 128, row + run * 64);
+      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16(to + i * kStep + run * Layout::kRunBytes, row + run * 64);
     }
   }
   __device__ __forceinline__ void copy(uint32_t to, int first, int end, const void* const (&rows)[kFound], int half) {
@@ -245,7 +284,7 @@ class KvTiles {
       const bool there = at >= first && at < end;
       const T* const row = there || !kStraight ? from(i, rows, half) : from_;
       KERNELS_UNROLL
-      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * 128, row + run * 64, run * 64 < left(), !there);
+      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * Layout::kRunBytes, row + run * 64, run * 64 < left(), !there);
     }
   }
   template <class At>
@@ -253,7 +292,7 @@ class KvTiles {
     for (int run = 0; run * 64 < left(); ++run) {
       bring_rows<T, 8, kEach, std::decay_t<decltype(read_twice(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kTogether;
-        unsigned char* const to = tile + Layout::mine() + i * kStep + run * 128;
+        unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
         if (row >= first && row < end) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
         else missing(to);
       }, !copied && wide_);
@@ -266,9 +305,183 @@ class KvTiles {
   bool wide_;
 };
 
-// ---- the kernel ----------------------------------------------------------------------------------------------------
+// ---- the softmax ---------------------------------------------------------------------------------------------------
 
 constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
+
+// What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8; of 8 columns of
+// logits or of the output columns 2t and 2t + 1.
+template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0>
+struct PrefillWork {
+  using S = typename P::S;
+  using Value = ValueRun<typename P::Kv>;
+  float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
+  uint32_t weights[kTiles][kKeys / 16][4];
+  // A logit times log2(e) that none so far exceeds by more than kMostAbove, and the lane's part of the sum of exponentials under it. It is
+  // not always the largest: what was summed up need not shrink each time that one is a little larger.
+  static constexpr float kMostAbove = 8;
+  float largest[kTiles][2], sums[kTiles][2] = {};
+
+  __device__ __forceinline__ PrefillWork() {
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) largest[i][0] = largest[i][1] = -infinity<float>();
+  }
+
+  static __device__ __forceinline__ int first_row() { return (int(threadIdx.x / 32) - kFirstWarp) * (kTiles * 16); }
+  static __device__ __forceinline__ int row(int i, int half) { return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
+
+  // Logits become weights.
+  template <bool kPlain>
+  __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
+    make_weights(look_at<kPlain>(p, rows, row_keys, pos, whole), scales);
+  }
+
+  // Logits are scored and masked, and room is made for the largest. `whole`: the rows see all keys of the tile. Returns what logits are to be
+  // multiplied by.
+  template <bool kPlain>
+  __device__ __forceinline__ float look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole) {
+    const int lane = threadIdx.x % 32;
+    float factor = p.scale * kLog2e;
+    if constexpr (score_transforms<S> || score_masks<S>) {
+      factor = kLog2e;
+      KERNELS_UNROLL
+      for (int i = 0; i < kTiles; ++i) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+          const auto place = rows.place(row(i, half));
+          ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
+          KERNELS_UNROLL
+          for (int j = 0; j < kKeys / 8; ++j) {
+            KERNELS_UNROLL
+            for (int x = 0; x < 2; ++x) {
+              float& logit = logits[i][j][half * 2 + x];
+              const int key = j * 8 + lane % 4 * 2 + x;
+              at.key = int64_t(pos) + key;
+              float scored = -infinity<float>();
+              if (key >= seen.begin && key < seen.end) {
+                if (key_visible(p.score, at)) scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
+              }
+              logit = scored;
+            }
+          }
+        }
+      }
+    } else {
+      // The largest logit is not that of the largest product.
+      if (!kPlain && !(p.scale > kSmallScale)) {
+        each([&](int, int, int, float& logit) { logit *= p.scale; });
+        factor = kLog2e;
+      }
+      if (!whole) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kTiles; ++i) {
+          KERNELS_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+            KERNELS_UNROLL
+            for (int j = 0; j < kKeys / 8; ++j) {
+              KERNELS_UNROLL
+              for (int x = 0; x < 2; ++x) {
+                const int key = j * 8 + lane % 4 * 2 + x;
+                if (key < seen.begin || key >= seen.end) logits[i][j][half * 2 + x] = -infinity<float>();
+              }
+            }
+          }
+        }
+      }
+    }
+
+    float before[kTiles][2];
+    bool raised = false;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float most = logits[i][0][half * 2];
+        KERNELS_UNROLL
+        for (int j = 0; j < kKeys / 8; ++j) most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
+        most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        before[i][half] = largest[i][half];
+        if (most * factor > largest[i][half] + kMostAbove) largest[i][half] = most * factor, raised = true;
+      }
+    }
+    // Few tiles have a logit that is much larger than those before.
+    if (__any_sync(0xffffffffu, raised)) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kTiles; ++i) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float shrink = arch::exp2_flushed(before[i][half] - reference(i, half));
+          sums[i][half] = __fmul_rn(sums[i][half], shrink);  // never fused with what is added next: the same bits in plain tiles and in others
+          KERNELS_UNROLL
+          for (int j = 0; j < kCols / 8; ++j) outputs[i][j][half * 2] *= shrink, outputs[i][j][half * 2 + 1] *= shrink;
+        }
+      }
+    }
+    return factor;
+  }
+
+  __device__ __forceinline__ void make_weights(float factor, const float* scales) {
+    const int lane = threadIdx.x % 32;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float from = reference(i, half);
+        KERNELS_UNROLL
+        for (int j = 0; j < kKeys / 8; ++j) {
+          float w[2];
+          KERNELS_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            w[x] = arch::exp2_flushed(fma(logits[i][j][half * 2 + x], factor, -from));
+            sums[i][half] += w[x];
+            if constexpr (Value::scaled) w[x] *= scales[j * 8 + lane % 4 * 2 + x];
+          }
+          weights[i][j / 2][j % 2 * 2 + half] = rounded_pair<TV>(w[0], w[1]);
+        }
+      }
+    }
+  }
+
+  // What a row's outputs are to be multiplied with, behind its last key; its logsumexp is written.
+  __device__ __forceinline__ float finish_row(const P& p, const PrefillRows& rows, int i, int half) const {
+    float sum = sums[i][half];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    SoftmaxState<float> state{largest[i][half] * kLn2, sum};
+    const int r = row(i, half);
+    float inverse = 1.f;
+    if constexpr (score_sinks<S>) {
+      if (r < rows.count) inverse = state.merge(sink_state(p.score, rows.place(r).head)).mine;
+    }
+    inverse *= state.inverse();
+    if (p.options.writes_lse() && threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) {
+      const auto place = rows.place(r);
+      p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
+    }
+    return inverse;
+  }
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kKeys / 8; ++j) {
+        KERNELS_UNROLL
+        for (int x = 0; x < 4; ++x) f(i, j, x, logits[i][j][x]);
+      }
+    }
+  }
+
+ private:
+  // Of the tile at `pos`.
+  static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) { return {row_keys[row].begin - pos, row_keys[row].end - pos}; }
+  __device__ __forceinline__ float reference(int i, int half) const { return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half]; }
+};
+
+// ---- the kernel ----------------------------------------------------------------------------------------------------
 
 // kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the next keys and
 // values have room beside those that are worked on.
@@ -315,7 +528,7 @@ struct PrefillBody {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = int(p.shape.dim);
     const int cols = int(lesser<int64_t>(kCols, p.shape.value_dim() - rows.part * kCols));
 
-    bring_queries(p, rows, tiles_memory, dim);
+    bring_queries<TK, kRows, Queries>(p, rows, 0, tiles_memory, dim);
 
     // Which keys the block's rows see, and the warp's.
     const int mine = warp * kTiles * 16 + lane % (kTiles * 16);
@@ -437,41 +650,6 @@ struct PrefillBody {
   }
 
  private:
-  static __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, unsigned char* tile, int dim) {
-    using Q = typename P::Q;
-    constexpr int kEach = kRows / Queries::kTogether, kBatch = kEach < 4 ? kEach : 4;
-    const int left = dim - Queries::chunk() * 8;
-    const auto row_of = [&](int i) { return Queries::row() + i * Queries::kTogether; };
-    if constexpr (lies_as<Q, TK>) {
-      if (p.wide_queries) {
-#pragma unroll 4
-        for (int i = 0; i < kEach; ++i) {
-          const bool there = row_of(i) < rows.count;
-          const auto place = rows.place(there ? row_of(i) : 0);
-          const TK* const from = p.q.at(rows.token + place.query, place.head * dim + Queries::chunk() * 8);
-          KERNELS_UNROLL
-          for (int run = 0; run < Queries::kRuns; ++run) {
-            arch::copy_async_16_if(arch::shared_address(tile) + Queries::mine() + i * (Queries::kTogether * Queries::kRowBytes) + run * 128, from + run * 64, true, !there || run * 64 >= left);
-          }
-        }
-        return;
-      }
-    }
-#pragma unroll 1
-    for (int first = 0; first < kEach; first += kBatch) {
-#pragma unroll 1
-      for (int run = 0; run < Queries::kRuns; ++run) {
-        bring_rows<TK, 8, kBatch, Q>([&](int i, const auto& there, const auto& missing) {
-          const int row = row_of(first + i);
-          unsigned char* const to = tile + Queries::place(row, Queries::chunk()) + run * 128;
-          const auto place = rows.place(row);
-          if (row < rows.count && run * 64 < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * 64 + Queries::chunk() * 8, to);
-          else missing(to);
-        }, !lies_as<Q, TK> && p.wide_queries);
-      }
-    }
-  }
-
   // Asks the L2 for queries of the block that follows when this one ends: blocks begin at the same time, and all would wait for theirs.
   // With 256 columns and 512 keys 3 % faster; where both stages have room it costs more than it gains. H200, bench_prefill.
   static __device__ __forceinline__ void ask_ahead(const Params& params, int dim) {
@@ -488,24 +666,14 @@ struct PrefillBody {
     }
   }
 
-  // What a warp holds. Lane 4g + t has, of tile i of 16 rows, rows g and g + 8; of 8 columns of logits or of the output columns 2t and
-  // 2t + 1.
-  struct Work {
-    float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
-    uint32_t weights[kTiles][kKeys / 16][4];
-    // The largest logit so far, times log2(e), and the lane's part of the sum of exponentials under it.
-    float largest[kTiles][2], sums[kTiles][2] = {};
-
-    __device__ __forceinline__ Work() {
-      KERNELS_UNROLL
-      for (int i = 0; i < kTiles; ++i) largest[i][0] = largest[i][1] = -infinity<float>();
-    }
-
-    static __device__ __forceinline__ int row(int i, int half) { return threadIdx.x / 32 * (kTiles * 16) + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
+  // A warp's rows, in the fragments of mma.sync.
+  struct Work : PrefillWork<P, TV, kTiles, kKeys, kCols> {
+    using Base = PrefillWork<P, TV, kTiles, kKeys, kCols>;
+    using Base::each, Base::finish_row, Base::first_row, Base::logits, Base::outputs, Base::row, Base::weights;
 
     static __device__ __forceinline__ uint32_t query_address(const unsigned char* queries) {
       const int lane = threadIdx.x % 32;
-      return arch::shared_address(queries) + Queries::place(threadIdx.x / 32 * (kTiles * 16) + lane % 16, lane / 16);
+      return arch::shared_address(queries) + Queries::place(first_row() + lane % 16, lane / 16);
     }
     template <bool kPlain>
     __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim, const float* scales) {
@@ -574,110 +742,6 @@ struct PrefillBody {
       }
     }
 
-    // Logits become weights. `whole`: the rows see all keys of the tile.
-    template <bool kPlain>
-    __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
-      const int lane = threadIdx.x % 32;
-      float factor = p.scale * kLog2e;
-      if constexpr (score_transforms<S> || score_masks<S>) {
-        factor = kLog2e;
-        KERNELS_UNROLL
-        for (int i = 0; i < kTiles; ++i) {
-          KERNELS_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const RowKeys seen = seen_of(row_keys, row(i, half), pos);
-            const auto place = rows.place(row(i, half));
-            ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
-            KERNELS_UNROLL
-            for (int j = 0; j < kKeys / 8; ++j) {
-              KERNELS_UNROLL
-              for (int x = 0; x < 2; ++x) {
-                float& logit = logits[i][j][half * 2 + x];
-                const int key = j * 8 + lane % 4 * 2 + x;
-                at.key = int64_t(pos) + key;
-                float scored = -infinity<float>();
-                if (key >= seen.begin && key < seen.end) {
-                  if (key_visible(p.score, at)) scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
-                }
-                logit = scored;
-              }
-            }
-          }
-        }
-      } else {
-        // The largest logit is not that of the largest product.
-        if (!kPlain && !(p.scale > kSmallScale)) {
-          each([&](int, int, int, float& logit) { logit *= p.scale; });
-          factor = kLog2e;
-        }
-        if (!whole) {
-          KERNELS_UNROLL
-          for (int i = 0; i < kTiles; ++i) {
-            KERNELS_UNROLL
-            for (int half = 0; half < 2; ++half) {
-              const RowKeys seen = seen_of(row_keys, row(i, half), pos);
-              KERNELS_UNROLL
-              for (int j = 0; j < kKeys / 8; ++j) {
-                KERNELS_UNROLL
-                for (int x = 0; x < 2; ++x) {
-                  const int key = j * 8 + lane % 4 * 2 + x;
-                  if (key < seen.begin || key >= seen.end) logits[i][j][half * 2 + x] = -infinity<float>();
-                }
-              }
-            }
-          }
-        }
-      }
-
-      float before[kTiles][2];
-      bool raised = false;
-      KERNELS_UNROLL
-      for (int i = 0; i < kTiles; ++i) {
-        KERNELS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          float most = logits[i][0][half * 2];
-          KERNELS_UNROLL
-          for (int j = 0; j < kKeys / 8; ++j) most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
-          most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
-          most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
-          before[i][half] = largest[i][half];
-          largest[i][half] = greater(largest[i][half], most * factor);
-          raised = raised || largest[i][half] != before[i][half];
-        }
-      }
-      // Most tiles have no larger logit than those before.
-      if (__any_sync(0xffffffffu, raised)) {
-        KERNELS_UNROLL
-        for (int i = 0; i < kTiles; ++i) {
-          KERNELS_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const float shrink = arch::exp2_flushed(before[i][half] - reference(i, half));
-            sums[i][half] = __fmul_rn(sums[i][half], shrink);  // never fused with what is added next: the same bits in plain tiles and in others
-            KERNELS_UNROLL
-            for (int j = 0; j < kCols / 8; ++j) outputs[i][j][half * 2] *= shrink, outputs[i][j][half * 2 + 1] *= shrink;
-          }
-        }
-      }
-      KERNELS_UNROLL
-      for (int i = 0; i < kTiles; ++i) {
-        KERNELS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const float from = reference(i, half);
-          KERNELS_UNROLL
-          for (int j = 0; j < kKeys / 8; ++j) {
-            float w[2];
-            KERNELS_UNROLL
-            for (int x = 0; x < 2; ++x) {
-              w[x] = arch::exp2_flushed(fma(logits[i][j][half * 2 + x], factor, -from));
-              sums[i][half] += w[x];
-              if constexpr (Value::scaled) w[x] *= scales[j * 8 + lane % 4 * 2 + x];
-            }
-            weights[i][j / 2][j % 2 * 2 + half] = rounded_pair<TV>(w[0], w[1]);
-          }
-        }
-      }
-    }
-
     template <bool kPlain>
     __device__ __forceinline__ void add_values(const unsigned char* values, int cols) {
       const int lane = threadIdx.x % 32;
@@ -728,20 +792,7 @@ struct PrefillBody {
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
-          float sum = sums[i][half];
-          sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-          sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-          SoftmaxState<float> state{largest[i][half] * kLn2, sum};
-          const int r = row(i, half);
-          float inverse = 1.f;
-          if constexpr (score_sinks<S>) {
-            if (r < rows.count) inverse = state.merge(sink_state(p.score, rows.place(r).head)).mine;
-          }
-          inverse *= state.inverse();
-          if (p.options.writes_lse() && lane % 4 == 0 && r < rows.count && rows.part == 0) {
-            const auto place = rows.place(r);
-            p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
-          }
+          const float inverse = finish_row(p, rows, i, half);
           float* const to = slab + (i * 16 + half * 8 + lane / 4) * kPitch + lane % 2 * 2;
           KERNELS_UNROLL
           for (int j = 0; j < kCols / 8; ++j) *reinterpret_cast<::float2*>(to + j * 8 + half_of(lane / 4, j, lane / 2 % 2)) = {outputs[i][j][half * 2] * inverse, outputs[i][j][half * 2 + 1] * inverse};
@@ -763,7 +814,7 @@ struct PrefillBody {
       const auto& end = sink_end(p.out);
 #pragma unroll 1
       for (int i = lane / kLanes; i < kTiles * 16; i += 32 / kLanes) {
-        const int r = threadIdx.x / 32 * (kTiles * 16) + i;
+        const int r = first_row() + i;
         if (r >= rows.count) break;
         const auto place = rows.place(r);
         const int64_t to = rows.token + place.query;
@@ -786,22 +837,6 @@ struct PrefillBody {
               put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
             });
           }
-        }
-      }
-    }
-
-   private:
-    // Of the tile at `pos`.
-    static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) { return {row_keys[row].begin - pos, row_keys[row].end - pos}; }
-    __device__ __forceinline__ float reference(int i, int half) const { return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half]; }
-    template <class F>
-    __device__ __forceinline__ void each(const F& f) {
-      KERNELS_UNROLL
-      for (int i = 0; i < kTiles; ++i) {
-        KERNELS_UNROLL
-        for (int j = 0; j < kKeys / 8; ++j) {
-          KERNELS_UNROLL
-          for (int x = 0; x < 4; ++x) f(i, j, x, logits[i][j][x]);
         }
       }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/attention_plan.h"
+#include "prefill_hopper.cuh"
 #include "prefill_simt.cuh"
 
 KERNELS_BEGIN
@@ -30,6 +31,20 @@ struct PrefillTile<P, 0> {  // of any size, on CUDA cores
 };
 constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
+// That for sm_90a, where there is one.
+template <class P, int kDim>
+using HopperBody = HopperPrefillBody<P, kDim, 128, kDim == 64 ? 3 : 2>;
+template <class P, int kDim>
+Status takes_hopper(const Exec& ex, const P& p, bool& takes) {
+  takes = false;
+  if constexpr (has_hopper_prefill<P, kDim>) {
+    using Body = HopperBody<P, kDim>;
+    const bool fits = p.shape.dim == kDim && p.shape.value_dim() == kDim && p.wide_keys && p.wide_values;
+    if (fits && ex.device().capability >= 90 && ex.device().shared_per_block >= Body::kSharedBytes + int(sizeof(typename Body::Shared))) return has_code<Body>(ex, takes);
+  }
+  return {};
+}
+
 // Calls f(PrefillTile): the smallest that heads fit into. kLargest: how large a head can be, or 0 if that is known at run time only.
 template <class P, int kLargest, class F>
 Status with_prefill_tile(const AttentionShape& shape, const F& f) {
@@ -57,7 +72,15 @@ template <int kLargest, class Q, class Kv, class Out, class S>
 Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
   using P = PrefillProblem<Q, Kv, Out, S>;
   const P problem = prefill_problem(q, kv, out, shape, score, options);
-  return with_prefill_tile<P, kLargest>(shape, [&](auto tile) { return start_prefill<typename decltype(tile)::Body>(ex, problem); });
+  return with_prefill_tile<P, kLargest>(shape, [&](auto tile) {
+    constexpr int kDim = decltype(tile)::Body::kDim;
+    bool hopper = false;
+    KERNELS_TRY((takes_hopper<P, kDim>(ex, problem, hopper)));
+    if constexpr (has_hopper_prefill<P, kDim>) {
+      if (hopper) return start_prefill<HopperBody<P, kDim>>(ex, problem);
+    }
+    return start_prefill<typename decltype(tile)::Body>(ex, problem);
+  });
 }
 
 // The first thing that keeps a call from the fastest path, the gravest before others.
