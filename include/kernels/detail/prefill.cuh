@@ -317,9 +317,7 @@ struct PrefillWork {
   using Value = ValueRun<typename P::Kv>;
   float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
   uint32_t weights[kTiles][kKeys / 16][4];
-  // A logit times log2(e) that none so far exceeds by more than kMostAbove, and the lane's part of the sum of exponentials under it. It is
-  // not always the largest: what was summed up need not shrink each time that one is a little larger.
-  static constexpr float kMostAbove = 8;
+  // The largest logit so far, times log2(e), and the lane's part of the sum of exponentials under it.
   float largest[kTiles][2], sums[kTiles][2] = {};
 
   __device__ __forceinline__ PrefillWork() {
@@ -404,10 +402,12 @@ struct PrefillWork {
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
         before[i][half] = largest[i][half];
-        if (most * factor > largest[i][half] + kMostAbove) largest[i][half] = most * factor, raised = true;
+        largest[i][half] = greater(largest[i][half], most * factor);
+        raised = raised || largest[i][half] != before[i][half];
       }
     }
-    // Few tiles have a logit that is much larger than those before.
+    // Most tiles have no larger logit than those before. (To shrink only by much would spare more, but then a row's largest weight is not 1,
+    // which 16 bits have exactly.)
     if (__any_sync(0xffffffffu, raised)) {
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {

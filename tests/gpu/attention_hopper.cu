@@ -1,0 +1,88 @@
+// The kernel of attention for sm_90a beside the one for all architectures: which is taken, and that both say the same. What is right is
+// checked in attention.cu, where calls take the one for sm_90a wherever they can.
+#include "support/gpu_attention.cuh"
+
+using namespace test;
+
+namespace {
+
+// A device as it is, and one with too little shared memory for the kernel of sm_90a.
+k::Exec with_less(cudaStream_t stream) {
+  k::DeviceInfo device = k::Exec(stream).device();
+  device.shared_per_block = 99 << 10;
+  return {stream, device};
+}
+// Whether the kernels that run here are compiled for sm_90a, and have room: plans tell.
+template <int kDim, class T>
+bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0) {
+  const T* p = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
+  k::AttentionPlan plan;
+  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, dim), 256),
+                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), dim), {1, 256, 1, 1, dim}, k::causal(), {}, plan));
+  return plan.tile_rows == (kDim == 64 ? 192 : 128) && plan.tile_keys == 128;
+}
+
+template <int kDim, class T, class S>
+void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score) {
+  if (t.leaves_out()) return;
+  const Placement where(layout, c.kv_lens, c.kv_heads, 16);
+  const KvSide<T, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  AttentionData<T, float, DeviceMemory> data(c);
+  const OnDevice<int32_t> offsets(data.offsets);
+  k::AttentionShape shape = data.shape();
+  if (c.ragged_q) shape.q_offsets = offsets.data();
+  const int64_t rows = data.o.rows(), width = c.heads * c.dim;
+  Device<float> one(rows, width, width), other(rows, width, width), one_lse(rows, c.heads, c.heads), other_lse(rows, c.heads, c.heads);
+  Stream stream;
+  with_view(where, key, value, [&](const auto& kv) {
+    const auto run = [&](const k::Exec& ex, Device<float>& o, Device<float>& lse) {
+      const k::Status status = k::attention<kDim>(ex, data.source(), kv, k::store(o.data(), width), shape, score, k::Attention{}.lse(lse.data()));
+      t.expect(status.ok(), "%s: %s", what, status.reason());
+      stream.wait();
+      o.download(), lse.download();
+      t.expect(o.intact() && lse.intact(), "%s, %s: wrote outside", what, c.describe().c_str());
+    };
+    run(k::Exec(stream), one, one_lse);
+    run(with_less(stream), other, other_lse);
+  });
+  const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most; };
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s, %s: logsumexp of row %d, head %d: %g and %g", what, c.describe().c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
+    for (int64_t x = 0; x < width; ++x) t.expect(alike(one.get(r, x), other.get(r, x), 0.03f), "%s, %s: row %d, column %d: %g and %g", what, c.describe().c_str(), int(r), int(x), one.get(r, x), other.get(r, x));
+  }
+}
+
+template <int kDim, class T>
+void many_cases(Tally& t) {
+  for (const int64_t queries : {1, 17, 63, 64, 65, 127, 128, 129, 192, 193, 300, 700}) {
+    for (const int64_t keys : {0, 1, 127, 128, 129, 257, 700, 1000}) {
+      for (const int64_t kv_heads : {2, 6}) {
+        const AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, kv_heads, kDim};
+        both_say_the_same<kDim, T>(t, "causal", c, Layout::nhd, k::causal());
+        both_say_the_same<kDim, T>(t, "window and cap, in pages", c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+      }
+    }
+  }
+  AttentionCase ragged{{3, 0, 200, 131, 1}, {500, 64, 200, 40, 0}, 4, 4, kDim};
+  ragged.ragged_q = true;
+  both_say_the_same<kDim, T>(t, "ragged", ragged, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+  both_say_the_same<kDim, T>(t, "ragged", ragged, Layout::nhd, k::causal());
+}
+
+}  // namespace
+
+TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what the other kernel says") {
+  Stream stream;
+  const k::Exec ex(stream);
+  if (!takes_hopper<128, k::bfloat16>(ex, 128)) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  CHECK(takes_hopper<64, k::half>(ex, 64));
+  CHECK(!takes_hopper<64, k::half>(ex, 56));
+  CHECK(!takes_hopper<128, k::bfloat16>(ex, 120));
+  CHECK(!takes_hopper<128, k::bfloat16>(ex, 128, 1));
+  CHECK(!takes_hopper<128, k::bfloat16>(with_less(stream), 128));
+  CHECK(!takes_hopper<64, k::half>(with_less(stream), 64));
+  Tally t;
+  many_cases<64, k::half>(t);
+  many_cases<128, k::bfloat16>(t);
+  CHECK_TALLY(t);
+}
