@@ -206,22 +206,19 @@ struct HopperPrefillBody {
       pin();
       release(&shared.keys_empty[0]);
 #pragma unroll 1
-      for (int tile = 0; tile < last; ++tile) {
+      for (int tile = 0; tile <= last; ++tile) {
         weigh(tile);
         pin();
         begin_outputs(tile);
-        begin_logits(tile + 1);
-        arch::warpgroup_wait<1>();
-        release(&shared.values_empty[tile % kStages]);
+        if (tile < last) {
+          begin_logits(tile + 1);
+          arch::warpgroup_wait<1>();
+          release(&shared.values_empty[tile % kStages]);
+        }
         arch::warpgroup_wait<0>();
         pin();
-        release(&shared.keys_empty[(tile + 1) % kStages]);
+        if (tile < last) release(&shared.keys_empty[(tile + 1) % kStages]);
       }
-      weigh(last);
-      pin();
-      begin_outputs(last);
-      arch::warpgroup_wait<0>();
-      pin();
     }
     finish(params, state);
   }
