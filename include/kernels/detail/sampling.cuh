@@ -751,23 +751,32 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
 
   // The largest token.
   __device__ __forceinline__ void greedy() const {
+    if (threadIdx.x == 0) room_.top = 0;
     float most = -infinity<float>();
-    int id = 0;
-    this->template each_pack<kLooks>(0, [&most, &id](const Pack<float, N>& x, int, int number) {
+    int at = 0;
+    this->template each_pack<kLooks>(0, [&most, &at](const Pack<float, N>& x, int col, int) {
+      float larger = most;
       KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) {
-        const float larger = arch::max_or_nan(most, x.v[i]);
-        id = larger != most ? number * N + i : id;  // a NaN's, whichever, once there is one
-        most = larger;
-      }
+      for (int i = 0; i < N; ++i) larger = arch::max_or_nan(larger, x.v[i]);
+      at = larger != most ? col : at;
+      most = larger;
     });
-    uint64_t entry = first_of_warp(entry_of(key_of(most), uint32_t(first_ + id / N * step_ + id % N)));
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    if (lane == 0) room_.warp_sums[warp] = entry;
+    const uint32_t greatest = key_of(most);
+    uint32_t top, nothing;
+    extremes_of_block(room_, greatest, top, nothing);
+    // Which of its pack it is, is found out once for the block, from the pack.
+    if (greatest == top) {
+      const Pack<float, N> x = values_of(fetch_at(at), at);
+      int i = N - 1;
+      KERNELS_UNROLL
+      for (int j = N - 2; j >= 0; --j) i = key_of(x.v[j]) == top ? j : i;
+      atomicMax(&room_.top, ~uint32_t(at + i));
+    }
     __syncthreads();
     if (blocks_ > 1) arch::cluster_wait();
-    if (warp > 0) return;
-    entry = first_of_warp(room_.warp_sums[lane & (kSampleWarps - 1)]);
+    if (threadIdx.x >= 32) return;
+    const int lane = threadIdx.x;
+    uint64_t entry = uint64_t(top) << 32 | room_.top;
     if (blocks_ > 1) {
       if (lane == 0) send(largest_.said[rank_], entry), announce(1);
       if (rank_ > 0) return;
@@ -961,8 +970,8 @@ struct SampleBody {
   static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
   static __device__ __forceinline__ void run(const Params& p) {
     int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
-    const int clusters = int(gridDim.x) / blocks;
-    int64_t row = blockIdx.x / blocks;
+    const int clusters = int(arch::clusters());
+    int64_t row = arch::cluster_index();
     if constexpr (P::kOnlyDraws) {
       const int32_t top_k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
       const bool few = top_k > 0 && top_k <= kMostListed && top_k < p.vocabulary && p.options.typical.at(row) >= 1.f;
