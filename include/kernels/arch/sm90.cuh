@@ -40,7 +40,7 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-// Which of the clusters of a grid in one dimension, and how many there are. Divided by hardware's means, good below 2^24.
+// Which of the clusters of a grid in one dimension, below 2^24 where they have several blocks: it is found by floats. And how many there are.
 __device__ __forceinline__ unsigned cluster_index() {
   unsigned index = blockIdx.x;
   if constexpr (kClusters) {
