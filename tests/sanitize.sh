@@ -50,38 +50,47 @@ trap 'rm -rf "$work"' EXIT
 (cd "$build" && ctest -N -V -L gpu) | sed -n 's/^[0-9]*: Test command: //p' | grep '/test_gpu_' | grep -v '_large' > "$work/tests" || true
 tests=$(wc -l < "$work/tests")
 [[ $tests -gt 0 ]] || die "$build has no GPU tests"
+# A sanitizer needs seconds to begin, so one process makes up to four tests of a program: COUNT PROGRAM "NAME,NAME".
+awk '{
+  program = $1; name = $0; sub(/^[^ ]* "/, "", name); sub(/"$/, "", name)
+  if (program != last || count == 4) { if (count) print count, last, "\"" names "\""; names = name; count = 1 }
+  else { names = names "," name; ++count }
+  last = program
+} END { if (count) print count, last, "\"" names "\"" }' "$work/tests" > "$work/processes"
 
 # Errors of the runtime that a test provokes on purpose are no faults.
-run_one() {  # run_one TOOL COMMAND
-  local log status=0 tool=$1 options=()
+run_one() {  # run_one TOOL COUNT PROGRAM "NAMES"
+  local log status=0 tool count command name options=()
+  read -r tool count command <<< "$1"
   log=$(mktemp -p "$WORK")
   if [[ $tool == memcheck ]]; then options+=(--report-api-errors no); fi
-  eval "timeout $SECONDS_EACH $SANITIZER --tool $tool ${options[*]} --error-exitcode 99 $2" > "$log" 2>&1 || status=$?
+  eval "timeout $((SECONDS_EACH * count)) $SANITIZER --tool $tool ${options[*]} --error-exitcode 99 $command" > "$log" 2>&1 || status=$?
   case $status in
-    0 | 77) echo clean >> "$WORK/verdicts" ;;
+    0 | 77) for ((; count > 0; --count)); do echo "$tool"; done >> "$WORK/clean" ;;
     *)
       # synccheck (CUDA 13.0) breaks every kernel in clusters of 16 blocks, and only those: it reports nothing, and the kernel faults.
       if [[ $tool == synccheck ]] && grep -q 'an illegal memory access was encountered' "$log" && grep -q 'ERROR SUMMARY: 0 errors' "$log"; then
-        echo "$2" >> "$WORK/unfollowed"
-        rm -f "$log"
-        return
-      fi
-      { printf '== %s, exit %s: %s\n' "$tool" "$status" "$2"; grep -v '^=*$' "$log" | tail -n 30; } >> "$WORK/failures"
-      printf 'failed (%s): %s: %s\n' "$status" "$tool" "${2##*/}" ;;
+        if [[ $count -eq 1 ]]; then
+          echo "$command" >> "$WORK/unfollowed"
+        else  # which of them
+          while IFS= read -r name; do run_one "$tool 1 ${command%% *} \"$name\""; done <<< "$(sed 's/^[^"]*"//; s/"$//; s/\([^\\]\),/\1\n/g' <<< "$command")"
+        fi
+      else
+        { printf '== %s, exit %s: %s\n' "$tool" "$status" "$command"; grep -v '^=*$' "$log" | tail -n 30; } >> "$WORK/failures"
+        printf 'failed (%s): %s: %s\n' "$status" "$tool" "${command##*/}"
+      fi ;;
   esac
   rm -f "$log"
 }
 export -f run_one
 export WORK=$work SANITIZER=$sanitizer SECONDS_EACH=${SECONDS_EACH:-120} OMP_WAIT_POLICY=passive
-touch "$work/verdicts" "$work/failures" "$work/unfollowed"
-total=0
-for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
-  begin=$SECONDS
-  tr '\n' '\0' < "$work/tests" | xargs -0 -P "$jobs" -I{} bash -c 'run_one "$0" "$1"' "$tool" {}
-  say "$tool: $tests tests in $((SECONDS - begin)) s"
-  total=$((total + tests))
-done
-clean=$(wc -l < "$work/verdicts")
+touch "$work/clean" "$work/failures" "$work/unfollowed"
+tools=(${TOOLS:-racecheck memcheck initcheck synccheck})
+# One queue for all the tools, so that nothing waits for the last test of each.
+for tool in "${tools[@]}"; do sed "s/^/$tool /" "$work/processes"; done | tr '\n' '\0' | xargs -0 -P "$jobs" -I{} bash -c 'run_one "$0"' {}
+for tool in "${tools[@]}"; do say "$tool: $(grep -cx "$tool" "$work/clean" || true) of $tests clean"; done
+total=$((tests * ${#tools[@]}))
+clean=$(wc -l < "$work/clean")
 cp "$work/failures" "$build/sanitize.log"
 [[ ! -s $work/failures ]] || { head -n 200 "$work/failures"; say "all of it is in $build/sanitize.log"; }
 unfollowed=$(wc -l < "$work/unfollowed")
@@ -89,5 +98,6 @@ if [[ $unfollowed -gt 0 ]]; then
   say "not followed by synccheck, as they have clusters of 16 blocks (the other tools do):"
   sed 's|.*/||; s/^/  /' "$work/unfollowed"
 fi
+say "$SECONDS seconds"
 echo "$clean of $total clean, $unfollowed not followed by synccheck"
 [[ $((clean + unfollowed)) -eq $total ]]

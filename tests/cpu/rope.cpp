@@ -4,6 +4,8 @@
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
 
+#include <random>
+
 #include "support/attention.h"
 #include "support/rope.h"
 #include "support/threads.h"

@@ -527,7 +527,7 @@ TEST_CASE("a captured graph follows the lengths, and the same input gives the sa
 
 TEST_CASE("more heads than a grid has rows") {
   Tally t;
-  const int64_t batch = 9000;
+  const int64_t batch = is_shortened() ? 90 : 9000;
   const AttentionCase c{std::vector<int64_t>(size_t(batch), 1), std::vector<int64_t>(size_t(batch), 2), 8, 8, 8};
   dense<k::half>(t, c, k::causal(), causal_model(), 97);
   CHECK_TALLY(t);

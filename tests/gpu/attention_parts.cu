@@ -97,7 +97,7 @@ TEST_CASE("queries are turned on their way, and alone") {
 TEST_CASE("a ring that new tokens go around more than once, on the GPU") {
   Tally t;
   Stream stream;
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < (is_shortened() ? 2 : 20); ++round) {
     check_ring<DeviceMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) {
       const k::Status status = k::copy(stream, in, out, rows, cols);
       stream.wait();
@@ -135,11 +135,14 @@ TEST_CASE("behind the product of queries, keys and values, into pages, on the GP
     return status;
   };
   for (const Turning& turn : turnings(70)) {
-    for (const int tokens : {1, 3, 20, 70}) {
+    for (const int tokens : {3, 1, 20, 70}) {
+      if (t.leaves_out()) continue;
       check_qkv<DeviceMemory, k::half, k::half, float>(t, turn, tokens, false, false, run);
       check_qkv<DeviceMemory, float, int8_t, float>(t, turn, tokens, true, tokens == 3, run);
     }
   }
-  for (const int tokens : {1, 3, 20, 70}) check_plain_qkv<DeviceMemory>(t, tokens, run);
+  for (const int tokens : {1, 3, 20, 70}) {
+    if (!t.leaves_out()) check_plain_qkv<DeviceMemory>(t, tokens, run);
+  }
   CHECK_TALLY(t);
 }

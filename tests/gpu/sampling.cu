@@ -82,8 +82,8 @@ TEST_CASE("tokens that every processor draws, on the GPU") {
 TEST_CASE("a million draws of each rule, on the GPU") {
   Tally t;
   Stream stream;
-  check_draws<DeviceMemory>(t, 24, is_shortened() ? 20000 : 1000000, OnDevice{stream, 0});
-  check_draws<DeviceMemory>(t, 1500, is_shortened() ? 2000 : 100000, OnDevice{stream, 0});
+  check_draws<DeviceMemory>(t, 24, is_shortened() ? 2000 : 1000000, OnDevice{stream, 0});
+  check_draws<DeviceMemory>(t, 1500, is_shortened() ? 200 : 100000, OnDevice{stream, 0});
   CHECK_TALLY(t);
 }
 
@@ -145,7 +145,7 @@ TEST_CASE("drafts are accepted or replaced, on the GPU") {
     return status;
   };
   for (const int64_t n : {50, 3000, 20000}) check_verify<DeviceMemory>(t, n, run);
-  check_verified_draws<DeviceMemory>(t, is_shortened() ? 20000 : 1000000, run);
+  check_verified_draws<DeviceMemory>(t, is_shortened() ? 2000 : 1000000, run);
   CHECK_TALLY(t);
 }
 
@@ -157,6 +157,8 @@ TEST_CASE("logarithms of probabilities, on the GPU") {
     stream.wait();
     return status;
   };
-  for (const int64_t n : {1, 31, 300, 5000, 32000}) check_log_probs<DeviceMemory>(t, n, n % 3, run);
+  for (const int64_t n : {5000, 1, 31, 300, 32000}) {
+    if (!t.leaves_out()) check_log_probs<DeviceMemory>(t, n, n % 3, run);
+  }
   CHECK_TALLY(t);
 }

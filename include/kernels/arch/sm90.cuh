@@ -40,6 +40,20 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
+// Which of the clusters of a grid in one dimension, below 2^24 where they have several blocks: it is found by floats. And how many there are.
+__device__ __forceinline__ unsigned cluster_index() {
+  unsigned index = blockIdx.x;
+  if constexpr (kClusters) {
+    if (cluster_size() > 1) asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  }
+  return index;
+}
+__device__ __forceinline__ unsigned clusters() {
+  unsigned count = gridDim.x;
+  if constexpr (kClusters) asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
+  return count;
+}
+
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (kClusters) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

@@ -227,15 +227,17 @@ class SamplePacks {
   template <class Fetched>
   __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const { return convert<float>(resolve(source_, fetched, row_, col)); }
 
-  // f(values, column, number) for those from number `from` on, kMany of them asked for at a time, and then(time) behind each time.
-  template <int kMany, class F, class Then>
-  __device__ __forceinline__ void each_pack(int from, const F& f, const Then& then) const {
+  // f(values, column, number) for those from number `from` on, kMany of them asked for at a time, and then(time) behind each time;
+  // meanwhile() while the first ones are on their way.
+  template <int kMany, class F, class Then, class Meanwhile>
+  __device__ __forceinline__ void each_pack(int from, const F& f, const Then& then, const Meanwhile& meanwhile) const {
     constexpr bool ahead = kMany < 8;  // else there are no registers for the next ones while these are there
     // Packs that are not there are the row's first one: a choice of addresses keeps all loads together.
     const auto column = [this](int number) { return number < packs_ ? first_ + number * step_ : 0; };
     decltype(fetch_at(0)) fetched[kMany];
     KERNELS_UNROLL
     for (int k = 0; k < kMany; ++k) fetched[k] = fetch_at(column(from + k));
+    meanwhile();
     int number = from;
     KERNELS_ROLLED
     for (; number + kMany < packs_; number += kMany) {
@@ -259,7 +261,7 @@ class SamplePacks {
   }
   template <int kMany, class F>
   __device__ __forceinline__ void each_pack(int from, const F& f) const {
-    each_pack<kMany>(from, f, [](int) {});
+    each_pack<kMany>(from, f, [](int) {}, [] {});
   }
 
   decltype(one_row(std::declval<const Source&>(), kAny)) source_;
@@ -730,6 +732,9 @@ struct LargestRoom {
   float greatest[kParts][kSampleThreads];
   uint32_t item[kItems];       // thread + kSampleThreads * part
   uint32_t items;
+  SampleRules rules;           // of the row, and what the first block's first thread makes of it
+  uint64_t random;
+  bool right;
 };
 
 // A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are. A block's only row.
@@ -751,33 +756,42 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
 
   // The largest token.
   __device__ __forceinline__ void greedy() const {
+    if (threadIdx.x == 0) room_.top = 0;
     float most = -infinity<float>();
-    int id = 0;
-    this->template each_pack<kLooks>(0, [&most, &id](const Pack<float, N>& x, int, int number) {
+    int at = 0;
+    const auto look = [&most, &at](const Pack<float, N>& x, int col, int) {
+      float larger = most;
       KERNELS_UNROLL
-      for (int i = 0; i < N; ++i) {
-        const float larger = arch::max_or_nan(most, x.v[i]);
-        id = larger != most ? number * N + i : id;  // a NaN's, whichever, once there is one
-        most = larger;
-      }
-    });
-    uint64_t entry = first_of_warp(entry_of(key_of(most), uint32_t(first_ + id / N * step_ + id % N)));
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    if (lane == 0) room_.warp_sums[warp] = entry;
+      for (int i = 0; i < N; ++i) larger = arch::max_or_nan(larger, x.v[i]);
+      at = larger != most ? col : at;
+      most = larger;
+    };
+    this->template each_pack<kLooks>(0, look, [](int) {}, [this] { prepare([] {}); });
+    const uint32_t greatest = key_of(most);
+    uint32_t top, nothing;
+    extremes_of_block(room_, greatest, top, nothing);
+    // Which of its pack it is, is found out once for the block, from the pack.
+    if (greatest == top) {
+      const Pack<float, N> x = values_of(fetch_at(at), at);
+      int i = N - 1;
+      KERNELS_UNROLL
+      for (int j = N - 2; j >= 0; --j) i = key_of(x.v[j]) == top ? j : i;
+      atomicMax(&room_.top, ~uint32_t(at + i));
+    }
     __syncthreads();
     if (blocks_ > 1) arch::cluster_wait();
-    if (warp > 0) return;
-    entry = first_of_warp(room_.warp_sums[lane & (kSampleWarps - 1)]);
+    if (threadIdx.x >= 32) return;
+    const int lane = threadIdx.x;
+    uint64_t entry = uint64_t(top) << 32 | room_.top;
     if (blocks_ > 1) {
       if (lane == 0) send(largest_.said[rank_], entry), announce(1);
       if (rank_ > 0) return;
     }
-    const bool right = SampleRules(p_.options, number_).right(p_.vocabulary);
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
       entry = first_of_warp(largest_.said[lesser(lane, blocks_ - 1)]);
     }
-    conclude(right, first_of_entry(entry), entry);
+    conclude(first_of_entry(entry), entry);
   }
 
   // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one block.
@@ -801,7 +815,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
           most = arch::max_or_nan(most, of_some);
           largest_.greatest[part][thread] = of_part;
           of_some = -infinity<float>();
-        });
+        },
+        [this] { prepare([this] { largest_.random = RowDraw(p_.options, number_, 0).token; }); });
     const uint32_t greatest = key_of(most);
 
     // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
@@ -856,9 +871,6 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
       if (rank_ > 0) return true;
     }
 
-    const SampleRules rules(p_.options, number_);
-    const bool right = rules.right(p_.vocabulary);
-    const uint64_t random = RowDraw(p_.options, number_, 0).token;
     uint64_t all_said = said;
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
@@ -868,9 +880,10 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     if (most_of_one == kTooMany) return false;
     // Every thread takes one or two of them.
     const bool two = most_of_one * uint32_t(blocks_) > uint32_t(kSampleThreads);
+    const int log_blocks = 31 - __clz(blocks_);
     const auto entry = [&](int at) {
       if (blocks_ == 1) return at < listed ? s.entries[at] : 0;
-      return uint32_t(at / blocks_) < uint32_t(largest_.said[at % blocks_]) ? largest_.sent[at] : 0;
+      return uint32_t(at >> log_blocks) < uint32_t(largest_.said[at & (blocks_ - 1)]) ? largest_.sent[at] : 0;
     };
     const uint64_t a = entry(thread), b = two ? entry(thread + kSampleThreads) : 0;
     const uint32_t first = first_of_entry(a), second = first_of_entry(b);
@@ -893,13 +906,14 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
         __syncthreads();
       }
       SampleBlock block(room_);
+      const SampleRules& rules = largest_.rules;
       rank_listed(block, Levels(top, rules.temperature));
       if (thread < 32) {
         SampleWarp warp(s);
-        draw_ranked(warp, keep_first(warp, k, rules), random);
+        draw_ranked(warp, keep_first(warp, k, rules), largest_.random);
       }
     }
-    if (thread < 32) conclude(right, top, s.edge);
+    if (thread < 32) conclude(top, s.edge);
     return true;
   }
 
@@ -908,6 +922,15 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   using Packs::kLooks;
   static constexpr int log_looks = kLooks == 8 ? 3 : 2;
   using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
+
+  // What does not depend on the logits, in the time in which the first of them are on their way.
+  template <class More>
+  __device__ __forceinline__ void prepare(const More& more) const {
+    if (rank_ > 0 || threadIdx.x > 0) return;
+    largest_.rules = SampleRules(p_.options, number_);
+    largest_.right = largest_.rules.right(p_.vocabulary);
+    more();
+  }
 
   // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are frequent.
   __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
@@ -928,9 +951,9 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   __device__ __forceinline__ void announce(int numbers) const {
     arch::mbarrier_arrive_expect_there(arch::remote_address(&largest_.arrived, 0), numbers * int(sizeof(uint64_t)));
   }
-  __device__ __forceinline__ void conclude(bool right, uint32_t top, uint64_t entry) const {
+  __device__ __forceinline__ void conclude(uint32_t top, uint64_t entry) const {
     if (threadIdx.x > 0) return;
-    const Sampled status = !right ? Sampled::parameter : top == kNanKey ? Sampled::nan : top <= kLowestKey ? Sampled::none : Sampled::ok;
+    const Sampled status = !largest_.right ? Sampled::parameter : top == kNanKey ? Sampled::nan : top <= kLowestKey ? Sampled::none : Sampled::ok;
     write_sampled(p_.options, p_.tokens, number_, status, status == Sampled::ok ? int64_t(id_of(entry)) : kNoToken);
   }
 
@@ -961,8 +984,8 @@ struct SampleBody {
   static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
   static __device__ __forceinline__ void run(const Params& p) {
     int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
-    const int clusters = int(gridDim.x) / blocks;
-    int64_t row = blockIdx.x / blocks;
+    const int clusters = int(arch::clusters());
+    int64_t row = arch::cluster_index();
     if constexpr (P::kOnlyDraws) {
       const int32_t top_k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
       const bool few = top_k > 0 && top_k <= kMostListed && top_k < p.vocabulary && p.options.typical.at(row) >= 1.f;
