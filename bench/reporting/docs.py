@@ -222,7 +222,7 @@ def update(directory, folder, checks=False):
     with open(path, encoding="utf-8") as file:
         wanted = {path: filled(file.read(), tables(directory))}
     drawn = {name: element for name, _, element in plots.all_plots(Results(directory))}
-    wanted.update({os.path.join(folder, "plots", name + ".svg"): svg.standalone(drawn[name]) for name in PLOTS})
+    wanted.update({os.path.join(folder, "plots", name + ".svg"): svg.standalone(drawn[name]) for name in PLOTS if name in drawn})
     old = []
     for path, content in wanted.items():
         there = None

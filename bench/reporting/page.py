@@ -13,7 +13,7 @@ p,li{max-width:75ch}.dim{color:var(--dim)}a{color:var(--link)}nav a{margin-right
 .plots{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}.plots svg{width:100%;height:auto;display:block;border:1px solid var(--edge);border-radius:8px}
 .wide{overflow-x:auto;background:var(--card);border:1px solid var(--edge);border-radius:8px}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:4px 10px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--edge);font-size:13.5px}th{position:sticky;top:0;background:var(--card)}
-td.n,th.n{text-align:right}td.long{white-space:normal;overflow-wrap:anywhere;min-width:14em}tr.ahead td.r{color:var(--good)}tr.behind td.r{color:var(--bad);font-weight:600}
+td.n,th.n{text-align:right}td.long{white-space:normal;overflow-wrap:anywhere;min-width:7em}tr.ahead td.r{color:var(--good)}tr.behind td.r{color:var(--bad);font-weight:600}
 .tall{max-height:70vh;overflow:auto}label{display:inline-block;margin:0 1em .6em 0}input,select{font:inherit;padding:4px 8px;max-width:100%;background:var(--card);color:var(--text);border:1px solid var(--edge);border-radius:6px}
 """
 NIGHT = ":root{--bg:#0f1215;--card:#16191d;--text:#e4e7ea;--dim:#9aa4ad;--edge:#2c3238;--link:#4db2f0;--good:#3fd0a4;--bad:#ff8a4c}"
@@ -102,9 +102,10 @@ def page(results):
     body = [f"<h1>kernels on {escape(results.gpu())}</h1>",
             f'<p>{len(found):,} comparisons with peers: ahead in {count["ahead"]:,}, level in {count["level"]:,}, behind in {count["behind"]:,}.'
             ' A case is one op at one shape on random data that no cache holds, unless its name says otherwise; times are medians of replayed graphs. Figures come with the dots: point at one.</p>',
-            "<nav>" + "".join(f'<a href="#{i}">{escape(section)}</a>' for i, section in enumerate(drawn)) + '<a href="#standings">Ahead and behind</a><a href="#absent">What is absent</a><a href="#files">Files</a></nav>',
+            "<nav>" + " ".join(f'<a href="#{i}">{escape(section)}</a>' for i, section in enumerate(drawn))
+            + ' <a href="#standings">Ahead and behind</a> <a href="#absent">What is absent</a> <a href="#files">Files</a></nav>',
             "<h2>The machine</h2>", table(["", ""], [["GPU", results.gpu()]] + versions(results), left=2).replace("<td>", '<td class="long">'),
-            "<h2>Its measured roofs</h2>", table(["roof", "measured", "from"], roofed, left=3) if roofed else "<p>None of the files has them.</p>"]
+            "<h2>Its measured roofs</h2>", table(["roof", "measured", "from"], roofed, left=3).replace("<td>", '<td class="long">') if roofed else "<p>None of the files has them.</p>"]
     for i, (section, elements) in enumerate(drawn.items()):
         body += [f'<h2 id="{i}">{escape(section)}</h2>', '<div class="plots">', *elements, "</div>"]
     head, lines = docs.standings(results)

@@ -128,7 +128,7 @@ def roofs(results):
             offer("copy", row.figures.get("GB/s"), "the fastest copy in softmax.json, layernorm.json and rmsnorm.json")
         if row.who == "read" and row.file == "matmul":
             offer("read", row.figures.get("GB/s"), "the fastest read in matmul.json")
-        if row.op == "gemm" and row.case.startswith("bf16/"):
+        if row.op == "gemm" and row.case.startswith("bf16/") and row.who not in YARDSTICKS:
             offer("matrix", row.figures.get("TFLOP/s"), "the fastest bfloat16 product in matmul.json")
         if row.op == "router" and row.who == "empty":
             offer("launch", row.us, "an empty kernel in a graph, router.json", min)

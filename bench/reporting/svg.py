@@ -8,7 +8,7 @@ LEFT, RIGHT, TOP, FOOT = 50, 14, 44, 38
 # Okabe and Ito's colours, which the colour-blind can tell apart; lighter ones on a dark page. Ours is the first, and drawn thicker.
 LIGHT = ["#0072b2", "#d55e00", "#009e73", "#a04a80", "#8a6d00", "#1b8fc4", "#6b4fa0", "#7f7f7f"]
 DARK = ["#4db2f0", "#ff8a4c", "#3fd0a4", "#e39ac6", "#e6c34a", "#8fd3f7", "#b79df0", "#b0b0b0"]
-STYLE = (".plot{font:12px system-ui,sans-serif}.plot .bg{fill:#fff}.plot text{fill:#333}.plot .title{font-weight:600;font-size:14px;fill:#111}"
+STYLE = (".plot{font:12.5px system-ui,sans-serif}.plot .bg{fill:#fff}.plot text{fill:#333}.plot .title{font-weight:600;font-size:14px;fill:#111}"
          ".plot .grid{stroke:#e2e2e2;stroke-width:1}.plot .axis{stroke:#888;stroke-width:1}.plot .roof{stroke:#555;stroke-dasharray:5 4;stroke-width:1.5;fill:none}"
          ".plot .line{fill:none;stroke-width:1.6}.plot .ours{stroke-width:3}"
          + "".join(f".plot .s{i}{{stroke:{c}}}.plot .f{i}{{fill:{c}}}" for i, c in enumerate(LIGHT)))
@@ -18,6 +18,7 @@ NIGHT = (".plot .bg{fill:#16191d}.plot text{fill:#c8ccd0}.plot .title{fill:#f2f2
 
 def short(value):
     """A number as axes have it: 16384 is 16k, 0.5 is 0.5."""
+    value = round(value, 3)
     for unit, suffix in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= unit and value % unit == 0:
             return f"{value // unit:.0f}{suffix}"
@@ -50,7 +51,7 @@ def plot(title, x_title, y_title, series, log_y=False):
     xs = sorted({x for s in series for x, _, _ in s.points})
     ys = [y for s in series for _, y, _ in s.points]
     low_x, high_x = math.log(xs[0]), math.log(xs[-1])
-    legend_rows = 1 + sum(1 for _ in wrapped(series)) - 1
+    legend_rows = len(wrapped(series))
     top = TOP + 16 * (legend_rows - 1)
     height = HEIGHT + 16 * (legend_rows - 1)
     low_y, high_y = (min(ys) / 1.15, max(ys) * 1.15) if log_y else (0, max(ys) * 1.06)
@@ -102,16 +103,19 @@ def wrapped(series):
 
 def bars(title, rows, unit):
     """rows: [(name, value, roof or None, [(peer, value)])], on a logarithmic axis: a bar, a mark where the roof is, and one for each peer."""
-    line, name_width = 22, 178
+    line, name_width = 22, 196
     height = TOP + line * len(rows) + FOOT
     values = [v for _, value, roof, peers in rows for v in [value, roof or value] + [p for _, p in peers]]
     low, high = min(values) / 1.6, max(values) * 1.25
     across = lambda v: name_width + (WIDTH - name_width - RIGHT) * math.log(v / low) / math.log(high / low)
     out = [f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" xmlns="http://www.w3.org/2000/svg">', f"<title>{escape(title)}</title>",
            f'<rect class="bg" width="{WIDTH}" height="{height}" rx="6"/>', f'<text class="title" x="12" y="20">{escape(title)}</text>']
+    last = -1e9
     for tick in log_ticks(low, high):
-        out.append(f'<line class="grid" x1="{across(tick):.1f}" x2="{across(tick):.1f}" y1="{TOP - 8}" y2="{height - FOOT}"/>'
-                   f'<text x="{across(tick):.1f}" y="{height - FOOT + 16}" text-anchor="middle">{tick:,g}</text>')
+        out.append(f'<line class="grid" x1="{across(tick):.1f}" x2="{across(tick):.1f}" y1="{TOP - 8}" y2="{height - FOOT}"/>')
+        if across(tick) - last >= 44:
+            last = across(tick)
+            out.append(f'<text x="{last:.1f}" y="{height - FOOT + 16}" text-anchor="middle">{tick:,g}</text>')
     for i, (name, value, roof, peers) in enumerate(rows):
         y = TOP + line * i
         said = f"{name}: {value:,.0f} {unit}" + (f", {value / roof:.0%} of what reading memory allows" if roof else "")
