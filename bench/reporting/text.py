@@ -235,7 +235,9 @@ def report_matmul(cases, context):
     people = [("kernels", "kernels"), ("kernels_early", "early"), ("cublas", "cublas"), ("cublaslt", "cublaslt"), ("pieces", "pieces")]
     lines = [["op", "weights", "M x N x K", "read"] + [title for _, title in people] + ["TFLOP/s"]]
     for (op, dtype, m, n, k), case in cases.items():
-        read, ours = time_of(case["read"]), time_of(case["kernels"])
+        read, ours = time_of(case.get("read")), time_of(case.get("kernels"))
+        if not read or not ours:
+            continue
         cells = []
         for who, _ in people:
             us = time_of(case.get(who))
@@ -248,7 +250,7 @@ def report_matmul(cases, context):
         lines.append([op, dtype, f"{m} x {n} x {k}", f"{read:.2f}"] + cells + [f"{2e-6 * m * n * k / ours:.0f}"])
     print("\n".join(aligned(lines)))
 
-    plain = {tuple(key): time_of(case["kernels"]) for (op, *key), case in cases.items() if op in ("gemv", "skinny", "gemm")}
+    plain = {tuple(key): time_of(case["kernels"]) for (op, *key), case in cases.items() if op in ("gemv", "skinny", "gemm") and time_of(case.get("kernels"))}
     steps = [(plain[dtype, m + 1, n, k] / us, f"{dtype}, {n} x {k}, {m + 1} tokens after {m}")
              for (dtype, m, n, k), us in plain.items() if (dtype, m + 1, n, k) in plain]
     if steps:
