@@ -1,4 +1,5 @@
 """One HTML page with everything, in itself: no script, font or image comes from elsewhere."""
+import statistics
 from html import escape
 
 from . import docs, plots, svg
@@ -92,11 +93,14 @@ def page(results):
     for _, section, element in plots.all_plots(results):
         drawn.setdefault(section, []).append(element)
     missing = [f"{name}.json ({FILES[name]})" for name in results.missing if name not in LATER]
+    absent = sorted({title for context in results.contexts.values() for title in context.get("not_installed", [])})
     failures = [f"{row.op}/{row.case}/{row.who}: {row.error}" for row in results.failures()]
     unsteady = [f"{row.op}/{row.case}/{row.who}: spread {row.spread:.0%}" for row in results.unsteady]
     without = [row for row in results.rows if row.us and row.who not in YARDSTICKS and "spread" not in row.figures]
     clockless = [row for row in results.rows if row.us and "sm_mhz" not in row.figures]
     kernels = [row for row in results.rows if row.us]
+    usual = statistics.median([row.figures["sm_mhz"] for row in results.rows if "sm_mhz" in row.figures] or [0])
+    slow = [f"{row.op}/{row.case}/{row.who}: {row.figures['sm_mhz']:.0f} MHz" for row in results.rows if row.figures.get("sm_mhz", usual) < 0.97 * usual]
     def listed(items):
         return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>" if items else "<p>None.</p>"
     body = [f"<h1>kernels on {escape(results.gpu())}</h1>",
@@ -117,8 +121,9 @@ def page(results):
     for op, title in (("router", "Routing"), ("norm_heads", "Norms of heads"), ("host", "Microseconds of the host for a call")):
         if any(name == op for name, _ in results.cases):
             body += [f"<h2>{title}</h2>", small(results, op)]
-    body += ['<h2 id="absent">What is absent</h2>', "<h3>Files that were not measured</h3>", listed(missing),
+    body += ['<h2 id="absent">What is absent</h2>', "<h3>Files that were not measured</h3>", listed(missing), "<h3>Peers that were not installed</h3>", listed(absent) if absent else "<p>None that the files name.</p>",
              f"<h3>Cases whose spread is beyond {SPREAD:.0%}, left out</h3>", listed(unsteady), "<h3>Cases that failed</h3>", listed(failures),
+             f"<h3>Cases whose clock was below the usual one, of {usual:.0f} MHz, by more than 3 %</h3>" if usual else "", listed(slow) if usual else "",
              f"<p>{len(without):,} of {len(kernels):,} rows come from files of a time before their spread was recorded, and {len(clockless):,} from before clocks were sampled during each case.</p>",
              '<h2 id="files">Files</h2>', table(["file", "date", "clocks", "command"], files(results), left=4).replace("<td>", '<td class="long">')]
     return ("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"

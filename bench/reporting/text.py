@@ -4,7 +4,7 @@ import os
 import re
 import statistics
 
-from .results import NOISE as SAME_RUN, OTHER_RUN
+from .results import NOISE as SAME_RUN, OTHER_RUN, Results, roofs
 
 OPS = ["softmax", "softmax_scale_add", "softmax_scale_mask", "layernorm", "layernorm_residual", "rmsnorm",
        "rmsnorm_int8", "gelu", "gelu_flat", "gelu_erf", "silu", "tanh", "relu2", "swiglu", "swiglu_halves", "dropout", "cast_to_fp32",
@@ -141,6 +141,9 @@ def report(directory):
     others = [(ours, False), (peers, False)]
     if origin and origin["gpu"] == gpu:
         others.append((reference, True))
+
+    for what, (value, source) in roofs(Results(directory)).items():
+        print(f"The machine's ceiling, {what}: {value:,.4g} {'us' if what == 'launch' else 'TFLOP/s' if what.startswith('matrix') else 'GB/s'} ({source})")
 
     products, context = read(os.path.join(directory, "matmul.json"))
     if context is not None:
