@@ -20,7 +20,20 @@ case $* in
   *) echo "NVIDIA Stand-in" ;;
 esac
 end
-printf '#!/bin/sh\nexit 0\n' | stand_in nvcc
+# "Compiles" a benchmark that takes as long as kBytesInFlight of its headers is far from 32; 64 does not compile.
+stand_in nvcc << 'end'
+#!/usr/bin/env bash
+[[ $* == *" -o "* ]] || exit 0
+include=${*#*-I } include=${include%% *} to=${*#* -o } to=${to%% *}
+value=$(grep -ohE 'kBytesInFlight = [0-9]+' "$include/kernels/tuning/elementwise.h" | grep -oE '[0-9]+')
+[[ $value -ne 64 ]] || exit 1
+cat > "$to" << program
+#!/usr/bin/env bash
+for option in "\$@"; do if [[ \$option == --benchmark_out=* ]]; then out=\${option#*=}; fi; done
+echo '{"benchmarks": [{"name": "gelu", "real_time": $(((value - 32) * (value - 32) + 1))}]}' > "\$out"
+program
+chmod +x "$to"
+end
 # Lists four cases, measures those of the filter, and does what the files in $WORK say: ends at a case, is interrupted at one, or spreads.
 stand_in benchmark << 'end'
 #!/usr/bin/env python3
@@ -140,5 +153,17 @@ run 1 --budget 0.001 layernorm
 must 'seconds are over'
 run 0 --dry-run --quick
 must 'FlashInfer: '
+
+# Tuning finds the value that is fastest, and the table of rows that came from the sweep that is there.
+mkdir -p "$work/include/kernels"
+cp -r "$source/include/kernels/tuning" "$work/include/kernels"
+python3 "$work/bench/tune.py" kBytesInFlight &> "$work/log"
+must '^constexpr int kBytesInFlight = 32;'
+must '16 257.00, 32 1.00, 64 fails, 128 9217.00'
+cmp "$source/include/kernels/tuning/elementwise.h" "$work/include/kernels/tuning/elementwise.h"
+python3 "$work/bench/tune.py" rows --sweep "$source/bench/results/h200/row_sweep.txt" &> "$work/log"
+must '^    {64, Residency::group, 2, 2, 1},$'
+must '^    {1024, Residency::registers, 4, 4, 1},$'
+must '^    {1536, Residency::streamed, 8, 6, 1},$'
 
 python3 "$source/tests/checks/bench_report.py" "$source"
