@@ -1,23 +1,30 @@
 #!/usr/bin/env python3
 """bench_report.py SOURCE_DIR: the page, the plots and the comparisons of bench/report.py say what the JSON files say."""
+import contextlib
 import html.parser
+import io
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
 
 SOURCE = sys.argv[1]
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(SOURCE, "bench"))
+from report import main
+
 RESULTS = os.path.join(SOURCE, "bench", "results", "h200")
 
 
 def report(*arguments, expected=0):
-    done = subprocess.run([sys.executable, os.path.join(SOURCE, "bench", "report.py"), *arguments], capture_output=True, text=True)
-    assert done.returncode == expected, (arguments, done.returncode, done.stdout[-2000:], done.stderr[-2000:])
-    return done.stdout
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = main(arguments)
+    assert status == expected, (arguments, status, said.getvalue()[-2000:])
+    return said.getvalue()
 
 
 class Page(html.parser.HTMLParser):

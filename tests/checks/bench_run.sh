@@ -24,7 +24,7 @@ end
 stand_in nvcc << 'end'
 #!/usr/bin/env bash
 [[ $* == *" -o "* ]] || exit 0
-include=${*#*-I } include=${include%% *} to=${*#* -o } to=${to%% *}
+all=$* include=${all#*-I } include=${include%% *} to=${all#* -o } to=${to%% *}
 value=$(grep -ohE 'kBytesInFlight = [0-9]+' "$include/kernels/tuning/elementwise.h" | grep -oE '[0-9]+')
 [[ $value -ne 64 ]] || exit 1
 cat > "$to" << program
