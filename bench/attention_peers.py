@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's attention kernels, FlashAttention-2 and cuDNN's, on the shapes of prefill.cu and decode.cu and in the same way: random numbers,
-CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
+"""PyTorch's attention kernels, FlashAttention-2 and cuDNN's, and what is installed of flash-attn and FlashInfer, on the shapes of prefill.cu
+and decode.cu and in the same way: random numbers, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
     bench/attention_peers.py --out attention_peers.json [--quick]
 
@@ -14,43 +14,104 @@ try:
 except ImportError as error:
     print(f"attention_peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
-from torch_timing import arguments, row_of, save, time_us
+from torch_timing import arguments, found, row_of, save, time_us
 
 TOKENS = 16384
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-def measure(dim, heads, kv_heads, length, causal, who):
+def of_pytorch(who, queries, keys, values, causal):
+    """The sets of buffers lie as (batch, positions, heads, columns)."""
+    swapped = [[x.transpose(1, 2) for x in tensors] for tensors in (queries, keys, values)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    options = {"is_causal": causal, "enable_gqa": queries[0].shape[2] != keys[0].shape[2]}
+    return lambda i: attend(*(tensors[i] for tensors in swapped), **options)
+
+
+def of_flash_attn(module, queries, keys, values, causal):
+    if queries[0].shape[1] == 1:
+        return lambda i: module.flash_attn_with_kvcache(queries[i], keys[i], values[i], cache_seqlens=keys[i].shape[1])
+    return lambda i: module.flash_attn_func(queries[i], keys[i], values[i], causal=causal)
+
+
+def of_flashinfer(module, queries, keys, values, causal):
+    batch, count, heads, dim = queries[0].shape
+    length, kv_heads, dtype = keys[0].shape[1], keys[0].shape[2], queries[0].dtype
+    room = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    steps = lambda each: torch.arange(0, batch * each + 1, each, dtype=torch.int32, device="cuda")
+    if count == 1:  # its decoding wants pages: a sequence has them one after the other
+        page, each = 16, length // 16
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(room, "NHD", use_tensor_cores=heads != kv_heads)
+        last = torch.full((batch,), page, dtype=torch.int32, device="cuda")
+        wrapper.plan(steps(each), torch.arange(batch * each, dtype=torch.int32, device="cuda"), last, heads, kv_heads, dim, page, q_data_type=dtype, kv_data_type=dtype)
+        paged = [[x.reshape(batch * each, page, kv_heads, dim) for x in tensors] for tensors in (keys, values)]
+        return lambda i: wrapper.run(queries[i].view(batch, heads, dim), (paged[0][i], paged[1][i]))
+    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(room, "NHD")
+    wrapper.plan(steps(count), steps(length), heads, kv_heads, dim, causal=causal, q_data_type=dtype, kv_data_type=dtype)
+    flat = [[x.reshape(-1, *x.shape[2:]) for x in tensors] for tensors in (queries, keys, values)]
+    return lambda i: wrapper.run(*(tensors[i] for tensors in flat))
+
+
+def peers():
+    """{who: a function that makes a call of a set of buffers}, of those that are installed."""
+    made = {who: lambda *given, who=who: of_pytorch(who, *given) for who in WHO}
+    # FlashAttention-3 is a package of its own with the same calls, for this GPU where both are there.
+    flash = found("flash_attn")
+    if flash:
+        try:
+            import flash_attn_interface as flash
+        except ImportError:
+            pass
+        made["flash_attn"] = lambda *given: of_flash_attn(flash, *given)
+    flashinfer = found("flashinfer")
+    if flashinfer:
+        made["flashinfer"] = lambda *given: of_flashinfer(flashinfer, *given)
+    return made
+
+
+def timed(who, make, queries, keys, values, causal, calls):
+    """Microseconds of a call; what it gives must be what PyTorch's own formula gives, for the first sequence and head."""
+    with sdpa_kernel(WHO[who] if who in WHO else SDPBackend.MATH):
+        call = make(queries, keys, values, causal)
+        if who not in WHO:
+            got = call(0)
+            got = (got[0] if isinstance(got, tuple) else got).reshape(queries[0].shape)[0, :64, 0].float()
+            q, k, v = queries[0][0, :64, 0].float(), keys[0][0, :, 0].float(), values[0][0, :, 0].float()
+            logits = q @ k.T * q.shape[-1] ** -0.5
+            if causal:
+                logits = logits.masked_fill(torch.arange(k.shape[0], device="cuda") > torch.arange(q.shape[0], device="cuda")[:, None], -torch.inf)
+            expected = torch.softmax(logits, -1) @ v
+            if not (got - expected).abs().max() <= 0.02 * expected.abs().max():
+                raise RuntimeError("its result is wrong")
+        return time_us([lambda i=i: call(i) for i in range(len(queries))], calls, replays=9)
+
+
+def measure(dim, heads, kv_heads, length, causal, who, make):
     def random(count):
-        return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16)
 
     operations = 4.0 * TOKENS * length * heads * dim * (0.5 if causal else 1)
     sets = [(random(heads), random(kv_heads), random(kv_heads)) for _ in range(3)]
-    attend = torch.nn.functional.scaled_dot_product_attention
-    options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
-    with sdpa_kernel(WHO[who]):
-        us = time_us([lambda i=i: attend(*sets[i], **options) for i in range(3)], 3 if operations > 1e12 else 9, replays=9)
+    us = timed(who, make, *map(list, zip(*sets)), causal, 3 if operations > 1e12 else 9)
     return us, operations / us * 1e-6
 
 
-def measure_decode(dtype, batch, length, heads, kv_heads, who):
+def measure_decode(dtype, batch, length, heads, kv_heads, who, make):
     def random(*shape):
-        return torch.randn(*shape, 128, device="cuda", dtype=dtype).transpose(1, 2)
+        return torch.randn(*shape, 128, device="cuda", dtype=dtype)
 
     count = max(1, -(-(240 << 20) // (4 * 128 * batch * length * kv_heads)))  # sets of keys and values, beyond the L2 cache in all
-    sets = [(random(batch, length, kv_heads), random(batch, length, kv_heads)) for _ in range(count)]
-    query = random(batch, 1, heads)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    with sdpa_kernel(WHO[who]):
-        return time_us([lambda i=i: attend(query, *sets[i], enable_gqa=heads != kv_heads) for i in range(count)], 8, replays=9)
+    keys, values = ([random(batch, length, kv_heads) for _ in range(count)] for _ in range(2))
+    return timed(who, make, [random(batch, 1, heads)] * count, keys, values, False, 8)
 
 
 def main():
     options = arguments(__doc__, "a few lengths only")
-    rows = []
+    rows, made = [], peers()
 
     def add(name, who, measured):
         rows.append(row_of(f"{name}/{who}", measured))
+        save(options.out, rows, cudnn=torch.backends.cudnn.version())
 
     def attention(*shape):
         us, rate = measure(*shape)
@@ -58,21 +119,22 @@ def main():
 
     lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]
     batches = [(1, 1024), (1, 4096), (1, 16384), (1, 65536), (1, 131072), (8, 4096), (16, 4096), (32, 4096), (16, 8192), (64, 4096), (128, 2048)]
+    shapes = [(128, 16, 16)] if options.quick else [(64, 32, 32), (128, 16, 16), (256, 8, 8), (128, 32, 8)]
+    kinds = [(torch.float16, "fp16", 8), (torch.bfloat16, "bf16", 8), (torch.float16, "fp16", 32)]
     torch.manual_seed(0)
     with torch.no_grad():
-        for dim, heads, kv_heads in [(64, 32, 32), (128, 16, 16), (256, 8, 8), (128, 32, 8)]:
+        for dim, heads, kv_heads in shapes:
             grouped = f"{heads}" if heads == kv_heads else f"{heads}/{kv_heads}"
             for causal in (False, True):
                 for length in lengths:
-                    for who in WHO:
+                    for who, make in made.items():
                         add(f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}", who,
-                            lambda: attention(dim, heads, kv_heads, length, causal, who))
-        for dtype, name, kv_heads in [(torch.float16, "fp16", 8), (torch.bfloat16, "bf16", 8), (torch.float16, "fp16", 32)]:
+                            lambda: attention(dim, heads, kv_heads, length, causal, who, make))
+        for dtype, name, kv_heads in kinds[:1] if options.quick else kinds:
             for batch, length in batches[1:5:3] if options.quick else batches:
-                for who in WHO:
+                for who, make in made.items():
                     add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense", who,
-                        lambda: {"real_time": measure_decode(dtype, batch, length, 32, kv_heads, who)})
-    save(options.out, rows, cudnn=torch.backends.cudnn.version())
+                        lambda: {"real_time": measure_decode(dtype, batch, length, 32, kv_heads, who, make)})
 
 
 if __name__ == "__main__":

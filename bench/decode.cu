@@ -54,7 +54,7 @@ class Case : public bench::CaseBase {
   }
   int64_t pages() const { return page_ == 0 ? 0 : (length_ + page_ - 1) / page_; }
   int calls() const { return bench::calls_for(bytes_); }
-  double measure_yardstick() const override {
+  bench::Timing measure_yardstick() const override {
     return bench::read_us(sets_, [&](int i) { return kv_[size_t(i)]; }, size_t(bytes_), calls());
   }
 

@@ -103,7 +103,7 @@ class Case : public bench::CaseBase {
     CaseBase::report(state, time);
     if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / time.us;
   }
-  double measure_yardstick() const override {
+  bench::Timing measure_yardstick() const override {
     return bench::read_us(sets_, [&](int i) { return from_[size_t(i)]; }, size_t(bytes_));
   }
 

@@ -42,7 +42,7 @@ class Case : public bench::CaseBase {
     }
   }
   void start() {
-    add("copy", [this](benchmark::State& state) { report(state, yardstick_us_); });
+    add("copy", [this](benchmark::State& state) { report(state, yardstick_); });
     add("kernels", [this](benchmark::State& state) { measure(state, sets_, [this](cudaStream_t s, int i) { fused(s, qkv_[size_t(i)]); }); });
     add("pieces", [this](benchmark::State& state) { measure(state, sets_, [this](cudaStream_t s, int i) { pieces(s, qkv_[size_t(i)]); }); });
     if (tokens_ > 1) return;
@@ -56,7 +56,7 @@ class Case : public bench::CaseBase {
   static void must(const k::Status& status) {
     if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
   }
-  double measure_yardstick() const override {
+  bench::Timing measure_yardstick() const override {
     return bench::copy_us(sets_, [this](int i) { return qkv_[size_t(i)]; }, [this](int) { return turned_; }, size_t(bytes_ / 2), bench::calls_for(bytes_));
   }
   template <class Call>
@@ -69,7 +69,7 @@ class Case : public bench::CaseBase {
     BENCH_CHECK(cudaMemcpy(frequencies_, frequencies.data(), frequencies.size() * sizeof(float), cudaMemcpyHostToDevice));
     const bench::Timing time = bench::time_us(sets, call, bench::calls_for(bytes_));
     if (sets == sets_) return report(state, time);
-    for (auto _ : state) state.SetIterationTime(time.us * 1e-6);  // weights are no part of the yardstick
+    bench::put(state, time);  // weights are no part of the yardstick
   }
 
   k::Rope rope() const { return k::rope(positions_, frequencies_, int(dim_)); }

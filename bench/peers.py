@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch, torch.compile and Triton on the shapes of the row and elementwise benchmarks, in the same way: random data, buffers rotated
+"""PyTorch, torch.compile, Triton and what is installed of Liger, quack and FlashInfer on the shapes of the row and elementwise benchmarks, in the same way: random data, buffers rotated
 beyond the L2 cache, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
     bench/peers.py --out peers.json [--quick] [--budget SECONDS]
@@ -26,7 +26,7 @@ except ImportError as error:
     print(f"peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
 import torch_timing
-from torch_timing import time_us
+from torch_timing import found, time_us
 
 ROWS = 49152
 COLS = [32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
@@ -250,6 +250,32 @@ def time_triton(case):
     return case.time(case.triton_call(best_tiling)), "rows %d block %d warps %d" % best_tiling
 
 
+def packages():
+    """{who: {op: a call on a set of buffers}}, of those that are installed."""
+    made = {}
+    if found("liger_kernel", "liger_kernel.ops.rms_norm"):
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+        from liger_kernel.ops.softmax import LigerSoftmaxFunction
+        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+        made["liger"] = {"softmax": lambda c, i: LigerSoftmaxFunction.apply(c.x[i]),
+                         "layernorm": lambda c, i: LigerLayerNormFunction.apply(c.x[i], c.gamma, c.beta, EPS),
+                         "rmsnorm": lambda c, i: LigerRMSNormFunction.apply(c.x[i], c.gamma, EPS),
+                         "swiglu": lambda c, i: LigerSiLUMulFunction.apply(c.x[i], c.residual[i])}
+    quack = found("quack")
+    if quack:
+        made["quack"] = {"softmax": lambda c, i: quack.softmax(c.x[i]), "rmsnorm": lambda c, i: quack.rmsnorm(c.x[i], c.gamma, eps=EPS)}
+    flashinfer = found("flashinfer")
+    if flashinfer:
+        made["flashinfer"] = {"rmsnorm": lambda c, i: flashinfer.norm.rmsnorm(c.x[i], c.gamma, EPS, out=c.y[i])}
+    return made
+
+
+def time_package(case, call):
+    case.check(call(case, 0))
+    return case.time(lambda i: call(case, i)), ""
+
+
 def measure(case, who, how, results):
     copy = results.get(case.name + "copy", {}).get("real_time")
 
@@ -276,7 +302,7 @@ def main():
         "command": " ".join(["bench/peers.py", *sys.argv[1:]]),
         "triton": triton.__version__,
     }
-    results, skipped = {}, []
+    results, skipped, installed = {}, [], packages()
 
     def save():
         torch_timing.save(options.out, list(results.values()), **context)
@@ -293,6 +319,9 @@ def main():
             if (cols in QUICK or op in ELEMENTWISE) and dtype == torch.float16:
                 tuned = {"max_autotune_pointwise": True}
                 todo.append(("torch.compile tuned", lambda case: time_compiled(case, tuned), True))
+            for who, calls in installed.items():
+                if op in calls:
+                    todo.append((who, lambda case, call=calls[op]: time_package(case, call), True))
             for who, how, compiles in todo:
                 if compiles and time.monotonic() - BEGIN > options.budget:
                     skipped.append(case.name + who)

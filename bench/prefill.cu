@@ -57,7 +57,7 @@ void run(benchmark::State& state, const Case& c, const S& score) {
   BENCH_CHECK(cudaMemcpy(lengths, all.data(), all.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
 
   const double operations = 2.0 * kTokens * double(c.length) * double(width + v_width) * (c.causal ? 0.5 : 1);
-  const double us = bench::time_us(sets, [&](cudaStream_t stream, int i) {
+  const bench::Timing time = bench::time_us(sets, [&](cudaStream_t stream, int i) {
     const auto call = [&](const auto& kv) {
       const k::Status status = k::attention(stream, k::load(static_cast<const Query*>(q[size_t(i)]), width), kv, k::store(o[size_t(i)], v_width),
                                             {batch, c.length, c.heads, c.kv_heads, c.dim, c.v_dim}, score);
@@ -67,8 +67,8 @@ void run(benchmark::State& state, const Case& c, const S& score) {
     if (c.page == 0) return call(k::dense_kv(keys_of, values_of, c.length));
     if constexpr (std::is_same<T, k::bfloat16>::value) call(k::paged_kv(keys_of, values_of, k::pages(table, c.length / c.page, c.page), lengths));
   }, operations > 1e12 ? 3 : 10, 9);
-  for (auto _ : state) state.SetIterationTime(us * 1e-6);
-  state.counters["TFLOP/s"] = operations / us * 1e-6;
+  bench::put(state, time);
+  state.counters["TFLOP/s"] = operations / time.us * 1e-6;
 }
 
 template <class T>

@@ -22,8 +22,7 @@ void must(const k::Status& status) {
 template <class Call>
 void add(const std::string& name, const Call& call) {
   benchmark::RegisterBenchmark(name.c_str(), [call](benchmark::State& state) {
-    const double us = bench::time_us(1, [&](cudaStream_t stream, int) { call(stream); });
-    for (auto _ : state) state.SetIterationTime(us * 1e-6);
+    bench::put(state, bench::time_us(1, [&](cudaStream_t stream, int) { call(stream); }));
   })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
 }
 

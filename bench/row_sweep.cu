@@ -28,7 +28,7 @@ void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, d
   const double automatic = results.empty() ? 0 : results[0].us;
   std::sort(results.begin() + (results.empty() ? 0 : 1), results.end(), [](const Candidate& a, const Candidate& b) { return a.us < b.us; });
   std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols, copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
-  for (size_t i = 1; i < std::min<size_t>(6, results.size()); ++i) {
+  for (size_t i = 1; i < results.size(); ++i) {
     const k::RowPolicy& p = results[i].policy;
     std::printf(" [%s t%d c%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.rows_per_group, 100 * copy / results[i].us);
   }

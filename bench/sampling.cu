@@ -33,7 +33,7 @@ class Case : public bench::CaseBase {
 
  private:
   static constexpr int kPrevious = 500;
-  double measure_yardstick() const override {
+  bench::Timing measure_yardstick() const override {
     return bench::read_us(sets_, [&](int i) { return logits_[size_t(i)]; }, size_t(bytes_), bench::calls_for(bytes_));
   }
   void mode(const char* who, const k::Sampling& options) {

@@ -15,12 +15,7 @@ try:
 except ImportError as error:
     print(f"sampling_peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
-from torch_timing import arguments, row_of, save, time_us
-
-try:
-    import flashinfer
-except ImportError:
-    flashinfer = None
+from torch_timing import arguments, found, row_of, save, time_us
 
 
 def top_k_top_p(logits):
@@ -39,9 +34,8 @@ def plain(logits):
 def main():
     options = arguments(__doc__, "a few shapes only")
     calls = {"torch": top_k_top_p, "torch_plain": plain, "torch_argmax": lambda logits: torch.argmax(logits, -1)}
-    if flashinfer is None:
-        print("sampling_peers.py: without FlashInfer, which is not installed", file=sys.stderr)
-    else:
+    flashinfer = found("flashinfer")
+    if flashinfer:
         # With numbers for the seed, as a generator's state cannot be read while a graph is captured.
         seed = {"seed": 1, "offset": 0}
         sampling = flashinfer.sampling
@@ -57,7 +51,7 @@ def main():
         for who, call in calls.items():
             rows.append(row_of(f"sampling/fp32/{count}x128256/{who}",
                                lambda: {"real_time": time_us([lambda x=x: call(x) for x in logits], 8, replays=9)}))
-    save(options.out, rows, flashinfer=getattr(flashinfer, "__version__", "none"))
+        save(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
@@ -116,15 +117,48 @@ inline int sets_for(double bytes) {
 // How many calls of `bytes` each make a replay of some 2 ms at 4 TB/s: at least 4, at most 20.
 inline int calls_for(double bytes) { return int(std::min(20.0, std::max(4.0, 8e9 / bytes))); }
 
-// Median microseconds of one call, and how far from it the replays lie: the median distance, over the median.
+// The clock of the multiprocessors at this moment, in MHz, from the driver's management library; 0 where it does not say.
+inline double clock_mhz() {
+  struct Driver {
+    void* device = nullptr;
+    int (*clock)(void*, int, unsigned*) = nullptr;
+    Driver() {
+      void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+      if (library == nullptr) return;
+      const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
+      const auto find = reinterpret_cast<int (*)(const char*, void**)>(dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2"));
+      int current = 0;
+      char bus[32] = "";
+      BENCH_CHECK(cudaGetDevice(&current));
+      BENCH_CHECK(cudaDeviceGetPCIBusId(bus, sizeof(bus), current));
+      if (init == nullptr || find == nullptr || init() != 0 || find(bus, &device) != 0) return;
+      clock = reinterpret_cast<int (*)(void*, int, unsigned*)>(dlsym(library, "nvmlDeviceGetClockInfo"));
+    }
+  };
+  static const Driver driver;
+  constexpr int kMultiprocessors = 1;  // NVML_CLOCK_SM
+  unsigned mhz = 0;
+  return driver.clock != nullptr && driver.clock(driver.device, kMultiprocessors, &mhz) == 0 ? double(mhz) : 0.0;
+}
+
+// Median microseconds of one call, and how far from it the replays lie: the median distance, over the median. clock: the median of those
+// that were sampled while the replays ran, 0 if unknown; dropped: replays that do not count, as the clock was below kHeldBack of that.
 struct Timing {
-  double us, spread;
+  double us, spread, clock = 0;
+  int dropped = 0;
   Timing(double median, double distance = 0) : us(median), spread(distance) {}
   operator double() const { return us; }
 };
+constexpr double kHeldBack = 0.97;
 inline double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
+}
+// What every case reports.
+inline void put(benchmark::State& state, const Timing& time) {
+  for (auto _ : state) state.SetIterationTime(time.us * 1e-6);
+  if (time.spread > 0) state.counters["spread"] = time.spread;
+  if (time.clock > 0) state.counters["sm_mhz"] = time.clock, state.counters["dropped"] = time.dropped;
 }
 
 // `call(stream, i)` for i = 0 .. sets - 1 is captured into a graph, which is replayed.
@@ -153,20 +187,29 @@ inline Timing time_us(int sets, const std::function<void(cudaStream_t, int)>& ca
     BENCH_CHECK(cudaGraphLaunch(exec, stream));
     BENCH_CHECK(cudaEventRecord(events[i], stream));
   }
-  BENCH_CHECK(cudaStreamSynchronize(stream));
-  std::vector<double> times;
+  // While they run, the clock of each is asked for as it begins.
+  std::vector<double> clocks;
   for (size_t i = kWarmups; i + 1 < events.size(); ++i) {
+    BENCH_CHECK(cudaEventSynchronize(events[i]));
+    clocks.push_back(clock_mhz());
+  }
+  BENCH_CHECK(cudaStreamSynchronize(stream));
+  const double clock = median(clocks);
+  std::vector<double> times;
+  for (size_t i = 0; i < clocks.size(); ++i) {
+    if (clocks[i] < kHeldBack * clock) continue;
     float ms = 0;
-    BENCH_CHECK(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
+    BENCH_CHECK(cudaEventElapsedTime(&ms, events[i + kWarmups], events[i + kWarmups + 1]));
     times.push_back(ms * 1e3 / (rounds * sets));
   }
   for (cudaEvent_t event : events) BENCH_CHECK(cudaEventDestroy(event));
   BENCH_CHECK(cudaGraphExecDestroy(exec));
   BENCH_CHECK(cudaGraphDestroy(graph));
   BENCH_CHECK(cudaStreamDestroy(stream));
-  const double middle = median(times);
-  for (double& t : times) t = std::fabs(t - middle) / middle;
-  return {middle, median(times)};
+  Timing timing(median(times));
+  for (double& t : times) t = std::fabs(t - timing.us) / timing.us;
+  timing.spread = median(times), timing.clock = clock, timing.dropped = int(clocks.size() - times.size());
+  return timing;
 }
 
 // The yardstick: copies `n` units of 16 bytes, kUnroll of them per thread in flight.
@@ -195,11 +238,11 @@ void copy(cudaStream_t stream, const void* from, void* to, size_t bytes) {
 }
 
 // The best of three unrollings: what a kernel that reads and writes these buffers once can hope for.
-inline double copy_us(int sets, const std::function<const void*(int)>& from, const std::function<void*(int)>& to,
+inline Timing copy_us(int sets, const std::function<const void*(int)>& from, const std::function<void*(int)>& to,
                       size_t bytes, int calls = 20) {
-  const double one = time_us(sets, [&](cudaStream_t s, int i) { copy<1>(s, from(i), to(i), bytes); }, calls);
-  const double two = time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }, calls);
-  const double four = time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }, calls);
+  const Timing one = time_us(sets, [&](cudaStream_t s, int i) { copy<1>(s, from(i), to(i), bytes); }, calls);
+  const Timing two = time_us(sets, [&](cudaStream_t s, int i) { copy<2>(s, from(i), to(i), bytes); }, calls);
+  const Timing four = time_us(sets, [&](cudaStream_t s, int i) { copy<4>(s, from(i), to(i), bytes); }, calls);
   return std::min(one, std::min(two, four));
 }
 
@@ -219,7 +262,7 @@ __global__ void __launch_bounds__(256) read_kernel(const uint4* from, size_t n, 
 }
 
 // The best of four unrollings.
-inline double read_us(int sets, const std::function<const void*(int)>& from, size_t bytes, int calls = 20) {
+inline Timing read_us(int sets, const std::function<const void*(int)>& from, size_t bytes, int calls = 20) {
   static unsigned* never = nullptr;
   if (never == nullptr) BENCH_CHECK(cudaMalloc(&never, 4));
   const size_t n = bytes / 16;
@@ -258,7 +301,7 @@ class CaseBase : public std::enable_shared_from_this<CaseBase> {
     arena().reset();
   }
 
-  virtual double measure_yardstick() const = 0;  // microseconds
+  virtual Timing measure_yardstick() const = 0;
 
   // Memory is set aside now and filled when the case runs.
   template <class T>
@@ -277,15 +320,14 @@ class CaseBase : public std::enable_shared_from_this<CaseBase> {
   }
 
   void report(benchmark::State& state, const Timing& time) const {
-    for (auto _ : state) state.SetIterationTime(time.us * 1e-6);
+    put(state, time);
     state.counters["GB/s"] = bytes_ / time.us * 1e-3;
-    state.counters[share_] = yardstick_us_ / time.us;
-    if (time.spread > 0) state.counters["spread"] = time.spread;
+    state.counters[share_] = yardstick_.us / time.us;
   }
 
   double bytes_;
   int sets_;
-  double yardstick_us_ = 0;
+  Timing yardstick_ = 0;
 
  private:
   // Cases share the memory: whichever runs fills it.
@@ -294,7 +336,7 @@ class CaseBase : public std::enable_shared_from_this<CaseBase> {
     if (current == this) return;
     current = this;
     for (const auto& fill : fills_) fill();
-    yardstick_us_ = measure_yardstick();
+    yardstick_ = measure_yardstick();
   }
 
   std::string name_;

@@ -60,7 +60,7 @@ class Case : public CaseBase {
       return status ? nullptr : status.reason();
     };
     const std::string label = planned ? describe(plan) : planned.reason();
-    add("copy", [this](benchmark::State& state) { report(state, yardstick_us_); });
+    add("copy", [this](benchmark::State& state) { report(state, yardstick_); });
     add("kernels", [this, label](benchmark::State& state) {
       state.SetLabel(label);
       time(state, library_, library_(nullptr, 0));
@@ -70,7 +70,7 @@ class Case : public CaseBase {
   // What has no plan.
   void library(const Call& call) {
     library_ = call;
-    add("copy", [this](benchmark::State& state) { report(state, yardstick_us_); });
+    add("copy", [this](benchmark::State& state) { report(state, yardstick_); });
     add("kernels", [this](benchmark::State& state) { time(state, library_, library_(nullptr, 0)); });
   }
 
@@ -95,7 +95,7 @@ class Case : public CaseBase {
     return all;
   }
 
-  double measure_yardstick() const override {
+  Timing measure_yardstick() const override {
     const auto from = [this](int i) { return from_[i]; };
     const auto to = [this](int i) { return to_[i]; };
     return copy_us(sets_, from, to, copy_bytes(), calls_);
