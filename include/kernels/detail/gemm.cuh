@@ -156,6 +156,16 @@ struct GemmParams {
   bool few_stages;     // kGemmFewStages, as the device has no room for more
 };
 
+// Whether maps read something for each result (x, for x += ...) and not only for each output.
+template <class M>
+constexpr bool reads_matrix = false;
+template <class S, class Op>
+constexpr bool reads_matrix<Binary<S, Op>> = true;
+template <class T, class Op>
+constexpr bool reads_matrix<Binary<RowVector<T>, Op>> = false;
+template <class A, class B>
+constexpr bool reads_matrix<MapChain<A, B>> = reads_matrix<A> || reads_matrix<B>;
+
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of kTokens x kRows.
 template <class P>
 struct GemmSlabs {
@@ -198,13 +208,13 @@ struct GemmSlabs {
   }
 
  private:
-  // What the sink reads (x, for x += ...) is asked for several packs ahead: behind each store, which might be to the same place, a lane
-  // would wait for memory anew.
+  // What the sink reads for each result is asked for several packs ahead: behind each store, which might be to the same place, a lane would
+  // wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
   template <int N>
   static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
     constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
     using Read = Operands<P, N>;
-    constexpr int fit = kAheadBytes / int(sizeof(Read)), kAhead = std::is_empty<Read>::value || P::matrices == 2 || fit < 1 ? 1 : fit < 8 ? fit : 8;
+    constexpr int fit = kAheadBytes / int(sizeof(Read)), kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1 : fit < 8 ? fit : 8;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
     const int step = 32 * int(parts), count = slabs * kEach;
