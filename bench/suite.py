@@ -76,8 +76,11 @@ class Clocks:
 
     def __enter__(self):
         self.process, self.lines = None, []
-        query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
         try:
+            # Drivers have called the reasons by two names.
+            known = lambda fact: subprocess.run(["nvidia-smi", "-i", "0", f"--query-gpu={fact}", "--format=csv"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+            reasons = next((fact for fact in ("clocks_event_reasons.active", "clocks_throttle_reasons.active") if known(fact)), "index")
+            query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu," + reasons
             self.process = subprocess.Popen(["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits", "-lms", "200"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
             self.reader.start()
