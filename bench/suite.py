@@ -28,7 +28,8 @@ ROWS = r"x(128|1024|4096|8192|32768)/"
 PROGRAMS = {
     "ceilings": (4, 4, ""), "softmax": (8, 25, "^softmax/fp16/49152" + ROWS), "layernorm": (8, 20, "^layernorm(_residual)?/fp16/49152" + ROWS), "rmsnorm": (6, 15, "^rmsnorm/fp16/49152" + ROWS),
     "elementwise": (4, 15, r"(gelu|swiglu)/fp16/16384x|embed_rmsnorm/"), "matmul": (14, 190, r"1x4096x4096/|1x14336x4096/|16x14336x4096/|4096x4096x4096/"),
-    "decode": (8, 32, r"^decode/fp16/.*x(4096|131072),32/8,dense"), "prefill": (8, 30, r"bf16/d128x16x(512|2048|8192)/"), "sampling": (5, 12, r"fp32/\d+x128256/"),
+    "decode": (8, 32, r"^decode/fp16/.*x(4096|131072),32/8,dense"), "prefill": (8, 30, r"bf16/d128x16x(512|2048|8192)/"), "step": (4, 12, r"/(1x120|8x1000|512x0)/(read|kernels)"),
+    "sampling": (5, 12, r"fp32/\d+x128256/"),
     "router": (4, 8, r"/(1|1024)x"), "norm_heads": (4, 6, r"/(1|1024)x"), "host_cost": (5, 8, ""),
     "peers": (40, 220, None), "attention_peers": (25, 120, None), "sampling_peers": (15, 40, None)}
 SCRIPTS = [name for name, (*_, cases) in PROGRAMS.items() if cases is None]
@@ -75,8 +76,11 @@ class Clocks:
 
     def __enter__(self):
         self.process, self.lines = None, []
-        query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
         try:
+            # Drivers have called the reasons by two names.
+            known = lambda fact: subprocess.run(["nvidia-smi", "-i", "0", f"--query-gpu={fact}", "--format=csv"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+            reasons = next((fact for fact in ("clocks_event_reasons.active", "clocks_throttle_reasons.active") if known(fact)), "index")
+            query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu," + reasons
             self.process = subprocess.Popen(["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits", "-lms", "200"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
             self.reader.start()

@@ -118,7 +118,7 @@ def page(results):
              table(head, lines, left=2), "<h2>Every ratio</h2>",
              '<p><label>Words <input id="find" type="search" placeholder="cudnn causal"></label><label>We are <select id="which"><option value="">ahead, level or behind</option>'
              '<option>ahead</option><option>level</option><option>behind</option></select></label><span class="dim" id="shown"></span></p>', every]
-    for op, title in (("router", "Routing"), ("norm_heads", "Norms of heads"), ("host", "Microseconds of the host for a call")):
+    for op, title in (("step", "A layer of a model that decodes"), ("prompt", "A layer of a model that reads a prompt"), ("router", "Routing"), ("norm_heads", "Norms of heads"), ("host", "Microseconds of the host for a call")):
         if any(name == op for name, _ in results.cases):
             body += [f"<h2>{title}</h2>", small(results, op)]
     body += ['<h2 id="absent">What is absent</h2>', "<h3>Files that were not measured</h3>", listed(missing), "<h3>Peers that were not installed</h3>", listed(absent) if absent else "<p>None that the files name.</p>",

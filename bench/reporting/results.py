@@ -22,7 +22,7 @@ SAMPLING = {"torch": "top_k_top_p", "flashinfer": "top_k_top_p", "torch_plain": 
 FILES = {"ceilings": "ceilings of the machine", "softmax": "softmax", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "odd_rows": "rows of odd numbers of columns",
          "elementwise": "elementwise operations", "peers": "PyTorch, torch.compile, Triton and others on rows",
          "elementwise_peers": "PyTorch, torch.compile and Triton, elementwise", "matmul": "products", "matmul_early": "products with weights asked for early",
-         "prefill": "attention of many queries", "decode": "decoding", "attention_peers": "peers of attention", "sampling": "sampling",
+         "prefill": "attention of many queries", "step": "layers of a model", "decode": "decoding", "attention_peers": "peers of attention", "sampling": "sampling",
          "sampling_peers": "peers of sampling", "router": "routing", "norm_heads": "norms of heads", "host_cost": "time of the host",
          "reference": "peers measured in another run", "llm": "examples/llm on the GPU", "llm_cpu": "examples/llm on the CPU",
          "llm_peers": "transformers with torch.compile"}

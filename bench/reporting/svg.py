@@ -32,10 +32,13 @@ def nice_ticks(top):
 
 
 def log_ticks(low, high):
-    """Powers of ten, with 2 and 5 between them where there are few."""
-    ticks = [m * 10.0 ** e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in (1, 2, 5)]
-    inside = [t for t in ticks if low <= t <= high]
-    return inside if len(inside) <= 8 else [t for t in inside if abs(math.log10(t) % 1) < 1e-9]
+    """Powers of ten, with others between them where there are few."""
+    for between in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1,)):
+        ticks = [m * 10.0 ** e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in between]
+        inside = [t for t in ticks if low <= t <= high]
+        if len(inside) <= 8:
+            break
+    return inside
 
 
 class Series:
@@ -92,7 +95,7 @@ def wrapped(series):
     """The legend's lines: [(x, series)]."""
     rows, at = [[]], 12
     for s in series:
-        width = 23 + 6.6 * len(s.name) + 12
+        width = 23 + 7.2 * len(s.name) + 12
         if at + width > WIDTH and rows[-1]:
             rows.append([])
             at = 12

@@ -150,7 +150,7 @@ def report(directory):
         report_matmul(products, context)
     report_attention(directory)
     report_sampling(directory)
-    for name in ("router", "norm_heads"):
+    for name in ("step", "router", "norm_heads"):
         report_times(os.path.join(directory, name + ".json"))
     report_host(os.path.join(directory, "host_cost.json"))
     print("\nMicroseconds. share: copy kernel's time / kernels' time. For a peer: its time, and that as a multiple"
@@ -335,7 +335,7 @@ def report_sampling(directory):
 
 
 def report_times(path):
-    """What bench/router.cu or bench/norm_heads.cu measured: a line for each shape, a column for each kernel."""
+    """What bench/step.cu, bench/router.cu or bench/norm_heads.cu measured: a line for each shape, a column for each kernel."""
     if not os.path.exists(path):
         return
     with open(path) as file:

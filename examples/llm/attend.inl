@@ -20,8 +20,8 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const k::AttentionShape shape = shape_of(tokens, how.shape);
   return with_cache(cache, how.shape, tokens, [&](const auto& kv) {
     const auto with = [&](const auto& score) {
-      if (is_decode(tokens)) return reason(on::decode(exec(place), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
-      return reason(on::attention(exec(place), queries, kv, out, shape, score, options));
+      if (is_decode(tokens)) return reason(on::decode(exec(place, tokens.rows()), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
+      return reason(on::attention(exec(place, tokens.rows()), queries, kv, out, shape, score, options));
     };
     return how.cap > 0 ? with(mask & k::soft_cap(how.cap)) : with(mask);
   });

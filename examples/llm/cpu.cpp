@@ -26,7 +26,7 @@ namespace on = kernels::cpu;
 using A = float;  // activations
 
 namespace {
-on::Exec exec(const Place& place) { return on::Exec{place.threads}; }
+on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
 [[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) { return on::decode_workspace_bytes(shape); }
 [[maybe_unused]] on::MatmulPolicy policy(const Place&) { return {}; }
 #if defined(WEIGHTS)

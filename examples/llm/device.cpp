@@ -94,6 +94,7 @@ class Cpu : public Device {
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void synchronize() override {}
   bool idle() override { return true; }
+  int64_t chunk() const override { return 512; }
   int ahead() const override { return 0; }
   std::unique_ptr<Recording> record(const std::function<void()>& calls) override { return std::make_unique<Again>(calls); }
   const RowCalls& rows() const override { return *rows_; }

@@ -31,6 +31,7 @@ class Device {
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits for the calls before
   virtual void synchronize() = 0;
   virtual bool idle() = 0;            // whether all calls have ended
+  virtual int64_t chunk() const = 0;  // so many tokens of a prompt keep it busy
   virtual int ahead() const = 0;      // so many steps are asked for before the first one's result is looked at
   virtual std::unique_ptr<Recording> record(const std::function<void()>& calls) = 0;
 

@@ -24,7 +24,11 @@ namespace k = kernels;
 namespace on = kernels;
 
 namespace {
-on::Exec exec(const Place& place) { return on::Exec{static_cast<cudaStream_t>(place.stream)}.programmatic(place.early).constant_weights(place.early); }
+// With rows of several tokens a kernel waits for the one ahead before it lets the next one begin: attention that has begun while the product
+// ahead of it was still reading took 54 instead of 41 us, with 32 texts of 1,000 tokens of a 7B model on an H200.
+on::Exec exec(const Place& place, int64_t rows = 1) {
+  return on::Exec{static_cast<cudaStream_t>(place.stream)}.programmatic(place.early).constant_weights(place.early && rows == 1);
+}
 [[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) { return on::decode_workspace_bytes(exec(place), shape); }
 [[maybe_unused]] on::MatmulPolicy policy(const Place& place) {
   on::MatmulPolicy out;

@@ -32,7 +32,7 @@ void add_model(CLI::App& command, Settings& s) {
   command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")->capture_default_str();
   command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")->capture_default_str()->check(CLI::Range(0, 1 << 30));
   command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")->capture_default_str()->check(CLI::Range(0, 1 << 30));
-  command.add_option("--chunk", s.chunk, "tokens of a prompt that are computed together")->capture_default_str()->check(CLI::Range(1, 1 << 20));
+  command.add_option("--chunk", s.chunk, "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU")->capture_default_str()->check(CLI::Range(0, 1 << 20));
   command.add_flag("--json", s.json, "print JSON");
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }

@@ -484,7 +484,8 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
     : config_(config), device_(device), options_(options) {
   const Config& c = config_;
   if (options_.sequences < 1 || options_.sequences > 4096) throw Error("the number of sequences is not between 1 and 4096");
-  if (options_.chunk < 1 || options_.chunk > 1 << 20) throw Error("--chunk is not between 1 and 2^20");
+  if (options_.chunk < 0 || options_.chunk > 1 << 20) throw Error("--chunk is not between 0 and 2^20");
+  if (options_.chunk == 0) options_.chunk = device_.chunk();
   if (options_.sinks >= 0) {
     if (c.learned_positions) throw Error("--sinks: the positions of this model are learned, and there are no more than " + std::to_string(c.positions));
     if (lengths_matter()) throw Error("--sinks: the angles of this model depend on the length of the text, and keys that are gone cannot be made anew");

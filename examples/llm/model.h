@@ -18,7 +18,7 @@ struct ModelOptions {
   int64_t sequences = 1;  // decoded together
   int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
   int64_t page = 0;       // positions in a page of the cache; 0: one page to a sequence
-  int64_t chunk = 512;    // tokens of a prompt that are computed together
+  int64_t chunk = 0;      // tokens of a prompt that are computed together; 0: as many as the device is quick with
   int64_t sinks = -1;     // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
   int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
 };
@@ -42,6 +42,7 @@ class Model {
   const Plan& plan() const { return plan_; }
   Device& device() const { return device_; }
   int64_t context() const { return plan_.context; }
+  int64_t chunk() const { return options_.chunk; }  // tokens of a prompt that are computed together
 
   // Tokens [from, from + n) of a text, whose tokens before are in the cache; then the logits of the last one are there.
   void read(int64_t text, int64_t from, const int32_t* ids, int64_t n);

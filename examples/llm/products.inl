@@ -22,7 +22,7 @@ const char* product(const Place& place, const Inputs& y, const W& w, const Out& 
       return reason(one_row(place, row, w, out, shape));
     }
   }
-  return reason(on::matmul(exec(place), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape, policy(place)));
+  return reason(on::matmul(exec(place, shape.m), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape, policy(place)));
 }
 
 template <size_t i = 0>
@@ -51,12 +51,12 @@ const char* three(const Place& place, const Inputs& y, const QkvWeights& w, floa
 }
 
 const char* plain(const Place& place, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows) {
-  return reason(on::matmul(exec(place), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
+  return reason(on::matmul(exec(place, rows), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
 }
 
 const char* residual(const Place& place, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows) {
   const auto out = k::bias(bias) | k::add(k::load(static_cast<const float*>(x), w.rows)) | k::store(x, w.rows);
-  return reason(on::matmul(exec(place), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
+  return reason(on::matmul(exec(place, rows), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
 }
 
 const char* up(const Place& place, Activation activation, const Inputs& y, const Matrix& gate, const Matrix& w, const float* bias, void* h, int64_t rows) {
@@ -70,13 +70,13 @@ const char* up(const Place& place, Activation activation, const Inputs& y, const
 
 const char* expert_up(const Place& place, const Experts& e, const void* y, const Matrix& gate, const Matrix& w, void* h, int64_t rows) {
   const int64_t inner = w.rows / e.count;
-  return reason(on::matmul(exec(place), k::gathered(inputs(y, w), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
+  return reason(on::matmul(exec(place, rows), k::gathered(inputs(y, w), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
                            {rows * e.per_token, inner, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
 }
 
 const char* expert_down(const Place& place, const Experts& e, const void* h, const Matrix& w, const float* zeros, float* made, int64_t rows) {
   const int64_t hidden = w.rows / e.count;
-  return reason(on::matmul(exec(place), inputs(h, w), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
+  return reason(on::matmul(exec(place, rows), inputs(h, w), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
 }
 
 }  // namespace

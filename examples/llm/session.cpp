@@ -206,7 +206,7 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
     const int64_t from = i == 0 ? known : 0;
     model->begin(int64_t(i), prompts[i], how, count, sampling.seed + i);
     // In pieces, so that it can be interrupted; where angles depend on the length of the text all of it has to be known.
-    const int64_t piece = model->lengths_matter() ? texts[i].prompt : settings.chunk;
+    const int64_t piece = model->lengths_matter() ? texts[i].prompt : model->chunk();
     int64_t at = from;
     for (; at < texts[i].prompt && !interrupted(); at += piece) model->read(int64_t(i), at, prompts[i].data() + at, std::min(piece, texts[i].prompt - at));
     texts[i].read = std::min(at, texts[i].prompt);

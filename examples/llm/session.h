@@ -23,7 +23,7 @@ struct Sampling {
 struct Settings {
   std::string directory, device = "auto", weights = "stored", cache = "auto";
   int threads = 0;
-  int64_t context = 0, page = 0, chunk = 512;
+  int64_t context = 0, page = 0, chunk = 0;
   bool json = false, quiet = false;
   // Sampling, where given; otherwise as generation_config.json says.
   std::optional<double> temperature, top_p, min_p, repetition_penalty;

@@ -104,8 +104,9 @@ namespace detail {
 #endif
 
 // Bodies that begin before the kernel ahead of them has ended, and wait for it themselves: by grid_dependency_pass(), in every block
-// that does anything, which also lets the next kernel begin as soon as there is room. Others do not let it: blocks of one warp start so
-// often that this alone took 60 us for 49,152 of them. With constant weights the next kernel may begin before that.
+// that does anything, which also lets the next kernel begin as soon as there is room. With constant weights the next kernel may begin before
+// that. Others wait first of all, and let the next one begin if they are so few that all run at a time: with 49,152 blocks of one warp
+// this alone took 60 us.
 template <class Body, class = void>
 struct begins_early : std::false_type {};
 template <class Body>
@@ -114,11 +115,8 @@ struct begins_early<Body, void_t<decltype(Body::early)>> : std::true_type {};
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, bool next_at_once) {
-  if constexpr (!begins_early<Body>::value) {
-    arch::grid_dependency_wait();
-  } else {
-    if (next_at_once) arch::let_next_begin();
-  }
+  if constexpr (!begins_early<Body>::value) arch::grid_dependency_wait();
+  if (next_at_once) arch::let_next_begin();
   Body::run(params);
 }
 
@@ -265,7 +263,8 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
     const bool early = ex.programmatic() && ex.device().capability >= 90 && image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && ex.constant_weights()));
+    const bool next_at_once = begins_early<Body>::value ? ex.constant_weights() : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
+    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && next_at_once));
   }
 };
 
