@@ -224,7 +224,7 @@ bool in_units(const W& w) {
 }
 
 // Column 8 i + j of each unit goes to i + j * lanes: that of inputs divided by what the unit's vector j is too large by, that of weights
-// multiplied with it. All are powers of two.
+// multiplied with it. All are powers of two, or their negatives.
 template <class U, class C>
 void put_in_planes(C* values, int64_t count, bool weights) {
   constexpr int N = kLanes<C>, cols = 8 * N;
@@ -360,7 +360,8 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   using Common = Shared<C, M, kRows>;
   const Common shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
   const bool last_run = begin + count >= at.end;
-  ask_for_scales<kRows>(rows, last_run ? at.next : at.row, last_run ? at.begin : begin + count, lesser(kRunCols, last_run ? at.end - at.begin : at.end - begin - count));
+  const int64_t next_begin = last_run ? at.begin : begin + count;
+  ask_for_scales<kRows>(rows, last_run ? at.next : at.row, next_begin, lesser(kRunCols, at.end - next_begin));
   // In planes, the sums of the inputs that a lane meets in a unit, negative.
   constexpr bool sums_inputs = U::in_planes && Common::has_centers;
   Register<C> inputs[kTokens][sums_inputs ? kRunCols / U::cols : 1];
