@@ -791,11 +791,36 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
 
   // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one block.
   __device__ __forceinline__ bool draw(int k) const {
-    SampleShared& s = room_.shared;
-    const int thread = int(threadIdx.x), lane = thread & 31;
-    // The largest logit of each thread, in all its packs and in each of kParts parts of them.
-    int in_part = log_looks;
-    while (LargestRoom::kParts * step_ << in_part < vocabulary_) ++in_part;
+    int log_part = log_looks;  // of how many packs a part is
+    while (LargestRoom::kParts * step_ << log_part < vocabulary_) ++log_part;
+    const uint32_t greatest = greatest_of_parts(log_part), from = floor_of_block(k, greatest);
+    list_parts(greatest, from, log_part);
+    __syncthreads();
+    const int parts = int(largest_.items);
+    list_tokens(parts, from, log_part);
+    __syncthreads();
+    const Listed own = listed_here(parts, from);
+    if (blocks_ > 1) {
+      tell(own);
+      if (rank_ > 0) return true;
+    }
+    return draw_from(k, own);
+  }
+
+ private:
+  static constexpr uint32_t kTooMany = 0x7fffffffu;
+  using Packs::kLooks;
+  static constexpr int log_looks = kLooks == 8 ? 3 : 2;
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
+
+  // What a block lists: all its tokens from a key on, and how many these are.
+  struct Listed {
+    uint64_t said;
+    int count;
+  };
+
+  // The key of the thread's largest logit, of all its packs; those of its parts go to shared memory.
+  __device__ __forceinline__ uint32_t greatest_of_parts(int log_part) const {
     float most = -infinity<float>(), of_part = most, of_some = most;
     this->template each_pack<kLooks>(
         0,
@@ -804,42 +829,47 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
           for (int i = 0; i < N; ++i) of_some = arch::max_or_nan(of_some, x.v[i]);
         },
         [&](int time) {
-          const int part = time << log_looks >> in_part;
-          of_part = part << in_part == time << log_looks ? of_some : arch::max_or_nan(of_part, of_some);
+          const int part = time << log_looks >> log_part;
+          of_part = part << log_part == time << log_looks ? of_some : arch::max_or_nan(of_part, of_some);
           most = arch::max_or_nan(most, of_some);
-          largest_.greatest[part][thread] = of_part;
+          largest_.greatest[part][int(threadIdx.x)] = of_part;
           of_some = -infinity<float>();
         },
         [this] { prepare([this] { largest_.random = RowDraw(p_.options, number_, 0).token; }); });
-    const uint32_t greatest = key_of(most);
-
-    // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
-    const int share = (k + blocks_ - 1) / blocks_, want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
+    return key_of(most);
+  }
+  // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
+  __device__ __forceinline__ uint32_t floor_of_block(int k, uint32_t greatest) const {
+    const int share = (k + blocks_ - 1) >> log_blocks(), want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
     uint32_t high, low;
     extremes_of_block(room_, greatest, high, low);
     low = floor_for(want, low, high, [greatest](uint32_t key) { return __syncthreads_count(greatest >= key); });
-    const uint32_t from = greater(low, kLowestKey + 1);
-    if (greatest >= from) {
-      KERNELS_ROLLED
-      for (int part = 0; part < LargestRoom::kParts && first_ + (part * step_ << in_part) < vocabulary_; ++part) {
-        if (key_of(largest_.greatest[part][thread]) < from) continue;
-        const uint32_t at = atomicAdd(&largest_.items, 1u);
-        if (at < uint32_t(LargestRoom::kItems)) largest_.item[at] = uint32_t(part * kSampleThreads + thread);
-      }
+    return greater(low, kLowestKey + 1);
+  }
+  // The parts that have a token to list.
+  __device__ __forceinline__ void list_parts(uint32_t greatest, uint32_t from, int log_part) const {
+    if (greatest < from) return;
+    const int thread = int(threadIdx.x);
+    KERNELS_ROLLED
+    for (int part = 0; part < LargestRoom::kParts && first_ + (part * step_ << log_part) < vocabulary_; ++part) {
+      if (key_of(largest_.greatest[part][thread]) < from) continue;
+      const uint32_t at = atomicAdd(&largest_.items, 1u);
+      if (at < uint32_t(LargestRoom::kItems)) largest_.item[at] = uint32_t(part * kSampleThreads + thread);
     }
-    __syncthreads();
-    // These parts are read again, their packs shared among all threads.
-    const int items = int(largest_.items), packs = lesser(items, LargestRoom::kItems) << in_part;
+  }
+  // These parts are read again, their packs shared among all threads.
+  __device__ __forceinline__ void list_tokens(int parts, uint32_t from, int log_part) const {
+    const int packs = lesser(parts, LargestRoom::kItems) << log_part;
     constexpr int kTogether = N < 8 ? 8 / N : 1;
     KERNELS_ROLLED
-    for (int first = thread; first < packs; first += kTogether * kSampleThreads) {
+    for (int first = int(threadIdx.x); first < packs; first += kTogether * kSampleThreads) {
       decltype(fetch_at(0)) fetched[kTogether];
       int cols[kTogether];
       KERNELS_UNROLL
       for (int i = 0; i < kTogether; ++i) {
         const int number = first + i * kSampleThreads;
-        const int item = int(largest_.item[(number < packs ? number : first) >> in_part]), begin = first_of(item % kSampleThreads);
-        const int col = begin + ((item / kSampleThreads << in_part) + (number & ((1 << in_part) - 1))) * step_;
+        const int item = int(largest_.item[(number < packs ? number : first) >> log_part]), begin = first_of(item % kSampleThreads);
+        const int col = begin + ((item / kSampleThreads << log_part) + (number & ((1 << log_part) - 1))) * step_;
         cols[i] = number < packs ? col : vocabulary_;
         fetched[i] = fetch_at(cols[i] < vocabulary_ ? col : begin);
       }
@@ -853,19 +883,23 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
         }
       }
     }
-    __syncthreads();
-    const int listed = int(s.listed), most_sent = kFew / blocks_;
-    const uint32_t count = items <= LargestRoom::kItems && listed <= most_sent ? uint32_t(listed) : kTooMany;
-    const uint64_t said = uint64_t(from) << 32 | count;
-    if (blocks_ > 1) {
-      arch::cluster_wait();
-      const int sent = lesser(listed, most_sent);
-      if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], s.entries[thread]);
-      if (thread == 0) send(largest_.said[rank_], said), announce(1 + sent);
-      if (rank_ > 0) return true;
-    }
-
-    uint64_t all_said = said;
+  }
+  __device__ __forceinline__ Listed listed_here(int parts, uint32_t from) const {
+    const int count = int(room_.shared.listed);
+    return {uint64_t(from) << 32 | (parts <= LargestRoom::kItems && count <= kFew >> log_blocks() ? uint32_t(count) : kTooMany), count};
+  }
+  // The first block what this one has listed.
+  __device__ __forceinline__ void tell(const Listed& own) const {
+    arch::cluster_wait();
+    const int thread = int(threadIdx.x), sent = lesser(own.count, kFew >> log_blocks());
+    if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], room_.shared.entries[thread]);
+    if (thread == 0) send(largest_.said[rank_], own.said), announce(1 + sent);
+  }
+  // By the first block, of what all have listed.
+  __device__ __forceinline__ bool draw_from(int k, const Listed& own) const {
+    SampleShared& s = room_.shared;
+    const int thread = int(threadIdx.x), lane = thread & 31, listed = own.count;
+    uint64_t all_said = own.said;
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
       all_said = largest_.said[lesser(lane, blocks_ - 1)];
@@ -910,12 +944,6 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     return true;
   }
 
- private:
-  static constexpr uint32_t kTooMany = 0x7fffffffu;
-  using Packs::kLooks;
-  static constexpr int log_looks = kLooks == 8 ? 3 : 2;
-  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
-
   // What does not depend on the logits, in the time in which the first of them are on their way.
   template <class More>
   __device__ __forceinline__ void prepare(const More& more) const {
@@ -933,6 +961,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     more();
   }
 
+  // A cluster has 1, 2, 4, 8 or 16 blocks.
   __device__ __forceinline__ int log_blocks() const { return 31 - __clz(blocks_); }
   // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are frequent.
   __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
