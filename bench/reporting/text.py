@@ -339,7 +339,7 @@ def report_times(path):
     if not os.path.exists(path):
         return
     with open(path) as file:
-        rows = [(*row["name"].rsplit("/iterations", 1)[0].rsplit("/", 1), row["real_time"]) for row in json.load(file)["benchmarks"]]
+        rows = [(*row["name"].rsplit("/iterations", 1)[0].rsplit("/", 1), row["real_time"]) for row in json.load(file)["benchmarks"] if time_of(row)]
     ways = list(dict.fromkeys(who for _, who, _ in rows))
     print(f"\n{os.path.basename(path)[:-5]}: microseconds")
     lines = [["", "shape", "", *ways, ""]]
@@ -354,7 +354,7 @@ def report_host(path):
     if not os.path.exists(path):
         return
     with open(path) as file:
-        rows = [(*row["name"].split("/")[1:3], row["real_time"]) for row in json.load(file)["benchmarks"]]
+        rows = [(*row["name"].split("/")[1:3], row["real_time"]) for row in json.load(file)["benchmarks"] if time_of(row)]
     ways = ("stream", "exec", "programmatic")
     print("\nhost_cost: microseconds of the host for a call, with a bare stream, with an Exec, and with one for programmatic launches")
     lines = [["", "call", "", *ways, ""]]

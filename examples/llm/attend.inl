@@ -11,6 +11,25 @@ size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads
   return is_decode(tokens) ? decode_bytes(place, shape_of(tokens, heads)) : 0;
 }
 
+// The window of one query in a ring. Where the keys of a text that is longer than the ring lie is not their place in the text.
+struct WindowInRing : k::Score {
+  const int32_t* lengths;  // of the texts, not of what the ring holds
+  uint32_t window, ring, sinks;
+  k::SoftCap cap;
+  WindowInRing(const Tokens& tokens, const Cache& cache, const Attend& how)
+      : lengths(tokens.lengths), window(uint32_t(how.window)), ring(uint32_t(cache.ring)), sinks(uint32_t(cache.sinks)), cap(how.cap) {}
+
+  template <int N>
+  KERNELS_HD k::Pack<float, N> transform(const k::Pack<float, N>& logits, const k::ScoreAt& at) const {
+    return cap.cap > 0 ? cap.transform(logits, at) : logits;
+  }
+  KERNELS_HD bool visible(const k::ScoreAt& at) const {
+    const uint32_t last = uint32_t(lengths[at.batch]) - 1, key = uint32_t(at.key), around = ring - sinks;
+    const uint32_t place = key < sinks ? key : key + (last - key) / around * around;
+    return last - place < window;
+  }
+};
+
 const char* attend(const Place& place, const Tokens& tokens, const Attend& how, const void* q, const Cache& cache, void* o, void* room, size_t bytes) {
   const int64_t cols = how.shape.heads * how.shape.dim;
   const auto queries = k::load(static_cast<const A*>(q), cols);
@@ -19,6 +38,9 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
   const k::AttentionShape shape = shape_of(tokens, how.shape);
   return with_cache(cache, how.shape, tokens, [&](const auto& kv) {
+    if (tokens.each == 1 && how.window > 0 && cache.ring > 0) {
+      return reason(on::decode(exec(place), queries, kv, out, shape, WindowInRing(tokens, cache, how), k::Workspace{room, bytes}, options));
+    }
     const auto with = [&](const auto& score) {
       if (is_decode(tokens)) return reason(on::decode(exec(place, tokens.rows()), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
       return reason(on::attention(exec(place, tokens.rows()), queries, kv, out, shape, score, options));

@@ -489,7 +489,6 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   if (options_.sinks >= 0) {
     if (c.learned_positions) throw Error("--sinks: the positions of this model are learned, and there are no more than " + std::to_string(c.positions));
     if (lengths_matter()) throw Error("--sinks: the angles of this model depend on the length of the text, and keys that are gone cannot be made anew");
-    if (std::any_of(c.layers.begin(), c.layers.end(), [](const LayerConfig& layer) { return layer.window > 0; })) throw Error("--sinks: layers of this model see a window of their own");
   }
   if (options_.guesses < 0 || options_.guesses >= kRing) throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
   if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");

@@ -29,7 +29,7 @@ template <class Load, class Token>
     KERNELS_TRY(ex.status());
     if (rows == 0) return {};
     return detail::run_samples(ex, logits, vocabulary, [&](const auto& source) {
-      return detail::SampleProblem<std::decay_t<decltype(source)>>{source, options.options(), out, rows, vocabulary};
+      return detail::SampleProblem<std::decay_t<decltype(source)>>{source, rows, vocabulary, out, options.options()};
     });
   }
 }

@@ -11,7 +11,8 @@ using Row = std::vector<double>;
 
 namespace {
 
-// A Llama that reads one token after the other and keeps all keys and values, of which each token sees the first ones and the last ones.
+// A Llama that reads one token after the other and keeps all keys and values, of which each token sees the first ones and the last ones,
+// but none in front of its window.
 class Reference {
  public:
   explicit Reference(const Json& golden) : config_(golden["config"]) {
@@ -19,6 +20,7 @@ class Reference {
     keys_.resize(config_["num_hidden_layers"].get<size_t>()), values_.resize(keys_.size());
   }
   Row logits(int32_t id, int64_t at, int64_t context, int64_t sinks) {
+    const int64_t window = config_.contains("sliding_window") && !config_["sliding_window"].is_null() ? config_["sliding_window"].get<int64_t>() : at + 1;
     const size_t hidden = config_["hidden_size"], dim = config_["head_dim"], heads = config_["num_attention_heads"], kv_heads = config_["num_key_value_heads"];
     const std::vector<float>& table = tensors_["model.embed_tokens.weight"].values;
     Row x(table.begin() + id * int64_t(hidden), table.begin() + (id + 1) * int64_t(hidden));
@@ -32,7 +34,7 @@ class Reference {
         const size_t from = h / (heads / kv_heads) * dim;
         double sum = 0;
         for (int64_t j = 0; j <= at; ++j) {
-          if (j >= sinks && at - j >= context - sinks) continue;
+          if ((j >= sinks && at - j >= context - sinks) || at - j >= window) continue;
           double score = 0;
           for (size_t c = 0; c < dim; ++c) score += q[h * dim + c] * keys_[l][size_t(j)][from + c];
           const double weight = std::exp(score / std::sqrt(double(dim)));
@@ -91,28 +93,30 @@ llm::Settings settings_of(const std::string& directory) {
 }  // namespace
 
 TEST_CASE("a text goes on behind the context as with all keys and a mask") {
-  const Json golden = read("llama");
-  const ModelFolder folder(golden);
-  const auto ids = golden["ids"].get<std::vector<int32_t>>();
-  for (const int64_t sinks : {0, 4}) {
-    for (const int64_t page : {0, 7}) {
-      INFO(sinks << " sinks, pages of " << page);
-      llm::Settings s = settings_of(folder.path());
-      s.context = 45, s.sinks = sinks, s.page = page;
-      llm::Session session(s);
-      session.load(1);
-      llm::Session::Times times;
-      // The logits behind each token, since a text that is greedy might be the same with wrong ones.
-      const auto text = session.generate({ids}, {}, times)[0];
-      CHECK(std::string(text.finish) == "length");
-      REQUIRE(text.ids.size() == ids.size() + 90);
-      Reference reference(golden);
-      for (size_t i = 0; i + 1 < text.ids.size(); ++i) {
-        const Row logits = reference.logits(text.ids[i], int64_t(i), s.context, sinks);
-        if (i + 1 < ids.size()) continue;
-        INFO("behind token " << i);
-        CHECK(text.ids[i + 1] == std::max_element(logits.begin(), logits.end()) - logits.begin());
-        if (i + 2 == text.ids.size()) CHECK(difference(session.model->logits(0), std::vector<float>(logits.begin(), logits.end())) < 2e-5);
+  for (const char* name : {"llama", "mistral"}) {
+    const Json golden = read(name);
+    const ModelFolder folder(golden);
+    const auto ids = golden["ids"].get<std::vector<int32_t>>();
+    for (const int64_t sinks : {0, 4}) {
+      for (const int64_t page : {0, 7}) {
+        INFO(name << ", " << sinks << " sinks, pages of " << page);
+        llm::Settings s = settings_of(folder.path());
+        s.context = 45, s.sinks = sinks, s.page = page;
+        llm::Session session(s);
+        session.load(1);
+        llm::Session::Times times;
+        // The logits behind each token, since a text that is greedy might be the same with wrong ones.
+        const auto text = session.generate({ids}, {}, times)[0];
+        CHECK(std::string(text.finish) == "length");
+        REQUIRE(text.ids.size() == ids.size() + 90);
+        Reference reference(golden);
+        for (size_t i = 0; i + 1 < text.ids.size(); ++i) {
+          const Row logits = reference.logits(text.ids[i], int64_t(i), s.context, sinks);
+          if (i + 1 < ids.size()) continue;
+          INFO("behind token " << i);
+          CHECK(text.ids[i + 1] == std::max_element(logits.begin(), logits.end()) - logits.begin());
+          if (i + 2 == text.ids.size()) CHECK(difference(session.model->logits(0), std::vector<float>(logits.begin(), logits.end())) < 2e-5);
+        }
       }
     }
   }
@@ -136,6 +140,24 @@ TEST_CASE("texts of a batch go on by themselves") {
   }
 }
 
+TEST_CASE("a ring that is not full changes nothing, whatever layers see") {
+  const Json golden = read("gemma2");
+  const ModelFolder folder(golden);
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  std::vector<std::vector<float>> logits;
+  for (const int64_t sinks : {-1, 4}) {
+    llm::Settings s = settings_of(folder.path());
+    s.context = 150, s.sinks = sinks;
+    llm::Session session(s);
+    session.load(1);
+    llm::Session::Times times;
+    session.generate({ids}, {}, times);
+    const float* const last = session.model->logits(0);
+    logits.emplace_back(last, last + session.config.vocabulary);
+  }
+  CHECK(difference(logits[0].data(), logits[1]) < 1e-6);
+}
+
 TEST_CASE("guesses would take the place of keys that are still seen") {
   const Json golden = read("llama");
   const ModelFolder folder(golden);
@@ -146,7 +168,7 @@ TEST_CASE("guesses would take the place of keys that are still seen") {
 }
 
 TEST_CASE("models whose positions end, or whose keys would be wrong, are refused") {
-  for (const char* name : {"gpt2", "llama_dynamic", "phi3_long", "mistral", "gemma2"}) {
+  for (const char* name : {"gpt2", "llama_dynamic", "phi3_long"}) {
     INFO(name);
     const Json golden = read(name);
     const ModelFolder folder(golden);

@@ -993,9 +993,9 @@ struct SampleProblem {
   using Source = Source_;
   static constexpr bool kOnlyDraws = true;  // sample_row() without a draft
   Source source;
-  SampleOptions options;
+  int64_t rows, vocabulary;  // before the options, which calls that need few of these do not wait for
   TokenOutput tokens;
-  int64_t rows, vocabulary;
+  SampleOptions options;
 
   KERNELS_HD SampleRules rules(int64_t row) const { return SampleRules(options, row); }
   template <class Row>

@@ -19,7 +19,7 @@ Status sample(const Exec& cx, const Load& logits, Token* tokens, int64_t rows, i
     const ::kernels::detail::TokenOutput out(tokens);
     KERNELS_TRY(::kernels::detail::check_sample(logits, out, rows, vocabulary, options).in("sample"));
     KERNELS_TRY(cx.status());
-    ::kernels::detail::host::run_samples(cx.team(), ::kernels::detail::SampleProblem<Load>{logits, options.options(), out, rows, vocabulary});
+    ::kernels::detail::host::run_samples(cx.team(), ::kernels::detail::SampleProblem<Load>{logits, rows, vocabulary, out, options.options()});
     return {};
   }
 }

@@ -213,15 +213,16 @@ template <class Source, int N>
 class SamplePacks {
  protected:
   // Packs that a thread has on their way, and the tokens of a warp's packs.
-  static constexpr int kLooks = N > 4 ? 4 : 8, kSegment = 32 * N;
+  static constexpr int kLooks = N > 4 ? 4 : 8, kLogSegment = N == 8 ? 8 : N == 4 ? 7 : N == 2 ? 6 : 5, kSegment = 1 << kLogSegment;
+  static_assert(kSegment == 32 * N, "packs are of 1, 2, 4 or 8");
 
   __device__ __forceinline__ SamplePacks(const Source& source, int64_t row, int vocabulary, int rank, int blocks)
       : source_(one_row(source, row)), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), rank_(rank), blocks_(blocks) {}
 
   // Those up to column `end`.
-  __device__ __forceinline__ void take(int first, int step, int end) {
-    first_ = first, step_ = step;
-    packs_ = first < end ? (end - first + step - 1) / step : 0;
+  __device__ __forceinline__ void take(int first, int log_step, int end) {
+    first_ = first, step_ = 1 << log_step;
+    packs_ = first < end ? (end - first + step_ - 1) >> log_step : 0;
   }
   __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
   template <class Fetched>
@@ -294,7 +295,7 @@ class SampleRanges : protected SamplePacks<Source, N> {
     const int segments = (vocabulary + kSegment - 1) / kSegment, warps = blocks * kSampleWarps;
     of_warp_ = (segments + warps - 1) / warps;
     const int begin = (rank * kSampleWarps + int(threadIdx.x) / 32) * of_warp_ * kSegment;
-    this->take(begin + (int(threadIdx.x) & 31) * N, kSegment, lesser(vocabulary, begin + of_warp_ * kSegment));
+    this->take(begin + (int(threadIdx.x) & 31) * N, Packs::kLogSegment, lesser(vocabulary, begin + of_warp_ * kSegment));
   }
 
   template <class T>
@@ -745,18 +746,12 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
  public:
   __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank, int blocks)
       : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
-    this->take(first_of(int(threadIdx.x)), kSampleWarps * blocks * kSegment, vocabulary_);
-    if (blocks == 1) return;
-    if (threadIdx.x == 0) {
-      arch::mbarrier_init(&largest.arrived, blocks);
-      arch::mbarrier_init_fence();
-    }
-    arch::cluster_arrive_relaxed();  // waited for before anything is sent
+    static_assert(kSampleWarps == 16, "their logarithm is 4");
+    this->take(first_of(int(threadIdx.x)), Packs::kLogSegment + 4 + log_blocks(), vocabulary_);
   }
 
   // The largest token.
   __device__ __forceinline__ void greedy() const {
-    if (threadIdx.x == 0) room_.top = 0;
     float most = -infinity<float>();
     int at = 0;
     const auto look = [&most, &at](const Pack<float, N>& x, int col, int) {
@@ -796,12 +791,36 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
 
   // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one block.
   __device__ __forceinline__ bool draw(int k) const {
-    SampleShared& s = room_.shared;
-    const int thread = int(threadIdx.x), lane = thread & 31;
-    if (thread == 0) largest_.items = s.listed = 0;
-    // The largest logit of each thread, in all its packs and in each of kParts parts of them.
-    int in_part = log_looks;
-    while (LargestRoom::kParts * step_ << in_part < vocabulary_) ++in_part;
+    int log_part = log_looks;  // of how many packs a part is
+    while (LargestRoom::kParts * step_ << log_part < vocabulary_) ++log_part;
+    const uint32_t greatest = greatest_of_parts(log_part), from = floor_of_block(k, greatest);
+    list_parts(greatest, from, log_part);
+    __syncthreads();
+    const int parts = int(largest_.items);
+    list_tokens(parts, from, log_part);
+    __syncthreads();
+    const Listed own = listed_here(parts, from);
+    if (blocks_ > 1) {
+      tell(own);
+      if (rank_ > 0) return true;
+    }
+    return draw_from(k, own);
+  }
+
+ private:
+  static constexpr uint32_t kTooMany = 0x7fffffffu;
+  using Packs::kLooks;
+  static constexpr int log_looks = kLooks == 8 ? 3 : 2;
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
+
+  // What a block lists: all its tokens from a key on, and how many these are.
+  struct Listed {
+    uint64_t said;
+    int count;
+  };
+
+  // The key of the thread's largest logit, of all its packs; those of its parts go to shared memory.
+  __device__ __forceinline__ uint32_t greatest_of_parts(int log_part) const {
     float most = -infinity<float>(), of_part = most, of_some = most;
     this->template each_pack<kLooks>(
         0,
@@ -810,42 +829,47 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
           for (int i = 0; i < N; ++i) of_some = arch::max_or_nan(of_some, x.v[i]);
         },
         [&](int time) {
-          const int part = time << log_looks >> in_part;
-          of_part = part << in_part == time << log_looks ? of_some : arch::max_or_nan(of_part, of_some);
+          const int part = time << log_looks >> log_part;
+          of_part = part << log_part == time << log_looks ? of_some : arch::max_or_nan(of_part, of_some);
           most = arch::max_or_nan(most, of_some);
-          largest_.greatest[part][thread] = of_part;
+          largest_.greatest[part][int(threadIdx.x)] = of_part;
           of_some = -infinity<float>();
         },
         [this] { prepare([this] { largest_.random = RowDraw(p_.options, number_, 0).token; }); });
-    const uint32_t greatest = key_of(most);
-
-    // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
-    const int share = (k + blocks_ - 1) / blocks_, want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
+    return key_of(most);
+  }
+  // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
+  __device__ __forceinline__ uint32_t floor_of_block(int k, uint32_t greatest) const {
+    const int share = (k + blocks_ - 1) >> log_blocks(), want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
     uint32_t high, low;
     extremes_of_block(room_, greatest, high, low);
     low = floor_for(want, low, high, [greatest](uint32_t key) { return __syncthreads_count(greatest >= key); });
-    const uint32_t from = greater(low, kLowestKey + 1);
-    if (greatest >= from) {
-      KERNELS_ROLLED
-      for (int part = 0; part < LargestRoom::kParts && first_ + (part * step_ << in_part) < vocabulary_; ++part) {
-        if (key_of(largest_.greatest[part][thread]) < from) continue;
-        const uint32_t at = atomicAdd(&largest_.items, 1u);
-        if (at < uint32_t(LargestRoom::kItems)) largest_.item[at] = uint32_t(part * kSampleThreads + thread);
-      }
+    return greater(low, kLowestKey + 1);
+  }
+  // The parts that have a token to list.
+  __device__ __forceinline__ void list_parts(uint32_t greatest, uint32_t from, int log_part) const {
+    if (greatest < from) return;
+    const int thread = int(threadIdx.x);
+    KERNELS_ROLLED
+    for (int part = 0; part < LargestRoom::kParts && first_ + (part * step_ << log_part) < vocabulary_; ++part) {
+      if (key_of(largest_.greatest[part][thread]) < from) continue;
+      const uint32_t at = atomicAdd(&largest_.items, 1u);
+      if (at < uint32_t(LargestRoom::kItems)) largest_.item[at] = uint32_t(part * kSampleThreads + thread);
     }
-    __syncthreads();
-    // These parts are read again, their packs shared among all threads.
-    const int items = int(largest_.items), packs = lesser(items, LargestRoom::kItems) << in_part;
+  }
+  // These parts are read again, their packs shared among all threads.
+  __device__ __forceinline__ void list_tokens(int parts, uint32_t from, int log_part) const {
+    const int packs = lesser(parts, LargestRoom::kItems) << log_part;
     constexpr int kTogether = N < 8 ? 8 / N : 1;
     KERNELS_ROLLED
-    for (int first = thread; first < packs; first += kTogether * kSampleThreads) {
+    for (int first = int(threadIdx.x); first < packs; first += kTogether * kSampleThreads) {
       decltype(fetch_at(0)) fetched[kTogether];
       int cols[kTogether];
       KERNELS_UNROLL
       for (int i = 0; i < kTogether; ++i) {
         const int number = first + i * kSampleThreads;
-        const int item = int(largest_.item[(number < packs ? number : first) >> in_part]), begin = first_of(item % kSampleThreads);
-        const int col = begin + ((item / kSampleThreads << in_part) + (number & ((1 << in_part) - 1))) * step_;
+        const int item = int(largest_.item[(number < packs ? number : first) >> log_part]), begin = first_of(item % kSampleThreads);
+        const int col = begin + ((item / kSampleThreads << log_part) + (number & ((1 << log_part) - 1))) * step_;
         cols[i] = number < packs ? col : vocabulary_;
         fetched[i] = fetch_at(cols[i] < vocabulary_ ? col : begin);
       }
@@ -859,19 +883,23 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
         }
       }
     }
-    __syncthreads();
-    const int listed = int(s.listed), most_sent = kFew / blocks_;
-    const uint32_t count = items <= LargestRoom::kItems && listed <= most_sent ? uint32_t(listed) : kTooMany;
-    const uint64_t said = uint64_t(from) << 32 | count;
-    if (blocks_ > 1) {
-      arch::cluster_wait();
-      const int sent = lesser(listed, most_sent);
-      if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], s.entries[thread]);
-      if (thread == 0) send(largest_.said[rank_], said), announce(1 + sent);
-      if (rank_ > 0) return true;
-    }
-
-    uint64_t all_said = said;
+  }
+  __device__ __forceinline__ Listed listed_here(int parts, uint32_t from) const {
+    const int count = int(room_.shared.listed);
+    return {uint64_t(from) << 32 | (parts <= LargestRoom::kItems && count <= kFew >> log_blocks() ? uint32_t(count) : kTooMany), count};
+  }
+  // The first block what this one has listed.
+  __device__ __forceinline__ void tell(const Listed& own) const {
+    arch::cluster_wait();
+    const int thread = int(threadIdx.x), sent = lesser(own.count, kFew >> log_blocks());
+    if (thread < sent) send(largest_.sent[thread * blocks_ + rank_], room_.shared.entries[thread]);
+    if (thread == 0) send(largest_.said[rank_], own.said), announce(1 + sent);
+  }
+  // By the first block, of what all have listed.
+  __device__ __forceinline__ bool draw_from(int k, const Listed& own) const {
+    SampleShared& s = room_.shared;
+    const int thread = int(threadIdx.x), lane = thread & 31, listed = own.count;
+    uint64_t all_said = own.said;
     if (blocks_ > 1) {
       arch::mbarrier_wait(&largest_.arrived, 0);
       all_said = largest_.said[lesser(lane, blocks_ - 1)];
@@ -880,10 +908,9 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     if (most_of_one == kTooMany) return false;
     // Every thread takes one or two of them.
     const bool two = most_of_one * uint32_t(blocks_) > uint32_t(kSampleThreads);
-    const int log_blocks = 31 - __clz(blocks_);
     const auto entry = [&](int at) {
       if (blocks_ == 1) return at < listed ? s.entries[at] : 0;
-      return uint32_t(at >> log_blocks) < uint32_t(largest_.said[at & (blocks_ - 1)]) ? largest_.sent[at] : 0;
+      return uint32_t(at >> log_blocks()) < uint32_t(largest_.said[at & (blocks_ - 1)]) ? largest_.sent[at] : 0;
     };
     const uint64_t a = entry(thread), b = two ? entry(thread + kSampleThreads) : 0;
     const uint32_t first = first_of_entry(a), second = first_of_entry(b);
@@ -917,21 +944,25 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     return true;
   }
 
- private:
-  static constexpr uint32_t kTooMany = 0x7fffffffu;
-  using Packs::kLooks;
-  static constexpr int log_looks = kLooks == 8 ? 3 : 2;
-  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
-
   // What does not depend on the logits, in the time in which the first of them are on their way.
   template <class More>
   __device__ __forceinline__ void prepare(const More& more) const {
+    if (threadIdx.x == 0) largest_.items = room_.shared.listed = room_.top = 0;
+    if (blocks_ > 1) {
+      if (threadIdx.x == 0) {
+        arch::mbarrier_init(&largest_.arrived, blocks_);
+        arch::mbarrier_init_fence();
+      }
+      arch::cluster_arrive_relaxed();  // waited for before anything is sent
+    }
     if (rank_ > 0 || threadIdx.x > 0) return;
     largest_.rules = SampleRules(p_.options, number_);
     largest_.right = largest_.rules.right(p_.vocabulary);
     more();
   }
 
+  // A cluster has 1, 2, 4, 8 or 16 blocks.
+  __device__ __forceinline__ int log_blocks() const { return 31 - __clz(blocks_); }
   // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are frequent.
   __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
 
@@ -963,10 +994,12 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   LargestRoom& largest_;
 };
 
-// Whether the largest tokens of every row decide, which the host can tell unless parameters lie on the device.
-inline bool decided_by_few(const SampleOptions& o) {
-  if (o.adjusted() || o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
-  return o.temperature.value() == 0.f || (o.top_k.value() > 0 && o.top_k.value() <= kMostListed && o.typical.value() >= 1.f);
+// Of how many of a row's largest tokens one is drawn: 0 where others count as well, -1 where parameters that lie on the device say it.
+inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
+  if (o.adjusted()) return 0;
+  if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return -1;
+  const int k = o.temperature.value() == 0.f ? 1 : o.top_k.value();
+  return k <= kMostListed && k < vocabulary && o.typical.value() >= 1.f ? k : 0;
 }
 // Whether they are rows for DrawOfRow, likewise.
 inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
@@ -978,22 +1011,30 @@ template <class P, int N>
 struct SampleBody {
   static constexpr int max_threads = kSampleThreads, registers = 64;
   using Row = SampleRow<typename P::Source, N>;
-  using Params = P;
+  // What is wanted first stands first, and together.
+  struct Params {
+    int few;  // drawn_from()
+    P p;
+  };
 
   // Behind the room lies a LargestRoom, or the counts of tokens that stand in a list, or logits that are kept.
   static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
-  static __device__ __forceinline__ void run(const Params& p) {
+  static __device__ __forceinline__ void run(const Params& params) {
+    const P& p = params.p;
     int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
     const int clusters = int(arch::clusters());
     int64_t row = arch::cluster_index();
     if constexpr (P::kOnlyDraws) {
-      const int32_t top_k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
-      const bool few = top_k > 0 && top_k <= kMostListed && top_k < p.vocabulary && p.options.typical.at(row) >= 1.f;
-      if (few && p.rows <= clusters && !p.options.adjusted()) {
+      int few = params.few;
+      if (few < 0) {
+        const int32_t k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
+        few = k <= kMostListed && k < p.vocabulary && p.options.typical.at(row) >= 1.f ? k : 0;
+      }
+      if (few > 0 && p.rows <= clusters) {
         SampleRoom& room = room_of_block();
         const LargestOfRow<P, N> largest(p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom), rank, blocks);
-        if (top_k == 1) return largest.greedy();
-        if (largest.draw(top_k)) return;
+        if (few == 1) return largest.greedy();
+        if (largest.draw(few)) return;
         rank = 0, blocks = 1;  // the first block, now alone, does the whole row
       }
     }
@@ -1004,11 +1045,11 @@ struct SampleBody {
   }
 
  private:
-  static __device__ __forceinline__ bool draws_from_all(const Params& p, int64_t row) {
+  static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
     const int32_t top_k = p.options.top_k.at(row);
     return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
   }
-  static __device__ __forceinline__ void drawn(const Params& p, int64_t row, int rank, int blocks) {
+  static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {
     if constexpr (P::kOnlyDraws) {
       DrawOfRow<P, N> one(p, row, rank, blocks);
       one.draw(p, row);
@@ -1016,7 +1057,7 @@ struct SampleBody {
     }
   }
   // A function of its own, so that what it needs is no burden for rows that are done without.
-  static __device__ __noinline__ void wholly(const Params& p, int64_t row, int rank, int blocks) {
+  static __device__ __noinline__ void wholly(const P& p, int64_t row, int rank, int blocks) {
     const SampleRules rules = p.rules(row);
     Row one(p.source, p.options, rules, row, int(p.vocabulary), rank, blocks);
     p.solve(one, rules, row);
@@ -1049,7 +1090,7 @@ Status start_sample(const Exec& ex, const P& problem) {
     }
   }
   how.grid.x = unsigned(lesser<int64_t>(problem.rows, int64_t(1) << 26) * how.cluster);
-  return launch<Body>(ex, how, problem);
+  return launch<Body>(ex, how, {P::kOnlyDraws ? drawn_from(problem.options, problem.vocabulary) : 0, problem});
 }
 
 // `problem` is made from a source by make(source).

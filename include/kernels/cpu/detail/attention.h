@@ -135,25 +135,6 @@ KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int apart, int64_t col
   unrolled<kTokens>([&](auto t) KERNELS_INLINE { unrolled<kKeys>([&](auto j) KERNELS_INLINE { sums[t() * kKeys + j()] = so_far[t()][j()]; }); });
 }
 
-// The sums of the lanes of each of kCount registers, in order.
-template <int kCount, int kHalf, int... i>
-KERNELS_INLINE inline void halve(Register<float> (&v)[kCount], std::integer_sequence<int, i...>) {
-  const auto lanes = std::make_integer_sequence<int, kLanes<float>>();
-  ((v[i] = zip<0, float>(v[i], v[i + kHalf], lanes) + zip<1, float>(v[i], v[i + kHalf], lanes)), ...);
-}
-template <int kCount, int kLeft = kCount>
-KERNELS_INLINE inline Pack<float, kCount> sums_of(Register<float> (&v)[kCount]) {
-  if constexpr (kLeft > 1) {
-    halve<kCount, kLeft / 2>(v, std::make_integer_sequence<int, kLeft / 2>());
-    return sums_of<kCount, kLeft / 2>(v);
-  } else {
-    const Pack<float, kLanes<float>> lanes = as_pack<float>(v[0]);
-    Pack<float, kCount> out = broadcast<kCount>(0.f);
-    for (int i = 0; i < kLanes<float>; ++i) out.v[i % kCount] = out.v[i % kCount] + lanes.v[i];
-    return out;
-  }
-}
-
 // o + row * stride, kVectors of them, += the sum over keys, `apart` from each other, of p[row * p_stride + key] * the key's columns from
 // `col` on.
 template <int kRows, int kVectors, int kWidth, class Codes, class Ahead>
@@ -493,7 +474,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       for (int i = key; i < key + kKeys; ++i) ahead(i, 0, value_bytes);
       Register<float> lanes[kKeys * kTokens];
       dots<kKeys, kTokens>(rows + key * apart, apart, dim_, q_ + r * sizes_.q, sizes_.q, lanes);
-      const auto sums = sums_of(lanes);
+      const auto sums = sums_of<float>(lanes);
       for (int t = 0; t < kTokens; ++t) copy_bytes<int(kKeys * sizeof(float))>(in_panel(logits_, r + t, first + key), sums.v + t * kKeys);
     }
   }

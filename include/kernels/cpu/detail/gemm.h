@@ -18,20 +18,6 @@ namespace host {
 
 // ---- vectors -------------------------------------------------------------------------------------------------------
 
-// Half kHalf of a and of b, one element of each in turn.
-template <int kHalf, class C, int... i>
-inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b, std::integer_sequence<int, i...>) {
-  constexpr int lanes = kLanes<C>, first = kHalf * lanes / 2;
-#if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
-  return __builtin_shufflevector(a, b, (first + i / 2 + i % 2 * lanes)...);
-#elif KERNELS_VECTORS
-  using Index = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
-  return __builtin_shuffle(a, b, VectorOf<Index, lanes>{Index(first + i / 2 + i % 2 * lanes)...});
-#else
-  return {{(i % 2 == 0 ? a : b).v[first + i / 2]...}};
-#endif
-}
-
 // Turns a square around: each round moves one bit of the row's number behind the column's, and one of the column's behind
 // the row's.
 template <int kRound = 1, class C, int... i>

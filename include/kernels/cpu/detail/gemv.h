@@ -68,19 +68,29 @@ class Unit {
 };
 
 #if KERNELS_VECTORS
-// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words. Their inputs
-// are put into that order beforehand, in_planes().
+// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where it stands in
+// the word, as a number without a sign. So a code takes two instructions. All else is left to the inputs, put_in_planes(): their order,
+// and what a code is to be multiplied with; what is to be subtracted from all codes is multiplied with the sum of their inputs.
 template <class Format>
 class Unit<float, Words<Format>> {
   static constexpr int N = kLanes<float>;
+  static constexpr uint32_t mask(int i) { return Format::mask << Format::shift(i); }
+  // The highest bit would be a sign.
+  static constexpr bool highest(int i) { return mask(i) >> 31 != 0; }
 
  public:
   static constexpr int cols = 8 * N;
   static constexpr bool in_planes = true, scaled = std::is_same<Format, Gf4>::value;
+  static constexpr float offset = Format::offset * Format::slope;
+  // What vector i holds for each 1 that a weight is worth.
+  static constexpr float unity(int i) { return (highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope; }
 
   KERNELS_INLINE Unit(const Words<Format>& w, int64_t row, int64_t col) : words_(bit_cast<VectorOf<uint32_t, N>>(w.template fetch<cols>(row, col))) {}
   template <int i>
-  KERNELS_INLINE Register<float> vector() const { return decode_lanes<Format, N>(words_ >> Format::shift(i)); }
+  KERNELS_INLINE Register<float> vector() const {
+    using Ints = VectorOf<int32_t, N>;
+    return __builtin_convertvector(Ints(highest(i) ? words_ >> Format::shift(i) : words_ & mask(i)), Register<float>);
+  }
   KERNELS_INLINE Register<float> scale() const { return gf4_scales<N>(words_); }
 
  private:
@@ -136,11 +146,11 @@ class Unit<float, DirectLoad<float8_e5m2>> : public SmallFloats<float8_e5m2> {
 template <class C, class Codes, class S>
 class Unit<C, Dequant<Codes, S>> : public Unit<C, Codes> {
   using OfCodes = Unit<C, Codes>;
-  // A zero point is one of codes as they are.
-  static constexpr bool scales_codes = OfCodes::scaled && S::has_zeros;
 
  public:
   static constexpr bool scaled = true;
+  // A zero point is one of codes with their own scale, if they have one.
+  static constexpr bool scales_codes = OfCodes::scaled && S::has_zeros;
   KERNELS_INLINE Unit(const Dequant<Codes, S>& w, int64_t row, int64_t col) : OfCodes(w.codes(), row, col) {}
   template <int i>
   KERNELS_INLINE Register<C> vector() const {
@@ -205,24 +215,33 @@ template <class C, class W>
 bool in_units(const W& w) {
   if constexpr (is_dequant<W>::value) {
     // A scale for each word, or for each unit, or for more.
-    constexpr int least = Unit<C, W>::in_planes ? 8 : Unit<C, W>::cols;
-    return in_units<C>(w.codes()) && w.scales().group() >= least;
+    using U = Unit<C, W>;
+    constexpr int least = U::in_planes ? 8 : U::cols;
+    return !(U::in_planes && U::scales_codes) && in_units<C>(w.codes()) && w.scales().group() >= least;
   } else {
     return Unit<C, W>::in_planes || any_width<W>;
   }
 }
 
-// Column 8 i + j of each unit goes to i + j * lanes.
-template <class C>
-void put_in_planes(C* values, int64_t count) {
+// Column 8 i + j of each unit goes to i + j * lanes: that of inputs divided by what the unit's vector j is too large by, that of weights
+// multiplied with it. All are powers of two, or their negatives.
+template <class U, class C>
+void put_in_planes(C* values, int64_t count, bool weights) {
   constexpr int N = kLanes<C>, cols = 8 * N;
   for (int64_t col = 0; col + cols <= count; col += cols) {
     C unit[cols];
     copy_bytes<int(sizeof(unit))>(unit, values + col);
     for (int j = 0; j < 8; ++j) {
-      for (int i = 0; i < N; ++i) values[col + j * N + i] = unit[8 * i + j];
+      const C factor = weights ? U::unity(j) : 1 / U::unity(j);
+      for (int i = 0; i < N; ++i) values[col + j * N + i] = unit[8 * i + j] * factor;
     }
   }
+}
+
+template <class U>
+constexpr bool has_offset() {
+  if constexpr (U::in_planes) return U::offset != 0;
+  else return false;
 }
 
 // What the columns of a unit share: the scales and zero points of a run of columns in some rows.
@@ -232,9 +251,10 @@ class Shared {
   template <class RowOf>
   KERNELS_INLINE Shared(const W&, const RowOf&, int64_t, int64_t) {}
   static constexpr int64_t group = kStrideCols;
+  static constexpr bool has_centers = has_offset<Unit<C, W>>();
   KERNELS_INLINE int64_t index(int64_t) const { return 0; }
   KERNELS_INLINE Register<C> scale(const Unit<C, W>& unit, int, int64_t) const { return unit.scale(); }
-  KERNELS_INLINE Register<C> centered(const Register<C>& codes, int, int64_t) const { return codes; }
+  KERNELS_INLINE Register<C> center(int, int64_t) const { return in_register(broadcast<kLanes<C>>(Unit<C, W>::offset)); }
 };
 template <class C, class Codes, class S, int kRows>
 class Shared<C, Dequant<Codes, S>, kRows> {
@@ -243,6 +263,7 @@ class Shared<C, Dequant<Codes, S>, kRows> {
   static constexpr int N = kLanes<C>, most = kRunCols / (U::in_planes ? 8 : U::cols) + 1;
 
  public:
+  static constexpr bool has_centers = S::has_zeros || has_offset<U>();
   // Columns [begin, begin + count), kRunCols at most, of rows row_of(0), row_of(1) ...
   template <class RowOf>
   KERNELS_INLINE Shared(const W& w, const RowOf& row_of, int64_t begin, int64_t count)
@@ -260,9 +281,11 @@ class Shared<C, Dequant<Codes, S>, kRows> {
   // The number of the group that a column is in.
   KERNELS_INLINE int64_t index(int64_t col) const { return ((begin_ + col) >> log2_) - first_; }
   KERNELS_INLINE Register<C> scale(const U& unit, int r, int64_t index) const { return unit.scaled_by(of_unit(scales_[r] + index)); }
-  KERNELS_INLINE Register<C> centered(const Register<C>& codes, int r, int64_t index) const {
-    if constexpr (S::has_zeros) return codes - of_unit(zeros_[r] + index);
-    else return codes;
+  // What is subtracted from codes.
+  KERNELS_INLINE Register<C> center(int r, int64_t index) const {
+    if constexpr (!has_offset<U>()) return of_unit(zeros_[r] + index);
+    else if constexpr (S::has_zeros) return of_unit(zeros_[r] + index) + in_register(broadcast<N>(C(U::offset)));
+    else return in_register(broadcast<N>(C(U::offset)));
   }
 
  private:
@@ -303,6 +326,19 @@ struct Stretch {
   int64_t row, next, begin, end;
 };
 
+// Scales that are read next would be waited for: they lie elsewhere than what is read all the time.
+template <int kRows, class W>
+KERNELS_INLINE inline void ask_for_scales(const W& rows, int64_t row, int64_t begin, int64_t count) {
+  using Of = MatrixOf<W>;
+  if constexpr (is_dequant<typename Of::type>::value) {
+    const auto& scales = Of::of(rows).scales();
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = Of::row(rows, row + r);
+      prefetch_lines(scales.scale_at(at, begin), scales.scale_at(at, begin + count));
+    }
+  }
+}
+
 // Of how many rows the groups are summed side by side: as many as there are registers for.
 constexpr int rows_together(int rows, int tokens) {
   const int most = kVectorBytes < 64 ? (tokens == 1 ? 2 : 1) : tokens == 1 ? 8 : tokens == 2 ? 4 : 2;
@@ -321,15 +357,37 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   int64_t row_of[kRows];
   unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r()); });
   const int64_t next_row = Of::row(rows, at.next);
-  const Shared<C, M, kRows> shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
+  using Common = Shared<C, M, kRows>;
+  const Common shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
+  const bool last_run = begin + count >= at.end;
+  const int64_t next_begin = last_run ? at.begin : begin + count;
+  ask_for_scales<kRows>(rows, last_run ? at.next : at.row, next_begin, lesser(kRunCols, at.end - next_begin));
+  // In planes, the sums of the inputs that a lane meets in a unit, negative.
+  constexpr bool sums_inputs = U::in_planes && Common::has_centers;
+  Register<C> inputs[kTokens][sums_inputs ? kRunCols / U::cols : 1];
+  if constexpr (sums_inputs) {
+    for (int64_t col = 0; col < count; col += U::cols) {
+      unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+        Register<C> sum{};
+        unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
+          sum = multiply_add<C>(vector_at(x + t() * stride + col + i() * N), in_register(broadcast<N>(C(-U::unity(i())))), sum);
+        });
+        inputs[t()][col / U::cols] = sum;
+      });
+    }
+  }
   // sums[t][r] += the products of a unit of rows first + r, without their scales.
   const auto add_unit = [&](auto first, int64_t col, int64_t index, auto& sums) KERNELS_INLINE {
     constexpr int rows = sizeof(sums[0]) / sizeof(sums[0][0]);
     unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
       unrolled<rows>([&](auto r) KERNELS_INLINE {
         const U unit(w, row_of[first() + r()], begin + col);
-        const Register<C> v = shared.centered(unit.template vector<i()>(), first() + r(), index);
+        Register<C> v = unit.template vector<i()>();
+        if constexpr (Common::has_centers && !U::in_planes) v = v - shared.center(first() + r(), index);
         unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+          if constexpr (sums_inputs && i() == 0) {
+            sums[t()][r()] = multiply_add<C>(shared.center(first() + r(), index), inputs[t()][col / U::cols], sums[t()][r()]);
+          }
           sums[t()][r()] = multiply_add<C>(v, vector_at(x + t() * stride + col + i() * N), sums[t()][r()]);
         });
       });
@@ -398,6 +456,7 @@ template <class W, class C>
 void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   using U = Unit<C, W>;
   constexpr int N = kLanes<C>;
+  constexpr bool has_centers = Shared<C, W, 1>::has_centers;
   int64_t col = 0;
   if (in_units<C>(w)) {
     const Shared<C, W, 1> shared(w, [row](int) KERNELS_INLINE { return row; }, begin, count);
@@ -407,7 +466,9 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
       Register<C> scale{};
       if constexpr (U::scaled) scale = shared.scale(unit, 0, index);
       unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
-        Register<C> v = shared.centered(unit.template vector<i()>(), 0, index);
+        Register<C> v = unit.template vector<i()>();
+        if constexpr (U::in_planes && has_centers) v = v - shared.center(0, index) * in_register(broadcast<N>(C(U::unity(i()))));
+        else if constexpr (has_centers) v = v - shared.center(0, index);
         if constexpr (U::scaled) v = v * scale;
         put_vector<C>(to + col + i() * N, v);
       });
@@ -415,7 +476,7 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
     read_row(w, row, begin + col, count - col, to + col);
   } else {
     read_row(w, row, begin, count, to);
-    if constexpr (U::in_planes) put_in_planes(to, count);
+    if constexpr (U::in_planes) put_in_planes<U>(to, count, true);
   }
   for (; count % kPadding != 0; ++count) to[count] = C(0);
 }
@@ -501,7 +562,7 @@ class Gemv {
     for (int t = 0; t < tokens_; ++t, x += stride) {
       read_row(with_state(x_, states_[t], k_), first_ + t, begin, cols, x);
       for (int64_t col = cols; col % kPadding != 0; ++col) x[col] = C(0);
-      if constexpr (Unit<C, M>::in_planes) put_in_planes(x, cols);
+      if constexpr (Unit<C, M>::in_planes) put_in_planes<Unit<C, M>>(x, cols, false);
     }
   }
 
@@ -571,7 +632,14 @@ class Gemv {
       multiply_all(DirectLoad<C>(decoded, decoded_stride), 0, 0);
     }
     for (int t = 0; t < tokens_; ++t) {
-      for (int r = 0; r < kRows; ++r) sums[t * sums_stride + r] += sum(as_pack<C>(lanes[t * kRows + r]));
+      if constexpr (kRows <= kLanes<C>) {
+        Register<C> of_rows[kRows];
+        for (int r = 0; r < kRows; ++r) of_rows[r] = lanes[t * kRows + r];
+        const Pack<C, kRows> all = sums_of<C>(of_rows);
+        for (int r = 0; r < kRows; ++r) sums[t * sums_stride + r] += all.v[r];
+      } else {
+        for (int r = 0; r < kRows; ++r) sums[t * sums_stride + r] += sum(as_pack<C>(lanes[t * kRows + r]));
+      }
     }
   }
 

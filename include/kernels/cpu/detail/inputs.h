@@ -1,5 +1,5 @@
 // How products read their operands and hand over their results on the CPU: stretches of a row as floats, in a buffer; of rows
-// that are normalized on the way in, the state first.
+// that are normalized on the way in, the state first. And what is done with the lanes of vectors.
 #pragma once
 
 #include "../../weights.h"
@@ -8,6 +8,39 @@
 KERNELS_BEGIN
 namespace detail {
 namespace host {
+
+// Half kHalf of a and of b, one element of each in turn.
+template <int kHalf, class C, int... i>
+inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b, std::integer_sequence<int, i...>) {
+  constexpr int lanes = kLanes<C>, first = kHalf * lanes / 2;
+#if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
+  return __builtin_shufflevector(a, b, (first + i / 2 + i % 2 * lanes)...);
+#elif KERNELS_VECTORS
+  using Index = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
+  return __builtin_shuffle(a, b, VectorOf<Index, lanes>{Index(first + i / 2 + i % 2 * lanes)...});
+#else
+  return {{(i % 2 == 0 ? a : b).v[first + i / 2]...}};
+#endif
+}
+
+// The sums of the lanes of each of kCount registers, in order; there are at most as many as lanes.
+template <class C, int kCount, int kHalf, int... i>
+KERNELS_INLINE inline void halve(Register<C> (&v)[kCount], std::integer_sequence<int, i...>) {
+  const auto lanes = std::make_integer_sequence<int, kLanes<C>>();
+  ((v[i] = zip<0, C>(v[i], v[i + kHalf], lanes) + zip<1, C>(v[i], v[i + kHalf], lanes)), ...);
+}
+template <class C, int kCount, int kLeft = kCount>
+KERNELS_INLINE inline Pack<C, kCount> sums_of(Register<C> (&v)[kCount]) {
+  if constexpr (kLeft > 1) {
+    halve<C, kCount, kLeft / 2>(v, std::make_integer_sequence<int, kLeft / 2>());
+    return sums_of<C, kCount, kLeft / 2>(v);
+  } else {
+    const Pack<C, kLanes<C>> lanes = as_pack<C>(v[0]);
+    Pack<C, kCount> out = broadcast<kCount>(C(0));
+    for (int i = 0; i < kLanes<C>; ++i) out.v[i % kCount] = out.v[i % kCount] + lanes.v[i];
+    return out;
+  }
+}
 
 // A source's values in columns [begin, begin + count) of a row.
 template <class Source, class C>
