@@ -197,7 +197,8 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   const Planned best = planned(shape, side(in, 128), side(in, 128), in, p);
   CHECK(best.because(""));
   CHECK(best.plan.path == k::AttentionPath::tensor);
-  CHECK((best.plan.tile_rows == 128 && best.plan.tile_keys == 64 && best.plan.tile_dim == 128 && best.plan.tile_v_dim == 128));
+  const int keys = best.plan.tile_keys;  // code for sm_90a takes more at a time
+  CHECK((best.plan.tile_rows == 128 && (keys == 64 || keys == 128) && best.plan.tile_dim == 128 && best.plan.tile_v_dim == 128));
   CHECK((best.plan.query_pack == 8 && best.plan.key_pack == 8 && best.plan.value_pack == 8 && best.plan.result_pack == 8));
   // 1000 queries of 4 heads that share keys fill 32 tiles either way; those of one head alone would not be fewer than 8.
   CHECK((!best.plan.heads_together && best.plan.blocks == 4 * 8 * 8));

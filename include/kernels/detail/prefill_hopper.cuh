@@ -11,8 +11,7 @@
 //
 // The groups that compute take turns at the softmax: while one makes exponentials the tensor cores work for the other. What is done
 // with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh. Thread blocks that stay for several tiles of
-// queries, and copy the next one's while they finish the last, were slower by 2 to 30 % with 128 columns, as who has the long tiles of a causal
-// mask is decided beforehand then.
+// queries, which were shared out beforehand, took 2 to 30 % longer with 128 columns (H200, bench_prefill).
 #pragma once
 
 #include "prefill.cuh"
@@ -128,6 +127,7 @@ struct HopperPrefillBody {
       values.template bring<false>(at + Keys::kBytes, value_at, pos, tiles.low - pos, tiles.end - pos, addresses, 1);
       arch::mbarrier_arrive_copied(&shared.values_full[stage]);
     }
+    arch::copy_async_commit();
     arch::copy_async_wait<0>();
   }
 
@@ -144,6 +144,7 @@ struct HopperPrefillBody {
     const int group = int(threadIdx.x / 128) - 1, first_row = group * 64;
     unsigned char* const queries = memory + group * kQueryBytes;
     bring_queries<TK, 64, Queries>(p, rows, first_row, queries, kDim);
+    arch::copy_async_commit();
     arch::copy_async_wait<0>();
     arch::async_proxy_fence();
     arch::named_barrier_sync(own(group), 128);
