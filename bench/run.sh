@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, measures them and their peers on this machine's first GPU, prints a table for each op and makes a page of all of it.
-#   bench/run.sh                      everything, in less than 20 minutes of measuring
-#   bench/run.sh --quick              a few shapes, in less than 3
+#   bench/run.sh                      everything for which 20 minutes of measuring are enough
+#   bench/run.sh --quick              a few shapes, for at most 3
 #   bench/run.sh softmax matmul ...   only these: softmax, layernorm, rmsnorm, elementwise, matmul, decode, prefill, step, sampling,
 #                                     router, norm_heads, host_cost, peers, attention_peers, sampling_peers
 #   bench/run.sh --filter 'fp16/.*x4096/'   only cases whose names this regular expression finds

@@ -40,7 +40,8 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-// Which of the clusters of a grid in one dimension, below 2^24 where they have several blocks: it is found by floats. And how many there are.
+// The number of the cluster, in a grid of one dimension, and how many clusters there are. Where a cluster has several blocks the compiler finds
+// the number with floating point, exact below 2^24.
 __device__ __forceinline__ unsigned cluster_index() {
   unsigned index = blockIdx.x;
   if constexpr (kClusters) {
