@@ -1036,6 +1036,7 @@ struct SampleBody {
         if (few == 1) return largest.greedy();
         if (largest.draw(few)) return;
         rank = 0, blocks = 1;  // the first block, now alone, does the whole row
+        __syncthreads();       // all have read what was listed, the room for which is now used again
       }
     }
     for (; row < p.rows; row += clusters) {
