@@ -1,7 +1,7 @@
 // Compiled once for each instruction set; BENCH_RUN names the function.
 #include "cpu_gemms.h"
 
-#include <kernels/cpu/detail/gemm.h>
+#include <kernels/cpu/detail/matmul/gemm.h>
 
 namespace k = kernels;
 

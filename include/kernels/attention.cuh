@@ -21,9 +21,9 @@
 // alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
-#include "detail/decode_engine.cuh"
-#include "detail/merge_states.cuh"
-#include "detail/prefill_engine.cuh"
+#include "detail/attention/decode_engine.cuh"
+#include "detail/attention/merge_states.cuh"
+#include "detail/attention/prefill_engine.cuh"
 #include "exec.cuh"
 
 KERNELS_BEGIN

@@ -19,7 +19,7 @@
 #include "core/row_op.h"
 #include "detail/groups.cuh"
 #include "detail/pointwise.cuh"
-#include "detail/row_engine.cuh"
+#include "detail/row/engine.cuh"
 #include "dropout.h"
 #include "embed.h"
 #include "functor.h"

@@ -10,7 +10,7 @@
 // Welford's recurrence: no cancellation under a large mean. Shapes, types, aliasing, determinism: as in softmax.cuh.
 #pragma once
 
-#include "detail/row_engine.cuh"
+#include "detail/row/engine.cuh"
 
 KERNELS_BEGIN
 

@@ -12,8 +12,8 @@
 // Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
 #pragma once
 
-#include "detail/few.cuh"
-#include "detail/gemm_simt.cuh"
+#include "detail/matmul/few.cuh"
+#include "detail/matmul/gemm_simt.cuh"
 #include "exec.cuh"
 #include "tuning/matmul.h"
 

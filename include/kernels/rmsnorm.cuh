@@ -10,7 +10,7 @@
 // Squares are summed in float: |x| above about 1e19 overflows. Shapes, types, aliasing, determinism: as in softmax.cuh.
 #pragma once
 
-#include "detail/row_engine.cuh"
+#include "detail/row/engine.cuh"
 
 KERNELS_BEGIN
 

@@ -13,7 +13,7 @@
 // softmax<Load, Store, float>(...) mean what they mean there (the compute type is the one the load produces).
 #pragma once
 
-#include "detail/row_engine.cuh"
+#include "detail/row/engine.cuh"
 
 KERNELS_BEGIN
 

@@ -1,5 +1,5 @@
 // The blocked product on the CPU: shapes, layouts, types, epilogues, kinds of weights and inputs, special values, threads.
-#include <kernels/cpu/detail/gemm.h>
+#include <kernels/cpu/detail/matmul/gemm.h>
 
 #include <algorithm>
 #include <functional>

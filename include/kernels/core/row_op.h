@@ -13,7 +13,7 @@
 //   centers_fast                         whether center() costs little: then it waits for the row's state
 //
 // The CPU makes the State of a block itself: it centers the block on a state that has only seen some of it, and sums
-// what it gets, in vectors. How to do so for an op is said by InLanes in cpu/detail/row_lanes.h.
+// what it gets, in vectors. How to do so for an op is said by InLanes in cpu/detail/row/lanes.h.
 //
 // A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
 //   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for

@@ -21,7 +21,7 @@
 // Threads need 512 KB of stack; nothing is allocated. Flags: as in softmax.h.
 #pragma once
 
-#include "detail/attention.h"
+#include "detail/attention/engine.h"
 
 KERNELS_BEGIN
 namespace cpu {

@@ -12,7 +12,7 @@
 #include "../dropout.h"
 #include "../embed.h"
 #include "../quantize.h"
-#include "detail/row_engine.h"
+#include "detail/row/engine.h"
 
 KERNELS_BEGIN
 namespace detail {

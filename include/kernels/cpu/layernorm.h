@@ -11,7 +11,7 @@
 // No cancellation under a large mean. Shapes, types, aliasing, determinism, flags: as in softmax.h.
 #pragma once
 
-#include "detail/row_engine.h"
+#include "detail/row/engine.h"
 
 KERNELS_BEGIN
 namespace cpu {

@@ -15,8 +15,8 @@
 // Threads need 512 KB of stack; nothing is allocated for few tokens. Flags: as in softmax.h.
 #pragma once
 
-#include "detail/gemm.h"
-#include "detail/gemv.h"
+#include "detail/matmul/gemm.h"
+#include "detail/matmul/gemv.h"
 
 KERNELS_BEGIN
 namespace cpu {

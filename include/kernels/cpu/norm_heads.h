@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../heads.h"
-#include "detail/inputs.h"
+#include "detail/matmul/inputs.h"
 
 KERNELS_BEGIN
 namespace detail {

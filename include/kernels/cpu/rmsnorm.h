@@ -9,7 +9,7 @@
 // Squares are summed in float: |x| above about 1e19 overflows. Shapes, types, aliasing, determinism, flags: as in softmax.h.
 #pragma once
 
-#include "detail/row_engine.h"
+#include "detail/row/engine.h"
 
 KERNELS_BEGIN
 namespace cpu {

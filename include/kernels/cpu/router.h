@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../router.h"
-#include "detail/inputs.h"
+#include "detail/matmul/inputs.h"
 
 KERNELS_BEGIN
 namespace detail {

@@ -12,7 +12,7 @@
 // Compile with the flags of the machine (-march=native, or -mavx2 -mfma -mf16c): the code takes what they give.
 #pragma once
 
-#include "detail/row_engine.h"
+#include "detail/row/engine.h"
 
 KERNELS_BEGIN
 namespace cpu {

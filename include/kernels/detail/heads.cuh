@@ -4,7 +4,7 @@
 #include "../exec.cuh"
 #include "../heads.h"
 #include "pointwise.cuh"
-#include "row_bodies.cuh"
+#include "row/bodies.cuh"
 
 KERNELS_BEGIN
 namespace detail {

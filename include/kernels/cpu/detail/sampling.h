@@ -6,7 +6,7 @@
 
 #include "../../core/row_call.h"
 #include "../../core/sampling.h"
-#include "row_engine.h"
+#include "row/engine.h"
 
 KERNELS_BEGIN
 namespace detail {

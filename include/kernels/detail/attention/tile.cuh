@@ -2,12 +2,12 @@
 // tile in shared memory.
 #pragma once
 
-#include "../core/attention_plan.h"
-#include "../heads.h"
-#include "../kv.h"
-#include "../rope.h"
-#include "../score.h"
-#include "decode.cuh"
+#include "../../core/attention_plan.h"
+#include "../../heads.h"
+#include "../../kv.h"
+#include "../../rope.h"
+#include "../../score.h"
+#include "../dequantize.cuh"
 
 KERNELS_BEGIN
 namespace detail {

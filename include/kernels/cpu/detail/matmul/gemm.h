@@ -9,7 +9,7 @@
 // Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone decides.
 #pragma once
 
-#include "../exec.h"
+#include "../../exec.h"
 #include "inputs.h"
 
 KERNELS_BEGIN

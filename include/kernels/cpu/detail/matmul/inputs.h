@@ -2,8 +2,8 @@
 // that are normalized on the way in, the state first. And what is done with the lanes of vectors.
 #pragma once
 
-#include "../../weights.h"
-#include "row_engine.h"
+#include "../../../weights.h"
+#include "../row/engine.h"
 
 KERNELS_BEGIN
 namespace detail {

@@ -7,7 +7,7 @@
 // How a result is summed is fixed by M and K alone, so that it depends neither on the threads nor on the rows beside it.
 #pragma once
 
-#include "../exec.h"
+#include "../../exec.h"
 #include "inputs.h"
 
 KERNELS_BEGIN

@@ -15,11 +15,11 @@
 #include <atomic>
 #include <new>
 
-#include "../../heads.h"
-#include "../../kv.h"
-#include "../../score.h"
-#include "gemm.h"
-#include "gemv.h"
+#include "../../../heads.h"
+#include "../../../kv.h"
+#include "../../../score.h"
+#include "../matmul/gemm.h"
+#include "../matmul/gemv.h"
 
 KERNELS_BEGIN
 namespace detail {

@@ -1,9 +1,9 @@
 // Finished parts of attention made one: (logsumexp, output) of each is the state m = logsumexp, l = 1.
 #pragma once
 
-#include "../core/attention_call.h"
-#include "../functor.h"
-#include "pointwise.cuh"
+#include "../../core/attention_call.h"
+#include "../../functor.h"
+#include "../pointwise.cuh"
 
 KERNELS_BEGIN
 namespace detail {

@@ -1,11 +1,11 @@
 // The row engine's host side: checks the arguments, chooses pack width and policy, launches one body.
 #pragma once
 
-#include "../core/row_call.h"
-#include "../core/row_op.h"
-#include "../exec.cuh"
-#include "../tuning/row.h"
-#include "row_bodies.cuh"
+#include "../../core/row_call.h"
+#include "../../core/row_op.h"
+#include "../../exec.cuh"
+#include "../../tuning/row.h"
+#include "bodies.cuh"
 
 KERNELS_BEGIN
 namespace detail {

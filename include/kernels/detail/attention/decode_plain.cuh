@@ -4,7 +4,7 @@
 // are handed around in shared memory.
 #pragma once
 
-#include "../core/attention_plan.h"
+#include "../../core/attention_plan.h"
 #include "flash_decode.cuh"
 
 KERNELS_BEGIN

@@ -1,9 +1,9 @@
 // What decode() does on the host: which body takes the call, and its launch.
 #pragma once
 
-#include "../core/attention_plan.h"
-#include "../exec.cuh"
-#include "../tuning/attention.h"
+#include "../../core/attention_plan.h"
+#include "../../exec.cuh"
+#include "../../tuning/attention.h"
 #include "decode_plain.cuh"
 #include "decode_short.cuh"
 #include "decode_tensor.cuh"

@@ -15,10 +15,10 @@
 // begin depends on the row, and functors other than the one that leads take packs at any column (concepts.h).
 #pragma once
 
-#include "../core/row_ends.h"
-#include "../core/row_policy.h"
-#include "../functor.h"
-#include "team.cuh"
+#include "../../core/row_ends.h"
+#include "../../core/row_policy.h"
+#include "../../functor.h"
+#include "../team.cuh"
 
 KERNELS_BEGIN
 namespace detail {

@@ -6,7 +6,7 @@
 // leaves is multiplied as well, and likewise of queries that are not of the keys' type: results are then as good as in float.
 #pragma once
 
-#include "../core/attention_plan.h"
+#include "../../core/attention_plan.h"
 #include "flash_decode.cuh"
 
 KERNELS_BEGIN

@@ -5,8 +5,8 @@
 // summed up is added over the block's warps in a fixed order, so that results depend on nothing but shapes and types.
 #pragma once
 
-#include "../weights.h"
-#include "row_bodies.cuh"
+#include "../../weights.h"
+#include "../row/bodies.cuh"
 
 KERNELS_BEGIN
 namespace detail {

@@ -13,12 +13,12 @@
 // (decode_plain.cuh).
 #pragma once
 
-#include "../arch/arch.cuh"
-#include "../arch/sm80.cuh"
-#include "../arch/sm90.cuh"
-#include "../core/attention_call.h"
-#include "attention_tile.cuh"
-#include "pointwise.cuh"
+#include "../../arch/arch.cuh"
+#include "../../arch/sm80.cuh"
+#include "../../arch/sm90.cuh"
+#include "../../core/attention_call.h"
+#include "../pointwise.cuh"
+#include "tile.cuh"
 
 KERNELS_BEGIN
 namespace detail {

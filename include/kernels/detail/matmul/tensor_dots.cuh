@@ -10,7 +10,7 @@
 // shuffles. A piece's scale is applied to its sums. What rounding the inputs to 16 bits leaves is multiplied as well.
 #pragma once
 
-#include "decode.cuh"
+#include "../dequantize.cuh"
 #include "gemv.cuh"
 
 KERNELS_BEGIN

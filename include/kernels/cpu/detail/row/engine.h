@@ -1,6 +1,6 @@
 // The row engine on the CPU: drives the row ops, sources, maps and sinks that the GPU's drives.
 //
-// A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (row_lanes.h).
+// A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (lanes.h).
 // Between the two passes over it, it stays on the stack, centered where that costs much, if it fits kCachedBytes and to read and
 // center it once more would cost more than that. While some rows are written, the next ones are fetched into the cache.
 // Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number of threads.
@@ -8,10 +8,10 @@
 
 #include <type_traits>
 
-#include "../../core/row_call.h"
-#include "../../functor.h"
-#include "../exec.h"
-#include "row_lanes.h"
+#include "../../../core/row_call.h"
+#include "../../../functor.h"
+#include "../../exec.h"
+#include "lanes.h"
 
 KERNELS_BEGIN
 namespace detail {

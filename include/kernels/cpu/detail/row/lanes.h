@@ -9,9 +9,9 @@
 //   recenter(State, closed)           whether the run was centered so poorly that it is better summed once more; if so, centers anew
 #pragma once
 
-#include "../../core/memory.h"
-#include "../../core/row_op.h"
-#include "threads.h"
+#include "../../../core/memory.h"
+#include "../../../core/row_op.h"
+#include "../threads.h"
 
 KERNELS_BEGIN
 namespace detail {

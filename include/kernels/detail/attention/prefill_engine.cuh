@@ -1,7 +1,7 @@
 // Which kernel attends for many queries.
 #pragma once
 
-#include "../core/attention_plan.h"
+#include "../../core/attention_plan.h"
 #include "prefill_hopper.cuh"
 #include "prefill_simt.cuh"
 

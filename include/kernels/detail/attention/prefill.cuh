@@ -12,10 +12,10 @@
 // wherever the first key that a block sees is: the bits of a row do not depend on which rows stand beside it.
 #pragma once
 
-#include "../arch/sm80.cuh"
-#include "../arch/sm90.cuh"
-#include "../exec.cuh"
-#include "attention_tile.cuh"
+#include "../../arch/sm80.cuh"
+#include "../../arch/sm90.cuh"
+#include "../../exec.cuh"
+#include "tile.cuh"
 
 KERNELS_BEGIN
 namespace detail {
