@@ -1,4 +1,5 @@
-// AttentionPlan: how a call of attention would run, and why it does not run faster. attention_plan() and decode_plan() fill it in.
+// DecodeMode: how decode() is asked to multiply. AttentionPlan: how a call of attention would run, and why it does not run faster;
+// attention_plan() and decode_plan() fill it in.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,14 @@
 #include "macros.h"
 
 KERNELS_BEGIN
+
+// How decode() multiplies.
+enum class DecodeMode {
+  automatic,   // precise where it can be, otherwise plain
+  plain,       // CUDA cores, all in float
+  tensor,      // tensor cores, weights rounded to 16 bits
+  precise,     // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as float
+};
 
 // How logits are made, and how weights meet values.
 enum class AttentionPath {

@@ -9,15 +9,6 @@
 #include "decode_tensor.cuh"
 
 KERNELS_BEGIN
-
-// How decode() multiplies.
-enum class DecodeMode {
-  automatic,   // precise where it can be, otherwise plain
-  plain,       // CUDA cores, all in float
-  tensor,      // tensor cores, weights rounded to 16 bits
-  precise,     // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as float
-};
-
 namespace detail {
 
 // Whether the kernel for short sequences is compiled: keys and values of 16 bits, without scales.

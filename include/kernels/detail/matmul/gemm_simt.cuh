@@ -4,7 +4,7 @@
 // columns of K: one step is worked on in shared memory while the next is on its way in registers.
 #pragma once
 
-#include "gemv.cuh"
+#include "product.cuh"
 
 KERNELS_BEGIN
 namespace detail {

@@ -1,0 +1,49 @@
+// MatmulPolicy: which kernel makes a product, and how; MatmulPlan: what a call does. Leave the policy out and the sizes and types of
+// the operands decide. A policy that cannot serve the call is refused with the reason, never replaced.
+#pragma once
+
+#include "macros.h"
+
+KERNELS_BEGIN
+
+// Which kernel makes a product.
+enum class Path {
+  automatic,
+  gemv,    // CUDA cores, each row of weights in one go: one token; a few with float and double weights
+  skinny,  // tensor cores, a few tokens: weights of 16, 8 and 4 bits
+  gemm,    // tensor cores, tiles: wgmma in code for sm_90a, mma.sync otherwise
+  simt,    // CUDA cores, tiles: float and double weights
+};
+
+inline const char* to_string(Path path) {
+  switch (path) {
+    case Path::automatic: return "automatic";
+    case Path::gemv: return "gemv";
+    case Path::skinny: return "skinny";
+    case Path::gemm: return "gemm";
+    case Path::simt: return "simt";
+  }
+  return "?";
+}
+
+struct MatmulPolicy {
+  Path path = Path::automatic;
+  // The tile of the gemm path: 64, 96, 128 or 160 tokens x 128 or 256 rows of weights, half as many outputs with a gate; 0: as it is best.
+  // 96 and 160 tokens are in code for sm_90, for inputs and weights of the same 16-bit type in memory; 256 rows go with those inputs and
+  // weights and 128 tokens or more.
+  int tile_tokens = 0, tile_rows = 0;
+  // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of experts).
+  // Then they are asked for while it is still running. Kernels ahead of that one have ended, and may have written them.
+  bool weights_ready = false;
+  // A token's results have the same bits whatever M is and wherever the token stands: tiles for any number of tokens, blocks never share
+  // K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which read few tokens' weights slower.
+  bool batch_invariant = false;
+};
+
+// What a call does: the policy with all that it leaves open filled in.
+struct MatmulPlan : MatmulPolicy {
+  int input_pack = 0, weight_pack = 0;  // columns in one access to memory; 1: element by element
+  const char* why_not = "";             // why this is not the fastest path for this M, or ""
+};
+
+KERNELS_END

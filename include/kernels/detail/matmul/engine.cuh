@@ -1,0 +1,323 @@
+// What matmul() does on the host: which kernel takes the call, with which tile, grid and cluster, and its launch.
+#pragma once
+
+#include "../../core/matmul_plan.h"
+#include "../../exec.cuh"
+#include "../../tuning/matmul.h"
+#include "few.cuh"
+#include "gemm_simt.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// kOnly: the one path that is compiled, or automatic for all.
+template <class P, Path kOnly>
+class ProductEngine {
+ public:
+  using X = typename P::X;
+  using W = typename P::W;
+  using C = typename P::C;
+  static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
+  static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
+  // Whether tensor cores may stand in: nothing that they would round but the inputs.
+  static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
+  static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
+  // Whether tiles are copied as they lie in memory, whatever K is.
+  static constexpr bool copied = is_16_bit<tensor_type<W>> && std::is_same<tensor_type<X>, tensor_type<W>>::value;
+  static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
+
+  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
+    if (is_gathered<X>::value) policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are asked for first
+  }
+
+  // What the policy leaves open.
+  Status plan(MatmulPlan& plan) const {
+    KERNELS_TRY(ex_.status());
+    KERNELS_TRY(choose_path(plan.path));
+    if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
+    const bool tiles = plan.path == Path::gemm;
+    const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = tiles ? 8 : lesser(most, wide_x);
+    const bool whole = p_.k % most == 0 || (tiles && copied);
+    const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x && !(plan.path == Path::gemv && codes);
+    plan.weight_pack = in_packs ? most : 1;
+    plan.input_pack = in_packs ? most_x : 1;
+    plan.why_not = why_not(plan.path, most, most_x, whole);
+    return {};
+  }
+
+  Status run() const {
+    KERNELS_TRY(ex_.status());
+    Path path = policy_.path;
+    KERNELS_TRY(choose_path(path));
+    if constexpr (compiled(Path::gemv)) if (path == Path::gemv) return run_gemv();
+    if constexpr (compiled(Path::skinny)) if (path == Path::skinny) return run_skinny();
+    if constexpr (compiled(Path::gemm)) if (path == Path::gemm) return run_gemm();
+    if constexpr (compiled(Path::simt)) if (path == Path::simt) return run_simt();
+    return unsupported("matmul: no such path");
+  }
+
+ private:
+  static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
+
+  const char* why_not(Path path, int most, int most_x, bool whole) const {
+    if (narrow_weights && !Coded<W>::known) return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
+    if (pack_w_ < most) return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
+    if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
+    if (pack_x_ < most_x) return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
+    const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
+    if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
+    if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
+    if (path == Path::simt) return "weights: tensor cores would round float and double";
+    return "";
+  }
+
+  Status choose_path(Path& path) const {
+    if (path == Path::automatic) path = kOnly;
+    if (!compiled(path)) return unsupported("matmul: another path than the one that is compiled");
+    if (path == Path::automatic && policy_.batch_invariant) path = by_token<W> ? Path::gemv : narrow_weights ? Path::gemm : Path::simt;
+    if (policy_.batch_invariant && path != Path::gemm && path != Path::simt && !by_token<W>) return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
+    if (path == Path::automatic) {
+      if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
+      else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
+      else if (few_fits()) path = Path::skinny;
+      else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
+      else path = narrow_weights ? Path::gemm : Path::simt;
+    }
+    if (path == Path::skinny && !skinny_fits() && !few_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
+    if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
+    if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
+    if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0)) return unsupported("matmul: a tile can be asked of the gemm path alone");
+    if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
+    if (path == Path::simt && narrow_weights) return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
+    return {};
+  }
+
+  // Weights that have to be decoded go through tensor cores from the first token on.
+  static constexpr int first_skinny = codes ? 1 : 2;
+
+  bool skinny_fits() const {
+    if constexpr (has_skinny) {
+      using Dots = TensorDots<P, 2, 1>;
+      return pack_x_ >= lesser(Dots::kEach, wide_x) && pack_w_ >= Dots::pack && p_.k % Dots::pack == 0;
+    }
+    return false;
+  }
+
+  // 16-bit weights that stream through shared memory.
+  static constexpr bool has_few = has_skinny && !codes && wide_x >= 8;
+  bool few_fits() const {
+    if constexpr (has_few) {
+      using Few = FewBody<P>;
+      return p_.m > tuning::kSkinnyTokens && p_.m <= Few::kTokens && pack_x_ >= 8 && pack_w_ >= 8 && p_.k > 0 && p_.k % 8 == 0;
+    }
+    return false;
+  }
+
+  Status run_gemv() const {
+    if constexpr (!codes) {
+      if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0) return gemv_of<wide>();
+    }
+    return start_gemv<GemvBody<P, PlainDots<P, 1, 4, 1>, 4>>(tuning::kGemvThreads);
+  }
+  template <int N>
+  Status gemv_of() const {
+    if constexpr (!by_token<W> && !has_skinny) {
+      if (p_.m > 1) return start_gemv<GemvBody<P, PlainDots<P, N, 2, 4>, 2>>(tuning::kGemvThreads);
+    }
+    constexpr bool heavy = sizeof(TokenState<X>) > 16;  // means and variances
+    constexpr int rows = !starts_normed<X> ? tuning::kGemvRows : heavy ? tuning::kGemvRowsHeavy : tuning::kGemvRowsNormed;
+    using Body = GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>;
+    const bool at_once = !starts_normed<X> && p_.k <= tuning::kGemvThreadsAtOnce / 32 * Body::step;
+    return start_gemv<Body>(heavy ? tuning::kGemvThreadsHeavy : at_once ? tuning::kGemvThreadsAtOnce : tuning::kGemvThreads);
+  }
+  Status run_skinny() const {
+    if constexpr (has_few) {
+      if (few_fits()) return run_few();
+    }
+    if constexpr (has_skinny) {
+      if constexpr (Coded<W>::scaled) {
+        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>())) return skinny_of<FineDots>(tuning::kFineThreads);
+      }
+      return skinny_of<SkinnyDots>(codes ? tuning::kSkinnyThreads : tuning::kGemvThreads);
+    }
+    return unsupported("matmul: no skinny path for these weights");
+  }
+  template <class Q, int M>
+  using SkinnyDots = TensorDots<Q, tuning::kSkinnyRows / Q::matrices, M>;
+  // A block takes as many tokens as there are, or two.
+  template <template <class, int> class Dots>
+  Status skinny_of(int most) const {
+    if constexpr (codes) {
+      if (p_.m == 1) return start_skinny<GemvBody<P, Dots<P, 1>, 1>>(most);
+    }
+    return start_skinny<GemvBody<P, Dots<P, 2>, 1>>(most);
+  }
+  // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. But if there is about room for all
+  // blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a second wave 17.5).
+  template <class Body>
+  Status start_skinny(int most) const {
+    if (!Body::thrifty) return start_gemv<Body>(most);
+    const int64_t blocks = (p_.n + Body::R - 1) / Body::R * ((p_.m + Body::M - 1) / Body::M), sms = ex_.device().sm_count;
+    const int64_t quarter = (p_.k + 4 * Body::step - 1) / (4 * Body::step), room = 65536 / 32 / Body::registers / ((blocks + sms - 1) / sms);
+    return start_gemv<Body>(int(lesser<int64_t>(most, 32 * greater<int64_t>(1, 4 * room >= 3 * quarter ? room : quarter))));
+  }
+  Status run_few() const {
+    using Few = FewBody<P>;
+    int image = 0;
+    KERNELS_TRY(image_architecture<Few>(ex_, image));
+    const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
+    typename Few::Params params{p_, 0, 3, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready};
+    Launch how;
+    how.threads = Few::kThreads;
+    int64_t blocks = 0;
+    double best = HUGE_VAL;
+    // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then pairs of blocks
+    // may share K.
+    const bool can_be_alone = all <= Few::kRows * sms;
+    for (int parts = 1; parts <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++parts) {
+      for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
+        const int64_t count = (all + rows - 1) / rows * parts, each = (count + sms - 1) / sms;
+        if (each > 1 && (parts > 1 || can_be_alone)) break;
+        const double busiest = double(each * rows * sms / parts) * (each > 1 ? tuning::kCostOfBusiest : 1);
+        const double cost = greater(double(all), busiest) * (1 + tuning::kCostOfInputs * double(p_.m) / rows);
+        if (cost >= best) continue;
+        best = cost, blocks = count, params.rows = rows, how.cluster = parts;
+      }
+    }
+    // Long queues for blocks that are alone. No more blocks share a multiprocessor, those of the kernel behind included: they would
+    // gather on some of them.
+    const bool alone = blocks <= sms;
+    const int stage = Few::stage_bytes(p_.m), per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
+    const auto fit = [&](int stages) { return stages * stage <= most && per_sm * (stages * stage + tuning::kSharedBesides) <= ex_.device().shared_per_sm; };
+    if (alone && fit(6)) params.stages = 6;
+    else if ((alone || blocks > 2 * sms) && fit(4)) params.stages = 4;
+    how.shared = size_t(greater(params.stages * stage, lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
+    if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N is too large for this path");
+    how.grid.x = unsigned(blocks);
+    return launch<Few>(ex_, how, params);
+  }
+  // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as take in a
+  // row of weights in as few goes as possible.
+  template <class Body>
+  Status start_gemv(int most) const {
+    const int64_t steps = (p_.k + Body::step - 1) / Body::step, units = (steps + Body::under_way - 1) / Body::under_way;
+    const int64_t warps = most / 32, goes = (units + warps - 1) / warps;
+    const int64_t token_tiles = (p_.m + Body::M - 1) / Body::M;
+    const int64_t layers = (token_tiles + 65534) / 65535;  // as many as a grid has along y
+    if (layers > 65535) return unsupported("matmul: M is too large for this path");
+    Launch how;
+    how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
+    how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned((token_tiles + layers - 1) / layers), unsigned(layers));
+    return launch<Body>(ex_, how, {p_, policy_.weights_ready});
+  }
+
+  // With a plan: what would be done.
+  Status run_gemm(MatmulPlan* plan = nullptr) const {
+    if constexpr (narrow_weights) {
+      using T = meeting_type<X, W>;
+      using Single = GemmBody<P, T, 1, 128>;
+      using Narrow = GemmBody<P, T, 8, 128>;
+      using Wide = GemmBody<P, T, 8, 256>;
+      int image = 0;  // that of all of them: they are compiled together
+      KERNELS_TRY(image_architecture<Single>(ex_, image));
+      if constexpr (wide_x >= 8) {
+        if (pack_x_ >= 8 && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
+          const Choice narrow = cheapest<Narrow>(image);
+          if constexpr (Wide::copied) {
+            const Choice wide = cheapest<Wide>(image);
+            if (wide.cost < narrow.cost) return start_gemm<Wide>(wide, plan);
+          }
+          return start_gemm<Narrow>(narrow, plan);
+        }
+      }
+      return start_gemm<Single>(cheapest<Single>(image), plan);
+    }
+    return unsupported("matmul: no tensor-core path for these weights");
+  }
+  template <class Body>
+  int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
+  // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters blocks
+  // share K, if it is long enough; larger ones than of two do not fill the device. No tokens: there is no such tile.
+  struct Choice {
+    int tokens, cluster;
+    double cost;
+    GemmRing ring{};
+  };
+  template <class Body>
+  Choice cheapest(int image) const {
+    Choice best{0, 1, HUGE_VAL};
+    if (policy_.tile_rows != 0 && policy_.tile_rows != Body::kRows) return best;
+    const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
+    for (const int tokens : Body::kTokens) {
+      if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
+      const GemmRing ring = Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
+      if (ring.bytes == 0) continue;
+      for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
+        const int64_t room = cluster <= 2 ? sms : sms * 3 / 4, waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
+        const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
+        if (cost < best.cost) best = {tokens, cluster, cost, ring};
+      }
+    }
+    return best;
+  }
+  template <class Body>
+  Status start_gemm(const Choice& choice, MatmulPlan* plan) const {
+    if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands and the shared memory of this device");
+    if (plan != nullptr) {
+      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
+      return {};
+    }
+    const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
+    Launch how;
+    how.cluster = choice.cluster;
+    how.shared = size_t(choice.ring.bytes);
+    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready, choice.ring.few});
+  }
+
+  Status run_simt() const {
+    if constexpr (!by_token<W> && !narrow_weights) return run_tiles();
+    else return unsupported("matmul: no simt path for these weights");
+  }
+  Status run_tiles() const {
+    if (lesser(pack_w_, pack_x_) >= simt_pack && p_.k % simt_pack == 0) return start_simt<SimtGemmBody<P, simt_pack>>();
+    return start_simt<SimtGemmBody<P, 1>>();
+  }
+  template <class Body>
+  Status start_simt() const {
+    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
+    return start_tiles<Body>(Launch{}, tokens, outputs, {p_, tokens});
+  }
+
+  template <class Body>
+  Status start_tiles(Launch how, int64_t tokens, int64_t outputs, const typename Body::Params& params) const {
+    if (tokens * outputs > std::numeric_limits<int32_t>::max() / how.cluster) return unsupported("matmul: M x N has more than 2^31 tiles");
+    how.threads = Body::max_threads;
+    how.grid.x = unsigned(tokens * outputs * how.cluster);
+    return launch<Body>(ex_, how, params);
+  }
+
+  const Exec& ex_;
+  const P& p_;
+  MatmulPolicy policy_;
+  int pack_x_, pack_w_;
+};
+
+// Calls f(engine), unless there is nothing to do.
+template <Path kOnly, class X, class W, class Out, class F>
+Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, const F& f) {
+  if constexpr (!takes_product<X, W, Out>()) {
+    return not_compiled();
+  } else {
+    bool empty = false;
+    KERNELS_TRY(check_matmul(x, w, out, shape, empty, groups));
+    if (empty) return {};
+    const auto inputs = read_twice(x);  // by every block
+    using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
+    const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
+    return f(ProductEngine<Problem, kOnly>(ex, problem, policy));
+  }
+}
+
+}  // namespace detail
+
+KERNELS_END

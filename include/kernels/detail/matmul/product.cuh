@@ -1,0 +1,205 @@
+// What all kernels of products share: the problem, tiles of it (of one product, or of the groups of a mixture of experts), the state
+// of inputs that are normalized on the way in, and the way of a result to its sink.
+#pragma once
+
+#include "../../weights.h"
+#include "../row/bodies.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class X_, class W_, class Out_>
+struct ProductProblem {
+  using X = X_;
+  using W = W_;
+  using Out = Out_;
+  using C = compute_type<X>;
+  using Map = std::decay_t<decltype(sink_map(std::declval<const Out&>()))>;
+  static constexpr int matrices = is_gated<W>::value ? 2 : 1;
+
+  X x;
+  W w;
+  Out out;
+  int64_t m, n, k;
+  Groups groups;
+
+  // The weights that go into a result: one matrix, or the two of a gate.
+  template <int i>
+  KERNELS_HD decltype(auto) weights() const {
+    if constexpr (!is_gated<W>::value) return (w);
+    else if constexpr (i == 0) return w.gate();
+    else return w.up();
+  }
+  // For a token, where they differ from one to the next.
+  template <int i>
+  __device__ __forceinline__ decltype(auto) weights_for(int64_t token) const { return for_token(weights<i>(), token); }
+};
+
+// Elements per access to N values of a source: N, or as many as it can read at once.
+template <class S, int N>
+constexpr int pack_within = N < widest_of<S>() ? N : widest_of<S>();
+
+// A tile of one product: its tokens end before row_end, its weights begin at row `weights`.
+struct Tile {
+  int64_t token, output;  // the first of either
+  int64_t token_end, weights;
+
+  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its outputs. For all
+  // threads of a block at once.
+  template <class P>
+  __device__ __forceinline__ Tile(const P& p, int64_t token_tile, int64_t height, int64_t first_output) : output(first_output) {
+    const Groups& groups = p.groups;
+    int64_t group = 0, begin = 0;
+    token_end = p.m;
+    if (groups.offsets != nullptr) {
+      token_end = 0;  // none, if there are more blocks than tiles
+      // Every warp looks at 32 groups at a time.
+      const int lane = threadIdx.x & 31;
+      for (int64_t some = 0; some < groups.count; some += 32) {
+        const bool there = some + lane < groups.count;
+        const int first = there ? groups.offsets[some + lane] : 0, end = there ? groups.offsets[some + lane + 1] : 0;
+        const int tiles = end > first ? int((unsigned(end - first) + unsigned(height) - 1) / unsigned(height)) : 0;
+        int up_to = tiles;
+        KERNELS_UNROLL
+        for (int distance = 1; distance < 32; distance *= 2) {
+          const int other = __shfl_up_sync(0xffffffffu, up_to, distance);
+          up_to += lane >= distance ? other : 0;
+        }
+        const unsigned holds = __ballot_sync(0xffffffffu, token_tile < up_to);
+        if (holds == 0) {
+          token_tile -= __shfl_sync(0xffffffffu, up_to, 31);
+          continue;
+        }
+        const int found = __ffs(int(holds)) - 1;
+        group = some + found;
+        begin = __shfl_sync(0xffffffffu, first, found);
+        token_end = __shfl_sync(0xffffffffu, end, found);
+        token_tile -= __shfl_sync(0xffffffffu, up_to - tiles, found);
+        break;
+      }
+    } else if (groups.count > 1) {
+      const int64_t tiles = (p.m + height - 1) / height;
+      group = token_tile / tiles;
+      token_tile -= group * tiles;
+      begin = group * p.m;
+      token_end = begin + p.m;
+    }
+    token = begin + token_tile * height;
+    weights = group * p.n;
+  }
+};
+
+// How many token tiles there are, at most.
+template <class P>
+int64_t token_tiles(const P& p, int64_t height) {
+  const int64_t tiles = (p.m + height - 1) / height;
+  if (p.groups.offsets == nullptr) return p.groups.count * tiles;
+  return tiles + (p.groups.count < p.m ? p.groups.count : p.m);
+}
+
+// How many results a sink has to get at once: one, or the two of a pair.
+template <class P>
+constexpr int together = wants_pairs<typename P::Out>() ? 2 : 1;
+
+// A result, or a pair, on its way to the sink, with what the sink reads for it.
+template <class P>
+struct Result {
+  static constexpr int N = together<P>;
+  static_assert(N == 1 || P::matrices == 1, "what a gate joins does not come in pairs");
+  using Sums = Pack<typename P::C, N>;
+  const P& p;
+  int64_t row, col;
+  Operands<P, N> operands;
+
+  static __device__ __forceinline__ Operands<P, N> ask(const P& p, int64_t token, int64_t output) { return fetch_operands<N>(sink_map(p.out), token, output); }
+  static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, ask(p, token, output)}; }
+  // prepared: by the sink, for this result.
+  template <class Prepared>
+  __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices], const Prepared& prepared) const {
+    const auto map = sink_map(p.out);
+    const auto& sink = sink_end(p.out);
+    if constexpr (P::matrices == 2) {
+      // The gate's map is the first of a chain and reads nothing itself.
+      const Sums joined = first_map(map).join(sums[0], sums[1]);
+      const auto later = later_maps(map);
+      put_prepared(sink, prepared, apply_map(later, joined, fetch_operands<N>(later, row, col), row, col), row, col);
+    } else {
+      put_prepared(sink, prepared, apply_map(map, sums[0], operands, row, col), row, col);
+    }
+  }
+};
+
+// What must be known of a token's inputs before any can be read: the state of their row, if the source begins with normed().
+template <class X, bool = starts_normed<X>>
+struct TokenState {
+  using Scratch = Nothing;
+  struct Team {
+    __device__ __forceinline__ explicit Team(Scratch&) {}
+  };
+  template <int N>
+  static __device__ __forceinline__ TokenState by_block(Team&, const X&, int64_t, int, bool) { return {}; }
+  __device__ __forceinline__ const X& bind(const X& x) const { return x; }
+};
+template <class X>
+struct TokenState<X, true> {
+  using Base = std::decay_t<decltype(base_of(std::declval<const X&>()))>;
+  using C = typename Base::C;
+  using Scratch = TeamScratch<largest_state<typename Base::State>()>;
+  using Team = BlockTeam<largest_state<typename Base::State>()>;
+  typename Base::State state;
+  Linear<C> linear;
+
+  // By the threads of a block. `writes`: what the caller wants to know of each row, too.
+  template <int N>
+  static __device__ __forceinline__ TokenState by_block(Team& team, const X& x, int64_t row, int cols, bool writes) {
+    return found<N>(x, row, cols, team.rank(), team.size(), writes, [&](const auto& op, const auto& state) { return team.reduce(op, state, Count<C>(cols)); });
+  }
+  // By a warp.
+  template <int N>
+  static __device__ __forceinline__ TokenState by_warp(const X& x, int64_t row, int cols, bool writes) {
+    return found<N>(x, row, cols, threadIdx.x & 31, 32, writes, [](const auto& op, const auto& state) { return op.gather(state, PartLanes<C>()); });
+  }
+  __device__ __forceinline__ auto bind(const X& x) const {
+    return on_base(x, [&](const Base& base) { return base.with(state, linear); });
+  }
+
+ private:
+  template <int N, class Gather>
+  static __device__ __forceinline__ TokenState found(const X& x, int64_t row, int cols, int rank, int size, bool writes, const Gather& gather) {
+    const auto& base = base_of(x);
+    using Before = std::decay_t<decltype(base.before())>;
+    typename Base::Op::State running;
+    each_run<4>(rank * N, size * N, cols, [&](const auto& at) {
+      Fetched<Before, N> fetched[at.count];
+      Pack<C, N> values[at.count];
+      fetch_run<N>(fetched, base.before(), row, at);
+      take_run<N>(base.op(), base.before(), running, fetched, values, row, at);
+    });
+    const auto state = gather(base.op(), running);
+    const auto result = base.op().finish(state, Count<C>(cols));
+    if (writes && rank == 0) base.op().write_row(result, row);
+    return {state, base.op().linear(state, result)};
+  }
+};
+
+// Room in shared memory for what has constructors: they do not run.
+template <class T, int kCount>
+union Alone {
+  T items[kCount];
+  __device__ Alone() {}
+};
+
+// The states of a block's tokens, a warp for each in turn, in shared memory.
+template <int N, class X>
+__device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows, int64_t cols, bool writes) {
+  if constexpr (starts_normed<X>) {
+    for (int i = threadIdx.x / 32; i < count && first + i < rows; i += blockDim.x / 32) {
+      const auto state = TokenState<X>::template by_warp<N>(x, first + i, int(cols), writes);
+      if ((threadIdx.x & 31) == 0) states[i] = state;
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace detail
+KERNELS_END
