@@ -105,7 +105,7 @@ class MaskedDropout : public Functor {
     for (int i = 0; i < N; ++i) out.v[i] = keep.v[i] == 0 || p_ >= 1 ? C(0) : v.v[i] * scale;
     return out;
   }
-  KERNELS_HD auto read_twice() const { return with(detail::read_twice(keep_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(keep_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(keep_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(keep_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(keep_, row, begin, end); }

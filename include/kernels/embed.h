@@ -85,7 +85,7 @@ class Embed : public Functor {
   }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(table_)); }
-  KERNELS_HD auto read_twice() const { return with(detail::read_twice(table_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(table_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     if (inside(ids_[row])) detail::prefetch(table_, ids_[row], begin, end);
   }

@@ -103,19 +103,19 @@ namespace detail {
 #define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
 #endif
 
-// Bodies that begin before the kernel ahead of them has ended, and wait for it themselves: by grid_dependency_pass(), in every block
-// that does anything, which also lets the next kernel begin as soon as there is room. With constant weights the next kernel may begin before
-// that. Others wait first of all, and let the next one begin if they are so few that all run at a time: with 49,152 blocks of one warp
-// this alone took 60 us.
+// Bodies that begin before the kernel ahead of them has ended (programmatic dependent launch), and wait for it by themselves: with
+// grid_dependency_pass(), in every block that does anything, which also lets the next kernel begin as soon as there is room. With
+// constant weights the next kernel may begin before that. For other bodies entry() waits first of all, and lets the next kernel begin
+// if they are so few that all run at a time: with 49,152 blocks of one warp this alone took 60 us.
 template <class Body, class = void>
-struct begins_early : std::false_type {};
+struct waits_by_itself : std::false_type {};
 template <class Body>
-struct begins_early<Body, void_t<decltype(Body::early)>> : std::true_type {};
+struct waits_by_itself<Body, void_t<decltype(Body::waits_by_itself)>> : std::true_type {};
 
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, bool next_at_once) {
-  if constexpr (!begins_early<Body>::value) arch::grid_dependency_wait();
+  if constexpr (!waits_by_itself<Body>::value) arch::grid_dependency_wait();
   if (next_at_once) arch::let_next_begin();
   Body::run(params);
 }
@@ -263,7 +263,7 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
     const bool early = ex.programmatic() && ex.device().capability >= 90 && image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-    const bool next_at_once = begins_early<Body>::value ? ex.constant_weights() : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
+    const bool next_at_once = waits_by_itself<Body>::value ? ex.constant_weights() : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
     return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && next_at_once));
   }
 };

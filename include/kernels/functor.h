@@ -70,8 +70,8 @@ class LoadAnywhere : public Functor {
   template <int N>
   KERNELS_HD LoadAnywhere placed(int64_t row, int64_t col) const {
     LoadAnywhere out(src_ + row * ld_, 0);
-    out.behind_ = settled(detail::bytes_behind<N>(out.src_ + col)) & 15;
-    out.src_ = settled(out.src_ - out.behind_ / int(sizeof(Src)));
+    out.behind_ = opaque(detail::bytes_behind<N>(out.src_ + col)) & 15;
+    out.src_ = opaque(out.src_ - out.behind_ / int(sizeof(Src)));
     return out;
   }
   template <int N>
@@ -119,10 +119,10 @@ class DirectLoad : public Functor {
   static constexpr bool takes_any_column = true, leads = true;
   LoadAnywhere<Src, Dst> any_column() const { return {src_, ld_}; }
   DirectLoad leading() const { return {src_, ld_}; }
-  KERNELS_HD DirectLoad<Src, Dst, Cache::keep> read_twice() const { return {src_, ld_}; }
+  KERNELS_HD DirectLoad<Src, Dst, Cache::keep> cached() const { return {src_, ld_}; }
   template <int N>
-  KERNELS_HD DirectLoad placed(int64_t row, int64_t) const { return {settled(at(row, 0)), 0}; }
-  KERNELS_HD DirectLoad at_row(int64_t row) const { return {settled(at(row, 0)), ld_}; }
+  KERNELS_HD DirectLoad placed(int64_t row, int64_t) const { return {opaque(at(row, 0)), 0}; }
+  KERNELS_HD DirectLoad at_row(int64_t row) const { return {opaque(at(row, 0)), ld_}; }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     prefetch_lines(src_ + row * ld_ + begin, src_ + row * ld_ + end);
   }
@@ -394,7 +394,7 @@ class Binary : public Functor {
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
-  KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(source_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
@@ -530,8 +530,8 @@ class StoreAnywhere : public Functor {
 
   template <int N>
   KERNELS_HD StoreAnywhere placed(int64_t row, int64_t col) const {
-    StoreAnywhere out(settled(dst_ + row * ld_), 0);
-    out.behind_ = settled(detail::bytes_behind<N>(out.dst_ + col)) & 15;
+    StoreAnywhere out(opaque(dst_ + row * ld_), 0);
+    out.behind_ = opaque(detail::bytes_behind<N>(out.dst_ + col)) & 15;
     return out;
   }
   // Whether packs need not be cut, and the same functor for those.
@@ -819,7 +819,7 @@ class MappedSource : public Functor {
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
     return detail::pair(detail::fetch<N>(source_, row, col), detail::fetch_operands<N>(map_, row, col));
   }
-  KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_), detail::read_twice(map_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(source_), detail::cached(map_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
     detail::prefetch(source_, row, begin, end);
     detail::prefetch(map_, row, begin, end);

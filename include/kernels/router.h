@@ -190,20 +190,20 @@ class Combined : public Functor {
   KERNELS_HD auto load(int64_t row, int64_t col) const {
     using C = compute_type<S>;
     using Fetched = decltype(detail::fetch<N>(source_, row, col));
-    constexpr int kTogether = 4;  // rows that are under way at a time
+    constexpr int kUnroll = 4;  // rows that are under way at a time
     Pack<C, N> sum = broadcast<N>(C(0));
     const int64_t first = row * top_k_, end = first + top_k_;
-    for (int64_t choice = first; choice < end; choice += kTogether) {
-      int32_t at[kTogether];
-      Fetched fetched[kTogether] = {};  // compilers do not see that only what was fetched is read
+    for (int64_t choice = first; choice < end; choice += kUnroll) {
+      int32_t at[kUnroll];
+      Fetched fetched[kUnroll] = {};  // compilers do not see that only what was fetched is read
       KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) at[i] = choice + i < end ? places_[choice + i] : -1;
+      for (int i = 0; i < kUnroll; ++i) at[i] = choice + i < end ? places_[choice + i] : -1;
       KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kUnroll; ++i) {
         if (at[i] >= 0) fetched[i] = detail::fetch<N>(source_, at[i], col);
       }
       KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kUnroll; ++i) {
         if (at[i] >= 0) sum = sum + convert<C>(detail::resolve(source_, fetched[i], at[i], col)) * C(weights_[choice + i]);
       }
     }

@@ -49,7 +49,7 @@ class Scales {
   // Those of the rows from this one on. In a tile of several rows, of this row only.
   KERNELS_HD Scales at_row(int64_t row) const {
     const int64_t at = (row >> row_log2_) * ld_;
-    return {settled(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? settled(zeros_ + at) : nullptr};
+    return {opaque(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? opaque(zeros_ + at) : nullptr};
   }
   int col_log2() const { return col_log2_; }
   const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
@@ -200,7 +200,7 @@ class Words : public Functor {
     static_assert(N < 8 || N % 8 == 0, "whole words, or part of one");
     return {read<(N + 7) / 8, Cache::stream>(at(row) + (col >> 3))};
   }
-  KERNELS_HD Words at_row(int64_t row) const { return {settled(at(row)), ld_}; }
+  KERNELS_HD Words at_row(int64_t row) const { return {opaque(at(row)), ld_}; }
   KERNELS_HD const uint32_t* at(int64_t row) const { return words_ + row * (ld_ / 8); }
   template <int N>
   KERNELS_HD Pack<float, N> resolve(const Some<N>& fetched, int64_t, int64_t col) const {
@@ -276,7 +276,7 @@ class ColumnsFrom : public Functor {
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, first_ + col); }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(source_)); }
-  KERNELS_HD auto read_twice() const { return with(detail::read_twice(source_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(source_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, first_ + begin, first_ + end); }
@@ -344,7 +344,7 @@ class Joined : public Functor {
   }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(gate_), detail::any_column(up_)); }
-  KERNELS_HD auto read_twice() const { return with(detail::read_twice(gate_), detail::read_twice(up_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(gate_), detail::cached(up_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(gate_), detail::second_pass(up_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(gate_), detail::without_effects(up_)); }
   KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
@@ -617,8 +617,8 @@ class Repeated : public Functor {
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
-  KERNELS_HD auto read_twice() const {
-    const auto source = detail::read_twice(source_);
+  KERNELS_HD auto cached() const {
+    const auto source = detail::cached(source_);
     return Repeated<std::decay_t<decltype(source)>>(source, times_);
   }
   Status check(int64_t rows, int64_t cols) const {
@@ -651,8 +651,8 @@ class Gathered : public Functor {
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
-  KERNELS_HD auto read_twice() const {
-    const auto source = detail::read_twice(source_);
+  KERNELS_HD auto cached() const {
+    const auto source = detail::cached(source_);
     return Gathered<std::decay_t<decltype(source)>>(source, order_, top_k_);
   }
   Status check(int64_t rows, int64_t cols) const {
@@ -802,8 +802,8 @@ class Normed : public Functor {
   }
   KERNELS_HD Normed with(const State& state, const Count<C>& cols) const { return with(state, op_.linear(state, op_.finish(state, cols))); }
 
-  KERNELS_HD auto read_twice() const {
-    const auto source = detail::read_twice(source_);
+  KERNELS_HD auto cached() const {
+    const auto source = detail::cached(source_);
     return Normed<std::decay_t<decltype(source)>, Options>(source, op_, checked_);
   }
   template <int N>

@@ -98,7 +98,7 @@ KERNELS_DETECT(has_load, std::declval<const F&>().template load<1>(kAny, kAny))
 KERNELS_DETECT(declares_effects, F::has_effects)
 KERNELS_DETECT(has_reload, std::declval<const F&>().template reload<1>(kAny, kAny))
 KERNELS_DETECT(has_second_pass, std::declval<const F&>().second_pass())
-KERNELS_DETECT(has_read_twice, std::declval<const F&>().read_twice())
+KERNELS_DETECT(has_cached, std::declval<const F&>().cached())
 KERNELS_DETECT(has_without_effects, std::declval<const F&>().without_effects())
 KERNELS_DETECT(has_widest, F::widest)
 KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
@@ -381,9 +381,9 @@ KERNELS_HD decltype(auto) second_pass(const F& f) {
 // The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with the
 // source itself, tells the cache that it is not needed any more; so nothing pushes out what others have yet to read again.
 template <class F>
-KERNELS_HD decltype(auto) read_twice(const F& f) {
+KERNELS_HD decltype(auto) cached(const F& f) {
   if constexpr (loaded_once<F>) return (f);  // which must not be copied
-  else if constexpr (has_read_twice<F>::value) return f.read_twice();
+  else if constexpr (has_cached<F>::value) return f.cached();
   else return (f);
 }
 

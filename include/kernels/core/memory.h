@@ -95,7 +95,7 @@ class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * si
 
 // An address or a number that is computed here, once, and not wherever it is used.
 template <class T>
-KERNELS_HD T settled(T p) {
+KERNELS_HD T opaque(T p) {
 #if defined(KERNELS_DEVICE_CODE)
   return arch::opaque(p);
 #else

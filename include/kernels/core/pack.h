@@ -177,7 +177,7 @@ KERNELS_HD VectorOf<int32_t, N> signed_bytes(const Pack<T, N>& in) {
   return __builtin_convertvector(bit_cast<VectorOf<int8_t, N>>(in), VectorOf<int32_t, N>);
 }
 template <class T, int N>
-KERNELS_HD VectorOf<uint32_t, N> plain_shorts(const Pack<T, N>& in) {
+KERNELS_HD VectorOf<uint32_t, N> widened_shorts(const Pack<T, N>& in) {
 #if defined(__AVX512F__)
   if constexpr (N == 16) return (VectorOf<uint32_t, N>)_mm512_maskz_cvtepu16_epi32(0xffff, bit_cast<__m256i>(in));
 #endif
@@ -187,7 +187,7 @@ KERNELS_HD VectorOf<uint32_t, N> plain_shorts(const Pack<T, N>& in) {
   return __builtin_convertvector(bit_cast<VectorOf<uint16_t, N>>(in), VectorOf<uint32_t, N>);
 }
 template <class T, int N>
-KERNELS_HD VectorOf<uint16_t, N> plain_bytes(const Pack<T, N>& in) {
+KERNELS_HD VectorOf<uint16_t, N> widened_bytes(const Pack<T, N>& in) {
 #if defined(__AVX2__)
   if constexpr (N == 16) return (VectorOf<uint16_t, N>)_mm256_cvtepu8_epi16(bit_cast<__m128i>(in));
   if constexpr (N == 8) return (VectorOf<uint16_t, N>)_mm_cvtepu8_epi16(_mm_cvtsi64_si128(bit_cast<int64_t>(in)));
@@ -224,7 +224,7 @@ KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) 
 #if defined(__AVX512BW__)
   if constexpr (N == 32) return (VectorOf<uint16_t, N>)_mm512_cvtepu8_epi16(bit_cast<__m256i>(in)) << 8;
 #endif
-  return plain_bytes(in) << 8;
+  return widened_bytes(in) << 8;
 }
 #endif
 }  // namespace detail
@@ -311,7 +311,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
 #endif
 #if KERNELS_VECTORS
   if constexpr (detail::in_vectors<To, N> && std::is_same<From, bfloat16>::value) {
-    return bit_cast<Pack<To, N>>(detail::plain_shorts(in) << 16);
+    return bit_cast<Pack<To, N>>(detail::widened_shorts(in) << 16);
   } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, int8_t>::value) {
     return bit_cast<Pack<To, N>>(__builtin_convertvector(detail::signed_bytes(in), detail::VectorOf<float, N>));
   } else if constexpr (detail::in_vectors<To, N> && std::is_same<From, float8_e4m3>::value) {

@@ -19,7 +19,7 @@
 //   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
 //                                        more than once; packs.typical() is the mean of a quarter of their values (of 4 at
 //                                        least, where there are 4), packs.count() the Count of all
-//   looks_twice                          whether take() asks for a fold more than once
+//   folds_twice                          whether take() asks for a fold more than once
 //   State gather(State, lanes)           the states of all lanes in one. lanes.sum(v), lanes.max(v) reduce over them,
 //                                        lanes.first(v) is of the first one, lanes.total(n) is the Count of all values
 //
@@ -51,7 +51,7 @@ namespace detail {
 template <class C>
 struct SoftmaxBase {
   using State = SoftmaxState<C>;
-  static constexpr bool looks_twice = true, centers_fast = true;
+  static constexpr bool folds_twice = true, centers_fast = true;
 
   KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
   template <class Packs>
@@ -131,7 +131,7 @@ class RowOutput {
 template <class C>
 struct LayerNormOp {
   using State = WelfordState<C>;
-  static constexpr bool looks_twice = false, centers_fast = true;
+  static constexpr bool folds_twice = false, centers_fast = true;
   struct Result {
     C mean;
     C mean_low;  // what rounding took from the mean
@@ -169,7 +169,7 @@ struct RmsNormOp {
   struct State {
     C squares = C(0);
   };
-  static constexpr bool looks_twice = false, centers_fast = true;
+  static constexpr bool folds_twice = false, centers_fast = true;
   struct Result {
     C rstd;
   };
@@ -200,7 +200,7 @@ struct AsItIsOp {
   struct State {
     C none = C(0);
   };
-  static constexpr bool looks_twice = false, centers_fast = true;
+  static constexpr bool folds_twice = false, centers_fast = true;
   struct Result {};
 
   KERNELS_HD void merge(State&, const State&) const {}

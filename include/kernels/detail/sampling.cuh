@@ -860,13 +860,13 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   // These parts are read again, their packs shared among all threads.
   __device__ __forceinline__ void list_tokens(int parts, uint32_t from, int log_part) const {
     const int packs = lesser(parts, LargestRoom::kItems) << log_part;
-    constexpr int kTogether = N < 8 ? 8 / N : 1;
+    constexpr int kUnroll = N < 8 ? 8 / N : 1;
     KERNELS_ROLLED
-    for (int first = int(threadIdx.x); first < packs; first += kTogether * kSampleThreads) {
-      decltype(fetch_at(0)) fetched[kTogether];
-      int cols[kTogether];
+    for (int first = int(threadIdx.x); first < packs; first += kUnroll * kSampleThreads) {
+      decltype(fetch_at(0)) fetched[kUnroll];
+      int cols[kUnroll];
       KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kUnroll; ++i) {
         const int number = first + i * kSampleThreads;
         const int item = int(largest_.item[(number < packs ? number : first) >> log_part]), begin = first_of(item % kSampleThreads);
         const int col = begin + ((item / kSampleThreads << log_part) + (number & ((1 << log_part) - 1))) * step_;
@@ -874,7 +874,7 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
         fetched[i] = fetch_at(cols[i] < vocabulary_ ? col : begin);
       }
       KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kUnroll; ++i) {
         if (cols[i] >= vocabulary_) continue;
         const Pack<float, N> x = values_of(fetched[i], cols[i]);
         KERNELS_UNROLL
@@ -1097,7 +1097,7 @@ Status start_sample(const Exec& ex, const P& problem) {
 // `problem` is made from a source by make(source).
 template <class Load, class Make>
 Status run_samples(const Exec& ex, const Load& logits, int64_t vocabulary, const Make& make) {
-  const auto problem = make(read_twice(logits));
+  const auto problem = make(cached(logits));
   using Problem = std::decay_t<decltype(problem)>;
   using Source = typename Problem::Source;
   constexpr int wide = widest_of<Source>() < 8 ? widest_of<Source>() : 8;

@@ -45,7 +45,7 @@ class PlainRows {
       : p_(p), queries_(reinterpret_cast<float*>(shared)), shares_(queries_ + rows * p.dim + warp() * kDecodeKeys * rows),
         all_sums_(queries_ + rows * p.dim + warps * kDecodeKeys * rows) {}
 
-  __device__ __forceinline__ void ask(const DecodePart&) {}
+  __device__ __forceinline__ void prefetch(const DecodePart&) {}
   __device__ __forceinline__ void fill() {}
   __device__ __forceinline__ void begin(const DecodePart& part) {
     weights_.begin(p_, part);
@@ -117,12 +117,12 @@ class PlainRows {
     }
     __syncwarp();
     const int count = lesser(kDecodeKeys, part.end - key);
-    constexpr int kTogether = kChunks > 1 ? 2 : 4;
-    for (int first = 0; first < count; first += kTogether) {
-      Pack<float, 4> values[kTogether][kChunks];
+    constexpr int kUnroll = kChunks > 1 ? 2 : 4;
+    for (int first = 0; first < count; first += kUnroll) {
+      Pack<float, 4> values[kUnroll][kChunks];
       read([&](auto most) {
         KERNELS_UNROLL
-        for (int i = 0; i < kTogether; ++i) {
+        for (int i = 0; i < kUnroll; ++i) {
           const Value run = p_.kv.value(part.b, part.head, place(first + i));
           KERNELS_UNROLL
           for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -132,7 +132,7 @@ class PlainRows {
         }
       });
       KERNELS_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kUnroll; ++i) {
         const Pack<float, rows> share = floats_at<rows>(shares_ + (first + i) * rows);
         KERNELS_UNROLL
         for (int row = 0; row < rows; ++row) {

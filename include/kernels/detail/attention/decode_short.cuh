@@ -17,7 +17,7 @@ template <class P, int kDim>
 struct ShortDecodeBody {
   static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 8;
   static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 168 : 128;
-  static constexpr bool early = true;
+  static constexpr bool waits_by_itself = true;
   using Params = P;
   using Key = typename KeyRun<typename P::Kv>::Codes;
   using Value = typename ValueRun<typename P::Kv>::Codes;
@@ -53,17 +53,17 @@ struct ShortDecodeBody {
     ShortDecodeBody body(p, part);
     const unsigned step = meet * kWarps;
     unsigned tile = rank * kWarps + warp;
-    body.ask_queries();
-    if (tile < tiles) body.ask_keys(tile), body.ask_values(tile);
+    body.prefetch_queries();
+    if (tile < tiles) body.prefetch_keys(tile), body.prefetch_values(tile);
     body.take_queries();
     for (; tile < tiles; tile += step) {
       const bool more = tile + step < tiles;
       float x[1][4] = {};
       body.multiply_keys(x);
-      if (more) body.ask_keys(tile + step);
+      if (more) body.prefetch_keys(tile + step);
       body.weigh(x, tile);
       body.multiply_values(x);
-      if (more) body.ask_values(tile + step);
+      if (more) body.prefetch_values(tile + step);
     }
     Left left(shared, part.rows, kWarps);
     body.leave(left, warp);
@@ -141,7 +141,7 @@ struct ShortDecodeBody {
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
   static __device__ __forceinline__ int column(int j) { return (j * 4 + lane() % 4) * 8; }
 
-  __device__ __forceinline__ void ask_queries() {
+  __device__ __forceinline__ void prefetch_queries() {
     const int row = lane() / 4, token = row / p_.group;
     token_ = p_.shape.first_query(part_.b) + token;
     first_column_ = (int64_t(part_.head) * p_.group + (row - token * p_.group)) * p_.dim;
@@ -149,7 +149,7 @@ struct ShortDecodeBody {
     for (int j = 0; j < kChunks; ++j) {
       KERNELS_UNROLL
       for (int i = 0; i < 8 / kQueryPack; ++i) {
-        if (there(j)) asked_[j][i] = fetch<kQueryPack>(p_.q, token_, first_column_ + column(j) + i * kQueryPack);
+        if (there(j)) prefetched_[j][i] = fetch<kQueryPack>(p_.q, token_, first_column_ + column(j) + i * kQueryPack);
       }
     }
   }
@@ -161,7 +161,7 @@ struct ShortDecodeBody {
       KERNELS_UNROLL
       for (int i = 0; i < 8 / kQueryPack; ++i) {
         if (!there(j)) break;
-        const Pack<float, kQueryPack> some = resolve(p_.q, asked_[j][i], token_, first_column_ + column(j) + i * kQueryPack);
+        const Pack<float, kQueryPack> some = resolve(p_.q, prefetched_[j][i], token_, first_column_ + column(j) + i * kQueryPack);
         KERNELS_UNROLL
         for (int n = 0; n < kQueryPack; ++n) v.v[i * kQueryPack + n] = some.v[n];
       }
@@ -177,7 +177,7 @@ struct ShortDecodeBody {
   // Keys, or values, of a tile: run(key) has one's columns. Zeros stand for keys and columns that are not there.
   using Words = uint32_t[2][kChunks][4];
   template <class Run>
-  __device__ __forceinline__ void ask(Words& words, unsigned tile, int dim, const Run& run) const {
+  __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t key = uint32_t(part_.begin) + tile * kDecodeKeys + lane() / 4 + 8 * i;
@@ -191,11 +191,11 @@ struct ShortDecodeBody {
       }
     }
   }
-  __device__ __forceinline__ void ask_keys(unsigned tile) {
-    ask(keys_, tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_keys(unsigned tile) {
+    prefetch(keys_, tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
-  __device__ __forceinline__ void ask_values(unsigned tile) {
-    ask(values_, tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_values(unsigned tile) {
+    prefetch(values_, tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
   }
 
   __device__ __forceinline__ void multiply_keys(float (&x)[1][4]) const {
@@ -261,7 +261,7 @@ struct ShortDecodeBody {
   const P& p_;
   const DecodePart& part_;
   int64_t token_, first_column_;
-  QueryPack asked_[kChunks][8 / kQueryPack];
+  QueryPack prefetched_[kChunks][8 / kQueryPack];
   uint32_t queries_[kQueryParts][kChunks][4];
   Words keys_, values_;
   Weights weights_;

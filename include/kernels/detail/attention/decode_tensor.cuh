@@ -161,8 +161,8 @@ class TensorRows {
       : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {}
 
   // Asks for the queries of the part that begins next, where registers can hold them meanwhile.
-  __device__ __forceinline__ void ask(const DecodePart& part) {
-    if constexpr (kQueryPacks == 1) ask_now(part);
+  __device__ __forceinline__ void prefetch(const DecodePart& part) {
+    if constexpr (kQueryPacks == 1) prefetch_queries(part);
   }
   // Brings the first keys and values.
   __device__ __forceinline__ void fill() {
@@ -173,14 +173,14 @@ class TensorRows {
   }
   // By all threads of the block, which have done with the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
-    if constexpr (kQueryPacks > 1) ask_now(part);
+    if constexpr (kQueryPacks > 1) prefetch_queries(part);
     if (wide()) {
       each_query(part, [&](int i, int row, int col, const QueryPlace& place) {
         Pack<float, 8> v = broadcast<8>(0.f);
         KERNELS_UNROLL
         for (int j = 0; j < 8 / kQueryPack; ++j) {
           if (!place.there) break;
-          const Pack<float, kQueryPack> some = resolve(p_.q, asked_[i][j], place.token, place.col + j * kQueryPack);
+          const Pack<float, kQueryPack> some = resolve(p_.q, prefetched_[i][j], place.token, place.col + j * kQueryPack);
           KERNELS_UNROLL
           for (int x = 0; x < kQueryPack; ++x) v.v[j * kQueryPack + x] = some.v[x];
         }
@@ -387,7 +387,7 @@ class TensorRows {
       if (next_key_ < uint32_t(next_.end)) {  // in the same run as the last ones
         there_ = lesser(kDecodeKeys, int(next_.end - next_key_));
         key_ += warps * kDecodeKeys * key_distance_, value_ += warps * kDecodeKeys * value_distance_;
-        if constexpr (scaled) scale_at_ += warps * kDecodeKeys * scale_distance_, ask_scale();
+        if constexpr (scaled) scale_at_ += warps * kDecodeKeys * scale_distance_, prefetch_scale();
         return;
       }
     }
@@ -410,7 +410,7 @@ class TensorRows {
       };
       together_ = look_up(0);
       if (!kInOneRun && !together_) look_up(mine());  // each lane a position of its own
-      if constexpr (scaled) ask_scale();
+      if constexpr (scaled) prefetch_scale();
     }
   }
   // The position of a lane among the next keys.
@@ -442,7 +442,7 @@ class TensorRows {
   __device__ __forceinline__ void enter_page() {
     const KvSlot slot{page_, place_, there_};
     set_rows(p_.kv.keys().run(slot, next_.head), p_.kv.values().run(slot, next_.head), together_ ? mine() : 0);
-    if constexpr (scaled) ask_scale();
+    if constexpr (scaled) prefetch_scale();
   }
   // The first lanes have the keys' scales, the others those of values.
   template <class Run>
@@ -452,7 +452,7 @@ class TensorRows {
       scale_at_ = reinterpret_cast<const char*>(run.scales) + position * scale_distance_;
     }
   }
-  __device__ __forceinline__ void ask_scale() {
+  __device__ __forceinline__ void prefetch_scale() {
     scales_[0] = 0, scale_slots_[0] = bring_;
     if (lane() % kDecodeKeys < there_) scales_[0] = lane() < kDecodeKeys ? Keys::scale_bits(scale_at_) : Values::scale_bits(scale_at_);
   }
@@ -469,12 +469,12 @@ class TensorRows {
     return reinterpret_cast<T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(p), lane));
   }
 
-  __device__ __forceinline__ void ask_now(const DecodePart& part) {
+  __device__ __forceinline__ void prefetch_queries(const DecodePart& part) {
     if (!wide()) return;
     each_query(part, [&](int i, int, int, const QueryPlace& place) {
       KERNELS_UNROLL
       for (int j = 0; j < 8 / kQueryPack; ++j) {
-        if (place.there) asked_[i][j] = fetch<kQueryPack>(p_.q, place.token, place.col + j * kQueryPack);
+        if (place.there) prefetched_[i][j] = fetch<kQueryPack>(p_.q, place.token, place.col + j * kQueryPack);
       }
     });
   }
@@ -532,7 +532,7 @@ class TensorRows {
   unsigned char* shared_;
   uint32_t ring_;
   int slot_ = 0, bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to work on next, and that to bring to
-  QueryPack asked_[kQueryPacks][8 / kQueryPack];
+  QueryPack prefetched_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
   uint32_t held_[kQueryParts][kHeld ? kDim / 16 : 1][2];
   float sums_[kTiles][kVDim / 16][4];

@@ -114,7 +114,7 @@ struct DecodePlace {
 template <class P, int kUnit>
 class DecodeSchedule {
   // Of a tile of rows: keys [begin, end), how many rows it has, and its units.
-  struct Keys {
+  struct KeySpan {
     int begin, end, rows, units;
   };
 
@@ -156,7 +156,7 @@ class DecodeSchedule {
 
     int64_t left_;
     int b_, head_, tile_ = -1, unit_;
-    Keys keys_;
+    KeySpan keys_;
   };
 
   // By all threads of the block: which units are its own.
@@ -177,7 +177,7 @@ class DecodeSchedule {
   }
 
  private:
-  static __device__ __forceinline__ Keys keys_of(const P& p, int64_t b, int tile) {
+  static __device__ __forceinline__ KeySpan keys_of(const P& p, int64_t b, int tile) {
     const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
     if (first >= all) return {0, 0, 0, 0};
     const int rows = lesser(p.tile_rows, all - first);
@@ -421,7 +421,7 @@ template <class P, class Rows>
 struct DecodeBody {
   static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
-  static constexpr bool early = true;
+  static constexpr bool waits_by_itself = true;
   using Params = P;
   using Schedule = typename Rows::Schedule;
   using States = float2[kWarps][kRows];
@@ -439,7 +439,7 @@ struct DecodeBody {
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);
-      if (more) rows.ask(next);
+      if (more) rows.prefetch(next);
       if (first) rows.fill();
       else work(p, schedule, rows, part, at);
       if (!first) at += part.next_unit - part.unit;
@@ -503,8 +503,8 @@ struct DecodeBody {
   // All parts of an item, of which this block has left the last one, in the order of keys. What runs once has to be short: its
   // instructions come from afar.
   static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const DecodePlace& place) {
-    constexpr int kTogether = 16;  // parts
-    __shared__ float factors[kRows][kTogether];
+    constexpr int kAtOnce = 16;  // parts
+    __shared__ float factors[kRows][kAtOnce];
     __shared__ float2 state_of[kRows];  // of all parts so far
     __shared__ float shrink[kRows];     // what was summed before
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = p.v_dim / 4, results = item.rows * packs;
@@ -515,13 +515,13 @@ struct DecodeBody {
       Pack<float, 4> all = broadcast<4>(0.f);
       float2 state;
       KERNELS_ROLLED
-      for (int first = 0; first < place.count; first += kTogether) {
-        const int count = lesser(kTogether, place.count - first);
+      for (int first = 0; first < place.count; first += kAtOnce) {
+        const int count = lesser(kAtOnce, place.count - first);
         const int64_t from = goes_on + first * distance;
         const float* const sums = p.outputs + (from + row) * p.v_dim + col;
-        Pack<float, 4> some[kTogether];
+        Pack<float, 4> some[kAtOnce];
         KERNELS_UNROLL
-        for (int u = 0; u < kTogether; ++u) {
+        for (int u = 0; u < kAtOnce; ++u) {
           if (u >= count) break;
           const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums + u * distance * p.v_dim;
           const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
@@ -534,13 +534,13 @@ struct DecodeBody {
           if (first > 0) before = state_of[r];
           float m = greater(before.x, mine.x);
           KERNELS_UNROLL
-          for (int mask = kTogether / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
+          for (int mask = kAtOnce / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
           const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(mine.x - reference);
           float l = mine.y * factor;
           KERNELS_UNROLL
-          for (int mask = kTogether / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
+          for (int mask = kAtOnce / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
           __syncwarp();  // all have read
-          if (lane < kTogether) factors[r][lane] = factor;
+          if (lane < kAtOnce) factors[r][lane] = factor;
           if (lane == 0) {
             shrink[r] = arch::exp2_flushed(before.x - reference);
             state_of[r] = make_float2(m, l + before.y * shrink[r]);
@@ -550,7 +550,7 @@ struct DecodeBody {
         state = state_of[row];
         all = all * shrink[row];
         KERNELS_UNROLL
-        for (int u = 0; u < kTogether; ++u) {
+        for (int u = 0; u < kAtOnce; ++u) {
           if (u >= count) break;
           all = all + some[u] * factors[row][u];
         }

@@ -290,10 +290,10 @@ class KvTiles {
   template <class At>
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     for (int run = 0; run * 64 < left(); ++run) {
-      bring_rows<T, 8, kEach, std::decay_t<decltype(read_twice(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
+      bring_rows<T, 8, kEach, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kTogether;
         unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
-        if (row >= first && row < end) there(read_twice(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
+        if (row >= first && row < end) there(cached(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
         else missing(to);
       }, !copied && wide_);
     }
@@ -617,7 +617,7 @@ struct PrefillBody {
         if (more) bring_keys(tile + 1, 0, plain);
         arch::copy_async_commit();
       }
-      if (kStages == 1 && !kPlain && tile < 0) ask_ahead(params, dim);
+      if (kStages == 1 && !kPlain && tile < 0) prefetch_next_queries(params, dim);
       if (busy) {
         work.template weigh<kPlain>(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
         work.template add_values<kPlain>(at + Keys::kBytes, cols);
@@ -652,7 +652,7 @@ struct PrefillBody {
  private:
   // Asks the L2 for queries of the block that follows when this one ends: blocks begin at the same time, and all would wait for theirs.
   // With 256 columns and 512 keys 3 % faster; where both stages have room it costs more than it gains. H200, bench_prefill.
-  static __device__ __forceinline__ void ask_ahead(const Params& params, int dim) {
+  static __device__ __forceinline__ void prefetch_next_queries(const Params& params, int dim) {
     if constexpr (lies_as<typename P::Q, TK>) {
       const P& p = params.problem;
       if (blockIdx.x + params.grid.at_once >= gridDim.x) return;

@@ -68,10 +68,10 @@ struct SimtPrefillBody {
       float sums[2][2] = {};
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
-        bring(&keys[key_row][column], there && col + column < dim, [&] { return read_twice(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
+        bring(&keys[key_row][column], there && col + column < dim, [&] { return cached(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
         if (col == 0) {
           for (int i = column; i < kCols; i += 32) {
-            bring(&values[key_row][i], there && i < cols, [&] { return read_twice(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i, p.wide_values);
+            bring(&values[key_row][i], there && i < cols, [&] { return cached(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i, p.wide_values);
           }
         }
         __syncthreads();

@@ -126,7 +126,7 @@ class WideRead {
   static constexpr int N = wide_pack<Source> < kCount ? wide_pack<Source> : kCount;
 
  public:
-  __device__ __forceinline__ void ask(const Source& source, int64_t row, int64_t col) {
+  __device__ __forceinline__ void prefetch(const Source& source, int64_t row, int64_t col) {
     KERNELS_UNROLL
     for (int i = 0; i < kCount / N; ++i) fetched_[i] = fetch<N>(source, row, col + i * N);
   }
@@ -172,7 +172,7 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
       WideRead<Source, kWide> reads[kRows];
       KERNELS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        place(i, [&](const Source& source, int64_t row, int64_t col, void*) { reads[i].ask(source, row, col); }, [](void*) {});
+        place(i, [&](const Source& source, int64_t row, int64_t col, void*) { reads[i].prefetch(source, row, col); }, [](void*) {});
       }
       KERNELS_UNROLL
       for (int i = 0; i < kRows; ++i) {

@@ -156,7 +156,7 @@ class ProductEngine {
   // blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a second wave 17.5).
   template <class Body>
   Status start_skinny(int most) const {
-    if (!Body::thrifty) return start_gemv<Body>(most);
+    if (!Body::few_warps) return start_gemv<Body>(most);
     const int64_t blocks = (p_.n + Body::R - 1) / Body::R * ((p_.m + Body::M - 1) / Body::M), sms = ex_.device().sm_count;
     const int64_t quarter = (p_.k + 4 * Body::step - 1) / (4 * Body::step), room = 65536 / 32 / Body::registers / ((blocks + sms - 1) / sms);
     return start_gemv<Body>(int(lesser<int64_t>(most, 32 * greater<int64_t>(1, 4 * room >= 3 * quarter ? room : quarter))));
@@ -311,7 +311,7 @@ Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, cons
     bool empty = false;
     KERNELS_TRY(check_matmul(x, w, out, shape, empty, groups));
     if (empty) return {};
-    const auto inputs = read_twice(x);  // by every block
+    const auto inputs = cached(x);  // by every block
     using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, Out>;
     const Problem problem{inputs, w, out, shape.m, shape.n, shape.k, groups};
     return f(ProductEngine<Problem, kOnly>(ex, problem, policy));

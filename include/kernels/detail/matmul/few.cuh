@@ -27,7 +27,7 @@ struct FewBody {
   using Weights = TileOperand<T, Gate, kRows, kThreads, 8, kStep>;
   static_assert(Weights::copied, "weights that lie in memory as tensor cores take them");
 
-  static constexpr bool early = true;
+  static constexpr bool waits_by_itself = true;
   struct Params {
     P problem;
     int rows;    // of weights that a block has, those of a gate included: a multiple of 8 for each matrix
@@ -44,7 +44,7 @@ struct FewBody {
     const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
     const int tile = int(blockIdx.x / parts), tokens = int(p.m), columns = int(p.k);
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
-    __shared__ Alone<TokenState<X>, kTokens> states;
+    __shared__ Uninitialized<TokenState<X>, kTokens> states;
     const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), i < tokens ? i : 0, i < tokens); };
 
     const int steps = (columns + kStep - 1) / kStep;
@@ -68,7 +68,7 @@ struct FewBody {
         if constexpr (Inputs::copied) {
           copies.bring_inputs(address + i * stage_size, step * kStep, columns);
         } else {
-          x.ask(waiting, input, 0, Inputs::kEach, step * kStep, columns);
+          x.prefetch(waiting, input, 0, Inputs::kEach, step * kStep, columns);
           x.store(waiting, shared + i * stage_size + Weights::kBytes, input, 0, Inputs::kEach, step * kStep, columns);
         }
         step = after(step);
@@ -101,7 +101,7 @@ struct FewBody {
       if (i + stages - 1 < count) {
         copies.bring_weights(address + free, step * kStep, columns);
         if constexpr (Inputs::copied) copies.bring_inputs(address + free, step * kStep, columns);
-        else x.ask(waiting, input, 0, Inputs::kEach, step * kStep, columns);
+        else x.prefetch(waiting, input, 0, Inputs::kEach, step * kStep, columns);
         waits = free, waiting_step = step;
         step = after(step);
       }
@@ -132,11 +132,11 @@ struct FewBody {
       for (int j = 0; j < kRows / 8; ++j) {
         // With a gate, runs of 8 rows of either matrix take turns.
         const int64_t n = lesser(output + j / P::matrices * 8 + row(), p.n - 1);
-        weights[j] = settled((j % P::matrices == 0 ? address_of(p.template weights<0>(), n, 0) : address_of(p.template weights<P::matrices - 1>(), n, 0)) + chunk() * 8);
+        weights[j] = opaque((j % P::matrices == 0 ? address_of(p.template weights<0>(), n, 0) : address_of(p.template weights<P::matrices - 1>(), n, 0)) + chunk() * 8);
       }
       if constexpr (Inputs::copied) {
         KERNELS_UNROLL
-        for (int j = 0; j < kTokens / 8; ++j) inputs[j] = settled(address_of(p.x, lesser<int64_t>(j * 8 + row(), p.m - 1), 0) + chunk() * 8);
+        for (int j = 0; j < kTokens / 8; ++j) inputs[j] = opaque(address_of(p.x, lesser<int64_t>(j * 8 + row(), p.m - 1), 0) + chunk() * 8);
       }
     }
     __device__ __forceinline__ void bring_weights(uint32_t stage, int col, int columns) const {
@@ -186,7 +186,7 @@ struct FewBody {
     if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
     else __syncthreads();
     if (params.wide_out) put_sums<8>(params, shared, output, rank, parts);
-    else put_sums<together<P>>(params, shared, output, rank, parts);
+    else put_sums<outputs_per_store<P>>(params, shared, output, rank, parts);
     // Nobody leaves while others read its sums.
     if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
   }

@@ -39,7 +39,7 @@ template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep 
 class TileOperand {
  public:
   static constexpr int kBytes = kRows * kStep * 2;
-  static constexpr int kChunks = kStep / 8, kTogether = kThreads / kChunks, kEach = kRows / kTogether;
+  static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
   static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
 
   // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
@@ -58,7 +58,7 @@ class TileOperand {
 
   // Copies the next step's chunk number i to the stage, if there are more steps.
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
-    arch::copy_async_16_if(stage + mine() + i * (kTogether * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
+    arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
     from_[i] += kStep;
   }
   // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
@@ -66,7 +66,7 @@ class TileOperand {
     const int left = cols - chunk() * 8;
     KERNELS_UNROLL
     for (int i = 0; i < kEach; ++i) {
-      if (there_ >> i & 1) arch::copy_async_16(stage + mine() + i * (kTogether * kStep * 2), from_[i] + (left > 0 ? ahead : 0), left <= 0 ? 0 : left < 8 ? 2 * left : 16);
+      if (there_ >> i & 1) arch::copy_async_16(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i] + (left > 0 ? ahead : 0), left <= 0 ? 0 : left < 8 ? 2 * left : 16);
     }
   }
 
@@ -76,7 +76,7 @@ class TileOperand {
     Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
   };
   template <class Which>
-  __device__ __forceinline__ void ask(Waiting& waiting, const Which& which, int begin, int end, int col, int cols) const {
+  __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col, int cols) const {
     if constexpr (kWidth == 8) {
       KERNELS_UNROLL
       for (int i = begin; i < end; ++i) {
@@ -115,13 +115,13 @@ class TileOperand {
 
  private:
   static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
-  static __device__ __forceinline__ int tile_row(int i) { return i * kTogether + threadIdx.x / kChunks; }
+  static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x / kChunks; }
   static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x / kChunks, chunk()); }
 
   static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
     ::uint4 bits;
     memcpy(&bits, values.v, 16);
-    *reinterpret_cast<::uint4*>(stage + mine() + i * (kTogether * kStep * 2)) = bits;
+    *reinterpret_cast<::uint4*>(stage + mine() + i * (kRowsPerPass * kStep * 2)) = bits;
   }
 
   unsigned there_ = 0;
@@ -185,7 +185,7 @@ struct GemmSlabs {
     else __syncwarp();
     const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
     if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, parts);
-    else put_packs<together<P>>(params.problem, mine, slabs, token, tile.token_end, col, rank, parts);
+    else put_packs<outputs_per_store<P>>(params.problem, mine, slabs, token, tile.token_end, col, rank, parts);
     if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
     else __syncwarp();
   }
@@ -369,10 +369,10 @@ struct GemmTile {
       if constexpr (Weights::copied) w.copy(i - (Inputs::copied ? Inputs::kEach : 0), address(stage) + Inputs::kBytes, more);
     }
     // Quarters [begin, end) of what is not copied.
-    __device__ __forceinline__ void ask(int begin, int end, int step) {
+    __device__ __forceinline__ void prefetch(int begin, int end, int step) {
       if (step >= count) return;
-      if constexpr (!Inputs::copied) x.ask(inputs, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
-      if constexpr (!Weights::copied) w.ask(weights, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
+      if constexpr (!Inputs::copied) x.prefetch(inputs, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
+      if constexpr (!Weights::copied) w.prefetch(weights, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
     }
     __device__ __forceinline__ void store(int begin, int end, int step, int stage) {
       if (step >= count) return;
@@ -398,7 +398,7 @@ struct GemmTile {
       constexpr int kAtOnce = arch::kWarpgroupMma ? 4 : 1;  // as registers allow
       KERNELS_UNROLL
       for (int i = 0; i < 4; i += kAtOnce) {
-        ask(i, i + kAtOnce, step);
+        prefetch(i, i + kAtOnce, step);
         store(i, i + kAtOnce, step, stage);
       }
     }
@@ -441,7 +441,7 @@ struct GemmTile {
     int free = (tiles.ring - 1) * kStageBytes, coming = tiles.ring - 1;  // what is being brought, and where to
     KERNELS_UNROLL
     for (int i = 0; i < Tiles::kCopies / kRuns; ++i) tiles.copy(i, free, coming < tiles.count);
-    tiles.ask(0, 1, coming);
+    tiles.prefetch(0, 1, coming);
     tiles.store(0, 1, coming, free);
     const int lane = threadIdx.x & 31;
     const uint32_t from_x = tiles.address(Inputs::place(warp_row() + lane % 16, lane / 16));
@@ -459,7 +459,7 @@ struct GemmTile {
       const int begin = run < kRuns ? run * kCopies / kRuns : kCopies, end = run < kRuns ? (run + 1) * kCopies / kRuns : kCopies;
       const bool more = coming < tiles.count;
       int copies = begin;
-      tiles.ask(run, run + 1, coming);
+      tiles.prefetch(run, run + 1, coming);
       KERNELS_UNROLL
       for (int i = 0; i < kBlocks; ++i) {
         KERNELS_UNROLL
@@ -520,7 +520,7 @@ struct GemmBody {
   static constexpr bool copied = Tile64::copied;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows, registers = 255;
-  static constexpr bool early = true;
+  static constexpr bool waits_by_itself = true;
 
   using Params = GemmParams<P>;
 
@@ -542,7 +542,7 @@ struct GemmBody {
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
-    __shared__ Alone<TokenState<typename P::X>, most> states;
+    __shared__ Uninitialized<TokenState<typename P::X>, most> states;
     const bool early_weights = params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
     if (!early_weights) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();

@@ -32,7 +32,7 @@ struct SimtGemmBody {
     const Tile tile(p, blockIdx.x % params.token_tiles, kTile, blockIdx.x / params.token_tiles * kTile);
     const int64_t token = tile.token, output = tile.weights + tile.output, output_end = tile.weights + p.n;
     if (token >= tile.token_end) return;
-    __shared__ Alone<TokenState<X>, kTile> states;
+    __shared__ Uninitialized<TokenState<X>, kTile> states;
     find_states<kWidth>(states.items, p.x, token, kTile, tile.token_end, p.k, tile.output == 0);
     const auto input = [&](int i) -> decltype(auto) { return states.items[i].bind(p.x); };
     const auto weights = [&p](auto i) { return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); }; };
@@ -41,20 +41,20 @@ struct SimtGemmBody {
     Fetched<X, kWidth> inputs[kPacks];
     Fetched<Weights0, kWidth> first[kPacks];
     Fetched<Weights1, kWidth> second[P::matrices == 2 ? kPacks : 1];
-    const auto ask = [&](int col) {
-      ask_for<X>(inputs, input, token, tile.token_end, col, p.k);
-      ask_for<Weights0>(first, weights0, output, output_end, col, p.k);
-      if constexpr (P::matrices == 2) ask_for<Weights1>(second, weights1, output, output_end, col, p.k);
+    const auto prefetch = [&](int col) {
+      prefetch_operand<X>(inputs, input, token, tile.token_end, col, p.k);
+      prefetch_operand<Weights0>(first, weights0, output, output_end, col, p.k);
+      if constexpr (P::matrices == 2) prefetch_operand<Weights1>(second, weights1, output, output_end, col, p.k);
     };
     C sums[P::matrices][kSide][kSide] = {};
-    if (p.k > 0) ask(0);
+    if (p.k > 0) prefetch(0);
     for (int64_t col = 0; col < p.k; col += kStep) {
       __syncthreads();
       place<X>(x, inputs, input, token, tile.token_end, int(col), p.k);
       place<Weights0>(w[0], first, weights0, output, output_end, int(col), p.k);
       if constexpr (P::matrices == 2) place<Weights1>(w[1], second, weights1, output, output_end, int(col), p.k);
       __syncthreads();
-      if (col + kStep < p.k) ask(int(col) + kStep);
+      if (col + kStep < p.k) prefetch(int(col) + kStep);
       KERNELS_UNROLL
       for (int k = 0; k < kStep; ++k) {
         C mine[kSide];
@@ -74,14 +74,14 @@ struct SimtGemmBody {
     KERNELS_UNROLL
     for (int a = 0; a < kSide; ++a) {
       KERNELS_UNROLL
-      for (int b = 0; b < kSide; b += together<P>) {
+      for (int b = 0; b < kSide; b += outputs_per_store<P>) {
         const int64_t row = token + place_of(threadIdx.x / 16, a), col = tile.output + place_of(threadIdx.x % 16, b);
         if (row >= tile.token_end || col >= p.n) continue;
         typename Result<P>::Sums totals[P::matrices];
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i) {
           KERNELS_UNROLL
-          for (int j = 0; j < together<P>; ++j) totals[i].v[j] = sums[i][a][b + j];
+          for (int j = 0; j < outputs_per_store<P>; ++j) totals[i].v[j] = sums[i][a][b + j];
         }
         Result<P>::of(p, row, col).put_sums(totals, Nothing{});
       }
@@ -90,11 +90,11 @@ struct SimtGemmBody {
 
  private:
   // A thread's values lie four (double: two) together, and these groups 16 threads apart, so that a warp's reads are whole lines.
-  static constexpr int kTogether = 16 / int(sizeof(C));
-  static __device__ __forceinline__ int place_of(int thread, int i) { return i / kTogether * (16 * kTogether) + thread * kTogether + i % kTogether; }
+  static constexpr int kVector = 16 / int(sizeof(C));
+  static __device__ __forceinline__ int place_of(int thread, int i) { return i / kVector * (16 * kVector) + thread * kVector + i % kVector; }
   static __device__ __forceinline__ void side(C (&values)[kSide], const C* from, int thread) {
     KERNELS_UNROLL
-    for (int i = 0; i < kSide; i += kTogether) memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
+    for (int i = 0; i < kSide; i += kVector) memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
   }
 
   // f(number of the pack, row in the tile, column in the step) for a thread's packs.
@@ -108,7 +108,7 @@ struct SimtGemmBody {
   }
   // source(row in the tile)
   template <class Source, class At>
-  static __device__ __forceinline__ void ask_for(Fetched<Source, kWidth> (&fetched)[kPacks], const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+  static __device__ __forceinline__ void prefetch_operand(Fetched<Source, kWidth> (&fetched)[kPacks], const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
     each_pack([&](int i, int row, int at) {
       if (begin + row < rows && col + at < cols) fetched[i] = fetch<kWidth>(source(row), begin + row, col + at);
     });

@@ -61,7 +61,7 @@ struct GemvRows {
   template <size_t... r>
   __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned end, std::index_sequence<r...>) : rows{row_of(w, lesser(row + unsigned(r) * kStep, end - 1))...} {}
 
-  __device__ __forceinline__ void ask(int u, int col, int end) {
+  __device__ __forceinline__ void prefetch(int u, int col, int end) {
     if (col < end) {
       KERNELS_UNROLL
       for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(rows[r].source, rows[r].row, col);
@@ -128,7 +128,7 @@ struct PlainDots {
   using C = typename P::C;
   static constexpr int pack = N, rows = R, tokens = M, max_threads = 512;
   static constexpr int step = 32 * N;     // columns that a warp takes in at a time
-  static constexpr bool thrifty = false;  // whether few warps are to share a row
+  static constexpr bool few_warps = false;  // whether few warps are to share a row
   template <class Weights, int U>
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
@@ -138,7 +138,7 @@ struct PlainDots {
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
-  static __device__ __forceinline__ void ask(Some& rows, int u, int begin, int end) { rows.ask(u, begin + int(threadIdx.x & 31) * N, end); }
+  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * N, end); }
 
   // Takes in what the warp has asked for from column `begin` on, as number u of what is under way.
   template <class First, class Second>
@@ -180,14 +180,14 @@ struct GemvBody {
   using C = typename P::C;
   static constexpr int max_threads = Dots::max_threads, registers = Dots::registers;
   static constexpr int step = Dots::step, R = Dots::rows, M = Dots::tokens, under_way = U;
-  static constexpr bool thrifty = Dots::thrifty;
+  static constexpr bool few_warps = Dots::few_warps;
   static constexpr int kSums = M * R;  // of each matrix
-  static constexpr bool early = true;
+  static constexpr bool waits_by_itself = true;
   struct Params {
     P problem;
     bool weights_ready;  // before the kernel ahead has ended
   };
-  static constexpr int kOut = together<P>;
+  static constexpr int kOut = outputs_per_store<P>;
   static_assert(R % kOut == 0, "pairs are whole");
   static constexpr bool kReads = !std::is_empty<Operands<P, kOut>>::value;
   using Prepared = decltype(prepare<kOut>(sink_end(std::declval<const P&>().out), kAny, kAny));
@@ -198,7 +198,7 @@ struct GemvBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
-    __shared__ Alone<Prepared, kPrepares ? kSums / kOut : 1> prepared;
+    __shared__ Uninitialized<Prepared, kPrepares ? kSums / kOut : 1> prepared;
     if (!params.weights_ready) arch::grid_dependency_pass();  // also before ids of experts are read
     const P& p = params.problem;
     const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
@@ -209,13 +209,13 @@ struct GemvBody {
     typename Dots::template Rows<std::decay_t<decltype(weights)>, U> first(weights, row + Dots::first_row(), rows);
     typename Dots::template Rows<std::decay_t<decltype(others)>, U> second(others, row + Dots::first_row(), rows);
     const int warp = threadIdx.x / 32, stride = int(blockDim.x / 32) * step, cols = int(p.k);
-    const auto ask = [&](int u, int begin) {
-      Dots::ask(first, u, begin, cols);
-      if constexpr (P::matrices == 2) Dots::ask(second, u, begin, cols);
+    const auto prefetch = [&](int u, int begin) {
+      Dots::prefetch(first, u, begin, cols);
+      if constexpr (P::matrices == 2) Dots::prefetch(second, u, begin, cols);
     };
     int begin = warp * step;
     KERNELS_UNROLL
-    for (int u = 0; u < U; ++u) ask(u, begin + u * stride);
+    for (int u = 0; u < U; ++u) prefetch(u, begin + u * stride);
     if (tokens.first >= p.m) return;  // not before weights are asked for, if they are the same for all
     sums.clear_missing();
     arch::grid_dependency_pass();
@@ -229,7 +229,7 @@ struct GemvBody {
     const unsigned output = row + threadIdx.x % (R / kOut) * kOut;
     const bool makes = int(threadIdx.x) < kSums / kOut && token < p.m && output < rows;
     Operands<P, kOut> operands;
-    if constexpr (kReads) operands = Result<P>::ask(p, makes ? token : tokens.first, makes ? output : row);
+    if constexpr (kReads) operands = Result<P>::fetch(p, makes ? token : tokens.first, makes ? output : row);
     if constexpr (kPrepares) {
       if (makes) prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
     }
@@ -240,14 +240,14 @@ struct GemvBody {
         const int at = begin + u * stride;
         if (at >= cols) break;
         dots.add(first, second, u, tokens, at);
-        if (at + U * stride < cols) ask(u, at + U * stride);
+        if (at + U * stride < cols) prefetch(u, at + U * stride);
       }
     }
 
     dots.share(sums);
     __syncthreads();
     if (!makes) return;
-    if constexpr (!kReads) operands = Result<P>::ask(p, token, output);
+    if constexpr (!kReads) operands = Result<P>::fetch(p, token, output);
     const Result<P> result{p, token, output, operands};
     Pack<C, kOut> totals[P::matrices];
     KERNELS_UNROLL

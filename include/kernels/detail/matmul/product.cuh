@@ -99,20 +99,20 @@ int64_t token_tiles(const P& p, int64_t height) {
 
 // How many results a sink has to get at once: one, or the two of a pair.
 template <class P>
-constexpr int together = wants_pairs<typename P::Out>() ? 2 : 1;
+constexpr int outputs_per_store = wants_pairs<typename P::Out>() ? 2 : 1;
 
 // A result, or a pair, on its way to the sink, with what the sink reads for it.
 template <class P>
 struct Result {
-  static constexpr int N = together<P>;
+  static constexpr int N = outputs_per_store<P>;
   static_assert(N == 1 || P::matrices == 1, "what a gate joins does not come in pairs");
   using Sums = Pack<typename P::C, N>;
   const P& p;
   int64_t row, col;
   Operands<P, N> operands;
 
-  static __device__ __forceinline__ Operands<P, N> ask(const P& p, int64_t token, int64_t output) { return fetch_operands<N>(sink_map(p.out), token, output); }
-  static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, ask(p, token, output)}; }
+  static __device__ __forceinline__ Operands<P, N> fetch(const P& p, int64_t token, int64_t output) { return fetch_operands<N>(sink_map(p.out), token, output); }
+  static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, fetch(p, token, output)}; }
   // prepared: by the sink, for this result.
   template <class Prepared>
   __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices], const Prepared& prepared) const {
@@ -184,9 +184,9 @@ struct TokenState<X, true> {
 
 // Room in shared memory for what has constructors: they do not run.
 template <class T, int kCount>
-union Alone {
+union Uninitialized {
   T items[kCount];
-  __device__ Alone() {}
+  __device__ Uninitialized() {}
 };
 
 // The states of a block's tokens, a warp for each in turn, in shared memory.

@@ -59,7 +59,7 @@ struct TensorDots {
   using Code = typename Coded<W>::Code;
   static constexpr int pack = Coded<W>::pack, rows = R, tokens = M, max_threads = 256;
   static constexpr int step = 32 * pack;
-  static constexpr bool thrifty = pack >= 32;
+  static constexpr bool few_warps = pack >= 32;
   template <class Weights, int U>
   using Rows = GemvRows<Weights, pack, R, U, true>;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Coded<W>::scaled;
@@ -74,7 +74,7 @@ struct TensorDots {
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
-  static __device__ __forceinline__ void ask(Some& rows, int u, int begin, int end) { rows.ask(u, begin + int(threadIdx.x & 31) * pack, end); }
+  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * pack, end); }
 
   template <class First, class Second>
   __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
@@ -165,7 +165,7 @@ struct FineDots {
   static constexpr int pack = Coded<W>::pack, rows = 16 / P::matrices, tokens = M, max_threads = 512;
   static constexpr int kEach = pack / 4;
   static constexpr int kHalf = 4 * pack, step = 2 * kHalf;  // 128 bytes of a row: memory does not like less
-  static constexpr bool thrifty = true;
+  static constexpr bool few_warps = true;
   static constexpr int registers = 72;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;
   static constexpr int kMine = 2 / P::matrices;  // rows of a matrix that a lane reads
@@ -175,9 +175,9 @@ struct FineDots {
 
   static __device__ __forceinline__ unsigned first_row() { return (threadIdx.x & 31) / 4; }
   template <class Some>
-  static __device__ __forceinline__ void ask(Some& rows, int u, int begin, int end) {
+  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) {
     KERNELS_UNROLL
-    for (int half = 0; half < 2; ++half) rows.ask(2 * u + half, begin + half * kHalf + int(threadIdx.x & 3) * pack, end);
+    for (int half = 0; half < 2; ++half) rows.prefetch(2 * u + half, begin + half * kHalf + int(threadIdx.x & 3) * pack, end);
   }
 
   template <class First, class Second>

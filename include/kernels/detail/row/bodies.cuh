@@ -63,11 +63,11 @@ using Scratch = TeamScratch<largest_state<typename P::Op::State, typename SinkSt
 template <class Source, int N>
 using Fetched = decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny));
 
-// The source of the first of two looks at a row, and that of the second.
+// The source of the first of two passes over a row, and that of the second.
 template <class Source>
-using FirstLook = std::decay_t<decltype(read_twice(std::declval<const Source&>()))>;
+using FirstPass = std::decay_t<decltype(cached(std::declval<const Source&>()))>;
 template <class Source>
-using SecondLook = std::decay_t<decltype(second_pass(std::declval<const Source&>()))>;
+using SecondPass = std::decay_t<decltype(second_pass(std::declval<const Source&>()))>;
 
 // A source that may be read any number of times: it changes nothing on the way.
 template <class Source>
@@ -376,7 +376,7 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   typename P::Op::State running;
   if (repeatable<typename P::Source> || writes) {
     // One run of a single pack at a time takes fewer registers where an op looks twice.
-    if constexpr (kCount > 0 || P::Op::looks_twice) {
+    if constexpr (kCount > 0 || P::Op::folds_twice) {
       place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
     } else {
       place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
@@ -549,7 +549,7 @@ struct StreamBody {
   using C = typename P::C;
   using Source = typename P::Source;
   using Kept = Fetched<Source, N>;
-  static constexpr int registers = registers_for<P, N, K>(P::Op::looks_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::looks_twice ? 8 : 16 : 0));
+  static constexpr int registers = registers_for<P, N, K>(P::Op::folds_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::folds_twice ? 8 : 16 : 0));
   static constexpr int max_threads = threads_for(registers);
   struct Params : Phase<kEnds> {
     P problem;
@@ -576,7 +576,7 @@ struct StreamBody {
         if constexpr (kEnds) return params.problem.template placed<N>(row, slice.first);
         else return (params.problem);
       }();
-      const auto& source = read_twice(p.source);
+      const auto& source = cached(p.source);
       const auto& pure = without_effects(p.source);
       const auto& again = second_pass(p.source);
       // The last warp of a block has the fewest packs.
@@ -618,7 +618,7 @@ struct StreamBody {
         take(p.source, fetched, at);
       });
       each_other(rest, [&](const auto& at) {
-        Fetched<FirstLook<Source>, N> fetched[at.count];
+        Fetched<FirstPass<Source>, N> fetched[at.count];
         fetch_run<N>(fetched, source, row, at);
         take(source, fetched, at);
       });
@@ -636,7 +636,7 @@ struct StreamBody {
           show(pure, fetched, at);
         });
         const auto read_again = [&](const auto& at) {
-          Fetched<SecondLook<Source>, N> fetched[at.count];
+          Fetched<SecondPass<Source>, N> fetched[at.count];
           fetch_run<N>(fetched, again, row, at);
           show(again, fetched, at);
         };
@@ -687,7 +687,7 @@ struct PartialBody {
     for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
       typename P::Op::State running;
       const Piece piece(params, index);
-      const auto& source = read_twice(p.source);
+      const auto& source = cached(p.source);
       piece.each<N, K>([&](const auto& at) {
         Fetched<typename P::Source, N> fetched[at.count];
         Pack<typename P::C, N> values[at.count];
@@ -719,7 +719,7 @@ struct FinishBody {
       const bool leader = threadIdx.x == 0 && piece.begin == 0;
       const auto visit = [&](const auto& f, auto) {
         piece.each<N, K>([&](const auto& at) {
-          Fetched<SecondLook<typename P::Source>, N> fetched[at.count];
+          Fetched<SecondPass<typename P::Source>, N> fetched[at.count];
           fetch_run<N>(fetched, again, piece.row, at);
           show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
         });

@@ -63,7 +63,7 @@ class RowEngine {
   static constexpr int group_packs(int pack) { return pack == wide ? within(1, packs(pack) / 2, 2) : within(1, 16 / (pack * scale), 16); }
   // The same where more can be under way: what the threads hold must still fit.
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
-                               (!Problem::Op::looks_twice || 2 * packs(wide) * wide * scale <= 32);
+                               (!Problem::Op::folds_twice || 2 * packs(wide) * wide * scale <= 32);
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
   // With ends: packs of 8 elements at most, as there must be a thread of a warp for each element that is left; as many of them as above.
   static constexpr int ends_pack = wide < 8 ? wide : 8, ends_packs = within(1, 32 / (ends_pack * scale), 4), ends_lanes = 4 * ends_pack;
@@ -242,7 +242,7 @@ class RowEngine {
       policy.residency = Residency::registers;
     }
     const int most = max_block(plan.pack, policy.residency, plan.ends);
-    const int64_t each = Problem::Op::looks_twice ? row.packs : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce) : row.packs_once;
+    const int64_t each = Problem::Op::folds_twice ? row.packs : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce) : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
     // Two blocks share a multiprocessor then, of which one reads while the other's threads meet; but what the sink reads for every row
     // would push both rows out of the first-level cache if it is more than one vector.

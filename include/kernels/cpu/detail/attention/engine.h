@@ -28,12 +28,12 @@ namespace host {
 // Rows up to this number are multiplied without turning keys and values around.
 constexpr int kFewRows = 8;
 // Heads of keys that are worked on together, of few rows: as they usually lie side by side, memory is read in long stretches.
-constexpr int kTogether = 8;
+constexpr int kHeadsPerItem = 8;
 // Keys of a tile, of few rows and of many; of many rows with a larger head, fewer. Of few rows the next tile is on its way to the
 // second-level cache meanwhile. On an EPYC with AVX-512, one thread, halves, 8 key heads of 128, as a share of a plain read with 8 and
 // with 32 query heads: one head at a time 0.74 and 0.46, 8 together 0.87 and 0.52, then with 32 keys 0.83 and 0.50.
 constexpr int kFewRowsKeys = 64, kManyRowsKeys = 128;
-constexpr int kMostTileKeys = kFewRowsKeys * kTogether > kManyRowsKeys ? kFewRowsKeys * kTogether : kManyRowsKeys;
+constexpr int kMostTileKeys = kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys * kHeadsPerItem : kManyRowsKeys;
 // What a thread has on its stack.
 constexpr int kAttentionFloats = 104 << 10;
 constexpr int kMostRows = 126;
@@ -527,7 +527,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // Asks for part `step` of `steps` of a tile's rows.
   template <class Source>
-  static void ask(const Source& source, int count, int64_t cols, int step, int steps) {
+  static void prefetch(const Source& source, int count, int64_t cols, int step, int steps) {
     for (int i = count * step / steps; i < count * (step + 1) / steps; ++i) source.prefetch(i, 0, cols);
   }
 
@@ -543,7 +543,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     for (int key = 0; key < keys; key += T::cols) {
       const float* const panel = turned_keys_ + key * depth;
       for (int r = 0; r < count_; r += T::rows) {
-        ask(v, keys, v_dim_, step++, steps);
+        prefetch(v, keys, v_dim_, step++, steps);
         if (!any_sees(r, begin + key, T::cols)) continue;
         for (int64_t col = 0; col < dim_; col += T::depth) {
           const int stretch = int(lesser<int64_t>(T::depth, dim_ - col));
@@ -584,7 +584,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     int step = 0;
     for (int64_t col = 0; col < sizes_.o; col += T::cols) {
       for (int r = 0; r < count_; r += T::rows) {
-        if (more > 0) ask(next, more, dim_, step, steps);
+        if (more > 0) prefetch(next, more, dim_, step, steps);
         ++step;
         if (!any_sees(r, begin, keys)) continue;
         multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys, keys, false,
@@ -685,10 +685,10 @@ class AttentionRun {
   // Each item is a tile of rows with all of its keys. The last queries see the most: they come first.
   void whole(const Team& all_threads) const {
     const Team team = with_work(all_threads);
-    const int64_t together = heads_together(c_.shape.batch * tiles_, team.threads), groups = (c_.shape.kv_heads + together - 1) / together;
+    const int64_t heads = heads_per_item(c_.shape.batch * tiles_, team.threads), groups = (c_.shape.kv_heads + heads - 1) / heads;
     each_item(c_.shape.batch * groups * tiles_, team, [&](int64_t i) {
       const int64_t each = c_.shape.batch * groups;
-      const AttentionPart part = part_of(i % each / groups, i % groups * together, together, tiles_ - 1 - i / each);
+      const AttentionPart part = part_of(i % each / groups, i % groups * heads, heads, tiles_ - 1 - i / each);
       if (part.count <= 0) return;
       Rows rows(c_, part);
       rows.run();
@@ -705,11 +705,11 @@ class AttentionRun {
     };
     int64_t splits_of_all = 0;
     for (int64_t b = 0; b < c_.shape.batch; ++b) splits_of_all += KeySplits(c_.kv.length(b)).count;
-    const int64_t together = heads_together(splits_of_all * tiles_, team.threads), groups = (c_.shape.kv_heads + together - 1) / together;
+    const int64_t heads = heads_per_item(splits_of_all * tiles_, team.threads), groups = (c_.shape.kv_heads + heads - 1) / heads;
     // Heads take turns: what lies beside a head's keys has come into a cache with them.
     const int64_t each = groups * tiles_;
     each_item(c_.shape.batch * each * kMostSplits, team, [&](int64_t i) {
-      AttentionPart part = part_of(i / each / kMostSplits, i % each / tiles_ * together, together, i % tiles_);
+      AttentionPart part = part_of(i / each / kMostSplits, i % each / tiles_ * heads, heads, i % tiles_);
       const KeySplits splits(part.end);
       const int split = int(i / each % kMostSplits);
       if (part.count <= 0 || split >= splits.count) return;
@@ -738,9 +738,9 @@ class AttentionRun {
     const double dims = double(c_.shape.dim + c_.shape.value_dim());
     return all.for_work(keys * double(c_.shape.kv_heads) * dims, products * double(c_.shape.heads) * dims);
   }
-  // How many heads of keys make an item, where all of them would make `items`: fewer than kTogether if threads had nothing to do.
-  int64_t heads_together(int64_t items, int threads) const {
-    int64_t heads = tile_ <= kFewRows ? kTogether : 1;
+  // How many heads of keys make an item, where all of them would make `items`: fewer than kHeadsPerItem if threads had nothing to do.
+  int64_t heads_per_item(int64_t items, int threads) const {
+    int64_t heads = tile_ <= kFewRows ? kHeadsPerItem : 1;
     while (heads > 1 && threads > 1 && items * ((c_.shape.kv_heads + heads - 1) / heads) < 2 * threads) heads /= 2;
     return heads;
   }

@@ -328,7 +328,7 @@ struct Stretch {
 
 // Scales that are read next would be waited for: they lie elsewhere than what is read all the time.
 template <int kRows, class W>
-KERNELS_INLINE inline void ask_for_scales(const W& rows, int64_t row, int64_t begin, int64_t count) {
+KERNELS_INLINE inline void prefetch_for_scales(const W& rows, int64_t row, int64_t begin, int64_t count) {
   using Of = MatrixOf<W>;
   if constexpr (is_dequant<typename Of::type>::value) {
     const auto& scales = Of::of(rows).scales();
@@ -340,7 +340,7 @@ KERNELS_INLINE inline void ask_for_scales(const W& rows, int64_t row, int64_t be
 }
 
 // Of how many rows the groups are summed side by side: as many as there are registers for.
-constexpr int rows_together(int rows, int tokens) {
+constexpr int rows_at_once(int rows, int tokens) {
   const int most = kVectorBytes < 64 ? (tokens == 1 ? 2 : 1) : tokens == 1 ? 8 : tokens == 2 ? 4 : 2;
   return rows < most ? rows : most;
 }
@@ -361,7 +361,7 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   const Common shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
   const bool last_run = begin + count >= at.end;
   const int64_t next_begin = last_run ? at.begin : begin + count;
-  ask_for_scales<kRows>(rows, last_run ? at.next : at.row, next_begin, lesser(kRunCols, at.end - next_begin));
+  prefetch_for_scales<kRows>(rows, last_run ? at.next : at.row, next_begin, lesser(kRunCols, at.end - next_begin));
   // In planes, the sums of the inputs that a lane meets in a unit, negative.
   constexpr bool sums_inputs = U::in_planes && Common::has_centers;
   Register<C> inputs[kTokens][sums_inputs ? kRunCols / U::cols : 1];
@@ -414,12 +414,12 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
       for (int64_t c = col; c < end; c += U::cols) add_unit(Width<0>{}, c, 0, sums);
     } else {
       // The scale is that of a whole group's sum.
-      constexpr int together = rows_together(kRows, kTokens);
-      unrolled<kRows / together>([&](auto block) KERNELS_INLINE {
-        constexpr Width<block() * together> first;
+      constexpr int at_once = rows_at_once(kRows, kTokens);
+      unrolled<kRows / at_once>([&](auto block) KERNELS_INLINE {
+        constexpr Width<block() * at_once> first;
         for (int64_t c = col; c < end;) {
           const int64_t index = shared.index(c), from = c;
-          Register<C> group[kTokens][together] = {};
+          Register<C> group[kTokens][at_once] = {};
           if constexpr (U::in_planes) {
             add_unit(first, c, index, group);
             c += U::cols;
@@ -428,7 +428,7 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
             do add_unit(first, c, index, group);
             while ((c += U::cols) < group_end);
           }
-          unrolled<together>([&](auto r) KERNELS_INLINE {
+          unrolled<at_once>([&](auto r) KERNELS_INLINE {
             const Register<C> scale = shared.scale(U(w, row_of[first() + r()], begin + from), first() + r(), index);
             unrolled<kTokens>([&](auto t) KERNELS_INLINE {
               sums[t()][first() + r()] = multiply_add<C>(group[t()][r()], scale, sums[t()][first() + r()]);

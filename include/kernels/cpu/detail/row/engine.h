@@ -95,9 +95,9 @@ class Packs {
 
 // Whether a source costs no more than reading memory, and may be read twice.
 template <class Source>
-struct IsPlain : std::false_type {};
+struct IsDirectLoad : std::false_type {};
 template <class Src, class Dst>
-struct IsPlain<DirectLoad<Src, Dst>> : std::true_type {};
+struct IsDirectLoad<DirectLoad<Src, Dst>> : std::true_type {};
 
 constexpr int kBlockBytes = 16 << 10;
 constexpr int kCachedBytes = 64 << 10;
@@ -120,8 +120,8 @@ struct RowProblem {
   using Sink = Sink_;
   using C = compute_type<Source>;
   static constexpr bool row_sink = is_row_sink<SinkEnd<Sink>>;
-  static constexpr bool plain = IsPlain<Source>::value;
-  static constexpr bool reads_again = plain && Op::centers_fast && !row_sink;
+  static constexpr bool direct = IsDirectLoad<Source>::value;
+  static constexpr bool reads_again = direct && Op::centers_fast && !row_sink;
   static constexpr int block = kBlockBytes / int(sizeof(C));
   static constexpr int64_t cached = kCachedBytes / int(sizeof(C));
 
@@ -274,7 +274,7 @@ class RowEngine {
   template <class Keep>
   State reduce_block(int64_t row, int64_t begin, int count, C* block, const Keep& keep) const {
     const auto at = reader(p_.source, row);
-    if constexpr (P::plain) {
+    if constexpr (P::direct) {
       return reduce([&](auto width, int i) KERNELS_INLINE { return at(width, begin + i); }, count, keep);
     } else {
       block[0] = C(0);  // g++ 12 does not see that fill() sets it, and warns
@@ -343,7 +343,7 @@ class RowEngine {
           each_block(0, p_.cols, [&](int64_t begin, int count) {
             C* const block = kept(r) + begin;
             const auto keep = [&](int i, const Vector& x) KERNELS_INLINE {
-              if constexpr (P::plain || !Op::centers_fast) put_pack(block + i, x);  // or it is there already
+              if constexpr (P::direct || !Op::centers_fast) put_pack(block + i, x);  // or it is there already
             };
             State& state = states[r * blocks + begin / P::block];
             state = reduce_block(row + r, begin, count, block, keep);
