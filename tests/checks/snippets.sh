@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# snippets.sh CXX|NVCC SOURCE_DIR [flags]: every C++ example of the README and the docs that includes a header of the library compiles
-# as it stands, without a warning. With nvcc those with .cuh headers, otherwise the others, which are also run where they have a main().
+# snippets.sh CXX|NVCC SOURCE_DIR [flags]: every C++ example of the README and the docs includes a header of the library and compiles without a
+# warning: with nvcc those with .cuh headers, all in one translation unit, each in a namespace of its own; otherwise the others, one by one,
+# which are also run where they have a main(), and print what stands in a ```text block right behind them, if there is one.
 set -euo pipefail
 compiler=$1 source=$2
 shift 2
@@ -11,23 +12,41 @@ cuda=false
 if [[ $(basename "$compiler") == nvcc* ]]; then cuda=true; fi
 
 for page in "$source"/README.md "$source"/docs/*.md; do
-  awk -v to="$work/$(basename "$page" .md)" '/^```cpp/ { on = 1; name = to "_" NR ".cpp"; next } /^```/ { on = 0 } on { print > name }' "$page"
+  awk -v to="$work/$(basename "$page" .md)" '
+    /^```cpp/ { kind = ".cpp"; name = to "_" NR; next }
+    /^```text/ && name != "" { kind = ".txt"; next }
+    /^```/ { if (kind != ".cpp") name = ""; kind = ""; next }
+    kind != "" { print > (name kind); next }
+    NF { name = "" }' "$page"
 done
 checked=0 failures=0
+fail() {
+  echo "$1 (page and line):"
+  head -n 20 "$work/log"
+  failures=$((failures + 1))
+}
+: > "$work/includes"
+: > "$work/bodies"
 for snippet in "$work"/*.cpp; do
-  grep -q '^#include <kernels/' "$snippet" || continue
+  name=$(basename "$snippet" .cpp)
+  grep -q '^#include <kernels/' "$snippet" || { echo "no header of the library is included" > "$work/log"; fail "$name"; continue; }
   is_cuda=false
   if grep -q '^#include <kernels/.*\.cuh>' "$snippet"; then is_cuda=true; fi
   [[ $is_cuda == "$cuda" ]] || continue
   checked=$((checked + 1))
   if $cuda; then
-    mv "$snippet" "${snippet%.cpp}.cu"
-    bash "$front_end" "$compiler" -std=c++17 -arch=sm_80 -Werror all-warnings -I "$source/include" -ptx "${snippet%.cpp}.cu" -o "$work/out.ptx" > "$work/log" 2>&1
+    grep '^#include' "$snippet" >> "$work/includes"
+    printf 'namespace %s {\n#line 1 "%s"\n%s\n}\n' "${name//-/_}" "$name" "$(sed 's/^#include.*//' "$snippet")" >> "$work/bodies"
   elif grep -q '^int main' "$snippet"; then
-    { "$compiler" -std=c++17 -O1 -Wall -Wextra -Werror "$@" -I "$source/include" "$snippet" -o "$work/out" -pthread && "$work/out"; } > "$work/log" 2>&1
+    { "$compiler" -std=c++17 -O1 -Wall -Wextra -Werror "$@" -I "$source/include" "$snippet" -o "$work/out" -pthread && "$work/out" > "$work/printed" &&
+      { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
   else
-    "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" -fsyntax-only "$snippet" > "$work/log" 2>&1
-  fi || { echo "$(basename "$snippet") (page and line):"; head -n 20 "$work/log"; failures=$((failures + 1)); }
+    "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" -fsyntax-only "$snippet" > "$work/log" 2>&1 || fail "$name"
+  fi
 done
+if $cuda; then
+  sort -u "$work/includes" | cat - "$work/bodies" > "$work/all.cu"
+  bash "$front_end" "$compiler" -std=c++17 -arch=sm_80 -Werror all-warnings -I "$source/include" -ptx "$work/all.cu" -o "$work/out.ptx" > "$work/log" 2>&1 || fail "all of CUDA"
+fi
 echo "$checked examples, $failures wrong"
 [[ $checked -gt 0 && $failures -eq 0 ]]
