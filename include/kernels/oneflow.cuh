@@ -8,7 +8,7 @@
 //
 // A load or store that is not const may change itself: each thread of the GPU then has a copy of its own, made bit by bit, whose state it
 // keeps from row to row and nobody gets back. A load runs once for each element in rows that fit the shared memory of a block, or on sm_90
-// of eight; in longer ones twice, unless it has a `reload` (docs/row_ops.md, "Functors in OneFlow's form").
+// of eight; in longer ones twice, unless it has a `reload` (docs/from_oneflow.md).
 //
 // Results are cudaError_t. Forward passes only; and of OneFlow's helpers those that functors use: Pack, PackType, kWarpSize,
 // DefaultComputeType. Do not include OneFlow's own header of the same name beside this one; other files of the program may.

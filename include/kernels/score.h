@@ -259,7 +259,7 @@ KERNELS_HD bool key_visible(const S& score, const ScoreAt& at) {
   else if constexpr (Masks<S>::value) return score.visible(at);
   else return true;
 }
-// In [0, kv_len]; the end is not before the beginning.
+// Within [0, kv_len], or empty: the end is not before the beginning, which a score may put behind the last key.
 template <class S>
 KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
   KeyRange r{0, q.kv_len};

@@ -1,16 +1,22 @@
 // Decoding: attention of a few queries of each sequence, which reads keys and values once for each tile of rows.
 //
-// The rows of an item are the queries of all heads that share keys. The items of all sequences stand one behind the other, those of
-// the first head before those of the next, cut into units of keys, and each block gets as many units as any other, wherever an item
-// begins or ends. So blocks that read different heads of a sequence do so at about the same time: these lie side by side in memory,
-// which likes that (64 sequences of 4096 keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has a whole item
-// finishes it. Of an item that is cut, each block leaves the state of its part in the workspace, and the one that leaves the last
-// merges them. All of this is found out on the device, from the lengths as they are when the kernel runs. If bits must not depend on
-// the batch, items are cut in a fixed number of parts instead, and a block gets those that begin among its units.
+//   keys of:   seq 0, head 0   seq 1, head 0   seq 2, head 0   seq 0, head 1  ...        an item: one sequence, one head of keys
+//             [----+---------] [------+------] [-+-------+---] [------+------]
+//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...           equal shares, wherever items begin and end
+//                  \____________________ a cut item: each block leaves (m, l, o) in the workspace, the last to arrive merges
 //
-// The warps of a block go through the keys side by side, 16 at a time, each with a state and an output of its own, and meet where
-// an item ends or is cut. How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
-// (decode_plain.cuh).
+//   a block:  warp 0  keys  0-15, 64- 79 ...  each warp has a state and an output of its own;
+//             warp 1  keys 16-31, 80- 95 ...  they are merged where an item ends or is cut
+//             warp 2  keys 32-47, ...
+//
+// The rows of an item are the queries of all heads that share its keys (grouped-query packing), up to 8, 16 or 32 in a tile. Items are
+// ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any other. So blocks that read
+// different heads of a sequence do so at about the same time: these are adjacent in memory, which is faster (64 sequences of 4096
+// keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has a whole item finishes it. All of this is found out
+// on the device, from the lengths as they are when the kernel runs. If bits must not depend on the batch, items are cut into a fixed
+// number of parts instead, and a block gets those that begin among its units.
+//
+// How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores (decode_plain.cuh).
 #pragma once
 
 #include "../../arch/arch.cuh"
@@ -52,8 +58,9 @@ struct DecodePart {
   __device__ __forceinline__ bool whole() const { return starts() && ends(); }
 };
 
-// Counts the parts of an item that have been left in the workspace, from what memory held before: any number of which the upper
-// half is not kMark counts as 0. All others are NaNs that nobody computes.
+// Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose upper 48 bits
+// are not kMark counts as 0. With them, its 64 bits are a double's NaN whose payload no computation gives, so that what earlier
+// calls of other kernels left there is not taken for a count.
 class DecodeCounter {
  public:
   // By one thread of each block that will arrive, some time before.
@@ -500,8 +507,8 @@ struct DecodeBody {
     }
   }
 
-  // All parts of an item, of which this block has left the last one, in the order of keys. What runs once has to be short: its
-  // instructions come from afar.
+  // All parts of an item, of which this block has left the last one, in the order of keys. This code runs once in a
+  // block, so that its instructions miss the instruction cache: it has to be short.
   static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const DecodePlace& place) {
     constexpr int kAtOnce = 16;  // parts
     __shared__ float factors[kRows][kAtOnce];
