@@ -1,4 +1,8 @@
-// Groups of columns that are quantized with a scale each: the lanes of a group find its largest value before they write.
+// Groups of columns that are quantized with a scale each: the lanes of a group find its largest value before they
+// write.
+//
+//   row:  | group 0       | group 1       | ...      a power of two of lanes for a group, a pack for each lane;
+//         | l0 l1 ... l15 | l0 l1 ... l15 |          groups that a warp does not hold are read twice
 #pragma once
 
 #include "../functor.h"

@@ -1,4 +1,10 @@
-// Each head of a row in the registers of a few lanes: its state, its values, and on to the sink, with the columns of a pair on one lane.
+// Each head of a row in the registers of a few lanes: its state, its values, and on to the sink.
+//
+//   token:  | head 0       | head 1       | ...      a power of two of lanes for a head, N columns for each
+//           | l0 l1 .. l15 | l0 l1 .. l15 |
+//
+// The two columns of a rotary pair, half a head apart or neighbours, are read by the same lane and are adjacent in its
+// pack.
 #pragma once
 
 #include "../exec.cuh"

@@ -1,10 +1,13 @@
-// What makes each pack of a matrix on its own. F has
+// What makes each pack of a matrix on its own.
+//
+//   packs of all rows, one row after the other:  | block 0 | block 1 | ...    a thread has a few packs, a block apart,
+//                                                                             and fetches all before it finishes one
+//
+// F has
 //
 //   fetch<N>(row, col)               all that it reads for a pack
 //   finish<N>(fetched, row, col)     the rest
 //   takes_rest                       whether columns of a single row may be left that fill no pack
-//
-// and a thread asks for several packs before it finishes the first.
 #pragma once
 
 #include "../core/divisor.h"

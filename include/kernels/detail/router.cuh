@@ -1,4 +1,8 @@
 // The router's kernels: a warp chooses a token's experts; blocks sort choices by expert, stably.
+//
+//   RouteBody       warp = token:  lane l has the logits of experts l, l + 32, ...; choice i ends in lane i
+//   SortCountBody   block = a range of choices:  how many each expert has
+//   SortBody        the same ranges: each choice to its place, behind those of experts and blocks before
 #pragma once
 
 #include "../router.h"

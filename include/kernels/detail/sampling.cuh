@@ -1,6 +1,10 @@
-// A row of logits on the GPU, by one block or the blocks of a cluster. LargestOfRow is for rows of which the largest tokens decide: it reads
-// them once, and its blocks bring together what they found in one message to the first one. DrawOfRow is for rows of which all tokens
-// count: it keeps what it can of them. SampleRow is for all others: the row as core/sampling.h goes through it.
+// A row of logits on the GPU, by one block or the blocks of a cluster.
+//
+//   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp
+//
+//   LargestOfRow   the largest tokens decide (greedy, top-k): one read; blocks send candidates to block 0 at once
+//   DrawOfRow      all tokens count: what fits is kept in shared memory between the passes
+//   SampleRow      all others (penalties, bias, typical ...): the row as core/sampling.h goes through it
 #pragma once
 
 #include "../arch/sm80.cuh"

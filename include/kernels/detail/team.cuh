@@ -1,7 +1,10 @@
-// Teams: the threads that share a row, and how they bring their values together.
+// Teams: the threads that share a row, and how they reduce their values.
 //
-// Lanes: 1 to 32 lanes of a warp; sum and max by crosswise exchange, so that every lane gets the same bits. A row op
-// gathers states over lanes (core/row_op.h). BlockTeam: the warps of a block, or of the blocks of a cluster.
+//   Lanes       1 to 32 lanes of a warp, a power of two; butterfly exchange, so that every lane gets the same bits
+//   BlockTeam   | warp 0 | warp 1 | ... |  x  blocks of a cluster: warps reduce by Lanes, then through shared memory,
+//               and blocks through distributed shared memory
+//
+// A row op gathers states over lanes (core/row_op.h).
 #pragma once
 
 #include "../arch/arch.cuh"

@@ -1,11 +1,15 @@
-// Decoding of short sequences: a few hundred keys are read sooner than the schedule, the ring and the workspace of decode_tensor.cuh
-// are set up, so this kernel has none of them.
+// Decoding of short sequences: a few hundred keys are read sooner than the schedule, the ring and the workspace of
+// decode_tensor.cuh are set up, so this kernel has none of them.
 //
-// A cluster takes one item: the rows (up to 8) of one group of heads in one sequence. Its warps take 16 keys each, with keys and values
-// both asked for at once and straight into registers, where mma and movmatrix take them as they lie: the order in which mma goes through
-// a head's columns is free as long as queries have the same. Blocks meet in shared memory, clusters in that of their first block. As many
-// blocks take part as there are keys for; the others leave at once. Weights meet values in two parts of 16 bits, as in
-// DecodeMode::precise.
+//   an item (one sequence, one head of keys, up to 8 rows)  =  a cluster of 1 to 8 blocks x 8 warps x 16 keys
+//
+//   block 0:  warp 0: keys 0-15 | warp 1: 16-31 | ... | warp 7 |   (m, l, o) of warps  -> shared memory
+//   block 1:  warp 0: keys 128-143 | ...     (m, l, o) of blocks -> memory of block 0 -> sink
+//
+// A warp issues the loads of its keys and values at once, straight into registers, where mma and movmatrix take them as
+// they lie: the order in which mma goes through a head's columns is free as long as queries have the same. As many
+// blocks take part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of
+// 16 bits, as in DecodeMode::precise.
 #pragma once
 
 #include "flash_decode.cuh"

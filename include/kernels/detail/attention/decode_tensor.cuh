@@ -1,9 +1,14 @@
-// Decoding on tensor cores: the rows stand on the side of mma that has 8 columns, keys (and the columns of values) on the side that
-// has 16 rows, so that few rows waste little.
+// Decoding on tensor cores: the rows of queries are on the side of mma that has 8 columns, keys (and the columns of
+// values) on the side that has 16 rows, so that few rows waste little.
 //
-// A warp brings its next keys and values to shared memory by cp.async while it works on others, in a ring of its own. Keys and values
-// of 8 and 4 bits lie there as codes and are decoded on the way to mma. Weights are rounded to 16 bits; with two parts, what that rounding
-// leaves is multiplied as well, and likewise of queries that are not of the keys' type: results are then as good as in float.
+//   logits:  A = 16 keys x 16 columns of a head,         B = those columns of 8 rows
+//   output:  A = 16 columns of the values x 16 keys,     B = the weights of 8 rows
+//
+//   a warp's ring:  | keys 16 x dim, values 16 x v_dim | next 16 | ... |     1 to 6 stages, by cp.async
+//
+// Keys and values of 8 and 4 bits lie there as codes and are decoded on the way to mma. Weights are rounded to 16 bits;
+// with two parts, what that rounding leaves is multiplied as well, and likewise of queries that are not of the keys'
+// type: results are then as good as in float. What the block and its warps do is in flash_decode.cuh.
 #pragma once
 
 #include "../../core/attention_plan.h"

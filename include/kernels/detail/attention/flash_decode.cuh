@@ -1,22 +1,24 @@
 // Decoding: attention of a few queries of each sequence, which reads keys and values once for each tile of rows.
 //
-//   keys of:   seq 0, head 0   seq 1, head 0   seq 2, head 0   seq 0, head 1  ...        an item: one sequence, one head of keys
+//   keys of:   seq 0, head 0   seq 1, head 0   seq 2, head 0   seq 0, head 1  ...   an item: a sequence, a head of keys
 //             [----+---------] [------+------] [-+-------+---] [------+------]
-//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...           equal shares, wherever items begin and end
-//                  \____________________ a cut item: each block leaves (m, l, o) in the workspace, the last to arrive merges
+//   block:    |  0  |    1    |   2    |    3    |    4    |    5     |   ...       equal shares, wherever items begin
+//                  \____________________ a cut item: blocks leave (m, l, o) in the workspace, the last merges
 //
 //   a block:  warp 0  keys  0-15, 64- 79 ...  each warp has a state and an output of its own;
 //             warp 1  keys 16-31, 80- 95 ...  they are merged where an item ends or is cut
 //             warp 2  keys 32-47, ...
 //
-// The rows of an item are the queries of all heads that share its keys (grouped-query packing), up to 8, 16 or 32 in a tile. Items are
-// ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any other. So blocks that read
-// different heads of a sequence do so at about the same time: these are adjacent in memory, which is faster (64 sequences of 4096
-// keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has a whole item finishes it. All of this is found out
-// on the device, from the lengths as they are when the kernel runs. If bits must not depend on the batch, items are cut into a fixed
-// number of parts instead, and a block gets those that begin among its units.
+// The rows of an item are the queries of all heads that share its keys (grouped-query packing), up to 8, 16 or 32 in a
+// tile. Items are ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any
+// other. So blocks that read different heads of a sequence do so at about the same time: these are adjacent in memory,
+// which is faster (64 sequences of 4096 keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has
+// a whole item finishes it. All of this is found out on the device, from the lengths as they are when the kernel runs.
+// If bits must not depend on the batch, items are cut into a fixed number of parts instead, and a block gets those that
+// begin among its units.
 //
-// How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores (decode_plain.cuh).
+// How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
+// (decode_plain.cuh).
 #pragma once
 
 #include "../../arch/arch.cuh"

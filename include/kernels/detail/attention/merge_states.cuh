@@ -1,4 +1,7 @@
 // Finished parts of attention made one: (logsumexp, output) of each is the state m = logsumexp, l = 1.
+//
+//   part 0:  o (tokens x heads x dim), lse (tokens x heads)    a thread has a pack of one head of one
+//   part 1:  o, lse                                            token, and merges all parts in order
 #pragma once
 
 #include "../../core/attention_call.h"

@@ -1,15 +1,22 @@
-// Attention of many queries, for sm_80 and up, on tensor cores: o = softmax(q k^T) v, tile by tile of the keys (FlashAttention-2).
+// Attention of many queries, for sm_80 and up, on tensor cores: o = softmax(q k^T) v, tile by tile of the keys
+// (FlashAttention-2).
 //
-// A block has a tile of rows, which are queries of one head, or where these are few those of all heads that share keys. Its queries
-// stand in shared memory; keys and values come in tiles, the next while one is worked on. 16-bit operands that are aligned
-// are copied by cp.async; others are read through their functors, rounded to 16 bits and stored. Each warp has 16 or 32 of the
-// rows and all to itself: logits, their weights, and the output stay in its registers, in the fragments of mma.sync, of which the
-// weights, rounded to 16 bits, are operands again. In shared memory a run of 64 columns is eight chunks of 16 bytes, permuted so
-// that neither the writes nor the reads meet a bank conflict.
+//                   keys:  | tile 0 | tile 1 | tile 2 | ...    tiles begin at multiples of their size
+//   rows   warp 0    16    |########|########|###\    |    each warp has 16 or 32 rows to itself: logits,
+//   of a   warp 1    16    |########|########|#######\|    weights, state and output stay in its registers
+//   block  ...             |        |  all   |  any   |    any: some keys visible; all: no mask to apply
 //
-// Keys that none of a block's rows see are not read; a warp leaves out tiles that its own rows do not see, and asks for
-// each key whether it is visible only in those that they do not see as a whole. Tiles of keys begin at multiples of their size,
-// wherever the first key that a block sees is: the bits of a row do not depend on which rows stand beside it.
+//   shared memory:  | queries kRows x kDim | keys 0 | values 0 | keys 1 | values 1 |   one stage where heads are large
+//
+// A block's rows are queries of one head, or where these are few those of all heads that share keys (grouped-query
+// packing). 16-bit operands that are aligned are copied by cp.async; others are read through their functors, rounded to
+// 16 bits and stored. Logits are fragments of mma.sync, and their weights, rounded to 16 bits, are operands again. In
+// shared memory a run of 64 columns is eight chunks of 16 bytes, swizzled so that neither writes nor reads have bank
+// conflicts.
+//
+// Keys that none of a block's rows see are not read; a warp skips tiles that its own rows do not see, and asks the
+// score for single keys only in those that its rows do not see as a whole. As tiles begin at multiples of their size,
+// wherever the first key that a block sees is, the bits of a row do not depend on which other rows are in its block.
 #pragma once
 
 #include "../../arch/sm80.cuh"

@@ -1,7 +1,11 @@
-// Attention of many queries on CUDA cores, in float throughout: for keys or values of float, which tensor cores would round, and those
-// that a view computes.
+// Attention of many queries on CUDA cores, in float throughout: for keys or values of float, which tensor cores would
+// round, and those that a view computes.
 //
-// A block has 32 rows and goes through the keys 32 at a time; each half of a warp has two of the rows, their states and outputs.
+//   shared memory:  | keys 32 x step | values 32 x 128 | weights 32 x 32 | queries 32 x dim |
+//
+//   rows  0 to 15:  half-warp i has row i ...      a block has 32 rows and takes 32 keys at a time;
+//   rows 16 to 31:  ... and row i + 16             each half-warp has two rows, their states and outputs
+//
 // Larger heads' outputs are made 128 columns at a time, by a block each.
 #pragma once
 

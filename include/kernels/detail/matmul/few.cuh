@@ -1,12 +1,17 @@
 // Products with few tokens on tensor cores, for sm_80 and up: 16-bit weights stream through shared memory.
 //
-// A block owns up to 64 rows of weights and all tokens, 32 at most, in steps of 128 columns that a ring of stages holds: 256 bytes
-// of a row at a time, as memory likes them long. Its four warps share a step's columns. Tokens are the 16 rows of an mma, weights
-// its 8 columns; a fragment's k may be in any order that both share, so that the 16 bytes which a lane reads are operands of two.
-// What the warps have summed up is added in their order, and where blocks of a cluster share K, in that of their ranks.
+//   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns
 //
-// All blocks run at once and read the same inputs: each begins at another step, or they would all want the same lines of the L2
-// at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
+//   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
+//   a step:    | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
+//   mma:       tokens are the 16 rows, weights the 8 columns
+//
+// 256 bytes of a row of weights come at a time, as DRAM is faster with long runs. A fragment's k may be in any order
+// that both operands share, so that the 16 bytes which a lane reads are operands of two mma. The warps' sums are added
+// in their order, and where blocks of a cluster share K, in that of their ranks.
+//
+// All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
+// lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
 #pragma once
 
 #include "gemm.cuh"

@@ -1,13 +1,20 @@
 // Products with many tokens on tensor cores, for sm_80 and up.
 //
-// A block makes a tile of kTokens x kRows, in steps of 64 columns of K that several stages of shared memory hold. 16-bit operands
-// that are aligned are copied there by cp.async; others are read through their functors, rounded to 16 bits and stored. In
-// shared memory a row of a step is eight chunks of 16 bytes, permuted so that neither the writes nor the reads meet a bank
-// conflict. Every four warps make all tokens x 128 rows of weights: on sm_90a by wgmma, which reads shared memory itself and
-// makes 64 rows of weights at a time, elsewhere by mma.sync, each warp half of the tokens x 64 rows.
+//                     kRows (128 or 256) rows of weights
+//                    +---------------+---------------+
+//   kTokens          | warps 0 to 3  | warps 4 to 7  |    a block's tile. Every four warps make all tokens x 128
+//   (64 to 160)      |               |               |    rows: on sm_90a by wgmma, 64 rows of weights at a time,
+//                    +---------------+---------------+    else by mma.sync, each warp half of the tokens x 64 rows
 //
-// Where the image has clusters, their blocks may share K: each hands over a part of the tile, of which it adds up what all of
-// them have, in the order of their ranks.
+//   pipeline:   | stage 0 | stage 1 | ... |   each: inputs kTokens x 64 | weights kRows x 64, one step of K
+//
+// 16-bit operands that are aligned are copied to a stage by cp.async; others are read through their functors, rounded
+// to 16 bits and stored. In shared memory a row of a step is eight chunks of 16 bytes, swizzled so that neither writes
+// nor reads have bank conflicts. The epilogue goes through shared memory in slabs, a warp's own, so that the sink gets
+// whole rows.
+//
+// Where the image has clusters, their blocks may share K (split-K): each adds up a part of the tile, in the order of
+// their ranks.
 #pragma once
 
 #include "tensor_dots.cuh"

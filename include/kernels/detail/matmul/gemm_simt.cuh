@@ -1,7 +1,10 @@
 // Products with many tokens on CUDA cores: float and double weights, which tensor cores would round.
 //
-// A block makes a tile of 128 tokens x 128 outputs (double: 64 x 64), each of its 256 threads a square of it, in steps of 16
-// columns of K: one step is worked on in shared memory while the next is on its way in registers.
+//             128 outputs (double: 64)
+//            +--------------------------+     256 threads, 16 x 16. A thread has 8 x 8 sums (double: 4 x 4),
+//   128      | t0 t1 .. t15 | t0 t1 ..  |     in groups of 16 bytes, 16 threads apart: a warp reads whole lines
+//   tokens   | t16 ...      |           |
+//            +--------------------------+     K in steps of 16: one in shared memory, the next in registers
 #pragma once
 
 #include "product.cuh"

@@ -1,8 +1,15 @@
 // Products with few tokens on CUDA cores: every weight is read once, straight into registers.
 //
-// A block owns R rows of weights and a few tokens; its threads share K. There are as many of them as it takes to ask for all of
-// a row at once, up to 512: a thread then has one wait in its life, and the blocks behind keep the memory busy. What a thread has
-// summed up is added over the block's warps in a fixed order, so that results depend on nothing but shapes and types.
+//               K: | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...    a warp reads `step` columns at a time
+//   weights row 0  |########|########|     |########|
+//           row R-1|########|########|     |########|         a block owns R rows of weights (with a
+//   token   0..M-1 |--------|--------|     |--------|         gate, of both matrices) and M tokens
+//
+//   sums[R x M] of each warp -> shared memory -> added in the order of warps -> sink, one result (or pair) for a thread
+//
+// There are as many threads as it takes to have all of a row in flight at once, up to 512: a thread then waits for
+// memory once, and the blocks that follow keep the memory busy. The order of additions depends on nothing but shapes
+// and types.
 #pragma once
 
 #include "product.cuh"

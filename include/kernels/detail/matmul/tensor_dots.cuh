@@ -1,13 +1,19 @@
-// Dot products on tensor cores, for products with few tokens: weights of 16, 8 or 4 bits are decoded to pairs of 16 bits, and
-// what CUDA cores would multiply one by one is done by mma.
+// Dot products on tensor cores, for products with few tokens: weights of 16, 8 or 4 bits are decoded to pairs of 16
+// bits, and mma does what CUDA cores would multiply one by one.
 //
-// Memory likes whole rows, mma wants operands of 16 rows. So the rows of an mma are made of one: lanes 4g to 4g + 3 read the
-// piece number g of a row and call it row g, and of what they multiply with, the inputs beside that piece, they make column g.
-// Then the sums on the diagonal are those of the pieces, and nobody looks at the others. Rows g + 8 are those of a second row of
-// weights. mma has time for that: it waits for memory.
+//   a row of weights:  | piece 0 | piece 1 | ... | piece 7 |    lanes 4g to 4g + 3 read piece g, 16 bytes each
 //
-// A fragment's k may be in any order that weights and inputs share: a lane's 16 bytes are operands for several mma, without
-// shuffles. A piece's scale is applied to its sums. What rounding the inputs to 16 bits leaves is multiplied as well.
+//     A: weights             B: inputs                     C: sums
+//     row g     = piece g    column g = the inputs         (g, g)      is of the first row of weights
+//     row g + 8 = piece g    that belong to piece g        (g + 8, g)  is of the second one; all others are not used
+//                 of a second row of weights
+//
+// Memory is read fastest in whole rows, and mma wants operands of 16 rows: so the rows of A are pieces of one row of
+// weights, and only the diagonals of C count. mma has time for that, as the kernel is bound by memory.
+//
+// A fragment's k may be in any order that weights and inputs share, so a lane's 16 bytes are operands of several mma,
+// without shuffles. A piece's scale is applied to its sums. What rounding the inputs to 16 bits leaves is multiplied as
+// well.
 #pragma once
 
 #include "../dequantize.cuh"

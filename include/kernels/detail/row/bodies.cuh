@@ -1,18 +1,24 @@
-// The row engine's kernels: read a row, bring its state together, write the row.
+// The row engine's kernels: read a row, reduce it to a state, write the row. They differ in where the row waits between
+// the two passes:
 //
-// They differ in where the row waits between the two passes, and in nothing else:
-//   GroupBody    in registers of 1 to 32 lanes
-//   BlockBody    in registers of a block, or of the blocks of a cluster
-//   StreamBody   in shared memory of a block or a cluster, as much of it as there is room for; the rest is read again
-//   PartialBody, FinishBody   nowhere, with the row cut into chunks for many blocks: two launches
+//   GroupBody     | row | row | row | row |   registers of 1 to 32 lanes; a warp has several rows
+//                  lanes  lanes ...
+//   BlockBody     | warp 0 | warp 1 | ... |   registers of a block, or of the blocks of a cluster; a warp's
+//                   lane 0 1 2 ... 31, 0 1 2 ... 31, ...     packs are adjacent, K of them for a thread
+//   StreamBody    | kept in shared memory | read again |   shared out to warps alike; as much is kept as fits
+//   PartialBody,  | chunk 0 | chunk 1 | ... |   nowhere; many blocks share a row: two launches, of which
+//   FinishBody        block     block           the first leaves each chunk's state in the workspace
 //
-// Reading again is fast: the row comes out of the cache (H200: the L1 up to 32,768 halves, the L2 up to 131,072), no
-// register waits with it, and more warps fit. So StreamBody serves all rows that are too long for a warp, and what decides
-// its speed is how few instructions stand around each pack.
+// Reading again is fast: the row comes out of a cache (H200: the L1 up to 32,768 halves, the L2 up to 131,072), no
+// registers hold it meanwhile, and occupancy is higher. So StreamBody serves all rows that are too long for a warp, and
+// its speed depends on how few instructions there are for each pack.
 //
-// Rows that do not begin or end at multiples of 16 bytes (kEnds: an odd number of columns, say) are moved in wide packs as well:
-// from the first address that is aligned on, and what is left on both sides in single elements, one for a thread. Where a row's packs
-// begin depends on the row, and functors other than the one that leads take packs at any column (concepts.h).
+//   kEnds:   ....|head|  pack  |  pack  |  pack  |tail|....      | : multiples of 16 bytes
+//
+// Rows that do not begin or end at multiples of 16 bytes (an odd number of columns, say) are moved in wide packs as
+// well, from the first aligned address on; head and tail, the row's edge, are moved in single elements, one for a
+// thread. Where packs begin depends on the row, and functors other than the one that leads take packs at any column
+// (concepts.h).
 #pragma once
 
 #include "../../core/row_ends.h"
