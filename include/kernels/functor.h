@@ -621,7 +621,7 @@ class TeeAnywhere : public Functor {
 };
 
 // A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
-// that reads a row a second time reads what was written here instead of evaluating what stood before, and what must be read more
+// that reads a row a second time reads what was written here instead of evaluating what came before, and what must be read more
 // often (inputs of products, queries, columns in front of rope) does not take a tee at all.
 template <class T>
 class Tee : public DirectStore<compute_t<T>, T> {
@@ -959,7 +959,7 @@ KERNELS_HD const auto& sink_end(const S& sink) {
 template <class S>
 using SinkEnd = std::decay_t<decltype(sink_end(std::declval<const S&>()))>;
 
-// The widest pack of at most `most` that may stand at a column.
+// The widest pack of at most `most` that may begin at a column.
 KERNELS_HD int pack_at(int64_t col, int most) {
   while (most > 1 && col % most != 0) most /= 2;
   return most;
@@ -981,7 +981,7 @@ KERNELS_HD void in_packs(int most, const Pack<C, N>& v, int64_t col, const F& f)
 }
 
 // A map that needs other columns than those it changes says itself what source | map and map | sink are: on_source(source),
-// on_sink(sink). A sink in front of which columns stand in another order says what map | sink is: after(map).
+// on_sink(sink). A sink in front of which columns are in another order says what map | sink is: after(map).
 template <class M, class S, class = void>
 struct has_on_source : std::false_type {};
 template <class M, class S>
@@ -1039,7 +1039,7 @@ template <class F>
 constexpr bool is_score = std::is_base_of<Score, F>::value;
 }  // namespace detail
 
-// What else stands on either side of | is a mistake, and the message says what was meant.
+// Anything else on either side of | is a mistake, and the message says what was meant.
 template <class A, class B,
           class = std::enable_if_t<!detail::goes_before<A, B> && (std::is_base_of<Functor, A>::value || std::is_base_of<Functor, B>::value)>,
           class = void>

@@ -1,4 +1,4 @@
-// Heads that do not stand side by side: where queries are read from, and results go to, in memory of any strides.
+// Heads that are not adjacent: where queries are read from, and results go to, in memory of any strides.
 //
 //   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));                                    // a sequence, or ragged ones
 //   auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride));      // q_len rows of each sequence
@@ -200,7 +200,7 @@ class NormedHeads : public Functor {
     if (!(eps_ >= 0)) return invalid("normed_heads: eps is negative or NaN");
     return detail::check_of(source_, rows, cols);
   }
-  // Others of the head may be read after a result stands there.
+  // Others of the head may be read after a result is written there.
   detail::Plane plane(int64_t rows, int64_t cols) const {
     detail::Plane all = detail::plane_of(source_, rows, cols);
     all.element = 0;

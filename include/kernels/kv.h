@@ -40,7 +40,7 @@ constexpr int64_t kMostKeys = (int64_t(1) << 31) - 1024;
 template <class T>
 constexpr bool is_kv_scale = std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
 
-// Positions that stand at equal distances.
+// Positions that are at equal distances.
 template <class Codes_, class Scale = Nothing>
 struct KvRun {
   using Codes = Codes_;

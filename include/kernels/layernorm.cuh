@@ -1,4 +1,4 @@
-// LayerNorm over rows: (x - mean) / sqrt(variance + eps), fused with whatever stands before and after.
+// LayerNorm over rows: (x - mean) / sqrt(variance + eps), fused with whatever comes before and after.
 //
 //   k::layernorm(stream, k::load(x, ld), k::affine(gamma, beta) | k::store(y, ld), rows, cols);
 //

@@ -1,4 +1,4 @@
-// Products of activations with weights: result(m, n) = sum over k of x(m, k) * w(n, k), fused with whatever stands before and
+// Products of activations with weights: result(m, n) = sum over k of x(m, k) * w(n, k), fused with whatever comes before and
 // after.
 //
 //   k::matmul(stream, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});

@@ -6,7 +6,7 @@
 //                 {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));     // Qwen3; Gemma-3: one_plus(q_weight)
 //
 // The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the others (values) pass as
-// they are; all reach the sink, which may be any: qkv() and what else stands behind a product of queries, keys and values, in the
+// they are; all reach the sink, which may be any: qkv() and what else comes behind a product of queries, keys and values, in the
 // same words. rope | sink turns pairs of either kind, and maps before it (a norm's weight) see the true columns. The weights of the
 // product ahead need no paired(). RmsNorm{}.rstd(p) gets tokens x normed numbers.
 //

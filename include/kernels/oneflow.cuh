@@ -7,7 +7,7 @@
 //   softmax::DispatchSoftmax<decltype(load), decltype(store), float>(stream, load, store, rows, cols);
 //
 // A load or store that is not const may change itself: each thread of the GPU then has a copy of its own, made bit by bit, whose state it
-// keeps from row to row and nobody gets back. A load runs once for each element in rows that fit the shared memory of a block, or on sm_90
+// keeps from row to row and the caller does not get back. A load runs once for each element in rows that fit the shared memory of a block, or on sm_90
 // of eight; in longer ones twice, unless it has a `reload` (docs/from_oneflow.md).
 //
 // Results are cudaError_t. Forward passes only; and of OneFlow's helpers those that functors use: Pack, PackType, kWarpSize,

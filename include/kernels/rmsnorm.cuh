@@ -1,4 +1,4 @@
-// RMSNorm over rows: x / sqrt(mean(x^2) + eps), fused with whatever stands before and after.
+// RMSNorm over rows: x / sqrt(mean(x^2) + eps), fused with whatever comes before and after.
 //
 //   k::rmsnorm(stream, k::load(x, ld), k::affine(gamma) | k::store(y, ld), rows, cols, k::RmsNorm{}.eps(1e-6));
 //

@@ -10,7 +10,7 @@
 // (GPT-NeoX, Llama in Hugging Face's form), or neighbours: .interleaved(). .rotary_dim(n) turns the first n columns of a head
 // only. Angles are products of floats, sine and cosine good to float.
 //
-// A map sees columns that stand side by side, and the other one of a pair may be half a head away:
+// A map sees columns that are adjacent, and the other one of a pair may be half a head away:
 //
 //   source | rope   reads both: each element once as itself and once as the other of its pair. Not in place.
 //   rope | sink     is for products, which make each column once. The weights' rows are read in another order, paired(w, rope),
@@ -185,7 +185,7 @@ class RotatedSource : public Functor {
     return detail::check_of(source_, rows, cols);
   }
 
-  // The other one of a pair may be read after a result stands there.
+  // The other one of a pair may be read after a result is written there.
   detail::Plane plane(int64_t rows, int64_t cols) const {
     detail::Plane all = detail::plane_of(source_, rows, cols);
     all.element = 0;

@@ -8,11 +8,11 @@
 //   k::matmul(ex, k::load(h, F), w2, k::store(y, D), {tokens * top_k, D, F}, groups);
 //   k::copy(ex, k::combined(k::load(y, D), places, weights, top_k) | k::add(k::load(res, D)), k::store(res, D), tokens, D);
 //
-// ids and weights have top_k entries for each token, the best choice first. An id of -1 is a choice that nobody makes: of another
+// ids and weights have top_k entries for each token, the best choice first. An id of -1 does not count: it is of another
 // device's expert, or of a token that is dropped. Few tokens need no sorting: experts() and mixed() in weights.h take ids and weights
 // as they are.
 //
-// Sources       combined(source, places, weights, top_k); gathered(source, order, top_k) stands in weights.h
+// Sources       combined(source, places, weights, top_k); gathered(source, order, top_k) is in weights.h
 #pragma once
 
 #include "weights.h"

@@ -14,7 +14,7 @@
 // sinks(p)                                 one more logit for each head, p[head], that takes a share and gives no value
 //
 // a & b: what either masks is masked, and logits go through a first. Logits are scaled before they come here. The place of
-// query i is key i + kv_len - q_len, so that the last query stands at the last key (bottom_right), or key i (top_left).
+// query i is key i + kv_len - q_len, so that the last query is at the last key (bottom_right), or key i (top_left).
 //
 // One of your own derives from k::Score and has any of
 //

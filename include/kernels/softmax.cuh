@@ -1,4 +1,4 @@
-// Softmax and log-softmax over rows, fused with whatever stands before and after.
+// Softmax and log-softmax over rows, fused with whatever comes before and after.
 //
 //   k::softmax(stream, k::load(x, ld), k::store(y, ld), rows, cols);
 //   k::log_softmax(stream, k::load(x, ld) | k::scale(s) | k::add(k::row(mask)), k::store(y, ld), rows, cols);

@@ -492,7 +492,7 @@ class Paired : public Functor {
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
 
   KERNELS_HD const S& source() const { return source_; }
-  // The row of the source that stands at this one's place.
+  // The row of the source that is at this one's place.
   KERNELS_HD int64_t origin(int64_t row) const {
     if (half_ == 0) return row;
     const int at = int(heads_.remainder(static_cast<uint32_t>(row)));
@@ -577,8 +577,8 @@ class Shifted : public Functor {
 };
 
 // A mixture of experts, for tokens of which each goes to experts of its own: token m is multiplied with rows ids[m] * n and so
-// on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts), or -1: nobody looks at such a token's
-// result, which is made with the first expert's weights.
+// on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts), or -1: the result
+// of such a token is made with the first expert's weights, and is not to be used.
 template <class S>
 class Experts : public Functor {
  public:
@@ -667,7 +667,7 @@ class Gathered : public Functor {
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
 
   KERNELS_HD const S& source() const { return source_; }
-  // The row of the source that stands at this one's place.
+  // The row of the source that is at this one's place.
   KERNELS_HD int64_t origin(int64_t row) const {
     const int32_t at = order_[row];
     return at < 0 ? 0 : static_cast<uint32_t>(at) / static_cast<uint32_t>(top_k_);

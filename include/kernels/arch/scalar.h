@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_if(bool there, void* to, ::uint4 value) {
                "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
-// threadIdx.x, read where this stands: the compiler would rather keep it, and all that it computes from it, from row to row.
+// threadIdx.x, read at this place: the compiler would rather keep it, and all that it computes from it, from row to row.
 __device__ __forceinline__ int thread_here() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t ro
                : "memory");
 }
 
-// The same, each tile turned around: lane 4g + t gets what stands in rows 2t and 2t + 1 of column g.
+// The same, each tile turned around: lane 4g + t gets what is in rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ void load_matrix_x4_turned(uint32_t (&tiles)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
@@ -90,7 +90,7 @@ __device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
   return turned;
 }
 
-// 16 bytes from global to shared memory, past the registers and the L1; `bytes` of them are read, zeros stand for the rest.
+// 16 bytes from global to shared memory, past the registers and the L1; `bytes` of them are read, the rest are zeros.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
@@ -102,7 +102,7 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
   }
 }
-// All 16, or nothing at all. A predicate, not a branch, so that it may stand between other instructions.
+// All 16, or nothing at all. A predicate, not a branch, so that other instructions may be scheduled around it.
 __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::"r"(to),

@@ -99,7 +99,7 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   if constexpr (kClusters) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives, as one of those that the barrier counts, when all that this thread has asked copy_async_16() for is there.
+// Arrives, as one of those that the barrier counts, when all that this thread has begun with copy_async_16() is there.
 __device__ __forceinline__ void mbarrier_arrive_copied(uint64_t* barrier) {
   if constexpr (kClusters) asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -160,8 +160,8 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a multiple of
-// 1024 on, in which chunk i of 16 bytes stands at i ^ (row % 8). 16 columns further is 2 more. As a turned operand, whose rows are k, 16
-// rows further is 128 more, and 64 columns further stands `run` bytes behind.
+// 1024 on, in which chunk i of 16 bytes is at i ^ (row % 8). 16 columns further is 2 more. As a turned operand, whose rows are k, 16
+// rows further is 128 more, and 64 columns further is `run` bytes behind.
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }

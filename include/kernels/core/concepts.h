@@ -15,7 +15,7 @@
 //
 // OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed in
 // double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of its own
-// then, that may keep a state from one call of it to the next; nobody gets that back, and CPU threads, copy(), products and attention
+// then, that may keep a state from one call of it to the next; the caller does not get it back, and CPU threads, copy(), products and attention
 // share or copy functors as they like. Packs have 1 or 2 elements, as in OneFlow, of which the functor's
 // pointers must be aligned where the number of columns is even; and 4 where `bool CanPackAs(size_t n)` says so, which may
 // also forbid 2. As a load may have an effect (residual_out = x + residual), engines run it once for each element where the
@@ -36,10 +36,10 @@
 //   whole(), is_whole()             of a Sink: the same, if is_whole(), for packs that need not be cut to be written
 //   store_if(there, v, row, col)    of a Sink: store(), or nothing, without a branch
 //   Status check(rows, cols)        what is wrong with the arguments
-//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair stand side by side: it takes packs of 2
+//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair are adjacent: it takes packs of 2
 //                                   or more at even columns, and is for products and norm_heads() alone (rope.h)
 //   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col, which is even, and col + 1
-//   pairs_within(dim)               likewise: whether these lie in one head of dim columns, wherever they stand
+//   pairs_within(dim)               likewise: whether these lie in one head of dim columns
 //   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
 //                                   effects of these. They happen exactly once for each element, or the call does not compile
 //   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out before the values are there
@@ -531,7 +531,7 @@ void set_past_cache(F& f, bool past) {
   if constexpr (has_past_cache<F>::value) f.set_past_cache(past);
 }
 
-// On the host: asks for the columns [begin, end) of a row to be brought into the cache.
+// On the host: prefetches the columns [begin, end) of a row.
 template <class F>
 KERNELS_INLINE inline void prefetch(const F& f, int64_t row, int64_t begin, int64_t end) {
   if constexpr (has_prefetch<F>::value) f.prefetch(row, begin, end);

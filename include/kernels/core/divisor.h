@@ -10,11 +10,11 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of numbers below 2^31. Divisor() stands for a divisor that is larger than all of them.
+// Of numbers below 2^31. Divisor() is a divisor that is larger than all of them.
 class Divisor {
  public:
   Divisor() = default;
-  // d: 1 to 2^31 - 1; anything else stands for 1, for those who check it later.
+  // d: 1 to 2^31 - 1; anything else counts as 1, for those who check it later.
   explicit Divisor(int64_t divisor) {
     const uint32_t d = divisor < 1 || divisor > std::numeric_limits<int32_t>::max() ? 1 : uint32_t(divisor);
     int log2 = 0;

@@ -1,4 +1,4 @@
-// Facts: what is asked for once and then read by many threads at the same time, without a lock.
+// Facts: what is found out once and then read by many threads at the same time, without a lock.
 #pragma once
 
 #include <atomic>

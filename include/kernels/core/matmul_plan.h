@@ -33,9 +33,9 @@ struct MatmulPolicy {
   // weights and 128 tokens or more.
   int tile_tokens = 0, tile_rows = 0;
   // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of experts).
-  // Then they are asked for while it is still running. Kernels ahead of that one have ended, and may have written them.
+  // Then they are prefetched while it is still running. Kernels ahead of that one have ended, and may have written them.
   bool weights_ready = false;
-  // A token's results have the same bits whatever M is and wherever the token stands: tiles for any number of tokens, blocks never share
+  // A token's results have the same bits whatever M is and whichever row the token has: tiles for any number of tokens, blocks never share
   // K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which read few tokens' weights slower.
   bool batch_invariant = false;
 };

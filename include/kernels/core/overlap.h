@@ -56,7 +56,7 @@ inline bool holds(const Plane& plane, const char* p) {
   return at < plane.bytes;
 }
 
-// Whether two matrices share bytes: exact for equal strides, and for others, and for heads that stand apart, by where they begin.
+// Whether two matrices share bytes: exact for equal strides, and for others, and for heads that are not adjacent, by where they begin.
 inline bool share_bytes(const Plane& a, const Plane& b) {
   if (a.rows < 1 || b.rows < 1) return false;
   if (holds(a, b.begin) || holds(b, a.begin)) return true;
@@ -68,7 +68,7 @@ inline bool share_bytes(const Plane& a, const Plane& b) {
   return first <= last;
 }
 
-// Whether each element that is written stands where the one lies that it is made of.
+// Whether each element is written to the place of the one that it is made of.
 inline bool in_place(const Plane& in, const Plane& out) {
   const auto same = [](const Repeat& a, const Repeat& b) { return a.count == b.count && (a.stride == b.stride || a.count == 1); };
   return in.begin == out.begin && in.element == out.element && in.element != 0 && same({in.rows, in.stride}, {out.rows, out.stride}) &&

@@ -1,6 +1,6 @@
 // 4-bit weights: how they lie in memory, and packing functions for the host.
 //
-// int4, uint4: eight codes of 0 to 15 in a 32-bit word. Code i of a word stands at bit int4_shift(i): the even ones in the
+// int4, uint4: eight codes of 0 to 15 in a 32-bit word. Code i of a word is at bit int4_shift(i): the even ones in the
 // lower half and the odd ones in the upper, so that one AND brings codes 2j and 2j + 1 to the same place in either half, where
 // a GPU converts them as a pair. int4 means code - 8, uint4 the code itself, for use with zero points:
 //
@@ -11,7 +11,7 @@
 //   k::pack_uint4(w, k, n, k, 64, codes.data(), scales.data(), zeros.data());  // dequant(uint4(...), ....zeros(...))
 //   k::pack_gf4(w, k, n, k, codes.data());                                     // gf4(...)
 //
-// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it stand eight codes of 3
+// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it are eight codes of 3
 // bits. The weight is (code - 4) * scale / -4: the one that is largest in magnitude is exactly the scale.
 #pragma once
 

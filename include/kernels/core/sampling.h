@@ -481,7 +481,7 @@ struct Adjust {
         counts(o.counts.p == nullptr ? nullptr : o.counts.at(row)), soft_cap(o.soft_cap), repetition(rules.repetition),
         presence(rules.presence), frequency(rules.frequency) {}
 
-  // count: how often the token stands in the list of previous ones.
+  // count: how often the token occurs in the list of previous ones.
   KERNELS_HD float operator()(float x, int64_t id, int64_t count) const {
     if (allowed != nullptr && (allowed[id >> 5] >> (id & 31) & 1u) == 0) return -infinity<float>();
     if (soft_cap > 0.f) x = capped(x, soft_cap);

@@ -1,4 +1,4 @@
-// LayerNorm over rows on the CPU: (x - mean) / sqrt(variance + eps), fused with whatever stands before and after.
+// LayerNorm over rows on the CPU: (x - mean) / sqrt(variance + eps), fused with whatever comes before and after.
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::layernorm(cx, k::load(x, ld), k::affine(gamma, beta) | k::store(y, ld), rows, cols);

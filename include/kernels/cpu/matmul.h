@@ -1,4 +1,4 @@
-// Products on the CPU, fused with whatever stands before and after: result(m, n) = sum over k of x(m, k) * w(n, k).
+// Products on the CPU, fused with whatever comes before and after: result(m, n) = sum over k of x(m, k) * w(n, k).
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::matmul(cx, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
@@ -22,7 +22,7 @@ KERNELS_BEGIN
 namespace cpu {
 
 struct MatmulPolicy {
-  // A token's results have the same bits whatever M is and wherever the token stands: few tokens are made like many. That
+  // A token's results have the same bits whatever M is and whichever row the token has: few tokens are made like many. That
   // reads their weights several times slower.
   bool batch_invariant = false;
 };

@@ -1,4 +1,4 @@
-// RMSNorm over rows on the CPU: x / sqrt(mean(x^2) + eps), fused with whatever stands before and after.
+// RMSNorm over rows on the CPU: x / sqrt(mean(x^2) + eps), fused with whatever comes before and after.
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::rmsnorm(cx, k::load(x, ld), k::affine(gamma) | k::store(y, ld), rows, cols, k::RmsNorm{}.eps(1e-6));

@@ -1,4 +1,4 @@
-// Softmax and log-softmax over rows on the CPU, fused with whatever stands before and after.
+// Softmax and log-softmax over rows on the CPU, fused with whatever comes before and after.
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::softmax(cx, k::load(x, ld), k::store(y, ld), rows, cols);

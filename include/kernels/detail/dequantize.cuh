@@ -136,7 +136,7 @@ struct Decoder<Gf4> {
     // Codes 0 to 2 at bits 0, 3, 6 of the lower half, 3 to 5 at bits 1, 4, 7 of the upper; then 6 at bit 2 of the lower half, 7 at
     // bit 5 of the upper.
     const uint32_t six = __byte_perm(word, 0, 0x3221), two = __byte_perm(word, 0, 0x4343);
-    // (code - 4) / -4, from the place in the mantissa where the code stands.
+    // (code - 4) / -4, from the place of the code in the mantissa.
     const uint32_t slope_03 = arch::join_halves(bits_of<half>(-0.25f), bits_of<half>(-0.125f));
     const uint32_t slope_14 = arch::join_halves(bits_of<half>(-0.03125f), bits_of<half>(-0.015625f));
     const uint32_t slope_25 = arch::join_halves(bits_of<half>(-0.00390625f), bits_of<half>(-0.001953125f));

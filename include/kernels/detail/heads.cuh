@@ -28,7 +28,7 @@ struct HeadProblem {
   Count<C> columns;  // of a head
 };
 
-// A lane has packs of N values that stand in the sink's order: those of a pair side by side. In the source they are two runs of N / 2
+// A lane has packs of N values in the sink's order: those of a pair side by side. In the source they are two runs of N / 2
 // columns.
 template <class P, int N>
 struct HeadBody {

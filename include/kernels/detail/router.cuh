@@ -164,7 +164,7 @@ struct SortTables {
   int32_t of_warp[kWarps][kMaxExperts];
   int32_t of_warps[kWarps];
 
-  // f(number of the choice, its expert or -1, how many with the same expert stand before it in the warp, how many in all) for 32 choices
+  // f(number of the choice, its expert or -1, how many with the same expert are before it in the warp, how many in all) for 32 choices
   // at a time of this warp's part, on all lanes.
   template <class F>
   static __device__ __forceinline__ void each(const SortParams& p, const F& f) {

@@ -232,7 +232,7 @@ class SamplePacks {
   template <class Fetched>
   __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const { return convert<float>(resolve(source_, fetched, row_, col)); }
 
-  // f(values, column, number) for those from number `from` on, kMany of them asked for at a time, and then(time) behind each time;
+  // f(values, column, number) for those from number `from` on, kMany of them loaded at a time, and then(time) behind each time;
   // meanwhile() while the first ones are on their way.
   template <int kMany, class F, class Then, class Meanwhile>
   __device__ __forceinline__ void each_pack(int from, const F& f, const Then& then, const Meanwhile& meanwhile) const {
@@ -549,7 +549,7 @@ class SampleRow : public SampleRanges<Source, N> {
   using Ranges::kSegment, Ranges::source_, Ranges::row_, Ranges::vocabulary_, Ranges::rank_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_,
       Ranges::fetch_at, Ranges::values_of, Ranges::leaders, Ranges::room_, Ranges::of_warp_;
 
-  // f(key, id), of logits as the filters see them. The block counts how often tokens stand in the list for some packs of every thread at
+  // f(key, id), of logits as the filters see them. The block counts how often tokens occur in the list for some packs of every thread at
   // a time.
   template <class F>
   __device__ __forceinline__ void each(uint32_t from, const F& f) {
@@ -1015,13 +1015,13 @@ template <class P, int N>
 struct SampleBody {
   static constexpr int max_threads = kSampleThreads, registers = 64;
   using Row = SampleRow<typename P::Source, N>;
-  // What is wanted first stands first, and together.
+  // What is wanted first comes first, and together.
   struct Params {
     int few;  // drawn_from()
     P p;
   };
 
-  // Behind the room lies a LargestRoom, or the counts of tokens that stand in a list, or logits that are kept.
+  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept.
   static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
   static __device__ __forceinline__ void run(const Params& params) {
     const P& p = params.p;

@@ -13,7 +13,7 @@ namespace tuning {
 // greedy 3.1, 4.4, 10.8 and 34.7, top-k 50 and top-p 0.9 7.3, 9.3, 15.6 and 40.7, a plain draw 13.6, 18.9, 34.7 and 103, top-p 0.9 alone
 // 18.6, 26.7, 69.3 and 220. All rows run at once: 132 clusters of 2 are resident, 79 of 3, 62 of 4, 30 of 8 and 14 of 16, and with clusters
 // of 4 or 8 that took turns a plain draw from 256 rows took 149 or 184. For 64 rows, which get clusters of 2, top-k took 18.5 with clusters
-// of 3, and greedy 13.4 with the row asked for in the L2 before it is read.
+// of 3, and greedy 13.4 with the row prefetched to the L2 before it is read.
 // More blocks for a row than these give a block less to read than it takes them to meet.
 constexpr int64_t kSampleBlocksPerMultiprocessor = 2, kSampleTokensPerBlock = 4096;
 // What a block keeps of a row that is read again: with more only one block is resident on a multiprocessor.

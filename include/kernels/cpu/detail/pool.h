@@ -40,7 +40,7 @@ struct Job {
 #else
   std::fenv_t rounding;
 #endif
-  std::atomic<int> next;  // the first part that nobody has begun
+  std::atomic<int> next;  // the first part that has not been begun
 };
 
 struct alignas(64) Worker {

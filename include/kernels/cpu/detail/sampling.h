@@ -139,7 +139,7 @@ class SampleRow {
   }
   void sum(int i, uint64_t value) { room_.shared.sums[i] += value; }
 
-  // The groups' sums stand where the bins are.
+  // The groups' sums take the place of the bins.
   template <class V>
   uint64_t weigh(const V& what) {
     uint64_t all = 0;
@@ -181,7 +181,7 @@ class SampleRow {
       }
     });
   }
-  // How often the tokens from `begin` on stand in the list.
+  // How often the tokens from `begin` on occur in the list.
   void count_previous(int64_t begin) {
     std::fill(room_.counts, room_.counts + SampleRoom::kTile, 0);
     for (int64_t i = 0; i < listed_; ++i) {

@@ -67,7 +67,7 @@ class PlainRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, int key) {
-    // What is read at a time stands behind one question: all of it is asked for before the first of it is used.
+    // What is read at a time is behind one branch: all of its loads are issued before the first value is used.
     const auto read = [wide = p_.wide_kv](const auto& all) {
       if (wide) all(std::integral_constant<int, 8>());
       else all(std::integral_constant<int, 1>());

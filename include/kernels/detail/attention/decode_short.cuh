@@ -178,7 +178,7 @@ struct ShortDecodeBody {
     }
   }
 
-  // Keys, or values, of a tile: run(key) has one's columns. Zeros stand for keys and columns that are not there.
+  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros.
   using Words = uint32_t[2][kChunks][4];
   template <class Run>
   __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {

@@ -41,7 +41,7 @@ struct DecodeSide {
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
   static __device__ __forceinline__ int place(int row, int chunk) { return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16; }
 
-  // Row i comes from at(i); zeros stand for rows and columns that are not there.
+  // Row i comes from at(i); rows and columns that are not there are zeros.
   template <class At>
   static __device__ __forceinline__ void copy(uint32_t to, const At& at, int bytes, int rows) {
     const int lane = threadIdx.x & 31;
@@ -107,7 +107,7 @@ struct DecodeSide {
       arch::load_matrix_x4_turned(a[0], at);
     }
   }
-  // A scale of 16 or 32 bits as it stands in memory, and as a number.
+  // A scale of 16 or 32 bits as it is in memory, and as a number.
   static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
     if constexpr (!scaled) return 0;
     else if constexpr (sizeof(*Run::scales) == 2) return *reinterpret_cast<const uint16_t*>(at);
@@ -165,7 +165,7 @@ class TensorRows {
   __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
       : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {}
 
-  // Asks for the queries of the part that begins next, where registers can hold them meanwhile.
+  // Prefetches the queries of the part that begins next, where registers can hold them meanwhile.
   __device__ __forceinline__ void prefetch(const DecodePart& part) {
     if constexpr (kQueryPacks == 1) prefetch_queries(part);
   }
@@ -461,7 +461,7 @@ class TensorRows {
     scales_[0] = 0, scale_slots_[0] = bring_;
     if (lane() % kDecodeKeys < there_) scales_[0] = lane() < kDecodeKeys ? Keys::scale_bits(scale_at_) : Values::scale_bits(scale_at_);
   }
-  // Scales that are asked for take as long to come as keys: nothing is done with their bits before.
+  // Scales take as long to come as keys: nothing is done with their bits before.
   __device__ __forceinline__ void keep_scale() {
     const uint32_t bits = scales_[kScalesAhead - 1];
     if (scale_slots_[kScalesAhead - 1] >= 0) scales_at(scale_slots_[kScalesAhead - 1])[lane()] = lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
@@ -526,7 +526,7 @@ class TensorRows {
   int there_ = 0;
   const char *key_, *value_;
   int64_t key_distance_, value_distance_;  // bytes
-  bool together_;  // whether they stand at these distances
+  bool together_;  // whether they are at these distances
   int32_t page_;
   uint32_t place_;  // in the page
   float unit_, per_unit_;  // that the weights of scaled values are in

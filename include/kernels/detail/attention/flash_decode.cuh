@@ -148,7 +148,7 @@ class DecodeSchedule {
 
    private:
     friend class DecodeSchedule;
-    // `left` units, from the one that stands `offset` behind the first of a head of sequence b.
+    // `left` units, from the one that is `offset` behind the first of a head of sequence b.
     __device__ __forceinline__ Cursor(const P& p, int head, int b, int64_t offset, int64_t left) : left_(left), b_(b), head_(head) {
       keys_ = {};
       do {
@@ -444,7 +444,7 @@ struct DecodeBody {
     Rows rows(p, shared, cursor);
     DecodePart part, next;
     int64_t at = 0;
-    // Each part's queries are asked for while the keys of the part before are worked on, and the first ones ahead of all keys.
+    // Each part's queries are prefetched while the keys of the part before are worked on, and the first ones ahead of all keys.
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);

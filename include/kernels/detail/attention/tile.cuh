@@ -25,7 +25,7 @@ using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, k
 template <class Kv>
 using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAny, kAny))>;
 
-// Whether tensor cores may stand in: keys and values of 16, 8 or 4 bits.
+// Whether tensor cores may take over: keys and values of 16, 8 or 4 bits.
 template <class Kv>
 constexpr bool narrow_kv = Coded<typename KeyRun<Kv>::Codes>::known && Coded<typename ValueRun<Kv>::Codes>::known;
 
@@ -53,7 +53,7 @@ constexpr bool is_kv_cache = false;
 template <class K, class V, class Where>
 constexpr bool is_kv_cache<KvCache<K, V, Where>> = true;
 
-// Whether the positions of a sequence stand at equal distances, all of them.
+// Whether the positions of a sequence are at equal distances, all of them.
 template <class Kv>
 constexpr bool in_one_run = false;
 template <class K, class V>
@@ -120,7 +120,7 @@ constexpr bool lies_as<DirectLoad<T, float, kCache>, T> = true;
 template <class T>
 constexpr bool lies_as<HeadsLoad<T>, T> = true;
 
-// Columns [col, col + kCount) of a row: asked for, and later made values of T.
+// Columns [col, col + kCount) of a row: loads in flight, and later values of T.
 template <class Source, int kCount>
 class WideRead {
   static constexpr int N = wide_pack<Source> < kCount ? wide_pack<Source> : kCount;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
 __device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(to) = ::uint4{0, 0, 0, 0}; }
 
 // kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source, row, col,
-// where to) for run i, or missing(where to). If they may be read `wide`, all are asked for before the first is put.
+// where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the first is put.
 template <class T, int kWide, int kRows, class Source, class Place>
 __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
   static_assert(kWide * sizeof(T) == 16, "one access");

@@ -19,7 +19,7 @@ class ProductEngine {
   using C = typename P::C;
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
   static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
-  // Whether tensor cores may stand in: nothing that they would round but the inputs.
+  // Whether tensor cores may take over: nothing that they would round but the inputs.
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
   static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
   // Whether tiles are copied as they lie in memory, whatever K is.
@@ -27,7 +27,7 @@ class ProductEngine {
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
-    if (is_gathered<X>::value) policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are asked for first
+    if (is_gathered<X>::value) policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are read first
   }
 
   // What the policy leaves open.

@@ -126,7 +126,7 @@ struct FewBody {
   static constexpr int kPitch = kRows + 8;          // floats between the sums of two tokens in shared memory
 
   // What a thread copies of a step: a chunk of 8 columns of every eighth row. Rows that are not there are those before them once
-  // more, as nobody looks at what becomes of them; columns that are not there are zeros.
+  // more, as their sums are not used; columns that are not there are zeros.
   struct Copies {
     const T* weights[kRows / 8];
     const T* inputs[Inputs::copied ? kTokens / 8 : 1];
@@ -162,7 +162,7 @@ struct FewBody {
   };
   static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
 
-  // Products that wait for each other stand apart.
+  // Products that depend on each other are apart.
   static __device__ __forceinline__ void multiply(float (&sums)[kRows / 8][4], const uint32_t (&upper)[4], const uint32_t (&lower)[4], const uint32_t (&weights)[kRows / 8][4]) {
     KERNELS_UNROLL
     for (int i = 0; i < 4; i += 2) {
@@ -192,7 +192,7 @@ struct FewBody {
     else __syncthreads();
     if (params.wide_out) put_sums<8>(params, shared, output, rank, parts);
     else put_sums<outputs_per_store<P>>(params, shared, output, rank, parts);
-    // Nobody leaves while others read its sums.
+    // No block leaves while others read its sums.
     if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
   }
 

@@ -22,7 +22,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Where a 16-bit operand stands in memory.
+// Where a 16-bit operand is in memory.
 template <class Src, Cache kCache>
 __device__ __forceinline__ const Src* address_of(const DirectLoad<Src, float, kCache>& source, int64_t row, int64_t col) {
   return source.at(row, col);
@@ -77,8 +77,8 @@ class TileOperand {
     }
   }
 
-  // What is not copied is asked for and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements are
-  // only asked for when they are to be stored, for want of registers.
+  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements are
+  // loaded only when they are to be stored, for want of registers.
   struct Waiting {
     Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
   };
@@ -215,7 +215,7 @@ struct GemmSlabs {
   }
 
  private:
-  // What the sink reads for each result is asked for several packs ahead: behind each store, which might be to the same place, a lane would
+  // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the same place, a lane would
   // wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
   template <int N>
   static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
@@ -411,7 +411,7 @@ struct GemmTile {
     }
   };
 
-  // While wgmma works on a step, the one `distance` later is brought into the stage that nobody reads any more. A block alone on
+  // While wgmma works on a step, the one `distance` later is copied into the stage that is free. A block alone on
   // its multiprocessor lets the next step queue up behind the one that runs.
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warpgroups(Tiles& tiles, float (&sums)[kBlocks][32]) {

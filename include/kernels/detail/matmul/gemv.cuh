@@ -56,7 +56,7 @@ __device__ __forceinline__ auto row_of(const W& w, int64_t row) {
 }
 
 // R rows of a matrix, kStep apart, and the packs of them that are under way. Rows beyond the end are read as the last one, packs
-// beyond their end as zeros, if these are asked for.
+// beyond their end as zeros, if kZeros says so.
 template <class W, int N, int R, int U, bool kZeros, int kStep = 1>
 struct GemvRows {
   using One = decltype(row_of(std::declval<const W&>(), kAny));
@@ -147,7 +147,7 @@ struct PlainDots {
   template <class Some>
   static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * N, end); }
 
-  // Takes in what the warp has asked for from column `begin` on, as number u of what is under way.
+  // Takes in what the warp has prefetched from column `begin` on, as number u of what is in flight.
   template <class First, class Second>
   __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
     const int col = begin + int(threadIdx.x & 31) * N;
@@ -208,7 +208,7 @@ struct GemvBody {
     __shared__ Uninitialized<Prepared, kPrepares ? kSums / kOut : 1> prepared;
     if (!params.weights_ready) arch::grid_dependency_pass();  // also before ids of experts are read
     const P& p = params.problem;
-    const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before it asks for weights counts
+    const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before its first loads counts
     Tokens tokens{p, (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * M};
     if (by_token<typename P::W> && tokens.first >= p.m) return;
     const auto& weights = p.template weights_for<0>(tokens.first);
@@ -223,7 +223,7 @@ struct GemvBody {
     int begin = warp * step;
     KERNELS_UNROLL
     for (int u = 0; u < U; ++u) prefetch(u, begin + u * stride);
-    if (tokens.first >= p.m) return;  // not before weights are asked for, if they are the same for all
+    if (tokens.first >= p.m) return;  // not before loads of weights are issued, if they are the same for all
     sums.clear_missing();
     arch::grid_dependency_pass();
     typename State::Team team(scratch);
@@ -231,7 +231,7 @@ struct GemvBody {
     for (int m = 0; m < M; ++m) {  // while the weights are on their way
       tokens.states[m] = State::template by_block<pack_within<typename P::X, Dots::pack>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
     }
-    // The first threads will make the results, a row (or a pair) and a token each. What the sink reads for them is asked for now.
+    // The first threads will make the results, a row (or a pair) and a token each. What the sink reads for them is prefetched now.
     const int64_t token = tokens.first + threadIdx.x / (R / kOut);
     const unsigned output = row + threadIdx.x % (R / kOut) * kOut;
     const bool makes = int(threadIdx.x) < kSums / kOut && token < p.m && output < rows;

@@ -82,7 +82,7 @@ constexpr bool repeatable = !has_effects<Source> && !loaded_once<Source>;
 // ---- the packs of one thread ---------------------------------------------------------------------------------------
 
 // kCount packs that lie in the row: at column `first` and `stride` columns apart. How many there are is known at compile
-// time, so that no question stands around a pack. Columns fit 31 bits; only their products with rows do not.
+// time, so that there is no branch around a pack. Columns fit 31 bits; only their products with rows do not.
 template <int kCount>
 struct Run {
   static constexpr int count = kCount;
@@ -93,8 +93,8 @@ struct Run {
   __device__ __forceinline__ constexpr bool has(int) const { return true; }
 };
 
-// kCount packs of which those before `end` lie in the row, the first one in any case. In place of the others stands the `last` one
-// before it, which does no harm to what only reads: so there is no question around a pack here either, but around what comes of it.
+// kCount packs of which those before `end` lie in the row, the first one in any case. In place of the others there is the `last` one
+// before it, which does no harm to what only reads: so there is no branch around a pack here either, but around what comes of it.
 template <int kCount>
 struct PartRun {
   static constexpr int count = kCount;
@@ -154,7 +154,7 @@ __device__ __forceinline__ Pack<C, N> choose(bool yes, const Pack<C, N>& a, cons
   return out;
 }
 
-// Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what stands there is finite.
+// Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what is there is finite.
 template <class C, int N, int kPacks, class Has>
 struct Taken {
   const Pack<C, N>* values;
@@ -170,7 +170,7 @@ struct Taken {
     return folded;
   }
   // The mean of a quarter of the values, to take deviations from: exact when they are equal, and safe from overflow. The
-  // first one stands in for what is missing.
+  // first one takes the place of what is missing.
   __device__ __forceinline__ C typical() const {
     constexpr int most = N * kPacks, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     Pack<C, few> some;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
 template <class P, int N>
 using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>(), kAny, kAny));
 
-// f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a pack is asked for while the
+// f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a pack is prefetched while the
 // pack before it is worked on: a store in between would keep the compiler from doing so.
 template <int N, class P, class At, class Value, class F>
 __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, const Value& value, const F& f) {
@@ -396,7 +396,7 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   for (int k = 0; k < K; ++k) values[k] = late ? values[k] : p.op.center(values[k], running);
   if constexpr (!late) edge.center(p, running);
 
-  // What little the sink reads is asked for before the threads meet, so that nobody waits for it afterwards.
+  // What little the sink reads is prefetched before the barrier, so that no thread waits for it afterwards.
   const auto& map = sink_map(p.sink);
   constexpr bool early = K * sizeof(Operands<P, N>) <= 32;
   Operands<P, N> operands[early ? K : 1];

@@ -59,7 +59,7 @@ struct InVectors<Words<Format>> {
   static bool value(const Words<Format>&) { return true; }
 };
 
-// Rows from anywhere, as one source; they stand `stride` apart.
+// Rows from anywhere, as one source; they are `stride` apart.
 template <class Codes>
 class Gathered : public Functor {
  public:
@@ -411,8 +411,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- few rows ----------------------------------------------------------------------------------------------------
 
-  // f(rows, how far apart they stand, number of the first, how many) for all rows of a tile, such that they can be read in vectors: those
-  // that cannot are copied first, kDecoded of them at a time. Behind the last row stands something that may be read, up to a multiple
+  // f(rows, how far apart they are, number of the first, how many) for all rows of a tile, such that they can be read in vectors: those
+  // that cannot are copied first, kDecoded of them at a time. Behind the last row there is memory that may be read, up to a multiple
   // of N.
   static constexpr int kDecoded = 16;
   template <class Source, class F>
@@ -433,7 +433,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked on asks for part of
+  // What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked on prefetches part of
   // another, `bytes` from its `begin` on.
   struct Ahead {
     const char* const* rows;
@@ -466,7 +466,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       else some(Width<N>{}, Width<1>{});
     }
   }
-  // Behind the last query of a head stands the next head's first one, whose logits come later, or a row that nobody looks at.
+  // Behind the last query of a head is the next head's first one, whose logits come later, or a row whose results are not used.
   template <int kKeys, int kTokens, class Codes>
   void dot_some(const RowAt<Codes>* rows, int apart, int first, int keys, int r, const Ahead& ahead) {
     const int64_t value_bytes = v_dim_ * Place<typename ValueRun::Codes>::bits / 8;

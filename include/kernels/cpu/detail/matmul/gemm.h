@@ -52,7 +52,7 @@ struct Tiles {
 #endif
 
 // The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k. ahead(i) is called
-// now and then, with 0, 1, 2 ...: it has the time to ask for what will be needed next.
+// now and then, with 0, 1, 2 ...: it has the time to prefetch what will be needed next.
 constexpr int kAhead = 16;
 template <class C, class Ahead, int... row>
 KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead,

@@ -19,7 +19,7 @@ constexpr int kMostTokens = 32;
 // Inputs and weight rows that are multiplied at a time: one register for each pair of them, and some for what is read.
 constexpr int kTileTokens = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 4;
-// Of one input alone, which then is read from afar less often.
+// Of one input alone, which then is read from beyond the first-level cache less often.
 constexpr int kRowsForOne = 8;
 // Rows, and columns of them, that are decoded for more inputs than a tile has. With a tile of inputs they stay in the first-level
 // cache. On an EPYC with AVX-512, one thread, 192 x 3584 floats, 32 tokens: 148 GFLOP/s; 16 rows 135, 16 x 1024 124, 32 x 256 115.
@@ -28,7 +28,7 @@ constexpr int64_t kDecodedCols = 512;
 // Columns that are multiplied at a time, between two looks ahead, and those that are summed in a register before the next ones.
 constexpr int kStrideCols = 128;
 constexpr int64_t kRunCols = 2048;
-// How far ahead in its row a weight is asked for. On the same machine, one thread, 4096 x 14336, as a share of read: halves 1.08 with
+// How far ahead in its row a weight is prefetched. On the same machine, one thread, 4096 x 14336, as a share of read: halves 1.08 with
 // 1024 bytes, 1.06 with 2048, 1.12 with 4096; int8 1.06, 1.00, 1.07.
 constexpr int kAheadBytes = 2048;
 // The inputs, and the sums, that a thread holds on its stack.
@@ -68,7 +68,7 @@ class Unit {
 };
 
 #if KERNELS_VECTORS
-// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where it stands in
+// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where it is in
 // the word, as a number without a sign. So a code takes two instructions. All else is left to the inputs, put_in_planes(): their order,
 // and what a code is to be multiplied with; what is to be subtracted from all codes is multiplied with the sum of their inputs.
 template <class Format>
@@ -397,7 +397,7 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   for (int64_t col = 0; col < count; col += step) {
     // Those of 32 bits and more come by themselves, as their rows are long.
     if constexpr (Place<M>::bits > 0 && Place<M>::bits < 32) {
-      // What is asked for is as far from what is read for every row.
+      // What is prefetched is as far from what is read for every row.
       constexpr int64_t ahead_cols = kAheadBytes * 8 / Place<M>::bits;
       const int64_t ahead = begin + col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
       const char* const here = Place<M>::of(w, row_of[0], begin + col);
@@ -481,7 +481,7 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
   for (; count % kPadding != 0; ++count) to[count] = C(0);
 }
 
-// Pairs stand in two lines; rows that are none get numbers far from those of pairs and of other heads.
+// Pairs are in two lines; rows that are none get numbers far from those of pairs and of other heads.
 template <class S, class F>
 void in_lines(const Paired<S>& w, int64_t row, const F& f) {
   const int64_t pair = w.place_in_pairs(row), alone = (1 + w.head_of(row)) << 20;

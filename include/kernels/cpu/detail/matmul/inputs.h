@@ -96,7 +96,7 @@ class Results {
  public:
   Results(const Out& out, int64_t cols) : map_(sink_map(out)), end_(sink_end(out)), packs_({nullptr, 0}, out, cols) {}
 
-  // Columns [begin, end) of a row. With gated weights `sums` are the gate's, and `others` stand beside them.
+  // Columns [begin, end) of a row. With gated weights `sums` are the gate's, and `others` belong to the other matrix.
   void write(int64_t row, int64_t begin, int64_t end, const C* sums, const C* others = nullptr) const {
     packs_.each(begin, end, [=, map = map_, sink = end_](auto width, int64_t col) KERNELS_INLINE {
       constexpr int N = width();

@@ -69,7 +69,7 @@ class Packs {
     while (width_ > 1 && (width_ > most || cols % width_ != 0)) width_ = width_ == wide ? middle : 1;
   }
 
-  // f(Width<N>, col) for all packs in [begin, end); the widest ones stand at multiples of their width after `lead`, if the
+  // f(Width<N>, col) for all packs in [begin, end); the widest ones are at multiples of their width after `lead`, if the
   // functors do not mind.
   template <class F>
   void each(int64_t begin, int64_t end, const F& f, int lead = 0) const {
@@ -133,7 +133,7 @@ struct RowProblem {
 
   bool keeps_rows() const { return !reads_again && cols <= cached; }
   int blocks() const { return int((cols + block - 1) / block); }
-  // How many rows a thread takes at a time, so that vectors that they share are read from afar only once. They and as many
+  // How many rows a thread takes at a time, so that vectors that they share come into the first-level cache only once. They and as many
   // that come next must fit into the cache.
   int group() const {
     if (cols <= kShortCols) return 1;
