@@ -15,7 +15,7 @@
 // captured in a graph and replayed.
 #pragma once
 
-#include "detail/sampling.cuh"
+#include "detail/sampling/engine.cuh"
 
 KERNELS_BEGIN
 

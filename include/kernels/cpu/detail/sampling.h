@@ -1,11 +1,11 @@
-// A row of logits on the CPU, as core/sampling.h goes through it: in up to 1024 groups of tokens side by side, of which those below a
+// A row of logits on the CPU, as core/sampling_row.h goes through it: in up to 1024 groups of tokens side by side, of which those below a
 // floor are left out.
 #pragma once
 
 #include <algorithm>
 
 #include "../../core/row_call.h"
-#include "../../core/sampling.h"
+#include "../../core/sampling_row.h"
 #include "row/engine.h"
 
 KERNELS_BEGIN

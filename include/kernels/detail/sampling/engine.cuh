@@ -1,0 +1,151 @@
+// What sample(), verify() and log_probs() do on the host, and their kernels: a row of logits for one block, or the blocks of a
+// cluster.
+//
+//   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp
+//
+//   LargestOfRow   the largest tokens decide (greedy, top-k): one read; blocks send candidates to block 0 at once
+//   DrawOfRow      all tokens count: what fits is kept in shared memory between the passes
+//   SampleRow      all others (penalties, bias, typical ...): the row as core/sampling_row.h goes through it
+#pragma once
+
+#include "../../tuning/sampling.h"
+#include "draw.cuh"
+#include "largest.cuh"
+#include "row.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Of how many of a row's largest tokens one is drawn: 0 where others count as well, -1 where parameters that lie on the device say it.
+inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
+  if (o.adjusted()) return 0;
+  if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return -1;
+  const int k = o.temperature.value() == 0.f ? 1 : o.top_k.value();
+  return k <= kMostListed && k < vocabulary && o.typical.value() >= 1.f ? k : 0;
+}
+// Whether they are rows for DrawOfRow, likewise.
+inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
+  if (o.adjusted() || o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
+  return o.temperature.value() != 0.f && (o.top_k.value() == 0 || o.top_k.value() == vocabulary) && o.typical.value() >= 1.f;
+}
+
+template <class P, int N>
+struct SampleBody {
+  static constexpr int max_threads = kSampleThreads, registers = 64;
+  using Row = SampleRow<typename P::Source, N>;
+  // What is wanted first comes first, and together.
+  struct Params {
+    int few;  // drawn_from()
+    P p;
+  };
+
+  // Behind the room lies a LargestRoom, or the counts of tokens that occur in a list, or logits that are kept.
+  static constexpr size_t kCounts = size_t(Row::kTile) * sizeof(int32_t);
+  static __device__ __forceinline__ void run(const Params& params) {
+    const P& p = params.p;
+    int rank = int(arch::cluster_rank()), blocks = int(arch::cluster_size());
+    const int clusters = int(arch::clusters());
+    int64_t row = arch::cluster_index();
+    if constexpr (P::kOnlyDraws) {
+      int few = params.few;
+      if (few < 0) {
+        const int32_t k = p.options.temperature.at(row) == 0.f ? 1 : p.options.top_k.at(row);
+        few = k <= kMostListed && k < p.vocabulary && p.options.typical.at(row) >= 1.f ? k : 0;
+      }
+      if (few > 0 && p.rows <= clusters) {
+        SampleRoom& room = room_of_block();
+        const LargestOfRow<P, N> largest(p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom), rank, blocks);
+        if (few == 1) return largest.greedy();
+        if (largest.draw(few)) return;
+        rank = 0, blocks = 1;  // the first block, now alone, does the whole row
+        __syncthreads();       // all have read what was listed, the room for which is now used again
+      }
+    }
+    for (; row < p.rows; row += clusters) {
+      if (P::kOnlyDraws && draws_from_all(p, row)) drawn(p, row, rank, blocks);
+      else wholly(p, row, rank, blocks);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
+    const int32_t top_k = p.options.top_k.at(row);
+    return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
+  }
+  static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {
+    if constexpr (P::kOnlyDraws) {
+      DrawOfRow<P, N> one(p, row, rank, blocks);
+      one.draw(p, row);
+      one.sync();  // all have seen what they share
+    }
+  }
+  // A function of its own, so that what it needs is no burden for rows that are done without.
+  static __device__ __noinline__ void wholly(const P& p, int64_t row, int rank, int blocks) {
+    const SampleRules rules = p.rules(row);
+    Row one(p.source, p.options, rules, row, int(p.vocabulary), rank, blocks);
+    p.solve(one, rules, row);
+    one.sync();  // all have seen what they share
+  }
+};
+
+template <class P, int N>
+Status start_sample(const Exec& ex, const P& problem) {
+  using Body = SampleBody<P, N>;
+  Launch how;
+  how.threads = kSampleThreads;
+  int image = 0;
+  KERNELS_TRY(image_architecture<Body>(ex, image));
+  const bool newer = ex.device().capability >= 90 && image >= 90, of_all = P::kOnlyDraws && decided_by_all(problem.options, problem.vocabulary);
+  const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0;
+  how.shared = kSampleRoom + (problem.options.previous.p != nullptr ? Body::kCounts : P::kOnlyDraws ? greater(sizeof(LargestRoom), kept) : 0);
+  if (newer) {
+    // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
+    const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
+    for (int cluster = 16; cluster > 1; cluster /= 2) {
+      if (problem.rows > room / cluster || problem.vocabulary < cluster * tuning::kSampleTokensPerBlock) continue;
+      Launch larger = how;
+      larger.cluster = cluster;
+      larger.grid.x = unsigned(cluster);
+      int64_t clusters = 0;
+      if (!resident_clusters<Body>(ex, larger, clusters).ok() || clusters < problem.rows) continue;
+      how.cluster = cluster;
+      break;
+    }
+  }
+  how.grid.x = unsigned(lesser<int64_t>(problem.rows, int64_t(1) << 26) * how.cluster);
+  return launch<Body>(ex, how, {P::kOnlyDraws ? drawn_from(problem.options, problem.vocabulary) : 0, problem});
+}
+
+// `problem` is made from a source by make(source).
+template <class Load, class Make>
+Status run_samples(const Exec& ex, const Load& logits, int64_t vocabulary, const Make& make) {
+  const auto problem = make(cached(logits));
+  using Problem = std::decay_t<decltype(problem)>;
+  using Source = typename Problem::Source;
+  constexpr int wide = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
+  if (max_pack_of(problem.source, vocabulary) >= wide && vocabulary % wide == 0) return start_sample<Problem, wide>(ex, problem);
+  return start_sample<Problem, 1>(ex, problem);
+}
+
+// One thread for each sequence.
+template <class P>
+struct VerifiedBody {
+  static constexpr int max_threads = 128, registers = 64;
+  using Params = P;
+  static __device__ __forceinline__ void run(const Params& p) {
+    const int64_t sequences = p.rows / (p.drafts + 1), all = int64_t(gridDim.x) * max_threads;
+    for (int64_t i = int64_t(blockIdx.x) * max_threads + threadIdx.x; i < sequences; i += all) p.finish(i);
+  }
+};
+
+template <class P>
+Status finish_sequences(const Exec& ex, const P& problem) {
+  using Body = VerifiedBody<P>;
+  Launch how;
+  how.threads = Body::max_threads;
+  how.grid.x = unsigned(lesser<int64_t>((problem.rows / (problem.drafts + 1) + Body::max_threads - 1) / Body::max_threads, int64_t(1) << 30));
+  return launch<Body>(ex, how, problem);
+}
+
+}  // namespace detail
+KERNELS_END
