@@ -376,24 +376,23 @@ auto glu(Activation activation) {
 
 namespace detail {
 
+template <class W>
+struct is_paired;
+
 // Where each part of a row, or of a column, lies: part i covers [bounds[i], bounds[i + 1]).
 template <class Part, int kParts>
 struct Sections {
   Part parts[kParts];
   int64_t bounds[kParts + 1];
 
-  // The part that `at` lies in.
-  KERNELS_HD int number(int64_t at) const {
-    int i = 0;
-    KERNELS_UNROLL
-    for (int j = 1; j < kParts; ++j) i += at >= bounds[j];
-    return i;
-  }
-  // f(part, where it begins), for the part that `at` lies in.
-  template <class F>
+  // f(part, where it begins), for the part that `at` lies in. One part is tried after the other: what is known of each then lies at an address
+  // that the compiler knows.
+  template <int i = 0, class F>
   KERNELS_HD auto visit(int64_t at, const F& f) const {
-    const int i = number(at);
-    return f(parts[i], bounds[i]);
+    if constexpr (i + 1 < kParts) {
+      if (at >= bounds[i + 1]) return visit<i + 1>(at, f);
+    }
+    return f(parts[i], i == 0 ? int64_t(0) : bounds[i]);
   }
   int64_t size(int i) const { return bounds[i + 1] - bounds[i]; }
   Status check(const char* negative) const {
@@ -437,6 +436,9 @@ class Stacked : public Functor {
     KERNELS_TRY(sections_.check("stacked: a number of rows is negative"));
     if (rows != sections_.bounds[kParts]) return invalid("stacked: the numbers of rows do not add up to N");
     for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.size(i), cols));
+    for (int i = 1; i < kParts && detail::is_paired<S>::value; ++i) {
+      if (sections_.bounds[i] % 8 != 0) return invalid("stacked: a part of paired() or plain() begins at no multiple of 8 rows");
+    }
     return {};
   }
 
@@ -488,15 +490,14 @@ class Paired : public Functor {
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
   template <class Of = S>
-  KERNELS_HD auto at_row(int64_t row) const -> decltype(std::declval<const Of&>().at_row(row)) { return source_.at_row(origin(row)); }
+  KERNELS_HD auto at_row(int64_t row, uint32_t behind = 0) const -> decltype(std::declval<const Of&>().at_row(row)) { return source_.at_row(origin(row, behind)); }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
 
   KERNELS_HD const S& source() const { return source_; }
-  // The row of the source that is at this one's place.
-  KERNELS_HD int64_t origin(int64_t row) const {
-    if (half_ == 0) return row;
-    const int at = int(heads_.remainder(static_cast<uint32_t>(row)));
-    return at >= 2 * half_ ? row : row - at + at / 2 + (at % 2 != 0 ? half_ : 0);
+  // The row of the source that is at this one's place, or `behind` it in the same head. In 32 bits, as products find it in every thread.
+  KERNELS_HD int64_t origin(int64_t row, uint32_t behind = 0) const {
+    const uint32_t first = static_cast<uint32_t>(row), begin = first - heads_.remainder(first), at = first - begin + behind;
+    return at >= 2 * uint32_t(half_) ? first + behind : begin + at / 2 + (at % 2 != 0 ? uint32_t(half_) : 0);
   }
   // Of a row: its place in its head if it is one of a pair, otherwise -1.
   int64_t place_in_pairs(int64_t row) const {

@@ -388,6 +388,7 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, k::gf4(codes.data(), cols - 8), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) == "matmul: w: load: the pointer is null");
   CHECK(reason(in, k::stacked(weights, 3, weights, 4), out, {2, n, cols}) == "matmul: w: stacked: the numbers of rows do not add up to N");
+  CHECK(reason(in, k::stacked(k::plain(weights), 3, k::plain(weights), n - 3), out, {2, n, cols}) == "matmul: w: stacked: a part of paired() or plain() begins at no multiple of 8 rows");
   CHECK(reason(in, k::stacked(weights, -1, weights, 9), out, {2, n, cols}) == "matmul: w: stacked: a number of rows is negative");
   CHECK(reason(in, weights, k::apart(out, 3, out, 4), {2, n, cols}) == "matmul: out: apart: the numbers of columns do not add up to N");
   CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) == "matmul: out: apart: a number of columns is negative");
