@@ -1,5 +1,6 @@
 // Products on the CPU: what stands before and behind them, weights that are put together, special values, packing, errors.
 #include "support/cpu_products.h"
+#include <kernels/rope.h>
 
 #include <algorithm>
 #include <tuple>
