@@ -1,0 +1,522 @@
+// Attention on the CPU: o = softmax(q k^T) v, tile by tile of the keys, with the state of core/softmax_state.h for each row.
+//
+// A row is a query of a head. The rows of all heads that share keys, and of a few queries or many, are worked on together by
+// one thread, so that keys and values are read once for all of them. Of each tile of keys: the logits, what the score makes of
+// them, their weights under the largest logit so far, and the values times the weights on top of the output, which shrinks
+// whenever a larger logit turns up. Few rows multiply with keys and values as they lie in memory (as in gemv.h), many with
+// tiles that are turned around first (as in gemm.h). Everything is on the stack.
+//
+// Few rows of several heads of keys take turns tile by tile, so that keys are read in the order of memory.
+//
+// Decoding cuts long sequences into splits, whose states go through a workspace and are merged in order. Cuts and tiles depend
+// on lengths and shape alone, never on threads or on what else is in the batch.
+#pragma once
+
+#include <new>
+
+#include "../../../heads.h"
+#include "../../../score.h"
+#include "../matmul/gemm.h"
+#include "../matmul/gemv.h"
+#include "vectors.h"
+
+KERNELS_BEGIN
+namespace detail {
+namespace host {
+
+// Rows up to this number are multiplied without turning keys and values around.
+constexpr int kFewRows = 8;
+// Heads of keys that are worked on together, of few rows: as they usually lie side by side, memory is read in long stretches.
+constexpr int kHeadsPerItem = 8;
+// Keys of a tile, of few rows and of many; of many rows with a larger head, fewer. Of few rows the next tile is on its way to the
+// second-level cache meanwhile. On an EPYC with AVX-512, one thread, halves, 8 key heads of 128, as a share of a plain read with 8 and
+// with 32 query heads: one head at a time 0.74 and 0.46, 8 together 0.87 and 0.52, then with 32 keys 0.83 and 0.50.
+constexpr int kFewRowsKeys = 64, kManyRowsKeys = 128;
+constexpr int kMostTileKeys = kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys * kHeadsPerItem : kManyRowsKeys;
+// What a thread has on its stack.
+constexpr int kAttentionFloats = 104 << 10;
+constexpr int kMostRows = 126;
+
+template <class Q, class Kv, class S, class Out>
+struct AttentionCall {
+  const Q& q;
+  const Kv& kv;
+  const S& score;
+  const Out& out;
+  const AttentionShape& shape;
+  const Attention& options;
+};
+
+// Rows [first, first + count) of a sequence, of the heads that read each of the `heads` kv heads from `head` on, and keys [begin, end).
+// Row r is query r / group of head r % group among them.
+struct AttentionPart {
+  int64_t b, head, heads, first, count, begin, end;
+};
+
+template <class Call>
+class AttentionRows;
+template <class Q, class Kv, class S, class Out>
+class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
+  using Call = AttentionCall<Q, Kv, S, Out>;
+  using T = Tiles<float>;
+  using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
+  using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAny, kAny))>;
+  using Key = RowAt<typename KeyRun::Codes>;
+  using Value = RowAt<typename ValueRun::Codes>;
+  static constexpr int N = kLanes<float>;
+
+ public:
+  // How many rows are worked on together.
+  static int64_t most_rows(const AttentionShape& shape) {
+    const Sizes s(shape, kMostRows);
+    const int64_t rows = (kAttentionFloats - s.shared) / s.each / T::rows * T::rows;
+    return lesser<int64_t>(rows, kMostRows / T::rows * T::rows);
+  }
+
+  AttentionRows(const Call& call, const AttentionPart& part)
+      : c_(call), part_(part), sizes_(call.shape, part.count), few_(part.count <= kFewRows), heads_(int(part.heads)), each_(int(part.count)),
+        count_(heads_ * each_), padded_((count_ + T::rows - (few_ ? 0 : 1)) / T::rows * T::rows), group_(call.shape.group()), dim_(call.shape.dim),
+        v_dim_(call.shape.value_dim()), weights_stride_(few_ ? kFewRowsKeys : T::depth) {
+    float* at = memory_;
+    const auto take = [&at](int64_t floats) { float* const p = at; at += floats; return p; };
+    q_ = take(padded_ * sizes_.q);
+    o_ = take(padded_ * sizes_.o);
+    logits_ = take(padded_ * sizes_.keys);
+    weights_ = take(padded_ * weights_stride_);
+    turned_keys_ = take(sizes_.turned_keys);
+    turned_values_ = take(sizes_.turned_values);
+    rows_ = take(sizes_.rows);
+  }
+
+  void run() {
+    q_len_ = c_.shape.queries(part_.b);
+    kv_len_ = c_.kv.length(part_.b);
+    read_queries();
+    fill(o_, padded_ * sizes_.o, 0.f);
+    int64_t begin = part_.end, end = part_.begin;
+    for (int r = 0; r < count_; ++r) {
+      const int64_t query = query_of(r);
+      const KeyRange seen = key_range(c_.score, {part_.b, query, query, q_len_, kv_len_});
+      ranges_[r] = {greater(seen.begin, part_.begin), lesser(seen.end, part_.end)};
+      if (ranges_[r].begin >= ranges_[r].end) continue;
+      begin = lesser(begin, ranges_[r].begin);
+      end = greater(end, ranges_[r].end);
+    }
+    int keys = gather_keys(begin, end);
+    gather_values(begin, keys);
+    for (; keys > 0; begin += sizes_.keys) {
+      if (few_) few_logits(keys);
+      else many_logits(begin, keys);
+      for (int r = 0; r < count_; ++r) weigh(r, begin, keys);
+      const int next = gather_keys(begin + sizes_.keys, end);
+      if (few_) few_values(keys, next);
+      else many_values(begin, keys, next);
+      gather_values(begin + sizes_.keys, next);
+      keys = next;
+    }
+  }
+
+  // The results of whole rows.
+  void finish() {
+    for (int r = 0; r < count_; ++r) {
+      SoftmaxState<float> state = states_[r];
+      float scale = 1;
+      if constexpr (score_sinks<S>) scale = state.merge(sink_state(c_.score, head_of(r))).mine;
+      write(r, [&](auto width, int64_t col) KERNELS_INLINE { return pack_at<width()>(at_column(r, int(col))) * scale; }, state);
+    }
+  }
+
+  // The states of a part, as floats: m, l and o of each row.
+  static int64_t state_floats(const AttentionShape& shape) { return shape.value_dim() + 2; }
+  // Those of a kv head, `stride` floats behind those of the one before.
+  void save(float* first, int64_t stride) const {
+    for (int r = 0; r < count_; ++r) {
+      float* const to = first + r / each_ * stride + r % each_ * state_floats(c_.shape);
+      to[0] = states_[r].m, to[1] = states_[r].l;
+      for (int64_t col = 0; col < v_dim_; col += 8) copy_bytes<32>(to + 2 + col, at_column(r, int(col)));
+    }
+  }
+  // The results of rows whose keys were cut into parts, `stride` floats apart.
+  void merge(const float* parts, int count, int64_t stride) {
+    q_len_ = c_.shape.queries(part_.b);
+    for (int r = 0; r < count_; ++r, parts += state_floats(c_.shape)) {
+      SoftmaxState<float> all;
+      if constexpr (score_sinks<S>) all = sink_state(c_.score, head_of(r));
+      float* const o = rows_;
+      fill(o, v_dim_, 0.f);
+      for (int i = 0; i < count; ++i) {
+        const float* const part = parts + i * stride;
+        const auto factors = all.merge({part[0], part[1]});
+        for (int64_t col = 0; col < v_dim_; col += 8) {
+          const Pack<float, 8> sum = pack_at<8>(o + col) * factors.mine + pack_at<8>(part + 2 + col) * factors.other;
+          copy_bytes<32>(o + col, sum.v);
+        }
+      }
+      write(r, [&](auto width, int64_t col) KERNELS_INLINE { return pack_at<width()>(o + col); }, all);
+    }
+  }
+
+ private:
+  // In floats: of each row, and of all together.
+  struct Sizes {
+    int64_t keys, q, o, turned_keys = 0, turned_values = 0, rows, each, shared;
+    Sizes(const AttentionShape& shape, int64_t count) {
+      const int64_t dim = shape.dim, v_dim = shape.value_dim(), panels = (v_dim + T::cols - 1) / T::cols * T::cols;
+      const bool few = count <= kFewRows;
+      keys = few ? kFewRowsKeys : greater(dim, v_dim) <= 128 ? kManyRowsKeys : greater(dim, v_dim) <= 256 ? kManyRowsKeys / 2 : kManyRowsKeys / 4;
+      q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
+      o = panels;
+      if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
+      rows = (N > kDecoded ? N : kDecoded) * padded(greater(dim, v_dim));
+      each = q + o + keys + (few ? kFewRowsKeys : T::depth);
+      shared = turned_keys + turned_values + rows;
+    }
+    static int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
+  };
+
+  int64_t query_of(int r) const { return (part_.first + r % each_) / group_; }
+  int64_t head_of(int r) const { return (part_.head + r / each_) * group_ + (part_.first + r % each_) % group_; }
+  int64_t token_of(int r) const { return c_.shape.first_query(part_.b) + query_of(r); }
+
+  template <int M>
+  static KERNELS_INLINE Pack<float, M> pack_at(const float* from) {
+    Pack<float, M> v;
+    copy_bytes<int(sizeof(v.v))>(v.v, from);
+    return v;
+  }
+
+  // Panels of T::cols columns, or keys, with all rows in each.
+  float* in_panel(float* panels, int r, int i) const { return panels + (int64_t(i / T::cols) * padded_ + r) * T::cols + i % T::cols; }
+  float* at_column(int r, int col) const { return in_panel(o_, r, col); }
+
+  // ---- queries and keys --------------------------------------------------------------------------------------------
+
+  // With the scale. Of many rows in stretches of T::depth columns, each with all rows.
+  void read_queries() {
+    const float scale = c_.options.scale_for(dim_);
+    fill(q_, padded_ * sizes_.q, 0.f);
+    for (int r = 0; r < count_; ++r) {
+      const int64_t token = token_of(r), from = head_of(r) * dim_;
+      const int64_t stretch = few_ ? dim_ : T::depth;
+      for (int64_t col = 0; col < dim_; col += stretch) {
+        float* const to = few_ ? q_ + r * sizes_.q : q_ + col * padded_ + r * T::depth;
+        const int64_t cols = lesser(stretch, dim_ - col);
+        read_row(c_.q, token, from + col, cols, to);
+        for (int64_t i = 0; i < cols; ++i) to[i] *= scale;
+      }
+    }
+  }
+
+  // Where a tile of keys from `begin` on is, and what they are scaled with: those of all heads at a position side by side. How many
+  // there are.
+  int gather_keys(int64_t begin, int64_t end) {
+    const int keys = int(lesser<int64_t>(sizes_.keys, greater<int64_t>(0, end - begin)));
+    gather<KeyRun>([&](int64_t head, int64_t pos) { return c_.kv.key(part_.b, head, pos); }, begin, keys, keys_.at(0), key_scales_, key_places_);
+    return keys;
+  }
+  void gather_values(int64_t begin, int keys) {
+    gather<ValueRun>([&](int64_t head, int64_t pos) { return c_.kv.value(part_.b, head, pos); }, begin, keys, values_.at(0), value_scales_, value_places_);
+  }
+  template <class Run, class At>
+  void gather(const At& at, int64_t begin, int count, RowAt<typename Run::Codes>* rows, float* scales, const char** places) {
+    for (int head = 0; head < heads_; ++head, ++rows, ++places, scales += sizes_.keys) {
+      int i = 0;
+      while (i < count) {
+        const Run run = at(part_.head + head, begin + i);
+        const int end = int(lesser<int64_t>(count, i + run.count)), from = i;
+        for (; i < end; ++i) {
+          new (rows + i * heads_) RowAt<typename Run::Codes>{run.codes, i - from};
+          if constexpr (Place<typename Run::Codes>::bits > 0) places[i * heads_] = Place<typename Run::Codes>::of(run.codes, i - from, 0);
+          if constexpr (Run::scaled) scales[i] = run.scale(i - from);
+        }
+      }
+      // Whole vectors of keys are multiplied: the last one stands in for those that lack.
+      for (; i > 0 && i % N != 0; ++i) new (rows + i * heads_) RowAt<typename Run::Codes>(rows[(i - 1) * heads_]);
+    }
+  }
+  auto keys_of(int head) { return Gathered<typename KeyRun::Codes>(keys_.at(head), heads_); }
+  auto values_of(int head) { return Gathered<typename ValueRun::Codes>(values_.at(head), heads_); }
+
+  // ---- a tile of keys ----------------------------------------------------------------------------------------------
+
+  // Logits of a row: their score, and their weights under the largest so far.
+  void weigh(int r, int64_t begin, int keys) {
+    float* const weights = weights_ + r * weights_stride_;
+    const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)), high = int(lesser<int64_t>(keys, ranges_[r].end - begin));
+    if (low >= high) {
+      fill(weights, keys, 0.f);
+      return;
+    }
+    const float* const key_scales = key_scales_ + r / each_ * sizes_.keys;
+    const float* const value_scales = value_scales_ + r / each_ * sizes_.keys;
+    ScoreAt at{part_.b, head_of(r), query_of(r), begin, q_len_, kv_len_};
+    Register<float> most = in_register(broadcast<N>(-infinity<float>()));
+    for (int key = 0; key < keys; key += N) {
+      float* const logits = in_panel(logits_, r, key);
+      Pack<float, N> v = pack_at<N>(logits);
+      if constexpr (KeyRun::scaled) v = v * pack_at<N>(key_scales + key);
+      at.key = begin + key;
+      if constexpr (score_transforms<S>) {
+        if (key + N <= keys) {
+          v = transform_logits(c_.score, v, at);
+        } else {
+          for (int i = 0; key + i < keys; ++i, ++at.key) v.v[i] = transform_logits(c_.score, Pack<float, 1>{{v.v[i]}}, at).v[0];
+        }
+      }
+      if (key < low || key + N > high) {
+        v = as_pack<float>(only_lanes(in_register(v), low - key, high - key, std::make_integer_sequence<int, N>()));
+      }
+      if constexpr (score_masks<S>) {
+        for (int i = greater(0, low - key); i < lesser(N, high - key); ++i) {
+          at.key = begin + key + i;
+          if (!key_visible(c_.score, at)) v.v[i] = -infinity<float>();
+        }
+      }
+      most = larger<float>(most, in_register(v));
+      copy_bytes<int(sizeof(v.v))>(logits, v.v);
+    }
+
+    SoftmaxState<float>& state = states_[r];
+    const float factor = state.raise(max_of(as_pack<float>(most))), reference = state.reference();
+    Register<float> sum{};
+    for (int key = 0; key < keys; key += N) {
+      Pack<float, N> p = exp_minus(pack_at<N>(in_panel(logits_, r, key)), reference);
+      sum = sum + in_register(p);
+      if constexpr (ValueRun::scaled) p = p * pack_at<N>(value_scales + key);
+      copy_bytes<int(sizeof(p.v))>(weights + key, p.v);
+    }
+    state.l += kernels::sum(as_pack<float>(sum));
+    if (factor != 1) {
+      for (int64_t col = 0; col < sizes_.o; col += N) put_vector<float>(at_column(r, int(col)), vector_at(at_column(r, int(col))) * factor);
+    }
+  }
+
+  // ---- few rows ----------------------------------------------------------------------------------------------------
+
+  // f(rows, how far apart they are, number of the first, how many) for all rows of a tile, such that they can be read in vectors: those
+  // that cannot are copied first, kDecoded of them at a time. Behind the last row there is memory that may be read, up to a multiple
+  // of N.
+  static constexpr int kDecoded = 16;
+  template <class Source, class F>
+  void in_vectors(const Source& source, int count, int64_t cols, const F& f) const {
+    if (source.in_vectors()) return f(&source[0], source.stride(), 0, count);
+    using Plain = RowAt<DirectLoad<float>>;
+    const int64_t stride = Sizes::padded(cols);
+    for (int first = 0; first < count; first += kDecoded) {
+      Room<Plain, kDecoded> rows;
+      for (int i = 0; i < kDecoded; ++i) {
+        if (first + i < count) {
+          read_row(source, first + i, 0, cols, rows_ + i * stride);
+          fill(rows_ + i * stride + cols, stride - cols, 0.f);
+        }
+        new (rows.at(i)) Plain{{rows_, stride}, first + i < count ? i : 0};
+      }
+      f(static_cast<const Plain*>(rows.at(0)), 1, first, lesser(kDecoded, count - first));
+    }
+  }
+
+  // What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked on prefetches part of
+  // another, `bytes` from its `begin` on.
+  struct Ahead {
+    const char* const* rows;
+    int count;
+    KERNELS_INLINE void operator()(int i, int64_t begin, int64_t bytes) const {
+      if (i < count) prefetch_lines(rows[i] + begin, rows[i] + begin + bytes);
+    }
+  };
+  template <class Codes>
+  Ahead ahead(const char* const* rows, int first, int count) const { return {rows + first, Place<Codes>::bits > 0 ? count - first : 0}; }
+
+  // While keys are read, values come into the cache.
+  void few_logits(int keys) {
+    for (int head = 0; head < heads_; ++head) {
+      in_vectors(keys_of(head), keys, dim_, [&](const auto* rows, int apart, int first, int count) {
+        dot_rows(rows, apart, head * each_, first, count, ahead<typename ValueRun::Codes>(value_places_, head * keys + first, heads_ * keys));
+      });
+    }
+  }
+  template <class Codes>
+  void dot_rows(const RowAt<Codes>* rows, int apart, int first_row, int first, int keys, const Ahead& ahead) {
+    for (int r = 0; r < each_;) {
+      const int left = each_ - r;
+      const auto some = [&](auto k, auto tokens) {
+        dot_some<k(), tokens()>(rows, apart, first, keys, first_row + r, r == 0 ? ahead : Ahead{});
+        r += tokens();
+      };
+      if (left >= 3 && N >= 16) some(Width<N / 4>{}, Width<4>{});
+      else if (left >= 2) some(Width<N / 2>{}, Width<2>{});
+      else some(Width<N>{}, Width<1>{});
+    }
+  }
+  // Behind the last query of a head is the next head's first one, whose logits come later, or a row whose results are not used.
+  template <int kKeys, int kTokens, class Codes>
+  void dot_some(const RowAt<Codes>* rows, int apart, int first, int keys, int r, const Ahead& ahead) {
+    const int64_t value_bytes = v_dim_ * Place<typename ValueRun::Codes>::bits / 8;
+    for (int key = 0; key < keys; key += kKeys) {
+      for (int i = key; i < key + kKeys; ++i) ahead(i, 0, value_bytes);
+      Register<float> lanes[kKeys * kTokens];
+      dots<kKeys, kTokens>(rows + key * apart, apart, dim_, q_ + r * sizes_.q, sizes_.q, lanes);
+      const auto sums = sums_of<float>(lanes);
+      for (int t = 0; t < kTokens; ++t) copy_bytes<int(kKeys * sizeof(float))>(in_panel(logits_, r + t, first + key), sums.v + t * kKeys);
+    }
+  }
+
+  // While values are read, the next tile's keys come into the cache, `more` of them.
+  void few_values(int keys, int more) {
+    for (int head = 0; head < heads_; ++head) {
+      in_vectors(values_of(head), keys, v_dim_, [&](const auto* rows, int apart, int first, int count) {
+        add_rows(rows, apart, head * each_, first, count, ahead<typename KeyRun::Codes>(key_places_, head * keys + first, heads_ * more));
+      });
+    }
+  }
+  template <class Codes>
+  void add_rows(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, const Ahead& ahead) {
+    int64_t col = 0;
+    for (; col + 4 * N <= v_dim_; col += 4 * N) add_some<4, N>(v, apart, first_row, first, keys, col, ahead);
+    for (; col + N <= v_dim_; col += N) add_some<1, N>(v, apart, first_row, first, keys, col, ahead);
+    if (col < v_dim_) add_some<1, kTail>(v, apart, first_row, first, keys, col, ahead);
+  }
+  template <int kVectors, int kWidth, class Codes>
+  void add_some(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, int64_t col, const Ahead& all_ahead) const {
+    float* o[kVectors];
+    // The same part of a row of keys.
+    constexpr int key_bits = Place<typename KeyRun::Codes>::bits;
+    const int64_t from = col * dim_ / v_dim_ * key_bits / 8, bytes = (lesser(v_dim_, col + kVectors * kWidth) * dim_ / v_dim_ * key_bits / 8) - from;
+    for (int r = 0; r < each_;) {
+      for (int i = 0; i < kVectors; ++i) o[i] = at_column(first_row + r, int(col) + i * N);
+      const float* const p = weights_ + (first_row + r) * weights_stride_ + first;
+      const auto add = [&](auto rows) {
+        const Ahead ahead = r == 0 ? all_ahead : Ahead{};
+        add_values<rows(), kVectors, kWidth>(v, apart, keys, col, p, weights_stride_, o, T::cols, [&](int key) KERNELS_INLINE { ahead(key, from, bytes); });
+        r += rows();
+      };
+      const int left = each_ - r;
+      if (left >= 4 && N >= 16) add(Width<4>{});
+      else if (left >= 2) add(Width<2>{});
+      else add(Width<1>{});
+    }
+  }
+
+  // ---- many rows ---------------------------------------------------------------------------------------------------
+
+  // Whether any of the rows of a tile of rows see any of these keys.
+  bool any_sees(int first, int64_t begin, int keys) const {
+    for (int r = first; r < lesser(first + T::rows, count_); ++r) {
+      if (ranges_[r].begin < begin + keys && ranges_[r].end > begin) return true;
+    }
+    return false;
+  }
+
+  // Asks for part `step` of `steps` of a tile's rows.
+  template <class Source>
+  static void prefetch(const Source& source, int count, int64_t cols, int step, int steps) {
+    for (int i = count * step / steps; i < count * (step + 1) / steps; ++i) source.prefetch(i, 0, cols);
+  }
+
+  // While logits are summed, values come into the cache.
+  void many_logits(int64_t begin, int keys) {
+    const int64_t depth = Sizes::padded(dim_);
+    const auto v = values_of(0);
+    in_vectors(keys_of(0), keys, dim_, [&](const auto* rows, int, int first, int count) {
+      for (int key = first; key < first + count; key += N) turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
+    });
+    const int steps = (keys + T::cols - 1) / T::cols * (padded_ / T::rows);
+    int step = 0;
+    for (int key = 0; key < keys; key += T::cols) {
+      const float* const panel = turned_keys_ + key * depth;
+      for (int r = 0; r < count_; r += T::rows) {
+        prefetch(v, keys, v_dim_, step++, steps);
+        if (!any_sees(r, begin + key, T::cols)) continue;
+        for (int64_t col = 0; col < dim_; col += T::depth) {
+          const int stretch = int(lesser<int64_t>(T::depth, dim_ - col));
+          multiply_rows<T::rows>(lesser(T::rows, count_ - r), q_ + col * padded_ + r * T::depth, panel + col * T::cols, stretch, col == 0,
+                                 in_panel(logits_, r, key), [](int) {});
+        }
+      }
+    }
+  }
+  // N keys side by side for each column.
+  template <class Codes>
+  void turn_keys(const RowAt<Codes>* rows, float* to) const {
+    int64_t col = 0;
+    for (; col + N <= dim_; col += N) turn<N>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
+    if (col < dim_) turn<kTail>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
+  }
+  template <int kWidth, class Codes, int... i>
+  static KERNELS_INLINE void turn(const RowAt<Codes>* rows, int64_t col, float* to, std::integer_sequence<int, i...> lanes) {
+    Register<float> square[] = {vector_of<kWidth>(rows[i], col)...};
+    transpose<1, float>(square, lanes);
+    (put_vector<float>(to + i * T::cols, square[i]), ...);
+  }
+
+  // While values are added, the next tile's keys come into the cache, `more` of them.
+  void many_values(int64_t begin, int keys, int more) {
+    const auto next = keys_of(0);
+    in_vectors(values_of(0), keys, v_dim_, [&](const auto* rows, int, int first, int count) {
+      for (int key = first; key < first + count; ++key) {
+        const auto& row = rows[key - first];
+        const auto at = [&](int64_t col) { return turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols; };
+        int64_t col = 0;
+        for (; col + N <= v_dim_; col += N) put_vector<float>(at(col), vector_of<N>(row, col));
+        if (col < v_dim_) put_vector<float>(at(col), vector_of<kTail>(row, col)), col += N;
+        for (; col < sizes_.o; col += N) put_vector<float>(at(col), Register<float>{});
+      }
+    });
+    const int steps = int(sizes_.o / T::cols) * (padded_ / T::rows);
+    int step = 0;
+    for (int64_t col = 0; col < sizes_.o; col += T::cols) {
+      for (int r = 0; r < count_; r += T::rows) {
+        if (more > 0) prefetch(next, more, dim_, step, steps);
+        ++step;
+        if (!any_sees(r, begin, keys)) continue;
+        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys, keys, false,
+                               at_column(r, int(col)), [](int) {});
+      }
+    }
+  }
+
+  // ---- results -----------------------------------------------------------------------------------------------------
+
+  // o(Width, col): the sums of a row under its state.
+  template <class Sums>
+  void write(int r, const Sums& o, const SoftmaxState<float>& state) const {
+    const int64_t token = token_of(r), head = head_of(r), first = head * v_dim_;
+    const float inverse = state.inverse();
+    const auto map = sink_map(c_.out);
+    const auto& end = sink_end(c_.out);
+    const Packs<DirectLoad<float>, Out> packs({nullptr, 0}, c_.out, v_dim_);
+    packs.each(first, first + v_dim_, [&](auto width, int64_t col) KERNELS_INLINE {
+      const auto v = o(width, col - first) * inverse;
+      put(end, apply_map(map, v, fetch_operands<width()>(map, token, col), token, col), token, col);
+    });
+    c_.options.write_lse(state.logsumexp(), token, head, c_.shape.heads);
+  }
+
+  // Room for what has no default constructor.
+  template <class Row, int kCount>
+  struct Room {
+    alignas(Row) unsigned char bytes[kCount * sizeof(Row)];
+    Row* at(int64_t i) { return reinterpret_cast<Row*>(bytes) + i; }
+  };
+
+  const Call& c_;
+  AttentionPart part_;
+  Sizes sizes_;
+  bool few_;
+  int heads_, each_, count_, padded_;  // each_: rows of a kv head
+  int64_t group_, dim_, v_dim_;
+  int weights_stride_;
+  int64_t q_len_ = 0, kv_len_ = 0;
+  float *q_, *o_, *logits_, *weights_, *turned_keys_, *turned_values_, *rows_;
+  SoftmaxState<float> states_[kMostRows];
+  KeyRange ranges_[kMostRows];
+  Room<Key, kMostTileKeys> keys_;
+  Room<Value, kMostTileKeys> values_;
+  const char *key_places_[kMostTileKeys], *value_places_[kMostTileKeys];
+  float key_scales_[kMostTileKeys], value_scales_[kMostTileKeys];
+  alignas(64) float memory_[kAttentionFloats];
+};
+
+}  // namespace host
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,303 @@
+// Weights in registers on the CPU: a unit is kPadding columns of a row, read and decoded vector by vector, and what is shared by the
+// columns of a group: scales and zero points.
+//
+//   row:   | unit: vector 0 | vector 1 | ... | next unit ...      16-bit and 8-bit weights: each vector has neighbouring columns
+//          | word 0 | word 1 | ... | word n |                     4-bit ("in planes"): vector i has code i of each word
+#pragma once
+
+#include "inputs.h"
+
+KERNELS_BEGIN
+namespace detail {
+namespace host {
+
+// Columns that are multiplied at a time, between two looks ahead, and those that are summed in a register before the next ones.
+constexpr int kStrideCols = 128;
+constexpr int64_t kRunCols = 2048;
+// Rows in a buffer end with zeros up to a multiple of so many columns.
+constexpr int kPadding = 32;
+// Between rows in a buffer, so that they do not all lie in the same lines of a cache.
+constexpr int kRowGap = 16;
+
+// f(Width<0>), f(Width<1>) ... f(Width<N - 1>): a loop whose indices are constants.
+template <class F, int... I>
+KERNELS_INLINE inline void unrolled(const F& f, std::integer_sequence<int, I...>) { (f(Width<I>{}), ...); }
+template <int N, class F>
+KERNELS_INLINE inline void unrolled(const F& f) { unrolled(f, std::make_integer_sequence<int, N>{}); }
+
+// So many columns of a row of weights, as vectors. Those of quantized weights are without their scale and zero point.
+template <class C, class W>
+class Unit {
+ public:
+  static constexpr int cols = kPadding;
+  static constexpr bool in_planes = false, scaled = false;
+
+  KERNELS_INLINE Unit(const W& w, int64_t row, int64_t col) : w_(w), row_(row), col_(col) {}
+  template <int i>
+  KERNELS_INLINE Register<C> vector() const {
+    constexpr int N = kLanes<C>;
+    const int64_t at = col_ + i * N;
+    return in_register(convert<C>(resolve(w_, fetch<N>(w_, row_, at), row_, at)));
+  }
+
+ private:
+  const W& w_;
+  int64_t row_, col_;
+};
+
+#if KERNELS_VECTORS
+// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where it is in
+// the word, as a number without a sign. So a code takes two instructions. All else is left to the inputs, put_in_planes(): their order,
+// and what a code is to be multiplied with; what is to be subtracted from all codes is multiplied with the sum of their inputs.
+template <class Format>
+class Unit<float, Words<Format>> {
+  static constexpr int N = kLanes<float>;
+  static constexpr uint32_t mask(int i) { return Format::mask << Format::shift(i); }
+  // The highest bit would be a sign.
+  static constexpr bool highest(int i) { return mask(i) >> 31 != 0; }
+
+ public:
+  static constexpr int cols = 8 * N;
+  static constexpr bool in_planes = true, scaled = std::is_same<Format, Gf4>::value;
+  static constexpr float offset = Format::offset * Format::slope;
+  // What vector i holds for each 1 that a weight is worth.
+  static constexpr float unity(int i) { return (highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope; }
+
+  KERNELS_INLINE Unit(const Words<Format>& w, int64_t row, int64_t col) : words_(bit_cast<VectorOf<uint32_t, N>>(w.template fetch<cols>(row, col))) {}
+  template <int i>
+  KERNELS_INLINE Register<float> vector() const {
+    using Ints = VectorOf<int32_t, N>;
+    return __builtin_convertvector(Ints(highest(i) ? words_ >> Format::shift(i) : words_ & mask(i)), Register<float>);
+  }
+  KERNELS_INLINE Register<float> scale() const { return gf4_scales<N>(words_); }
+
+ private:
+  VectorOf<uint32_t, N> words_;
+};
+
+#if defined(__F16C__)
+// float8 by way of halves, two vectors at a time.
+template <class T>
+class SmallFloats {
+  static constexpr int N = kLanes<float>;
+
+ public:
+  static constexpr int cols = kPadding;
+  static constexpr bool in_planes = false, scaled = std::is_same<T, float8_e4m3>::value;
+
+  KERNELS_INLINE SmallFloats(const DirectLoad<T>& w, int64_t row, int64_t col) {
+    unrolled<cols / (2 * N)>([&](auto i) KERNELS_INLINE {
+      const auto codes = w.template fetch<2 * N>(row, col + i() * 2 * N).unpack();
+      if constexpr (scaled) halves_[i()] = e4m3_as_halves(codes);
+      else halves_[i()] = e5m2_as_halves(codes);
+    });
+  }
+  template <int i>
+  KERNELS_INLINE Register<float> vector() const { return in_register(convert<float>(bit_cast<Pack<half, N>>(part<i % 2>(halves_[i / 2])))); }
+  KERNELS_INLINE Register<float> scale() const { return in_register(broadcast<N>(256.f)); }
+
+ private:
+  template <int kHalf>
+  static KERNELS_INLINE auto part(const VectorOf<uint16_t, 2 * N>& halves) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_extracti64x4_epi64(0xf, (__m512i)halves, kHalf);
+#else
+    return _mm256_extractf128_si256((__m256i)halves, kHalf);
+#endif
+  }
+
+  VectorOf<uint16_t, 2 * N> halves_[cols / (2 * N)];
+};
+template <>
+class Unit<float, DirectLoad<float8_e4m3>> : public SmallFloats<float8_e4m3> {
+ public:
+  using SmallFloats::SmallFloats;
+};
+template <>
+class Unit<float, DirectLoad<float8_e5m2>> : public SmallFloats<float8_e5m2> {
+ public:
+  using SmallFloats::SmallFloats;
+};
+#endif
+#endif
+
+template <class C, class Codes, class S>
+class Unit<C, Dequant<Codes, S>> : public Unit<C, Codes> {
+  using OfCodes = Unit<C, Codes>;
+
+ public:
+  static constexpr bool scaled = true;
+  // A zero point is one of codes with their own scale, if they have one.
+  static constexpr bool scales_codes = OfCodes::scaled && S::has_zeros;
+  KERNELS_INLINE Unit(const Dequant<Codes, S>& w, int64_t row, int64_t col) : OfCodes(w.codes(), row, col) {}
+  template <int i>
+  KERNELS_INLINE Register<C> vector() const {
+    if constexpr (scales_codes) return OfCodes::template vector<i>() * OfCodes::scale();
+    else return OfCodes::template vector<i>();
+  }
+  // What the scale of the group is multiplied with.
+  KERNELS_INLINE Register<C> scaled_by(const Register<C>& scale) const {
+    if constexpr (OfCodes::scaled && !scales_codes) return scale * OfCodes::scale();
+    else return scale;
+  }
+};
+template <class C, class S, int kParts>
+class Unit<C, Stacked<S, kParts>> : public Unit<C, S> {};
+template <class C, class S>
+class Unit<C, Shifted<S>> : public Unit<C, S> {};
+template <class C, class S>
+class Unit<C, Paired<S>> : public Unit<C, S> {};
+
+// Rows of a matrix that follow each other in two lines: row v is base + v / 2 * step, or, if v is odd, `odd` rows behind that.
+template <class S>
+struct TwoLines {
+  S source;
+  int64_t base, step, odd;
+};
+template <class W>
+struct MatrixOf {
+  using type = W;
+  static KERNELS_INLINE const W& of(const W& w) { return w; }
+  static KERNELS_INLINE int64_t row(const W&, int64_t row) { return row; }
+};
+template <class S>
+struct MatrixOf<TwoLines<S>> {
+  using type = S;
+  static KERNELS_INLINE const S& of(const TwoLines<S>& w) { return w.source; }
+  static KERNELS_INLINE int64_t row(const TwoLines<S>& w, int64_t row) { return w.base + (row >> 1) * w.step + (row & 1) * w.odd; }
+};
+
+// Where weights lie, if they lie anywhere, and of how many bits they are.
+template <class W>
+struct Place {
+  static constexpr int bits = 0;
+};
+template <class T, class C>
+struct Place<DirectLoad<T, C>> {
+  static constexpr int bits = 8 * int(sizeof(T));
+  static KERNELS_INLINE const char* of(const DirectLoad<T, C>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row, col)); }
+};
+template <class Format>
+struct Place<Words<Format>> {
+  static constexpr int bits = 4;
+  static KERNELS_INLINE const char* of(const Words<Format>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row) + (col >> 3)); }
+};
+template <class Codes, class S>
+struct Place<Dequant<Codes, S>> {
+  static constexpr int bits = Place<Codes>::bits;
+  static KERNELS_INLINE const char* of(const Dequant<Codes, S>& w, int64_t row, int64_t col) { return Place<Codes>::of(w.codes(), row, col); }
+};
+
+// Whether units may be read at multiples of their length, wherever a row begins.
+template <class C, class W>
+bool in_units(const W& w) {
+  if constexpr (is_dequant<W>::value) {
+    // A scale for each word, or for each unit, or for more.
+    using U = Unit<C, W>;
+    constexpr int least = U::in_planes ? 8 : U::cols;
+    return !(U::in_planes && U::scales_codes) && in_units<C>(w.codes()) && w.scales().group() >= least;
+  } else {
+    return Unit<C, W>::in_planes || any_width<W>;
+  }
+}
+
+// Column 8 i + j of each unit goes to i + j * lanes: that of inputs divided by what the unit's vector j is too large by, that of weights
+// multiplied with it. All are powers of two, or their negatives.
+template <class U, class C>
+void put_in_planes(C* values, int64_t count, bool weights) {
+  constexpr int N = kLanes<C>, cols = 8 * N;
+  for (int64_t col = 0; col + cols <= count; col += cols) {
+    C unit[cols];
+    copy_bytes<int(sizeof(unit))>(unit, values + col);
+    for (int j = 0; j < 8; ++j) {
+      const C factor = weights ? U::unity(j) : 1 / U::unity(j);
+      for (int i = 0; i < N; ++i) values[col + j * N + i] = unit[8 * i + j] * factor;
+    }
+  }
+}
+
+template <class U>
+constexpr bool has_offset() {
+  if constexpr (U::in_planes) return U::offset != 0;
+  else return false;
+}
+
+// What the columns of a unit share: the scales and zero points of a run of columns in some rows.
+template <class C, class W, int kRows>
+class Shared {
+ public:
+  template <class RowOf>
+  KERNELS_INLINE Shared(const W&, const RowOf&, int64_t, int64_t) {}
+  static constexpr int64_t group = kStrideCols;
+  static constexpr bool has_centers = has_offset<Unit<C, W>>();
+  KERNELS_INLINE int64_t index(int64_t) const { return 0; }
+  KERNELS_INLINE Register<C> scale(const Unit<C, W>& unit, int, int64_t) const { return unit.scale(); }
+  KERNELS_INLINE Register<C> center(int, int64_t) const { return in_register(broadcast<kLanes<C>>(Unit<C, W>::offset)); }
+};
+template <class C, class Codes, class S, int kRows>
+class Shared<C, Dequant<Codes, S>, kRows> {
+  using W = Dequant<Codes, S>;
+  using U = Unit<C, W>;
+  static constexpr int N = kLanes<C>, most = kRunCols / (U::in_planes ? 8 : U::cols) + 1;
+
+ public:
+  static constexpr bool has_centers = S::has_zeros || has_offset<U>();
+  // Columns [begin, begin + count), kRunCols at most, of rows row_of(0), row_of(1) ...
+  template <class RowOf>
+  KERNELS_INLINE Shared(const W& w, const RowOf& row_of, int64_t begin, int64_t count)
+      : log2_(w.scales().col_log2()), begin_(begin), first_(begin >> log2_), group(w.scales().group(kStrideCols)) {
+    const int64_t number = ((begin + count - 1) >> log2_) - first_ + 1;
+    for (int r = 0; r < kRows; ++r) {
+      read_row(load(w.scales().scale_at(row_of(r), begin), 0), 0, 0, number, scales_[r]);
+      if constexpr (S::has_zeros) read_row(load(w.scales().zero_at(row_of(r), begin), 0), 0, 0, number, zeros_[r]);
+    }
+    if constexpr (U::in_planes) {
+      for (int i = 0; i < N; ++i) lanes_[i] = int32_t(8 * i >> lesser(log2_, 30));
+    }
+  }
+
+  // The number of the group that a column is in.
+  KERNELS_INLINE int64_t index(int64_t col) const { return ((begin_ + col) >> log2_) - first_; }
+  KERNELS_INLINE Register<C> scale(const U& unit, int r, int64_t index) const { return unit.scaled_by(of_unit(scales_[r] + index)); }
+  // What is subtracted from codes.
+  KERNELS_INLINE Register<C> center(int r, int64_t index) const {
+    if constexpr (!has_offset<U>()) return of_unit(zeros_[r] + index);
+    else if constexpr (S::has_zeros) return of_unit(zeros_[r] + index) + in_register(broadcast<N>(C(U::offset)));
+    else return in_register(broadcast<N>(C(U::offset)));
+  }
+
+ private:
+  // In planes, each lane has a group of its own.
+  KERNELS_INLINE Register<C> of_unit(const C* at) const {
+    if constexpr (!U::in_planes) {
+      return in_register(broadcast<N>(*at));
+    } else {
+#if KERNELS_VECTORS && defined(__AVX512F__)
+      return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)lanes_, vector_at(at));
+#elif KERNELS_VECTORS && defined(__AVX2__)
+      return _mm256_permutevar8x32_ps(vector_at(at), (__m256i)lanes_);
+#elif KERNELS_VECTORS
+      Register<C> out;
+      for (int i = 0; i < N; ++i) out[i] = at[lanes_[i]];
+      return out;
+#endif
+    }
+  }
+
+  int log2_;
+  int64_t begin_, first_;
+  // A vector may be read from the last one on.
+  C scales_[kRows][most + N], zeros_[S::has_zeros ? kRows : 1][most + N];
+#if KERNELS_VECTORS
+  VectorOf<int32_t, N> lanes_;
+#else
+  int32_t lanes_[N];
+#endif
+
+ public:
+  const int64_t group;
+};
+
+}  // namespace host
+}  // namespace detail
+KERNELS_END
