@@ -200,7 +200,7 @@ class TokenOutput {
 };
 
 template <class T>
-struct RowsOf {
+struct StridedRows {
   const T* p = nullptr;
   int64_t ld = 0;
   KERNELS_HD const T* at(int64_t row) const { return p + row * ld; }
@@ -212,9 +212,9 @@ struct SampleOptions {
   RowValue<int32_t> top_k = 0;
   RowValue<uint64_t> seed = 0, step = 0;
   float soft_cap = 0.f;
-  RowsOf<float> bias;
-  RowsOf<uint32_t> allowed;
-  RowsOf<int32_t> counts, previous;
+  StridedRows<float> bias;
+  StridedRows<uint32_t> allowed;
+  StridedRows<int32_t> counts, previous;
   const int32_t* lengths = nullptr;
   bool says_bias = false, says_allowed = false, says_counts = false, says_previous = false, says_status = false;
   int32_t* status = nullptr;
@@ -417,7 +417,7 @@ inline Status check_vocabulary(int64_t rows, int64_t vocabulary) {
   return {};
 }
 template <class T>
-Status check_rows_of(const RowsOf<T>& rows, int64_t least, const char* null, const char* misaligned, const char* stride, bool repeats) {
+Status check_rows_of(const StridedRows<T>& rows, int64_t least, const char* null, const char* misaligned, const char* stride, bool repeats) {
   KERNELS_TRY(check_pointer(rows.p, null, misaligned));
   return rows.ld >= least || (repeats && rows.ld == 0) ? Status{} : invalid(stride);
 }
