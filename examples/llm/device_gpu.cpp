@@ -2,8 +2,10 @@
 // PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "device.h"
 
@@ -66,6 +68,7 @@ class Gpu : public Device {
     check(cudaGetDeviceProperties(&about_, device_));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     place_.stream = stream_;
+    place_.threads = int(std::max(1u, std::thread::hardware_concurrency()));  // converts weights
     // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph.
     const auto on = [](const char* name) { const char* const value = std::getenv(name); return value == nullptr || std::strcmp(value, "0") != 0; };
     place_.early = on("LLM_EARLY");

@@ -1,7 +1,9 @@
 #include "model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 namespace llm {
 
@@ -260,8 +262,13 @@ class Model::Loader {
       model_.plan_.weights += bytes + scales;
       out.data = out.scales = "";  // anything but null, in a plan
       if (!only_plan_) {
-        if (as_it_is) out.data = keep(tensor.data, bytes);
-        else convert(tensor, transposed, out, bytes, scales);
+        if (as_it_is) {
+          out.data = keep(tensor.data, bytes), out.scales = nullptr;
+        } else {
+          Converted result(bytes, scales);
+          convert(tensor, 0, rows, transposed, out, 0, result);
+          keep(out, result);
+        }
       }
     }
     done(tensor.bytes);
@@ -284,20 +291,14 @@ class Model::Loader {
     model_.weights_per_token_ += size_t(share * double(bytes + scales)), model_.weights_count_ += size_t(share * double(out.rows * cols));
     model_.plan_.weights += bytes + scales;
     if (only_plan_) return out;
-    std::vector<unsigned char> data(bytes), scale(scales);
-    std::vector<float> values;
+    Converted result(bytes, scales);
     int64_t row = 0;
     for (const Slice& part : parts) {
-      const Tensor& tensor = *part.tensor;
-      const unsigned char* const from = tensor.data + size_t(part.first * cols) * size_t(bits_of(tensor.type) / 8);
-      values.resize(size_t(part.rows * cols));
-      to_floats(tensor.type, from, values.data(), part.rows * cols);
-      from_floats(values.data(), part.rows, cols, type, data.data() + llm::weight_bytes(type, row, cols), scale.data() + scale_bytes(type, row, cols));
+      convert(*part.tensor, part.first, part.rows, false, out, row, result);
       row += part.rows;
-      done(size_t(part.rows * cols) * size_t(bits_of(tensor.type) / 8));
+      done(size_t(part.rows * cols) * size_t(bits_of(part.tensor->type) / 8));
     }
-    out.data = keep(data.data(), bytes);
-    out.scales = scales > 0 ? keep(scale.data(), scales) : nullptr;
+    keep(out, result);
     return out;
   }
 
@@ -325,24 +326,39 @@ class Model::Loader {
     model_.memory_.back().upload(from, bytes);
     return model_.memory_.back().as();
   }
-  void convert(const Tensor& tensor, bool transposed, Matrix& out, size_t bytes, size_t scales) {
-    // Some rows at a time, so that no second copy of a large matrix is needed in floats.
-    std::vector<unsigned char> data(bytes), scale(scales);
-    const int64_t size = bits_of(tensor.type) / 8, some = std::max<int64_t>(1, (int64_t(1) << 20) / std::max<int64_t>(1, out.cols));
-    std::vector<float> values(size_t(some * out.cols)), one(1);
-    for (int64_t row = 0; row < out.rows; row += some) {
-      const int64_t n = std::min(some, out.rows - row);
-      if (!transposed) {
-        to_floats(tensor.type, tensor.data + row * out.cols * size, values.data(), n * out.cols);
-      } else {
-        for (int64_t col = 0; col < out.cols; ++col) {
-          for (int64_t i = 0; i < n; ++i) to_floats(tensor.type, tensor.data + (col * out.rows + row + i) * size, &values[size_t(i * out.cols + col)], 1);
+  // Weights of another type than the file's, on their way to the device.
+  struct Converted {
+    std::vector<unsigned char> data, scales;
+    Converted(size_t bytes, size_t scale_bytes) : data(bytes), scales(scale_bytes) {}
+  };
+  // Rows of a tensor from `first` on become those from `to` on: some at a time in each thread, so that no second copy of a large matrix is
+  // needed in floats.
+  void convert(const Tensor& tensor, int64_t first, int64_t rows, bool transposed, const Matrix& out, int64_t to, Converted& result) const {
+    const int64_t size = bits_of(tensor.type) / 8, cols = out.cols, some = std::max<int64_t>(1, (int64_t(1) << 18) / std::max<int64_t>(1, cols));
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+      std::vector<float> values(size_t(some * cols));
+      for (int64_t row; (row = next.fetch_add(some)) < rows;) {
+        const int64_t n = std::min(some, rows - row);
+        if (!transposed) {
+          to_floats(tensor.type, tensor.data + (first + row) * cols * size, values.data(), n * cols);
+        } else {
+          for (int64_t col = 0; col < cols; ++col) {
+            for (int64_t i = 0; i < n; ++i) to_floats(tensor.type, tensor.data + (col * out.rows + first + row + i) * size, &values[size_t(i * cols + col)], 1);
+          }
         }
+        from_floats(values.data(), n, cols, out.type, result.data.data() + llm::weight_bytes(out.type, to + row, cols), result.scales.data() + scale_bytes(out.type, to + row, cols));
       }
-      from_floats(values.data(), n, out.cols, out.type, data.data() + llm::weight_bytes(out.type, row, out.cols), scale.data() + scale_bytes(out.type, row, out.cols));
-    }
-    out.data = keep(data.data(), bytes);
-    out.scales = scales > 0 ? keep(scale.data(), scales) : nullptr;
+    };
+    std::vector<std::thread> others;
+    const int64_t most = std::min<int64_t>(model_.device_.place().threads, (rows + some - 1) / some);
+    for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+  }
+  void keep(Matrix& out, const Converted& result) {
+    out.data = keep(result.data.data(), result.data.size());
+    out.scales = result.scales.empty() ? nullptr : keep(result.scales.data(), result.scales.size());
   }
 
   Model& model_;

@@ -23,7 +23,7 @@ constexpr int bits_of(Type type) {
   return bits[int(type)];
 }
 
-// Where calls run: threads of the CPU, or a stream (cudaStream_t).
+// Where calls run: threads of the CPU, which also convert weights for a GPU, or a stream (cudaStream_t).
 struct Place {
   int threads = 1;
   void* stream = nullptr;
