@@ -227,86 +227,112 @@ KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) 
   return widened_bytes(in) << 8;
 }
 #endif
-}  // namespace detail
 
-// Elementwise conversion; pairs and eights go through the hardware's vector conversions.
-template <class To, class From, int N>
-KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
-  Pack<To, N> out;
 #if defined(KERNELS_DEVICE_CODE)
-  if constexpr (std::is_same<To, From>::value) {
-    return in;
-  } else if constexpr (N % 2 == 0 && std::is_same<To, float>::value && sizeof(From) <= 2 && !std::is_integral<From>::value) {
-    KERNELS_UNROLL
-    for (int i = 0; i < N; i += 2) {
-      if constexpr (sizeof(From) == 2) {
-        uint32_t two;
-        memcpy(&two, in.v + i, sizeof(two));
-        if constexpr (std::is_same<From, half>::value) {
-          arch::halves_to_floats(two, out.v[i], out.v[i + 1]);
-        } else {
-          out.v[i] = bit_cast<float>(two << 16);
-          out.v[i + 1] = bit_cast<float>(two & 0xffff0000u);
-        }
+// Pairs of half, bfloat16 or fp8 as floats, and floats as such pairs: one instruction converts two.
+template <class T, int N>
+KERNELS_HD Pack<float, N> floats_of_pairs(const Pack<T, N>& in) {
+  Pack<float, N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; i += 2) {
+    if constexpr (sizeof(T) == 2) {
+      uint32_t two;
+      memcpy(&two, in.v + i, sizeof(two));
+      if constexpr (std::is_same<T, half>::value) {
+        arch::halves_to_floats(two, out.v[i], out.v[i + 1]);
       } else {
-        const auto kind = std::is_same<From, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
-        const auto codes = static_cast<__nv_fp8x2_storage_t>(in.v[i].__x | in.v[i + 1].__x << 8);
-        const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(codes, kind);
-        arch::halves_to_floats(two.x | uint32_t(two.y) << 16, out.v[i], out.v[i + 1]);
+        out.v[i] = bit_cast<float>(two << 16);
+        out.v[i + 1] = bit_cast<float>(two & 0xffff0000u);
       }
+    } else {
+      const auto kind = std::is_same<T, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
+      const auto codes = static_cast<__nv_fp8x2_storage_t>(in.v[i].__x | in.v[i + 1].__x << 8);
+      const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(codes, kind);
+      arch::halves_to_floats(two.x | uint32_t(two.y) << 16, out.v[i], out.v[i + 1]);
     }
-    return out;
-  } else if constexpr (N % 2 == 0 && std::is_same<From, float>::value && sizeof(To) <= 2 &&
-                       !std::is_integral<To>::value) {
-    KERNELS_UNROLL
-    for (int i = 0; i < N; i += 2) {
-      if constexpr (sizeof(To) == 2) {
-        constexpr auto pair = std::is_same<To, half>::value ? arch::floats_to_halves : arch::floats_to_bfloats;
-        const uint32_t two = pair(in.v[i], in.v[i + 1]);
-        memcpy(out.v + i, &two, sizeof(two));
-      } else {
-        const auto kind = std::is_same<To, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
-        const auto two = __nv_cvt_float2_to_fp8x2(make_float2(in.v[i], in.v[i + 1]), __NV_SATFINITE, kind);
-        out.v[i].__x = static_cast<__nv_fp8_storage_t>(two & 0xff);
-        out.v[i + 1].__x = static_cast<__nv_fp8_storage_t>(two >> 8);
-      }
+  }
+  return out;
+}
+template <class T, int N>
+KERNELS_HD Pack<T, N> pairs_of_floats(const Pack<float, N>& in) {
+  Pack<T, N> out;
+  KERNELS_UNROLL
+  for (int i = 0; i < N; i += 2) {
+    if constexpr (sizeof(T) == 2) {
+      constexpr auto pair = std::is_same<T, half>::value ? arch::floats_to_halves : arch::floats_to_bfloats;
+      const uint32_t two = pair(in.v[i], in.v[i + 1]);
+      memcpy(out.v + i, &two, sizeof(two));
+    } else {
+      const auto kind = std::is_same<T, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
+      const auto two = __nv_cvt_float2_to_fp8x2(make_float2(in.v[i], in.v[i + 1]), __NV_SATFINITE, kind);
+      out.v[i].__x = static_cast<__nv_fp8_storage_t>(two & 0xff);
+      out.v[i + 1].__x = static_cast<__nv_fp8_storage_t>(two >> 8);
     }
-    return out;
-  } else
-#else
-  if constexpr (std::is_same<To, From>::value) {
-    return in;
-  } else
+  }
+  return out;
+}
+#elif defined(__F16C__)
+// Eight halves, or with AVX-512 sixteen, in one instruction: vectors as long as those of the loops around, as a value stored in two
+// parts would have to wait for both in the cache. Masked with all ones, because g++ 12 warns about the forms without a mask.
+template <int N>
+KERNELS_HD Pack<float, N> floats_of_halves(const Pack<half, N>& in) {
+  Pack<float, N> out;
 #if defined(__AVX512F__)
-  // Vectors as long as those of the loops around: a value stored in two halves would have to wait for both in the cache.
-  // Masked with all ones, because g++ 12 warns about the plain forms.
-  if constexpr (N % 16 == 0 && std::is_same<From, half>::value && std::is_same<To, float>::value) {
+  if constexpr (N % 16 == 0) {
     for (int i = 0; i < N; i += 16) {
       const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in.v + i));
       _mm512_storeu_ps(out.v + i, _mm512_maskz_cvtph_ps(0xffff, codes));
     }
     return out;
-  } else if constexpr (N % 16 == 0 && std::is_same<From, float>::value && std::is_same<To, half>::value) {
+  }
+#endif
+  for (int i = 0; i < N; i += 8) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.v + i));
+    _mm256_storeu_ps(out.v + i, _mm256_cvtph_ps(codes));
+  }
+  return out;
+}
+template <int N>
+KERNELS_HD Pack<half, N> halves_of_floats(const Pack<float, N>& in) {
+  Pack<half, N> out;
+#if defined(__AVX512F__)
+  if constexpr (N % 16 == 0) {
     for (int i = 0; i < N; i += 16) {
       const __m256i codes = _mm512_maskz_cvtps_ph(0xffff, _mm512_loadu_ps(in.v + i), _MM_FROUND_TO_NEAREST_INT);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.v + i), codes);
     }
     return out;
-  } else
+  }
 #endif
+  for (int i = 0; i < N; i += 8) {
+    const __m128i codes = _mm256_cvtps_ph(_mm256_loadu_ps(in.v + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.v + i), codes);
+  }
+  return out;
+}
+#endif
+}  // namespace detail
+
+// Elementwise conversion; pairs and eights go through the hardware's vector conversions.
+template <class To, class From, int N>
+KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
+#if defined(KERNELS_DEVICE_CODE)
+  if constexpr (std::is_same<To, From>::value) {
+    return in;
+  } else if constexpr (N % 2 == 0 && std::is_same<To, float>::value && sizeof(From) <= 2 && !std::is_integral<From>::value) {
+    return detail::floats_of_pairs(in);
+  } else if constexpr (N % 2 == 0 && std::is_same<From, float>::value && sizeof(To) <= 2 && !std::is_integral<To>::value) {
+    return detail::pairs_of_floats<To>(in);
+  } else
+#else
+  if constexpr (std::is_same<To, From>::value) {
+    return in;
+  } else
 #if defined(__F16C__)
   if constexpr (N % 8 == 0 && std::is_same<From, half>::value && std::is_same<To, float>::value) {
-    for (int i = 0; i < N; i += 8) {
-      const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.v + i));
-      _mm256_storeu_ps(out.v + i, _mm256_cvtph_ps(codes));
-    }
-    return out;
+    return detail::floats_of_halves(in);
   } else if constexpr (N % 8 == 0 && std::is_same<From, float>::value && std::is_same<To, half>::value) {
-    for (int i = 0; i < N; i += 8) {
-      const __m128i codes = _mm256_cvtps_ph(_mm256_loadu_ps(in.v + i), _MM_FROUND_TO_NEAREST_INT);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out.v + i), codes);
-    }
-    return out;
+    return detail::halves_of_floats(in);
   } else
 #endif
 #if KERNELS_VECTORS
@@ -328,6 +354,7 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
 #endif
 #endif
   {
+    Pack<To, N> out;
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) out.v[i] = convert<To>(in.v[i]);
     return out;
