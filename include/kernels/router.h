@@ -190,7 +190,7 @@ class Combined : public Functor {
   KERNELS_HD auto load(int64_t row, int64_t col) const {
     using C = compute_type<S>;
     using Fetched = decltype(detail::fetch<N>(source_, row, col));
-    constexpr int kUnroll = 4;  // rows that are under way at a time
+    constexpr int kUnroll = 4;  // rows that are in flight at a time
     Pack<C, N> sum = broadcast<N>(C(0));
     const int64_t first = row * top_k_, end = first + top_k_;
     for (int64_t choice = first; choice < end; choice += kUnroll) {

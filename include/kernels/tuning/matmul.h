@@ -8,7 +8,7 @@ KERNELS_BEGIN
 namespace tuning {
 
 // Rows of weights that a block of the gemv path makes, and its threads at most, or where these take a row in one go. 16-bit
-// weights: 1 to 8 rows and 32 to 512 threads with 1 to 8 packs of each under way differ by up to 10 %: 14336 x 4096 took 27.2 us with
+// weights: 1 to 8 rows and 32 to 512 threads with 1 to 8 packs of each in flight differ by up to 10 %: 14336 x 4096 took 27.2 us with
 // 512 threads and 27.6 with 256, 4096 x 14336 28.0 and 27.7. What is done before the first load is issued and after the last one arrives counts:
 // 400 cycles more in every block took 0.9 us. A normalized input costs every block its statistics and every multiplication its scale, so
 // that more rows share them: 4 with RMSNorm took 29.1 us (2: 31.2), 8 with LayerNorm 31.5 (4: 33.5). Values kept in shared memory for

@@ -1,6 +1,6 @@
 // Decoding on CUDA cores: all in float, from keys and values of any type and alignment, read through their functors.
 //
-//   logits:   lanes 0-3: key 0 | lanes 4-7: key 1 | ...    four lanes share a key and take its columns in turns
+//   logits:   lanes 0-3: keys 0, 8 | lanes 4-7: keys 1, 9 | ...    four lanes share a key and take its columns in turns
 //   output:   lane 0: columns 0-3 | lane 1: 4-7 | ...        of the values each lane has columns of its own
 //
 // Queries and weights are exchanged in shared memory. What the block and its warps do is in flash_decode.cuh.

@@ -174,14 +174,14 @@ class ProductEngine {
     // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then pairs of blocks
     // may share K.
     const bool can_be_alone = all <= Few::kRows * sms;
-    for (int parts = 1; parts <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++parts) {
+    for (int splits = 1; splits <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++splits) {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
-        const int64_t count = (all + rows - 1) / rows * parts, each = (count + sms - 1) / sms;
-        if (each > 1 && (parts > 1 || can_be_alone)) break;
-        const double busiest = double(each * rows * sms / parts) * (each > 1 ? tuning::kCostOfBusiest : 1);
+        const int64_t count = (all + rows - 1) / rows * splits, each = (count + sms - 1) / sms;
+        if (each > 1 && (splits > 1 || can_be_alone)) break;
+        const double busiest = double(each * rows * sms / splits) * (each > 1 ? tuning::kCostOfBusiest : 1);
         const double cost = greater(double(all), busiest) * (1 + tuning::kCostOfInputs * double(p_.m) / rows);
         if (cost >= best) continue;
-        best = cost, blocks = count, params.rows = rows, how.cluster = parts;
+        best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
     }
     // Long queues for blocks that are alone. No more blocks share a multiprocessor, those of the kernel behind included: they would

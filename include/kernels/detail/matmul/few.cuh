@@ -46,14 +46,14 @@ struct FewBody {
     extern __shared__ __align__(128) unsigned char shared[];
     const P& p = params.problem;
     if (!params.weights_ready) arch::grid_dependency_pass();
-    const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
-    const int tile = int(blockIdx.x / parts), tokens = int(p.m), columns = int(p.k);
+    const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
+    const int tile = int(blockIdx.x / splits), tokens = int(p.m), columns = int(p.k);
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
     __shared__ Uninitialized<TokenState<X>, kTokens> states;
     const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), i < tokens ? i : 0, i < tokens); };
 
     const int steps = (columns + kStep - 1) / kStep;
-    const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts), count = end - first;
+    const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits), count = end - first;
     const Copies copies(p, params.rows, output);
     const Inputs x(input, 0);
     const int stages = params.stages, stage_size = stage_bytes(tokens), last_stage = (stages - 1) * stage_size;
@@ -118,7 +118,7 @@ struct FewBody {
     }
     arch::copy_async_wait<0>();
     __syncthreads();
-    hand_over(params, sums, reinterpret_cast<float*>(shared), output, rank, parts);
+    hand_over(params, sums, reinterpret_cast<float*>(shared), output, rank, splits);
   }
 
  private:
@@ -176,7 +176,7 @@ struct FewBody {
   }
 
   // To the sink by way of shared memory.
-  static __device__ __forceinline__ void hand_over(const Params& params, const float (&sums)[kTokens / 16][kRows / 8][4], float* shared, int64_t output, unsigned rank, unsigned parts) {
+  static __device__ __forceinline__ void hand_over(const Params& params, const float (&sums)[kTokens / 16][kRows / 8][4], float* shared, int64_t output, unsigned rank, unsigned splits) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, tokens = int(params.problem.m);
     float* mine = shared + threadIdx.x / 32 * (kTokens * kPitch) + g * kPitch + 2 * t;
     KERNELS_UNROLL
@@ -188,21 +188,21 @@ struct FewBody {
         *reinterpret_cast<::float2*>(mine + (i * 16 + 8) * kPitch + j * 8) = {sums[i][j][2], sums[i][j][3]};
       }
     }
-    if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
+    if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
     else __syncthreads();
-    if (params.wide_out) put_sums<8>(params, shared, output, rank, parts);
-    else put_sums<outputs_per_store<P>>(params, shared, output, rank, parts);
+    if (params.wide_out) put_sums<8>(params, shared, output, rank, splits);
+    else put_sums<outputs_per_store<P>>(params, shared, output, rank, splits);
     // No block leaves while others read its sums.
-    if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
+    if (splits > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
   }
 
   template <int N>
-  static __device__ __forceinline__ void put_sums(const Params& params, const float* from, int64_t output, unsigned rank, unsigned parts) {
+  static __device__ __forceinline__ void put_sums(const Params& params, const float* from, int64_t output, unsigned rank, unsigned splits) {
     const P& p = params.problem;
     const int packs = params.rows / P::matrices / N, all = int(p.m) * packs;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
-    for (int i = int(threadIdx.x + kThreads * rank); i < all; i += kThreads * int(parts)) {
+    for (int i = int(threadIdx.x + kThreads * rank); i < all; i += kThreads * int(splits)) {
       const int64_t row = i / packs;
       const int at = i % packs * N;
       const int64_t col = output + at;
@@ -210,17 +210,17 @@ struct FewBody {
       const float* sums = from + row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8);
       if constexpr (P::matrices == 2) {
         const auto later = later_maps(map);
-        put(sink, apply_map(later, first_map(map).join(total<N>(sums, parts), total<N>(sums + 8, parts)), fetch_operands<N>(later, row, col), row, col), row, col);
+        put(sink, apply_map(later, first_map(map).join(total<N>(sums, splits), total<N>(sums + 8, splits)), fetch_operands<N>(later, row, col), row, col), row, col);
       } else {
-        put(sink, apply_map(map, total<N>(sums, parts), fetch_operands<N>(map, row, col), row, col), row, col);
+        put(sink, apply_map(map, total<N>(sums, splits), fetch_operands<N>(map, row, col), row, col), row, col);
       }
     }
   }
   template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned parts) {
-    if (parts == 1) return total_of_block<N>(at);
+  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
+    if (splits == 1) return total_of_block<N>(at);
     Pack<float, N> sum = total_of_block<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < parts; ++i) sum = sum + total_of_block<N>(arch::in_block(at, i));
+    for (unsigned i = 1; i < splits; ++i) sum = sum + total_of_block<N>(arch::in_block(at, i));
     return sum;
   }
   template <int N>

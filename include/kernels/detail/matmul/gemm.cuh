@@ -187,13 +187,13 @@ struct GemmSlabs {
   static __device__ __forceinline__ float* of_warp(float* shared, int slabs) { return shared + threadIdx.x / 32 * (slabs * kFloats); }
 
   // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`.
-  static __device__ __forceinline__ void put_slabs(const GemmParams<P>& params, const Tile& tile, const float* mine, int slabs, int row, unsigned rank, unsigned parts) {
-    if (parts > 1) arch::cluster_arrive(), arch::cluster_wait();
+  static __device__ __forceinline__ void put_slabs(const GemmParams<P>& params, const Tile& tile, const float* mine, int slabs, int row, unsigned rank, unsigned splits) {
+    if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
     else __syncwarp();
     const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
-    if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, parts);
-    else put_packs<outputs_per_store<P>>(params.problem, mine, slabs, token, tile.token_end, col, rank, parts);
-    if (parts > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
+    if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
+    else put_packs<outputs_per_store<P>>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
+    if (splits > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
     else __syncwarp();
   }
 
@@ -218,13 +218,13 @@ struct GemmSlabs {
   // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the same place, a lane would
   // wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
   template <int N>
-  static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned parts) {
+  static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned splits) {
     constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
     using Read = Operands<P, N>;
     constexpr int fit = kAheadBytes / int(sizeof(Read)), kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1 : fit < 8 ? fit : 8;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
-    const int step = 32 * int(parts), count = slabs * kEach;
+    const int step = 32 * int(splits), count = slabs * kEach;
     const auto at = [&](int i, const auto& f) {
       const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
       if (i < count && r < end && c < p.n) f(r, c);
@@ -243,19 +243,19 @@ struct GemmSlabs {
         at(i, [&](int64_t r, int64_t c) {
           if constexpr (P::matrices == 2) {
             const auto later = later_maps(map);
-            put(sink, apply_map(later, first_map(map).join(total<N>(from, parts), total<N>(from + kCols, parts)), fetch_operands<N>(later, r, c), r, c), r, c);
+            put(sink, apply_map(later, first_map(map).join(total<N>(from, splits), total<N>(from + kCols, splits)), fetch_operands<N>(later, r, c), r, c), r, c);
           } else {
-            put(sink, apply_map(map, total<N>(from, parts), read[j], r, c), r, c);
+            put(sink, apply_map(map, total<N>(from, splits), read[j], r, c), r, c);
           }
         });
       }
     }
   }
   template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned parts) {
-    if (parts == 1) return read_sums<N>(at);
+  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
+    if (splits == 1) return read_sums<N>(at);
     Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < parts; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
+    for (unsigned i = 1; i < splits; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
     return sum;
   }
   template <int N>
@@ -284,7 +284,7 @@ struct GemmTile {
   // not room for all of them.
   static __device__ __forceinline__ void run(const Params& params, const Tile& tile, bool early_weights, unsigned char* stages, TokenState<X>* states) {
     const P& p = params.problem;
-    const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
+    const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
     const int64_t token = tile.token, output = tile.output;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
@@ -300,7 +300,7 @@ struct GemmTile {
     };
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
-    const int first = int(int64_t(steps) * rank / parts), end = int(int64_t(steps) * (rank + 1) / parts);
+    const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
     Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, stages_of(params), first, end - first, columns};
     if (early_weights) {
       tiles.bring(0, 0, kWeightsOnly);
@@ -322,7 +322,7 @@ struct GemmTile {
     else multiply_by_warps(tiles, sums);
     arch::copy_async_wait<0>();
     __syncthreads();
-    hand_over(params, tile, sums, reinterpret_cast<float*>(stages), rank, parts);
+    hand_over(params, tile, sums, reinterpret_cast<float*>(stages), rank, splits);
   }
 
  private:
@@ -504,7 +504,7 @@ struct GemmTile {
   static __device__ __forceinline__ int warp_row() { return arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2); }
   static __device__ __forceinline__ int warp_column() { return Slabs::warp_column(); }
 
-  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[kBlocks][32], float* shared, unsigned rank, unsigned parts) {
+  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[kBlocks][32], float* shared, unsigned rank, unsigned splits) {
     float* mine = Slabs::of_warp(shared, kSlabs);
     // A loop, so that what the sink does is compiled once for each width, not for each slab.
 #pragma unroll 1
@@ -513,7 +513,7 @@ struct GemmTile {
       for (int i = 0; i < kBlocks; ++i) {  // registers cannot be indexed at run time
         if (i / kSlabs * kSlabs == first) Slabs::lay_out(mine + i % kSlabs * Slabs::kFloats, sums[i]);
       }
-      if constexpr (!Slabs::all_at_once) Slabs::put_slabs(params, tile, mine, kSlabs, warp_row() + first * Slabs::kTokens, rank, parts);
+      if constexpr (!Slabs::all_at_once) Slabs::put_slabs(params, tile, mine, kSlabs, warp_row() + first * Slabs::kTokens, rank, splits);
     }
   }
 };
@@ -552,8 +552,8 @@ struct GemmBody {
     __shared__ Uninitialized<TokenState<typename P::X>, most> states;
     const bool early_weights = params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
     if (!early_weights) arch::grid_dependency_pass();
-    const unsigned rank = arch::cluster_rank(), parts = arch::cluster_size();
-    const Tile tile = place_tile(params, blockIdx.x / parts);
+    const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
+    const Tile tile = place_tile(params, blockIdx.x / splits);
     if (tile.token >= tile.token_end) return;
     unsigned char* stages = shared + (kAligns ? -arch::shared_address(shared) & (kGemmAligned - 1) : 0);
     const auto run_if = [&](auto height) {
@@ -567,7 +567,7 @@ struct GemmBody {
     // For tiles of all heights at one place, as it is most of the code.
     if constexpr (Slabs::all_at_once) {
       const int slabs = params.tokens / Slabs::kTokens;
-      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, parts);
+      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, splits);
     }
   }
 

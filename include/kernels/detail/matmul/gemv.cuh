@@ -78,7 +78,7 @@ __device__ __forceinline__ RowsOf<One, int(sizeof...(r))> rows_of_head(const W& 
   }
 }
 
-// R rows of a matrix, kStep apart, and the packs of them that are under way. Rows beyond the end are read as the last one, packs
+// R rows of a matrix, kStep apart, and the packs of them that are in flight. Rows beyond the end are read as the last one, packs
 // beyond their end as zeros, if kZeros says so.
 template <class W, int N, int R, int U, bool kZeros, int kStep = 1>
 struct GemvRows {
