@@ -686,7 +686,7 @@ struct PartialBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ Scratch<P> scratch;
     const P& p = params.problem;
-    BlockTeam team(scratch);
+    BlockTeam<sizeof(scratch.warps[0][0]), true> team(scratch);
     for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
       typename P::Op::State running;
       const Piece piece(params, index);
