@@ -517,7 +517,7 @@ struct DecodeBody {
     __shared__ float2 state_of[kRows];  // of all parts so far
     __shared__ float shrink[kRows];     // what was summed before
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = p.v_dim / 4, results = item.rows * packs;
-    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows, distance = place.distance * p.tile_rows;
+    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows, distance = place.distance * p.tile_rows, step = distance * p.v_dim;
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
       const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = i / packs, col = (i - row * packs) * 4;
@@ -527,13 +527,14 @@ struct DecodeBody {
       for (int first = 0; first < place.count; first += kAtOnce) {
         const int count = lesser(kAtOnce, place.count - first);
         const int64_t from = goes_on + first * distance;
-        const float* const sums = p.outputs + (from + row) * p.v_dim + col;
+        const float* sums = p.outputs + (from + row) * p.v_dim + col;
         Pack<float, 4> some[kAtOnce];
         KERNELS_UNROLL
         for (int u = 0; u < kAtOnce; ++u) {
           if (u >= count) break;
-          const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums + u * distance * p.v_dim;
+          const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums;
           const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
+          sums += step;
           some[u] = {{x.x, x.y, x.z, x.w}};
         }
         KERNELS_ROLLED
