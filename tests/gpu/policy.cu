@@ -271,12 +271,12 @@ void split() {
       for (const int64_t cols : {1, 33, 5000, 65536, 100003}) {
         for (const int64_t rows : {1, 3, 40}) {
           if (rows == 40 && cols > 5000) continue;
-          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 512 ? Calls::served : Calls::refused);
+          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 512 && !have_clusters() ? Calls::served : Calls::refused);
         }
       }
     }
   }
-  sweep.finish();
+  sweep.finish(!have_clusters());
 }
 
 template <class Op, class T>

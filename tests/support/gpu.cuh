@@ -468,7 +468,8 @@ inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = 
   const int64_t words = cols * needs.held / 4;
   const bool wide = needs.wide && cols % 16 == 0, shared = much_shared_memory();
   const int64_t block_words = (wide ? 16 : 8) * 512;  // what functors that need many registers leave
-  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::streamed, 96), policy(R::split)};
+  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::streamed, 96)};
+  if (!have_clusters()) all.push_back(policy(R::split));
   if (words <= 512) all.push_back(policy(R::group, 32, 1, /*max_pack*/ 1));
   if (words <= 256 && wide) all.push_back(policy(R::group, 32));
   if (words <= block_words) all.push_back(policy(R::registers));

@@ -19,7 +19,7 @@ enum class Residency {
   registers,  // registers of a block, or of the blocks of a cluster
   shared,     // shared memory of a block, or of the blocks of a cluster; what has no room there is read twice
   streamed,   // nowhere: the row is read twice
-  split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace
+  split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace; in code without clusters
 };
 
 struct RowPolicy {

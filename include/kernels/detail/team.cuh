@@ -147,12 +147,11 @@ constexpr int largest_state() {
   return (largest + 7) / 8 * 8;
 }
 
-// kAlone: in a kernel that is never started in clusters, which then has no code for them.
-template <int kBytes, bool kAlone = false>
+template <int kBytes>
 class BlockTeam {
  public:
   __device__ __forceinline__ explicit BlockTeam(TeamScratch<kBytes>& scratch)
-      : scratch_(scratch), blocks_(kAlone ? 1 : arch::cluster_size()), warps_(blockDim.x / 32) {
+      : scratch_(scratch), blocks_(arch::cluster_size()), warps_(blockDim.x / 32) {
     if (blocks_ > 1) {
       if (threadIdx.x == 0) {
         arch::mbarrier_init(&scratch_.arrived[0], 1);

@@ -654,6 +654,8 @@ struct StreamBody {
 
 // ---- a row cut into chunks for many blocks -------------------------------------------------------------------------
 
+// Where there are clusters these share a long row, and the bodies have no code.
+
 template <class P>
 struct SplitParams {
   P problem;
@@ -684,21 +686,23 @@ struct PartialBody {
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    __shared__ Scratch<P> scratch;
-    const P& p = params.problem;
-    BlockTeam<sizeof(scratch.warps[0][0]), true> team(scratch);
-    for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
-      typename P::Op::State running;
-      const Piece piece(params, index);
-      const auto& source = cached(p.source);
-      piece.each<N, K>([&](const auto& at) {
-        Fetched<typename P::Source, N> fetched[at.count];
-        Pack<typename P::C, N> values[at.count];
-        fetch_run<N>(fetched, source, piece.row, at);
-        take_run<N>(p.op, source, running, fetched, values, piece.row, at);
-      });
-      const auto state = team.reduce(p.op, running, Count<typename P::C>(piece.end - piece.begin));
-      if (team.rank() == 0) params.partial[index] = state;
+    if constexpr (!arch::kClusters) {
+      __shared__ Scratch<P> scratch;
+      const P& p = params.problem;
+      BlockTeam team(scratch);
+      for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
+        typename P::Op::State running;
+        const Piece piece(params, index);
+        const auto& source = cached(p.source);
+        piece.each<N, K>([&](const auto& at) {
+          Fetched<typename P::Source, N> fetched[at.count];
+          Pack<typename P::C, N> values[at.count];
+          fetch_run<N>(fetched, source, piece.row, at);
+          take_run<N>(p.op, source, running, fetched, values, piece.row, at);
+        });
+        const auto state = team.reduce(p.op, running, Count<typename P::C>(piece.end - piece.begin));
+        if (team.rank() == 0) params.partial[index] = state;
+      }
     }
   }
 };
@@ -711,24 +715,26 @@ struct FinishBody {
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    const P& p = params.problem;
-    const auto& again = second_pass(p.source);
-    for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
-      const Piece piece(params, index);
-      // Every warp brings all the partial states together, one lane after the other where there are more than 32.
-      typename P::Op::State state;
-      for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
-      state = p.op.gather(state, PartLanes<C>(&p.columns));
-      const bool leader = threadIdx.x == 0 && piece.begin == 0;
-      const auto visit = [&](const auto& f, auto) {
-        piece.each<N, K>([&](const auto& at) {
-          Fetched<SecondPass<typename P::Source>, N> fetched[at.count];
-          fetch_run<N>(fetched, again, piece.row, at);
-          show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
-        });
-      };
-      const auto nothing_to_reduce = [](const auto&, const auto& s) { return s; };
-      finish_row(p, state, state, piece.row, leader, visit, nothing_to_reduce);
+    if constexpr (!arch::kClusters) {
+      const P& p = params.problem;
+      const auto& again = second_pass(p.source);
+      for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
+        const Piece piece(params, index);
+        // Every warp brings all the partial states together, one lane after the other where there are more than 32.
+        typename P::Op::State state;
+        for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
+        state = p.op.gather(state, PartLanes<C>(&p.columns));
+        const bool leader = threadIdx.x == 0 && piece.begin == 0;
+        const auto visit = [&](const auto& f, auto) {
+          piece.each<N, K>([&](const auto& at) {
+            Fetched<SecondPass<typename P::Source>, N> fetched[at.count];
+            fetch_run<N>(fetched, again, piece.row, at);
+            show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
+          });
+        };
+        const auto nothing_to_reduce = [](const auto&, const auto& s) { return s; };
+        finish_row(p, state, state, piece.row, leader, visit, nothing_to_reduce);
+      }
     }
   }
 };

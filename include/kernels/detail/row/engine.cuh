@@ -158,9 +158,8 @@ class RowEngine {
   // Groups are compiled for wide and for single packs; in between a block of one warp does the same.
   bool has_groups(int pack) const { return pack == wide || pack == 1; }
 
+  // Whether the code that runs is for GPUs with clusters, and so has none for split rows.
   Status has_clusters(bool& yes) const {
-    yes = false;
-    if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
     KERNELS_TRY((image_architecture<Started<BlockBody<Problem, wide, packs(wide)>>>(ex_, compiled_for)));
     yes = compiled_for >= 90;
@@ -407,6 +406,9 @@ class RowEngine {
 
   Status complete_split(RowPlan& plan) const {
     if (Problem::row_sink) return unsupported("policy: a split row cannot be quantized with a scale per row");
+    bool clusters = false;
+    KERNELS_TRY(has_clusters(clusters));
+    if (clusters) return unsupported("policy: rows are split in code without clusters alone, which share a row where there are some");
     if (plan.pack != wide && plan.pack != 1) plan.pack = 1;
     const int64_t blocks_wanted = ceil_div(4 * ex_.device().sm_count, p_.rows);
     const int64_t chunks = lesser<int64_t>(tuning::kMaxChunks, greater<int64_t>(1, lesser<int64_t>(blocks_wanted, p_.cols * scale / tuning::kFewRowsElements)));
