@@ -490,7 +490,7 @@ class TensorRows {
     int64_t token, col;
   };
   __device__ __forceinline__ QueryPlace query_place(const DecodePart& part, int row, int col) const {
-    const int number = part.tile * rows + row, token = number / p_.group;
+    const int number = part.tile * rows + row, token = p_.query_of(number);
     return {row < part.rows && col < p_.dim, p_.shape.first_query(part.b) + token, (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + col};
   }
   __device__ __forceinline__ bool wide() const { return p_.q_pack >= kQueryPack; }
