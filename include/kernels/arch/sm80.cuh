@@ -130,7 +130,7 @@ __device__ __forceinline__ void copy_async_wait() {
 }
 
 // Brings the 128 bytes around an address into the L2.
-__device__ __forceinline__ void ask_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p))); }
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p))); }
 
 // Adds, and returns what was there: what others wrote before they added can be read from then on, and what this thread has seen
 // or written is seen by those that add later.

@@ -154,11 +154,11 @@ __device__ __forceinline__ SeenKeys join_lanes(const SeenKeys& seen) {
 // ---- tiles in shared memory ----------------------------------------------------------------------------------------
 
 // Of kCols columns of 16 bits. Threads take chunks of 16 bytes: eight threads a row, each the chunk of its number in each run of 64
-// columns; a thread's rows are kTogether apart. kApart: for wgmma, which wants the runs of kApart rows one behind the other; 0: the runs
+// columns; a thread's rows are kRowsPerPass apart. kApart: for wgmma, which wants the runs of kApart rows one behind the other; 0: the runs
 // of a row are side by side.
 template <int kCols, int kThreads, int kApart = 0>
 struct TileLayout {
-  static constexpr int kRuns = kCols / 64, kTogether = kThreads / 8;
+  static constexpr int kRuns = kCols / 64, kRowsPerPass = kThreads / 8;
   static constexpr int kRowBytes = kApart > 0 ? 128 : kCols * 2, kRunBytes = kApart > 0 ? kApart * 128 : 128;
   static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * kRowBytes + (chunk ^ row % 8) * 16; }
   static __device__ __forceinline__ int chunk() { return threadIdx.x % 8; }
@@ -169,7 +169,7 @@ struct TileLayout {
   static __device__ __forceinline__ void clear_behind(unsigned char* tile, int rows, int cols) {
     if (cols >= kCols) return;
     KERNELS_ROLLED
-    for (int i = row(); i < rows; i += kTogether) {
+    for (int i = row(); i < rows; i += kRowsPerPass) {
       KERNELS_ROLLED
       for (int run = 0; run < kRuns; ++run) {
         if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + place(i, chunk()) + run * kRunBytes);
@@ -182,9 +182,9 @@ struct TileLayout {
 template <class T, int kRows, class Layout, class P>
 __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile, int dim) {
   using Q = typename P::Q;
-  constexpr int kEach = kRows / Layout::kTogether, kBatch = kEach < 4 ? kEach : 4;
+  constexpr int kEach = kRows / Layout::kRowsPerPass, kBatch = kEach < 4 ? kEach : 4;
   const int left = dim - Layout::chunk() * 8;
-  const auto row_of = [&](int i) { return Layout::row() + i * Layout::kTogether; };
+  const auto row_of = [&](int i) { return Layout::row() + i * Layout::kRowsPerPass; };
   if constexpr (lies_as<Q, T>) {
     if (p.wide_queries) {
 #pragma unroll 4
@@ -194,7 +194,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
         const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * 8);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run) {
-          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() + i * (Layout::kTogether * Layout::kRowBytes) + run * Layout::kRunBytes, from + run * 64, true, !there || run * 64 >= left);
+          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() + i * (Layout::kRowsPerPass * Layout::kRowBytes) + run * Layout::kRunBytes, from + run * 64, true, !there || run * 64 >= left);
         }
       }
       return;
@@ -220,11 +220,11 @@ template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads
 class KvTiles {
  public:
   using Layout = TileLayout<kCols, kThreads, kApart ? kKeys : 0>;
-  static constexpr int kBytes = kKeys * kCols * 2, kEach = kKeys / Layout::kTogether;
+  static constexpr int kBytes = kKeys * kCols * 2, kEach = kKeys / Layout::kRowsPerPass;
   static constexpr bool copied = lies_as<typename Run::Codes, T>;
   // A warp's rows, and how many of them each lane of half a warp finds.
   static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
-  static_assert(kKeys % Layout::kTogether == 0, "all threads have as many rows");
+  static_assert(kKeys % Layout::kRowsPerPass == 0, "all threads have as many rows");
   static_assert(kFound <= 2, "copy() chooses between two");
 
   // Columns from `col` on, so many of them.
@@ -238,7 +238,7 @@ class KvTiles {
   }
 
   // Number `row` of the warp's rows of a tile, in the tile.
-  static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kTogether + threadIdx.x / 32 * 4 + row % 4; }
+  static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kRowsPerPass + threadIdx.x / 32 * 4 + row % 4; }
 
   // Rows of the tile from `pos` on, of which those from `first` up to `end` are there. rows[j]: in lane i + half * 16 where the
   // warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
@@ -268,10 +268,10 @@ class KvTiles {
  private:
   // Columns from the thread's first on.
   __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * 8; }
-  static constexpr int kStep = Layout::kTogether * Layout::kRowBytes;
+  static constexpr int kStep = Layout::kRowsPerPass * Layout::kRowBytes;
   __device__ __forceinline__ const T* from(int i, const void* const (&rows)[kFound], int half) const {
     if constexpr (kStraight) {
-      return from_ + i * Layout::kTogether * stride_;
+      return from_ + i * Layout::kRowsPerPass * stride_;
     } else {
       const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
       const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
@@ -289,7 +289,7 @@ class KvTiles {
   __device__ __forceinline__ void copy(uint32_t to, int first, int end, const void* const (&rows)[kFound], int half) {
 #pragma unroll 1
     for (int i = 0; i < kEach; ++i) {
-      const int at = Layout::row() + i * Layout::kTogether;
+      const int at = Layout::row() + i * Layout::kRowsPerPass;
       const bool there = at >= first && at < end;
       const T* const row = there || !kStraight ? from(i, rows, half) : from_;
       KERNELS_UNROLL
@@ -301,7 +301,7 @@ class KvTiles {
     KERNELS_ROLLED
     for (int run = 0; run * 64 < left(); ++run) {
       bring_rows<T, 8, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
-        const int row = Layout::row() + i * Layout::kTogether;
+        const int row = Layout::row() + i * Layout::kRowsPerPass;
         unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
         if (row >= first && row < end) there(cached(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
         else missing(to);
@@ -339,14 +339,14 @@ struct PrefillWork {
   static __device__ __forceinline__ int row(int i, int half) { return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
 
   // Logits become weights.
-  template <bool kPlain>
+  template <bool kFull>
   __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
-    make_weights(look_at<kPlain>(p, rows, row_keys, pos, whole), scales);
+    make_weights(look_at<kFull>(p, rows, row_keys, pos, whole), scales);
   }
 
   // Logits are scored and masked, and room is made for the largest. `whole`: the rows see all keys of the tile. Returns what logits are to be
   // multiplied by.
-  template <bool kPlain>
+  template <bool kFull>
   __device__ __forceinline__ float look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole) {
     const int lane = threadIdx.x % 32;
     float factor = p.scale * kLog2e;
@@ -377,7 +377,7 @@ struct PrefillWork {
       }
     } else {
       // The largest logit is not that of the largest product.
-      if (!kPlain && !(p.scale > kSmallScale)) {
+      if (!kFull && !(p.scale > kSmallScale)) {
         each([&](int, int, int, float& logit) { logit *= p.scale; });
         factor = kLog2e;
       }
@@ -424,7 +424,7 @@ struct PrefillWork {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
           const float shrink = arch::exp2_flushed(before[i][half] - reference(i, half));
-          sums[i][half] = __fmul_rn(sums[i][half], shrink);  // never fused with what is added next: the same bits in plain tiles and in others
+          sums[i][half] = __fmul_rn(sums[i][half], shrink);  // never fused with what is added next: the same bits in full tiles and in others
           KERNELS_UNROLL
           for (int j = 0; j < kCols / 8; ++j) outputs[i][j][half * 2] *= shrink, outputs[i][j][half * 2 + 1] *= shrink;
         }
@@ -521,11 +521,11 @@ struct PrefillBody {
   static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes), kResultBytes = kRows * kPitch * 4;
   static constexpr int kSharedBytes = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
   static_assert(kSharedBytes + kRows * 8 + kWarps * 16 <= 99 * 1024, "what a block of sm_86 can have");
-  // Tiles of which nothing need be asked have code of their own, without branches, in which the compiler finds more to do at the same
-  // time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64 columns 3 cost a sixth (causal, 512 keys).
+  // Full tiles, of which every row sees every key, have code of their own, without branches, in which the compiler finds more to do
+  // at the same time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64 columns 3 cost a sixth (causal, 512 keys).
   // H200, bench_prefill. Code for sm_90a has none where heads of the full size are the other kernel's.
-  static constexpr bool kPlainSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
-  static constexpr int kFewestPlain = kDim == 64 ? 8 : 1;
+  static constexpr bool kFullSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
+  static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
 
   struct Params {
@@ -588,70 +588,70 @@ struct PrefillBody {
     };
     const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes); };
     const auto has_key = [&](int pos, int row) { return row >= low - pos && row < end - pos; };
-    const auto bring_keys = [&](int tile, int stage, auto plain) {
+    const auto bring_keys = [&](int tile, int stage, auto full) {
       const int pos = begin + tile * kKeys;
       if constexpr (Key::scaled) {
         if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = has_key(pos, threadIdx.x) ? key_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      keys.template bring<decltype(plain)::value>(stages + stage * kStageBytes, key_at, pos, low - pos, end - pos, addresses, 0);
+      keys.template bring<decltype(full)::value>(stages + stage * kStageBytes, key_at, pos, low - pos, end - pos, addresses, 0);
     };
-    const auto bring_values = [&](int tile, int stage, auto plain) {
+    const auto bring_values = [&](int tile, int stage, auto full) {
       const int pos = begin + tile * kKeys;
       if constexpr (Value::scaled) {
         if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = has_key(pos, threadIdx.x) ? value_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      values.template bring<decltype(plain)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, low - pos, end - pos, addresses, 1);
+      values.template bring<decltype(full)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, low - pos, end - pos, addresses, 1);
     };
 
     Work work;
     find(begin);
-    // plain: all of the block's rows see all keys of the tile, and it and the next are full, so that nothing need be asked.
-    const auto step = [&](int tile, auto plain) {
-      constexpr bool kPlain = decltype(plain)::value;
+    // full: all of the block's rows see all keys of the tile, and it and the next have all their keys, so that there is nothing to test.
+    const auto step = [&](int tile, auto full) {
+      constexpr bool kFull = decltype(full)::value;
       const int stage = kStages == 2 ? tile & 1 : 0;
       const unsigned char* const at = stages + stage * kStageBytes;
-      const bool busy = kPlain || (tile >= first && tile < last), whole = kPlain || (tile >= first_whole && tile < last_whole);
-      const bool more = kPlain || tile + 1 < tiles;
+      const bool busy = kFull || (tile >= first && tile < last), whole = kFull || (tile >= first_whole && tile < last_whole);
+      const bool more = kFull || tile + 1 < tiles;
       arch::copy_async_wait<0>();
       __syncthreads();
       if constexpr (kStages == 2) {
         if (more) {
-          bring_keys(tile + 1, stage ^ 1, plain);
-          bring_values(tile + 1, stage ^ 1, plain);
+          bring_keys(tile + 1, stage ^ 1, full);
+          bring_values(tile + 1, stage ^ 1, full);
           find(begin + (tile + 2) * kKeys);
         }
         arch::copy_async_commit();
-        if (busy) work.template multiply_keys<kPlain>(tiles_memory, at, dim, scales_of(stage));
+        if (busy) work.template multiply_keys<kFull>(tiles_memory, at, dim, scales_of(stage));
       } else {
-        if (kPlain || tile >= 0) {
-          bring_values(tile, 0, plain);
+        if (kFull || tile >= 0) {
+          bring_values(tile, 0, full);
           find(begin + (tile + 1) * kKeys);
         }
         arch::copy_async_commit();
-        if (busy) work.template multiply_keys<kPlain>(tiles_memory, at, dim, scales_of(0));
+        if (busy) work.template multiply_keys<kFull>(tiles_memory, at, dim, scales_of(0));
         arch::copy_async_wait<0>();
         __syncthreads();
-        if (more) bring_keys(tile + 1, 0, plain);
+        if (more) bring_keys(tile + 1, 0, full);
         arch::copy_async_commit();
       }
-      if (kStages == 1 && !kPlain && tile < 0) prefetch_next_queries(params, dim);
+      if (kStages == 1 && !kFull && tile < 0) prefetch_next_queries(params, dim);
       if (busy) {
-        work.template weigh<kPlain>(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
-        work.template add_values<kPlain>(at + Keys::kBytes, cols);
+        work.template weigh<kFull>(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
+        work.template add_values<kFull>(at + Keys::kBytes, cols);
       }
     };
-    int first_plain = 0, last_plain = 0;
-    if constexpr (kPlainSteps) {
+    int first_full = 0, last_full = 0;
+    if constexpr (kFullSteps) {
       if (keys.full() && values.full() && p.scale > kSmallScale) {
-        first_plain = tile_of(all.all_begin, kKeys - 1), last_plain = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
-        if (last_plain - first_plain < kFewestPlain) last_plain = 0;
+        first_full = tile_of(all.all_begin, kKeys - 1), last_full = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
+        if (last_full - first_full < kFewestFull) last_full = 0;
       }
     }
     // Tile -1 is there to bring the first: code that is not in the cache takes longer than what it does.
 #pragma unroll 1
     for (int tile = -1; tile < tiles; ++tile) {
-      if constexpr (kPlainSteps) {
-        if (tile >= first_plain && tile < last_plain) {
+      if constexpr (kFullSteps) {
+        if (tile >= first_full && tile < last_full) {
           step(tile, std::true_type{});
           continue;
         }
@@ -678,7 +678,7 @@ struct PrefillBody {
 #pragma unroll 1
       for (int x = threadIdx.x; x < rows.count * lines; x += kThreads) {
         const auto place = rows.place(x / lines);
-        arch::ask_l2(p.q.at(rows.token + place.query, place.head * dim + x % lines * 64));
+        arch::prefetch_l2(p.q.at(rows.token + place.query, place.head * dim + x % lines * 64));
       }
     }
   }
@@ -692,7 +692,7 @@ struct PrefillBody {
       const int lane = threadIdx.x % 32;
       return arch::shared_address(queries) + Queries::place(first_row() + lane % 16, lane / 16);
     }
-    template <bool kPlain>
+    template <bool kFull>
     __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim, const float* scales) {
       const int lane = threadIdx.x % 32;
       const uint32_t q = query_address(from), k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -739,13 +739,13 @@ struct PrefillBody {
           KERNELS_UNROLL
           for (int step = 0; step < 4; ++step) {
             const int next = step < 3 ? run : lesser(run + 1, runs - 1);
-            if (!kPlain || step < 3 || next != run) load((step + 1) % 2, next, (step + 1) % 4);
+            if (!kFull || step < 3 || next != run) load((step + 1) % 2, next, (step + 1) % 4);
             KERNELS_UNROLL
             for (int j = 0; j < kKeys / 16; ++j) multiply(a[step % 2], b[step % 2][j], j);
           }
         };
         load(0, 0, 0);
-        if constexpr (kPlain) {
+        if constexpr (kFull) {
           KERNELS_UNROLL
           for (int run = 0; run < kDim / 64; ++run) multiply_run(run, kDim / 64);
         } else {
@@ -759,7 +759,7 @@ struct PrefillBody {
       }
     }
 
-    template <bool kPlain>
+    template <bool kFull>
     __device__ __forceinline__ void add_values(const unsigned char* values, int cols) {
       const int lane = threadIdx.x % 32;
       const uint32_t v = arch::shared_address(values) + Values::Layout::place(lane % 16, lane / 16);
@@ -787,7 +787,7 @@ struct PrefillBody {
         for (int j = 0; j < 4; ++j) load(b[0][j], 0, 0, j);
         KERNELS_UNROLL
         for (int run = 0; run < kCols / 64; ++run) {
-          if (!kPlain && run * 64 >= cols) break;
+          if (!kFull && run * 64 >= cols) break;
           KERNELS_UNROLL
           for (int k = 0; k < kSteps; ++k) {
             const int next = run * kSteps + k + 1;
