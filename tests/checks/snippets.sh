@@ -38,7 +38,7 @@ for snippet in "$work"/*.cpp; do
     grep '^#include' "$snippet" >> "$work/includes"
     printf 'namespace %s {\n#line 1 "%s"\n%s\n}\n' "${name//-/_}" "$name" "$(sed 's/^#include.*//' "$snippet")" >> "$work/bodies"
   elif grep -q '^int main' "$snippet"; then
-    { "$compiler" -std=c++17 -O1 -Wall -Wextra -Werror "$@" -I "$source/include" "$snippet" -o "$work/out" -pthread && "$work/out" > "$work/printed" &&
+    { "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" "$snippet" -o "$work/out" -pthread && "$work/out" > "$work/printed" &&
       { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
   else
     "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" -fsyntax-only "$snippet" > "$work/log" 2>&1 || fail "$name"
