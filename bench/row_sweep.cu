@@ -30,7 +30,7 @@ void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, d
   std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols, copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
   for (size_t i = 1; i < results.size(); ++i) {
     const k::RowPolicy& p = results[i].policy;
-    std::printf(" [%s t%d c%d r%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, p.rows_per_group, 100 * copy / results[i].us);
+    std::printf(" [%s t%d c%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, 100 * copy / results[i].us);
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -40,13 +40,7 @@ std::vector<k::RowPolicy> candidates(int64_t rows, int64_t cols) {
   using R = k::Residency;
   std::vector<k::RowPolicy> out{{}};
   if (cols <= 1024) {
-    for (int lanes = 1; lanes <= 32; lanes *= 2) {
-      for (int per : {1, 2}) {
-        k::RowPolicy p{R::group, lanes};
-        p.rows_per_group = per;
-        out.push_back(p);
-      }
-    }
+    for (int lanes = 1; lanes <= 32; lanes *= 2) out.push_back({R::group, lanes});
   }
   for (int cluster : {1, 2, 4, 8, 16}) {
     if (cluster > 1 && (cluster == 16 || cols < 65536) && rows > 200) continue;

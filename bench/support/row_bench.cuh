@@ -106,13 +106,12 @@ class Case : public CaseBase {
     report(state, time_us(sets_, [&](cudaStream_t s, int i) { call(s, i); }, calls_));
   }
 
-  // Residency, t: threads, c: blocks in a cluster, r: rows per group, x: blocks of a split row, p: elements per
+  // Residency, t: threads, c: blocks in a cluster, x: blocks of a split row, p: elements per
   // transaction; ends: and what is left on both sides of these in single elements.
   static std::string describe(const k::RowPlan& plan) {
     const k::RowPolicy& p = plan.policy;
     std::string text = std::string(k::to_string(p.residency)) + " t" + std::to_string(p.threads);
     if (p.cluster > 1) text += " c" + std::to_string(p.cluster);
-    if (p.rows_per_group > 1) text += " r" + std::to_string(p.rows_per_group);
     if (plan.chunks > 1) text += " x" + std::to_string(plan.chunks);
     return text + " p" + std::to_string(plan.pack) + (plan.ends ? " ends" : "");
   }

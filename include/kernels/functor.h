@@ -965,18 +965,21 @@ KERNELS_HD int pack_at(int64_t col, int most) {
   return most;
 }
 
-// f(pack, col) for the columns of v, in packs of at most `most`.
-template <int N, class C, class F>
-KERNELS_HD void in_packs(int most, const Pack<C, N>& v, int64_t col, const F& f) {
-  if constexpr (N == 1) {
-    f(v, col);
-  } else {
-    if (N <= most) return f(v, col);
-    Pack<C, N / 2> low, high;
+// f(pack, col) for the columns of v, in packs of at most `most`. What f does is compiled once for each width: v is moved down instead.
+template <int kWidth = 0, int N, class C, class F>
+KERNELS_HD void in_packs(int most, Pack<C, N> v, int64_t col, const F& f) {
+  constexpr int width = kWidth > 0 ? kWidth : N;
+  if constexpr (width > 1) {
+    if (most < width) return in_packs<width / 2>(most, v, col, f);
+  }
+  KERNELS_ROLLED
+  for (int first = 0; first < N; first += width) {
+    Pack<C, width> some;
     KERNELS_UNROLL
-    for (int i = 0; i < N / 2; ++i) low.v[i] = v.v[i], high.v[i] = v.v[N / 2 + i];
-    in_packs(most, low, col, f);
-    in_packs(most, high, col + N / 2, f);
+    for (int i = 0; i < width; ++i) some.v[i] = v.v[i];
+    f(some, col + first);
+    KERNELS_UNROLL
+    for (int i = 0; i + width < N; ++i) v.v[i] = v.v[i + width];
   }
 }
 

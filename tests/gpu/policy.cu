@@ -94,8 +94,7 @@ class Sweep {
     if (asked.max_pack > 0 && plan.pack > asked.max_pack) return false;
     return asked.residency == Residency::automatic ||
            (got.residency == asked.residency && (asked.threads == 0 || got.threads == asked.threads) &&
-            got.cluster == asked.cluster && got.rows_per_group == asked.rows_per_group &&
-            got.max_blocks == asked.max_blocks);
+            got.cluster == asked.cluster && got.max_blocks == asked.max_blocks);
   }
   void fail(const std::string& problem) {
     if (!problem.empty()) problems_.push_back(problem);
@@ -118,21 +117,18 @@ void groups() {
   for (int lanes = 1; lanes <= 32; lanes *= 2) {
     const int64_t full = lanes * Calls::held_in_group(wide), full_single = lanes * Calls::held_in_group(1);
     for (const int max_pack : {0, 1, 2}) {
-      for (const int rows_per_group : {1, 2}) {
-        k::RowPolicy p = rows_per_group == 2 ? two_rows(lanes) : policy(Residency::group, lanes);
-        p.max_pack = max_pack;
-        // Full, with one pack less or more, with lanes that hold nothing; and the same of single elements.
-        for (const int64_t cols : {int64_t(1), int64_t(lanes), int64_t(3 * lanes), int64_t(wide), full - wide, full, full + wide,
-                                   full - 1, full_single - 1, full_single, full_single + 1, 100 * full}) {
-          if (cols < 1) continue;
-          const int pack = Calls::pack(cols, max_pack);
-          const bool ends = Calls::with_ends(cols, p);
-          const bool compiled = ends ? rows_per_group == 1 : pack == wide || (pack == 1 && rows_per_group == 1);
-          const bool fits = ends ? Calls::Engine::ends_fit(cols, lanes) : cols <= lanes * Calls::held_in_group(pack);
-          p.max_blocks = cols % 3;
-          // Two passes of full blocks, and a last one with groups that have no row.
-          sweep.add({2 * 128 / lanes + 3, cols}, p, compiled && fits ? Calls::served : Calls::refused);
-        }
+      k::RowPolicy p = policy(Residency::group, lanes, 1, max_pack);
+      // Full, with one pack less or more, with lanes that hold nothing; and the same of single elements.
+      for (const int64_t cols : {int64_t(1), int64_t(lanes), int64_t(3 * lanes), int64_t(wide), full - wide, full, full + wide,
+                                 full - 1, full_single - 1, full_single, full_single + 1, 100 * full}) {
+        if (cols < 1) continue;
+        const int pack = Calls::pack(cols, max_pack);
+        const bool ends = Calls::with_ends(cols, p);
+        const bool compiled = ends || pack == wide || pack == 1;
+        const bool fits = ends ? Calls::Engine::ends_fit(cols, lanes) : cols <= lanes * Calls::held_in_group(pack);
+        p.max_blocks = cols % 3;
+        // Two passes of full blocks, and a last one with groups that have no row.
+        sweep.add({2 * 128 / lanes + 3, cols}, p, compiled && fits ? Calls::served : Calls::refused);
       }
     }
   }
@@ -275,12 +271,12 @@ void split() {
       for (const int64_t cols : {1, 33, 5000, 65536, 100003}) {
         for (const int64_t rows : {1, 3, 40}) {
           if (rows == 40 && cols > 5000) continue;
-          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 512 ? Calls::served : Calls::refused);
+          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 512 && !have_clusters() ? Calls::served : Calls::refused);
         }
       }
     }
   }
-  sweep.finish();
+  sweep.finish(!have_clusters());
 }
 
 template <class Op, class T>
@@ -340,16 +336,6 @@ TEST_CASE("policies: what makes no sense is refused") {
   for (const Residency residency : {Residency::registers, Residency::shared, Residency::streamed, Residency::split}) {
     for (const int threads : {-32, 1, 16, 33, 100, 1056, 4096}) refused(with, policy(residency, threads), 256);
   }
-  for (const int rows : {-1, 0, 3, 4}) {
-    k::RowPolicy p = policy(Residency::group, 32);
-    p.rows_per_group = rows;
-    refused(with, p, 256);
-  }
-  for (const Residency residency : {Residency::registers, Residency::shared, Residency::streamed, Residency::split}) {
-    k::RowPolicy p = policy(residency);
-    p.rows_per_group = 2;
-    refused(with, p, 256);
-  }
   refused(without, policy(Residency::split), 4096);
   refused(k::Exec(stream).workspace(nullptr, 1 << 20), policy(Residency::split), 65536);
   Device<unsigned char> small(1, 16, 16);
@@ -370,20 +356,18 @@ TEST_CASE("policies: an automatic residency keeps the other fields") {
   Stream stream;
   for (const int64_t rows : {2, 4096}) {
     for (const int64_t cols : {64, 1000, 6000, 30000}) {
-      k::RowPolicy threads, cluster, two, pack, blocks;
+      k::RowPolicy threads, cluster, pack, blocks;
       threads.threads = 64;
       cluster.cluster = 2;
-      two.rows_per_group = 2;
       pack.max_pack = 1;
       blocks.max_blocks = 3;
-      for (const k::RowPolicy& p : {threads, cluster, two, pack, blocks}) {
+      for (const k::RowPolicy& p : {threads, cluster, pack, blocks}) {
         k::half* x = reinterpret_cast<k::half*>(uintptr_t(1) << 20);  // planned with, never read
         k::RowPlan plan;
         if (!k::row_plan(stream, k::Softmax{}, k::load(x, cols), k::store(x, cols), rows, cols, p, plan)) continue;
         INFO(rows << " x " << cols << ", asked for " << text(p) << ", got " << text(plan.policy));
         CHECK((p.threads == 0 || plan.policy.threads == p.threads));
         CHECK((p.cluster == 1 || plan.policy.cluster == p.cluster));
-        CHECK((p.rows_per_group == 1 || plan.policy.rows_per_group == p.rows_per_group));
         CHECK(plan.policy.max_blocks == p.max_blocks);
         CHECK((p.max_pack == 0 || plan.pack <= p.max_pack));
       }
@@ -436,7 +420,6 @@ void check_table() {
       const bool uneven = entry.residency == Residency::registers && plan.policy.residency == Residency::streamed;
       CHECK((plan.policy.residency == entry.residency || uneven));
       CHECK(plan.policy.cluster == entry.cluster);
-      CHECK(plan.policy.rows_per_group == 1);
       CHECK(plan.pack == 8);
       if (entry.residency == Residency::group) {
         CHECK(plan.policy.threads <= 32);

@@ -230,8 +230,7 @@ std::string compare(Device<T>& got, const std::vector<Row<C>>& want) {
 
 inline std::string text(const k::RowPolicy& p) {
   std::ostringstream out;
-  out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " rows_per_group "
-      << p.rows_per_group << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
+  out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
   return out.str();
 }
 inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }
@@ -448,11 +447,6 @@ inline k::RowPolicy policy(k::Residency residency, int threads = 0, int cluster 
   p.max_pack = max_pack;
   return p;
 }
-inline k::RowPolicy two_rows(int threads) {
-  k::RowPolicy p = policy(k::Residency::group, threads);
-  p.rows_per_group = 2;
-  return p;
-}
 
 // The engine of a call, for how much its threads hold.
 template <class Options, class Source, class Sink>
@@ -474,10 +468,10 @@ inline std::vector<k::RowPolicy> residencies(int64_t cols, const Needs& needs = 
   const int64_t words = cols * needs.held / 4;
   const bool wide = needs.wide && cols % 16 == 0, shared = much_shared_memory();
   const int64_t block_words = (wide ? 16 : 8) * 512;  // what functors that need many registers leave
-  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::streamed, 96), policy(R::split)};
+  std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(R::streamed), policy(R::streamed, 96)};
+  if (!have_clusters()) all.push_back(policy(R::split));
   if (words <= 512) all.push_back(policy(R::group, 32, 1, /*max_pack*/ 1));
   if (words <= 256 && wide) all.push_back(policy(R::group, 32));
-  if (words <= 256 && wide) all.push_back(two_rows(32));
   if (words <= block_words) all.push_back(policy(R::registers));
   // 32 threads keep short rows and the beginning of long ones.
   if (shared) all.push_back(policy(R::shared));

@@ -15,18 +15,17 @@ KERNELS_BEGIN
 
 enum class Residency {
   automatic,
-  group,      // registers of 1 to 32 lanes of a warp, one or two rows each
+  group,      // registers of 1 to 32 lanes of a warp
   registers,  // registers of a block, or of the blocks of a cluster
   shared,     // shared memory of a block, or of the blocks of a cluster; what has no room there is read twice
   streamed,   // nowhere: the row is read twice
-  split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace
+  split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace; in code without clusters
 };
 
 struct RowPolicy {
   Residency residency = Residency::automatic;
   int threads = 0;         // per row in a group (a power of two up to 32), per block otherwise (a multiple of 32)
   int cluster = 1;         // blocks that share a row through distributed shared memory (sm_90): 1, 2, 4, 8 or 16
-  int rows_per_group = 1;  // 1 or 2
   int max_pack = 0;        // an upper limit on the pack width; 0: none
   int64_t max_blocks = 0;  // an upper limit on the grid; 0: none. Results do not depend on it
 };

@@ -57,10 +57,10 @@ class PlainRows {
       for (int chunk = 0; chunk < kChunks; ++chunk) sums_[row][chunk] = broadcast<4>(0.f);
     }
     for (int i = threadIdx.x; i < rows * p_.dim; i += warps * 32) {
-      const int row = i / p_.dim, col = i - row * p_.dim;
-      const int number = part.tile * rows + row;
-      const int64_t token = p_.shape.first_query(part.b) + number / p_.group;
-      const int64_t at = (int64_t(part.head) * p_.group + number % p_.group) * p_.dim + col;
+      const int row = int(unsigned(i) / unsigned(p_.dim)), col = i - row * p_.dim;
+      const int number = part.tile * rows + row, query = p_.query_of(number);
+      const int64_t token = p_.shape.first_query(part.b) + query;
+      const int64_t at = (int64_t(part.head) * p_.group + (number - query * p_.group)) * p_.dim + col;
       queries_[i] = row < part.rows ? resolve(p_.q, fetch<1>(p_.q, token, at), token, at).v[0] : 0.f;
     }
     __syncthreads();

@@ -75,9 +75,9 @@ struct ShortDecodeBody {
 
     Left all(shared + left.bytes(), part.rows, int(blocks));
     if (meet > 1) arch::cluster_wait();  // all have begun
-    const int packs = p.v_dim / 4, present = int(lesser(unsigned(kWarps), tiles - rank * kWarps));
+    const int packs = int(unsigned(p.v_dim) / 4), present = int(lesser(unsigned(kWarps), tiles - rank * kWarps));
     for (int i = threadIdx.x; i < part.rows * packs; i += max_threads) {
-      const int row = i / packs, col = (i - row * packs) * 4;
+      const int row = int(unsigned(i) / unsigned(packs)), col = (i - row * packs) * 4;
       float2 state;
       const Pack<float, 4> sums = left.merged(tiles == 0 ? 0 : present, row, col, state);
       if (meet == 1) {
@@ -92,7 +92,7 @@ struct ShortDecodeBody {
     if (rank != 0) return;
     arch::cluster_wait();
     for (int i = threadIdx.x; i < part.rows * packs; i += max_threads) {
-      const int row = i / packs, col = (i - row * packs) * 4;
+      const int row = int(unsigned(i) / unsigned(packs)), col = (i - row * packs) * 4;
       float2 state;
       const Pack<float, 4> sums = all.merged(int(meet), row, col, state);
       DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
@@ -146,7 +146,7 @@ struct ShortDecodeBody {
   static __device__ __forceinline__ int column(int j) { return (j * 4 + lane() % 4) * 8; }
 
   __device__ __forceinline__ void prefetch_queries() {
-    const int row = lane() / 4, token = row / p_.group;
+    const int row = lane() / 4, token = p_.query_of(row);
     token_ = p_.shape.first_query(part_.b) + token;
     first_column_ = (int64_t(part_.head) * p_.group + (row - token * p_.group)) * p_.dim;
     KERNELS_UNROLL

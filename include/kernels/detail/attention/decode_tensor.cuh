@@ -41,11 +41,11 @@ struct DecodeSide {
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
   static __device__ __forceinline__ int place(int row, int chunk) { return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16; }
 
-  // Row i comes from at(i); rows and columns that are not there are zeros.
-  template <class At>
+  // Row i comes from at(i); rows and columns that are not there are zeros. kOnce: what runs once has to be short.
+  template <bool kOnce, class At>
   static __device__ __forceinline__ void copy(uint32_t to, const At& at, int bytes, int rows) {
     const int lane = threadIdx.x & 31;
-    KERNELS_UNROLL
+#pragma unroll kOnce ? 1 : kDecodeKeys
     for (int i = 0; i < kDecodeKeys; i += 32 / kSharers) {
       const int row = i + lane / kSharers;
       const char* const from = at(row);
@@ -174,7 +174,7 @@ class TensorRows {
     KERNELS_UNROLL
     for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
     KERNELS_ROLLED
-    for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) bring();
+    for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) bring<true>();
   }
   // By all threads of the block, which have done with the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
@@ -220,7 +220,7 @@ class TensorRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, int key) {
-    bring();
+    bring<false>();
     arch::copy_async_wait<kStages - 1>();
     __syncwarp();
     const uint32_t slot = ring_ + slot_ * kSlot;
@@ -365,6 +365,7 @@ class TensorRows {
   }
 
   // Brings the warp's next 16 keys and values, if there are more.
+  template <bool kOnce>
   __device__ __forceinline__ void bring() {
     if constexpr (scaled) keep_scale();
     if constexpr (!kFoundAhead) find();
@@ -373,11 +374,11 @@ class TensorRows {
       const uint32_t to = ring_ + bring_ * kSlot;
       const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
       if (kInOneRun || together_) {
-        Keys::copy(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
-        Values::copy(to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
+        Keys::template copy<kOnce>(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
+        Values::template copy<kOnce>(to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
       } else {
-        Keys::copy(to, [&](int row) { return of_lane(key_, row); }, key_bytes, there_);
-        Values::copy(to + Keys::kBytes, [&](int row) { return of_lane(value_, row); }, value_bytes, there_);
+        Keys::template copy<kOnce>(to, [&](int row) { return of_lane(key_, row); }, key_bytes, there_);
+        Values::template copy<kOnce>(to + Keys::kBytes, [&](int row) { return of_lane(value_, row); }, value_bytes, there_);
       }
     }
     arch::copy_async_commit();
@@ -489,7 +490,7 @@ class TensorRows {
     int64_t token, col;
   };
   __device__ __forceinline__ QueryPlace query_place(const DecodePart& part, int row, int col) const {
-    const int number = part.tile * rows + row, token = number / p_.group;
+    const int number = part.tile * rows + row, token = p_.query_of(number);
     return {row < part.rows && col < p_.dim, p_.shape.first_query(part.b) + token, (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + col};
   }
   __device__ __forceinline__ bool wide() const { return p_.q_pack >= kQueryPack; }

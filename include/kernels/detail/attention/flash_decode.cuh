@@ -92,6 +92,9 @@ struct DecodeProblem {
   DecodeProblem(const Q& queries, const Kv& keys, const S& s, const Out& sink, const AttentionShape& sizes, const Attention& opts)
       : q(queries), kv(keys), score(s), out(sink), shape(sizes), options(opts) {}
 
+  // Of a row of an item: which of the sequence's queries it is.
+  __device__ __forceinline__ int query_of(int row) const { return int(unsigned(row) / unsigned(group)); }
+
   Q q;
   Kv kv;
   S score;
@@ -190,7 +193,7 @@ class DecodeSchedule {
     const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
     if (first >= all) return {0, 0, 0, 0};
     const int rows = lesser(p.tile_rows, all - first);
-    const KeyRange seen = key_range(p.score, {b, first / p.group, (first + rows - 1) / p.group, q_len, p.kv.length(b)});
+    const KeyRange seen = key_range(p.score, {b, p.query_of(first), p.query_of(first + rows - 1), q_len, p.kv.length(b)});
     // Rows without keys have a result as well.
     return {int(seen.begin), int(seen.end), rows, greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
   }
@@ -272,7 +275,7 @@ template <class P>
 class DecodeRow {
  public:
   __device__ __forceinline__ DecodeRow(const P& p, int b, int kv_head, int row, float m, float l)
-      : p_(p), token_(p.shape.first_query(b) + row / p.group), head_(int64_t(kv_head) * p.group + row % p.group) {
+      : p_(p), token_(p.shape.first_query(b) + p.query_of(row)), head_(int64_t(kv_head) * p.group + (row - p.query_of(row) * p.group)) {
     SoftmaxState<float> state{m * kLn2, l};
     scale_ = 1.f;
     if constexpr (score_sinks<typename P::S>) scale_ = state.merge(sink_state(p.score, head_)).mine;
@@ -321,7 +324,7 @@ class DecodeWeights {
       KERNELS_UNROLL
       for (int j = 0; j < 2; ++j) {
         m_[n][j] = -infinity<float>(), l_[n][j] = 0.f;
-        const int row = row_of(n, j), query = (part.tile * p.tile_rows + row) / p.group;
+        const int row = row_of(n, j), query = p.query_of(part.tile * p.tile_rows + row);
         const KeyRange seen = key_range(p.score, {part.b, query, query, q_len_, kv_len_});
         begin_[n][j] = uint32_t(seen.begin);
         count_[n][j] = row < part.rows ? greater(0, lesser(part.end, int(seen.end)) - int(seen.begin)) : 0;
@@ -344,7 +347,7 @@ class DecodeWeights {
         bool visible = at - begin_[n][j] < count_[n][j];
         if constexpr (score_transforms<typename P::S> || score_masks<typename P::S>) {
           if (visible) {
-            const int row = part.tile * p.tile_rows + row_of(n, j), query = row / p.group;
+            const int row = part.tile * p.tile_rows + row_of(n, j), query = p.query_of(row);
             const ScoreAt place{part.b, int64_t(part.head) * p.group + (row - query * p.group), query, at, q_len_, kv_len_};
             if constexpr (score_masks<typename P::S>) visible = key_visible(p.score, place);
             x[n][i] = transform_logits(p.score, Pack<float, 1>{{x[n][i] * p.scale}}, place).v[0] * kLog2e;
@@ -486,10 +489,10 @@ struct DecodeBody {
 
   // Eight rows of a part, from all warps.
   static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows, const States& states, int first, const DecodePlace& place) {
-    const int packs = p.v_dim / 4;
+    const unsigned packs = unsigned(p.v_dim) / 4;
     KERNELS_ROLLED
-    for (int i = threadIdx.x; i < 8 * packs; i += max_threads) {
-      const int row = first + i / packs, col = i % packs * 4;
+    for (unsigned i = threadIdx.x; i < 8 * packs; i += max_threads) {
+      const int row = first + int(i / packs), col = int(i % packs * 4);
       if (row >= part.rows) break;
       const float m = DecodeWeights<P, 1>::most_of(states, row), reference = DecodeWeights<P, 1>::reference(m);
       float l = 0.f;
@@ -516,24 +519,25 @@ struct DecodeBody {
     __shared__ float factors[kRows][kAtOnce];
     __shared__ float2 state_of[kRows];  // of all parts so far
     __shared__ float shrink[kRows];     // what was summed before
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = p.v_dim / 4, results = item.rows * packs;
-    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows, distance = place.distance * p.tile_rows;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = int(unsigned(p.v_dim) / 4), results = item.rows * packs;
+    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows, distance = place.distance * p.tile_rows, step = distance * p.v_dim;
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
-      const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = i / packs, col = (i - row * packs) * 4;
+      const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = int(unsigned(i) / unsigned(packs)), col = (i - row * packs) * 4;
       Pack<float, 4> all = broadcast<4>(0.f);
       float2 state;
       KERNELS_ROLLED
       for (int first = 0; first < place.count; first += kAtOnce) {
         const int count = lesser(kAtOnce, place.count - first);
         const int64_t from = goes_on + first * distance;
-        const float* const sums = p.outputs + (from + row) * p.v_dim + col;
+        const float* sums = p.outputs + (from + row) * p.v_dim + col;
         Pack<float, 4> some[kAtOnce];
         KERNELS_UNROLL
         for (int u = 0; u < kAtOnce; ++u) {
           if (u >= count) break;
-          const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums + u * distance * p.v_dim;
+          const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums;
           const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
+          sums += step;
           some[u] = {{x.x, x.y, x.z, x.w}};
         }
         KERNELS_ROLLED

@@ -168,7 +168,9 @@ struct TileLayout {
   // Zeros in the chunks from `cols` on.
   static __device__ __forceinline__ void clear_behind(unsigned char* tile, int rows, int cols) {
     if (cols >= kCols) return;
+    KERNELS_ROLLED
     for (int i = row(); i < rows; i += kRowsPerPass) {
+      KERNELS_ROLLED
       for (int run = 0; run < kRuns; ++run) {
         if (run * 64 + chunk() * 8 >= cols) clear_shared(tile + place(i, chunk()) + run * kRunBytes);
       }
@@ -202,13 +204,13 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   for (int some = 0; some < kEach; some += kBatch) {
 #pragma unroll 1
     for (int run = 0; run < Layout::kRuns; ++run) {
-      bring_rows<T, 8, kBatch, Q>([&](int i, const auto& there, const auto& missing) {
+      bring_rows<T, 8, kBatch, !lies_as<Q, T>, Q>([&](int i, const auto& there, const auto& missing) {
         const int row = row_of(some + i);
         unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
         const auto place = rows.place(first + row);
         if (first + row < rows.count && run * 64 < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * 64 + Layout::chunk() * 8, to);
         else missing(to);
-      }, !lies_as<Q, T> && p.wide_queries);
+      }, p.wide_queries);
     }
   }
 }
@@ -296,13 +298,14 @@ class KvTiles {
   }
   template <class At>
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
+    KERNELS_ROLLED
     for (int run = 0; run * 64 < left(); ++run) {
-      bring_rows<T, 8, kEach, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
+      bring_rows<T, 8, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kRowsPerPass;
         unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
         if (row >= first && row < end) there(cached(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
         else missing(to);
-      }, !copied && wide_);
+      }, wide_);
     }
   }
 
@@ -490,6 +493,12 @@ struct PrefillWork {
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
+// Whether there is a kernel for sm_90a (prefill_hopper.cuh): for operands that are copied, and heads of this size.
+template <class P, int kDim>
+constexpr bool has_hopper_prefill = (kDim == 64 || kDim == 128) && !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
+                                    lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
+                                    lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
+
 // kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the next keys and
 // values have room beside those that are worked on.
 template <class P, int kWarps, int kTiles, int kKeys_, int kDim_, int kCols_, int kStages, int kRegisters>
@@ -514,8 +523,8 @@ struct PrefillBody {
   static_assert(kSharedBytes + kRows * 8 + kWarps * 16 <= 99 * 1024, "what a block of sm_86 can have");
   // Full tiles, of which every row sees every key, have code of their own, without branches, in which the compiler finds more to do
   // at the same time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64 columns 3 cost a sixth (causal, 512 keys).
-  // H200, bench_prefill.
-  static constexpr bool kFullSteps = Keys::copied && Values::copied;
+  // H200, bench_prefill. Code for sm_90a has none where heads of the full size are the other kernel's.
+  static constexpr bool kFullSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
 
@@ -544,6 +553,7 @@ struct PrefillBody {
     if (lane == 0) seen_by_warps[warp] = seen;
 
     unsigned char* const stages = tiles_memory + kQueryBytes;
+    KERNELS_ROLLED
     for (int stage = 0; stage < kStages; ++stage) {
       Keys::Layout::clear_behind(stages + stage * kStageBytes, kKeys, dim);
       Values::Layout::clear_behind(stages + stage * kStageBytes + Keys::kBytes, kKeys, cols);

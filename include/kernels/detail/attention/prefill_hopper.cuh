@@ -19,12 +19,6 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Whether operands are such as are copied, and heads such as there is a kernel for.
-template <class P, int kDim>
-constexpr bool has_hopper_prefill = (kDim == 64 || kDim == 128) && !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
-                                    lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
-                                    lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
-
 template <class P, int kDim_, int kKeys_, int kGroups>
 struct HopperPrefillBody {
   using Kv = typename P::Kv;
@@ -254,7 +248,7 @@ struct HopperPrefillBody {
               const bool upper = lane & distance;
               float &low = pairs[i][x], &high = pairs[i | distance][x];
               const float other = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
-              (upper ? low : high) = other;
+              low = upper ? other : low, high = upper ? high : other;
             }
           }
         }

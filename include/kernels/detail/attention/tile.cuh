@@ -163,11 +163,12 @@ __device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
 __device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(to) = ::uint4{0, 0, 0, 0}; }
 
 // kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source, row, col,
-// where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the first is put.
-template <class T, int kWide, int kRows, class Source, class Place>
+// where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the first is put. kMayBeWide: whether
+// there is code for that.
+template <class T, int kWide, int kRows, bool kMayBeWide, class Source, class Place>
 __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
   static_assert(kWide * sizeof(T) == 16, "one access");
-  if constexpr (wide_pack<Source> > 1) {
+  if constexpr (kMayBeWide && wide_pack<Source> > 1) {
     if (wide) {
       WideRead<Source, kWide> reads[kRows];
       KERNELS_UNROLL

@@ -422,11 +422,11 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   finish_row(p, late ? state : running, state, row, leader, visit, reduce);
 }
 
-// R rows per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two at
+// A row per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two at
 // least, is known at compile time as well. kEnds: a row has edges, no more elements than there are lanes.
-template <class P, int N, int K, int R, bool kAll, bool kEnds = false>
+template <class P, int N, int K, bool kAll, bool kEnds = false>
 struct GroupBody {
-  static_assert(!kEnds || (R == 1 && !kAll), "rows with edges differ from each other");
+  static_assert(!kEnds || !kAll, "rows with edges differ from each other");
   using C = typename P::C;
   using Source = typename P::Source;
   static constexpr int max_threads = 128;
@@ -434,7 +434,7 @@ struct GroupBody {
   // Whole rows are short: it counts that all their blocks are under way at once.
   static constexpr bool one_tensor = sizeof(Fetched<Source, N>) <= 16;
   static constexpr int registers =
-      kAll && sizeof(C) == 4 && one_tensor ? 40 : registers_for<P, N, R * K>(R * N * K + operands, (one_tensor ? 28 : 36) + (kEnds ? 16 : 0));
+      kAll && sizeof(C) == 4 && one_tensor ? 40 : registers_for<P, N, K>(N * K + operands, (one_tensor ? 28 : 36) + (kEnds ? 16 : 0));
   struct Params : Phase<kEnds> {
     P problem;
     int lanes_log2;
@@ -461,28 +461,25 @@ struct GroupBody {
   static __device__ __forceinline__ void rows(const Params& params, const L& lanes) {
     const P& p = params.problem;
     const int groups = blockDim.x / lanes.count();
-    for (int64_t first = int64_t(blockIdx.x) * (R * groups); first < p.rows; first += int64_t(gridDim.x) * (R * groups)) {
+    for (int64_t first = int64_t(blockIdx.x) * groups; first < p.rows; first += int64_t(gridDim.x) * groups) {
       const int thread = arch::thread_here();
       const int lane = thread & (lanes.count() - 1);
       const int64_t mine = first + lanes.group_of(thread);
       const auto reduce = [&](const auto& op, const auto& state) { return op.gather(state, lanes); };
-      const auto has = [&](int r) { return mine + r * groups < p.rows; };
-      const auto row = [&](int r) { return has(r) ? mine + r * groups : p.rows - 1; };
+      const bool has = mine < p.rows;
+      const int64_t row = has ? mine : p.rows - 1;
       const auto go = [&](const P& p, const auto& place, auto edge) {
-        Fetched<Source, N> fetched[R][K];
-        KERNELS_UNROLL
-        for (int r = 0; r < R; ++r) {
-          if (!repeatable<Source> && !has(r)) continue;
-          fetch_row<N>(fetched[r], p.source, row(r), place);
-          edge.fetch(p, row(r));
+        Fetched<Source, N> fetched[K];
+        if (repeatable<Source> || has) {
+          fetch_row<N>(fetched, p.source, row, place);
+          edge.fetch(p, row);
         }
-        KERNELS_UNROLL
-        for (int r = 0; r < R; ++r) hold_row<N>(p, fetched[r], edge, row(r), place, has(r), has(r) && lane == 0, reduce);
+        hold_row<N>(p, fetched, edge, row, place, has, has && lane == 0, reduce);
       };
       if constexpr (kEnds) {
-        const RowEnds ends(params.phase.at(row(0)), N, int(p.cols));
+        const RowEnds ends(params.phase.at(row), N, int(p.cols));
         const Place<K, 0> place{ends.head + lane * N, lanes.count() * N, ends.end};
-        go(p.template placed<N>(row(0), place.first), place, Edge<P, true>(ends, lane));
+        go(p.template placed<N>(row, place.first), place, Edge<P, true>(ends, lane));
       } else {
         go(p, Place<K, kAll ? K : 0>{lane * N, lanes.count() * N, int(p.cols)}, Edge<P, false>());
       }
@@ -657,6 +654,8 @@ struct StreamBody {
 
 // ---- a row cut into chunks for many blocks -------------------------------------------------------------------------
 
+// Where there are clusters these share a long row, and the bodies have no code.
+
 template <class P>
 struct SplitParams {
   P problem;
@@ -687,21 +686,23 @@ struct PartialBody {
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    __shared__ Scratch<P> scratch;
-    const P& p = params.problem;
-    BlockTeam team(scratch);
-    for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
-      typename P::Op::State running;
-      const Piece piece(params, index);
-      const auto& source = cached(p.source);
-      piece.each<N, K>([&](const auto& at) {
-        Fetched<typename P::Source, N> fetched[at.count];
-        Pack<typename P::C, N> values[at.count];
-        fetch_run<N>(fetched, source, piece.row, at);
-        take_run<N>(p.op, source, running, fetched, values, piece.row, at);
-      });
-      const auto state = team.reduce(p.op, running, Count<typename P::C>(piece.end - piece.begin));
-      if (team.rank() == 0) params.partial[index] = state;
+    if constexpr (!arch::kClusters) {
+      __shared__ Scratch<P> scratch;
+      const P& p = params.problem;
+      BlockTeam team(scratch);
+      for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
+        typename P::Op::State running;
+        const Piece piece(params, index);
+        const auto& source = cached(p.source);
+        piece.each<N, K>([&](const auto& at) {
+          Fetched<typename P::Source, N> fetched[at.count];
+          Pack<typename P::C, N> values[at.count];
+          fetch_run<N>(fetched, source, piece.row, at);
+          take_run<N>(p.op, source, running, fetched, values, piece.row, at);
+        });
+        const auto state = team.reduce(p.op, running, Count<typename P::C>(piece.end - piece.begin));
+        if (team.rank() == 0) params.partial[index] = state;
+      }
     }
   }
 };
@@ -714,24 +715,26 @@ struct FinishBody {
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
-    const P& p = params.problem;
-    const auto& again = second_pass(p.source);
-    for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
-      const Piece piece(params, index);
-      // Every warp brings all the partial states together, one lane after the other where there are more than 32.
-      typename P::Op::State state;
-      for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
-      state = p.op.gather(state, PartLanes<C>(&p.columns));
-      const bool leader = threadIdx.x == 0 && piece.begin == 0;
-      const auto visit = [&](const auto& f, auto) {
-        piece.each<N, K>([&](const auto& at) {
-          Fetched<SecondPass<typename P::Source>, N> fetched[at.count];
-          fetch_run<N>(fetched, again, piece.row, at);
-          show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
-        });
-      };
-      const auto nothing_to_reduce = [](const auto&, const auto& s) { return s; };
-      finish_row(p, state, state, piece.row, leader, visit, nothing_to_reduce);
+    if constexpr (!arch::kClusters) {
+      const P& p = params.problem;
+      const auto& again = second_pass(p.source);
+      for (int64_t index = blockIdx.x; index < p.rows * params.chunks; index += gridDim.x) {
+        const Piece piece(params, index);
+        // Every warp brings all the partial states together, one lane after the other where there are more than 32.
+        typename P::Op::State state;
+        for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
+        state = p.op.gather(state, PartLanes<C>(&p.columns));
+        const bool leader = threadIdx.x == 0 && piece.begin == 0;
+        const auto visit = [&](const auto& f, auto) {
+          piece.each<N, K>([&](const auto& at) {
+            Fetched<SecondPass<typename P::Source>, N> fetched[at.count];
+            fetch_run<N>(fetched, again, piece.row, at);
+            show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
+          });
+        };
+        const auto nothing_to_reduce = [](const auto&, const auto& s) { return s; };
+        finish_row(p, state, state, piece.row, leader, visit, nothing_to_reduce);
+      }
     }
   }
 };

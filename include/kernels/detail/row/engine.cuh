@@ -68,7 +68,7 @@ class RowEngine {
   // With ends: packs of 8 elements at most, as there must be a thread of a warp for each element that is left; as many of them as above.
   static constexpr int ends_pack = wide < 8 ? wide : 8, ends_packs = within(1, 32 / (ends_pack * scale), 4), ends_lanes = 4 * ends_pack;
   static_assert(ends_lanes <= 32, "a warp takes what is left of a row");
-  using EndsGroup = GroupBody<EndsProblem, ends_pack, ends_packs, 1, false, ends>;
+  using EndsGroup = GroupBody<EndsProblem, ends_pack, ends_packs, false, ends>;
   using EndsStream = StreamBody<EndsProblem, ends_pack, ends_packs, ends>;
   static int packs_of(const RowPlan& plan) { return plan.ends ? ends_packs : packs(plan.pack); }
   // Whether a group of so many lanes holds such rows.
@@ -91,8 +91,8 @@ class RowEngine {
     KERNELS_TRY(ex_.status());
     if (asked.max_pack < 0 || asked.max_blocks < 0) return invalid("policy: max_pack or max_blocks is negative");
     if (asked.residency == Residency::automatic &&
-        (asked.threads != 0 || asked.cluster != 1 || asked.rows_per_group != 1)) {
-      return invalid("policy: threads, cluster and rows_per_group go with a residency");
+        (asked.threads != 0 || asked.cluster != 1)) {
+      return invalid("policy: threads and cluster go with a residency");
     }
     plan = RowPlan{};
     plan.policy = asked;
@@ -105,9 +105,9 @@ class RowEngine {
     if constexpr (ends) {
       if (plan.ends) return run_with_ends(plan);
     }
-    if (plan.pack == wide) return run_with<wide, true, true>(plan);
-    if (plan.pack == 1) return run_with<1, true, false>(plan);
-    return run_with<middle, false, false>(plan);
+    if (plan.pack == wide) return run_with<wide>(plan);
+    if (plan.pack == 1) return run_with<1>(plan);
+    return run_with<middle>(plan);
   }
 
  private:
@@ -158,9 +158,8 @@ class RowEngine {
   // Groups are compiled for wide and for single packs; in between a block of one warp does the same.
   bool has_groups(int pack) const { return pack == wide || pack == 1; }
 
+  // Whether the code that runs is for GPUs with clusters, and so has none for split rows.
   Status has_clusters(bool& yes) const {
-    yes = false;
-    if (ex_.device().capability < 90) return {};
     int compiled_for = 0;
     KERNELS_TRY((image_architecture<Started<BlockBody<Problem, wide, packs(wide)>>>(ex_, compiled_for)));
     yes = compiled_for >= 90;
@@ -317,7 +316,6 @@ class RowEngine {
     if (policy.cluster < 1 || policy.cluster > kMaxCluster || !is_power_of_two(policy.cluster)) {
       return invalid("policy: cluster is not 1, 2, 4, 8 or 16");
     }
-    if (policy.rows_per_group != 1 && policy.rows_per_group != 2) return invalid("policy: rows_per_group is not 1 or 2");
     if (policy.cluster > 1) {
       if (residency == Residency::group || residency == Residency::split) {
         return invalid("policy: a cluster goes with registers, shared or streamed only");
@@ -325,9 +323,6 @@ class RowEngine {
       bool clusters = false;
       KERNELS_TRY(has_clusters(clusters));
       if (!clusters) return unsupported("policy: clusters need an sm_90 GPU and code compiled for it");
-    }
-    if (policy.rows_per_group == 2 && residency != Residency::group) {
-      return invalid("policy: two rows at a time go with groups only");
     }
     if (residency == Residency::group) return complete_group(plan);
 
@@ -362,7 +357,6 @@ class RowEngine {
   Status complete_group(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
     if (plan.ends) {
-      if (policy.rows_per_group == 2) return unsupported("policy: two rows at a time need rows that begin and end at multiples of 16 bytes");
       if (policy.threads == 0) policy.threads = lanes_with_ends();
       if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
         return invalid("policy: threads of a group is not a power of two up to 32");
@@ -371,7 +365,6 @@ class RowEngine {
       return {};
     }
     if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
-    if (policy.rows_per_group == 2 && plan.pack != wide) return unsupported("policy: two rows at a time need the widest packs");
     const int64_t tile = int64_t(plan.pack) * group_packs(plan.pack);
     if (policy.threads == 0) policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, tile))));
     if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
@@ -413,6 +406,9 @@ class RowEngine {
 
   Status complete_split(RowPlan& plan) const {
     if (Problem::row_sink) return unsupported("policy: a split row cannot be quantized with a scale per row");
+    bool clusters = false;
+    KERNELS_TRY(has_clusters(clusters));
+    if (clusters) return unsupported("policy: rows are split in code without clusters alone, which share a row where there are some");
     if (plan.pack != wide && plan.pack != 1) plan.pack = 1;
     const int64_t blocks_wanted = ceil_div(4 * ex_.device().sm_count, p_.rows);
     const int64_t chunks = lesser<int64_t>(tuning::kMaxChunks, greater<int64_t>(1, lesser<int64_t>(blocks_wanted, p_.cols * scale / tuning::kFewRowsElements)));
@@ -437,10 +433,11 @@ class RowEngine {
   template <class Body>
   Status start(const Launch& how, const typename Body::Params& params) const { return launch<Started<Body>>(ex_, how, params); }
 
-  template <int N, bool kGroups, bool kTwoRows>
+  template <int N>
   Status run_with(const RowPlan& plan) const {
     const RowPolicy& policy = plan.policy;
     constexpr int K = packs(N);
+    constexpr bool groups = N == wide || N == 1;
     Launch how;
     how.threads = policy.threads;
     how.cluster = policy.cluster;
@@ -461,10 +458,10 @@ class RowEngine {
         }
         return start<StreamBody<Problem, N, K>>(how, {p_, plan, {}});
       case Residency::group:
-        if constexpr (kGroups) return run_groups<N, kTwoRows>(plan);
+        if constexpr (groups) return run_groups<N>(plan);
         break;
       case Residency::split:
-        if constexpr (kGroups && !Problem::row_sink) {
+        if constexpr (groups && !Problem::row_sink) {
           how.grid.x = unsigned(blocks(plan, p_.rows * plan.chunks));
           const SplitParams<Problem> params{p_, static_cast<typename Problem::Op::State*>(ex_.workspace().ptr), plan.chunks, plan.width};
           KERNELS_TRY((start<PartialBody<Problem, N, K>>(how, params)));
@@ -495,21 +492,19 @@ class RowEngine {
     while (1 << lanes_log2 < plan.policy.threads) ++lanes_log2;
     Launch how;
     how.threads = tuning::kGroupBlock;
-    how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads >> lanes_log2) * plan.policy.rows_per_group)));
+    how.grid.x = unsigned(blocks(plan, ceil_div(p_.rows, int64_t(how.threads >> lanes_log2))));
     return how;
   }
 
-  template <int N, bool kTwoRows>
+  template <int N>
   Status run_groups(const RowPlan& plan) const {
     int lanes_log2 = 0;
     const Launch how = groups_of(plan, lanes_log2);
-    const int rows = plan.policy.rows_per_group;
     constexpr int K = group_packs(N);
-    if constexpr (kTwoRows) {
-      if (rows == 2) return start<GroupBody<Problem, N, K, 2, false>>(how, {p_, lanes_log2, {}});
-      if (plan.count == K) return start<GroupBody<Problem, N, K, 1, true>>(how, {p_, lanes_log2, {}});
+    if constexpr (N == wide) {
+      if (plan.count == K) return start<GroupBody<Problem, N, K, true>>(how, {p_, lanes_log2, {}});
     }
-    return start<GroupBody<Problem, N, K, 1, false>>(how, {p_, lanes_log2, {}});
+    return start<GroupBody<Problem, N, K, false>>(how, {p_, lanes_log2, {}});
   }
 
   const Exec& ex_;
