@@ -92,7 +92,7 @@ struct GemvRows {
   __device__ __forceinline__ void prefetch(int u, int col, int end) {
     if (col < end) {
       KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(rows[r].source, rows[r].row, col);
+      for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(rows[r].source, rows[r].row, int64_t(unsigned(col)));  // which no shift has to keep a sign of
     } else if constexpr (kZeros) {
       memset(&fetched[u], 0, sizeof(fetched[u]));
     }
@@ -168,18 +168,21 @@ struct PlainDots {
   static constexpr int pack = N, rows = R, tokens = M, max_threads = 512;
   static constexpr int step = 32 * N;     // columns that a warp takes in at a time
   static constexpr bool few_warps = false;  // whether few warps are to share a row
+  static constexpr int pieces = 1;          // of a step: each is prefetched again as soon as it has been taken in
   template <class Weights, int U>
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
   // As few as hardly spill: blocks behind keep the memory busy.
   static constexpr int registers = sizeof(C) > 4 || N == 1 ? 128 : M > 1 ? 80 : !starts_normed<typename P::X> ? 32 : R * P::matrices > 4 ? 96 : 48;
   C sums[P::matrices][M][R] = {};
+  using Scratch = Nothing;
+  __device__ __forceinline__ PlainDots(Nothing&, const GemvTokens<P, M>&, int) {}
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
   static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * N, end); }
 
-  // Takes in what the warp has prefetched from column `begin` on, as number u of what is in flight.
+  // Takes in what the warp has prefetched of the step from column `begin` on, as number u of the pieces in flight.
   template <class First, class Second>
   __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
     const int col = begin + int(threadIdx.x & 31) * N;
@@ -220,7 +223,7 @@ struct GemvBody {
   static constexpr int max_threads = Dots::max_threads, registers = Dots::registers;
   static constexpr int step = Dots::step, R = Dots::rows, M = Dots::tokens, under_way = U;
   static constexpr bool few_warps = Dots::few_warps;
-  static constexpr int kSums = M * R;  // of each matrix
+  static constexpr int kSums = M * R, kPieces = Dots::pieces;  // of each matrix, and of a step
   static constexpr bool waits_by_itself = true;
   struct Params {
     P problem;
@@ -237,6 +240,7 @@ struct GemvBody {
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ WarpSums<C, P::matrices * kSums, max_threads / 32> sums;
     __shared__ typename State::Scratch scratch;
+    __shared__ typename Dots::Scratch dots_scratch;
     __shared__ Uninitialized<Prepared, kPrepares ? kSums / kOut : 1> prepared;
     if (!params.weights_ready) arch::grid_dependency_pass();  // also before ids of experts are read
     const P& p = params.problem;
@@ -245,8 +249,8 @@ struct GemvBody {
     if (by_token<typename P::W> && tokens.first >= p.m) return;
     const auto& weights = p.template weights_for<0>(tokens.first);
     const auto& others = p.template weights_for<P::matrices - 1>(tokens.first);
-    typename Dots::template Rows<std::decay_t<decltype(weights)>, U> first(weights, row + Dots::first_row(), rows);
-    typename Dots::template Rows<std::decay_t<decltype(others)>, U> second(others, row + Dots::first_row(), rows);
+    typename Dots::template Rows<std::decay_t<decltype(weights)>, kPieces * U> first(weights, row + Dots::first_row(), rows);
+    typename Dots::template Rows<std::decay_t<decltype(others)>, kPieces * U> second(others, row + Dots::first_row(), rows);
     const int warp = threadIdx.x / 32, stride = int(blockDim.x / 32) * step, cols = int(p.k);
     const auto prefetch = [&](int u, int begin) {
       Dots::prefetch(first, u, begin, cols);
@@ -254,7 +258,7 @@ struct GemvBody {
     };
     int begin = warp * step;
     KERNELS_UNROLL
-    for (int u = 0; u < U; ++u) prefetch(u, begin + u * stride);
+    for (int u = 0; u < U * kPieces; ++u) prefetch(u, begin + u / kPieces * stride);
     if (tokens.first >= p.m) return;  // not before loads of weights are issued, if they are the same for all
     sums.clear_missing();
     arch::grid_dependency_pass();
@@ -272,11 +276,11 @@ struct GemvBody {
     if constexpr (kPrepares) {
       if (makes) prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
     }
-    Dots dots;
+    Dots dots(dots_scratch, tokens, begin);
     for (; begin < cols; begin += U * stride) {
       KERNELS_UNROLL
-      for (int u = 0; u < U; ++u) {
-        const int at = begin + u * stride;
+      for (int u = 0; u < U * kPieces; ++u) {
+        const int at = begin + u / kPieces * stride;
         if (at >= cols) break;
         dots.add(first, second, u, tokens, at);
         if (at + U * stride < cols) prefetch(u, at + U * stride);

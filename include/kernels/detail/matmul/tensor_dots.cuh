@@ -24,21 +24,36 @@ namespace detail {
 
 // N values of a row as pairs of T: as they lie in memory when they are of type T there, otherwise rounded to it. Or, as
 // `rest`, what that rounding leaves, where it is finite.
-template <class T, int N, class S>
-__device__ __forceinline__ void read_pairs(uint32_t (&words)[N / 2], const S& source, int64_t row, int col, bool rest) {
-  constexpr int width = pack_within<S, N>;
-  KERNELS_UNROLL
-  for (int i = 0; i < N; i += width) {
-    const auto fetched = fetch<width>(source, row, col + i);
-    if constexpr (std::is_same<tensor_type<S>, T>::value) {
-      memcpy(words + i / 2, &fetched, width * 2);
-    } else {
-      const auto values = convert<float>(resolve(source, fetched, row, col + i));
-      Pack<T, width> rounded = convert<T>(values);
-      if (rest) rounded = convert<T>(transform(values - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; }));
-      memcpy(words + i / 2, rounded.v, width * 2);
+template <class S, int N>
+struct FetchedRow {
+  static constexpr int width = pack_within<S, N>;
+  Fetched<S, width> packs[N / width];
+
+  __device__ __forceinline__ void fetch_from(const S& source, int64_t row, int col) {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; i += width) packs[i / width] = fetch<width>(source, row, col + i);
+  }
+  template <class T>
+  __device__ __forceinline__ void put_pairs(uint32_t (&words)[N / 2], const S& source, int64_t row, int col, bool rest) const {
+    KERNELS_UNROLL
+    for (int i = 0; i < N; i += width) {
+      const auto& fetched = packs[i / width];
+      if constexpr (std::is_same<tensor_type<S>, T>::value) {
+        memcpy(words + i / 2, &fetched, width * 2);
+      } else {
+        const auto values = convert<float>(resolve(source, fetched, row, col + i));
+        Pack<T, width> rounded = convert<T>(values);
+        if (rest) rounded = convert<T>(transform(values - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; }));
+        memcpy(words + i / 2, rounded.v, width * 2);
+      }
     }
   }
+};
+template <class T, int N, class S>
+__device__ __forceinline__ void read_pairs(uint32_t (&words)[N / 2], const S& source, int64_t row, int col, bool rest) {
+  FetchedRow<S, N> fetched;
+  fetched.fetch_from(source, row, col);
+  fetched.template put_pairs<T>(words, source, row, col, rest);
 }
 
 // Whether 64 bytes of codes have several scales.
@@ -77,10 +92,13 @@ struct TensorDots {
   static constexpr int kAll = P::matrices * R, kPairs = kAll / 2;
   static_assert(kAll % 2 == 0, "rows go in pairs");
   float sums[M][kPairs][4] = {};
+  using Scratch = Nothing;
+  __device__ __forceinline__ TensorDots(Nothing&, const GemvTokens<P, M>&, int) {}
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
   static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * pack, end); }
+  static constexpr int pieces = 1;
 
   template <class First, class Second>
   __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
@@ -161,6 +179,10 @@ struct TensorDots {
 // 4g + 3 read 64 bytes of row g, and each of them has a scale of its own. Of what they multiply with, column t has the inputs beside
 // the bytes of lane t and zeros elsewhere: so each column of the sums has one scale. Columns 4 to 7 are those of a second token.
 // Where a code is infinite, which some of 8 bits are, the result is not a number: it is multiplied by these zeros, too.
+//
+// A warp copies the inputs of its columns to shared memory, with as many zeros behind them for all lanes that are to have zeros: each
+// lane then reads from one address, whatever it multiplies. Codes multiplied as halves that are too small for an exponent, as they lie in
+// memory, and what they are too large by multiplied for itself, are 20 % fewer instructions and took longer: the tensor cores' time counts.
 template <class P, int M>
 struct FineDots {
   using X = typename P::X;
@@ -175,70 +197,121 @@ struct FineDots {
   static constexpr int registers = 72;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;
   static constexpr int kMine = 2 / P::matrices;  // rows of a matrix that a lane reads
+  static constexpr int kRounds = exact ? 1 : 2;  // the inputs, and what rounding leaves of them
+  static constexpr int kInputs = step / 32;      // of a token, that a lane copies
   template <class Weights, int U>
-  using Rows = GemvRows<Weights, pack, kMine, 2 * U, true, 8>;
-  float sums[4] = {};
+  using Rows = GemvRows<Weights, pack, kMine, U, false, 8>;
+  static constexpr int pieces = 2;
 
-  static __device__ __forceinline__ unsigned first_row() { return (threadIdx.x & 31) / 4; }
+  // Of each warp; what lanes with zeros read lies in other banks than what others read at the same time.
+  struct Scratch {
+    static constexpr int kInput = 2, kZeros = (M * step + 2 * kEach) * kInput, kRound = kZeros + step * kInput;  // bytes
+    alignas(16) unsigned char inputs[max_threads / 32][kRounds * kRound];
+  };
+
+  // Inputs are asked for a step ahead.
+  __device__ __forceinline__ FineDots(Scratch& scratch, const GemvTokens<P, M>& of, int begin) : inputs_(scratch.inputs[threadIdx.x / 32]) {
+    fetch_inputs(of, begin);
+    const Words zeros = {};
+    KERNELS_UNROLL
+    for (int round = 0; round < kRounds; ++round) put(round, Scratch::kZeros + lane() * kInputs * 2, zeros);
+  }
+
+  static __device__ __forceinline__ unsigned first_row() { return lane() / 4; }
+  // Lanes beyond the end read the last codes once more, and multiply them by zeros.
   template <class Some>
   static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) {
-    KERNELS_UNROLL
-    for (int half = 0; half < 2; ++half) rows.prefetch(2 * u + half, begin + half * kHalf + int(threadIdx.x & 3) * pack, end);
+    rows.prefetch(u, greater(0, lesser(begin + u % 2 * kHalf + int(lane() & 3) * pack, end - pack)), end);
   }
 
   template <class First, class Second>
   __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3, cols = int(of.p.k);
+    const int g = lane() / 4, t = lane() & 3, half = u % 2;
+    if (half == 0) {
+      put_inputs(of, begin);
+      fetch_inputs(of, begin + int(blockDim.x / 32) * step);
+    }
+    const int mine = g % 4 == t && g / 4 < M ? (g / 4 * step + t * pack) * 2 : Scratch::kZeros;
+    const auto& fetched_upper = first.fetched[u][0];
+    const auto& fetched_lower = (P::matrices == 2 ? second : first).fetched[u][kMine - 1];
+    const auto& source_upper = first.rows[0].source;
+    const auto& source_lower = (P::matrices == 2 ? second : first).rows[kMine - 1].source;
+    uint32_t codes[2][4];
+    read_codes<W>(codes[0], fetched_upper);
+    read_codes<W>(codes[1], fetched_lower);
+    float some[2][4] = {};  // two, as an mma waits for the one ahead of it that adds to the same sums
     KERNELS_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const auto& fetched_upper = first.fetched[2 * u + half][0];
-      const auto& fetched_lower = (P::matrices == 2 ? second : first).fetched[2 * u + half][kMine - 1];
-      const auto& source_upper = first.rows[0].source;
-      const auto& source_lower = (P::matrices == 2 ? second : first).rows[kMine - 1].source;
-      uint32_t codes[2][4];
-      read_codes<W>(codes[0], fetched_upper);
-      read_codes<W>(codes[1], fetched_lower);
-      const int col = begin + half * kHalf + t * pack;
-      float some[4] = {};
+    for (int block = 0; block < 4; ++block) {
+      uint32_t weights[2][kEach / 2];
+      Decoder<Code>::template pairs<T>(weights[0], codes[0][block], zero_of(source_upper, fetched_upper));
+      Decoder<Code>::template pairs<T>(weights[1], codes[1][block], zero_of(source_lower, fetched_lower));
       KERNELS_UNROLL
-      for (int block = 0; block < 4; ++block) {
-        uint32_t weights[2][kEach / 2];
-        if constexpr (has_zeros<typename First::Source>) {
-          Decoder<Code>::template pairs<T>(weights[0], codes[0][block], source_upper.scales().zero(fetched_upper.scales));
-          Decoder<Code>::template pairs<T>(weights[1], codes[1][block], source_lower.scales().zero(fetched_lower.scales));
-        } else {
-          Decoder<Code>::template pairs<T>(weights[0], codes[0][block], Nothing{});
-          Decoder<Code>::template pairs<T>(weights[1], codes[1][block], Nothing{});
-        }
+      for (int round = 0; round < kRounds; ++round) {
+        uint32_t x[kEach / 2];
+        memcpy(x, __builtin_assume_aligned(inputs_ + round * Scratch::kRound + mine + (half * kHalf + block * kEach) * 2, 2 * kEach), sizeof(x));
+        order_pairs<Code>(x);
         KERNELS_UNROLL
-        for (int rest = 0; rest < (exact ? 1 : 2); ++rest) {
-          uint32_t x[kEach / 2] = {};
-          KERNELS_UNROLL
-          for (int m = 0; m < M; ++m) {
-            if (g == 4 * m + t && col < cols) read_pairs<T, kEach>(x, of.source(m), of.row(m), col + block * kEach, rest == 1);
-          }
-          order_pairs<Code>(x);
-          KERNELS_UNROLL
-          for (int i = 0; i < kEach / 2; i += 2) {
-            const uint32_t a[4] = {weights[0][i], weights[1][i], weights[0][i + 1], weights[1][i + 1]}, b[2] = {x[i], x[i + 1]};
-            arch::mma_16816<T>(some, a, b);
-          }
+        for (int i = 0; i < kEach / 2; i += 2) {
+          const uint32_t a[4] = {weights[0][i], weights[1][i], weights[0][i + 1], weights[1][i + 1]}, b[2] = {x[i], x[i + 1]};
+          arch::mma_16816<T>(some[kEach == 8 ? i / 2 : block % 2], a, b);
         }
       }
-      const float scales[2] = {source_upper.scale_of(fetched_upper), source_lower.scale_of(fetched_lower)};
-      KERNELS_UNROLL
-      for (int j = 0; j < 4; ++j) sums[j] = fma(some[j], __shfl_sync(0xffffffffu, scales[j / 2], (lane & 28) + t % 2 * 2 + j % 2), sums[j]);
     }
+    const bool beyond = begin + half * kHalf + t * pack >= int(of.p.k);
+    const float scales[2] = {beyond ? 0.f : source_upper.scale_of(fetched_upper), beyond ? 0.f : source_lower.scale_of(fetched_lower)};
+    KERNELS_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      sums_[j] = fma(some[0][j] + some[1][j], __shfl_sync(0xffffffffu, scales[j / 2], (lane() & 28) + t % 2 * 2 + j % 2), sums_[j]);
+    }
+    if (half == 1) __syncwarp();
   }
   template <class To>
   __device__ __forceinline__ void share(To& to) const {
-    const int g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const int g = lane() / 4, t = lane() & 3;
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const float some = sums[2 * i] + sums[2 * i + 1], sum = some + __shfl_xor_sync(0xffffffffu, some, 1);
+      const float some = sums_[2 * i] + sums_[2 * i + 1], sum = some + __shfl_xor_sync(0xffffffffu, some, 1);
       if (t % 2 == 0 && t / 2 < M) to.put(P::matrices == 2 ? (i * M + t / 2) * rows + g : t / 2 * rows + 8 * i + g, sum);
     }
   }
+
+ private:
+  static __device__ __forceinline__ int lane() { return int(threadIdx.x & 31); }
+
+  using Words = uint32_t[kInputs / 2];
+  __device__ __forceinline__ void put(int round, int at, const Words& words) {
+    memcpy(__builtin_assume_aligned(inputs_ + round * Scratch::kRound + at, sizeof(Words)), words, sizeof(Words));
+  }
+  __device__ __forceinline__ void fetch_inputs(const GemvTokens<P, M>& of, int begin) {
+    const int col = begin + lane() * kInputs;
+    KERNELS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      if (col < int(of.p.k)) ahead_[m].fetch_from(of.source(m), of.row(m), col);
+    }
+  }
+  __device__ __forceinline__ void put_inputs(const GemvTokens<P, M>& of, int begin) {
+    const int col = begin + lane() * kInputs;
+    KERNELS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      KERNELS_UNROLL
+      for (int round = 0; round < kRounds; ++round) {
+        Words words = {};
+        if (col < int(of.p.k)) ahead_[m].template put_pairs<T>(words, of.source(m), of.row(m), col, round == 1);
+        put(round, (m * step + lane() * kInputs) * 2, words);
+      }
+    }
+    __syncwarp();
+  }
+  // Nothing where there are no zero points.
+  template <class Source, class Fetched>
+  static __device__ __forceinline__ auto zero_of(const Source& source, const Fetched& fetched) {
+    if constexpr (has_zeros<Source>) return source.scales().zero(fetched.scales);
+    else return Nothing{};
+  }
+  using Bound = std::decay_t<decltype(std::declval<const GemvTokens<P, M>&>().source(0))>;  // void for the compiler of the host
+  unsigned char* const inputs_;
+  FetchedRow<std::conditional_t<std::is_void<Bound>::value, X, Bound>, kInputs> ahead_[M];
+  float sums_[4] = {};
 };
 
 }  // namespace detail
