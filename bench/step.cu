@@ -2,11 +2,12 @@
 // own, beside a kernel that reads the same bytes. A product that is chained with itself hides what stands between different kernels:
 // their beginnings and ends, and the multiprocessors' division of shared memory and L1. Times are of one layer. What is timed is named
 //   step/<model>/<texts>x<keys>/<who>        a token of each text, with so many keys before it
+//   step/<model>-<codes>/<texts>x<keys>/<who>  the same with weights of fewer bits: e4m3 and int8 with a scale for each row, int4 for 32
 //   prompt/<model>/<tokens>x<keys>/<who>     so many tokens of one text, the last of which has so many keys before it
 // who: read, the yardstick (of weights, and of keys and values); kernels, one after the other; kernels_early, launched programmatically with
 // weights asked for early; and the latter without a part, which says what that part takes in such company: without_qkv and so on.
 // The calls are those of examples/llm: with one token [norm + QKV + RoPE + append], [attention], [output + residual], [norm + gate and up],
-// [down + residual]; with more of them norms are calls of their own.
+// [down + residual]; with more of them, or weights that are decoded, norms are calls of their own.
 #include <kernels/append.h>
 #include <kernels/attention.cuh>
 #include <kernels/matmul.cuh>
@@ -33,6 +34,27 @@ struct Shape {
 
 constexpr Shape kLlama1b = {"llama-1b", 2048, 8192, 32, 8, 64}, kMistral7b = {"mistral-7b", 4096, 14336, 32, 8, 128};
 
+// How weights lie in memory: bytes() of n rows of d, and the source of them from a pointer on.
+struct Halves {
+  static constexpr const char* suffix = "";
+  static constexpr bool folds = true;  // a norm into the product of one token
+  static constexpr double bits = 16;
+  static auto source(const char* p, int64_t, int64_t d) { return k::load(reinterpret_cast<const Half*>(p), d); }
+};
+template <class T>
+struct RowScaled {
+  static constexpr const char* suffix = std::is_same<T, int8_t>::value ? "-int8" : "-e4m3";
+  static constexpr bool folds = false;
+  static constexpr double bits = 8;
+  static auto source(const char* p, int64_t n, int64_t d) { return k::dequant(k::load(reinterpret_cast<const T*>(p), d), k::row_scales(reinterpret_cast<const Half*>(p + n * d))); }
+};
+struct Grouped {
+  static constexpr const char* suffix = "-int4";
+  static constexpr bool folds = false;
+  static constexpr double bits = 4.5;
+  static auto source(const char* p, int64_t n, int64_t d) { return k::dequant(k::int4(reinterpret_cast<const uint32_t*>(p), d), k::group_scales(reinterpret_cast<const Half*>(p + n * d / 2), d / 32, 32)); }
+};
+
 enum Part { kQkv = 1, kAttention = 2, kOutput = 4, kUp = 8, kDown = 16, kAll = 31 };
 
 void must(const k::Status& status) {
@@ -42,16 +64,16 @@ void must(const k::Status& status) {
 }
 
 // kDim: columns of a head.
-template <int kDim>
+template <int kDim, class Weights = Halves>
 class Case : public bench::CaseBase {
  public:
   // `each` tokens of each text.
   Case(const char* op, const Shape& s, int64_t texts, int64_t each, int64_t keys)
-      : CaseBase(op, s.name, std::to_string(texts * each) + "x" + std::to_string(keys), 2.0 * double(s.weights()) + 4.0 * double(texts * keys * s.nk()), "share_of_read"),
+      : CaseBase(op, s.name + std::string(Weights::suffix), std::to_string(texts * each) + "x" + std::to_string(keys), bytes_of(s.weights()) + 4.0 * double(texts * keys * s.nk()), "share_of_read"),
         s_(s), texts_(texts), each_(each), keys_(keys) {
     sets_ = std::max(sets_, kLayers);
     for (int i = 0; i < sets_; ++i) {
-      weights_.push_back(buffer<Half>(size_t(s.weights())));
+      weights_.push_back(reinterpret_cast<char*>(buffer<Half>(size_t(bytes_of(s.weights()) / 2) + 8 * 65536)));  // and scales of rows
       cache_.push_back(buffer<Half>(size_t(2 * texts * capacity() * s.nk())));
     }
     const int64_t rows = texts * each;
@@ -77,6 +99,7 @@ class Case : public bench::CaseBase {
  private:
   static constexpr int kLayers = 8;  // at least
 
+  static double bytes_of(int64_t weights) { return double(weights) * Weights::bits / 8; }
   int64_t capacity() const { return keys_ + each_; }
   k::AttentionShape attention_shape() const { return {texts_, each_, s_.heads, s_.kv_heads, kDim}; }
   bench::Timing measure_yardstick() const override {
@@ -112,7 +135,7 @@ class Case : public bench::CaseBase {
   void with_norm(const k::Exec& ex, const F& f) const {
     const int64_t rows = texts_ * each_, d = s_.hidden;
     const auto x = k::load(static_cast<const float*>(x_), d);
-    if (rows == 1) return f(k::normed(x, k::RmsNorm{}) | k::mul(gamma_));
+    if constexpr (Weights::folds) if (rows == 1) return f(k::normed(x, k::RmsNorm{}) | k::mul(gamma_));
     must(k::rmsnorm(ex, x, k::affine(gamma_) | k::store(y_, d), rows, d));
     f(k::load(static_cast<const Half*>(y_), d));
   }
@@ -121,19 +144,23 @@ class Case : public bench::CaseBase {
     const int64_t rows = texts_ * each_, d = s_.hidden, nq = s_.nq(), nk = s_.nk(), inner = s_.inner;
     k::MatmulPolicy policy;
     policy.weights_ready = early;
-    const Half* const wq = weights_[size_t(set)];
-    const Half *const wo = wq + (nq + 2 * nk) * d, *const gate = wo + nq * d, *const up = gate + inner * d, *const down = up + inner * d;
+    const char* next = weights_[size_t(set)];
+    const auto matrix = [&](int64_t n, int64_t cols) {
+      const auto w = Weights::source(next, n, cols);
+      next += (int64_t(bytes_of(n * cols)) + (Weights::bits == 8 ? n * int64_t(sizeof(Half)) : 0) + 255) / 256 * 256;
+      return w;
+    };
+    const auto wq = matrix(nq, d), wk = matrix(nk, d), wv = matrix(nk, d), wo = matrix(d, nq), gate = matrix(inner, d), up = matrix(inner, d), down = matrix(d, inner);
     Half* const keys = cache_[size_t(set)];
     const auto view = [&](Half* p) { return k::nhd(p, capacity(), s_.kv_heads, int64_t(kDim)); };
     const auto kv = k::dense_kv(view(keys), view(keys + texts_ * capacity() * nk), static_cast<const int32_t*>(lengths_));
-    const auto weights = [&](const Half* p, int64_t cols) { return k::load(p, cols); };
     const auto residual = k::add(k::load(static_cast<const float*>(x_), d)) | k::store(x_, d);
 
     if (parts & kQkv) {
       with_norm(ex, [&](const auto& y) {
         const k::Rope rope = k::rope(positions_, frequencies_, kDim);
         const k::AppendAt at(positions_, owners_);
-        const auto w = k::stacked(k::paired(weights(wq, d), rope), nq, k::paired(weights(wq + nq * d, d), rope), nk, k::plain(weights(wq + (nq + nk) * d, d)), nk);
+        const auto w = k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk);
         const auto out = k::qkv(rope | k::store(q_, nq), nq, rope | k::append_keys(kv, at, kDim), nk, k::append_values(kv, at, kDim), nk);
         must(k::matmul(ex, y, w, out, {rows, nq + 2 * nk, d}, policy));
       });
@@ -145,16 +172,17 @@ class Case : public bench::CaseBase {
       if (each_ == 1) must(k::decode<kDim>(ex, q, kv, o, attention_shape(), k::causal(), workspace_, options));
       else must(k::attention<kDim>(ex, q, kv, o, attention_shape(), k::causal(), options));
     }
-    if (parts & kOutput) must(k::matmul(ex, k::load(static_cast<const Half*>(o_), nq), weights(wo, nq), residual, {rows, d, nq}, policy));
+    if (parts & kOutput) must(k::matmul(ex, k::load(static_cast<const Half*>(o_), nq), wo, residual, {rows, d, nq}, policy));
     if (parts & kUp) {
-      with_norm(ex, [&](const auto& y) { must(k::matmul(ex, y, k::gated(weights(gate, d), weights(up, d)), k::swiglu() | k::store(h_, inner), {rows, inner, d}, policy)); });
+      with_norm(ex, [&](const auto& y) { must(k::matmul(ex, y, k::gated(gate, up), k::swiglu() | k::store(h_, inner), {rows, inner, d}, policy)); });
     }
-    if (parts & kDown) must(k::matmul(ex, k::load(static_cast<const Half*>(h_), inner), weights(down, inner), residual, {rows, d, inner}, policy));
+    if (parts & kDown) must(k::matmul(ex, k::load(static_cast<const Half*>(h_), inner), down, residual, {rows, d, inner}, policy));
   }
 
   Shape s_;
   int64_t texts_, each_, keys_;
-  std::vector<Half*> weights_, cache_;
+  std::vector<char*> weights_;
+  std::vector<Half*> cache_;
   float *x_, *gamma_, *frequencies_;
   Half *y_, *q_, *o_, *h_;
   int32_t *positions_, *owners_, *lengths_;
@@ -173,5 +201,8 @@ void measure(const Shape& s) {
 int main(int argc, char** argv) {
   measure<64>(kLlama1b);
   measure<128>(kMistral7b);
+  std::make_shared<Case<128, RowScaled<k::float8_e4m3>>>("step", kMistral7b, 1, 1, 120)->start();
+  std::make_shared<Case<128, RowScaled<int8_t>>>("step", kMistral7b, 1, 1, 120)->start();
+  std::make_shared<Case<128, Grouped>>("step", kMistral7b, 1, 1, 120)->start();
   return bench::run(argc, argv, {});
 }
