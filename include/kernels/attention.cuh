@@ -21,6 +21,8 @@
 // alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
+#include <cstdio>
+
 #include "detail/attention/decode_engine.cuh"
 #include "detail/attention/merge_states.cuh"
 #include "detail/attention/prefill_engine.cuh"
@@ -34,6 +36,16 @@ Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
   return check_in_place(q, out, shape, shape.dim <= (narrow_kv<Kv> ? 256 : 128), "out overlaps q, which takes heads of at most 256 columns, with keys or values of float 128");
 }
 
+// Says how much there is, and how much it should be.
+inline Status check_workspace(const Workspace& workspace, size_t needed) {
+  static thread_local char text[128];
+  if (workspace.ptr == nullptr || workspace.bytes < needed) {
+    std::snprintf(text, sizeof(text), "the workspace has %zu bytes, and %zu are needed", workspace.ptr == nullptr ? size_t(0) : workspace.bytes, needed);
+    return invalid(text);
+  }
+  return reinterpret_cast<uintptr_t>(workspace.ptr) % 16 == 0 ? Status{} : invalid("the workspace is not at a multiple of 16 bytes");
+}
+
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
   static_assert(kDim >= 0 && kDim <= 576, "attention<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
@@ -45,30 +57,67 @@ Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, c
 
 }  // namespace detail
 
-template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
-                               const Attention& options = {}) {
-  if constexpr (!detail::takes_attention<Q, Kv, Out, S>()) {
-    return detail::not_compiled();
+// With a workspace the keys of sequences that have few queries are split, so that a chunk of a long prompt takes all multiprocessors:
+// blocks leave what they made of their part of the keys, and a second kernel merges it, in the order of keys. In how many parts is decided on
+// the device, by the sequence's own queries and keys: the same bits alone and in any batch. `workspace` has
+// attention_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything before, and belongs to one call at a time. It may become
+// much less where shape.tokens and options.most_keys(n) say how many queries and keys there are; options.splits(n) cuts in n parts.
+inline size_t attention_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
+  if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
+  return detail::PrefillRoom(ex.device(), shape, options).bytes();
+}
+
+namespace detail {
+
+// kSplits: whether there is a workspace.
+template <int kDim, bool kSplits, class Q, class Kv, class Out, class S>
+Status run_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options) {
+  if constexpr (!takes_attention<Q, Kv, Out, S>()) {
+    return not_compiled();
   } else {
     bool empty = false;
-    KERNELS_TRY(detail::check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
-    return empty ? Status{} : detail::prefill<kDim>(ex, q, kv, out, shape, score, options);
+    KERNELS_TRY(check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
+    if (empty) return {};
+    if constexpr (kSplits) KERNELS_TRY(check_workspace(workspace, attention_workspace_bytes(ex, shape, options)).in("attention"));
+    return prefill<kDim, kSplits>(ex, q, kv, out, shape, score, workspace, options);
   }
 }
 
-// How such a call would run, and why it does not run faster: core/attention_plan.h.
-template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
-                                    AttentionPlan& plan) {
-  if constexpr (!detail::takes_attention<Q, Kv, Out, S>()) {
-    return detail::not_compiled();
+template <int kDim, bool kSplits, class Q, class Kv, class Out, class S>
+Status plan_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
+  if constexpr (!takes_attention<Q, Kv, Out, S>()) {
+    return not_compiled();
   } else {
     bool empty = false;
     plan = {};
-    KERNELS_TRY(detail::check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
-    return empty ? Status{} : detail::prefill_plan<kDim>(ex, q, kv, out, shape, score, options, plan);
+    KERNELS_TRY(check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
+    return empty ? Status{} : prefill_plan<kDim, kSplits>(ex, q, kv, out, shape, score, options, plan);
   }
+}
+
+}  // namespace detail
+
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                               const Attention& options = {}) {
+  return detail::run_prefill<kDim, false>(ex, q, kv, out, shape, score, {}, options);
+}
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace,
+                               const Attention& options) {
+  return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options);
+}
+
+// How such a call would run, without a workspace or with one, and why it does not run faster: core/attention_plan.h.
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
+                                    AttentionPlan& plan) {
+  return detail::plan_prefill<kDim, false>(ex, q, kv, out, shape, score, options, plan);
+}
+template <int kDim = 0, class Q, class Kv, class Out, class S>
+[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace&,
+                                    const Attention& options, AttentionPlan& plan) {
+  return detail::plan_prefill<kDim, true>(ex, q, kv, out, shape, score, options, plan);
 }
 
 // For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a group; for 16 with

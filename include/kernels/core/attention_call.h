@@ -15,15 +15,18 @@ KERNELS_BEGIN
 // and heads lie in memory is up to source and sink: k::load(q, heads * dim), or any strides with heads.h.
 //
 // Sequence b has rows b * q_len on. With q_offsets (batch + 1 of them, in the memory that the call computes in) it has rows
-// q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has.
+// q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has; `tokens`, if it is known, is the most that all have together, which
+// spares attention() on the GPU blocks that find nothing to do where one sequence is much longer than others.
 struct AttentionShape {
   int64_t batch, q_len, heads, kv_heads, dim;
   int64_t v_dim = 0;  // 0: dim
   const int32_t* q_offsets = nullptr;
+  int64_t tokens = 0;  // 0: unknown
 
   KERNELS_HD int64_t value_dim() const { return v_dim > 0 ? v_dim : dim; }
   KERNELS_HD int64_t group() const { return heads / kv_heads; }
   KERNELS_HD int64_t first_query(int64_t b) const { return q_offsets ? q_offsets[b] : b * q_len; }
+  int64_t total_queries() const { return q_offsets && tokens > 0 && tokens < batch * q_len ? tokens : batch * q_len; }
   KERNELS_HD int64_t queries(int64_t b) const {
     return q_offsets ? greater<int64_t>(0, int64_t(q_offsets[b + 1]) - q_offsets[b]) : q_len;
   }
@@ -109,7 +112,7 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
                        int64_t most_queries, bool& empty) {
   empty = true;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
-  if (shape.batch < 0 || shape.q_len < 0) return invalid("batch or q_len is negative");
+  if (shape.batch < 0 || shape.q_len < 0 || shape.tokens < 0) return invalid("batch, q_len or tokens is negative");
   if (shape.heads < 1 || shape.kv_heads < 1) return invalid("the number of heads is less than 1");
   if (shape.heads % shape.kv_heads != 0) return invalid("heads is no multiple of kv_heads");
   if (shape.v_dim < 0) return invalid("v_dim is negative");

@@ -38,7 +38,7 @@ struct AttentionPlan {
   int tile_dim = 0, tile_v_dim = 0;    // columns of heads that the kernel is made for
   bool heads_together = false;         // whether the rows of a tile are queries of all heads that share keys
   int64_t blocks = 0;
-  int splits = 0;                      // parts that the keys of a sequence are cut in; 0: decode() finds out on the device; attention() has one
+  int splits = 0;                      // parts that the keys of a sequence are cut in, in attention() at most; 0: decode() finds out on the device
   // Columns in one access to memory. 1: element by element.
   int query_pack = 0, key_pack = 0, value_pack = 0, result_pack = 0;
   const char* why_not = "";            // why this is not the fastest there is, or ""

@@ -33,23 +33,6 @@ namespace detail {
 
 constexpr int kDecodeKeys = 16;  // that a warp takes at a time
 
-// Floats at a multiple of 16 bytes.
-template <int N>
-__device__ __forceinline__ Pack<float, N> floats_at(const float* p) {
-  Pack<float, N> out;
-  KERNELS_UNROLL
-  for (int i = 0; i < N; i += 4) {
-    const ::float4 some = *reinterpret_cast<const ::float4*>(p + i);
-    out.v[i] = some.x, out.v[i + 1] = some.y, out.v[i + 2] = some.z, out.v[i + 3] = some.w;
-  }
-  return out;
-}
-template <int N>
-__device__ __forceinline__ void put_floats(float* p, const Pack<float, N>& v) {
-  KERNELS_UNROLL
-  for (int i = 0; i < N; i += 4) *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
-}
-
 // A part of the keys of an item, for the rows of one of its tiles. Units are counted from the beginning of the item.
 struct DecodePart {
   int b, head, tile, rows, begin, end;

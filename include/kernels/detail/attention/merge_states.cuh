@@ -11,6 +11,22 @@
 KERNELS_BEGIN
 namespace detail {
 
+// The states of all parts made one, in their order. part(i) reads one; so many are read before the first of them is merged.
+template <int N, int kAtOnce, class Part>
+KERNELS_HD AttentionState<float, N> merged_states(int64_t parts, const Part& part) {
+  AttentionState<float, N> all;
+  for (int64_t first = 0; first < parts; first += kAtOnce) {
+    AttentionState<float, N> some[kAtOnce];
+    KERNELS_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) some[i] = part(kAtOnce == 1 ? first : lesser(first + i, parts - 1));
+    KERNELS_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (kAtOnce == 1 || first + i < parts) all.merge(some[i]);
+    }
+  }
+  return all;
+}
+
 template <class O, class L, class Out>
 struct StatesMerger {
   static constexpr bool takes_rest = false;
@@ -25,12 +41,11 @@ struct StatesMerger {
   template <int N>
   __device__ __forceinline__ void finish(Nothing, int64_t token, int64_t col) const {
     const int64_t head = quotient(col, shape.dim);
-    AttentionState<float, N> all;
-    for (int64_t part = 0; part < shape.parts; ++part) {
+    const auto all = merged_states<N, 1>(shape.parts, [&](int64_t part) {
       const int64_t row = part * shape.tokens + token;
       const float logsumexp = convert<float>(resolve(lse, detail::fetch<1>(lse, row, head), row, head)).v[0];
-      all.merge({logsumexp, convert<float>(resolve(o, detail::fetch<N>(o, row, col), row, col))});
-    }
+      return AttentionState<float, N>(logsumexp, convert<float>(resolve(o, detail::fetch<N>(o, row, col), row, col)));
+    });
     const auto map = sink_map(out);
     put(sink_end(out), apply_map(map, all.output(), fetch_operands<N>(map, token, col), token, col), token, col);
     if (head * shape.dim == col) options.write_lse(all.logsumexp(), token, head, shape.heads);

@@ -75,16 +75,23 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   });
 }
 
-template <class Q, class Kv, class Out, class S>
-PrefillProblem<Q, Kv, Out, S> prefill_problem(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
+template <bool kSplits, class Q, class Kv, class Out, class S>
+PrefillProblem<Q, Kv, Out, S, kSplits> prefill_problem(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
   return {q, kv, out, score, shape, options, options.scale_for(shape.dim), max_pack_of(q) >= wide_pack<Q>,
-          key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>, value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>, lesser(8, max_pack_of(out))};
+          key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>, value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>, lesser(8, max_pack_of(out)), {}};
 }
 
-template <int kLargest, class Q, class Kv, class Out, class S>
-Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
-  using P = PrefillProblem<Q, Kv, Out, S>;
-  const P problem = prefill_problem(q, kv, out, shape, score, options);
+// kSplits: whether there is a workspace, which then is large enough.
+template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
+Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options) {
+  using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
+  P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
+  if constexpr (kSplits) {
+    char* const memory = static_cast<char*>(workspace.ptr) + PrefillRoom::kCountBytes;
+    problem.parts.count = static_cast<int32_t*>(workspace.ptr);
+    problem.parts.rows = reinterpret_cast<PrefillParts::Row*>(memory);
+    problem.parts.outputs = reinterpret_cast<float*>(memory + PrefillRoom(ex.device(), shape, options).state_bytes);
+  }
   return with_prefill_body<P, kLargest>(ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
 }
 
@@ -106,13 +113,13 @@ const char* prefill_why_not(const P& p, bool whole_tiles) {
   return misfit;
 }
 
-template <int kLargest, class Q, class Kv, class Out, class S>
+template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
 Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
-  using P = PrefillProblem<Q, Kv, Out, S>;
-  const P problem = prefill_problem(q, kv, out, shape, score, options);
+  using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
+  const P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
   return with_prefill_body<P, kLargest>(ex, problem, [&](auto chosen) {
     using Body = typename decltype(chosen)::Body;
-    const PrefillGrid grid(ex.device(), shape, Body::kRows, Body::kCols);
+    const auto grid = PrefillGrid::of<Body>(ex.device(), shape, options, kSplits);
     if (grid.blocks == 0) return too_many_tiles();
     constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>, wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
     plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
@@ -120,6 +127,7 @@ Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
     plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;
     plan.heads_together = grid.pack.divisor > 1;
     plan.blocks = grid.blocks;
+    plan.splits = kSplits ? grid.most_splits() : 1;
     plan.query_pack = problem.wide_queries ? wide_pack<Q> : 1;
     plan.key_pack = problem.wide_keys ? wide_key : 1;
     plan.value_pack = problem.wide_values ? wide_value : 1;

@@ -24,7 +24,7 @@ struct HopperPrefillBody {
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
-  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kStages = 2, kRows = 64 * kGroups, kResultPack = 8;
+  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kStages = 2, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
   static constexpr int max_threads = 128 * (1 + kGroups), registers = 512 / (1 + kGroups) / 8 * 8;
   static constexpr int kCopierRegisters = kGroups == 2 ? 40 : 32, kWorkerRegisters = kGroups == 2 ? 232 : 160;
   using Queries = TileLayout<kDim, 128, 64>;
@@ -42,6 +42,7 @@ struct HopperPrefillBody {
   struct Shared {
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages];
     RowKeys row_keys[kRows];
+    PrefillRows rows;
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -49,14 +50,15 @@ struct HopperPrefillBody {
       extern __shared__ __align__(128) unsigned char tiles_memory[];
       __shared__ Shared shared;
       const P& p = params.problem;
-      PrefillRows rows = params.grid.rows(p, kRows, blockIdx.x);
+      PrefillRows rows = params.grid.template rows<HopperPrefillBody>(p, shared.rows);
       if (rows.count == 0) return;
       rows.part = 0;
+      const int groups = (rows.count + 63) / 64;  // that have rows
       if (threadIdx.x == 0) {
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
           arch::mbarrier_init(&shared.keys_full[i], 128), arch::mbarrier_init(&shared.values_full[i], 128);
-          arch::mbarrier_init(&shared.keys_empty[i], 4 * kGroups), arch::mbarrier_init(&shared.values_empty[i], 4 * kGroups);
+          arch::mbarrier_init(&shared.keys_empty[i], 4 * groups), arch::mbarrier_init(&shared.values_empty[i], 4 * groups);
         }
         arch::mbarrier_init_fence();
       }
@@ -66,7 +68,7 @@ struct HopperPrefillBody {
       unsigned char* const memory = tiles_memory + (-arch::shared_address(tiles_memory) & (kAligned - 1));
       const SeenKeys all = seen_by_rows(shared, rows, 0, kRows);
       if (threadIdx.x < 128) copy(params.problem, shared, rows, all, memory + kGroups * kQueryBytes);
-      else work(params, shared, rows, all, memory);
+      else work(params, shared, rows, all, memory, groups);
     }
   }
 
@@ -132,10 +134,11 @@ struct HopperPrefillBody {
   static __device__ __forceinline__ int turn(int group) { return 1 + group; }
   static __device__ __forceinline__ int own(int group) { return 1 + kGroups + group; }
 
-  static __device__ __forceinline__ void work(const Params& params, Shared& shared, const PrefillRows& rows, const SeenKeys& all, unsigned char* memory) {
+  static __device__ __forceinline__ void work(const Params& params, Shared& shared, const PrefillRows& rows, const SeenKeys& all, unsigned char* memory, int groups) {
     arch::more_registers<kWorkerRegisters>();
     const P& p = params.problem;
-    const int group = int(threadIdx.x / 128) - 1, first_row = group * 64;
+    const int group = int(threadIdx.x / 128) - 1, first_row = group * 64, next_group = group + 1 < groups ? group + 1 : 0;
+    if (group >= groups) return;
     unsigned char* const queries = memory + group * kQueryBytes;
     bring_queries<TK, 64, Queries>(p, rows, first_row, queries, kDim);
     arch::copy_async_commit();
@@ -189,11 +192,11 @@ struct HopperPrefillBody {
       state.make_weights(factor, nullptr);
       // Not before the last exponential has been added: the barrier's number seems to depend on the sums.
       const unsigned sums = __float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1]);
-      if (group + 1 < kGroups || tile < last) arch::named_barrier_arrive(turn((group + 1) % kGroups) + int(sums & none), 256);
+      if (next_group > 0 || tile < last) arch::named_barrier_arrive(turn(next_group) + int(sums & none), 256);
     };
     const auto pin = [&] { arch::pin(state.outputs[0]), arch::pin(state.logits[0]); };
 
-    if (group == kGroups - 1 && last >= 0) arch::named_barrier_arrive(turn(0), 256);
+    if (next_group == 0 && last >= 0) arch::named_barrier_arrive(turn(0), 256);
     if (last >= 0) {
       pin();
       begin_logits(0);
@@ -215,15 +218,14 @@ struct HopperPrefillBody {
         if (tile < last) release(&shared.keys_empty[(tile + 1) % kStages]);
       }
     }
-    finish(params, state);
+    finish(params, shared, state);
   }
 
   // Results go to the sink from registers: four lanes that have the pairs of 8 columns each exchange them, so that each has 8 columns.
-  static __device__ __forceinline__ void finish(const Params& params, Work& state) {
+  static __device__ __forceinline__ void finish(const Params& params, const Shared& shared, Work& state) {
     const P& p = params.problem;
     const int lane = threadIdx.x % 32;
-    // Found out anew, so as not to take registers until here.
-    PrefillRows rows = params.grid.rows(p, kRows, unsigned(arch::opaque(int(blockIdx.x))));
+    PrefillRows rows = shared.rows;  // which took no registers until here
     rows.part = 0;
     const auto map = sink_map(p.out);
     const auto& end = sink_end(p.out);
@@ -256,6 +258,10 @@ struct HopperPrefillBody {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) values.v[2 * i] = pairs[i][0], values.v[2 * i + 1] = pairs[i][1];
         if (row >= rows.count) continue;
+        if (leaves_part<P>(rows)) {
+          leave_outputs(p, rows, row, values, (j + lane % 4) * 8);
+          continue;
+        }
         in_packs(p.out_pack, values, int64_t(place.head) * kCols + (j + lane % 4) * 8, [&](const auto& some, int64_t at) {
           constexpr int N = std::decay_t<decltype(some)>::size;
           put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);

@@ -20,7 +20,7 @@ struct SimtPrefillBody {
   using S = typename P::S;
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
-  static constexpr int kRows = 32, kKeys = 32, kDim = 0, kCols = 128, kStep = 32, kResultPack = 4;  // any dimension
+  static constexpr int kRows = 32, kKeys = 32, kDim = 0, kCols = 128, kStep = 32, kResultPack = 4, kOnEach = 2;  // any dimension
   static constexpr int max_threads = 256, registers = 128;
   static constexpr int kGap = 4;  // floats between rows in shared memory
   struct Params {
@@ -38,7 +38,8 @@ struct SimtPrefillBody {
     auto& [keys, values, weights] = *reinterpret_cast<Tiles*>(floats_memory);
     float* const queries = floats_memory + sizeof(Tiles) / 4;
     const P& p = params.problem;
-    const PrefillRows rows = params.grid.rows(p, kRows, blockIdx.x);
+    __shared__ PrefillRows kept;
+    const PrefillRows rows = params.grid.template rows<SimtPrefillBody>(p, kept);
     if (rows.count == 0) return;
     const int dim = int(p.shape.dim), pitch = dim + kGap, lane = threadIdx.x % 16;
     const int64_t first_col = int64_t(rows.part) * kCols;
@@ -51,7 +52,7 @@ struct SimtPrefillBody {
     }
 
     int mine[2];
-    KeyRange seen[2];
+    RowKeys seen[2];
     ScoreAt at[2];
     SoftmaxState<float> states[2];
     float outputs[2][2][4] = {};
@@ -60,7 +61,7 @@ struct SimtPrefillBody {
       mine[a] = threadIdx.x / 16 + a * 16;
       const auto place = rows.place(mine[a]);
       at[a] = {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
-      seen[a] = mine[a] < rows.count ? key_range(p.score, rows.at(place.query)) : KeyRange{0, 0};
+      seen[a] = keys_seen(p, rows, mine[a]);
     }
 
     const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
@@ -136,8 +137,12 @@ struct SimtPrefillBody {
       if (mine[a] >= rows.count) continue;
       const int64_t row = rows.token + at[a].query;
       float factor = 1.f;
-      if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
-      if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
+      if (leaves_part<P>(rows)) {
+        if (lane == 0 && rows.part == 0) leave_state(p, rows, mine[a], states[a].logsumexp());
+      } else {
+        if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
+        if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
+      }
       factor *= states[a].inverse();
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -146,6 +151,10 @@ struct SimtPrefillBody {
         Pack<float, 4> o;
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) o.v[i] = outputs[a][half][i] * factor;
+        if (leaves_part<P>(rows)) {
+          leave_outputs(p, rows, mine[a], o, first_col + col);
+          continue;
+        }
         in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col, [&](const auto& some, int64_t to) {
           constexpr int N = std::decay_t<decltype(some)>::size;
           put(end, apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
