@@ -2,7 +2,11 @@
 //   attention/<type of keys>/d<dim>x<heads>x<length>/<full or causal>/kernels
 // with the columns of values behind a hyphen where they differ from those of keys, the heads of keys behind a slash where there are
 // fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32. Causal attention counts half of the
-// operations. bench/attention_peers.py times PyTorch's kernels on the same shapes.
+// operations. Two more kinds are causal, of 32 heads over 8 of keys with 128 columns, keys in one run:
+//   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and whole, without
+//   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many keys as the prompts:
+//       together and split, one call of attention() without and with a workspace; prompts, singles, by attention() and decode(): the parts
+// bench/attention_peers.py times PyTorch's kernels on the same shapes.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -82,6 +86,91 @@ void add(Case c) {
   }
 }
 
+constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
+using T = k::bfloat16;
+
+// Rows of keys of a call: sequences of `keys` each.
+struct Cache {
+  int64_t batch, keys;
+  std::vector<T*> key, value;
+  Cache(int64_t sequences, int64_t length, int sets) : batch(sequences), keys(length) {
+    for (int i = 0; i < sets; ++i) {
+      for (auto* side : {&key, &value}) side->push_back(bench::arena().take<T>(size_t(batch * keys * kKvHeads * kDim), key.size() + value.size() + 1));
+    }
+  }
+  auto view(int i, const int32_t* lengths, int64_t first = 0) const {
+    const auto tensor = [&](const T* p) { return k::nhd(p + first * keys * kKvHeads * kDim, keys, kKvHeads, kDim); };
+    return k::dense_kv(tensor(key[size_t(i)]), tensor(value[size_t(i)]), lengths);
+  }
+};
+k::Workspace take_workspace(size_t bytes) { return {bench::arena().reserve<char>(bytes), bytes}; }
+const int32_t* take_numbers(const std::vector<int32_t>& values) {
+  int32_t* const p = bench::arena().reserve<int32_t>(values.size());
+  BENCH_CHECK(cudaMemcpy(p, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+  return p;
+}
+void expect(const k::Status& status) {
+  if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
+}
+void report(benchmark::State& state, const bench::Timing& time, double operations) {
+  bench::put(state, time);
+  state.counters["TFLOP/s"] = operations / time.us * 1e-6;
+}
+void add_case(const std::string& name, const std::function<void(benchmark::State&)>& run) {
+  benchmark::RegisterBenchmark(("attention/bf16/d128x32/8x" + name).c_str(), run)->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+}
+
+void chunk(benchmark::State& state, int64_t queries, int64_t keys, bool split) {
+  constexpr int64_t width = kHeads * kDim;
+  bench::arena().reset();
+  const int sets = bench::sets_for(4.0 * double(keys * kKvHeads * kDim));
+  const Cache cache(1, keys, sets);
+  const T* const q = bench::arena().take<T>(size_t(queries * width), 99);
+  T* const o = bench::arena().reserve<T>(size_t(queries * width));
+  const int32_t* const lengths = take_numbers({int32_t(keys)});
+  const k::AttentionShape shape{1, queries, kHeads, kKvHeads, kDim};
+  const k::Workspace workspace = take_workspace(k::attention_workspace_bytes(k::Exec{}, shape));
+  const auto time = bench::time_us(sets, [&](cudaStream_t stream, int i) {
+    const auto from = k::load(q, width);
+    const auto to = k::store(o, width);
+    if (split) expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal(), workspace, {}));
+    else expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal()));
+  }, 4, 9);
+  report(state, time, 4.0 * double(width) * (double(queries) * double(keys) - double(queries) * double(queries - 1) / 2));
+}
+
+enum class Mixed { together, split, prompts, singles };
+void mixed(benchmark::State& state, int64_t prompt, Mixed what) {
+  constexpr int64_t width = kHeads * kDim, prompts = 2, singles = 62, batch = prompts + singles;
+  bench::arena().reset();
+  const int64_t tokens = prompts * prompt + singles;
+  const Cache cache(batch, prompt, 1);
+  const T* const q = bench::arena().take<T>(size_t(tokens * width), 99);
+  T* const o = bench::arena().reserve<T>(size_t(tokens * width));
+  // A prompt comes first and another last.
+  std::vector<int32_t> offsets{0, int32_t(prompt)};
+  for (int64_t i = 0; i < singles; ++i) offsets.push_back(offsets.back() + 1);
+  offsets.push_back(int32_t(tokens));
+  const int32_t *const begins = take_numbers(offsets), *const prompt_begins = take_numbers({0, int32_t(prompt), int32_t(2 * prompt)});
+  const int32_t* const lengths = take_numbers(std::vector<int32_t>(size_t(batch), int32_t(prompt)));
+  const k::AttentionShape shape{batch, prompt, kHeads, kKvHeads, kDim, 0, begins, tokens}, of_prompts{prompts, prompt, kHeads, kKvHeads, kDim, 0, prompt_begins, 2 * prompt},
+      of_singles{singles, 1, kHeads, kKvHeads, kDim};
+  const k::Attention options = k::Attention{}.most_keys(prompt);
+  const k::Workspace workspace = take_workspace(std::max(k::attention_workspace_bytes(k::Exec{}, shape, options), k::decode_workspace_bytes(k::Exec{}, of_singles)));
+  const auto time = bench::time_us(1, [&](cudaStream_t stream, int) {
+    const auto from = [&](int64_t row) { return k::load(q + row * width, width); };
+    const auto to = [&](int64_t row) { return k::store(o + row * width, width); };
+    switch (what) {
+      case Mixed::together: return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), shape, k::causal()));
+      case Mixed::split: return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), shape, k::causal(), workspace, options));
+      case Mixed::prompts: return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), of_prompts, k::causal()));
+      default: return expect(k::decode<int(kDim)>(stream, from(prompt), cache.view(0, lengths, 1), to(prompt), of_singles, k::causal(), workspace));
+    }
+  }, 4, 9);
+  const double of_prompt = 4.0 * double(width) * double(prompt) * double(prompt + 1) / 2, of_single = 4.0 * double(width) * double(prompt);
+  report(state, time, (what == Mixed::singles ? 0 : double(prompts) * of_prompt) + (what == Mixed::prompts ? 0 : double(singles) * of_single));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -97,6 +186,15 @@ int main(int argc, char** argv) {
     add<k::bfloat16>({96, 16, 16, length});
     add<k::bfloat16>({192, 16, 16, length, 128});
     add<k::bfloat16>({576, 4, 4, length, 512});
+  }
+  for (const int64_t queries : {64, 256, 320, 512}) {
+    const std::string name = std::to_string(queries) + "on100000/causal/";
+    add_case(name + "split", [=](benchmark::State& state) { chunk(state, queries, 100000, true); });
+    add_case(name + "whole", [=](benchmark::State& state) { chunk(state, queries, 100000, false); });
+  }
+  const std::pair<const char*, Mixed> kinds[] = {{"together", Mixed::together}, {"split", Mixed::split}, {"prompts", Mixed::prompts}, {"singles", Mixed::singles}};
+  for (const auto& kind : kinds) {
+    add_case(std::string("2x4096+62/causal/") + kind.first, [what = kind.second](benchmark::State& state) { mixed(state, 4096, what); });
   }
   return bench::run(argc, argv, {});
 }

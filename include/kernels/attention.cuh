@@ -61,7 +61,8 @@ Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, c
 // blocks leave what they made of their part of the keys, and a second kernel merges it, in the order of keys. In how many parts is decided on
 // the device, by the sequence's own queries and keys: the same bits alone and in any batch. `workspace` has
 // attention_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything before, and belongs to one call at a time. It may become
-// much less where shape.tokens and options.most_keys(n) say how many queries and keys there are; options.splits(n) cuts in n parts.
+// much less where shape.tokens and options.most_keys(n) say how many queries and keys there are; options.splits(n) cuts in n parts. docs/attention.md
+// has more.
 inline size_t attention_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return detail::PrefillRoom(ex.device(), shape, options).bytes();

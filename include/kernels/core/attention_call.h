@@ -37,10 +37,11 @@ struct AttentionShape {
 //
 // splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch evenly: the keys of
 // each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch. Everything else keeps to that anyway.
+// attention() with a workspace cuts in n parts as well.
 //
 // most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is expected to have more
 // than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a schedule or a merge through memory, which is
-// done sooner. A sequence that has more is right all the same, and slower. 0: nothing is known.
+// done sooner. A sequence that has more is right all the same, and slower. attention() with a workspace needs less of it. 0: nothing is known.
 class Attention {
  public:
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
