@@ -46,7 +46,8 @@ constexpr int kEndsHeld = 3, kEndsWarp = 128, kEndsOnce = 8;
 // Threads per group block.
 constexpr int kGroupBlock = 128;
 
-// Few rows: a row is shared by more blocks, but none gets fewer than kFewRowsElements of it.
+// Few rows: a row of more than twice as many is shared by more blocks, but none gets fewer than kFewRowsElements of it. One row of 4,096 floats
+// between products, a layer of 7B with e4m3 (bench/step): 65.4 us by one block of 256 threads, 65.8 of 512, 66.5 of 1,024; 67.0 by two of 128.
 constexpr int kFewRowsElements = 2048;
 constexpr int kFewRowsThreads = 768;  // per multiprocessor
 constexpr int kMaxChunks = 256;

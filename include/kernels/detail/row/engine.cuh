@@ -206,7 +206,7 @@ class RowEngine {
     if (p_.cols > 1024) KERNELS_TRY(has_clusters(clusters));
 
     // Few rows: as many blocks for each as keep the multiprocessors busy, but every block with enough to do.
-    if (p_.rows <= ex_.device().sm_count && p_.cols * scale >= 2 * tuning::kFewRowsElements) {
+    if (p_.rows <= ex_.device().sm_count && p_.cols * scale > 2 * tuning::kFewRowsElements) {
       if (clusters) return choose_cluster(plan);
       if (!Problem::row_sink && ex_.workspace().ptr != nullptr &&
           ex_.workspace().bytes >= size_t(p_.rows) * tuning::kMaxChunks * sizeof(typename Problem::Op::State)) {
