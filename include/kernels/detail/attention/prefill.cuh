@@ -120,7 +120,8 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
 // In how many parts keys are cut: so many that the sequence's own blocks fill the machine, once, or twice where that leaves fewer
 // multiprocessors idle, as long as a part is worth its state. Other sequences have no say in this, so that bits do not depend on them.
 struct PrefillCuts {
-  static constexpr int kMost = 32, kFewestTiles = 8;
+  static constexpr int kMost = 32, kFewestTiles = 8, kFewestOfFew = 32;
+  static constexpr int kFewRows = 64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
   static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
@@ -134,12 +135,14 @@ struct PrefillCuts {
 
   // Of any sequence.
   KERNELS_HD int most() const { return fixed > 0 ? fixed : greater(1, lesser(int(kMost), most_tiles / kFewestTiles)); }
-  // Of one that has so many blocks, and of one that has so many tiles of keys as well.
+  // Of one that has so many blocks, and of one that has so many tiles of keys as well, and rows of heads that share them.
   KERNELS_HD int most_of(unsigned blocks) const {
     const int of_once = int(unsigned(once) / blocks), of_twice = int(unsigned(twice) / blocks);
     return fixed > 0 ? fixed : greater(1, lesser(most(), 8 * of_twice > 19 * of_once ? of_twice : of_once));  // a fifth better
   }
-  KERNELS_HD int of(unsigned blocks, int tiles) const { return greater(1, lesser(most_of(blocks), fixed > 0 ? tiles : tiles / kFewestTiles)); }
+  KERNELS_HD int of(unsigned blocks, int tiles, unsigned rows) const {
+    return greater(1, lesser(most_of(blocks), fixed > 0 ? tiles : tiles / (rows <= kFewRows ? kFewestOfFew : kFewestTiles)));
+  }
 };
 
 // How many rows blocks leave at most, whichever kernel it is.
@@ -278,7 +281,7 @@ struct PrefillGrid {
       const KeyRange seen = key_range(p.score, {b, 0, queries - 1, queries, keys});
       s.first_key_tile = int(unsigned(lesser(seen.begin, keys)) / Body::kKeys);
       s.key_tiles = int(unsigned(lesser(seen.end, keys) + Body::kKeys - 1) / Body::kKeys) - s.first_key_tile;
-      s.splits = cuts.of(s.blocks, s.key_tiles);
+      s.splits = cuts.of(s.blocks, s.key_tiles, queries * group.divisor);
       s.blocks *= unsigned(s.splits);
       if (s.splits > 1) s.left = s.splits * int(queries) * int(p.shape.heads);
     }
