@@ -25,6 +25,7 @@ bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0) {
 template <int kDim, class T, class S>
 void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score) {
   if (t.leaves_out()) return;
+  const std::string name = std::string(what) + ", " + c.describe();  // once: there are many results
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
   const KvSide<T, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
   AttentionData<T, float, DeviceMemory> data(c);
@@ -40,15 +41,15 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
       t.expect(status.ok(), "%s: %s", what, status.reason());
       stream.wait();
       o.download(), lse.download();
-      t.expect(o.intact() && lse.intact(), "%s, %s: wrote outside", what, c.describe().c_str());
+      t.expect(o.intact() && lse.intact(), "%s: wrote outside", name.c_str());
     };
     run(k::Exec(stream), one, one_lse);
     run(with_less(stream, c.dim), other, other_lse);
   });
   const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most; };
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s, %s: logsumexp of row %d, head %d: %g and %g", what, c.describe().c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
-    for (int64_t x = 0; x < width; ++x) t.expect(alike(one.get(r, x), other.get(r, x), 0.03f), "%s, %s: row %d, column %d: %g and %g", what, c.describe().c_str(), int(r), int(x), one.get(r, x), other.get(r, x));
+    for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
+    for (int64_t x = 0; x < width; ++x) t.expect(alike(one.get(r, x), other.get(r, x), 0.03f), "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), one.get(r, x), other.get(r, x));
   }
 }
 
