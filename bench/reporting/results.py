@@ -88,6 +88,15 @@ def us(people, who):
 Pair = collections.namedtuple("Pair", "ratio op case peer ours theirs other_run")
 
 
+def other_run(results, a, b):
+    """Whether two files may come from different runs: one names where it is from, or the commands that made them differ."""
+    if a == b:
+        return False
+    contexts = [results.contexts[file] for file in (a, b)]
+    commands = {str(context.get("command")).partition(": ")[0] for context in contexts}
+    return len(commands) > 1 or any(context.get("provenance") is not None for context in contexts)
+
+
 def comparisons(results):
     """Every peer beside the library: ratio is its time over ours, so that below 1 it is ahead; worst first."""
     pairs = []
@@ -97,7 +106,7 @@ def comparisons(results):
                 continue
             ours = people.get(SAMPLING.get(who, "") if op == "sampling" else OURS.get(op, "kernels"))
             if ours is not None and ours.us:
-                pairs.append(Pair(row.us / ours.us, op, case, who, ours, row, results.contexts[row.file].get("provenance") is not None))
+                pairs.append(Pair(row.us / ours.us, op, case, who, ours, row, other_run(results, ours.file, row.file)))
     return sorted(pairs)
 
 
