@@ -163,77 +163,101 @@ std::vector<int64_t> token_ids(const Json& json, const char* name) {
   return out;
 }
 
-Config read_config(const Json& json) {
-  const Fields outer(json, "config.json");
+namespace {
+
+// Reads a configuration, one subject after the other.
+struct ConfigReader {
+  enum Kind { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
+  static constexpr int64_t large = 1 << 24;
+  const Json& json;
+  const Fields outer{json, "config.json"};
   const std::string type = outer.text("model_type", "");
-  if (type.empty()) outer.refuse("model_type", "missing");
   // Gemma 3 with eyes keeps the text model's fields apart.
   const Json* const inside = type == "gemma3" ? outer.find("text_config") : nullptr;
-  const Fields fields(inside != nullptr ? *inside : json, "config.json");
-  Config c;
-  c.architecture = type;
-
-  enum { llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, gemma3, gpt2, kinds };
-  const std::string names[] = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "phi3", "gemma", "gemma2", "gemma3_text", "gpt2"};
-  int kind = int(std::find(std::begin(names), std::end(names), type) - std::begin(names));
-  if (type == "gemma3") kind = gemma3;
-  if (kind == kinds) outer.refuse("model_type", "the architecture " + shown(type) + " is not supported");
-  const bool is_gemma = kind == gemma || kind == gemma2 || kind == gemma3, newer = kind == gemma2 || kind == gemma3;
+  const Fields fields{inside != nullptr ? *inside : json, "config.json"};
+  const Kind kind = kind_of(type);
+  const bool is_gpt2 = kind == gpt2, is_gemma = kind == gemma || kind == gemma2 || kind == gemma3, newer = kind == gemma2 || kind == gemma3;
   const bool is_moe = kind == mixtral || kind == qwen2_moe || kind == qwen3_moe, is_qwen = kind == qwen2 || kind == qwen3 || kind == qwen2_moe || kind == qwen3_moe;
-  if (outer.find("quantization_config") != nullptr) outer.refuse("quantization_config", "files of quantized weights are not supported; quantize at load with --weights");
+  int64_t layers = 0;
+  Config c;
 
-  constexpr int64_t large = 1 << 24;
-  const bool is_gpt2 = kind == gpt2;
-  c.vocabulary = kind == gemma3 ? fields.integer("vocab_size", 1, large, 262208) : fields.integer("vocab_size", 1, large);
-  c.hidden = fields.integer(is_gpt2 ? "n_embd" : "hidden_size", 1, large);
-  const int64_t layers = fields.integer(is_gpt2 ? "n_layer" : "num_hidden_layers", 1, 4096);
-  c.heads = kind == gemma3 ? fields.integer("num_attention_heads", 1, 65536, 8) : fields.integer(is_gpt2 ? "n_head" : "num_attention_heads", 1, 65536);
-  c.kv_heads = is_gpt2 ? c.heads : fields.integer("num_key_value_heads", 1, 65536, kind == gemma3 ? 4 : c.heads);
-  if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
-  c.head_dim = is_gpt2 ? c.hidden / c.heads : fields.integer("head_dim", 1, 65536, kind == qwen3 || kind == qwen3_moe ? 128 : is_gemma ? 256 : c.hidden / c.heads);
-  if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256) fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
-  c.positions = is_gpt2 ? fields.integer("n_positions", 1, 1 << 30, 1024) : fields.integer("max_position_embeddings", 1, 1 << 30, kind == gemma3 ? 131072 : 2048);
-  c.inner = is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
-  c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1, kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));
-  c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
-  c.activation = is_gpt2 ? activation_of(fields, "activation_function", "gelu_new")
-                 : newer ? activation_of(fields, "hidden_activation", "gelu_pytorch_tanh") : activation_of(fields, "hidden_act", is_gemma ? "gelu_pytorch_tanh" : "silu");
-  if (kind == gemma) c.activation = Activation::gelu_tanh;  // whatever its config says, transformers has taken this one since 4.39
-  fields.find("hidden_act"), fields.find("hidden_activation");
-  if (c.activation == Activation::gelu_erf) fields.refuse("hidden_act", "the exact gelu is not supported in a feed-forward layer");
-  c.bos = fields.integer("bos_token_id", -1, large, -1);
-  for (const Json* from : {inside, &json}) {
-    if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id")) c.eos.push_back(id);
+  explicit ConfigReader(const Json& from) : json(from) {}
+
+  Config all() {
+    if (type.empty()) outer.refuse("model_type", "missing");
+    if (kind == kinds) outer.refuse("model_type", "the architecture " + shown(type) + " is not supported");
+    if (outer.find("quantization_config") != nullptr) outer.refuse("quantization_config", "files of quantized weights are not supported; quantize at load with --weights");
+    c.architecture = type;
+    sizes();
+    c.layers.resize(size_t(layers));
+    parts();
+    experts();
+    windows();
+    rotation();
+    others();
+    c.unread = fields.unread();
+    return c;
   }
 
-  c.gated = !is_gpt2;
-  c.layer_norm = c.learned_positions = c.transposed = is_gpt2;
-  c.fused = kind == phi3;
-  c.norm_plus_one = is_gemma;
-  c.post_norms = newer;
-  c.head_norms = kind == qwen3 || kind == qwen3_moe || kind == gemma3;
-  const bool attention_bias = !is_gpt2 && kind != qwen2 && kind != qwen2_moe && fields.flag("attention_bias", false);
-  c.qkv_bias = attention_bias || kind == qwen2 || is_gpt2 || (kind == qwen2_moe && fields.flag("qkv_bias", true));
-  c.output_bias = attention_bias || is_gpt2;
-  c.mlp_bias = is_gpt2 || (kind == llama && fields.flag("mlp_bias", false));
-  if (is_gemma) c.embedding_scale = float(std::sqrt(double(c.hidden)));
-  c.score_scale = 1 / std::sqrt(float(c.head_dim));
-  if (newer) {
-    c.score_scale = float(1 / std::sqrt(fields.number("query_pre_attn_scalar", 1e-3, 1e6, 256)));
-    c.score_cap = float(fields.number("attn_logit_softcapping", 1e-3, 1e6, kind == gemma2 && json.find("attn_logit_softcapping") == json.end() ? 50 : 0));
-    c.logit_cap = float(fields.number("final_logit_softcapping", 1e-3, 1e6, kind == gemma2 && json.find("final_logit_softcapping") == json.end() ? 30 : 0));
-    fields.must_be("use_bidirectional_attention", false);
-  }
-  if (is_gpt2) {
-    fields.must_be("scale_attn_weights", true);
-    fields.must_be("scale_attn_by_inverse_layer_idx", false);
-    fields.must_be("add_cross_attention", false);
-    fields.find("n_ctx"), fields.find("reorder_and_upcast_attn");
+ private:
+  static Kind kind_of(const std::string& type) {
+    const std::string names[] = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "phi3", "gemma", "gemma2", "gemma3_text", "gpt2"};
+    return type == "gemma3" ? gemma3 : Kind(std::find(std::begin(names), std::end(names), type) - std::begin(names));
   }
 
-  // Experts.
-  c.layers.resize(size_t(layers));
-  if (is_moe) {
+  void sizes() {
+    c.vocabulary = kind == gemma3 ? fields.integer("vocab_size", 1, large, 262208) : fields.integer("vocab_size", 1, large);
+    c.hidden = fields.integer(is_gpt2 ? "n_embd" : "hidden_size", 1, large);
+    layers = fields.integer(is_gpt2 ? "n_layer" : "num_hidden_layers", 1, 4096);
+    c.heads = kind == gemma3 ? fields.integer("num_attention_heads", 1, 65536, 8) : fields.integer(is_gpt2 ? "n_head" : "num_attention_heads", 1, 65536);
+    c.kv_heads = is_gpt2 ? c.heads : fields.integer("num_key_value_heads", 1, 65536, kind == gemma3 ? 4 : c.heads);
+    if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
+    c.head_dim = is_gpt2 ? c.hidden / c.heads : fields.integer("head_dim", 1, 65536, kind == qwen3 || kind == qwen3_moe ? 128 : is_gemma ? 256 : c.hidden / c.heads);
+    if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256) fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
+    c.positions = is_gpt2 ? fields.integer("n_positions", 1, 1 << 30, 1024) : fields.integer("max_position_embeddings", 1, 1 << 30, kind == gemma3 ? 131072 : 2048);
+    c.inner = is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
+    c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1, kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));
+    c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
+    c.activation = is_gpt2 ? activation_of(fields, "activation_function", "gelu_new")
+                   : newer ? activation_of(fields, "hidden_activation", "gelu_pytorch_tanh") : activation_of(fields, "hidden_act", is_gemma ? "gelu_pytorch_tanh" : "silu");
+    if (kind == gemma) c.activation = Activation::gelu_tanh;  // whatever its config says, transformers has taken this one since 4.39
+    fields.find("hidden_act"), fields.find("hidden_activation");
+    if (c.activation == Activation::gelu_erf) fields.refuse("hidden_act", "the exact gelu is not supported in a feed-forward layer");
+    c.bos = fields.integer("bos_token_id", -1, large, -1);
+    for (const Json* from : {inside, &json}) {
+      if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id")) c.eos.push_back(id);
+    }
+  }
+
+  void parts() {
+    c.gated = !is_gpt2;
+    c.layer_norm = c.learned_positions = c.transposed = is_gpt2;
+    c.fused = kind == phi3;
+    c.norm_plus_one = is_gemma;
+    c.post_norms = newer;
+    c.head_norms = kind == qwen3 || kind == qwen3_moe || kind == gemma3;
+    const bool attention_bias = !is_gpt2 && kind != qwen2 && kind != qwen2_moe && fields.flag("attention_bias", false);
+    c.qkv_bias = attention_bias || kind == qwen2 || is_gpt2 || (kind == qwen2_moe && fields.flag("qkv_bias", true));
+    c.output_bias = attention_bias || is_gpt2;
+    c.mlp_bias = is_gpt2 || (kind == llama && fields.flag("mlp_bias", false));
+    if (is_gemma) c.embedding_scale = float(std::sqrt(double(c.hidden)));
+    c.score_scale = 1 / std::sqrt(float(c.head_dim));
+    if (newer) {
+      c.score_scale = float(1 / std::sqrt(fields.number("query_pre_attn_scalar", 1e-3, 1e6, 256)));
+      c.score_cap = float(fields.number("attn_logit_softcapping", 1e-3, 1e6, kind == gemma2 && json.find("attn_logit_softcapping") == json.end() ? 50 : 0));
+      c.logit_cap = float(fields.number("final_logit_softcapping", 1e-3, 1e6, kind == gemma2 && json.find("final_logit_softcapping") == json.end() ? 30 : 0));
+      fields.must_be("use_bidirectional_attention", false);
+    }
+    if (is_gpt2) {
+      fields.must_be("scale_attn_weights", true);
+      fields.must_be("scale_attn_by_inverse_layer_idx", false);
+      fields.must_be("add_cross_attention", false);
+      fields.find("n_ctx"), fields.find("reorder_and_upcast_attn");
+    }
+  }
+
+  void experts() {
+    if (!is_moe) return;
     c.experts = fields.integer("num_local_experts", 1, 65536, fields.integer("num_experts", 1, 65536, kind == mixtral ? 8 : kind == qwen2_moe ? 60 : 128));  // transformers 5 writes either
     c.experts_per_token = fields.integer("num_experts_per_tok", 1, c.experts, kind == mixtral ? 2 : kind == qwen2_moe ? 4 : 8);
     c.expert_inner = kind == mixtral ? c.inner : fields.integer("moe_intermediate_size", 1, large);
@@ -247,10 +271,11 @@ Config read_config(const Json& json) {
     for (int64_t i = 0; i < layers; ++i) c.layers[size_t(i)].experts = dense.count(i) == 0 && (i + 1) % step == 0;
   }
 
-  // Windows. Mistral's default is one of 4096, Qwen's says itself whether it is used, and from which layer on.
-  const Json* const types = fields.find("layer_types");
-  if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers)) fields.refuse("layer_types", "not one for each layer");
-  if (!is_gpt2 && kind != llama && kind != gemma) {
+  // Mistral's default is one of 4096, Qwen's says itself whether it is used, and from which layer on.
+  void windows() {
+    const Json* const types = fields.find("layer_types");
+    if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers)) fields.refuse("layer_types", "not one for each layer");
+    if (is_gpt2 || kind == llama || kind == gemma) return;
     const bool absent = (inside != nullptr ? *inside : json).find("sliding_window") == (inside != nullptr ? *inside : json).end();
     int64_t window = fields.integer("sliding_window", 0, 1 << 30, !absent ? 0 : kind == mistral || newer ? 4096 : 0);
     int64_t first = 0;
@@ -272,43 +297,48 @@ Config read_config(const Json& json) {
     fields.find("max_window_layers"), fields.find("sliding_window_pattern"), fields.find("_sliding_window_pattern");
   }
 
-  // Rotation.
-  const double part = is_gpt2 ? 0 : fields.number("partial_rotary_factor", 0, 1, 1);
-  const Json* const parameters = fields.find("rope_parameters");
-  double partial = part;
-  if (parameters != nullptr && parameters->is_object() && parameters->contains("partial_rotary_factor") && (*parameters)["partial_rotary_factor"].is_number()) partial = (*parameters)["partial_rotary_factor"].get<double>();
-  if (!(partial >= 0 && partial <= 1)) fields.refuse("partial_rotary_factor", "out of range");
-  c.rotary_dim = int(double(c.head_dim) * partial);
-  if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "an odd number of columns would be rotated");
-  const double theta = is_gpt2 ? 10000 : fields.number("rope_theta", 1e-3, 1e12, kind == mixtral || kind == gemma3 ? 1e6 : 1e4);
-  const Json* const scaling = fields.find("rope_scaling");
-  if (kind == gemma3) {
-    const double local = fields.number("rope_local_base_freq", 1e-3, 1e12, 1e4);
-    const Json* full = scaling;
-    const Json* sliding = nullptr;
-    if (parameters != nullptr) {
-      full = parameters->contains("full_attention") ? &(*parameters)["full_attention"] : nullptr;
-      sliding = parameters->contains("sliding_attention") ? &(*parameters)["sliding_attention"] : nullptr;
-      if (full == nullptr || sliding == nullptr) fields.refuse("rope_parameters", "not one set for full_attention and one for sliding_attention");
+  void rotation() {
+    const double part = is_gpt2 ? 0 : fields.number("partial_rotary_factor", 0, 1, 1);
+    const Json* const parameters = fields.find("rope_parameters");
+    double partial = part;
+    if (parameters != nullptr && parameters->is_object() && parameters->contains("partial_rotary_factor") && (*parameters)["partial_rotary_factor"].is_number()) partial = (*parameters)["partial_rotary_factor"].get<double>();
+    if (!(partial >= 0 && partial <= 1)) fields.refuse("partial_rotary_factor", "out of range");
+    c.rotary_dim = int(double(c.head_dim) * partial);
+    if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "an odd number of columns would be rotated");
+    const double theta = is_gpt2 ? 10000 : fields.number("rope_theta", 1e-3, 1e12, kind == mixtral || kind == gemma3 ? 1e6 : 1e4);
+    const Json* const scaling = fields.find("rope_scaling");
+    if (kind == gemma3) {
+      const double local = fields.number("rope_local_base_freq", 1e-3, 1e12, 1e4);
+      const Json* full = scaling;
+      const Json* sliding = nullptr;
+      if (parameters != nullptr) {
+        full = parameters->contains("full_attention") ? &(*parameters)["full_attention"] : nullptr;
+        sliding = parameters->contains("sliding_attention") ? &(*parameters)["sliding_attention"] : nullptr;
+        if (full == nullptr || sliding == nullptr) fields.refuse("rope_parameters", "not one set for full_attention and one for sliding_attention");
+      }
+      c.ropes = {read_rope(full, theta, c, fields), read_rope(sliding, local, c, fields)};
+    } else {
+      c.ropes = {read_rope(parameters != nullptr ? parameters : scaling, theta, c, fields)};
     }
-    c.ropes = {read_rope(full, theta, c, fields), read_rope(sliding, local, c, fields)};
-  } else {
-    c.ropes = {read_rope(parameters != nullptr ? parameters : scaling, theta, c, fields)};
+    fields.find("original_max_position_embeddings");
   }
-  fields.find("original_max_position_embeddings");
 
   // What does not change the computation.
-  for (const char* name : {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "pad_token_id", "eos_token_id", "attention_dropout",
-                           "_name_or_path", "model_type", "pretraining_tp", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embd_dropout", "cache_implementation",
-                           "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "task_specific_params", "bos_token_id",
-                           "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "auto_map", "output_attentions", "output_hidden_states", "return_dict", "rope_interleaved", "chunk_size_feed_forward",
-                           "is_encoder_decoder", "id2label", "label2id", "problem_type", "tie_word_embeddings", "text_config", "vision_config", "head_dim", "is_decoder", "cross_attention_hidden_size", "classifier_dropout"}) {
-    fields.find(name), outer.find(name);
+  void others() {
+    for (const char* name : {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "pad_token_id", "eos_token_id", "attention_dropout",
+                             "_name_or_path", "model_type", "pretraining_tp", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embd_dropout", "cache_implementation",
+                             "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "task_specific_params", "bos_token_id",
+                             "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "auto_map", "output_attentions", "output_hidden_states", "return_dict", "rope_interleaved", "chunk_size_feed_forward",
+                             "is_encoder_decoder", "id2label", "label2id", "problem_type", "tie_word_embeddings", "text_config", "vision_config", "head_dim", "is_decoder", "cross_attention_hidden_size", "classifier_dropout"}) {
+      fields.find(name), outer.find(name);
+    }
+    fields.must_be("rope_interleaved", false);
   }
-  fields.must_be("rope_interleaved", false);
-  c.unread = fields.unread();
-  return c;
-}
+};
+
+}  // namespace
+
+Config read_config(const Json& json) { return ConfigReader(json).all(); }
 
 std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const {
   namespace k = kernels;
