@@ -166,98 +166,146 @@ void Session::load(int64_t sequences) {
   if (show && last > begin) std::fprintf(stderr, "\r             \r");
 }
 
-std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known) {
-  const size_t n = prompts.size();
-  const int64_t count = std::min(config.vocabulary, tokenizer->size());  // what the tokenizer has no text for is never chosen
-  const Choice how{float(sampling.temperature), float(sampling.top_p), float(sampling.min_p), float(sampling.repetition_penalty), int32_t(std::min(sampling.top_k, count))};
-  std::vector<Text> texts(n);
-  std::vector<Utf8Stream> streams(n);
-  std::vector<Stops> holds(n, Stops(settings.stops));
+namespace {
+
+// Writes on in several texts.
+class Writer {
+ public:
+  Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, const Session::Print& print, Session::Times& times)
+      : s_(session), settings_(session.settings), model_(*session.model), print_(print), times_(times),
+        count_(std::min(session.config.vocabulary, session.tokenizer->size())),
+        how_{float(session.sampling.temperature), float(session.sampling.top_p), float(session.sampling.min_p), float(session.sampling.repetition_penalty),
+             int32_t(std::min(session.sampling.top_k, count_))},
+        texts_(prompts.size()), streams_(prompts.size()), holds_(prompts.size(), Stops(session.settings.stops)) {
+    for (size_t i = 0; i < prompts.size(); ++i) texts_[i].ids = prompts[i], texts_[i].prompt = int64_t(prompts[i].size());
+  }
+
+  std::vector<Session::Text> all(int64_t known) {
+    double begin = seconds_now();
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      read(i, i == 0 ? known : 0);
+      times_.prompt_seconds += seconds_now() - begin;
+      begin = seconds_now();
+    }
+    write();
+    times_.decode_seconds += seconds_now() - begin;
+    return std::move(texts_);
+  }
+
+ private:
+  using Text = Session::Text;
+  static bool is_open(const Text& text) { return text.finish == nullptr; }
+  bool is_long_enough(const Text& text) const { return settings_.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings_.most; }
 
   // Takes the next token of a text.
-  const auto take = [&](size_t i) {
-    Text& text = texts[i];
-    if (settings.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings.most) return void(text.finish = "length");
-    const int32_t id = model->token(int64_t(i), int64_t(text.ids.size()));
-    const bool ends = !settings.ignore_eos && std::find(stops.begin(), stops.end(), id) != stops.end();
+  void take(size_t i) {
+    Text& text = texts_[i];
+    if (is_long_enough(text)) return void(text.finish = "length");
+    const int32_t id = model_.token(int64_t(i), int64_t(text.ids.size()));
+    const bool ends = !settings_.ignore_eos && std::find(s_.stops.begin(), s_.stops.end(), id) != s_.stops.end();
     bool found = false;
-    std::string more = ends ? "" : holds[i].add(streams[i].add(tokenizer->bytes(id)), found);
+    std::string more = ends ? "" : holds_[i].add(streams_[i].add(s_.tokenizer->bytes(id)), found);
     text.read = int64_t(text.ids.size());
     text.ids.push_back(id);
-    times.decoded += 1;
+    times_.decoded += 1;
     if (ends || found) text.finish = "stop";
-    else if (settings.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings.most) text.finish = "length";
-    else if (settings.sinks < 0 && int64_t(text.ids.size()) >= model->context()) text.finish = "length";
+    else if (is_long_enough(text)) text.finish = "length";
+    else if (settings_.sinks < 0 && int64_t(text.ids.size()) >= model_.context()) text.finish = "length";
     else if (interrupted()) text.finish = "interrupted";
     if (text.finish != nullptr && !found) {
-      more += holds[i].add(streams[i].end(), found);
+      more += holds_[i].add(streams_[i].end(), found);
       if (found) text.finish = "stop";
-      else more += holds[i].rest();
+      else more += holds_[i].rest();
     }
     text.written += more;
-    if (print && !more.empty()) print(i, more);
-  };
+    if (print_ && !more.empty()) print_(i, more);
+  }
 
-  double begin = seconds_now();
-  for (size_t i = 0; i < n; ++i) {
-    texts[i].ids = prompts[i], texts[i].prompt = int64_t(prompts[i].size());
-    if (prompts[i].empty()) throw Error("a prompt is empty, and this tokenizer has no token that begins a text");
-    if (texts[i].prompt >= model->context()) throw Error("the prompt has " + std::to_string(texts[i].prompt) + " tokens, and the context is " + std::to_string(model->context()));
-    const int64_t from = i == 0 ? known : 0;
-    model->begin(int64_t(i), prompts[i], how, count, sampling.seed + i);
+  // Reads a prompt, and takes the first token behind it.
+  void read(size_t i, int64_t from) {
+    Text& text = texts_[i];
+    if (text.ids.empty()) throw Error("a prompt is empty, and this tokenizer has no token that begins a text");
+    if (text.prompt >= model_.context()) throw Error("the prompt has " + std::to_string(text.prompt) + " tokens, and the context is " + std::to_string(model_.context()));
+    model_.begin(int64_t(i), text.ids, how_, count_, s_.sampling.seed + i);
     // In pieces, so that it can be interrupted; where angles depend on the length of the text all of it has to be known.
-    const int64_t piece = model->lengths_matter() ? texts[i].prompt : model->chunk();
+    const int64_t piece = model_.lengths_matter() ? text.prompt : model_.chunk();
     int64_t at = from;
-    for (; at < texts[i].prompt && !interrupted(); at += piece) model->read(int64_t(i), at, prompts[i].data() + at, std::min(piece, texts[i].prompt - at));
-    texts[i].read = std::min(at, texts[i].prompt);
-    times.prompt_tokens += texts[i].read - from;
-    if (texts[i].read < texts[i].prompt) {
-      texts[i].finish = "interrupted";
+    for (; at < text.prompt && !interrupted(); at += piece) model_.read(int64_t(i), at, text.ids.data() + at, std::min(piece, text.prompt - at));
+    text.read = std::min(at, text.prompt);
+    times_.prompt_tokens += text.read - from;
+    if (text.read < text.prompt) {
+      text.finish = "interrupted";
     } else {
-      model->choose_next(int64_t(i));
+      model_.choose_next(int64_t(i));
       take(i);
     }
-    times.prompt_seconds += seconds_now() - begin;
-    begin = seconds_now();
   }
+
+  // The angles of all keys have changed.
+  void read_anew() {
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      model_.begin(int64_t(i), texts_[i].ids, how_, count_, s_.sampling.seed + i);
+      model_.read(int64_t(i), 0, texts_[i].ids.data(), int64_t(texts_[i].ids.size()));
+      model_.choose_next(int64_t(i));
+    }
+  }
+
   // The device is asked for some steps ahead of the one that is waited for. Texts that have ended go on, unseen, until all have.
-  int64_t longest = 0;
-  for (const Text& text : texts) longest = std::max(longest, int64_t(text.ids.size()));
-  const auto is_open = [](const Text& text) { return text.finish == nullptr; };
-  int64_t reach = settings.lookup;  // guesses: more where they are right, fewer where they are not
-  for (int64_t asked = 0, done = 0; std::any_of(texts.begin(), texts.end(), is_open); ++done) {
-    if (model->stale(longest + done - 1, longest + done)) {
-      for (size_t i = 0; i < n; ++i) {  // the angles of all keys have changed
-        model->begin(int64_t(i), texts[i].ids, how, count, sampling.seed + i);
-        model->read(int64_t(i), 0, texts[i].ids.data(), int64_t(texts[i].ids.size()));
-        model->choose_next(int64_t(i));
+  void write() {
+    int64_t longest = 0;
+    for (const Text& text : texts_) longest = std::max(longest, int64_t(text.ids.size()));
+    for (int64_t asked = 0, done = 0; std::any_of(texts_.begin(), texts_.end(), is_open); ++done) {
+      if (model_.stale(longest + done - 1, longest + done)) {
+        read_anew();
+        asked = done + 1;
       }
-      asked = done + 1;
-    }
-    times.steps += 1;
-    if (settings.lookup > 0) {  // for one text: as many tokens at once as are guessed right
-      Text& text = texts[0];
-      const int64_t length = int64_t(text.ids.size());
-      std::vector<int32_t> guesses;
-      if (asked <= done) {
-        // Angles that depend on the length of the text would be those of the text with all guesses.
-        if (!model->lengths_matter()) guesses = lookup(text.ids, std::min(reach, model->context() - length));
-        model->step(length, text.ids.back(), guesses);
+      times_.steps += 1;
+      if (settings_.lookup > 0) {
+        done += guess(asked <= done);
+        asked = done + 1;
+        continue;
       }
-      size_t right = 0;
-      for (take(0); is_open(text) && right < guesses.size() && text.ids.back() == guesses[right]; ++right) take(0);
-      if (!guesses.empty()) reach = right == guesses.size() ? std::min(settings.lookup, 2 * reach) : int64_t(right) + 1;
-      done += int64_t(right), asked = done + 1;
-      continue;
-    }
-    const int64_t ahead = model->lengths_matter() ? 0 : device->ahead();
-    for (; asked <= done + ahead; ++asked) model->step(std::min(model->context(), longest + asked));
-    for (size_t i = 0; i < n; ++i) {
-      if (is_open(texts[i])) take(i);
+      const int64_t ahead = model_.lengths_matter() ? 0 : s_.device->ahead();
+      for (; asked <= done + ahead; ++asked) model_.step(std::min(model_.context(), longest + asked));
+      for (size_t i = 0; i < texts_.size(); ++i) {
+        if (is_open(texts_[i])) take(i);
+      }
     }
   }
-  times.decode_seconds += seconds_now() - begin;
-  return texts;
+
+  // One text, as many tokens at once as are guessed right: so many more than one. `steps`: the next token is not yet there.
+  int64_t guess(bool steps) {
+    Text& text = texts_[0];
+    const int64_t length = int64_t(text.ids.size());
+    std::vector<int32_t> guesses;
+    if (steps) {
+      // Angles that depend on the length of the text would be those of the text with all guesses.
+      if (!model_.lengths_matter()) guesses = lookup(text.ids, std::min(reach_, model_.context() - length));
+      model_.step(length, text.ids.back(), guesses);
+    }
+    size_t right = 0;
+    for (take(0); is_open(text) && right < guesses.size() && text.ids.back() == guesses[right]; ++right) take(0);
+    if (!guesses.empty()) reach_ = right == guesses.size() ? std::min(settings_.lookup, 2 * reach_) : int64_t(right) + 1;
+    return int64_t(right);
+  }
+
+  Session& s_;
+  const Settings& settings_;
+  Model& model_;
+  const Session::Print& print_;
+  Session::Times& times_;
+  const int64_t count_;  // what the tokenizer has no text for is never chosen
+  const Choice how_;
+  std::vector<Text> texts_;
+  std::vector<Utf8Stream> streams_;
+  std::vector<Stops> holds_;
+  int64_t reach_ = settings_.lookup;  // guesses: more where they are right, fewer where they are not
+};
+
+}  // namespace
+
+std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known) {
+  return Writer(*this, prompts, print, times).all(known);
 }
 
 }  // namespace llm
