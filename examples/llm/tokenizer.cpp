@@ -660,6 +660,53 @@ void Tokenizer::read_ends(const Json& json, const std::string& what) {
   }
 }
 
+// Pieces of tokenizer.json, as bytes; returns them as the file spells them, as merges do.
+Tokenizer::Spelled Tokenizer::read_pieces(const Json& vocabulary, bool byte_level, bool fallback, const std::string& what) {
+  Spelled spelled;
+  if (fallback) raw_bytes_.assign(256, -1);
+  for (const auto& item : vocabulary.items()) {
+    const int32_t id = id_in(item.value(), what);
+    spelled[item.key()] = id;
+    std::string text = item.key();
+    if (byte_level) {
+      if (!from_byte_names(item.key(), text)) text = item.key();
+    } else if (const int byte = fallback ? byte_of(text) : -1; byte >= 0) {
+      raw_bytes_[size_t(byte)] = id;
+      add_piece(std::string(1, char(byte)), id, what);
+      continue;
+    }
+    ids_[text] = id;
+    add_piece(text, id, what);
+  }
+  return spelled;
+}
+
+void Tokenizer::read_merges(const Json& merges, const Spelled& spelled, const std::string& what) {
+  int32_t rank = 0;
+  for (const Json& item : merges) {
+    std::string left, right;
+    if (item.is_string()) {
+      const std::string both = item.get<std::string>();
+      const size_t space = both.find(' ');
+      if (space != std::string::npos) left = both.substr(0, space), right = both.substr(space + 1);
+    } else if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
+      left = item[0].get<std::string>(), right = item[1].get<std::string>();
+    }
+    const auto a = spelled.find(left), b = spelled.find(right), c = spelled.find(left + right);
+    if (a == spelled.end() || b == spelled.end() || c == spelled.end()) throw Error(what + ": merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
+    merges_.emplace(uint64_t(uint32_t(a->second)) << 32 | uint32_t(b->second), Merge{rank++, c->second});
+  }
+}
+
+void Tokenizer::read_added(const Json& added, const std::string& what) {
+  if (!added.is_array()) throw Error(what + ": added_tokens: not a list");
+  for (const Json& item : added) {
+    if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
+    add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what), flag_of(item, "normalized", false, what),
+               flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""}, what);
+  }
+}
+
 void Tokenizer::read_json(const Json& json, const std::string& what) {
   const Json* const model = json.is_object() ? part_of(json, "model") : nullptr;
   if (model == nullptr || !model->is_object()) throw Error(what + ": no model");
@@ -680,37 +727,8 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
   fuse_unknown_ = flag_of(*model, "fuse_unk", false, what);
   ignore_merges_ = flag_of(*model, "ignore_merges", false, what);
 
-  // The pieces, as bytes. Of what the file says ids_ keeps its own spelling until the merges are read.
-  std::unordered_map<std::string, int32_t> spelled;
-  if (fallback) raw_bytes_.assign(256, -1);
-  for (const auto& item : vocabulary->items()) {
-    const int32_t id = id_in(item.value(), what);
-    spelled[item.key()] = id;
-    std::string text = item.key();
-    if (byte_level) {
-      if (!from_byte_names(item.key(), text)) text = item.key();
-    } else if (const int byte = fallback ? byte_of(text) : -1; byte >= 0) {
-      raw_bytes_[size_t(byte)] = id;
-      add_piece(std::string(1, char(byte)), id, what);
-      continue;
-    }
-    ids_[text] = id;
-    add_piece(text, id, what);
-  }
-  int32_t rank = 0;
-  for (const Json& item : *merges) {
-    std::string left, right;
-    if (item.is_string()) {
-      const std::string both = item.get<std::string>();
-      const size_t space = both.find(' ');
-      if (space != std::string::npos) left = both.substr(0, space), right = both.substr(space + 1);
-    } else if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
-      left = item[0].get<std::string>(), right = item[1].get<std::string>();
-    }
-    const auto a = spelled.find(left), b = spelled.find(right), c = spelled.find(left + right);
-    if (a == spelled.end() || b == spelled.end() || c == spelled.end()) throw Error(what + ": merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
-    merges_.emplace(uint64_t(uint32_t(a->second)) << 32 | uint32_t(b->second), Merge{rank++, c->second});
-  }
+  const Spelled spelled = read_pieces(*vocabulary, byte_level, fallback, what);
+  read_merges(*merges, spelled, what);
   if (const Json* const unknown = part_of(*model, "unk_token")) {
     const auto at = unknown->is_string() ? spelled.find(unknown->get<std::string>()) : spelled.end();
     if (at != spelled.end()) unknown_ = at->second;
@@ -722,14 +740,7 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
     const std::string all = decoder != nullptr ? decoder->dump() : "";
     strip_first_space_ = all.find("\"Strip\"") != std::string::npos || (all.find("\"Metaspace\"") != std::string::npos && all.find("\"never\"") == std::string::npos);
   }
-  if (const Json* const added = part_of(json, "added_tokens")) {
-    if (!added->is_array()) throw Error(what + ": added_tokens: not a list");
-    for (const Json& item : *added) {
-      if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
-      add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what), flag_of(item, "normalized", false, what),
-                 flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""}, what);
-    }
-  }
+  if (const Json* const added = part_of(json, "added_tokens")) read_added(*added, what);
   for (const Ids* ends : {&before_, &after_}) {
     for (const int32_t id : *ends) {
       if (id >= size()) throw Error(what + ": the post-processor puts the token " + std::to_string(id) + ", which is none");
@@ -834,9 +845,8 @@ void each_field(std::string_view message, const std::string& what, const F& f) {
   }
 }
 
-}  // namespace
-
-void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
+// What is in such a file.
+struct PieceFile {
   struct Piece {
     std::string text;
     float score = 0;
@@ -846,42 +856,59 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   uint64_t model = 1, unknown = 0, bos_id = 1, eos_id = 2;
   bool dummy_prefix = true, extra_spaces = true, escape = true;
   std::string normalizer;
-  each_field(bytes, what, [&](int field, uint64_t, std::string_view value) {
-    if (field == 1) {
-      Piece piece;
-      each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
-        if (f == 1) piece.text = std::string(v);
-        if (f == 2 && v.size() == 4) std::memcpy(&piece.score, v.data(), 4);
-        if (f == 3) piece.type = n;
-      });
-      all.push_back(piece);
-    } else if (field == 2) {
-      each_field(value, what, [&](int f, uint64_t n, std::string_view) {
-        if (f == 3) model = n;
-        if (f == 40) unknown = n;
-        if (f == 41) bos_id = n;
-        if (f == 42) eos_id = n;
-      });
-    } else if (field == 3) {
-      each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
-        if (f == 1) normalizer = std::string(v);
-        if (f == 3) dummy_prefix = n != 0;
-        if (f == 4) extra_spaces = n != 0;
-        if (f == 5) escape = n != 0;
-      });
-    }
-  });
-  if (all.empty()) throw Error(what + ": not a SentencePiece model");
-  if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
-  if (normalizer != "identity" || extra_spaces || !escape) throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
-  if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
+
+  PieceFile(const std::string& bytes, const std::string& what) {
+    each_field(bytes, what, [&](int field, uint64_t, std::string_view value) {
+      if (field == 1) add(value, what);
+      else if (field == 2) read_trainer(value, what);
+      else if (field == 3) read_normalizer(value, what);
+    });
+    if (all.empty()) throw Error(what + ": not a SentencePiece model");
+    if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
+    if (normalizer != "identity" || extra_spaces || !escape) throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
+    if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
+  }
+
+ private:
+  void add(std::string_view value, const std::string& what) {
+    Piece piece;
+    each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
+      if (f == 1) piece.text = std::string(v);
+      if (f == 2 && v.size() == 4) std::memcpy(&piece.score, v.data(), 4);
+      if (f == 3) piece.type = n;
+    });
+    all.push_back(piece);
+  }
+  void read_trainer(std::string_view value, const std::string& what) {
+    each_field(value, what, [&](int f, uint64_t n, std::string_view) {
+      if (f == 3) model = n;
+      if (f == 40) unknown = n;
+      if (f == 41) bos_id = n;
+      if (f == 42) eos_id = n;
+    });
+  }
+  void read_normalizer(std::string_view value, const std::string& what) {
+    each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
+      if (f == 1) normalizer = std::string(v);
+      if (f == 3) dummy_prefix = n != 0;
+      if (f == 4) extra_spaces = n != 0;
+      if (f == 5) escape = n != 0;
+    });
+  }
+};
+
+}  // namespace
+
+void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
+  const PieceFile file(bytes, what);
+  const auto& all = file.all;
   kind_ = Kind::chars;
   fuse_unknown_ = true;
-  unknown_ = unknown < all.size() ? int32_t(unknown) : -1;
-  bos = bos_id < all.size() ? int32_t(bos_id) : -1, eos = eos_id < all.size() ? int32_t(eos_id) : -1;
+  unknown_ = file.unknown < all.size() ? int32_t(file.unknown) : -1;
+  bos = file.bos_id < all.size() ? int32_t(file.bos_id) : -1, eos = file.eos_id < all.size() ? int32_t(file.eos_id) : -1;
   if (bos >= 0) before_ = {bos};
   for (size_t i = 0; i < all.size(); ++i) {
-    const Piece& piece = all[i];
+    const PieceFile::Piece& piece = all[i];
     std::string shown_as = with_spaces(piece.text);
     if (piece.text.size() > 1024) throw Error(what + ": a piece of more than 1024 bytes");
     if (piece.type == 5) throw Error(what + ": pieces that are not used are not supported");
@@ -901,7 +928,7 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   }
   // Two pieces become a third one by its score: pieces of equal scores are of equal rank.
   std::vector<float> scores;
-  for (const Piece& piece : all) scores.push_back(piece.score);
+  for (const PieceFile::Piece& piece : all) scores.push_back(piece.score);
   std::sort(scores.begin(), scores.end(), std::greater<float>());
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].type != 1) continue;
@@ -918,7 +945,7 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
     made->kind = kind, made->from = from, made->to = "\xe2\x96\x81";
     normalizers_.push_back(made);
   };
-  if (dummy_prefix) step(Step::prepend, ""), strip_first_space_ = true;
+  if (file.dummy_prefix) step(Step::prepend, ""), strip_first_space_ = true;
   step(Step::replace, " ");
   index_added();
 }

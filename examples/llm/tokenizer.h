@@ -81,6 +81,10 @@ class Tokenizer {
   void read_config(const std::string& directory);
   void read_steps(const Json& json, const std::string& what, bool normalizing);
   void read_ends(const Json& json, const std::string& what);
+  using Spelled = std::unordered_map<std::string, int32_t>;
+  Spelled read_pieces(const Json& vocabulary, bool byte_level, bool fallback, const std::string& what);
+  void read_merges(const Json& merges, const Spelled& spelled, const std::string& what);
+  void read_added(const Json& added, const std::string& what);
   void add_piece(const std::string& text, int32_t id, const std::string& what);
   void add_added(const Added& token, const std::string& what);
   void index_added();
