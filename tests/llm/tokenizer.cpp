@@ -1,7 +1,7 @@
 // Tokenizers against the original libraries (examples/llm/golden/make_tokenizers.py), against themselves, and on hostile texts.
-#include <algorithm>
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <ctime>
 #include <functional>
