@@ -7,19 +7,20 @@ using namespace test;
 namespace {
 
 // A device with too little shared memory for the kernel of sm_90a, which has room for the other one.
-k::Exec with_less(cudaStream_t stream, int64_t dim) {
+k::Exec with_less(cudaStream_t stream) {
   k::DeviceInfo device = k::Exec(stream).device();
-  device.shared_per_block = (dim <= 64 ? 84 : 100) << 10;
+  device.shared_per_block = 100 << 10;
   return {stream, device};
 }
 // Whether the kernels that run here are compiled for sm_90a, and have room: plans tell.
 template <int kDim, class T>
-bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0) {
+bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0, int64_t v_dim = 0) {
+  if (v_dim == 0) v_dim = dim;
   const T* p = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
   k::AttentionPlan plan;
-  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, dim), 256),
-                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), dim), {1, 256, 1, 1, dim}, k::causal(), {}, plan));
-  return plan.tile_rows == (kDim == 64 ? 192 : 128) && plan.tile_keys == 128;
+  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, v_dim), 256),
+                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), v_dim), {1, 256, 1, 1, dim, v_dim}, k::causal(), {}, plan));
+  return plan.tile_rows == (kDim == 64 ? 192 : 128) && plan.tile_keys == (kDim == 256 ? 80 : 128);
 }
 
 template <int kDim, class T, class S>
@@ -27,12 +28,12 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
   if (t.leaves_out()) return;
   const std::string name = std::string(what) + ", " + c.describe();  // once: there are many results
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
-  const KvSide<T, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  const KvSide<T, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
   AttentionData<T, float, DeviceMemory> data(c);
   const OnDevice<int32_t> offsets(data.offsets);
   k::AttentionShape shape = data.shape();
   if (c.ragged_q) shape.q_offsets = offsets.data();
-  const int64_t rows = data.o.rows(), width = c.heads * c.dim;
+  const int64_t rows = data.o.rows(), width = c.heads * c.value_dim();
   Device<float> one(rows, width, width), other(rows, width, width), one_lse(rows, c.heads, c.heads), other_lse(rows, c.heads, c.heads);
   Stream stream;
   with_view(where, key, value, [&](const auto& kv) {
@@ -44,7 +45,7 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
       t.expect(o.intact() && lse.intact(), "%s: wrote outside", name.c_str());
     };
     run(k::Exec(stream), one, one_lse);
-    run(with_less(stream, c.dim), other, other_lse);
+    run(with_less(stream), other, other_lse);
   });
   const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most; };
   for (int64_t r = 0; r < rows; ++r) {
@@ -54,21 +55,26 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
 }
 
 template <int kDim, class T>
-void many_cases(Tally& t) {
+void some_cases(Tally& t, int64_t dim, int64_t v_dim) {
+  AttentionCase ragged{{3, 0, 200, 131, 1}, {500, 64, 200, 40, 0}, 4, 4, dim, v_dim};
+  ragged.ragged_q = true;
+  both_say_the_same<kDim, T>(t, "ragged", ragged, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+  both_say_the_same<kDim, T>(t, "ragged", ragged, Layout::nhd, k::causal());
+}
+
+template <int kDim, class T>
+void many_cases(Tally& t, int64_t dim = kDim, int64_t v_dim = kDim) {
   for (const int64_t queries : {1, 17, 63, 64, 65, 127, 128, 129, 192, 193, 300, 700}) {
     for (const int64_t keys : {0, 1, 127, 128, 129, 257, 700, 1000}) {
       for (const int64_t kv_heads : {2, 6}) {
-        AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, kv_heads, kDim};
+        AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, kv_heads, dim, v_dim};
         c.ragged_q = true;
         both_say_the_same<kDim, T>(t, "causal", c, Layout::nhd, k::causal());
         both_say_the_same<kDim, T>(t, "window and cap, in pages", c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
       }
     }
   }
-  AttentionCase ragged{{3, 0, 200, 131, 1}, {500, 64, 200, 40, 0}, 4, 4, kDim};
-  ragged.ragged_q = true;
-  both_say_the_same<kDim, T>(t, "ragged", ragged, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
-  both_say_the_same<kDim, T>(t, "ragged", ragged, Layout::nhd, k::causal());
+  some_cases<kDim, T>(t, dim, v_dim);
 }
 
 }  // namespace
@@ -78,13 +84,24 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   const k::Exec ex(stream);
   if (!takes_hopper<128, k::bfloat16>(ex, 128)) return skip("needs kernels compiled for sm_90a, and such a GPU");
   CHECK(takes_hopper<64, k::half>(ex, 64));
-  CHECK(!takes_hopper<64, k::half>(ex, 56));
-  CHECK(!takes_hopper<128, k::bfloat16>(ex, 120));
+  CHECK(takes_hopper<256, k::bfloat16>(ex, 256));
+  CHECK(takes_hopper<256, k::bfloat16>(ex, 192, 0, 128));
+  CHECK(takes_hopper<128, k::half>(ex, 96));
+  CHECK(takes_hopper<64, k::half>(ex, 56));
+  CHECK(takes_hopper<128, k::bfloat16>(ex, 120));
+  CHECK(!takes_hopper<256, k::bfloat16>(with_less(stream), 256));
   CHECK(!takes_hopper<128, k::bfloat16>(ex, 128, 1));
-  CHECK(!takes_hopper<128, k::bfloat16>(with_less(stream, 128), 128));
-  CHECK(!takes_hopper<64, k::half>(with_less(stream, 64), 64));
+  CHECK(!takes_hopper<128, k::bfloat16>(with_less(stream), 128));
+  CHECK(!takes_hopper<64, k::half>(with_less(stream), 64));
   Tally t;
   many_cases<64, k::half>(t);
   many_cases<128, k::bfloat16>(t);
+  many_cases<256, k::bfloat16>(t);
+  many_cases<256, k::bfloat16>(t, 192, 128);
+  many_cases<128, k::half>(t, 96, 96);
+  // Columns that are filled up with zeros.
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{8, 8}, {40, 56}, {56, 24}}) some_cases<64, k::half>(t, dim, v_dim);
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{72, 128}, {104, 8}, {64, 88}}) some_cases<128, k::half>(t, dim, v_dim);
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{136, 136}, {200, 256}, {64, 256}, {248, 72}}) some_cases<256, k::bfloat16>(t, dim, v_dim);
   CHECK_TALLY(t);
 }

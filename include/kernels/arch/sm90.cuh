@@ -218,12 +218,15 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
-#define KERNELS_D_128 KERNELS_D_64, KERNELS_D_4(8), KERNELS_D_4(12)
+#define KERNELS_D_80 KERNELS_D_64, KERNELS_D(8), KERNELS_D(9)
+#define KERNELS_D_96 KERNELS_D_64, KERNELS_D_4(8)
+#define KERNELS_D_128 KERNELS_D_96, KERNELS_D_4(12)
 #define KERNELS_NAMES_64  \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define KERNELS_NAMES_128 KERNELS_NAMES_64 ", " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+#define KERNELS_NAMES_80 KERNELS_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define KERNELS_NAMES_96 KERNELS_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define KERNELS_WARPGROUP_MMA(n, type, a_names, b_name, adds_name, turns, ...)                                                              \
   asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name ", 0;"                                                                       \
@@ -234,10 +237,11 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
   KERNELS_WARPGROUP_MMA(n, type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 #define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
   if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34")                                             \
+  else if constexpr (kEights == 10) KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42")                                       \
   else KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
-  static_assert(kEights == 8 || kEights == 16, "64 or 128 columns");
+  static_assert(kEights == 8 || kEights == 10 || kEights == 16, "64, 80 or 128 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
   if constexpr (kWarpgroupMma) {
     if constexpr (std::is_same<T, half>::value) {
@@ -250,10 +254,11 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
 #undef KERNELS_WARPGROUP_MMA_OF
 #define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
   if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_HELD(64, type, "{%32, %33, %34, %35}", "%36", "%37")                              \
+  else if constexpr (kEights == 12) KERNELS_WARPGROUP_MMA_HELD(96, type, "{%48, %49, %50, %51}", "%52", "%53")                        \
   else KERNELS_WARPGROUP_MMA_HELD(128, type, "{%64, %65, %66, %67}", "%68", "%69")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  static_assert(kEights == 8 || kEights == 16, "64 or 128 columns");
+  static_assert(kEights == 8 || kEights == 12 || kEights == 16, "64, 96 or 128 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
   if constexpr (kWarpgroupMma) {
     if constexpr (std::is_same<T, half>::value) {
@@ -268,8 +273,12 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
 #undef KERNELS_WARPGROUP_MMA_SHARED
 #undef KERNELS_WARPGROUP_MMA
 #undef KERNELS_NAMES_128
+#undef KERNELS_NAMES_96
+#undef KERNELS_NAMES_80
 #undef KERNELS_NAMES_64
 #undef KERNELS_D_128
+#undef KERNELS_D_96
+#undef KERNELS_D_80
 #undef KERNELS_D_64
 #undef KERNELS_D_4
 #undef KERNELS_D

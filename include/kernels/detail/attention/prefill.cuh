@@ -751,13 +751,14 @@ struct PrefillWork {
 
 // Whether there is a kernel for sm_90a (prefill_hopper.cuh): for operands that are copied, and heads of this size.
 template <class P, int kDim>
-constexpr bool has_hopper_prefill = (kDim == 64 || kDim == 128) && !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
+constexpr bool has_hopper_prefill = kDim <= 256 && !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
                                     lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
                                     lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
 
 // kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the next keys and
-// values have room beside those that are worked on.
-template <class P, int kWarps, int kTiles, int kKeys_, int kDim_, int kCols_, int kStages, int kRegisters>
+// values have room beside those that are worked on. kReplaced: code for sm_90a has other kernels for all calls, if it has one of its own.
+template <class P, int kWarps, int kTiles, int kKeys_, int kDim_, int kCols_, int kStages, int kRegisters,
+          bool kReplaced = false>
 struct PrefillBody {
   using Kv = typename P::Kv;
   using S = typename P::S;
@@ -790,6 +791,11 @@ struct PrefillBody {
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
+    if constexpr (!(kReplaced && arch::kWarpgroupMma && has_hopper_prefill<P, kDim>)) attend(params);
+  }
+
+ private:
+  static __device__ __forceinline__ void attend(const Params& params) {
     extern __shared__ __align__(128) unsigned char tiles_memory[];
     __shared__ SeenKeys seen_by_warps[kWarps];
     __shared__ RowKeys row_keys[kRows];
@@ -922,7 +928,6 @@ struct PrefillBody {
     work.finish(p, rows, reinterpret_cast<float*>(tiles_memory) + warp * (kTiles * 16) * kPitch, cols);
   }
 
- private:
   // Asks the L2 for queries of the block that follows when this one ends: blocks begin at the same time, and all would wait for theirs.
   // With 256 columns and 512 keys 3 % faster; where both stages have room it costs more than it gains. H200, bench_prefill.
   static __device__ __forceinline__ void prefetch_next_queries(const Params& params, int dim) {

@@ -8,22 +8,26 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The body for heads of at most so many columns.
-template <class P, int kMost>
+// The body for heads of at most so many columns. kReplaced: in code for sm_90a that with 256 columns takes its place.
+template <class P, int kMost, bool kReplaced = false>
 struct PrefillTile {
   using Body = PrefillBody<P, 2, 1, 32, 576, 256, 1, 255>;
+  static constexpr bool replaced = false;
 };
-template <class P>
-struct PrefillTile<P, 64> {
-  using Body = PrefillBody<P, 4, 2, 128, 64, 64, 2, 255>;
+template <class P, bool kReplaced>
+struct PrefillTile<P, 64, kReplaced> {
+  using Body = PrefillBody<P, 4, 2, 128, 64, 64, 2, 255, kReplaced>;
+  static constexpr bool replaced = kReplaced;
 };
-template <class P>
-struct PrefillTile<P, 128> {
-  using Body = PrefillBody<P, 4, 2, 64, 128, 128, 2, 255>;
+template <class P, bool kReplaced>
+struct PrefillTile<P, 128, kReplaced> {
+  using Body = PrefillBody<P, 4, 2, 64, 128, 128, 2, 255, kReplaced>;
+  static constexpr bool replaced = kReplaced;
 };
 template <class P>
 struct PrefillTile<P, 256> {
   using Body = PrefillBody<P, 4, 1, 64, 256, 256, 1, 255>;
+  static constexpr bool replaced = false;
 };
 template <class P>
 struct PrefillTile<P, 0> {  // of any size, on CUDA cores
@@ -31,9 +35,10 @@ struct PrefillTile<P, 0> {  // of any size, on CUDA cores
 };
 constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
-// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long.
+// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long; with 256 there is room for
+// 80 keys.
 template <class P, int kDim>
-using HopperBody = HopperPrefillBody<P, kDim, 128, kDim == 64 ? 3 : 2>;
+using HopperBody = HopperPrefillBody<P, kDim, kDim == 256 ? 80 : 128, kDim == 64 ? 3 : 2>;
 
 template <class Body_>
 struct ChosenPrefill {
@@ -49,8 +54,8 @@ Status with_prefill_tile(const AttentionShape& shape, const F& f) {
     return f(PrefillTile<P, prefill_tile(kLargest)>{});
   } else {
     switch (prefill_tile(greater(shape.dim, shape.value_dim()))) {
-      case 64: return f(PrefillTile<P, 64>{});
-      case 128: return f(PrefillTile<P, 128>{});
+      case 64: return f(PrefillTile<P, 64, true>{});
+      case 128: return f(PrefillTile<P, 128, true>{});
       case 256: return f(PrefillTile<P, 256>{});
       default: return f(PrefillTile<P, 576>{});
     }
@@ -58,18 +63,22 @@ Status with_prefill_tile(const AttentionShape& shape, const F& f) {
 }
 
 // Calls f with the body that a call takes: that for sm_90a wherever it can, as the bits of a sequence must not depend on how long others
-// are. H200, bench_prefill: 1.2 to 1.7 times as fast with 128 columns, with 64 1.4 times from 2,048 keys on, and a tenth slower at 512 under
-// a causal mask.
+// are. H200, bench_prefill: 1.2 to 1.7 times as fast with 128 columns, 1.3 to 1.8 times with 256, with 64 1.4 times from 2,048 keys on, and a
+// tenth slower at 512 under a causal mask. What it cannot take, keys that begin anywhere, has one kernel in code for sm_90a, so that calls
+// compile sooner.
 template <class P, int kLargest, class F>
 Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   return with_prefill_tile<P, kLargest>(p.shape, [&](auto tile) {
     using Body = typename decltype(tile)::Body;
     if constexpr (has_hopper_prefill<P, Body::kDim>) {
       using Hopper = HopperBody<P, Body::kDim>;
-      bool takes = p.shape.dim == Hopper::kDim && p.shape.value_dim() == Hopper::kCols && p.wide_keys && p.wide_values && ex.device().capability >= 90 &&
-                   ex.device().shared_per_block >= Hopper::kSharedBytes + int(sizeof(typename Hopper::Shared));
-      if (takes) KERNELS_TRY(has_code<Hopper>(ex, takes));
-      if (takes) return f(ChosenPrefill<Hopper>{});
+      bool there = false;
+      KERNELS_TRY(has_code<Hopper>(ex, there));
+      const bool has_room = ex.device().shared_per_block >= Hopper::kSharedBytes + int(sizeof(typename Hopper::Shared));
+      if (there && has_room && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys && p.wide_values) return f(ChosenPrefill<Hopper>{});
+      if constexpr (decltype(tile)::replaced) {
+        if (there) return f(ChosenPrefill<typename PrefillTile<P, 256>::Body>{});
+      }
     }
     return f(ChosenPrefill<Body>{});
   });

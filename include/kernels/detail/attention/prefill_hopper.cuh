@@ -19,12 +19,17 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Takes heads of up to kDim columns, and values of as many or fewer. There are products for all columns and, in the same kernel, for fewer; those
+// of queries and keys that are not there are zeros.
 template <class P, int kDim_, int kKeys_, int kGroups>
 struct HopperPrefillBody {
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
   static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kStages = 2, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
+  // With 256 columns products take so much longer than exponentials that turns are only waited for: a tenth slower (H200, bench_prefill).
+  static constexpr bool kTurns = kDim <= 128;
+  static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
   static constexpr int max_threads = 128 * (1 + kGroups), registers = 512 / (1 + kGroups) / 8 * 8;
   static constexpr int kCopierRegisters = kGroups == 2 ? 40 : 32, kWorkerRegisters = kGroups == 2 ? 232 : 160;
   using Queries = TileLayout<kDim, 128, 64>;
@@ -62,10 +67,19 @@ struct HopperPrefillBody {
         }
         arch::mbarrier_init_fence();
       }
+      unsigned char* const memory = tiles_memory + (-arch::shared_address(tiles_memory) & (kAligned - 1));
+      // On their way while the block finds out which keys they see.
+      const int dim = int(p.shape.dim);
+      if (threadIdx.x >= 128) {
+        if (group() < groups) bring_queries<TK, 64, Queries>(p, rows, group() * 64, memory + group() * kQueryBytes, dim);
+        arch::copy_async_commit();
+      } else if (dim != kDim && dim != kFewer) {
+        KERNELS_ROLLED
+        for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(memory + kGroups * kQueryBytes + i * kStageBytes, kKeys, dim);
+      }
       static_assert(kRows <= max_threads, "a thread for each row");
       if (threadIdx.x < kRows) shared.row_keys[threadIdx.x] = keys_seen(p, rows, int(threadIdx.x));
       __syncthreads();
-      unsigned char* const memory = tiles_memory + (-arch::shared_address(tiles_memory) & (kAligned - 1));
       const SeenKeys all = seen_by_rows(shared, rows, 0, kRows);
       if (threadIdx.x < 128) copy(params.problem, shared, rows, all, memory + kGroups * kQueryBytes);
       else work(params, shared, rows, all, memory, groups);
@@ -99,8 +113,8 @@ struct HopperPrefillBody {
     const Tiles tiles(all);
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-    Keys keys(key_at, tiles.begin, 0, kDim, true);
-    Values values(value_at, tiles.begin, 0, kCols, true);
+    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
+    Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
     const int lane = threadIdx.x % 32;
     const void* addresses[Keys::kFound] = {};
 #pragma unroll 1
@@ -129,7 +143,10 @@ struct HopperPrefillBody {
 
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
   using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4>;
+  template <int kValue>
+  using Int = std::integral_constant<int, kValue>;
 
+  static __device__ __forceinline__ int group() { return int(threadIdx.x / 128) - 1; }
   // Named barriers: the turn of each group at the softmax, and one for each group's own threads.
   static __device__ __forceinline__ int turn(int group) { return 1 + group; }
   static __device__ __forceinline__ int own(int group) { return 1 + kGroups + group; }
@@ -137,11 +154,9 @@ struct HopperPrefillBody {
   static __device__ __forceinline__ void work(const Params& params, Shared& shared, const PrefillRows& rows, const SeenKeys& all, unsigned char* memory, int groups) {
     arch::more_registers<kWorkerRegisters>();
     const P& p = params.problem;
-    const int group = int(threadIdx.x / 128) - 1, first_row = group * 64, next_group = group + 1 < groups ? group + 1 : 0;
+    const int group = HopperPrefillBody::group(), next_group = group + 1 < groups ? group + 1 : 0;
     if (group >= groups) return;
     unsigned char* const queries = memory + group * kQueryBytes;
-    bring_queries<TK, 64, Queries>(p, rows, first_row, queries, kDim);
-    arch::copy_async_commit();
     arch::copy_async_wait<0>();
     arch::async_proxy_fence();
     arch::named_barrier_sync(own(group), 128);
@@ -153,6 +168,7 @@ struct HopperPrefillBody {
 
     const uint32_t stages = arch::shared_address(memory) + kGroups * kQueryBytes;
     const uint64_t query_tile = arch::warpgroup_tile(arch::shared_address(queries));
+    const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     Work state;
     const auto release = [&](uint64_t* barrier) {
       if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
@@ -164,23 +180,43 @@ struct HopperPrefillBody {
       arch::mbarrier_wait(&shared.keys_full[stage], parity(tile));
       arch::async_proxy_fence();
       const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
-      arch::warpgroup_fence();
-      KERNELS_UNROLL
-      for (int i = 0; i < kDim / 16; ++i) {
-        const int run = i / 4, step = i % 4 * 2;
-        arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
-      }
-      arch::warpgroup_commit();
+      const auto multiply = [&](auto columns) {
+        arch::warpgroup_fence();
+        KERNELS_UNROLL
+        for (int i = 0; i < decltype(columns)::value / 16; ++i) {
+          const int run = i / 4, step = i % 4 * 2;
+          arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
+        }
+        arch::warpgroup_commit();
+      };
+      if (kDim == kFewer || dim > kFewer) multiply(Int<kDim>{});
+      else multiply(Int<kFewer>{});
     };
     const auto begin_outputs = [&](int tile) {
       const int stage = tile % kStages;
       arch::mbarrier_wait(&shared.values_full[stage], parity(tile));
       arch::async_proxy_fence();
       const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
-      arch::warpgroup_fence();
-      KERNELS_UNROLL
-      for (int i = 0; i < kKeys / 16; ++i) arch::warpgroup_mma_turned<TV>(state.outputs[0], state.weights[0][i], values + i * (16 * 128 / 16), true);
-      arch::warpgroup_commit();
+      // Columns [kFirst, kFirst + kCount) of the results.
+      const auto multiply = [&](auto first, auto count) {
+        constexpr int kFirst = decltype(first)::value, kCount = decltype(count)::value;
+        KERNELS_UNROLL
+        for (int i = 0; i < kKeys / 16; ++i) {
+          arch::warpgroup_mma_turned<TV>(reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]), state.weights[0][i],
+                                         values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
+        }
+      };
+      constexpr int kMost = kCols < 128 ? kCols : 128;
+      if (kCols > kFewerCols && cols <= kFewerCols) {
+        arch::warpgroup_fence();
+        multiply(Int<0>{}, Int<kFewerCols>{});
+        arch::warpgroup_commit();
+      } else {
+        arch::warpgroup_fence();
+        multiply(Int<0>{}, Int<kMost>{});
+        if constexpr (kCols > kMost) multiply(Int<kMost>{}, Int<kCols - kMost>{});
+        arch::warpgroup_commit();
+      }
     };
     const int last = tiles.count - 1;
     const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
@@ -188,15 +224,15 @@ struct HopperPrefillBody {
     const auto weigh = [&](int tile) {
       const float factor = state.template look_at<false>(p, rows, shared.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
       arch::pin(state.logits[0]);
-      arch::named_barrier_sync(turn(group), 256);
+      if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
       state.make_weights(factor, nullptr);
       // Not before the last exponential has been added: the barrier's number seems to depend on the sums.
       const unsigned sums = __float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1]);
-      if (next_group > 0 || tile < last) arch::named_barrier_arrive(turn(next_group) + int(sums & none), 256);
+      if (kTurns && (next_group > 0 || tile < last)) arch::named_barrier_arrive(turn(next_group) + int(sums & none), 256);
     };
     const auto pin = [&] { arch::pin(state.outputs[0]), arch::pin(state.logits[0]); };
 
-    if (next_group == 0 && last >= 0) arch::named_barrier_arrive(turn(0), 256);
+    if (kTurns && next_group == 0 && last >= 0) arch::named_barrier_arrive(turn(0), 256);
     if (last >= 0) {
       pin();
       begin_logits(0);
@@ -218,53 +254,57 @@ struct HopperPrefillBody {
         if (tile < last) release(&shared.keys_empty[(tile + 1) % kStages]);
       }
     }
-    finish(params, shared, state);
+    arch::named_barrier_sync(own(group), 128);
+    finish(params, shared, state, queries);
   }
 
-  // Results go to the sink from registers: four lanes that have the pairs of 8 columns each exchange them, so that each has 8 columns.
-  static __device__ __forceinline__ void finish(const Params& params, const Shared& shared, Work& state) {
+  // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at a time, as floats, 32 of
+  // them for each run of queries.
+  static __device__ __forceinline__ void finish(const Params& params, const Shared& shared, Work& state, unsigned char* queries) {
     const P& p = params.problem;
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
     PrefillRows rows = shared.rows;  // which took no registers until here
     rows.part = 0;
     const auto map = sink_map(p.out);
     const auto& end = sink_end(p.out);
-    KERNELS_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float inverse = state.finish_row(p, rows, 0, half);
-      const int row = Work::row(0, half);
-      const auto place = rows.place(row);
-      const int64_t to = rows.token + place.query;
+    const int first_row = Work::first_row();
+    unsigned char* const slab = queries + first_row % 64 * 128;
+    // Four columns of a row of the slab: neither pairs that are written nor packs that are read have bank conflicts.
+    const auto place = [&](int row, int col) { return slab + col / 32 * Queries::kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16; };
+    const float inverse[2] = {state.finish_row(p, rows, 0, 0), state.finish_row(p, rows, 0, 1)};
+    const auto leave = [&](auto first) {
       KERNELS_UNROLL
-      for (int j = 0; j < kCols / 8; j += 4) {
-        float pairs[4][2];
+      for (int half = 0; half < 2; ++half) {
         KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) pairs[i][0] = state.outputs[0][j + i][half * 2] * inverse, pairs[i][1] = state.outputs[0][j + i][half * 2 + 1] * inverse;
-        KERNELS_UNROLL
-        for (int distance = 1; distance < 4; distance *= 2) {
-          KERNELS_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            if (i & distance) continue;
-            KERNELS_UNROLL
-            for (int x = 0; x < 2; ++x) {
-              const bool upper = lane & distance;
-              float &low = pairs[i][x], &high = pairs[i | distance][x];
-              const float other = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
-              low = upper ? other : low, high = upper ? high : other;
-            }
-          }
+        for (int j = 0; j < kCols / 16; ++j) {
+          const float(&from)[4] = state.outputs[0][decltype(first)::value / 8 + j];
+          *reinterpret_cast<::float2*>(place(half * 8 + lane / 4, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {from[half * 2] * inverse[half], from[half * 2 + 1] * inverse[half]};
         }
+      }
+    };
+#pragma unroll 1
+    for (int first = 0; first < kCols; first += kCols / 2) {
+      __syncwarp();
+      if (first == 0) leave(Int<0>{});
+      else leave(Int<kCols / 2>{});
+      __syncwarp();
+      constexpr int kPacks = kCols / 16;
+#pragma unroll 1
+      for (int i = lane; i < 16 * kPacks; i += 32) {
+        const int row = i / kPacks, col = i % kPacks * 8;
+        if (first_row + row >= rows.count || first + col >= cols) continue;
         Pack<float, 8> values;
-        KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) values.v[2 * i] = pairs[i][0], values.v[2 * i + 1] = pairs[i][1];
-        if (row >= rows.count) continue;
+        memcpy(values.v, __builtin_assume_aligned(place(row, col), 16), 16);
+        memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
         if (leaves_part<P>(rows)) {
-          leave_outputs(p, rows, row, values, (j + lane % 4) * 8);
+          leave_outputs(p, rows, first_row + row, values, first + col);
           continue;
         }
-        in_packs(p.out_pack, values, int64_t(place.head) * kCols + (j + lane % 4) * 8, [&](const auto& some, int64_t at) {
+        const auto at = rows.place(first_row + row);
+        const int64_t to = rows.token + at.query;
+        in_packs(p.out_pack, values, int64_t(at.head) * cols + first + col, [&](const auto& some, int64_t from) {
           constexpr int N = std::decay_t<decltype(some)>::size;
-          put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
+          put(end, apply_map(map, some, fetch_operands<N>(map, to, from), to, from), to, from);
         });
       }
     }
