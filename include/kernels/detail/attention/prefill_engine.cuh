@@ -33,6 +33,13 @@ template <class P>
 struct PrefillTile<P, 0> {  // of any size, on CUDA cores
   using Body = SimtPrefillBody<P>;
 };
+// What takes the place of a tile: a type that depends on it, or the compiler would make it for others as well.
+template <class Tile>
+struct InsteadOf;
+template <class P, int kMost, bool kReplaced>
+struct InsteadOf<PrefillTile<P, kMost, kReplaced>> : PrefillTile<P, 256> {};
+template <class Tile>
+using PrefillInstead = typename InsteadOf<Tile>::Body;
 constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
 // That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long; with 256 there is room for
@@ -77,7 +84,7 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
       const bool has_room = ex.device().shared_per_block >= Hopper::kSharedBytes + int(sizeof(typename Hopper::Shared));
       if (there && has_room && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys && p.wide_values) return f(ChosenPrefill<Hopper>{});
       if constexpr (decltype(tile)::replaced) {
-        if (there) return f(ChosenPrefill<typename PrefillTile<P, 256>::Body>{});
+        if (there) return f(ChosenPrefill<PrefillInstead<decltype(tile)>>{});
       }
     }
     return f(ChosenPrefill<Body>{});

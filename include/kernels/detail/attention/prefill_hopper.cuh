@@ -4,14 +4,14 @@
 //   the others       64 of the block's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
 //                    the product with the values by wgmma
 //
-//   shared memory:   | queries 64 x dim | queries 64 x dim | K0 | V0 | K1 | V1 |
+//   shared memory:   | queries 64 x dim | queries 64 x dim | K0 | V0 | K1 | V1 |    results go out by way of the queries' place
 //
 //   group 1:   K0 | softmax 0 | V0 K1 |  ...      | softmax 1 | V1 K2 |
 //   group 2:   K0 |           | softmax 0 | V0 K1 |           | softmax 1 | V1 K2
 //
-// The groups that compute take turns at the softmax: while one makes exponentials the tensor cores work for the other. What is done
-// with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh. Thread blocks that stay for several tiles of
-// queries, which were shared out beforehand, took 2 to 30 % longer with 128 columns (H200, bench_prefill).
+// The groups that compute take turns at the softmax, but for those with 256 columns: while one makes exponentials the tensor cores work for
+// the other. What is done with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh. Thread blocks that stay for
+// several tiles of queries, which were shared out beforehand, took 2 to 30 % longer with 128 columns (H200, bench_prefill).
 #pragma once
 
 #include "prefill.cuh"
