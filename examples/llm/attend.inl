@@ -4,11 +4,15 @@ namespace {
 
 k::AttentionShape shape_of(const Tokens& tokens, const Heads& heads) { return {tokens.sequences, tokens.each, heads.heads, heads.kv_heads, heads.dim}; }
 
-// Few queries of each sequence share the keys out among all threads or blocks; many are shared out themselves.
+// Few queries of each sequence share the keys out among all threads or blocks; many are shared out themselves; on the GPU a chunk of a prompt that
+// is too short for that leaves parts of the keys in a workspace.
 bool is_decode(const Tokens& tokens) { return tokens.each <= kFewQueries; }
+bool is_chunk(const Tokens& tokens) { return kSplitsChunks && tokens.each <= kChunkQueries; }
 
 size_t attend_bytes(const Place& place, const Tokens& tokens, const Heads& heads) {
-  return is_decode(tokens) ? decode_bytes(place, shape_of(tokens, heads)) : 0;
+  const k::AttentionShape shape = shape_of(tokens, heads);
+  if (is_decode(tokens)) return decode_bytes(place, shape);
+  return is_chunk(tokens) ? chunk_bytes(place, shape, k::Attention{}.most_keys(tokens.longest)) : 0;
 }
 
 // The window of one query in a ring. Where the keys of a text that is longer than the ring lie is not their place in the text.
@@ -41,7 +45,11 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
     const auto decode = [&](const auto& score) { return reason(on::decode(exec(place, tokens.rows()), queries, kv, out, shape, score, k::Workspace{room, bytes}, options)); };
     if (tokens.each == 1 && how.window > 0 && cache.ring > 0) return decode(WindowInRing(tokens, cache, how));
     const auto with = [&](const auto& score) {
-      return is_decode(tokens) ? decode(score) : reason(on::attention(exec(place, tokens.rows()), queries, kv, out, shape, score, options));
+      if (is_decode(tokens)) return decode(score);
+      if constexpr (kSplitsChunks) {
+        if (is_chunk(tokens)) return reason(on::attention(exec(place, tokens.rows()), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
+      }
+      return reason(on::attention(exec(place, tokens.rows()), queries, kv, out, shape, score, options));
     };
     return how.cap > 0 ? with(mask & k::soft_cap(how.cap)) : with(mask);
   });

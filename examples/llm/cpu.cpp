@@ -28,6 +28,8 @@ using A = float;  // activations
 namespace {
 on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
 [[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) { return on::decode_workspace_bytes(shape); }
+[[maybe_unused]] constexpr bool kSplitsChunks = false;
+[[maybe_unused]] size_t chunk_bytes(const Place&, const k::AttentionShape&, const k::Attention&) { return 0; }
 [[maybe_unused]] on::MatmulPolicy policy(const Place&) { return {}; }
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};

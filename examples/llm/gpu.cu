@@ -30,6 +30,8 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
   return on::Exec{static_cast<cudaStream_t>(place.stream)}.programmatic(place.early).constant_weights(place.early && rows == 1);
 }
 [[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) { return on::decode_workspace_bytes(exec(place), shape); }
+[[maybe_unused]] constexpr bool kSplitsChunks = true;
+[[maybe_unused]] size_t chunk_bytes(const Place& place, const k::AttentionShape& shape, const k::Attention& options) { return on::attention_workspace_bytes(exec(place), shape, options); }
 [[maybe_unused]] on::MatmulPolicy policy(const Place& place) {
   on::MatmulPolicy out;
   out.weights_ready = place.early;

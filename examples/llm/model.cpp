@@ -595,7 +595,7 @@ void Model::allocate() {
                 router_logits_.as<float>(), shares_.as<float>()};
   }
   size_t room = 0;
-  for (int64_t each = 1; each <= kFewQueries; ++each) room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
+  for (int64_t each = 1; each <= kChunkQueries; ++each) room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
   room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));
   room_ = Buffer(device_, room, "activations");
   for (size_t i = 0; i < c.ropes.size(); ++i) {

@@ -12,7 +12,7 @@ namespace llm {
 
 enum class Type : uint8_t { f32, f16, bf16, f8, i8, i4 };  // f8: e4m3. i8: a scale for each row. i4: one for each 32 columns.
 constexpr int kTypes = 6, kGroup = 32;
-constexpr int kFewQueries = 8;  // of each sequence, that share the keys out among all threads or blocks
+constexpr int kFewQueries = 8, kChunkQueries = 512;  // of each sequence, that share the keys out among all threads or blocks, as far as that is faster
 
 inline const char* name_of(Type type) {
   constexpr const char* names[] = {"fp32", "fp16", "bf16", "fp8", "int8", "int4"};
