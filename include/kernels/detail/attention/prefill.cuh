@@ -590,18 +590,27 @@ struct PrefillWork {
   static __device__ __forceinline__ int first_row() { return (int(threadIdx.x / 32) - kFirstWarp) * (kTiles * 16); }
   static __device__ __forceinline__ int row(int i, int half) { return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
 
+  // What logits are to be multiplied by, and, if any of the warp's rows has a larger one than before, the outputs so far.
+  struct Look {
+    float factor, shrink[kTiles][2];
+    bool raised;
+  };
+
   // Logits become weights.
   template <bool kFull>
   __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
-    make_weights(look_at<kFull>(p, rows, row_keys, pos, whole), scales);
+    const Look look = look_at<kFull>(p, rows, row_keys, pos, whole);
+    shrink_outputs(look);
+    make_exponentials(look);
+    round_weights(scales);
   }
 
-  // Logits are scored and masked, and room is made for the largest. `whole`: the rows see all keys of the tile. Returns what logits are to be
-  // multiplied by.
+  // Logits are scored and masked, and the sums so far are brought under the largest. `whole`: the rows see all keys of the tile.
   template <bool kFull>
-  __device__ __forceinline__ float look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole) {
+  __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole) {
     const int lane = threadIdx.x % 32;
-    float factor = p.scale * kLog2e;
+    Look look{p.scale * kLog2e, {}, false};
+    float& factor = look.factor;
     if constexpr (score_transforms<S> || score_masks<S>) {
       factor = kLog2e;
       KERNELS_UNROLL
@@ -653,7 +662,6 @@ struct PrefillWork {
     }
 
     float before[kTiles][2];
-    bool raised = false;
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
@@ -665,28 +673,39 @@ struct PrefillWork {
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
         before[i][half] = largest[i][half];
         largest[i][half] = greater(largest[i][half], most * factor);
-        raised = raised || largest[i][half] != before[i][half];
+        look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
     // Most tiles have no larger logit than those before. (To shrink only by much would spare more, but then a row's largest weight is not 1,
     // which 16 bits have exactly.)
-    if (__any_sync(0xffffffffu, raised)) {
+    look.raised = __any_sync(0xffffffffu, look.raised);
+    if (look.raised) {
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const float shrink = arch::exp2_flushed(before[i][half] - reference(i, half));
-          sums[i][half] = __fmul_rn(sums[i][half], shrink);  // never fused with what is added next: the same bits in full tiles and in others
-          KERNELS_UNROLL
-          for (int j = 0; j < kCols / 8; ++j) outputs[i][j][half * 2] *= shrink, outputs[i][j][half * 2 + 1] *= shrink;
+          look.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
+          sums[i][half] = __fmul_rn(sums[i][half], look.shrink[i][half]);  // never fused with what is added next: the same bits in full tiles and in others
         }
       }
     }
-    return factor;
+    return look;
   }
 
-  __device__ __forceinline__ void make_weights(float factor, const float* scales) {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ void shrink_outputs(const Look& look) {
+    if (!look.raised) return;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kCols / 8; ++j) {
+        KERNELS_UNROLL
+        for (int x = 0; x < 4; ++x) outputs[i][j][x] *= look.shrink[i][x / 2];
+      }
+    }
+  }
+
+  // Logits become exponentials, which are summed up.
+  __device__ __forceinline__ void make_exponentials(const Look& look) {
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
@@ -694,11 +713,30 @@ struct PrefillWork {
         const float from = reference(i, half);
         KERNELS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j) {
+          KERNELS_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            float& logit = logits[i][j][half * 2 + x];
+            logit = arch::exp2_flushed(fma(logit, look.factor, -from));
+            sums[i][half] += logit;
+          }
+        }
+      }
+    }
+  }
+
+  // Exponentials, times the scales of values, become operands of the product with these.
+  __device__ __forceinline__ void round_weights(const float* scales) {
+    const int lane = threadIdx.x % 32;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kKeys / 8; ++j) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
           float w[2];
           KERNELS_UNROLL
           for (int x = 0; x < 2; ++x) {
-            w[x] = arch::exp2_flushed(fma(logits[i][j][half * 2 + x], factor, -from));
-            sums[i][half] += w[x];
+            w[x] = logits[i][j][half * 2 + x];
             if constexpr (Value::scaled) w[x] *= scales[j * 8 + lane % 4 * 2 + x];
           }
           weights[i][j / 2][j % 2 * 2 + half] = rounded_pair<TV>(w[0], w[1]);

@@ -117,25 +117,34 @@ struct HopperPrefillBody {
     Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
     const int lane = threadIdx.x % 32;
     const void* addresses[Keys::kFound] = {};
+    // In the order of the products: keys of a tile ahead of the values of the one before.
 #pragma unroll 1
-    for (int tile = 0; tile < tiles.count; ++tile) {
-      const int stage = tile % kStages, free = tile / kStages % 2 ^ 1, pos = tiles.begin + tile * kKeys;
+    for (int tile = 0; tile <= tiles.count; ++tile) {
+      const int pos = tiles.begin + tile * kKeys;
       if constexpr (!in_one_run<Kv>) {
         if (lane % 16 < Keys::kWarpRows) {
+          const int first = lane < 16 ? pos : pos - kKeys;
           KERNELS_UNROLL
           for (int j = 0; j < Keys::kFound; ++j) {
-            const int at = greater(tiles.low, pos + lesser(Keys::tile_row(lane % 16 + j * 16), tiles.end - 1 - pos));
+            const int at = greater(tiles.low, first + lesser(Keys::tile_row(lane % 16 + j * 16), tiles.end - 1 - first));
             addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
           }
         }
       }
-      unsigned char* const at = stages + stage * kStageBytes;
-      arch::mbarrier_wait(&shared.keys_empty[stage], free);
-      keys.template bring<false>(at, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
-      arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
-      arch::mbarrier_wait(&shared.values_empty[stage], free);
-      values.template bring<false>(at + Keys::kBytes, value_at, pos, tiles.low - pos, tiles.end - pos, addresses, 1);
-      arch::mbarrier_arrive_copied(&shared.values_full[stage]);
+      const auto stage_of = [](int tile) { return tile % kStages; };
+      const auto free_of = [](int tile) { return tile / kStages % 2 ^ 1; };
+      if (tile < tiles.count) {
+        const int stage = stage_of(tile);
+        arch::mbarrier_wait(&shared.keys_empty[stage], free_of(tile));
+        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+      }
+      if (tile > 0) {
+        const int stage = stage_of(tile - 1), before = pos - kKeys;
+        arch::mbarrier_wait(&shared.values_empty[stage], free_of(tile - 1));
+        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+        arch::mbarrier_arrive_copied(&shared.values_full[stage]);
+      }
     }
     arch::copy_async_commit();
     arch::copy_async_wait<0>();
@@ -219,40 +228,42 @@ struct HopperPrefillBody {
       }
     };
     const int last = tiles.count - 1;
-    const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
-    // All of a tile's exponentials, and nothing else that could be made before or behind, while it is the group's turn.
-    const auto weigh = [&](int tile) {
-      const float factor = state.template look_at<false>(p, rows, shared.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
-      arch::pin(state.logits[0]);
-      if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
-      state.make_weights(factor, nullptr);
-      // Not before the last exponential has been added: the barrier's number seems to depend on the sums.
-      const unsigned sums = __float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1]);
-      if (kTurns && (next_group > 0 || tile < last)) arch::named_barrier_arrive(turn(next_group) + int(sums & none), 256);
+    const auto look_at = [&](int tile) {
+      return state.template look_at<false>(p, rows, shared.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
     };
-    const auto pin = [&] { arch::pin(state.outputs[0]), arch::pin(state.logits[0]); };
-
-    if (kTurns && next_group == 0 && last >= 0) arch::named_barrier_arrive(turn(0), 256);
     if (last >= 0) {
-      pin();
+      arch::pin(state.logits[0]);
       begin_logits(0);
+      if (kTurns && next_group == 0 && last > 0) arch::named_barrier_arrive(turn(0), 256);
       arch::warpgroup_wait<0>();
-      pin();
+      arch::pin(state.logits[0]);
       release(&shared.keys_empty[0]);
+      state.make_exponentials(look_at(0));
+      state.round_weights(nullptr);
 #pragma unroll 1
-      for (int tile = 0; tile <= last; ++tile) {
-        weigh(tile);
-        pin();
+      for (int tile = 0; tile < last; ++tile) {
+        if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
+        arch::pin(state.logits[0]);
+        begin_logits(tile + 1);
+        arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
         begin_outputs(tile);
-        if (tile < last) {
-          begin_logits(tile + 1);
-          arch::warpgroup_wait<1>();
-          release(&shared.values_empty[tile % kStages]);
-        }
+        if (kTurns && (next_group > 0 || tile + 1 < last)) arch::named_barrier_arrive(turn(next_group), 256);
+        arch::warpgroup_wait<1>();
+        arch::pin(state.logits[0]);
+        release(&shared.keys_empty[(tile + 1) % kStages]);
+        const typename Work::Look look = look_at(tile + 1);
+        state.make_exponentials(look);
+        arch::pin(state.logits[0]);
         arch::warpgroup_wait<0>();
-        pin();
-        if (tile < last) release(&shared.keys_empty[(tile + 1) % kStages]);
+        arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+        release(&shared.values_empty[tile % kStages]);
+        state.shrink_outputs(look);
+        state.round_weights(nullptr);
       }
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      begin_outputs(last);
+      arch::warpgroup_wait<0>();
+      arch::pin(state.outputs[0]);
     }
     arch::named_barrier_sync(own(group), 128);
     finish(params, shared, state, queries);
