@@ -109,19 +109,22 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int by
                  : "memory");
   }
 }
+#define KERNELS_MBARRIER_WAIT(scope)                                                  \
+  asm volatile(                                                                        \
+      "{\n"                                                                            \
+      ".reg .pred done;\n"                                                             \
+      "KERNELS_AGAIN_%=:\n"                                                            \
+      "mbarrier.try_wait.parity.acquire." scope ".shared::cta.b64 done, [%0], %1;\n"   \
+      "@!done bra KERNELS_AGAIN_%=;\n"                                                 \
+      "}" ::"r"(shared_address(barrier)), "r"(parity) : "memory")
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
-  if constexpr (kClusters) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "KERNELS_AGAIN_%=:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra KERNELS_AGAIN_%=;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-  }
+  if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cluster");
 }
+// Where only the block's own threads arrive: the L1 cache stays as it is.
+__device__ __forceinline__ void mbarrier_wait_in_block(uint64_t* barrier, int parity) {
+  if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cta");
+}
+#undef KERNELS_MBARRIER_WAIT
 // Writes 4 bytes into another block's shared memory and counts them on a barrier of that block.
 __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uint32_t remote_barrier) {
   if constexpr (kClusters) {
