@@ -26,7 +26,7 @@ struct HopperPrefillBody {
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
-  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kStages = 2, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
+  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kStages = kDim == 256 ? 2 : 3, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
   // With 256 columns products take so much longer than exponentials that turns are only waited for: a tenth slower (H200, bench_prefill).
   static constexpr bool kTurns = kDim <= 128;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
@@ -62,7 +62,7 @@ struct HopperPrefillBody {
       if (threadIdx.x == 0) {
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
-          arch::mbarrier_init(&shared.keys_full[i], 128), arch::mbarrier_init(&shared.values_full[i], 128);
+          arch::mbarrier_init(&shared.keys_full[i], 4), arch::mbarrier_init(&shared.values_full[i], 4);  // warps that copy
           arch::mbarrier_init(&shared.keys_empty[i], 4 * groups), arch::mbarrier_init(&shared.values_empty[i], 4 * groups);
         }
         arch::mbarrier_init_fence();
@@ -117,6 +117,19 @@ struct HopperPrefillBody {
     Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
     const int lane = threadIdx.x % 32;
     const void* addresses[Keys::kFound] = {};
+    // What has been asked for last is announced behind the next. wgmma sees it by the fences of those who copied.
+    uint64_t* asked = nullptr;
+    const auto announce = [&] {
+      arch::async_proxy_fence();
+      __syncwarp();
+      if (lane == 0) arch::mbarrier_arrive(asked);
+    };
+    const auto ask = [&](uint64_t* full) {
+      arch::copy_async_commit();
+      arch::copy_async_wait<1>();
+      if (asked != nullptr) announce();
+      asked = full;
+    };
     // In the order of the products: keys of a tile ahead of the values of the one before.
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
@@ -137,17 +150,17 @@ struct HopperPrefillBody {
         const int stage = stage_of(tile);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], free_of(tile));
         keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
-        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        ask(&shared.keys_full[stage]);
       }
       if (tile > 0) {
         const int stage = stage_of(tile - 1), before = pos - kKeys;
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], free_of(tile - 1));
         values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
-        arch::mbarrier_arrive_copied(&shared.values_full[stage]);
+        ask(&shared.values_full[stage]);
       }
     }
-    arch::copy_async_commit();
     arch::copy_async_wait<0>();
+    if (asked != nullptr) announce();
   }
 
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
@@ -187,7 +200,6 @@ struct HopperPrefillBody {
     const auto begin_logits = [&](int tile) {
       const int stage = tile % kStages;
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], parity(tile));
-      arch::async_proxy_fence();
       const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
       const auto multiply = [&](auto columns) {
         arch::warpgroup_fence();
@@ -204,7 +216,6 @@ struct HopperPrefillBody {
     const auto begin_outputs = [&](int tile) {
       const int stage = tile % kStages;
       arch::mbarrier_wait_in_block(&shared.values_full[stage], parity(tile));
-      arch::async_proxy_fence();
       const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
       // Columns [kFirst, kFirst + kCount) of the results.
       const auto multiply = [&](auto first, auto count) {
