@@ -163,14 +163,14 @@ struct KernelKey {
 };
 // What is kept of its image: the virtual architecture, and the bytes of shared memory that it declares.
 struct KernelImage {
-  int capability = 0, declared_shared = 0;
+  int capability = 0, declared_shared = 0, registers = 0;
 };
 using PreparedKernels = Facts<KernelKey, KernelImage>;
 // Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
 KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, KernelImage& image) {
   cudaFuncAttributes attributes;
   KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, key.kernel)));
-  image = {attributes.ptxVersion, int(attributes.sharedSizeBytes)};
+  image = {attributes.ptxVersion, int(attributes.sharedSizeBytes), attributes.numRegs};
   if (key.much_shared) {
     DeviceInfo whole;  // not what an Exec leaves of it
     KERNELS_TRY(find_device(key.device, whole));
@@ -278,13 +278,13 @@ Status image_architecture(const Exec& ex, int& capability) {
   return {};
 }
 
-// Whether the loaded image has code for the body, where only some architectures have any, which then declares shared memory. The virtual
-// architecture of sm_90a does not tell it from sm_90.
+// Whether the loaded image has code for the body, where only some architectures have any, which then takes most of its registers. The
+// virtual architecture of sm_90a does not tell it from sm_90.
 template <class Body>
 Status has_code(const Exec& ex, bool& yes) {
   KernelImage image;
   KERNELS_TRY(KernelOf<Body>::image(ex, image));
-  yes = image.declared_shared > 0;
+  yes = image.registers > Body::registers / 2;
   return {};
 }
 

@@ -164,21 +164,25 @@ struct PrefillRoom {
   size_t bytes() const { return kCountBytes + state_bytes + output_bytes; }
 };
 
-// How rows are shared out among blocks: tiles of a sequence's rows, those with the most keys first; parts of the output's columns; parts of
-// the keys; heads; sequences. Sequences of one length all have the same blocks. Others have as many as they need: a block looks for the
-// sequence that it belongs to in their sums, and the host, which does not know the lengths, launches as many as there can be.
+// How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns; parts of the keys; heads;
+// sequences. Sequences of one length all have the same tiles. Others have as many as they need: a block looks for the sequence that a tile
+// belongs to in their sums, and the host, which does not know the lengths, launches as many blocks as there can be.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
-  int64_t blocks;    // 0: too many
-  unsigned at_once;  // how many run at the same time
+  int64_t tiles_in_all;  // 0: too many
+  unsigned each = 1;     // how many of them a block takes, one behind the other
+  unsigned at_once;      // how many blocks run at the same time
   PrefillCuts cuts;
 
   // splits: whether keys may be split.
   template <class Body>
   static PrefillGrid of(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool splits) {
     static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach, "what the workspace has room for");
-    return {shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows)};
+    PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
+    if (!splits && shape.q_offsets == nullptr) grid.each = Body::tiles_each(grid);
+    return grid;
   }
+  int64_t blocks() const { return (tiles_in_all + each - 1) / each; }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }
@@ -191,10 +195,8 @@ struct PrefillGrid {
       if (threadIdx.x == 0) kept = r;
       return r;
     }
-    if constexpr (P::kSplits) {
-      if (blockIdx.x == 0 && threadIdx.x / 32 == 1) count_rows<Body>(p);
-    }
-    if (threadIdx.x < 32) search<Body>(p, kept);
+    if (blockIdx.x == 0 && threadIdx.x / 32 == 1) count_rows<Body>(p);
+    if (threadIdx.x < 32) search<Body>(p, blockIdx.x, kept);
     __syncthreads();
     return same_in_lanes(kept);
   }
@@ -209,6 +211,53 @@ struct PrefillGrid {
     r.pack = pack;
     place(r, each, tiles.divisor, tile, part, head);
     return r;
+  }
+
+  // By a warp, the rows of a tile. Each lane sums up some sequences, and one finds the tile's among its own.
+  template <class Body, class P>
+  __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found) const {
+    constexpr unsigned all = 0xffffffffu;
+    const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
+    const int64_t begin = int64_t(lane) * each, end = lesser(begin + each, p.shape.batch);
+    unsigned sum = 0;
+    int left_sum = 0;
+    KERNELS_ROLLED
+    for (int64_t b = begin; b < end; ++b) {
+      const Share s = share<Body>(p, int(b));
+      sum += s.blocks, left_sum += s.left;
+    }
+    unsigned up_to = sum;
+    int left = left_sum;
+    KERNELS_ROLLED
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const unsigned other = __shfl_up_sync(all, up_to, distance);
+      const int other_left = P::kSplits ? __shfl_up_sync(all, left, distance) : 0;
+      if (lane >= distance) up_to += other, left += other_left;
+    }
+    const int owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
+    if (lane == greater(0, owner)) {
+      if (owner < 0) {
+        found.count = 0;
+      } else {
+        unsigned block = wanted - (up_to - sum);
+        left -= left_sum;
+        int b = int(begin);
+        Share s = share<Body>(p, b);
+        KERNELS_ROLLED
+        for (; block >= s.blocks; s = share<Body>(p, ++b)) block -= s.blocks, left += s.left;
+        found = rows_in<Body>(p, s, b, block, left);
+      }
+    }
+  }
+  // By a warp: how many rows all blocks leave.
+  template <class Body, class P>
+  __device__ __forceinline__ void count_rows(const P& p) const {
+    if constexpr (P::kSplits) {
+      int rows = 0;
+      for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) rows += share<Body>(p, int(b)).left;
+      rows = __reduce_add_sync(0xffffffffu, rows);
+      if (threadIdx.x % 32 == 0) *p.parts.count = rows;
+    }
   }
 
  private:
@@ -226,6 +275,7 @@ struct PrefillGrid {
         pack(together ? shape.group() : 1), group(shape.group()), at_once(unsigned(how.once)), cuts(how) {
     constexpr int64_t limit = std::numeric_limits<int32_t>::max();
     const int64_t of_head = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
+    int64_t& blocks = tiles_in_all;
     blocks = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch ? 0 : of_head * heads.divisor * shape.batch;
     if (blocks == 0) return;
     const unsigned longest = unsigned(of_head * heads.divisor);
@@ -288,42 +338,6 @@ struct PrefillGrid {
     return s;
   }
 
-  // By a warp, the rows of a block. Each lane sums up some sequences, and one finds the block's among its own.
-  template <class Body, class P>
-  __device__ __forceinline__ void search(const P& p, PrefillRows& found) const {
-    constexpr unsigned all = 0xffffffffu;
-    const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
-    const int64_t begin = int64_t(lane) * each, end = lesser(begin + each, p.shape.batch);
-    unsigned sum = 0;
-    int left_sum = 0;
-    KERNELS_ROLLED
-    for (int64_t b = begin; b < end; ++b) {
-      const Share s = share<Body>(p, int(b));
-      sum += s.blocks, left_sum += s.left;
-    }
-    unsigned up_to = sum;
-    int left = left_sum;
-    KERNELS_ROLLED
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const unsigned other = __shfl_up_sync(all, up_to, distance);
-      const int other_left = P::kSplits ? __shfl_up_sync(all, left, distance) : 0;
-      if (lane >= distance) up_to += other, left += other_left;
-    }
-    const int owner = __ffs(int(__ballot_sync(all, blockIdx.x < up_to))) - 1;
-    if (lane == greater(0, owner)) {
-      if (owner < 0) {
-        found.count = 0;
-      } else {
-        unsigned block = blockIdx.x - (up_to - sum);
-        left -= left_sum;
-        int b = int(begin);
-        Share s = share<Body>(p, b);
-        KERNELS_ROLLED
-        for (; block >= s.blocks; s = share<Body>(p, ++b)) block -= s.blocks, left += s.left;
-        found = rows_in<Body>(p, s, b, block, left);
-      }
-    }
-  }
   // Of block `block` of a sequence, whose first row left is row `left`.
   template <class Body, class P>
   __device__ __forceinline__ PrefillRows rows_in(const P& p, const Share& s, int b, unsigned block, int left) const {
@@ -341,14 +355,6 @@ struct PrefillGrid {
     place(r, Body::kRows, s.tiles, tile, part, head);
     if constexpr (P::kSplits) r.left_first = left + r.split * r.queries * int(p.shape.heads) + int(head) * r.queries * int(r.pack.divisor) + r.first;
     return r;
-  }
-  // By a warp: how many rows all blocks leave.
-  template <class Body, class P>
-  __device__ __forceinline__ void count_rows(const P& p) const {
-    int rows = 0;
-    for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) rows += share<Body>(p, int(b)).left;
-    rows = __reduce_add_sync(0xffffffffu, rows);
-    if (threadIdx.x % 32 == 0) *p.parts.count = rows;
   }
 };
 
@@ -822,6 +828,7 @@ struct PrefillBody {
   static constexpr bool kFullSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
+  static unsigned tiles_each(const PrefillGrid&) { return 1; }
 
   struct Params {
     P problem;
@@ -1198,9 +1205,9 @@ inline Status too_many_tiles() { return unsupported("attention: there are more t
 template <class Body, class P>
 Status start_prefill(const Exec& ex, const P& problem) {
   const auto grid = PrefillGrid::of<Body>(ex.device(), problem.shape, problem.options, P::kSplits);
-  if (grid.blocks == 0) return too_many_tiles();
+  if (grid.tiles_in_all == 0) return too_many_tiles();
   Launch how;
-  how.grid.x = unsigned(grid.blocks);
+  how.grid.x = unsigned(grid.blocks());
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
   KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));

@@ -81,7 +81,7 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
       using Hopper = HopperBody<P, Body::kDim>;
       bool there = false;
       KERNELS_TRY(has_code<Hopper>(ex, there));
-      const bool has_room = ex.device().shared_per_block >= Hopper::kSharedBytes + int(sizeof(typename Hopper::Shared));
+      const bool has_room = ex.device().shared_per_block >= Hopper::kSharedBytes;
       if (there && has_room && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys && p.wide_values) return f(ChosenPrefill<Hopper>{});
       if constexpr (decltype(tile)::replaced) {
         if (there) return f(ChosenPrefill<PrefillInstead<decltype(tile)>>{});
@@ -136,13 +136,13 @@ Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   return with_prefill_body<P, kLargest>(ex, problem, [&](auto chosen) {
     using Body = typename decltype(chosen)::Body;
     const auto grid = PrefillGrid::of<Body>(ex.device(), shape, options, kSplits);
-    if (grid.blocks == 0) return too_many_tiles();
+    if (grid.tiles_in_all == 0) return too_many_tiles();
     constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>, wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
     plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
     plan.tile_rows = Body::kRows, plan.tile_keys = Body::kKeys;
     plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;
     plan.heads_together = grid.pack.divisor > 1;
-    plan.blocks = grid.blocks;
+    plan.blocks = grid.blocks();
     plan.splits = kSplits ? grid.most_splits() : 1;
     plan.query_pack = problem.wide_queries ? wide_pack<Q> : 1;
     plan.key_pack = problem.wide_keys ? wide_key : 1;

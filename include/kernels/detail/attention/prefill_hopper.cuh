@@ -1,17 +1,16 @@
 // Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, for heads whose keys and values are copied.
 //
-//   warpgroup 0      copies tiles of keys and of values to a ring of two stages each, by cp.async, from wherever they lie
-//   the others       64 of the block's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
+//   warpgroup 0      copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie
+//   the others       64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
 //                    the product with the values by wgmma
 //
-//   shared memory:   | queries 64 x dim | queries 64 x dim | K0 | V0 | K1 | V1 |    results go out by way of the queries' place
+//   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...      results go out by way of the queries' place
 //
-//   group 1:   K0 | softmax 0 | V0 K1 |  ...      | softmax 1 | V1 K2 |
-//   group 2:   K0 |           | softmax 0 | V0 K1 |           | softmax 1 | V1 K2
+//   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
+//   softmax:                  |   1    |        |   2    |
 //
-// The groups that compute take turns at the softmax, but for those with 256 columns: while one makes exponentials the tensor cores work for
-// the other. What is done with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh. Thread blocks that stay for
-// several tiles of queries, which were shared out beforehand, took 2 to 30 % longer with 128 columns (H200, bench_prefill).
+// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and values of the next
+// come in. What is done with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh.
 #pragma once
 
 #include "prefill.cuh"
@@ -26,77 +25,106 @@ struct HopperPrefillBody {
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
-  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kStages = kDim == 256 ? 2 : 3, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
-  // With 256 columns products take so much longer than exponentials that turns are only waited for: a tenth slower (H200, bench_prefill).
-  static constexpr bool kTurns = kDim <= 128;
+  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
+  // What 227 KB have room for.
+  static constexpr int kStages = kDim == 64 ? 3 : 2, kQueryStages = kDim == 256 ? 1 : 2;
+  // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
+  static constexpr bool kTurns = kDim == 64;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
   static constexpr int max_threads = 128 * (1 + kGroups), registers = 512 / (1 + kGroups) / 8 * 8;
-  static constexpr int kCopierRegisters = kGroups == 2 ? 40 : 32, kWorkerRegisters = kGroups == 2 ? 232 : 160;
+  static constexpr int kCopierRegisters = kGroups == 2 ? 56 : 32, kWorkerRegisters = kGroups == 2 ? 224 : 160;
   using Queries = TileLayout<kDim, 128, 64>;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, ValueRun<Kv>, in_one_run<Kv>, kKeys, kCols, 128, true>;
-  static constexpr int kQueryBytes = 64 * kDim * 2, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
-  static constexpr int kSharedBytes = kGroups * kQueryBytes + kStages * kStageBytes + kAligned;
-  static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
+  // Queries that are computed are read by those who need them.
+  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
 
   struct Params {
     P problem;
     PrefillGrid grid;
   };
 
-  struct Shared {
-    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages];
-    RowKeys row_keys[kRows];
+  // A tile of queries, as the copier found it: which keys its rows see, each of them and all.
+  struct Item {
     PrefillRows rows;
+    SeenKeys all;
+    RowKeys row_keys[kRows];
   };
+  struct Shared {
+    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[2], item_empty[2];
+    Item items[2];
+  };
+  static constexpr int kQueryBytes = 64 * kDim * 2, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
+  static constexpr int kSharedBytes = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes;
+  static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
+  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
+  // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
+  static unsigned tiles_each(const PrefillGrid& grid) {
+    constexpr unsigned most = 16;
+    const auto cost = [&](unsigned each) {
+      const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
+      return double(waves) * (each * (grid.tiles.divisor * double(kRows) / kKeys + 1.3) + 2.2);
+    };
+    unsigned best = 1;
+    if (kQueryStages == 1 || grid.tiles.divisor > most / 2) return best;
+    for (unsigned each = grid.tiles.divisor; each <= most; each += grid.tiles.divisor) {
+      if (cost(each) < cost(best)) best = each;
+    }
+    return best;
+  }
 
   static __device__ __forceinline__ void run(const Params& params) {
     if constexpr (arch::kWarpgroupMma) {
-      extern __shared__ __align__(128) unsigned char tiles_memory[];
-      __shared__ Shared shared;
-      const P& p = params.problem;
-      PrefillRows rows = params.grid.template rows<HopperPrefillBody>(p, shared.rows);
-      if (rows.count == 0) return;
-      rows.part = 0;
-      const int groups = (rows.count + 63) / 64;  // that have rows
+      extern __shared__ __align__(1024) unsigned char whole_memory[];
+      Shared& shared = *reinterpret_cast<Shared*>(whole_memory);
+      if (arch::shared_address(whole_memory) % kAligned != 0) __trap();
+      unsigned char* const memory = whole_memory + (sizeof(Shared) + kAligned - 1) / kAligned * kAligned;
       if (threadIdx.x == 0) {
+        constexpr int copiers = 128, workers = 4 * kGroups;  // threads, and warps
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
-          arch::mbarrier_init(&shared.keys_full[i], 4), arch::mbarrier_init(&shared.values_full[i], 4);  // warps that copy
-          arch::mbarrier_init(&shared.keys_empty[i], 4 * groups), arch::mbarrier_init(&shared.values_empty[i], 4 * groups);
+          arch::mbarrier_init(&shared.keys_full[i], copiers), arch::mbarrier_init(&shared.values_full[i], copiers);
+          arch::mbarrier_init(&shared.keys_empty[i], workers), arch::mbarrier_init(&shared.values_empty[i], workers);
         }
+        KERNELS_UNROLL
+        for (int i = 0; i < 2; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * copiers), arch::mbarrier_init(&shared.item_empty[i], workers);
         arch::mbarrier_init_fence();
       }
-      unsigned char* const memory = tiles_memory + (-arch::shared_address(tiles_memory) & (kAligned - 1));
-      // On their way while the block finds out which keys they see.
-      const int dim = int(p.shape.dim);
-      if (threadIdx.x >= 128) {
-        if (group() < groups) bring_queries<TK, 64, Queries>(p, rows, group() * 64, memory + group() * kQueryBytes, dim);
-        arch::copy_async_commit();
-      } else if (dim != kDim && dim != kFewer) {
-        KERNELS_ROLLED
-        for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(memory + kGroups * kQueryBytes + i * kStageBytes, kKeys, dim);
-      }
-      static_assert(kRows <= max_threads, "a thread for each row");
-      if (threadIdx.x < kRows) shared.row_keys[threadIdx.x] = keys_seen(p, rows, int(threadIdx.x));
       __syncthreads();
-      const SeenKeys all = seen_by_rows(shared, rows, 0, kRows);
-      if (threadIdx.x < 128) copy(params.problem, shared, rows, all, memory + kGroups * kQueryBytes);
-      else work(params, shared, rows, all, memory, groups);
+      if (threadIdx.x < 128) copy(params, shared, memory);
+      else work(params, shared, memory);
     }
   }
 
  private:
+  // Stages of a tile of keys, or of values: each tile of queries begins with the first, so that the compiler knows that all threads are at
+  // the same. Whether it is an even or an odd time that a stage is used.
+  struct Parities {
+    unsigned bits = 0;
+    static __device__ __forceinline__ int stage(int tile) { return tile % kStages; }
+    __device__ __forceinline__ int at(int tile) const { return int(bits >> stage(tile) & 1); }
+    __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
+  };
+  static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) { return memory + (item % kQueryStages * kGroups + group) * kQueryBytes; }
+  static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) { return memory + kQueryStages * kGroups * kQueryBytes; }
+  // Calls f for each of the block's tiles with its number, of the block and in all.
+  template <class F>
+  static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
+    const unsigned first = blockIdx.x * grid.each;
+#pragma unroll 1
+    for (unsigned i = 0; i < grid.each && first + i < unsigned(grid.tiles_in_all); ++i) f(int(i), first + i);
+  }
+
   // By a whole warp, for all of its lanes.
-  static __device__ __forceinline__ SeenKeys seen_by_rows(const Shared& shared, const PrefillRows& rows, int first, int count) {
+  static __device__ __forceinline__ SeenKeys seen_by_rows(const Item& item, int first, int count) {
     const int lane = threadIdx.x % 32;
-    const auto of = [&](int row) { return seen_by(rows, row, shared.row_keys[row]); };
+    const auto of = [&](int row) { return seen_by(item.rows, row, item.row_keys[row]); };
     SeenKeys seen = of(first + lane % count);
     for (int i = 32; i < count; i += 32) seen = join(seen, of(first + i + lane));
     return join_lanes(seen);
   }
 
-  // Tiles of keys that a block goes through; those begin at multiples of their size.
+  // Tiles of keys that a tile of queries goes through; those begin at multiples of their size.
   struct Tiles {
     int low, begin, end, count;
     __device__ __forceinline__ Tiles(const SeenKeys& all) : end(all.any_end) {
@@ -108,34 +136,65 @@ struct HopperPrefillBody {
     __device__ __forceinline__ int tiles_in(int key, int up) const { return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys); }
   };
 
-  static __device__ __forceinline__ void copy(const P& p, Shared& shared, const PrefillRows& rows, const SeenKeys& all, unsigned char* stages) {
+  static constexpr int kCopierBarrier = 1;  // of the copier's threads
+
+  static __device__ __forceinline__ void copy(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kCopierRegisters>();
-    const Tiles tiles(all);
+    const P& p = params.problem;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = int(p.shape.dim);
+    if (dim != kDim && dim != kFewer) {
+      KERNELS_ROLLED
+      for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim);
+    }
+    if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<HopperPrefillBody>(p);
+    Parities keys_to, values_to;
+    each_item(params.grid, [&](int number, unsigned wanted) {
+      Item& item = shared.items[number % 2];
+      arch::mbarrier_wait_in_block(&shared.item_empty[number % 2], number / 2 % 2 ^ 1);
+      PrefillRows rows;
+      if (PrefillGrid::even(p)) {
+        rows = params.grid.even_rows(p, kRows, wanted);
+        if (threadIdx.x == 0) item.rows = rows;
+      } else {
+        if (warp == 0) params.grid.template search<HopperPrefillBody>(p, wanted, item.rows);
+        arch::named_barrier_sync(kCopierBarrier, 128);
+        rows = same_in_lanes(item.rows);
+      }
+      const bool place_for_queries = kQueryStages > 1 || number == 0;
+      if (place_for_queries) copy_queries(p, shared, memory, rows, number);
+      for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
+      arch::named_barrier_sync(kCopierBarrier, 128);
+      const SeenKeys all = seen_by_rows(item, 0, kRows);
+      if (threadIdx.x == 0) item.all = all;
+      arch::mbarrier_arrive(&shared.item_full[number % 2]);  // behind what was written to the item
+      copy_item(p, shared, memory, rows, Tiles(all), number, !place_for_queries, keys_to, values_to);
+    });
+    arch::copy_async_commit();
+    arch::copy_async_wait<0>();
+  }
+
+  static __device__ __forceinline__ void copy_queries(const P& p, Shared& shared, unsigned char* memory, const PrefillRows& rows, int number) {
+    if constexpr (kCopiesQueries) {
+#pragma unroll 1
+      for (int i = 0; i < kGroups; ++i) bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), int(p.shape.dim));
+    }
+    arch::mbarrier_arrive_copied(&shared.item_full[number % 2]);
+  }
+
+  static __device__ __forceinline__ void copy_item(const P& p, Shared& shared, unsigned char* memory, const PrefillRows& rows, const Tiles& tiles, int number, bool queries_last,
+                                                   Parities& keys_to, Parities& values_to) {
+    const int lane = threadIdx.x % 32, dim = int(p.shape.dim);
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
+    Keys keys(key_at, tiles.begin, 0, dim, true);
     Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
-    const int lane = threadIdx.x % 32;
     const void* addresses[Keys::kFound] = {};
-    // What has been asked for last is announced behind the next. wgmma sees it by the fences of those who copied.
-    uint64_t* asked = nullptr;
-    const auto announce = [&] {
-      arch::async_proxy_fence();
-      __syncwarp();
-      if (lane == 0) arch::mbarrier_arrive(asked);
-    };
-    const auto ask = [&](uint64_t* full) {
-      arch::copy_async_commit();
-      arch::copy_async_wait<1>();
-      if (asked != nullptr) announce();
-      asked = full;
-    };
     // In the order of the products: keys of a tile ahead of the values of the one before.
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys;
       if constexpr (!in_one_run<Kv>) {
-        if (lane % 16 < Keys::kWarpRows) {
+        if (tiles.count > 0 && lane % 16 < Keys::kWarpRows) {
           const int first = lane < 16 ? pos : pos - kKeys;
           KERNELS_UNROLL
           for (int j = 0; j < Keys::kFound; ++j) {
@@ -144,23 +203,26 @@ struct HopperPrefillBody {
           }
         }
       }
-      const auto stage_of = [](int tile) { return tile % kStages; };
-      const auto free_of = [](int tile) { return tile / kStages % 2 ^ 1; };
       if (tile < tiles.count) {
-        const int stage = stage_of(tile);
-        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], free_of(tile));
-        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
-        ask(&shared.keys_full[stage]);
+        const int stage = Parities::stage(tile);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
+        keys.template bring<false>(stages_of(memory) + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        keys_to.next(tile);
       }
       if (tile > 0) {
-        const int stage = stage_of(tile - 1), before = pos - kKeys;
-        arch::mbarrier_wait_in_block(&shared.values_empty[stage], free_of(tile - 1));
-        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
-        ask(&shared.values_full[stage]);
+        const int before = pos - kKeys, stage = Parities::stage(tile - 1);
+        arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
+        values.template bring<false>(stages_of(memory) + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+        arch::mbarrier_arrive_copied(&shared.values_full[stage]);
+        values_to.next(tile - 1);
+      }
+      // Queries that have no place of their own come when the tile before is done with, behind what can come sooner.
+      if (queries_last && tile == lesser(1, tiles.count)) {
+        arch::mbarrier_wait_in_block(&shared.item_empty[(number - 1) % 2], (number - 1) / 2 % 2);
+        copy_queries(p, shared, memory, rows, number);
       }
     }
-    arch::copy_async_wait<0>();
-    if (asked != nullptr) announce();
   }
 
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
@@ -168,38 +230,79 @@ struct HopperPrefillBody {
   template <int kValue>
   using Int = std::integral_constant<int, kValue>;
 
-  static __device__ __forceinline__ int group() { return int(threadIdx.x / 128) - 1; }
-  // Named barriers: the turn of each group at the softmax, and one for each group's own threads.
-  static __device__ __forceinline__ int turn(int group) { return 1 + group; }
-  static __device__ __forceinline__ int own(int group) { return 1 + kGroups + group; }
+  // The compiler knows that all lanes have it.
+  static __device__ __forceinline__ int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - 1; }
+  // Named barriers: the turn of each group at its products, and one for each group's own threads.
+  static __device__ __forceinline__ int turn(int group) { return kCopierBarrier + 1 + group; }
+  static __device__ __forceinline__ int own(int group) { return kCopierBarrier + 1 + kGroups + group; }
+  static __device__ __forceinline__ void wait_for_turn() {
+    if constexpr (kTurns) arch::named_barrier_sync(turn(group()), 256);
+  }
+  static __device__ __forceinline__ void pass_turn() {
+    if constexpr (kTurns) arch::named_barrier_arrive(turn((group() + 1) % kGroups), 256);
+  }
+  static __device__ __forceinline__ void release(uint64_t* barrier) {
+    if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
+  }
 
-  static __device__ __forceinline__ void work(const Params& params, Shared& shared, const PrefillRows& rows, const SeenKeys& all, unsigned char* memory, int groups) {
+  static __device__ __forceinline__ void work(const Params& params, Shared& shared, unsigned char* memory) {
     arch::more_registers<kWorkerRegisters>();
     const P& p = params.problem;
-    const int group = HopperPrefillBody::group(), next_group = group + 1 < groups ? group + 1 : 0;
-    if (group >= groups) return;
-    unsigned char* const queries = memory + group * kQueryBytes;
-    arch::copy_async_wait<0>();
-    arch::async_proxy_fence();
-    arch::named_barrier_sync(own(group), 128);
+    const int group = HopperPrefillBody::group();
+    Parities keys_at, values_at;
+    if (group == kGroups - 1) pass_turn();
+    each_item(params.grid, [&](int number, unsigned) {
+      const Item& item = shared.items[number % 2];
+      arch::mbarrier_wait_in_block(&shared.item_full[number % 2], number / 2 % 2);
+      unsigned char* const queries = queries_of(memory, number, group);
+      if constexpr (!kCopiesQueries) {
+        arch::named_barrier_sync(own(group), 128);
+        bring_queries<TK, 64, Queries>(p, item.rows, group * 64, queries, int(p.shape.dim));
+        arch::copy_async_commit();
+        arch::copy_async_wait<0>();
+        arch::async_proxy_fence();
+        arch::named_barrier_sync(own(group), 128);
+      }
+      if (group * 64 < item.rows.count) attend(p, shared, item, queries, stages_of(memory), keys_at, values_at);
+      else pass_by(shared, Tiles(item.all).count, keys_at, values_at);
+      __syncwarp();
+      release(&shared.item_empty[number % 2]);
+    });
+    if (group == 0) wait_for_turn();  // that of the last group's last product
+  }
 
-    const Tiles tiles(all);
+  // A group that has no rows lets go of all keys and values.
+  static __device__ __forceinline__ void pass_by(Shared& shared, int tiles, Parities& keys_at, Parities& values_at) {
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int stage = Parities::stage(tile);
+      if (tile > 0) wait_for_turn(), pass_turn();
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
+      release(&shared.keys_empty[stage]);
+      arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
+      release(&shared.values_empty[stage]);
+      keys_at.next(tile), values_at.next(tile);
+    }
+  }
+
+  static __device__ __forceinline__ void attend(const P& p, Shared& shared, const Item& item, unsigned char* queries, const unsigned char* stages_memory,
+                                                Parities& keys_at, Parities& values_at) {
+    const PrefillRows rows = item.rows;
+    const Tiles tiles(item.all);
     // Tiles that the warp's rows see as a whole.
-    const SeenKeys seen = seen_by_rows(shared, rows, Work::first_row(), 16);
+    const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
     const int first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
 
-    const uint32_t stages = arch::shared_address(memory) + kGroups * kQueryBytes;
+    const uint32_t stages = arch::shared_address(stages_memory);
     const uint64_t query_tile = arch::warpgroup_tile(arch::shared_address(queries));
     const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     Work state;
-    const auto release = [&](uint64_t* barrier) {
-      if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
-    };
-    const auto parity = [](int tile) { return tile / kStages % 2; };
     // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
     const auto begin_logits = [&](int tile) {
-      const int stage = tile % kStages;
-      arch::mbarrier_wait_in_block(&shared.keys_full[stage], parity(tile));
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
+      keys_at.next(tile);
+      arch::async_proxy_fence();
       const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
       const auto multiply = [&](auto columns) {
         arch::warpgroup_fence();
@@ -214,8 +317,10 @@ struct HopperPrefillBody {
       else multiply(Int<kFewer>{});
     };
     const auto begin_outputs = [&](int tile) {
-      const int stage = tile % kStages;
-      arch::mbarrier_wait_in_block(&shared.values_full[stage], parity(tile));
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
+      values_at.next(tile);
+      arch::async_proxy_fence();
       const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
       // Columns [kFirst, kFirst + kCount) of the results.
       const auto multiply = [&](auto first, auto count) {
@@ -238,15 +343,14 @@ struct HopperPrefillBody {
         arch::warpgroup_commit();
       }
     };
-    const int last = tiles.count - 1;
-    const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
     const auto look_at = [&](int tile) {
-      return state.template look_at<false>(p, rows, shared.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
+      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
     };
+    const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
+    const int last = tiles.count - 1;
     if (last >= 0) {
       arch::pin(state.logits[0]);
       begin_logits(0);
-      if (kTurns && next_group == 0 && last > 0) arch::named_barrier_arrive(turn(0), 256);
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
       release(&shared.keys_empty[0]);
@@ -254,22 +358,22 @@ struct HopperPrefillBody {
       state.round_weights(nullptr);
 #pragma unroll 1
       for (int tile = 0; tile < last; ++tile) {
-        if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
+        wait_for_turn();
         arch::pin(state.logits[0]);
         begin_logits(tile + 1);
         arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
         begin_outputs(tile);
-        if (kTurns && (next_group > 0 || tile + 1 < last)) arch::named_barrier_arrive(turn(next_group), 256);
+        pass_turn();
         arch::warpgroup_wait<1>();
         arch::pin(state.logits[0]);
-        release(&shared.keys_empty[(tile + 1) % kStages]);
+        release(&shared.keys_empty[Parities::stage(tile + 1)]);
         const typename Work::Look look = look_at(tile + 1);
         state.make_exponentials(look);
         // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
         if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
         arch::warpgroup_wait<0>();
         arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-        release(&shared.values_empty[tile % kStages]);
+        release(&shared.values_empty[Parities::stage(tile)]);
         state.shrink_outputs(look);
         state.round_weights(nullptr);
       }
@@ -277,18 +381,16 @@ struct HopperPrefillBody {
       begin_outputs(last);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
+      release(&shared.values_empty[Parities::stage(last)]);
     }
-    arch::named_barrier_sync(own(group), 128);
-    finish(params, shared, state, queries);
+    arch::named_barrier_sync(own(group()), 128);
+    finish(p, item.rows, state, queries);
   }
 
   // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at a time, as floats, 32 of
   // them for each run of queries.
-  static __device__ __forceinline__ void finish(const Params& params, const Shared& shared, Work& state, unsigned char* queries) {
-    const P& p = params.problem;
+  static __device__ __forceinline__ void finish(const P& p, PrefillRows rows, Work& state, unsigned char* queries) {
     const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
-    PrefillRows rows = shared.rows;  // which took no registers until here
-    rows.part = 0;
     const auto map = sink_map(p.out);
     const auto& end = sink_end(p.out);
     const int first_row = Work::first_row();
@@ -306,30 +408,49 @@ struct HopperPrefillBody {
         }
       }
     };
+    // A lane has the same 8 columns of some rows.
+    constexpr int kPacks = kCols / 16, kApart = 32 / kPacks, kEach = 16 / kApart;
+    const int col = lane % kPacks * 8;
+    int64_t to[kEach], head_col[kEach];
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const auto at = rows.place(first_row + lane / kPacks + i * kApart);
+      to[i] = rows.token + at.query, head_col[i] = int64_t(at.head) * cols;
+    }
+    const auto values_of = [&](int i) {
+      const int row = lane / kPacks + i * kApart;
+      Pack<float, 8> values;
+      memcpy(values.v, __builtin_assume_aligned(place(row, col), 16), 16);
+      memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
+      return values;
+    };
+    const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row + 16 <= rows.count;
 #pragma unroll 1
     for (int first = 0; first < kCols; first += kCols / 2) {
       __syncwarp();
       if (first == 0) leave(Int<0>{});
       else leave(Int<kCols / 2>{});
       __syncwarp();
-      constexpr int kPacks = kCols / 16;
+      if (first + col >= cols) continue;
+      const auto put_some = [&](int64_t row, const auto& some, int64_t at) {
+        constexpr int N = std::decay_t<decltype(some)>::size;
+        put(end, apply_map(map, some, fetch_operands<N>(map, row, at), row, at), row, at);
+      };
+      if (wide) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kEach; ++i) put_some(to[i], values_of(i), head_col[i] + first + col);
+      } else {
 #pragma unroll 1
-      for (int i = lane; i < 16 * kPacks; i += 32) {
-        const int row = i / kPacks, col = i % kPacks * 8;
-        if (first_row + row >= rows.count || first + col >= cols) continue;
-        Pack<float, 8> values;
-        memcpy(values.v, __builtin_assume_aligned(place(row, col), 16), 16);
-        memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
-        if (leaves_part<P>(rows)) {
-          leave_outputs(p, rows, first_row + row, values, first + col);
-          continue;
+        for (int i = 0; i < kEach; ++i) {
+          const int row = first_row + lane / kPacks + i * kApart;
+          if (row >= rows.count) break;
+          if (splits) {
+            leave_outputs(p, rows, row, values_of(i), first + col);
+            continue;
+          }
+          const auto at = rows.place(row);
+          in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first + col, [&](const auto& some, int64_t from) { put_some(rows.token + at.query, some, from); });
         }
-        const auto at = rows.place(first_row + row);
-        const int64_t to = rows.token + at.query;
-        in_packs(p.out_pack, values, int64_t(at.head) * cols + first + col, [&](const auto& some, int64_t from) {
-          constexpr int N = std::decay_t<decltype(some)>::size;
-          put(end, apply_map(map, some, fetch_operands<N>(map, to, from), to, from), to, from);
-        });
       }
     }
   }
