@@ -23,7 +23,7 @@ bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0, int64_t v_dim =
   return plan.tile_rows == (kDim == 64 ? 192 : 128) && plan.tile_keys == (kDim == 256 ? 80 : 128);
 }
 
-template <int kDim, class T, class S>
+template <int kDim, class T, class TO = float, class S>
 void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score) {
   if (t.leaves_out()) return;
   const std::string name = std::string(what) + ", " + c.describe();  // once: there are many results
@@ -34,10 +34,11 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
   k::AttentionShape shape = data.shape();
   if (c.ragged_q) shape.q_offsets = offsets.data();
   const int64_t rows = data.o.rows(), width = c.heads * c.value_dim();
-  Device<float> one(rows, width, width), other(rows, width, width), one_lse(rows, c.heads, c.heads), other_lse(rows, c.heads, c.heads);
+  Device<TO> one(rows, width, width), other(rows, width, width);
+  Device<float> one_lse(rows, c.heads, c.heads), other_lse(rows, c.heads, c.heads);
   Stream stream;
   with_view(where, key, value, [&](const auto& kv) {
-    const auto run = [&](const k::Exec& ex, Device<float>& o, Device<float>& lse) {
+    const auto run = [&](const k::Exec& ex, Device<TO>& o, Device<float>& lse) {
       const k::Status status = k::attention<kDim>(ex, data.source(), kv, k::store(o.data(), width), shape, score, k::Attention{}.lse(lse.data()));
       t.expect(status.ok(), "%s: %s", what, status.reason());
       stream.wait();
@@ -50,7 +51,7 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
   const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most; };
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
-    for (int64_t x = 0; x < width; ++x) t.expect(alike(one.get(r, x), other.get(r, x), 0.03f), "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), one.get(r, x), other.get(r, x));
+    for (int64_t x = 0; x < width; ++x) t.expect(alike(float(one.get(r, x)), float(other.get(r, x)), 0.03f), "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), double(float(one.get(r, x))), double(float(other.get(r, x))));
   }
 }
 
@@ -64,15 +65,40 @@ void some_cases(Tally& t, int64_t dim, int64_t v_dim) {
 
 template <int kDim, class T>
 void many_cases(Tally& t) {
+  // Tiles have 128 keys, or 80.
   for (const int64_t queries : {1, 17, 63, 64, 65, 127, 128, 129, 192, 193, 300, 700}) {
-    for (const int64_t keys : {0, 1, 127, 128, 129, 257, 700, 1000}) {
+    for (const int64_t keys : {0, 1, kDim == 256 ? 79 : 127, kDim == 256 ? 80 : 128, kDim == 256 ? 81 : 129, kDim == 256 ? 160 : 257, 700, 1000}) {
       AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, kDim};
-      c.ragged_q = true;
+      c.ragged_q = true, c.aligned = queries % 3 == 0;
       both_say_the_same<kDim, T>(t, "causal", c, Layout::nhd, k::causal());
       both_say_the_same<kDim, T>(t, "window and cap, in pages", c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
     }
   }
   some_cases<kDim, T>(t, kDim, kDim);
+}
+
+// So many short sequences of one length that blocks take several tiles of queries each: of sequences with many keys, few and none, with heads
+// that go together, and with a last tile that leaves some warps without rows. As many columns as there can be results of T in one access.
+template <int kDim, class T>
+void short_ones(Tally& t) {
+  const auto many = [](int64_t queries, int64_t heads, int64_t kv_heads, std::initializer_list<int64_t> keys) {
+    AttentionCase c{{}, {}, heads, kv_heads, kDim};
+    for (int64_t i = 0; i < 70; ++i) c.q_lens.push_back(queries), c.kv_lens.push_back(*(keys.begin() + i % int64_t(keys.size())));
+    c.aligned = true;
+    return c;
+  };
+  both_say_the_same<kDim, T, T>(t, "short", many(130, 8, 8, {130, 0, 400, 257, 1}), Layout::nhd, k::causal());
+  both_say_the_same<kDim, T, T>(t, "short", many(33, 16, 4, {33, 1000, 0, 129, 500, 700}), Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+  both_say_the_same<kDim, T>(t, "short", many(200, 8, 8, {200}), Layout::nhd, k::no_mask());
+}
+// Whether blocks of so many sequences take several tiles each.
+template <int kDim, class T>
+bool takes_several(const k::Exec& ex) {
+  const T* p = reinterpret_cast<const T*>(uintptr_t(1) << 20);
+  k::AttentionPlan plan;
+  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, 8 * kDim), k::dense_kv(k::nhd(p, 130, 8, kDim), k::nhd(p, 130, 8, kDim), 130),
+                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 8 * kDim), {70, 130, 8, 8, kDim, kDim}, k::causal(), {}, plan));
+  return plan.blocks < 70 * 8 * ((130 + plan.tile_rows - 1) / plan.tile_rows);
 }
 
 }  // namespace
@@ -91,7 +117,12 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(!takes_hopper<128, k::bfloat16>(ex, 128, 1));
   CHECK(!takes_hopper<128, k::bfloat16>(with_less(stream, 128), 128));
   CHECK(!takes_hopper<64, k::half>(with_less(stream, 64), 64));
+  CHECK(takes_several<64, k::half>(ex));
+  CHECK(takes_several<128, k::bfloat16>(ex));
   Tally t;
+  short_ones<64, k::half>(t);
+  short_ones<128, k::bfloat16>(t);
+  short_ones<256, k::bfloat16>(t);
   many_cases<64, k::half>(t);
   many_cases<128, k::bfloat16>(t);
   many_cases<256, k::bfloat16>(t);

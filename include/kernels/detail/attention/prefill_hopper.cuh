@@ -26,7 +26,7 @@ struct HopperPrefillBody {
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
   static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
-  // What 227 KB have room for.
+  // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
   static constexpr int kStages = kDim == 64 ? 3 : 2, kQueryStages = kDim == 256 ? 1 : 2;
   // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
   static constexpr bool kTurns = kDim == 64;
@@ -60,14 +60,13 @@ struct HopperPrefillBody {
   // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
   // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
   static unsigned tiles_each(const PrefillGrid& grid) {
-    constexpr unsigned most = 16;
+    const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
     const auto cost = [&](unsigned each) {
       const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
-      return double(waves) * (each * (grid.tiles.divisor * double(kRows) / kKeys + 1.3) + 2.2);
+      return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
     };
     unsigned best = 1;
-    if (kQueryStages == 1 || grid.tiles.divisor > most / 2) return best;
-    for (unsigned each = grid.tiles.divisor; each <= most; each += grid.tiles.divisor) {
+    for (unsigned each = of_head; each <= most; each += of_head) {
       if (cost(each) < cost(best)) best = each;
     }
     return best;
@@ -141,7 +140,7 @@ struct HopperPrefillBody {
   static __device__ __forceinline__ void copy(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kCopierRegisters>();
     const P& p = params.problem;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = int(p.shape.dim);
+    const int warp = threadIdx.x / 32, dim = int(p.shape.dim);
     if (dim != kDim && dim != kFewer) {
       KERNELS_ROLLED
       for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim);
@@ -160,29 +159,24 @@ struct HopperPrefillBody {
         arch::named_barrier_sync(kCopierBarrier, 128);
         rows = same_in_lanes(item.rows);
       }
-      const bool place_for_queries = kQueryStages > 1 || number == 0;
-      if (place_for_queries) copy_queries(p, shared, memory, rows, number);
+      if constexpr (kCopiesQueries) {
+#pragma unroll 1
+        for (int i = 0; i < kGroups; ++i) bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), dim);
+      }
+      arch::mbarrier_arrive_copied(&shared.item_full[number % 2]);
       for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
       arch::named_barrier_sync(kCopierBarrier, 128);
       const SeenKeys all = seen_by_rows(item, 0, kRows);
       if (threadIdx.x == 0) item.all = all;
       arch::mbarrier_arrive(&shared.item_full[number % 2]);  // behind what was written to the item
-      copy_item(p, shared, memory, rows, Tiles(all), number, !place_for_queries, keys_to, values_to);
+      copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
     });
     arch::copy_async_commit();
     arch::copy_async_wait<0>();
   }
 
-  static __device__ __forceinline__ void copy_queries(const P& p, Shared& shared, unsigned char* memory, const PrefillRows& rows, int number) {
-    if constexpr (kCopiesQueries) {
-#pragma unroll 1
-      for (int i = 0; i < kGroups; ++i) bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), int(p.shape.dim));
-    }
-    arch::mbarrier_arrive_copied(&shared.item_full[number % 2]);
-  }
-
-  static __device__ __forceinline__ void copy_item(const P& p, Shared& shared, unsigned char* memory, const PrefillRows& rows, const Tiles& tiles, int number, bool queries_last,
-                                                   Parities& keys_to, Parities& values_to) {
+  // A sequence's keys and values.
+  static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to) {
     const int lane = threadIdx.x % 32, dim = int(p.shape.dim);
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
@@ -206,21 +200,16 @@ struct HopperPrefillBody {
       if (tile < tiles.count) {
         const int stage = Parities::stage(tile);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-        keys.template bring<false>(stages_of(memory) + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
         arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
         keys_to.next(tile);
       }
       if (tile > 0) {
         const int before = pos - kKeys, stage = Parities::stage(tile - 1);
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        values.template bring<false>(stages_of(memory) + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
         arch::mbarrier_arrive_copied(&shared.values_full[stage]);
         values_to.next(tile - 1);
-      }
-      // Queries that have no place of their own come when the tile before is done with, behind what can come sooner.
-      if (queries_last && tile == lesser(1, tiles.count)) {
-        arch::mbarrier_wait_in_block(&shared.item_empty[(number - 1) % 2], (number - 1) / 2 % 2);
-        copy_queries(p, shared, memory, rows, number);
       }
     }
   }
