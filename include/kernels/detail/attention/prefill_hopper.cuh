@@ -79,14 +79,14 @@ struct HopperPrefillBody {
       if (arch::shared_address(whole_memory) % kAligned != 0) __trap();
       unsigned char* const memory = whole_memory + (sizeof(Shared) + kAligned - 1) / kAligned * kAligned;
       if (threadIdx.x == 0) {
-        constexpr int copiers = 128, workers = 4 * kGroups;  // threads, and warps
+        constexpr int copiers = 128, workers = 4 * kGroups;  // threads; warps, of which the first lane arrives
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
           arch::mbarrier_init(&shared.keys_full[i], copiers), arch::mbarrier_init(&shared.values_full[i], copiers);
           arch::mbarrier_init(&shared.keys_empty[i], workers), arch::mbarrier_init(&shared.values_empty[i], workers);
         }
         KERNELS_UNROLL
-        for (int i = 0; i < 2; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * copiers), arch::mbarrier_init(&shared.item_empty[i], workers);
+        for (int i = 0; i < 2; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * copiers), arch::mbarrier_init(&shared.item_empty[i], 128 * kGroups);
         arch::mbarrier_init_fence();
       }
       __syncthreads();
@@ -254,8 +254,7 @@ struct HopperPrefillBody {
       }
       if (group * 64 < item.rows.count) attend(p, shared, item, queries, stages_of(memory), keys_at, values_at);
       else pass_by(shared, Tiles(item.all).count, keys_at, values_at);
-      __syncwarp();
-      release(&shared.item_empty[number % 2]);
+      arch::mbarrier_arrive(&shared.item_empty[number % 2]);
     });
     if (group == 0) wait_for_turn();  // that of the last group's last product
   }
