@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/attention_plan.h"
+#include "prefill.cuh"
 #include "prefill_hopper.cuh"
 #include "prefill_simt.cuh"
 
@@ -88,6 +89,59 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
     }
     return f(ChosenPrefill<Body>{});
   });
+}
+
+// What blocks have left, a row of all parts for each warp.
+template <class P>
+struct PrefillMerge {
+  static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2;
+  using Params = P;
+
+  static __device__ __forceinline__ void run(const P& p) {
+    const int lane = threadIdx.x % 32, count = *p.parts.count;
+    const int64_t v_dim = p.shape.value_dim();
+    const auto map = sink_map(p.out);
+#pragma unroll 1
+    for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; row < count; row += int64_t(gridDim.x) * kWarps) {
+      const PrefillParts::Row first = p.parts.rows[row];
+#pragma unroll 1
+      for (int64_t col = first.parts > 0 ? lane * 4 : v_dim; col < v_dim; col += 32 * 4) {
+        auto all = merged_states<4, 8>(first.parts, [&](int64_t part) {
+          const int64_t at = row + part * first.distance;
+          return AttentionState<float, 4>(p.parts.rows[at].logsumexp, floats_at<4>(p.parts.outputs + at * v_dim + col));
+        });
+        if constexpr (score_sinks<typename P::S>) all.o = all.o * all.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
+        if (col == 0) p.options.write_lse(all.logsumexp(), first.token, first.head, p.shape.heads);
+        in_packs(lesser(4, p.out_pack), all.output(), first.head * v_dim + col, [&](const auto& some, int64_t at) {
+          constexpr int N = std::decay_t<decltype(some)>::size;
+          put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, first.token, at), first.token, at), first.token, at);
+        });
+      }
+    }
+  }
+};
+
+inline Status too_many_tiles() { return unsupported("attention: there are more than 2^31 tiles of queries"); }
+
+template <class Body, class P>
+Status start_prefill(const Exec& ex, const P& problem) {
+  const auto grid = PrefillGrid::of<Body>(ex.device(), problem.shape, problem.options, P::kSplits);
+  if (grid.tiles_in_all == 0) return too_many_tiles();
+  Launch how;
+  how.grid.x = unsigned(grid.blocks());
+  how.threads = Body::max_threads;
+  how.shared = Body::shared_bytes(problem.shape);
+  KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));
+  if constexpr (P::kSplits) {
+    using Merge = PrefillMerge<P>;
+    const int64_t rows = PrefillRoom(ex.device(), problem.shape, problem.options).rows;
+    if (rows == 0) return {};
+    Launch merge;
+    merge.grid.x = unsigned(lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (rows + Merge::kWarps - 1) / Merge::kWarps));
+    merge.threads = Merge::max_threads;
+    return launch<Merge>(ex, merge, problem);
+  }
+  return {};
 }
 
 template <bool kSplits, class Q, class Kv, class Out, class S>

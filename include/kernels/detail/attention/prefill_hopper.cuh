@@ -13,7 +13,9 @@
 // come in. What is done with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh.
 #pragma once
 
-#include "prefill.cuh"
+#include "../../arch/sm90.cuh"
+#include "prefill_softmax.cuh"
+#include "prefill_tiles.cuh"
 
 KERNELS_BEGIN
 namespace detail {

@@ -9,7 +9,7 @@
 // Larger heads' outputs are made 128 columns at a time, by a block each.
 #pragma once
 
-#include "prefill.cuh"
+#include "prefill_rows.cuh"
 
 KERNELS_BEGIN
 namespace detail {

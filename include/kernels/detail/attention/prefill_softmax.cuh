@@ -1,0 +1,227 @@
+// The softmax of attention of many queries, as a warp holds it: logits in fragments of mma become weights, which are operands of the product
+// with the values, and outputs are kept under the largest logit so far (online softmax, to the base of 2).
+#pragma once
+
+#include "prefill_rows.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
+
+// What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8; of 8 columns of
+// logits or of the output columns 2t and 2t + 1.
+template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0>
+struct PrefillWork {
+  using S = typename P::S;
+  using Value = ValueRun<typename P::Kv>;
+  float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
+  uint32_t weights[kTiles][kKeys / 16][4];
+  // The largest logit so far, times log2(e), and the lane's part of the sum of exponentials under it.
+  float largest[kTiles][2], sums[kTiles][2] = {};
+
+  __device__ __forceinline__ PrefillWork() {
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) largest[i][0] = largest[i][1] = -infinity<float>();
+  }
+
+  static __device__ __forceinline__ int first_row() { return (int(threadIdx.x / 32) - kFirstWarp) * (kTiles * 16); }
+  static __device__ __forceinline__ int row(int i, int half) { return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
+
+  // What logits are to be multiplied by, and, if any of the warp's rows has a larger one than before, the outputs so far.
+  struct Look {
+    float factor, shrink[kTiles][2];
+    bool raised;
+  };
+
+  // Logits become weights.
+  template <bool kFull>
+  __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
+    const Look look = look_at<kFull>(p, rows, row_keys, pos, whole);
+    shrink_outputs(look);
+    make_exponentials(look);
+    round_weights(scales);
+  }
+
+  // Logits are scored and masked, and the sums so far are brought under the largest. `whole`: the rows see all keys of the tile.
+  template <bool kFull>
+  __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole) {
+    const int lane = threadIdx.x % 32;
+    Look look{p.scale * kLog2e, {}, false};
+    float& factor = look.factor;
+    if constexpr (score_transforms<S> || score_masks<S>) {
+      factor = kLog2e;
+      KERNELS_UNROLL
+      for (int i = 0; i < kTiles; ++i) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+          const auto place = rows.place(row(i, half));
+          ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
+          KERNELS_UNROLL
+          for (int j = 0; j < kKeys / 8; ++j) {
+            KERNELS_UNROLL
+            for (int x = 0; x < 2; ++x) {
+              float& logit = logits[i][j][half * 2 + x];
+              const int key = j * 8 + lane % 4 * 2 + x;
+              at.key = int64_t(pos) + key;
+              float scored = -infinity<float>();
+              if (key >= seen.begin && key < seen.end) {
+                if (key_visible(p.score, at)) scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
+              }
+              logit = scored;
+            }
+          }
+        }
+      }
+    } else {
+      // The largest logit is not that of the largest product.
+      if (!kFull && !(p.scale > kSmallScale)) {
+        each([&](int, int, int, float& logit) { logit *= p.scale; });
+        factor = kLog2e;
+      }
+      if (!whole) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kTiles; ++i) {
+          KERNELS_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+            KERNELS_UNROLL
+            for (int j = 0; j < kKeys / 8; ++j) {
+              KERNELS_UNROLL
+              for (int x = 0; x < 2; ++x) {
+                const int key = j * 8 + lane % 4 * 2 + x;
+                if (key < seen.begin || key >= seen.end) logits[i][j][half * 2 + x] = -infinity<float>();
+              }
+            }
+          }
+        }
+      }
+    }
+
+    float before[kTiles][2];
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float most = logits[i][0][half * 2];
+        KERNELS_UNROLL
+        for (int j = 0; j < kKeys / 8; ++j) most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
+        most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        before[i][half] = largest[i][half];
+        largest[i][half] = greater(largest[i][half], most * factor);
+        look.raised = look.raised || largest[i][half] != before[i][half];
+      }
+    }
+    // Most tiles have no larger logit than those before. (To shrink only by much would spare more, but then a row's largest weight is not 1,
+    // which 16 bits have exactly.)
+    look.raised = __any_sync(0xffffffffu, look.raised);
+    if (look.raised) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kTiles; ++i) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          look.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
+          sums[i][half] = __fmul_rn(sums[i][half], look.shrink[i][half]);  // never fused with what is added next: the same bits in full tiles and in others
+        }
+      }
+    }
+    return look;
+  }
+
+  __device__ __forceinline__ void shrink_outputs(const Look& look) {
+    if (!look.raised) return;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kCols / 8; ++j) {
+        KERNELS_UNROLL
+        for (int x = 0; x < 4; ++x) outputs[i][j][x] *= look.shrink[i][x / 2];
+      }
+    }
+  }
+
+  // Logits become exponentials, which are summed up.
+  __device__ __forceinline__ void make_exponentials(const Look& look) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float from = reference(i, half);
+        KERNELS_UNROLL
+        for (int j = 0; j < kKeys / 8; ++j) {
+          KERNELS_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            float& logit = logits[i][j][half * 2 + x];
+            logit = arch::exp2_flushed(fma(logit, look.factor, -from));
+            sums[i][half] += logit;
+          }
+        }
+      }
+    }
+  }
+
+  // Exponentials, times the scales of values, become operands of the product with these.
+  __device__ __forceinline__ void round_weights(const float* scales) {
+    const int lane = threadIdx.x % 32;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kKeys / 8; ++j) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          float w[2];
+          KERNELS_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            w[x] = logits[i][j][half * 2 + x];
+            if constexpr (Value::scaled) w[x] *= scales[j * 8 + lane % 4 * 2 + x];
+          }
+          weights[i][j / 2][j % 2 * 2 + half] = rounded_pair<TV>(w[0], w[1]);
+        }
+      }
+    }
+  }
+
+  // What a row's outputs are to be multiplied with, behind its last key; its logsumexp is written.
+  __device__ __forceinline__ float finish_row(const P& p, const PrefillRows& rows, int i, int half) const {
+    float sum = sums[i][half];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    SoftmaxState<float> state{largest[i][half] * kLn2, sum};
+    const int r = row(i, half);
+    if (leaves_part<P>(rows)) {
+      if (threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) leave_state(p, rows, r, state.logsumexp());
+      return state.inverse();
+    }
+    float inverse = 1.f;
+    if constexpr (score_sinks<S>) {
+      if (r < rows.count) inverse = state.merge(sink_state(p.score, rows.place(r).head)).mine;
+    }
+    inverse *= state.inverse();
+    if (p.options.writes_lse() && threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) {
+      const auto place = rows.place(r);
+      p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
+    }
+    return inverse;
+  }
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kKeys / 8; ++j) {
+        KERNELS_UNROLL
+        for (int x = 0; x < 4; ++x) f(i, j, x, logits[i][j][x]);
+      }
+    }
+  }
+
+ private:
+  // Of the tile at `pos`.
+  static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) { return {row_keys[row].begin - pos, row_keys[row].end - pos}; }
+  __device__ __forceinline__ float reference(int i, int half) const { return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half]; }
+};
+
+}  // namespace detail
+KERNELS_END
