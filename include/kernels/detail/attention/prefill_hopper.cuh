@@ -254,8 +254,14 @@ struct HopperPrefillBody {
         arch::async_proxy_fence();
         arch::named_barrier_sync(own(group), 128);
       }
-      if (group * 64 < item.rows.count) attend(p, shared, item, queries, stages_of(memory), keys_at, values_at);
-      else pass_by(shared, Tiles(item.all).count, keys_at, values_at);
+      if (group * 64 < item.rows.count) {
+        Attending attending(p, shared, item, queries, stages_of(memory), keys_at, values_at);
+        attending.run();
+        arch::named_barrier_sync(own(group), 128);
+        finish(p, item.rows, attending.state, queries);
+      } else {
+        pass_by(shared, Tiles(item.all).count, keys_at, values_at);
+      }
       arch::mbarrier_arrive(&shared.item_empty[number % 2]);
     });
     if (group == 0) wait_for_turn();  // that of the last group's last product
@@ -275,70 +281,28 @@ struct HopperPrefillBody {
     }
   }
 
-  static __device__ __forceinline__ void attend(const P& p, Shared& shared, const Item& item, unsigned char* queries, const unsigned char* stages_memory,
-                                                Parities& keys_at, Parities& values_at) {
+  // A group on its way through the tiles of keys that its rows see. Stages are at `stages` in shared memory.
+  struct Attending {
+    const P& p;
+    Shared& shared;
+    const Item& item;
+    const uint32_t stages;
+    const uint64_t query_tile;
+    Parities &keys_at, &values_at;
     const PrefillRows rows = item.rows;
-    const Tiles tiles(item.all);
-    // Tiles that the warp's rows see as a whole.
-    const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
-    const int first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
-
-    const uint32_t stages = arch::shared_address(stages_memory);
-    const uint64_t query_tile = arch::warpgroup_tile(arch::shared_address(queries));
-    const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
+    const Tiles tiles = Tiles(item.all);
+    const int last = tiles.count - 1, dim = int(p.shape.dim), cols = int(p.shape.value_dim());
+    int first_whole, last_whole;  // tiles that the warp's rows see as a whole
     Work state;
-    // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
-    const auto begin_logits = [&](int tile) {
-      const int stage = Parities::stage(tile);
-      arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
-      keys_at.next(tile);
-      arch::async_proxy_fence();
-      const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
-      const auto multiply = [&](auto columns) {
-        arch::warpgroup_fence();
-        KERNELS_UNROLL
-        for (int i = 0; i < decltype(columns)::value / 16; ++i) {
-          const int run = i / 4, step = i % 4 * 2;
-          arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
-        }
-        arch::warpgroup_commit();
-      };
-      if (kDim == kFewer || dim > kFewer) multiply(Int<kDim>{});
-      else multiply(Int<kFewer>{});
-    };
-    const auto begin_outputs = [&](int tile) {
-      const int stage = Parities::stage(tile);
-      arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
-      values_at.next(tile);
-      arch::async_proxy_fence();
-      const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
-      // Columns [kFirst, kFirst + kCount) of the results.
-      const auto multiply = [&](auto first, auto count) {
-        constexpr int kFirst = decltype(first)::value, kCount = decltype(count)::value;
-        KERNELS_UNROLL
-        for (int i = 0; i < kKeys / 16; ++i) {
-          arch::warpgroup_mma_turned<TV>(reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]), state.weights[0][i],
-                                         values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
-        }
-      };
-      constexpr int kMost = kCols < 128 ? kCols : 128;
-      if (kCols > kFewerCols && cols <= kFewerCols) {
-        arch::warpgroup_fence();
-        multiply(Int<0>{}, Int<kFewerCols>{});
-        arch::warpgroup_commit();
-      } else {
-        arch::warpgroup_fence();
-        multiply(Int<0>{}, Int<kMost>{});
-        if constexpr (kCols > kMost) multiply(Int<kMost>{}, Int<kCols - kMost>{});
-        arch::warpgroup_commit();
-      }
-    };
-    const auto look_at = [&](int tile) {
-      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
-    };
-    const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
-    const int last = tiles.count - 1;
-    if (last >= 0) {
+
+    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
+        : p(problem), shared(memory), item(of), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
+      const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
+      first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
+    }
+
+    __device__ __forceinline__ void run() {
+      if (last < 0) return;
       arch::pin(state.logits[0]);
       begin_logits(0);
       arch::warpgroup_wait<0>();
@@ -347,35 +311,88 @@ struct HopperPrefillBody {
       state.make_exponentials(look_at(0));
       state.round_weights(nullptr);
 #pragma unroll 1
-      for (int tile = 0; tile < last; ++tile) {
-        wait_for_turn();
-        arch::pin(state.logits[0]);
-        begin_logits(tile + 1);
-        arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-        begin_outputs(tile);
-        pass_turn();
-        arch::warpgroup_wait<1>();
-        arch::pin(state.logits[0]);
-        release(&shared.keys_empty[Parities::stage(tile + 1)]);
-        const typename Work::Look look = look_at(tile + 1);
-        state.make_exponentials(look);
-        // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
-        if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
-        arch::warpgroup_wait<0>();
-        arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-        release(&shared.values_empty[Parities::stage(tile)]);
-        state.shrink_outputs(look);
-        state.round_weights(nullptr);
-      }
+      for (int tile = 0; tile < last; ++tile) step(tile);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs(last);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
       release(&shared.values_empty[Parities::stage(last)]);
     }
-    arch::named_barrier_sync(own(group()), 128);
-    finish(p, item.rows, state, queries);
-  }
+
+   private:
+    // The product with the values of a tile, and meanwhile the next tile's logits and exponentials.
+    __device__ __forceinline__ void step(int tile) {
+      wait_for_turn();
+      arch::pin(state.logits[0]);
+      begin_logits(tile + 1);
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      begin_outputs(tile);
+      pass_turn();
+      arch::warpgroup_wait<1>();
+      arch::pin(state.logits[0]);
+      release(&shared.keys_empty[Parities::stage(tile + 1)]);
+      const typename Work::Look look = look_at(tile + 1);
+      state.make_exponentials(look);
+      // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
+      const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
+      if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
+      arch::warpgroup_wait<0>();
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      release(&shared.values_empty[Parities::stage(tile)]);
+      state.shrink_outputs(look);
+      state.round_weights(nullptr);
+    }
+
+    __device__ __forceinline__ typename Work::Look look_at(int tile) {
+      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
+    }
+
+    // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
+    __device__ __forceinline__ void begin_logits(int tile) {
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
+      keys_at.next(tile);
+      arch::async_proxy_fence();
+      const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
+      if (kDim == kFewer || dim > kFewer) multiply_keys<kDim>(keys);
+      else multiply_keys<kFewer>(keys);
+    }
+    __device__ __forceinline__ void begin_outputs(int tile) {
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
+      values_at.next(tile);
+      arch::async_proxy_fence();
+      const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
+      constexpr int kMost = kCols < 128 ? kCols : 128;
+      arch::warpgroup_fence();
+      if (kCols > kFewerCols && cols <= kFewerCols) {
+        multiply_values<0, kFewerCols>(values);
+      } else {
+        multiply_values<0, kMost>(values);
+        if constexpr (kCols > kMost) multiply_values<kMost, kCols - kMost>(values);
+      }
+      arch::warpgroup_commit();
+    }
+    template <int kColumns>
+    __device__ __forceinline__ void multiply_keys(uint64_t keys) {
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int i = 0; i < kColumns / 16; ++i) {
+        const int run = i / 4, step = i % 4 * 2;
+        arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
+      }
+      arch::warpgroup_commit();
+    }
+    // Columns [kFirst, kFirst + kCount) of the outputs.
+    template <int kFirst, int kCount>
+    __device__ __forceinline__ void multiply_values(uint64_t values) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kKeys / 16; ++i) {
+        arch::warpgroup_mma_turned<TV>(reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]), state.weights[0][i],
+                                       values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
+      }
+    }
+  };
 
   // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at a time, as floats, 32 of
   // them for each run of queries.
