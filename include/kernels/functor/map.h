@@ -1,0 +1,260 @@
+// Maps: what becomes of values on their way. Those that look at values alone derive from Elementwise.
+#pragma once
+
+#include "source.h"
+
+KERNELS_BEGIN
+
+template <class F>
+struct Elementwise : Functor {
+  static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const {
+    return transform(v, static_cast<const F&>(*this));
+  }
+};
+
+struct Scale : Elementwise<Scale> {
+  double s;
+  float s_float;
+  explicit Scale(double value) : s(value), s_float(static_cast<float>(value)) {}
+  KERNELS_HD float operator()(float x) const { return x * s_float; }
+  KERNELS_HD double operator()(double x) const { return x * s; }
+};
+inline Scale scale(double s) { return Scale(s); }
+
+struct Shift : Elementwise<Shift> {
+  double s;
+  float s_float;
+  explicit Shift(double value) : s(value), s_float(static_cast<float>(value)) {}
+  KERNELS_HD float operator()(float x) const { return x + s_float; }
+  KERNELS_HD double operator()(double x) const { return x + s; }
+};
+inline Shift shift(double s) { return Shift(s); }
+
+struct Relu : Elementwise<Relu> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return x < C(0) ? C(0) : x; }
+};
+inline Relu relu() { return {}; }
+
+// Values below low become low, those above high become high; NaN stays NaN.
+struct Clamp : Elementwise<Clamp> {
+  double low, high;
+  float low_float, high_float;
+  Clamp(double l, double h) : low(l), high(h), low_float(static_cast<float>(l)), high_float(static_cast<float>(h)) {}
+  KERNELS_HD float operator()(float x) const { return x < low_float ? low_float : x > high_float ? high_float : x; }
+  KERNELS_HD double operator()(double x) const { return x < low ? low : x > high ? high : x; }
+};
+inline Clamp clamp(double low, double high) { return {low, high}; }
+
+struct Relu2 : Elementwise<Relu2> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return Relu()(x) * Relu()(x); }
+};
+// The square of relu (Primer, Nemotron).
+inline Relu2 relu2() { return {}; }
+
+struct Sigmoid : Elementwise<Sigmoid> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return kernels::sigmoid(x); }
+};
+inline Sigmoid sigmoid() { return {}; }
+
+struct Tanh : Elementwise<Tanh> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return kernels::tanh(x); }
+};
+inline Tanh tanh() { return {}; }
+
+struct Exp : Elementwise<Exp> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return precise_exp(x); }
+};
+inline Exp exp() { return {}; }
+
+namespace detail {
+// The factor of a share that vanishes: -infinity times 0 would be NaN.
+template <class C>
+KERNELS_HD C not_minus_infinity(C x) { return greater(x, -largest<C>()); }
+}  // namespace detail
+
+// The activations keep their relative precision where they are small: none of them subtracts numbers that are nearly equal. Far below 0
+// they are -0, at -infinity as well; NaN stays.
+
+struct Silu : Elementwise<Silu> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return detail::not_minus_infinity(x) * kernels::sigmoid(x); }
+};
+inline Silu silu() { return {}; }
+
+// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2 u).
+struct GeluTanh : Elementwise<GeluTanh> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const {
+    const C twice_u = x * fma(x * x, C(0.071354816272600244), C(1.5957691216057307));
+    return detail::not_minus_infinity(x) * inverse(C(1) + kernels::exp(-twice_u));
+  }
+};
+inline GeluTanh gelu() { return {}; }
+
+// x Phi(x), with the exact distribution function: what is left of x, or of 0, without |x| Phi(-|x|).
+struct GeluErf : Elementwise<GeluErf> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const {
+    const C size = magnitude(x);
+    return greater(x, C(0)) + detail::not_minus_infinity(-size) * normal_tail(size);
+  }
+};
+inline GeluErf gelu_erf() { return {}; }
+
+// Rounds to what T can hold, and goes on in the compute type (Hugging Face's RMSNorm casts before it multiplies).
+template <class T>
+struct RoundTo : Elementwise<RoundTo<T>> {
+  template <class C>
+  KERNELS_HD C operator()(C x) const { return convert<C>(convert<T>(x)); }
+};
+template <class T>
+RoundTo<T> round_to() { return {}; }
+
+// A map with one source as its second operand. Op is a stateless struct with a static apply(Pack, Pack).
+template <class S, class Op>
+class Binary : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  KERNELS_HD explicit Binary(S source) : source_(source) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const { return detail::check_of(source_, rows, cols); }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(source_)); }
+  template <int N>
+  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(source_, row, col)); }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, col); }
+  KERNELS_HD auto cached() const { return with(detail::cached(source_)); }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
+  template <class C, int N, class Fetched>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
+    return Op::apply(v, convert<C>(detail::resolve(source_, fetched, row, col)));
+  }
+
+ private:
+  template <class T>
+  static KERNELS_HD auto with(const T& source) { return Binary<T, Op>(source); }
+
+  S source_;
+};
+
+struct AddOp {
+  template <class C, int N>
+  static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v + w; }
+};
+struct MulOp {
+  template <class C, int N>
+  static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v * w; }
+};
+struct MaskOp {
+  template <class C, int N>
+  static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& keep) {
+    return transform(v, keep, [](C x, C k) { return k != C(0) ? x : -infinity<C>(); });
+  }
+};
+
+// v + source. A pointer means a row vector.
+template <class S>
+auto add(S source) { return Binary<detail::source_t<S>, AddOp>(detail::as_source(source)); }
+// v * source. A pointer means a row vector.
+template <class S>
+auto mul(S source) { return Binary<detail::source_t<S>, MulOp>(detail::as_source(source)); }
+// v where the source is not zero, -infinity elsewhere: mask(k::load(keep, ld)) with keep of bool.
+template <class S>
+auto mask(S source) { return Binary<detail::source_t<S>, MaskOp>(detail::as_source(source)); }
+
+template <class T>
+auto bias(const T* p) { return add(row(p)); }
+
+// gamma * v, and gamma * v + beta. Pointers mean row vectors.
+template <class Gamma, class Beta>
+class Affine : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  KERNELS_HD Affine(Gamma gamma, Beta beta) : gamma_(gamma), beta_(beta) {}
+
+  static constexpr int widest =
+      detail::widest_of<Gamma>() < detail::widest_of<Beta>() ? detail::widest_of<Gamma>() : detail::widest_of<Beta>();
+  int max_pack() const { return lesser(detail::max_pack_of(gamma_), detail::max_pack_of(beta_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gamma_, rows, cols));
+    return detail::check_of(beta_, rows, cols);
+  }
+  static constexpr bool takes_any_column = detail::takes_any_column<Gamma>() && detail::takes_any_column<Beta>();
+  auto any_column() const { return with(detail::any_column(gamma_), detail::any_column(beta_)); }
+  template <int N>
+  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(gamma_, row, col), detail::placed<N>(beta_, row, col)); }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return detail::pair(detail::fetch<N>(gamma_, row, col), detail::fetch<N>(beta_, row, col));
+  }
+  template <class C, int N, class Fetched>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
+    return v * convert<C>(detail::resolve(gamma_, detail::first_of(fetched), row, col)) +
+           convert<C>(detail::resolve(beta_, detail::second_of(fetched), row, col));
+  }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(gamma_), detail::second_pass(beta_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(gamma_), detail::without_effects(beta_)); }
+
+ private:
+  template <class G, class B>
+  static KERNELS_HD auto with(const G& gamma, const B& beta) { return Affine<G, B>(gamma, beta); }
+
+  Gamma gamma_;
+  Beta beta_;
+};
+
+template <class Gamma>
+auto affine(Gamma gamma) { return mul(gamma); }
+template <class Gamma, class Beta>
+auto affine(Gamma gamma, Beta beta) {
+  return Affine<detail::source_t<Gamma>, detail::source_t<Beta>>(detail::as_source(gamma), detail::as_source(beta));
+}
+
+// Causal mask for score rows laid out as (batch x heads, q_len): query i sees key j when j <= i + kv_len - q_len,
+// that is, the last query sees every key.
+struct Causal : Functor {
+  static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
+  int64_t q_len, kv_len;
+  Causal(int64_t q, int64_t kv) : q_len(q), kv_len(kv) {}
+
+  Status check(int64_t, int64_t) const {
+    if (q_len < 1) return invalid("causal: q_len is less than 1");
+    if (kv_len < 0) return invalid("causal: kv_len is negative");
+    return {};
+  }
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    const int64_t last = row % q_len + kv_len - q_len;
+    Pack<C, N> out;
+    KERNELS_UNROLL
+    for (int i = 0; i < N; ++i) out.v[i] = col + i <= last ? v.v[i] : -infinity<C>();
+    return out;
+  }
+};
+inline Causal causal(int64_t q_len, int64_t kv_len) { return {q_len, kv_len}; }
+
+// Changes nothing.
+struct Identity : Functor {
+  static constexpr Role role = Role::map;
+  static constexpr bool takes_any_column = true;
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const { return v; }
+};
+
+KERNELS_END

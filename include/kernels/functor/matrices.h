@@ -1,0 +1,362 @@
+// Several matrices that one product multiplies with: gated, joined, stacked, paired and shifted ones, and where their results go apart.
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "../core/arguments.h"
+#include "../core/divisor.h"
+#include "dequant.h"
+
+KERNELS_BEGIN
+
+// Two matrices of one shape and type: each result is made of a product with either (swiglu(), geglu()).
+template <class S>
+class Gated : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD Gated(S gate, S up) : gate_(gate), up_(up) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gate_, rows, cols));
+    return detail::check_of(up_, rows, cols);
+  }
+  KERNELS_HD const S& gate() const { return gate_; }
+  KERNELS_HD const S& up() const { return up_; }
+
+ private:
+  S gate_, up_;
+};
+
+template <class A, class B>
+Gated<A> gated(A gate, B up) {
+  constexpr bool same = std::is_same<A, B>::value;
+  static_assert(detail::is_source<A> && detail::is_source<B>, "gated() takes two sources of weights");
+  static_assert(same, "gated() takes two matrices of one type, in the same form: each tile has rows of both");
+  if constexpr (same) return {gate, up};
+  else return {gate, gate};
+}
+
+// The columns of a source from `first` on.
+template <class S>
+class ColumnsFrom : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD ColumnsFrom(S source, int64_t first) : source_(source), first_(first) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::pack_at(first_, detail::max_pack_of(source_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (first_ < 0 || cols > std::numeric_limits<int64_t>::max() - first_) return invalid("columns: the first column is negative, or too large");
+    return detail::check_of(source_, rows, first_ + cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, first_ + col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, first_ + col); }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(source_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(source_)); }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, first_ + begin, first_ + end); }
+
+ private:
+  template <class T>
+  KERNELS_HD auto with(const T& source) const { return ColumnsFrom<T>(source, first_); }
+
+  S source_;
+  int64_t first_;
+};
+
+template <class S>
+ColumnsFrom<S> columns(S source, int64_t first) {
+  static_assert(detail::is_source<S>, "columns() takes a source");
+  return {source, first};
+}
+
+// The halves of a source of 2 n columns: the first n columns are the gate's and the next n the other operand's, or the other way around.
+template <class S>
+Gated<ColumnsFrom<S>> gate_up(S source, int64_t n) {
+  static_assert(!detail::has_effects<S>, "gate_up() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
+  return gated(columns(source, 0), columns(source, n));
+}
+template <class S>
+Gated<ColumnsFrom<S>> up_gate(S source, int64_t n) {
+  static_assert(!detail::has_effects<S>, "up_gate() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
+  return gated(columns(source, n), columns(source, 0));
+}
+
+// What gated() sources become with a gate's activation behind them: activation(gate) * up.
+template <class S, class Activation>
+class Joined;
+
+// Makes one value of the two that gated() weights, or sources, give: join(gate, up).
+template <class Activation>
+struct Glu : Functor {
+  static constexpr Role role = Role::map;
+  Activation activation;
+  Glu(Activation a = {}) : activation(a) {}
+
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const { return transform(gate, activation) * up; }
+  template <class S>
+  Joined<S, Activation> on_source(const Gated<S>& both) const { return {both.gate(), both.up(), *this}; }
+};
+
+template <class S, class Activation>
+class Joined : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD Joined(S gate, S up, Glu<Activation> glu) : gate_(gate), up_(up), glu_(glu) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(gate_, rows, cols));
+    return detail::check_of(up_, rows, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::pair(detail::fetch<N>(gate_, row, col), detail::fetch<N>(up_, row, col)); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return glu_.join(detail::resolve(gate_, detail::first_of(fetched), row, col), detail::resolve(up_, detail::second_of(fetched), row, col));
+  }
+  static constexpr bool takes_any_column = detail::takes_any_column<S>();
+  auto any_column() const { return with(detail::any_column(gate_), detail::any_column(up_)); }
+  KERNELS_HD auto cached() const { return with(detail::cached(gate_), detail::cached(up_)); }
+  KERNELS_HD auto second_pass() const { return with(detail::second_pass(gate_), detail::second_pass(up_)); }
+  KERNELS_HD auto without_effects() const { return with(detail::without_effects(gate_), detail::without_effects(up_)); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(gate_, row, begin, end);
+    detail::prefetch(up_, row, begin, end);
+  }
+
+ private:
+  template <class T>
+  KERNELS_HD auto with(const T& gate, const T& up) const { return Joined<T, Activation>(gate, up, glu_); }
+
+  S gate_, up_;
+  Glu<Activation> glu_;
+};
+
+// silu(gate) * up, gelu(gate) * up with tanh's gelu, relu(gate) * up, and sigmoid(gate) * up, the first of them.
+inline Glu<Silu> swiglu() { return {}; }
+inline Glu<GeluTanh> geglu() { return {}; }
+inline Glu<Relu> reglu() { return {}; }
+inline Glu<Sigmoid> glu() { return {}; }
+// With another map of single values: glu(gelu_erf()), glu(relu2()).
+template <class Activation>
+auto glu(Activation activation) {
+  constexpr bool elementwise = std::is_base_of<Elementwise<Activation>, Activation>::value;
+  static_assert(elementwise, "glu() takes a map of single values: silu(), gelu(), gelu_erf(), relu(), relu2(), sigmoid(), tanh(), or one derived from k::Elementwise");
+  if constexpr (elementwise) return Glu<Activation>(activation);
+  else return Glu<Silu>();
+}
+
+namespace detail {
+
+template <class W>
+struct is_paired;
+
+// Where each part of a row, or of a column, lies: part i covers [bounds[i], bounds[i + 1]).
+template <class Part, int kParts>
+struct Sections {
+  Part parts[kParts];
+  int64_t bounds[kParts + 1];
+
+  // f(part, where it begins), for the part that `at` lies in. One part is tried after the other: what is known of each then lies at an address
+  // that the compiler knows.
+  template <int i = 0, class F>
+  KERNELS_HD auto visit(int64_t at, const F& f) const {
+    if constexpr (i + 1 < kParts) {
+      if (at >= bounds[i + 1]) return visit<i + 1>(at, f);
+    }
+    return f(parts[i], i == 0 ? int64_t(0) : bounds[i]);
+  }
+  int64_t size(int i) const { return bounds[i + 1] - bounds[i]; }
+  Status check(const char* negative) const {
+    for (int i = 0; i < kParts; ++i) {
+      if (size(i) < 0) return invalid(negative);
+    }
+    return {};
+  }
+};
+
+// From part, count, part, count ...
+template <class Part, size_t... I, class... All>
+Sections<Part, int(sizeof...(I))> sections_of(std::index_sequence<I...>, const std::tuple<All...>& all) {
+  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...}, {0, static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
+  for (size_t i = 1; i <= sizeof...(I); ++i) out.bounds[i] += out.bounds[i - 1];
+  return out;
+}
+template <class... All>
+auto sections_of(const All&... all) {
+  using Part = std::tuple_element_t<0, std::tuple<All...>>;
+  return sections_of<Part>(std::make_index_sequence<sizeof...(All) / 2>(), std::tuple<All...>(all...));
+}
+
+}  // namespace detail
+
+// The rows of several matrices, one after the other: stacked(wq, nq, wk, nk, wv, nv). All sources are of one type.
+template <class S, int kParts>
+class Stacked : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  static constexpr bool has_effects = detail::has_effects<S>;
+  explicit Stacked(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const {
+    int most = widest;
+    for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
+    return most;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(sections_.check("stacked: a number of rows is negative"));
+    if (rows != sections_.bounds[kParts]) return invalid("stacked: the numbers of rows do not add up to N");
+    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.size(i), cols));
+    for (int i = 1; i < kParts && detail::is_paired<S>::value; ++i) {
+      if (sections_.bounds[i] % 8 != 0) return invalid("stacked: a part of paired() or plain() begins at no multiple of 8 rows");
+    }
+    return {};
+  }
+
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return sections_.visit(row, [&](const S& part, int64_t begin) { return detail::fetch<N>(part, row - begin, col); });
+  }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return sections_.visit(row, [&](const S& part, int64_t begin) { return detail::resolve(part, fetched, row - begin, col); });
+  }
+  template <class F>
+  bool any(const F& f) const {
+    for (const S& part : sections_.parts) {
+      if (f(part)) return true;
+    }
+    return false;
+  }
+  // The matrix that a row lies in, and its number there.
+  template <class F>
+  KERNELS_HD auto visit(int64_t row, const F& f) const { return sections_.visit(row, f); }
+
+ private:
+  detail::Sections<S, kParts> sections_;
+};
+
+template <class S, class... Rest>
+auto stacked(S first, int64_t rows, Rest... rest) {
+  static_assert(detail::is_source<S> && sizeof...(Rest) % 2 == 0, "stacked() takes sources, each with its number of rows");
+  return Stacked<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, rows, rest...));
+}
+
+// Rows of weights in the order in which rope | sink takes results: those of a pair side by side. In each head of head_dim rows, rows i
+// and half + i are pair i; half = 0: as they are. paired() and plain() in rope.h make it.
+template <class S>
+class Paired : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  Paired(S source, int head_dim, int half) : source_(source), heads_(head_dim), head_dim_(head_dim), half_(half) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
+  Status check(int64_t rows, int64_t cols) const {
+    if (half_ > 0 && (head_dim_ < 1 || rows % head_dim_ != 0)) return invalid("paired: the rows are no whole heads");
+    return detail::check_of(source_, rows, cols);
+  }
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
+  template <class Of = S>
+  KERNELS_HD auto at_row(int64_t row, uint32_t behind = 0) const -> decltype(std::declval<const Of&>().at_row(row)) { return source_.at_row(origin(row, behind)); }
+  void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
+
+  KERNELS_HD const S& source() const { return source_; }
+  // The row of the source that is at this one's place, or `behind` it in the same head. In 32 bits, as products find it in every thread.
+  KERNELS_HD int64_t origin(int64_t row, uint32_t behind = 0) const {
+    const uint32_t first = static_cast<uint32_t>(row), begin = first - heads_.remainder(first), at = first - begin + behind;
+    return at >= 2 * uint32_t(half_) ? first + behind : begin + at / 2 + (at % 2 != 0 ? uint32_t(half_) : 0);
+  }
+  // Of a row: its place in its head if it is one of a pair, otherwise -1.
+  int64_t place_in_pairs(int64_t row) const {
+    const int64_t at = half_ == 0 ? 0 : row % head_dim_;
+    return at < 2 * half_ ? at : -1;
+  }
+  int64_t half() const { return half_; }
+  int64_t head_of(int64_t row) const { return half_ == 0 ? 0 : row / head_dim_; }
+
+ private:
+  S source_;
+  detail::Divisor heads_;
+  int head_dim_, half_;
+};
+
+// The columns of a result to several sinks: apart(q_sink, nq, k_sink, nk, v_sink, nv). All sinks are of one type.
+template <class S, int kParts>
+class Apart : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  explicit Apart(const detail::Sections<S, kParts>& sections) : sections_(sections) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  // A pack must not lie in two parts.
+  int max_pack() const {
+    int most = widest;
+    for (const S& part : sections_.parts) most = lesser(most, detail::max_pack_of(part));
+    for (const int64_t bound : sections_.bounds) most = detail::pack_at(bound, most);
+    return most;
+  }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(sections_.check("apart: a number of columns is negative"));
+    if (cols != sections_.bounds[kParts]) return invalid("apart: the numbers of columns do not add up to N");
+    for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], rows, sections_.size(i)));
+    return {};
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    sections_.visit(col, [&](const S& part, int64_t begin) { detail::put(part, v, row, col - begin); });
+  }
+
+ private:
+  detail::Sections<S, kParts> sections_;
+};
+
+template <class S, class... Rest>
+auto apart(S first, int64_t cols, Rest... rest) {
+  static_assert(detail::is_sink<S> && !detail::is_row_sink<S> && sizeof...(Rest) % 2 == 0, "apart() takes sinks, each with its number of columns");
+  static_assert(!detail::wants_pairs<S>(), "apart() of rope | sink: use qkv()");
+  return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
+}
+
+// Rows of weights from `shift` on.
+template <class S>
+class Shifted : public Functor {
+ public:
+  static constexpr Role role = Role::source;
+  KERNELS_HD Shifted(const S& source, int64_t shift) : source_(source), shift_(shift) {}
+
+  static constexpr int widest = detail::widest_of<S>();
+  template <int N>
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row + shift_, col); }
+  template <class Fetched>
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row + shift_, col); }
+  template <class Fetched, class Of = S>
+  KERNELS_HD auto unscaled(const Fetched& fetched, int64_t row, int64_t col) const -> decltype(std::declval<const Of&>().unscaled(fetched, row, col)) {
+    return source_.unscaled(fetched, row + shift_, col);
+  }
+  template <class Fetched, class Of = S>
+  KERNELS_HD auto scale_of(const Fetched& fetched) const -> decltype(std::declval<const Of&>().scale_of(fetched)) { return source_.scale_of(fetched); }
+  KERNELS_HD const S& source() const { return source_; }
+  KERNELS_HD int64_t shift() const { return shift_; }
+
+ private:
+  S source_;
+  int64_t shift_;
+};
+
+KERNELS_END

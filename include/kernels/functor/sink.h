@@ -1,0 +1,285 @@
+// Sinks: where values go, and tee, which is a sink in passing.
+#pragma once
+
+#include "map.h"
+
+KERNELS_BEGIN
+
+template <class Src, class Dst>
+class DirectStore;
+
+// A matrix whose packs begin at any column.
+template <class Dst>
+class StoreAnywhere : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  KERNELS_HD StoreAnywhere(Dst* dst, int64_t row_stride) : dst_(dst), ld_(row_stride) {}
+
+  template <int N>
+  KERNELS_HD StoreAnywhere placed(int64_t row, int64_t col) const {
+    StoreAnywhere out(opaque(dst_ + row * ld_), 0);
+    out.behind_ = opaque(detail::bytes_behind<N>(out.dst_ + col)) & 15;
+    return out;
+  }
+  // Whether packs need not be cut, and the same functor for those.
+  KERNELS_HD bool is_whole() const { return behind_ == 0; }
+  KERNELS_HD DirectStore<compute_t<Dst>, Dst> whole() const { return {dst_, ld_}; }
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    Dst* to = dst_ + row * ld_ + col;
+    if (behind_ < 0) write_anywhere(to, convert<Dst>(v));
+    else write_behind(to, convert<Dst>(v), behind_);
+  }
+
+ private:
+  Dst* dst_;
+  int64_t ld_;
+  int behind_ = -1;  // as in LoadAnywhere
+};
+
+// A matrix of Dst, given values of Src.
+template <class Src, class Dst>
+class DirectStore : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  KERNELS_HD DirectStore(Dst* dst, int64_t row_stride) : dst_(dst), ld_(row_stride) {}
+
+  static constexpr int widest = 16 / int(sizeof(Dst));
+  int max_pack() const { return detail::aligned_pack(dst_, ld_, widest); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_pointer(dst_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
+    if (ld_ == detail::kOneRow && rows > 1) return invalid("store: store(p) has one row, store(p, ld) several");
+    if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than cols");
+    if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
+    return {};
+  }
+  // Around the cache only where rows are whole lines: a part of one costs more than it saves.
+  void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
+  int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(dst_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
+  using Itself = DirectStore;
+  static constexpr bool takes_any_column = true;
+  StoreAnywhere<Dst> any_column() const { return {dst_, ld_}; }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write<N>(dst_ + row * ld_ + col, convert<Dst>(v), past_cache_);
+  }
+  template <int N, class C>
+  KERNELS_HD void store_if(bool there, const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write_if(there, dst_ + row * ld_ + col, convert<Dst>(v));
+  }
+
+ protected:
+  Dst* dst_;
+  int64_t ld_;
+  bool past_cache_ = false;
+};
+
+template <class T>
+DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
+  static_assert(!std::is_const<T>::value, "store: the pointer is to const elements");
+  return {p, ld};
+}
+template <class T>
+DirectStore<compute_t<T>, T> store(T* p) { return kernels::store(p, detail::kOneRow); }
+
+// A tee whose packs begin at any column.
+template <class T>
+class TeeAnywhere : public Functor {
+ public:
+  static constexpr Role role = Role::map;
+  static constexpr bool has_effects = true;
+  TeeAnywhere(T* p, int64_t row_stride) : p_(p), ld_(row_stride) {}
+
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    const Pack<T, N> rounded = convert<T>(v);
+    write_anywhere(p_ + row * ld_ + col, rounded);
+    return convert<C>(rounded);
+  }
+  template <class C>
+  KERNELS_HD LoadAnywhere<T, C> read_back() const { return {p_, ld_}; }
+  KERNELS_HD RoundTo<T> without_effects() const { return {}; }
+
+ private:
+  T* p_;
+  int64_t ld_;
+};
+
+// A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
+// that reads a row a second time reads what was written here instead of evaluating what came before, and what must be read more
+// often (inputs of products, queries, columns in front of rope) does not take a tee at all.
+template <class T>
+class Tee : public DirectStore<compute_t<T>, T> {
+ public:
+  static constexpr Role role = Role::map;
+  static constexpr bool has_effects = true;
+  using DirectStore<compute_t<T>, T>::DirectStore;
+
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_pointer(this->dst_, "tee: the pointer is null", "tee: the pointer is not aligned for its elements"));
+    if (this->ld_ == detail::kOneRow && rows > 1) return invalid("tee: tee(p) has one row, tee(p, ld) several");
+    if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than cols");
+    if (detail::rows_overflow<T>(rows, this->ld_)) return invalid("tee: rows x row stride exceeds 64 bits");
+    return {};
+  }
+
+  template <class C, int N>
+  KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    const Pack<T, N> rounded = convert<T>(v);
+    write<N>(this->dst_ + row * this->ld_ + col, rounded, this->past_cache_);
+    return convert<C>(rounded);
+  }
+  template <class C>
+  KERNELS_HD DirectLoad<T, C> read_back() const { return {this->dst_, this->ld_}; }
+  using Itself = Tee;
+  TeeAnywhere<T> any_column() const { return {this->dst_, this->ld_}; }
+  KERNELS_HD RoundTo<T> without_effects() const { return {}; }
+
+ private:
+  using DirectStore<compute_t<T>, T>::store;
+};
+
+template <class T>
+Tee<T> tee(T* p, int64_t ld) {
+  static_assert(!std::is_const<T>::value, "tee: the pointer is to const elements");
+  return {p, ld};
+}
+template <class T>
+Tee<T> tee(T* p) { return kernels::tee(p, detail::kOneRow); }
+
+namespace detail {
+template <class M>
+struct is_tee : std::false_type {};
+template <class T>
+struct is_tee<Tee<T>> : std::true_type {};
+template <class T>
+struct is_tee<TeeAnywhere<T>> : std::true_type {};
+}  // namespace detail
+
+// Two sinks or more, each with its own maps: both(k::store(y16, ld), k::gelu() | k::store(y8, ld)).
+template <class A, class B>
+class Both : public Functor {
+ public:
+  static constexpr Role role = Role::sink;
+  Both(A a, B b) : a_(a), b_(b) {
+    static_assert(detail::is_sink<A> && detail::is_sink<B>, "both() takes two sinks");
+    static_assert(!detail::is_row_sink<A> && !detail::is_row_sink<B>,
+                  "quantize() cannot be one of both(): write the plain copy with tee() in front of it");
+    static_assert(!detail::wants_pairs<A>() && !detail::wants_pairs<B>(), "rope | sink and qkv() cannot be one of both(): use rope | both(sink, sink)");
+  }
+
+  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  int max_pack() const { return lesser(detail::max_pack_of(a_), detail::max_pack_of(b_)); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_of(a_, rows, cols));
+    return detail::check_of(b_, rows, cols);
+  }
+  static constexpr bool takes_any_column = detail::takes_any_column<A>() && detail::takes_any_column<B>();
+  auto any_column() const {
+    const auto a = detail::any_column(a_);
+    const auto b = detail::any_column(b_);
+    return Both<std::decay_t<decltype(a)>, std::decay_t<decltype(b)>>(a, b);
+  }
+  void set_past_cache(bool past) {
+    detail::set_past_cache(a_, past);
+    detail::set_past_cache(b_, past);
+  }
+
+  template <int N, class C>
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    detail::put(a_, v, row, col);
+    detail::put(b_, v, row, col);
+  }
+
+ private:
+  A a_;
+  B b_;
+};
+
+template <class A, class B>
+Both<A, B> both(A a, B b) { return {a, b}; }
+// Three sinks and more.
+template <class A, class B, class... More>
+auto both(A a, B b, More... more) { return both(a, both(b, more...)); }
+
+namespace detail {
+
+// What quantizing to T has to find out: the largest |value|, as the bits of a float. They order as the values do, with NaN above all,
+// so that a NaN shows in the scale and with it in all that shares it.
+template <class T>
+struct LargestSeen {
+  uint32_t largest = 0;
+  // At least 2^-126 largest T, unless 0: the reciprocal of the scale must not overflow.
+  KERNELS_HD float value() const {
+    constexpr float least = Largest<T>::value * 0x1p-126f;
+    const float x = bit_cast<float>(largest);
+    return x > 0.f && x < least ? least : x;
+  }
+  KERNELS_HD float scale() const { return value() / Largest<T>::value; }
+  // What values are multiplied by: the reciprocal of the scale.
+  KERNELS_HD float reciprocal() const { return largest > 0 ? Largest<T>::value / value() : 0.f; }
+
+  KERNELS_HD void merge(const LargestSeen& other) { largest = largest > other.largest ? largest : other.largest; }
+  template <class C, int N>
+  KERNELS_HD void take(const Pack<C, N>& v) {
+    const auto bits = transform(v, [](C x) { return bit_cast<uint32_t>(convert<float>(x)) & 0x7fffffffu; });
+    merge({fold(bits, [](uint32_t a, uint32_t b) { return a > b ? a : b; })});
+  }
+};
+
+}  // namespace detail
+
+// Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
+// scales[row] receives the scale, 2^-126 at the least. A row of zeros has scale 0 and codes 0. T: int8_t, float8_e4m3,
+// float8_e5m2. Scales for groups of columns, and scales that are given: quantize.h.
+// kAnywhere: its packs begin at any column.
+template <class T, bool kAnywhere = false>
+class Quantize : public Functor {
+ public:
+  static constexpr Role role = Role::row_sink;
+  Quantize(T* q, int64_t ld, float* scales) : q_(q), ld_(ld), scales_(scales) {}
+
+  static constexpr int widest = 16 / int(sizeof(T));
+  int max_pack() const { return detail::aligned_pack(q_, ld_, widest); }
+  Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(detail::check_pointer(q_, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null", "quantize: the pointer to the scales is not aligned for floats"));
+    if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
+    if (detail::rows_overflow<T>(rows, ld_)) return invalid("quantize: rows x row stride exceeds 64 bits");
+    return {};
+  }
+
+  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
+  using Itself = Quantize;
+  static constexpr bool takes_any_column = true;
+  Quantize<T, true> any_column() const { return {q_, ld_, scales_}; }
+
+  using State = detail::LargestSeen<T>;
+  KERNELS_HD float padding() const { return 0.f; }
+  template <class C, int N>
+  KERNELS_HD void accumulate(State& s, const Pack<C, N>& v, int) const { s.take(v); }
+  KERNELS_HD void merge(State& a, const State& b) const { a.merge(b); }
+  template <class Lanes>
+  KERNELS_HD State gather(const State& s, const Lanes& lanes) const { return {lanes.max(s.largest)}; }
+
+  KERNELS_HD float finish(const State& s) const { return s.reciprocal(); }
+  KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.scale(); }
+  template <class C, int N>
+  KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
+    const auto codes = convert<T>(convert<float>(v) * reciprocal);
+    if constexpr (kAnywhere) write_anywhere(q_ + row * ld_ + col, codes);
+    else write<N>(q_ + row * ld_ + col, codes);
+  }
+
+ private:
+  T* q_;
+  int64_t ld_;
+  float* scales_;
+};
+
+template <class T>
+Quantize<T> quantize(T* q, int64_t ld, float* scales) { return {q, ld, scales}; }
+
+KERNELS_END
