@@ -363,15 +363,18 @@ struct HopperPrefillBody {
       values_at.next(tile);
       arch::async_proxy_fence();
       const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
+      // Products and their commit stand in one branch, or the compiler commits with another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
-      arch::warpgroup_fence();
       if (kCols > kFewerCols && cols <= kFewerCols) {
+        arch::warpgroup_fence();
         multiply_values<0, kFewerCols>(values);
+        arch::warpgroup_commit();
       } else {
+        arch::warpgroup_fence();
         multiply_values<0, kMost>(values);
         if constexpr (kCols > kMost) multiply_values<kMost, kCols - kMost>(values);
+        arch::warpgroup_commit();
       }
-      arch::warpgroup_commit();
     }
     template <int kColumns>
     __device__ __forceinline__ void multiply_keys(uint64_t keys) {
