@@ -1,0 +1,354 @@
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "tokenizer_parts.h"
+
+namespace llm {
+
+void Tokenizer::add_piece(const std::string& text, int32_t id, const std::string& what) {
+  if (id < 0 || id >= kMostTokens) throw Error(what + ": a token's number is out of range");
+  if (size_t(id) >= pieces_.size()) pieces_.resize(size_t(id) + 1), control_.resize(size_t(id) + 1);
+  pieces_[size_t(id)] = text;
+}
+
+void Tokenizer::add_added(const Added& token, const std::string& what) {
+  if (token.text.empty()) throw Error(what + ": an added token without text");
+  add_piece(token.text, token.id, what);
+  control_[size_t(token.id)] = token.special;
+  added_.push_back(token);
+}
+
+void Tokenizer::index_added() {
+  for (Added& token : added_) {
+    if (token.match.empty()) token.match = token.normalized ? normalize(token.text, true) : token.text;
+    if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
+  }
+  for (size_t i = 0; i < added_.size(); ++i) {
+    Trie& trie = tries_[added_[i].normalized ? 1 : 0];
+    uint64_t node = 0;
+    for (const char c : added_[i].match) node = trie.next.emplace(node << 8 | static_cast<unsigned char>(c), trie.next.size() + 1).first->second;
+    trie.ends[node].push_back(i);
+  }
+}
+
+void Tokenizer::read_ends(const Json& json, const std::string& what) {
+  if (!json.is_object()) throw Error(what + ": not an object");
+  const std::string type = text_of(json, "type", what);
+  if (type == "Sequence") {
+    const Json* const list = part_of(json, "processors");
+    if (list == nullptr || !list->is_array()) throw Error(what + ": a Sequence of nothing");
+    for (const Json& item : *list) read_ends(item, what);
+  } else if (type == "TemplateProcessing") {
+    const Json *const single = part_of(json, "single"), *const special = part_of(json, "special_tokens");
+    if (single == nullptr || !single->is_array()) throw Error(what + ": no template for a single text");
+    bool behind = false;
+    for (const Json& item : *single) {
+      if (!item.is_object()) throw Error(what + ": a template of something else than objects");
+      if (item.contains("Sequence")) {
+        behind = true;
+        continue;
+      }
+      const Json* const token = part_of(item, "SpecialToken");
+      const Json* const entry = token != nullptr && token->is_object() && special != nullptr && special->is_object() ? part_of(*special, text_of(*token, "id", what).c_str()) : nullptr;
+      const Json* const ids = entry != nullptr && entry->is_object() ? part_of(*entry, "ids") : nullptr;
+      if (ids == nullptr || !ids->is_array()) throw Error(what + ": a special token of the template is not defined");
+      for (const Json& id : *ids) (behind ? after_ : before_).push_back(id_in(id, what));
+    }
+  } else if (type != "ByteLevel") {
+    throw Error(what + ": the post-processor " + shown(type) + " is not supported");
+  }
+}
+
+// Pieces of tokenizer.json, as bytes; returns them as the file spells them, as merges do.
+Tokenizer::Spelled Tokenizer::read_pieces(const Json& vocabulary, bool byte_level, bool fallback, const std::string& what) {
+  Spelled spelled;
+  if (fallback) raw_bytes_.assign(256, -1);
+  for (const auto& item : vocabulary.items()) {
+    const int32_t id = id_in(item.value(), what);
+    spelled[item.key()] = id;
+    std::string text = item.key();
+    if (byte_level) {
+      if (!from_byte_names(item.key(), text)) text = item.key();
+    } else if (const int byte = fallback ? byte_of(text) : -1; byte >= 0) {
+      raw_bytes_[size_t(byte)] = id;
+      add_piece(std::string(1, char(byte)), id, what);
+      continue;
+    }
+    ids_[text] = id;
+    add_piece(text, id, what);
+  }
+  return spelled;
+}
+
+void Tokenizer::read_merges(const Json& merges, const Spelled& spelled, const std::string& what) {
+  int32_t rank = 0;
+  for (const Json& item : merges) {
+    std::string left, right;
+    if (item.is_string()) {
+      const std::string both = item.get<std::string>();
+      const size_t space = both.find(' ');
+      if (space != std::string::npos) left = both.substr(0, space), right = both.substr(space + 1);
+    } else if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
+      left = item[0].get<std::string>(), right = item[1].get<std::string>();
+    }
+    const auto a = spelled.find(left), b = spelled.find(right), c = spelled.find(left + right);
+    if (a == spelled.end() || b == spelled.end() || c == spelled.end()) throw Error(what + ": merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
+    merges_.emplace(uint64_t(uint32_t(a->second)) << 32 | uint32_t(b->second), Merge{rank++, c->second});
+  }
+}
+
+void Tokenizer::read_added(const Json& added, const std::string& what) {
+  if (!added.is_array()) throw Error(what + ": added_tokens: not a list");
+  for (const Json& item : added) {
+    if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
+    add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what), flag_of(item, "normalized", false, what),
+               flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""}, what);
+  }
+}
+
+void Tokenizer::read_json(const Json& json, const std::string& what) {
+  const Json* const model = json.is_object() ? part_of(json, "model") : nullptr;
+  if (model == nullptr || !model->is_object()) throw Error(what + ": no model");
+  const Json* const type = part_of(*model, "type");
+  if (type != nullptr && *type != "BPE") throw Error(what + ": the model " + shown(type->dump()) + " is not supported");
+  const Json *const vocabulary = part_of(*model, "vocab"), *const merges = part_of(*model, "merges");
+  if (vocabulary == nullptr || !vocabulary->is_object() || merges == nullptr || !merges->is_array()) throw Error(what + ": no vocab or no merges");
+  for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (const Json* const value = part_of(*model, name); value != nullptr && *value != "" && *value != 0.0) throw Error(what + ": " + name + " is not supported");
+  }
+  if (const Json* const steps = part_of(json, "normalizer")) read_steps(*steps, what, true);
+  if (const Json* const steps = part_of(json, "pre_tokenizer")) read_steps(*steps, what, false);
+  if (const Json* const ends = part_of(json, "post_processor")) read_ends(*ends, what);
+
+  const bool byte_level = std::any_of(splitters_.begin(), splitters_.end(), [](const auto& step) { return step->kind == Step::byte_level; });
+  kind_ = byte_level ? Kind::bytes : Kind::chars;
+  const bool fallback = flag_of(*model, "byte_fallback", false, what);
+  fuse_unknown_ = flag_of(*model, "fuse_unk", false, what);
+  ignore_merges_ = flag_of(*model, "ignore_merges", false, what);
+
+  const Spelled spelled = read_pieces(*vocabulary, byte_level, fallback, what);
+  read_merges(*merges, spelled, what);
+  if (const Json* const unknown = part_of(*model, "unk_token")) {
+    const auto at = unknown->is_string() ? spelled.find(unknown->get<std::string>()) : spelled.end();
+    if (at != spelled.end()) unknown_ = at->second;
+  }
+  // How pieces are read back: a sign for spaces becomes one, and the first one of a text may not be its own.
+  if (!byte_level) {
+    for (std::string& piece : pieces_) piece = with_spaces(piece);
+    const Json* const decoder = part_of(json, "decoder");
+    const std::string all = decoder != nullptr ? decoder->dump() : "";
+    strip_first_space_ = all.find("\"Strip\"") != std::string::npos || (all.find("\"Metaspace\"") != std::string::npos && all.find("\"never\"") == std::string::npos);
+  }
+  if (const Json* const added = part_of(json, "added_tokens")) read_added(*added, what);
+  for (const Ids* ends : {&before_, &after_}) {
+    for (const int32_t id : *ends) {
+      if (id >= size()) throw Error(what + ": the post-processor puts the token " + std::to_string(id) + ", which is none");
+    }
+  }
+  index_added();
+}
+
+// GPT-2's own two files.
+void Tokenizer::read_vocabulary(const std::string& directory) {
+  Json json = {{"model", {{"type", "BPE"}, {"vocab", llm::read_json(directory + "/vocab.json")}, {"merges", Json::array()}}},
+               {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}, {"added_tokens", Json::array()}};
+  const std::string merges = read_file(directory + "/merges.txt");
+  for (size_t at = 0; at < merges.size();) {
+    const size_t end = std::min(merges.find('\n', at), merges.size());
+    std::string line = merges.substr(at, end - at);
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (!line.empty() && line.rfind("#version", 0) != 0) json["model"]["merges"].push_back(line);
+    at = end + 1;
+  }
+  const Json& vocabulary = json["model"]["vocab"];
+  if (vocabulary.is_object() && vocabulary.contains("<|endoftext|>")) json["added_tokens"].push_back({{"content", "<|endoftext|>"}, {"id", vocabulary["<|endoftext|>"]}, {"special", true}});
+  read_json(json, directory + "/vocab.json");
+}
+
+void Tokenizer::read_config(const std::string& directory) {
+  const std::string path = directory + "/tokenizer_config.json";
+  if (file_exists(path)) {
+    const Json json = llm::read_json(path);
+    if (!json.is_object()) throw Error(path + ": not an object");
+    for (const auto& item : json.items()) {
+      const std::string& name = item.key();
+      const Json* const text = item.value().is_object() ? part_of(item.value(), "content") : &item.value();
+      if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr && text->is_string()) special_names[name] = *text;
+    }
+    const auto token = [&](const char* name, int32_t otherwise) {
+      const int32_t id = special_names.contains(name) ? id_of(special_names[name].get<std::string>()) : -1;
+      return id >= 0 ? id : otherwise;
+    };
+    bos = token("bos_token", bos), eos = token("eos_token", eos);
+    const Json* const all = part_of(json, "chat_template");
+    if (all != nullptr && all->is_string()) chat_templates["default"] = all->get<std::string>();
+    for (const Json& item : all != nullptr && all->is_array() ? *all : Json::array()) {
+      if (!item.is_object()) throw Error(path + ": chat_template: a list of something else than objects");
+      chat_templates[text_of(item, "name", path)] = text_of(item, "template", path);
+    }
+  } else {  // as the model's own file has them
+    if (bos >= 0) special_names["bos_token"] = bytes(bos, true);
+    if (eos >= 0) special_names["eos_token"] = bytes(eos, true);
+  }
+  if (file_exists(directory + "/chat_template.jinja")) chat_templates["default"] = read_file(directory + "/chat_template.jinja", 1 << 20);
+}
+
+Tokenizer Tokenizer::from_json(const Json& json, const std::string& what) {
+  Tokenizer out;
+  out.read_json(json, what);
+  return out;
+}
+
+Tokenizer Tokenizer::from_model(const std::string& bytes, const std::string& what) {
+  Tokenizer out;
+  out.read_model(bytes, what);
+  return out;
+}
+
+Tokenizer::Tokenizer(const std::string& directory) {
+  if (file_exists(directory + "/tokenizer.json")) read_json(llm::read_json(directory + "/tokenizer.json"), directory + "/tokenizer.json");
+  else if (file_exists(directory + "/tokenizer.model")) read_model(read_file(directory + "/tokenizer.model"), directory + "/tokenizer.model");
+  else if (file_exists(directory + "/vocab.json")) read_vocabulary(directory);
+  else throw Error(directory + ": has neither tokenizer.json nor tokenizer.model");
+  read_config(directory);
+}
+
+// ---- SentencePiece's file: a protobuf -------------------------------------------------------------------------------------------
+
+namespace {
+
+// The fields of a message: f(number, value of a number, bytes of a text or a message).
+template <class F>
+void each_field(std::string_view message, const std::string& what, const F& f) {
+  const auto broken = [&]() -> Error { return Error(what + ": not a SentencePiece model"); };
+  const auto varint = [&] {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      if (message.empty()) throw broken();
+      const auto byte = static_cast<unsigned char>(message[0]);
+      message.remove_prefix(1);
+      value |= uint64_t(byte & 0x7f) << shift;
+      if (byte < 0x80) return value;
+    }
+    throw broken();
+  };
+  while (!message.empty()) {
+    const uint64_t key = varint(), wire = key & 7;
+    uint64_t number = 0, length = wire == 1 ? 8 : wire == 5 ? 4 : 0;
+    if (wire == 0) number = varint();
+    else if (wire == 2) length = varint();
+    else if (wire != 1 && wire != 5) throw broken();
+    if (length > message.size()) throw broken();
+    f(int(key >> 3), number, message.substr(0, size_t(length)));
+    message.remove_prefix(size_t(length));
+  }
+}
+
+// What is in such a file.
+struct PieceFile {
+  struct Piece {
+    std::string text;
+    float score = 0;
+    uint64_t type = 1;  // 1: normal, 2: unknown, 3: control, 4: user defined, 5: unused, 6: byte
+  };
+  std::vector<Piece> all;
+  uint64_t model = 1, unknown = 0, bos_id = 1, eos_id = 2;
+  bool dummy_prefix = true, extra_spaces = true, escape = true;
+  std::string normalizer;
+
+  PieceFile(const std::string& bytes, const std::string& what) {
+    each_field(bytes, what, [&](int field, uint64_t, std::string_view value) {
+      if (field == 1) add(value, what);
+      else if (field == 2) read_trainer(value, what);
+      else if (field == 3) read_normalizer(value, what);
+    });
+    if (all.empty()) throw Error(what + ": not a SentencePiece model");
+    if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
+    if (normalizer != "identity" || extra_spaces || !escape) throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
+    if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
+  }
+
+ private:
+  void add(std::string_view value, const std::string& what) {
+    Piece piece;
+    each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
+      if (f == 1) piece.text = std::string(v);
+      if (f == 2 && v.size() == 4) std::memcpy(&piece.score, v.data(), 4);
+      if (f == 3) piece.type = n;
+    });
+    all.push_back(piece);
+  }
+  void read_trainer(std::string_view value, const std::string& what) {
+    each_field(value, what, [&](int f, uint64_t n, std::string_view) {
+      if (f == 3) model = n;
+      if (f == 40) unknown = n;
+      if (f == 41) bos_id = n;
+      if (f == 42) eos_id = n;
+    });
+  }
+  void read_normalizer(std::string_view value, const std::string& what) {
+    each_field(value, what, [&](int f, uint64_t n, std::string_view v) {
+      if (f == 1) normalizer = std::string(v);
+      if (f == 3) dummy_prefix = n != 0;
+      if (f == 4) extra_spaces = n != 0;
+      if (f == 5) escape = n != 0;
+    });
+  }
+};
+
+}  // namespace
+
+void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
+  const PieceFile file(bytes, what);
+  const auto& all = file.all;
+  kind_ = Kind::chars;
+  fuse_unknown_ = true;
+  unknown_ = file.unknown < all.size() ? int32_t(file.unknown) : -1;
+  bos = file.bos_id < all.size() ? int32_t(file.bos_id) : -1, eos = file.eos_id < all.size() ? int32_t(file.eos_id) : -1;
+  if (bos >= 0) before_ = {bos};
+  for (size_t i = 0; i < all.size(); ++i) {
+    const PieceFile::Piece& piece = all[i];
+    std::string shown_as = with_spaces(piece.text);
+    if (piece.text.size() > 1024) throw Error(what + ": a piece of more than 1024 bytes");
+    if (piece.type == 5) throw Error(what + ": pieces that are not used are not supported");
+    if (piece.type == 6) {
+      const int byte = byte_of(piece.text);
+      if (byte < 0) throw Error(what + ": a byte's piece has another name");
+      if (raw_bytes_.empty()) raw_bytes_.assign(256, -1);
+      raw_bytes_[size_t(byte)] = int32_t(i);
+      shown_as = std::string(1, char(byte));
+    } else if (piece.type == 1) {
+      ids_[piece.text] = int32_t(i);
+    }
+    add_piece(shown_as, int32_t(i), what);
+    // Those that users have defined are cut out of the text like added tokens, after normalization.
+    if (piece.type == 4) add_added({piece.text, int32_t(i), false, true, false, false, false, piece.text}, what), pieces_[i] = shown_as;
+    if (piece.type == 2 || piece.type == 3) add_added({piece.text, int32_t(i), true, false, false, false, false, piece.text}, what);
+  }
+  // Two pieces become a third one by its score: pieces of equal scores are of equal rank.
+  std::vector<float> scores;
+  for (const PieceFile::Piece& piece : all) scores.push_back(piece.score);
+  std::sort(scores.begin(), scores.end(), std::greater<float>());
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].type != 1) continue;
+    const std::string& text = all[i].text;
+    const auto rank = int32_t(std::lower_bound(scores.begin(), scores.end(), all[i].score, std::greater<float>()) - scores.begin());
+    for (size_t cut = 1; cut < text.size(); ++cut) {
+      const auto left = ids_.find(text.substr(0, cut)), right = ids_.find(text.substr(cut));
+      if (left != ids_.end() && right != ids_.end()) merges_.emplace(uint64_t(uint32_t(left->second)) << 32 | uint32_t(right->second), Merge{rank, int32_t(i)});
+    }
+  }
+  // Spaces become signs, one before the text.
+  const auto step = [&](Step::Kind kind, const std::string& from) {
+    auto made = std::make_shared<Step>();
+    made->kind = kind, made->from = from, made->to = "\xe2\x96\x81";
+    normalizers_.push_back(made);
+  };
+  if (file.dummy_prefix) step(Step::prepend, ""), strip_first_space_ = true;
+  step(Step::replace, " ");
+  index_added();
+}
+
+}  // namespace llm

@@ -1,0 +1,260 @@
+#include <utf8proc.h>
+
+#include <algorithm>
+
+#include "tokenizer_parts.h"
+
+namespace llm {
+
+namespace {
+
+constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// \s and \S as Oniguruma, which the files are written for, understands them: PCRE2's take U+180E for a space.
+std::string translated(const std::string& pattern, const std::string& what) {
+  const std::string spaces = "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+  std::string out;
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\' && i + 1 < pattern.size()) {
+      const char next = pattern[++i];
+      if (next == 's') out += in_class ? spaces : "[" + spaces + "]";
+      else if (next == 'S' && in_class) throw Error(what + ": \\S in a class of characters is not supported");
+      else if (next == 'S') out += "[^" + spaces + "]";
+      else (out += c) += next;
+      continue;
+    }
+    if (c == '[' && in_class && (i + 1 >= pattern.size() || pattern[i + 1] != ':')) {
+      // In Oniguruma a class in a class.
+      throw Error(what + ": a class of characters within another one is not supported");
+    }
+    if (c == '[') in_class = true;
+    if (c == ']') in_class = false;
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+Tokenizer::Regex::Regex(const std::string& pattern, const std::string& what) : source(pattern) {
+  const std::string own = translated(pattern, what);
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
+  if (code == nullptr) {
+    PCRE2_UCHAR text[128];
+    pcre2_get_error_message(error, text, sizeof(text));
+    throw Error(what + ": the regular expression " + shown(pattern) + ": " + reinterpret_cast<const char*>(text));
+  }
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it matching is slower
+  context = pcre2_match_context_create(nullptr);
+  stack = pcre2_jit_stack_create(32 << 10, 64 << 20, nullptr);
+  pcre2_jit_stack_assign(context, nullptr, stack);
+}
+
+Tokenizer::Regex::~Regex() {
+  pcre2_code_free(code);
+  pcre2_match_context_free(context);
+  pcre2_jit_stack_free(stack);
+}
+
+std::string text_of(const Json& json, const char* name, const std::string& what) {
+  const auto at = json.find(name);
+  if (at == json.end() || !at->is_string()) throw Error(what + ": " + name + ": not a string");
+  return at->get<std::string>();
+}
+bool flag_of(const Json& json, const char* name, bool otherwise, const std::string& what) {
+  const auto at = json.find(name);
+  if (at == json.end() || at->is_null()) return otherwise;
+  if (!at->is_boolean()) throw Error(what + ": " + name + ": neither true nor false");
+  return at->get<bool>();
+}
+const Json* part_of(const Json& json, const char* name) {
+  const auto at = json.find(name);
+  return at == json.end() || at->is_null() ? nullptr : &*at;
+}
+int32_t id_in(const Json& json, const std::string& what) {
+  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens) throw Error(what + ": not a token's number");
+  return json.get<int32_t>();
+}
+
+// utf8proc_map() takes the square of the length of a run of marks to sort it, and a text may be nothing else.
+std::string composed(std::string_view text, int options) {
+  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return std::string(text);
+  std::vector<utf8proc_int32_t> points;
+  const auto option = utf8proc_option_t(UTF8PROC_STABLE | options);
+  for (int before = 0; !text.empty(); text.remove_prefix(length_at(text))) {
+    utf8proc_int32_t some[32];
+    const auto n = utf8proc_decompose_char(utf8proc_int32_t(code_point(text)), some, 32, option, &before);
+    if (n < 0 || n > 32) throw Error(std::string("a text cannot be normalized: ") + utf8proc_errmsg(n));
+    points.insert(points.end(), some, some + n);
+  }
+  const auto order = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (auto at = points.begin(); (at = std::find_if(at, points.end(), order)) != points.end();) {
+    const auto end = std::find_if(at, points.end(), [&](utf8proc_int32_t c) { return order(c) == 0; });
+    std::stable_sort(at, end, [&](utf8proc_int32_t a, utf8proc_int32_t b) { return order(a) < order(b); });
+    at = end;
+  }
+  points.resize(size_t(utf8proc_normalize_utf32(points.data(), utf8proc_ssize_t(points.size()), option)));
+  std::string out;
+  for (const utf8proc_int32_t c : points) out += utf8_of(uint32_t(c));
+  return out;
+}
+
+void Tokenizer::read_steps(const Json& json, const std::string& what, bool normalizing) {
+  if (!json.is_object()) throw Error(what + ": not an object");
+  const std::string type = text_of(json, "type", what);
+  if (type == "Sequence") {
+    const Json* const list = part_of(json, normalizing ? "normalizers" : "pretokenizers");
+    if (list == nullptr || !list->is_array()) throw Error(what + ": a Sequence of nothing");
+    for (const Json& item : *list) read_steps(item, what, normalizing);
+    return;
+  }
+  if (normalizers_.size() + splitters_.size() >= 64) throw Error(what + ": more than 64 normalizers and pre-tokenizers");
+  auto step = std::make_shared<Step>();
+  // A pattern is a text or a regular expression.
+  const auto read_pattern = [&] {
+    const Json* const pattern = part_of(json, "pattern");
+    if (pattern == nullptr || !pattern->is_object()) throw Error(what + ": " + type + ": no pattern");
+    if (pattern->contains("Regex")) step->regex = std::make_shared<Regex>(text_of(*pattern, "Regex", what), what);
+    else step->from = text_of(*pattern, "String", what);
+    if (!step->regex && step->from.empty()) throw Error(what + ": " + type + ": an empty pattern");
+  };
+  if (normalizing) {
+    if (type == "NFC") step->kind = Step::nfc;
+    else if (type == "NFD") step->kind = Step::nfd;
+    else if (type == "NFKC") step->kind = Step::nfkc;
+    else if (type == "NFKD") step->kind = Step::nfkd;
+    else if (type == "Lowercase") step->kind = Step::lowercase;
+    else if (type == "Prepend") step->kind = Step::prepend, step->to = text_of(json, "prepend", what);
+    else if (type == "Replace") step->kind = Step::replace, step->to = text_of(json, "content", what), read_pattern();
+    else throw Error(what + ": the normalizer " + shown(type) + " is not supported");
+    if (step->to.size() > 256) throw Error(what + ": " + type + ": a text of more than 256 bytes");
+    normalizers_.push_back(step);
+    return;
+  }
+  if (type == "Split") {
+    step->kind = Step::split;
+    read_pattern();
+    const std::string behavior = text_of(json, "behavior", what);
+    if (behavior == "Isolated") step->behavior = Step::isolated;
+    else if (behavior == "Removed") step->behavior = Step::removed;
+    else if (behavior == "MergedWithPrevious") step->behavior = Step::with_previous;
+    else if (behavior == "MergedWithNext") step->behavior = Step::with_next;
+    else throw Error(what + ": Split: the behavior " + shown(behavior) + " is not supported");
+    step->invert = flag_of(json, "invert", false, what);
+  } else if (type == "ByteLevel") {
+    step->kind = Step::byte_level;
+    step->prefix_space = flag_of(json, "add_prefix_space", true, what);
+    if (flag_of(json, "use_regex", true, what)) step->regex = std::make_shared<Regex>(kGpt2Words, what);
+  } else if (type == "Digits") {
+    step->kind = Step::digits;
+    step->individual = flag_of(json, "individual_digits", false, what);
+    step->regex = std::make_shared<Regex>(step->individual ? R"(\p{N})" : R"(\p{N}+)", what);
+  } else if (type == "Metaspace") {
+    step->kind = Step::metaspace;
+    step->to = text_of(json, "replacement", what);
+    if (step->to.empty() || length_at(step->to) != step->to.size()) throw Error(what + ": Metaspace: replacement: not one character");
+    const std::string scheme = json.contains("prepend_scheme") ? text_of(json, "prepend_scheme", what) : flag_of(json, "add_prefix_space", true, what) ? "always" : "never";
+    if (scheme != "always" && scheme != "first" && scheme != "never") throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
+    step->always = scheme == "always", step->first = scheme == "first";
+    step->whole = !flag_of(json, "split", true, what);
+  } else {
+    throw Error(what + ": the pre-tokenizer " + shown(type) + " is not supported");
+  }
+  splitters_.push_back(step);
+}
+
+std::string Tokenizer::normalize(std::string_view text, bool) const {
+  std::string out(text);
+  if (out.empty()) return out;
+  for (const auto& step : normalizers_) {
+    switch (step->kind) {
+      case Step::nfc: out = composed(out, UTF8PROC_COMPOSE); break;
+      case Step::nfd: out = composed(out, UTF8PROC_DECOMPOSE); break;
+      case Step::nfkc: out = composed(out, UTF8PROC_COMPOSE | UTF8PROC_COMPAT); break;
+      case Step::nfkd: out = composed(out, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT); break;
+      case Step::lowercase: {
+        std::string lower;
+        for (std::string_view rest = out; !rest.empty(); rest.remove_prefix(length_at(rest))) lower += utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(code_point(rest)))));
+        out = lower;
+        break;
+      }
+      case Step::prepend: out = step->to + out; break;
+      case Step::replace: {
+        std::string next;
+        size_t done = 0;
+        const auto put = [&](size_t begin, size_t end) {
+          next.append(out, done, begin - done).append(step->to);
+          done = end;
+        };
+        if (step->regex) step->regex->each(out, put);
+        else for (size_t at = out.find(step->from); at != std::string::npos; at = out.find(step->from, at + step->from.size())) put(at, at + step->from.size());
+        out = next.append(out, done, std::string::npos);
+        break;
+      }
+      default: break;
+    }
+    // No step that is meant seriously makes 32 bytes of one; a few that are not would fill the memory.
+    if (out.size() > 32 * text.size() + 1024) throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " + std::to_string(text.size()));
+  }
+  return out;
+}
+
+// Splits a piece of text by the steps from this one on, and merges what comes out at the end.
+void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out) const {
+  if (word.empty()) return;
+  if (index == splitters_.size()) return merge(word, out);
+  const Step& step = *splitters_[index];
+  if (step.kind == Step::metaspace) {
+    std::string text;
+    const bool marked = starts_with(word, step.to) || word[0] == ' ';
+    if (!marked && (step.always || (step.first && first))) text = step.to;
+    for (const char c : word) {
+      if (c == ' ') text += step.to;
+      else text += c;
+    }
+    if (step.whole) return split(text, index + 1, first, out);
+    for (size_t begin = 0; begin < text.size();) {  // each sign begins a word
+      size_t end = text.find(step.to, begin + (starts_with(std::string_view(text).substr(begin), step.to) ? step.to.size() : 0));
+      if (end == std::string::npos) end = text.size();
+      split(std::string_view(text).substr(begin, end - begin), index + 1, first && begin == 0, out);
+      begin = end;
+    }
+    return;
+  }
+  std::string with_space;
+  if (step.kind == Step::byte_level && step.prefix_space && word[0] != ' ') {
+    with_space = " " + std::string(word);
+    word = with_space;
+  }
+  if (step.kind == Step::byte_level && !step.regex) return split(word, index + 1, first, out);
+
+  // Matches and what lies between them.
+  std::vector<std::pair<size_t, bool>> ends;  // of each part; whether it is a match
+  size_t done = 0;
+  const auto match = [&](size_t begin, size_t end) {
+    if (begin > done) ends.emplace_back(begin, step.invert);
+    ends.emplace_back(end, !step.invert);
+    done = end;
+  };
+  if (step.regex) step.regex->each(word, match);
+  else for (size_t at = word.find(step.from); at != std::string::npos; at = word.find(step.from, at + step.from.size())) match(at, at + step.from.size());
+  if (done < word.size()) ends.emplace_back(word.size(), step.invert);
+  size_t begin = 0;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const bool is_match = ends[i].second;
+    if (step.behavior == Step::removed && is_match) {
+      begin = ends[i].first;
+      continue;
+    }
+    const bool joins = i + 1 < ends.size() && ((step.behavior == Step::with_previous && !is_match && ends[i + 1].second) || (step.behavior == Step::with_next && is_match && !ends[i + 1].second));
+    if (joins) continue;
+    split(word.substr(begin, ends[i].first - begin), index + 1, first && begin == 0, out);
+    begin = ends[i].first;
+  }
+}
+
+}  // namespace llm

@@ -1,0 +1,135 @@
+#include <utf8proc.h>
+
+#include "tokenizer_parts.h"
+
+namespace llm {
+
+namespace {
+
+// The length of the character that begins at text[0]: > 0 if it is whole, 0 if more bytes are needed, < 0 if so many bytes can begin
+// none.
+int character(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  if (first < 0xc2 || first > 0xf4) return -1;
+  const int length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  for (int i = 1; i < length; ++i) {
+    if (size_t(i) >= text.size()) return 0;
+    unsigned low = 0x80, high = 0xbf;
+    if (i == 1) {  // no overlong forms, no surrogates, nothing above U+10FFFF
+      if (first == 0xe0) low = 0xa0;
+      if (first == 0xed) high = 0x9f;
+      if (first == 0xf0) low = 0x90;
+      if (first == 0xf4) high = 0x8f;
+    }
+    if (byte(size_t(i)) < low || byte(size_t(i)) > high) return -i;
+  }
+  return length;
+}
+
+constexpr const char* kReplacement = "\xef\xbf\xbd";
+
+// Appends the whole characters of text, and returns what is left: the beginning of one.
+std::string_view repair(std::string_view text, std::string& out) {
+  while (!text.empty()) {
+    const int n = character(text);
+    if (n == 0) break;
+    if (n > 0) out.append(text.substr(0, size_t(n)));
+    else out += kReplacement;
+    text.remove_prefix(size_t(n > 0 ? n : -n));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string utf8_of(uint32_t c) {
+  utf8proc_uint8_t bytes[4];
+  return std::string(reinterpret_cast<char*>(bytes), size_t(utf8proc_encode_char(utf8proc_int32_t(c), bytes)));
+}
+
+uint32_t code_point(std::string_view text) {
+  utf8proc_int32_t c = 0;
+  utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), utf8proc_ssize_t(text.size()), &c);
+  return c < 0 ? 0xfffd : uint32_t(c);
+}
+size_t length_at(std::string_view text) {
+  const int n = character(text);
+  return n > 0 ? size_t(n) : 1;
+}
+std::string_view last_character(std::string_view text) {
+  size_t at = text.size();
+  while (at > 0 && (static_cast<unsigned char>(text[--at]) & 0xc0) == 0x80) {}
+  return text.substr(at);
+}
+
+bool is_space(uint32_t c) {
+  return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+bool is_word(uint32_t c) {
+  const auto category = utf8proc_category(utf8proc_int32_t(c));
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NO) || c == '_' || category == UTF8PROC_CATEGORY_PC;
+}
+
+bool starts_with(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
+
+ByteNames::ByteNames() {
+  uint32_t next = 256;
+  for (int b = 0; b < 256; ++b) {
+    const bool itself = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+    const uint32_t c = itself ? uint32_t(b) : next++;
+    of[b] = utf8_of(c);
+    byte[c] = static_cast<unsigned char>(b);
+  }
+}
+const ByteNames& byte_names() {
+  static const ByteNames names;
+  return names;
+}
+
+int byte_of(const std::string& text) {
+  if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' || !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4]))) return -1;
+  return std::stoi(text.substr(3, 2), nullptr, 16);
+}
+
+std::string with_spaces(const std::string& text) {
+  const std::string sign = "\xe2\x96\x81";
+  std::string out;
+  size_t done = 0;
+  for (size_t at; (at = text.find(sign, done)) != std::string::npos; done = at + sign.size()) out.append(text, done, at - done) += ' ';
+  return out.append(text, done, std::string::npos);
+}
+
+bool from_byte_names(std::string_view text, std::string& out) {
+  out.clear();
+  while (!text.empty()) {
+    const size_t n = length_at(text);
+    const auto at = byte_names().byte.find(code_point(text));
+    if (at == byte_names().byte.end()) return false;
+    out.push_back(char(at->second));
+    text.remove_prefix(n);
+  }
+  return true;
+}
+
+std::string valid_utf8(std::string_view text) {
+  Utf8Stream stream;
+  std::string out = stream.add(text);
+  return out += stream.end();
+}
+
+std::string Utf8Stream::add(std::string_view bytes) {
+  std::string all = held_, out;
+  all.append(bytes);
+  held_ = std::string(repair(all, out));
+  return out;
+}
+
+std::string Utf8Stream::end() {
+  const bool open = !held_.empty();
+  held_.clear();
+  return open ? kReplacement : "";
+}
+
+}  // namespace llm
