@@ -161,7 +161,7 @@ struct KernelKey {
     return kernel == other.kernel && device == other.device && much_shared == other.much_shared && large_cluster == other.large_cluster;
   }
 };
-// What is kept of its image: the virtual architecture, and the bytes of shared memory that it declares.
+// What is kept of its image: the virtual architecture, the bytes of shared memory that it declares, and the registers of a thread.
 struct KernelImage {
   int capability = 0, declared_shared = 0, registers = 0;
 };

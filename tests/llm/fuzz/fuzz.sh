@@ -20,7 +20,7 @@ echo 'int main() {}' > "$work/empty.cpp"
 
 libraries=(-lpcre2-8 -lutf8proc)
 # In one translation unit, as most of the time goes into the headers.
-sources=("$example"/{config,text,tokenizer,tokenizer_files,tokenizer_steps,tokenizer_text,weights}.cpp "$here/target.cpp")
+sources=("$example"/{config,text,weights}.cpp "$example"/tokenizer*.cpp "$here/target.cpp")
 build+=(-I "$include_dir" -I "$example" -I "$here")
 if [[ -n ${MODELS:-} ]]; then
   sources+=("$example"/{device,model,session}.cpp)

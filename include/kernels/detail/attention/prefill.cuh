@@ -10,9 +10,8 @@
 //
 // A block's rows are queries of one head, or where these are few those of all heads that share keys (grouped-query
 // packing). 16-bit operands that are aligned are copied by cp.async; others are read through their functors, rounded to
-// 16 bits and stored. Logits are fragments of mma.sync, and their weights, rounded to 16 bits, are operands again. In
-// shared memory a run of 64 columns is eight chunks of 16 bytes, swizzled so that neither writes nor reads have bank
-// conflicts.
+// 16 bits and stored. Logits are fragments of mma.sync, and their weights, rounded to 16 bits, are operands again. How
+// tiles lie in shared memory is said in prefill_tiles.cuh.
 //
 // Keys that none of a block's rows see are not read; a warp skips tiles that its own rows do not see, and asks the
 // score for single keys only in those that its rows do not see as a whole. As tiles begin at multiples of their size,
@@ -62,7 +61,7 @@ struct PrefillBody {
   static constexpr bool kFullSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  static unsigned tiles_each(const PrefillGrid&) { return 1; }
+  static unsigned tiles_of_block(const PrefillGrid&) { return 1; }
 
   struct Params {
     P problem;

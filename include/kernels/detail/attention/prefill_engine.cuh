@@ -71,7 +71,7 @@ Status with_prefill_tile(const AttentionShape& shape, const F& f) {
 }
 
 // Calls f with the body that a call takes: that for sm_90a wherever it can, as the bits of a sequence must not depend on how long others
-// are. H200, bench_prefill: 1.7 to 2.2 times as fast as mma.sync at 16,384 keys, 1.3 to 1.7 times at 512. Keys that begin anywhere have one
+// are. H200, bench_prefill: 1.3 to 2.1 times as fast as mma.sync at 16,384 keys, 1.1 to 1.4 times at 512. Keys that begin anywhere have one
 // kernel in code for sm_90a, so that calls compile sooner.
 template <class P, int kLargest, class F>
 Status with_prefill_body(const Exec& ex, const P& p, const F& f) {

@@ -1,7 +1,7 @@
 // Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, for heads whose keys and values are copied.
 //
-//   warpgroup 0      copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie
-//   the others       64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
+//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie
+//   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
 //                    the product with the values by wgmma
 //
 //   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...      results go out by way of the queries' place
@@ -10,7 +10,7 @@
 //   softmax:                  |   1    |        |   2    |
 //
 // A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and values of the next
-// come in. What is done with logits, which keys a row sees, and how rows are shared out is that of prefill.cuh.
+// come in. What is done with logits is that of prefill_softmax.cuh, which rows a block has and which keys these see that of prefill_rows.cuh.
 #pragma once
 
 #include "../../arch/sm90.cuh"
@@ -34,7 +34,7 @@ struct HopperPrefillBody {
   static constexpr bool kTurns = kDim == 64;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
   static constexpr int max_threads = 128 * (1 + kGroups), registers = 512 / (1 + kGroups) / 8 * 8;
-  static constexpr int kCopierRegisters = kGroups == 2 ? 56 : 32, kWorkerRegisters = kGroups == 2 ? 224 : 160;
+  static constexpr int kProducerRegisters = kGroups == 2 ? 56 : 32, kConsumerRegisters = kGroups == 2 ? 224 : 160;
   using Queries = TileLayout<kDim, 128, 64>;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, ValueRun<Kv>, in_one_run<Kv>, kKeys, kCols, 128, true>;
@@ -46,7 +46,7 @@ struct HopperPrefillBody {
     PrefillGrid grid;
   };
 
-  // A tile of queries, as the copier found it: which keys its rows see, each of them and all.
+  // A tile of queries, as the producer found it: which keys its rows see, each of them and all.
   struct Item {
     PrefillRows rows;
     SeenKeys all;
@@ -57,11 +57,12 @@ struct HopperPrefillBody {
     Item items[2];
   };
   static constexpr int kQueryBytes = 64 * kDim * 2, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
-  static constexpr int kSharedBytes = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes;
+  static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
   // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
-  static unsigned tiles_each(const PrefillGrid& grid) {
+  static unsigned tiles_of_block(const PrefillGrid& grid) {
     const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
     const auto cost = [&](unsigned each) {
       const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
@@ -79,16 +80,16 @@ struct HopperPrefillBody {
       extern __shared__ __align__(1024) unsigned char whole_memory[];
       Shared& shared = *reinterpret_cast<Shared*>(whole_memory);
       if (arch::shared_address(whole_memory) % kAligned != 0) __trap();
-      unsigned char* const memory = whole_memory + (sizeof(Shared) + kAligned - 1) / kAligned * kAligned;
+      unsigned char* const memory = whole_memory + kTilesAt;
       if (threadIdx.x == 0) {
-        constexpr int copiers = 128, workers = 4 * kGroups;  // threads; warps, of which the first lane arrives
+        constexpr int producers = 128, consumers = 4 * kGroups;  // threads; warps, of which the first lane arrives
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
-          arch::mbarrier_init(&shared.keys_full[i], copiers), arch::mbarrier_init(&shared.values_full[i], copiers);
-          arch::mbarrier_init(&shared.keys_empty[i], workers), arch::mbarrier_init(&shared.values_empty[i], workers);
+          arch::mbarrier_init(&shared.keys_full[i], producers), arch::mbarrier_init(&shared.values_full[i], producers);
+          arch::mbarrier_init(&shared.keys_empty[i], consumers), arch::mbarrier_init(&shared.values_empty[i], consumers);
         }
         KERNELS_UNROLL
-        for (int i = 0; i < 2; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * copiers), arch::mbarrier_init(&shared.item_empty[i], 128 * kGroups);
+        for (int i = 0; i < 2; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * producers), arch::mbarrier_init(&shared.item_empty[i], 128 * kGroups);
         arch::mbarrier_init_fence();
       }
       __syncthreads();
@@ -111,9 +112,9 @@ struct HopperPrefillBody {
   // Calls f for each of the block's tiles with its number, of the block and in all.
   template <class F>
   static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
-    const unsigned first = blockIdx.x * grid.each;
+    const unsigned first = blockIdx.x * grid.of_block;
 #pragma unroll 1
-    for (unsigned i = 0; i < grid.each && first + i < unsigned(grid.tiles_in_all); ++i) f(int(i), first + i);
+    for (unsigned i = 0; i < grid.of_block && first + i < unsigned(grid.tiles_in_all); ++i) f(int(i), first + i);
   }
 
   // By a whole warp, for all of its lanes.
@@ -137,10 +138,10 @@ struct HopperPrefillBody {
     __device__ __forceinline__ int tiles_in(int key, int up) const { return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys); }
   };
 
-  static constexpr int kCopierBarrier = 1;  // of the copier's threads
+  static constexpr int kProducerBarrier = 1;  // of the producer's threads
 
   static __device__ __forceinline__ void copy(const Params& params, Shared& shared, unsigned char* memory) {
-    arch::fewer_registers<kCopierRegisters>();
+    arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
     const int warp = threadIdx.x / 32, dim = int(p.shape.dim);
     if (dim != kDim && dim != kFewer) {
@@ -158,7 +159,7 @@ struct HopperPrefillBody {
         if (threadIdx.x == 0) item.rows = rows;
       } else {
         if (warp == 0) params.grid.template search<HopperPrefillBody>(p, wanted, item.rows);
-        arch::named_barrier_sync(kCopierBarrier, 128);
+        arch::named_barrier_sync(kProducerBarrier, 128);
         rows = same_in_lanes(item.rows);
       }
       if constexpr (kCopiesQueries) {
@@ -167,7 +168,7 @@ struct HopperPrefillBody {
       }
       arch::mbarrier_arrive_copied(&shared.item_full[number % 2]);
       for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
-      arch::named_barrier_sync(kCopierBarrier, 128);
+      arch::named_barrier_sync(kProducerBarrier, 128);
       const SeenKeys all = seen_by_rows(item, 0, kRows);
       if (threadIdx.x == 0) item.all = all;
       arch::mbarrier_arrive(&shared.item_full[number % 2]);  // behind what was written to the item
@@ -224,8 +225,8 @@ struct HopperPrefillBody {
   // The compiler knows that all lanes have it.
   static __device__ __forceinline__ int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - 1; }
   // Named barriers: the turn of each group at its products, and one for each group's own threads.
-  static __device__ __forceinline__ int turn(int group) { return kCopierBarrier + 1 + group; }
-  static __device__ __forceinline__ int own(int group) { return kCopierBarrier + 1 + kGroups + group; }
+  static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
+  static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
   static __device__ __forceinline__ void wait_for_turn() {
     if constexpr (kTurns) arch::named_barrier_sync(turn(group()), 256);
   }
@@ -237,7 +238,7 @@ struct HopperPrefillBody {
   }
 
   static __device__ __forceinline__ void work(const Params& params, Shared& shared, unsigned char* memory) {
-    arch::more_registers<kWorkerRegisters>();
+    arch::more_registers<kConsumerRegisters>();
     const P& p = params.problem;
     const int group = HopperPrefillBody::group();
     Parities keys_at, values_at;

@@ -153,9 +153,9 @@ struct PrefillRoom {
 // belongs to in their sums, and the host, which does not know the lengths, launches as many blocks as there can be.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
-  int64_t tiles_in_all;  // 0: too many
-  unsigned each = 1;     // how many of them a block takes, one behind the other
-  unsigned at_once;      // how many blocks run at the same time
+  int64_t tiles_in_all;   // 0: too many
+  unsigned of_block = 1;  // how many of them a block takes, one behind the other
+  unsigned at_once;       // how many blocks run at the same time
   PrefillCuts cuts;
 
   // splits: whether keys may be split.
@@ -163,10 +163,10 @@ struct PrefillGrid {
   static PrefillGrid of(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool splits) {
     static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach, "what the workspace has room for");
     PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
-    if (!splits && shape.q_offsets == nullptr) grid.each = Body::tiles_each(grid);
+    if (even(shape, splits)) grid.of_block = Body::tiles_of_block(grid);
     return grid;
   }
-  int64_t blocks() const { return (tiles_in_all + each - 1) / each; }
+  int64_t blocks() const { return (tiles_in_all + of_block - 1) / of_block; }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }
@@ -185,8 +185,9 @@ struct PrefillGrid {
     return same_in_lanes(kept);
   }
   // Whether all sequences have the same blocks.
+  static KERNELS_HD bool even(const AttentionShape& shape, bool splits) { return !splits && shape.q_offsets == nullptr; }
   template <class P>
-  static __device__ __forceinline__ bool even(const P& p) { return !P::kSplits && p.shape.q_offsets == nullptr; }
+  static __device__ __forceinline__ bool even(const P& p) { return even(p.shape, P::kSplits); }
 
   template <class P>
   __device__ __forceinline__ PrefillRows even_rows(const P& p, int each, unsigned block) const {
@@ -259,17 +260,16 @@ struct PrefillGrid {
         pack(together ? shape.group() : 1), group(shape.group()), at_once(unsigned(how.once)), cuts(how) {
     constexpr int64_t limit = std::numeric_limits<int32_t>::max();
     const int64_t of_head = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
-    int64_t& blocks = tiles_in_all;
-    blocks = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch ? 0 : of_head * heads.divisor * shape.batch;
-    if (blocks == 0) return;
+    tiles_in_all = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch ? 0 : of_head * heads.divisor * shape.batch;
+    if (tiles_in_all == 0) return;
     const unsigned longest = unsigned(of_head * heads.divisor);
     // With q_offsets each tile but one of a sequence is full.
-    if (shape.q_offsets != nullptr) blocks = lesser(blocks, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
+    if (shape.q_offsets != nullptr) tiles_in_all = lesser(tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
     const bool known = shape.q_offsets == nullptr || cuts.fixed > 0;
-    const int64_t more = blocks * (known ? cuts.most_of(longest) : cuts.most());
-    blocks = known ? more : lesser(more, blocks + shape.batch * cuts.twice);
-    if (blocks > limit) blocks = 0;
+    const int64_t more = tiles_in_all * (known ? cuts.most_of(longest) : cuts.most());
+    tiles_in_all = known ? more : lesser(more, tiles_in_all + shape.batch * cuts.twice);
+    if (tiles_in_all > limit) tiles_in_all = 0;
   }
 
   template <class P>

@@ -31,7 +31,7 @@ struct SimtPrefillBody {
     float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
   };
   // With the queries behind the tiles.
-  static unsigned tiles_each(const PrefillGrid&) { return 1; }
+  static unsigned tiles_of_block(const PrefillGrid&) { return 1; }
   static size_t shared_bytes(const AttentionShape& shape) { return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4; }
 
   static __device__ __forceinline__ void run(const Params& params) {
