@@ -13,22 +13,25 @@ k::Exec with_less(cudaStream_t stream, int64_t dim) {
   return {stream, device};
 }
 // Whether the kernels that run here are compiled for sm_90a, and have room: plans tell.
-template <int kDim, class T>
+template <int kDim, class T, class K = T>
 bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0, int64_t v_dim = 0) {
   if (v_dim == 0) v_dim = dim;
-  const T* p = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
+  const T* q = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
+  const K* p = reinterpret_cast<const K*>(q);
   k::AttentionPlan plan;
-  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, v_dim), 256),
+  REQUIRE(k::attention_plan<kDim>(ex, k::load(q, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, v_dim), 256),
                                   k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), v_dim), {1, 256, 1, 1, dim, v_dim}, k::causal(), {}, plan));
-  return plan.tile_rows == (kDim == 64 ? 192 : 128) && plan.tile_keys == (kDim == 256 ? 80 : 128);
+  constexpr bool coded = sizeof(K) == 1;
+  return plan.tile_rows == (kDim == 64 && !coded ? 192 : 128) && plan.tile_keys == (kDim < 256 ? 128 : coded ? 64 : 80);
 }
 
-template <int kDim, class T, class TO = float, class S>
+// K: the type of keys and values, with a scale for each head of each position if Scale says so.
+template <int kDim, class T, class TO = float, class K = T, class Scale = k::Nothing, class S>
 void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score) {
   if (t.leaves_out()) return;
   const std::string name = std::string(what) + ", " + c.describe();  // once: there are many results
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
-  const KvSide<T, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+  const KvSide<K, Scale, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::token, 1, 0, 8);
   AttentionData<T, float, DeviceMemory> data(c);
   const OnDevice<int32_t> offsets(data.offsets);
   k::AttentionShape shape = data.shape();
@@ -48,7 +51,7 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
     run(k::Exec(stream), one, one_lse);
     run(with_less(stream, kDim), other, other_lse);
   });
-  const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most; };
+  const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most * std::max(1.f, std::fabs(b)); };
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
     for (int64_t x = 0; x < width; ++x) t.expect(alike(float(one.get(r, x)), float(other.get(r, x)), 0.03f), "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), double(float(one.get(r, x))), double(float(other.get(r, x))));
@@ -91,6 +94,26 @@ void short_ones(Tally& t) {
   both_say_the_same<kDim, T, T>(t, "short", many(33, 16, 4, {33, 1000, 0, 129, 500, 700}), Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
   both_say_the_same<kDim, T>(t, "short", many(200, 8, 8, {200}), Layout::nhd, k::no_mask());
 }
+// Keys and values of 8 and 4 bits, which the producer decodes.
+template <int kDim, class T, class K, class Scale>
+void coded_cases(Tally& t, const char* what, int64_t dim, int64_t v_dim) {
+  for (const int64_t queries : {1, 64, 129, 300}) {
+    for (const int64_t keys : {0, 1, 64, 129, 257, 1000}) {
+      AttentionCase c{{queries, queries % 3 == 0 ? queries : queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, dim, v_dim};
+      c.ragged_q = queries % 3 != 0, c.aligned = !c.ragged_q;
+      both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::nhd, k::causal());
+      both_say_the_same<kDim, T, T, K, Scale>(t, what, c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+    }
+  }
+}
+// So many sequences that blocks go on to further ones, and their places for scales go round.
+template <int kDim, class T, class K, class Scale>
+void many_sequences(Tally& t) {
+  AttentionCase c{{}, {}, 16, 16, kDim};
+  for (int i = 0; i < 400; ++i) c.q_lens.push_back(i % 7 * 11), c.kv_lens.push_back(i % 5 * 40 + i % 3);
+  c.ragged_q = true;
+  both_say_the_same<kDim, T, T, K, Scale>(t, "many sequences", c, Layout::nhd, k::causal());
+}
 // Whether blocks of so many sequences take several tiles each.
 template <int kDim, class T>
 bool takes_several(const k::Exec& ex) {
@@ -117,6 +140,10 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(!takes_hopper<128, k::bfloat16>(ex, 128, 1));
   CHECK(!takes_hopper<128, k::bfloat16>(with_less(stream, 128), 128));
   CHECK(!takes_hopper<64, k::half>(with_less(stream, 64), 64));
+  CHECK(takes_hopper<64, k::half, int8_t>(ex, 64));
+  CHECK(takes_hopper<128, k::bfloat16, k::float8_e4m3>(ex, 128));
+  CHECK(takes_hopper<256, k::half, k::float8_e5m2>(ex, 248));
+  CHECK(!takes_hopper<128, k::half, int8_t>(ex, 128, 4));
   CHECK(takes_several<64, k::half>(ex));
   CHECK(takes_several<128, k::bfloat16>(ex));
   Tally t;
@@ -130,5 +157,16 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{8, 8}, {40, 56}, {56, 24}}) some_cases<64, k::half>(t, dim, v_dim);
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{96, 96}, {72, 128}, {104, 8}, {64, 88}}) some_cases<128, k::half>(t, dim, v_dim);
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{192, 128}, {136, 136}, {200, 256}, {64, 256}, {248, 72}}) some_cases<256, k::bfloat16>(t, dim, v_dim);
+  coded_cases<64, k::half, int8_t, k::half>(t, "int8", 64, 64);
+  coded_cases<64, k::half, int8_t, k::half>(t, "int8", 40, 56);
+  coded_cases<128, k::bfloat16, k::float8_e4m3, k::Nothing>(t, "float8", 128, 128);
+  coded_cases<128, k::bfloat16, k::Int4, k::half>(t, "4 bits", 128, 96);
+  coded_cases<256, k::half, k::float8_e5m2, float>(t, "float8", 256, 256);
+  coded_cases<256, k::half, k::Int4, k::half>(t, "4 bits", 200, 136);
+  many_sequences<64, k::half, k::half, k::Nothing>(t);
+  many_sequences<128, k::bfloat16, k::bfloat16, k::Nothing>(t);
+  many_sequences<256, k::bfloat16, k::bfloat16, k::Nothing>(t);
+  many_sequences<128, k::half, int8_t, k::half>(t);
+  many_sequences<256, k::half, k::float8_e4m3, float>(t);
   CHECK_TALLY(t);
 }

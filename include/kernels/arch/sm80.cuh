@@ -120,6 +120,27 @@ __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, 
         : "memory");
   }
 }
+// So many bytes, 4, 8 or 16.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  if constexpr (kBytes == 16) {
+    copy_async_16(to, from);
+  } else if constexpr (kCompiledFor >= 80) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "n"(kBytes) : "memory");
+  }
+}
+template <int kBytes>
+__device__ __forceinline__ void copy_async_if(uint32_t to, const void* from, bool wanted, bool zeros) {
+  if constexpr (kBytes == 16) {
+    copy_async_16_if(to, from, wanted, zeros);
+  } else if constexpr (kCompiledFor >= 80) {
+    asm volatile(
+        "{.reg .pred wanted, zeros; setp.ne.b32 wanted, %2, 0; setp.ne.b32 zeros, %3, 0;"
+        "@wanted cp.async.ca.shared.global.L2::128B [%0], [%1], %4, zeros;}" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(int(wanted)), "r"(int(zeros)), "n"(kBytes)
+        : "memory");
+  }
+}
 __device__ __forceinline__ void copy_async_commit() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 }

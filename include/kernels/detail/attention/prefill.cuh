@@ -26,11 +26,15 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Whether there is a kernel for sm_90a (prefill_hopper.cuh): for operands that are copied, and heads of this size.
+// Whether there is a kernel for sm_90a (prefill_hopper.cuh): for heads of this size, and keys and values that both are copied, or decoded.
+template <class Kv>
+constexpr bool decodes_kv = lies_coded<typename KeyRun<Kv>::Codes> && lies_coded<typename ValueRun<Kv>::Codes>;
+template <class P>
+constexpr bool copies_kv = !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
+                           lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
+                           lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
 template <class P, int kDim>
-constexpr bool has_hopper_prefill = kDim <= 256 && !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
-                                    lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
-                                    lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
+constexpr bool has_hopper_prefill = kDim <= 256 && (copies_kv<P> || decodes_kv<typename P::Kv>);
 
 // kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the next keys and
 // values have room beside those that are worked on. kReplaced: code for sm_90a has other kernels for all calls, if it has one of its own.
@@ -61,6 +65,7 @@ struct PrefillBody {
   static constexpr bool kFullSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
+  static constexpr int kWalking = 0;
   static unsigned tiles_of_block(const PrefillGrid&) { return 1; }
 
   struct Params {

@@ -43,10 +43,10 @@ template <class Tile>
 using PrefillInstead = typename InsteadOf<Tile>::Body;
 constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
-// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long; with 256 there is room for
-// 80 keys.
+// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long, unless the producer needs
+// registers to decode; with 256 there is room for 80 keys, or for 64 and their codes.
 template <class P, int kDim>
-using HopperBody = HopperPrefillBody<P, kDim, kDim == 256 ? 80 : 128, kDim == 64 ? 3 : 2>;
+using HopperBody = HopperPrefillBody<P, kDim, kDim < 256 ? 128 : decodes_kv<typename P::Kv> ? 64 : 80, kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
 
 template <class Body_>
 struct ChosenPrefill {

@@ -1,6 +1,7 @@
 // Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, for heads whose keys and values are copied.
 //
-//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie
+//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie; codes of 8
+//                    and 4 bits by way of a place of their own, from which they are decoded
 //   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
 //                    the product with the values by wgmma
 //
@@ -28,16 +29,22 @@ struct HopperPrefillBody {
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
   static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
+  static constexpr int kWalking = 32;  // blocks for each multiprocessor, where sequences differ
+  using Key = KeyRun<Kv>;
+  using Value = ValueRun<Kv>;
+  static constexpr bool kDecodes = decodes_kv<Kv>, kScales = Key::scaled || Value::scaled;
   // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
-  static constexpr int kStages = kDim == 64 ? 3 : 2, kQueryStages = kDim == 256 ? 1 : 2;
+  static constexpr int kStages = kDim == 64 ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
+  static constexpr int kCodeStages = !kDecodes ? 0 : kDim == 256 ? 1 : 2;   // keys and values have one place for their codes, or each its own
+  static constexpr int kScaleStages = kStages + 2;  // the producer may be so many tiles ahead of the last product with values
   // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
   static constexpr bool kTurns = kDim == 64;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
   static constexpr int max_threads = 128 * (1 + kGroups), registers = 512 / (1 + kGroups) / 8 * 8;
   static constexpr int kProducerRegisters = kGroups == 2 ? 56 : 32, kConsumerRegisters = kGroups == 2 ? 224 : 160;
   using Queries = TileLayout<kDim, 128, 64>;
-  using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim, 128, true>;
-  using Values = KvTiles<TV, ValueRun<Kv>, in_one_run<Kv>, kKeys, kCols, 128, true>;
+  using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
+  using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
   // Queries that are computed are read by those who need them.
   static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
 
@@ -52,13 +59,19 @@ struct HopperPrefillBody {
     SeenKeys all;
     RowKeys row_keys[kRows];
   };
+  // What keys and values of a tile are to be multiplied by.
+  struct TileScales {
+    float keys[kKeys], values[kKeys];
+  };
   struct Shared {
+    std::conditional_t<kScales, TileScales[kScaleStages], Nothing> scales;
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[2], item_empty[2];
     Item items[2];
   };
   static constexpr int kQueryBytes = 64 * kDim * 2, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes;
+  static constexpr int kCodeBytes = Keys::kCodeBytes > Values::kCodeBytes ? Keys::kCodeBytes : Values::kCodeBytes;
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
   // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
@@ -109,12 +122,17 @@ struct HopperPrefillBody {
   };
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) { return memory + (item % kQueryStages * kGroups + group) * kQueryBytes; }
   static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) { return memory + kQueryStages * kGroups * kQueryBytes; }
-  // Calls f for each of the block's tiles with its number, of the block and in all.
+  // The next of the places for scales, which go round without regard to tiles of queries.
+  static __device__ __forceinline__ int after(int scales) { return scales + 1 < kScaleStages ? scales + 1 : 0; }
+  // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no more.
   template <class F>
-  static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
-    const unsigned first = blockIdx.x * grid.of_block;
+  static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
+    const bool even = PrefillGrid::even(p);
+    const unsigned step = even ? 1 : gridDim.x, first = even ? blockIdx.x * grid.of_block : blockIdx.x;
+    const unsigned all = unsigned(grid.tiles_in_all), end = even ? lesser(all, first + grid.of_block) : all;
+    int number = 0;
 #pragma unroll 1
-    for (unsigned i = 0; i < grid.of_block && first + i < unsigned(grid.tiles_in_all); ++i) f(int(i), first + i);
+    for (unsigned tile = first; tile < end && f(number, tile); tile += step) ++number;
   }
 
   // By a whole warp, for all of its lanes.
@@ -150,9 +168,11 @@ struct HopperPrefillBody {
     }
     if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<HopperPrefillBody>(p);
     Parities keys_to, values_to;
-    each_item(params.grid, [&](int number, unsigned wanted) {
+    int scales_to = 0;
+    each_item(p, params.grid, [&](int number, unsigned wanted) {
       Item& item = shared.items[number % 2];
-      arch::mbarrier_wait_in_block(&shared.item_empty[number % 2], number / 2 % 2 ^ 1);
+      const int done = number - kQueryStages;  // whose place is taken
+      arch::mbarrier_wait_in_block(&shared.item_empty[done & 1], done >> 1 & 1);
       PrefillRows rows;
       if (PrefillGrid::even(p)) {
         rows = params.grid.even_rows(p, kRows, wanted);
@@ -161,6 +181,10 @@ struct HopperPrefillBody {
         if (warp == 0) params.grid.template search<HopperPrefillBody>(p, wanted, item.rows);
         arch::named_barrier_sync(kProducerBarrier, 128);
         rows = same_in_lanes(item.rows);
+        if (rows.count == 0) {
+          arch::mbarrier_arrive(&shared.item_full[number % 2]), arch::mbarrier_arrive(&shared.item_full[number % 2]);
+          return false;
+        }
       }
       if constexpr (kCopiesQueries) {
 #pragma unroll 1
@@ -172,7 +196,9 @@ struct HopperPrefillBody {
       const SeenKeys all = seen_by_rows(item, 0, kRows);
       if (threadIdx.x == 0) item.all = all;
       arch::mbarrier_arrive(&shared.item_full[number % 2]);  // behind what was written to the item
-      copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+      if constexpr (kDecodes) decode_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to, scales_to);
+      else copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+      return true;
     });
     arch::copy_async_commit();
     arch::copy_async_wait<0>();
@@ -217,6 +243,77 @@ struct HopperPrefillBody {
     }
   }
 
+  // The same of codes: while those of a tile are decoded, the next are on their way.
+  static __device__ __forceinline__ void decode_keys(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to, int& scales_to) {
+    if (tiles.count == 0) return;
+    const int lane = threadIdx.x % 32, thread = int(threadIdx.x);
+    const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+    const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
+    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
+    Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
+    unsigned char *const key_codes = stages + kStages * kStageBytes, *const value_codes = key_codes + (kCodeStages - 1) * kCodeBytes;
+    const void* addresses[Keys::kFound] = {};
+    float key_scale = 0.f, value_scale = 0.f;
+    const auto find = [&](const auto& some, const auto& at, int pos) {
+      if constexpr (!in_one_run<Kv>) {
+        KERNELS_UNROLL
+        for (int j = 0; j < Keys::kFound; ++j) {
+          const int row = Keys::tile_row(lesser(lane % 16, Keys::kWarpRows - 1) + j * 16);
+          addresses[j] = some.address(at(greater(tiles.low, pos + lesser(row, tiles.end - 1 - pos))));
+        }
+      }
+    };
+    const auto ask_keys = [&](int tile) {
+      const int pos = tiles.begin + tile * kKeys, key = pos + thread;
+      if (tile < tiles.count) {
+        if constexpr (kScales) {
+          const bool there = thread < kKeys && key >= tiles.low && key < tiles.end;
+          key_scale = there ? key_at(key).scale(0) : 0.f, value_scale = there ? value_at(key).scale(0) : 0.f;
+        }
+        find(keys, key_at, pos);
+        keys.bring_codes(key_codes, tiles.low - pos, tiles.end - pos, addresses, 0);
+      }
+      arch::copy_async_commit();
+    };
+    const auto ask_values = [&](int tile) {
+      const int pos = tiles.begin + tile * kKeys;
+      if (tile >= 0 && tile < tiles.count) {
+        find(values, value_at, pos);
+        values.bring_codes(value_codes, tiles.low - pos, tiles.end - pos, addresses, 0);
+      }
+      arch::copy_async_commit();
+    };
+    ask_keys(0);
+    if (kCodeStages == 2) ask_values(-1);
+#pragma unroll 1
+    for (int tile = 0; tile <= tiles.count; ++tile) {
+      arch::copy_async_wait<kCodeStages - 1>();
+      if (tile < tiles.count) {
+        const int stage = Parities::stage(tile);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
+        if constexpr (kScales) {
+          if (thread < kKeys) shared.scales[scales_to].keys[thread] = key_scale, shared.scales[scales_to].values[thread] = value_scale;
+          scales_to = after(scales_to);
+        }
+        keys.decode(stages + stage * kStageBytes, key_codes);
+        arch::mbarrier_arrive(&shared.keys_full[stage]);
+        keys_to.next(tile);
+      }
+      if (kCodeStages == 2) ask_keys(tile + 1);
+      else ask_values(tile - 1);
+      arch::copy_async_wait<kCodeStages - 1>();
+      if (tile > 0) {
+        const int stage = Parities::stage(tile - 1);
+        arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
+        values.decode(stages + stage * kStageBytes + Keys::kBytes, value_codes);
+        arch::mbarrier_arrive(&shared.values_full[stage]);
+        values_to.next(tile - 1);
+      }
+      if (kCodeStages == 2) ask_values(tile);
+      else ask_keys(tile + 1);
+    }
+  }
+
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
   using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4>;
   template <int kValue>
@@ -242,10 +339,12 @@ struct HopperPrefillBody {
     const P& p = params.problem;
     const int group = HopperPrefillBody::group();
     Parities keys_at, values_at;
+    int scales_at = 0;
     if (group == kGroups - 1) pass_turn();
-    each_item(params.grid, [&](int number, unsigned) {
+    each_item(p, params.grid, [&](int number, unsigned) {
       const Item& item = shared.items[number % 2];
       arch::mbarrier_wait_in_block(&shared.item_full[number % 2], number / 2 % 2);
+      if (item.rows.count == 0) return false;
       unsigned char* const queries = queries_of(memory, number, group);
       if constexpr (!kCopiesQueries) {
         arch::named_barrier_sync(own(group), 128);
@@ -256,14 +355,17 @@ struct HopperPrefillBody {
         arch::named_barrier_sync(own(group), 128);
       }
       if (group * 64 < item.rows.count) {
-        Attending attending(p, shared, item, queries, stages_of(memory), keys_at, values_at);
+        Attending attending(p, shared, item, queries, stages_of(memory), keys_at, values_at, scales_at);
         attending.run();
         arch::named_barrier_sync(own(group), 128);
         finish(p, item.rows, attending.state, queries);
       } else {
-        pass_by(shared, Tiles(item.all).count, keys_at, values_at);
+        const int tiles = Tiles(item.all).count;
+        pass_by(shared, tiles, keys_at, values_at);
+        if (kScales) scales_at = (scales_at + tiles) % kScaleStages;
       }
       arch::mbarrier_arrive(&shared.item_empty[number % 2]);
+      return true;
     });
     if (group == 0) wait_for_turn();  // that of the last group's last product
   }
@@ -290,14 +392,15 @@ struct HopperPrefillBody {
     const uint32_t stages;
     const uint64_t query_tile;
     Parities &keys_at, &values_at;
+    int& scales_at;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
     const int last = tiles.count - 1, dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     int first_whole, last_whole;  // tiles that the warp's rows see as a whole
     Work state;
 
-    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
-        : p(problem), shared(memory), item(of), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
+    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values, int& scales)
+        : p(problem), shared(memory), item(of), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values), scales_at(scales) {
       const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
     }
@@ -310,13 +413,14 @@ struct HopperPrefillBody {
       arch::pin(state.logits[0]);
       release(&shared.keys_empty[0]);
       state.make_exponentials(look_at(0));
-      state.round_weights(nullptr);
+      round_weights();
 #pragma unroll 1
       for (int tile = 0; tile < last; ++tile) step(tile);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs(last);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
+      if constexpr (kScales) __syncwarp();
       release(&shared.values_empty[Parities::stage(last)]);
     }
 
@@ -339,12 +443,25 @@ struct HopperPrefillBody {
       if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      if constexpr (kScales) __syncwarp();  // all lanes have read the scales
       release(&shared.values_empty[Parities::stage(tile)]);
       state.shrink_outputs(look);
-      state.round_weights(nullptr);
+      round_weights();
     }
 
+    __device__ __forceinline__ void round_weights() {
+      if constexpr (kScales) {
+        state.round_weights(shared.scales[scales_at].values);
+        scales_at = after(scales_at);
+      } else {
+        state.round_weights(nullptr);
+      }
+    }
     __device__ __forceinline__ typename Work::Look look_at(int tile) {
+      if constexpr (Key::scaled) {
+        const float* const scales = shared.scales[scales_at].keys + threadIdx.x % 4 * 2;
+        state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
+      }
       return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
     }
 

@@ -150,12 +150,14 @@ struct PrefillRoom {
 
 // How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns; parts of the keys; heads;
 // sequences. Sequences of one length all have the same tiles. Others have as many as they need: a block looks for the sequence that a tile
-// belongs to in their sums, and the host, which does not know the lengths, launches as many blocks as there can be.
+// belongs to in their sums, and the host, which does not know the lengths, launches as many blocks as there can be, or so many that a few find
+// nothing and the others walk on to further tiles.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
   unsigned of_block = 1;  // how many of them a block takes, one behind the other
   unsigned at_once;       // how many blocks run at the same time
+  int64_t most_blocks = std::numeric_limits<int64_t>::max();
   PrefillCuts cuts;
 
   // splits: whether keys may be split.
@@ -164,9 +166,10 @@ struct PrefillGrid {
     static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach, "what the workspace has room for");
     PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (even(shape, splits)) grid.of_block = Body::tiles_of_block(grid);
+    else if (Body::kWalking > 0) grid.most_blocks = int64_t(Body::kWalking) * grid.at_once;
     return grid;
   }
-  int64_t blocks() const { return (tiles_in_all + of_block - 1) / of_block; }
+  int64_t blocks() const { return lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }

@@ -31,6 +31,7 @@ struct SimtPrefillBody {
     float keys[kKeys][kStep + kGap], values[kKeys][kCols + kGap], weights[kRows][kKeys + kGap];
   };
   // With the queries behind the tiles.
+  static constexpr int kWalking = 0;
   static unsigned tiles_of_block(const PrefillGrid&) { return 1; }
   static size_t shared_bytes(const AttentionShape& shape) { return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4; }
 

@@ -70,13 +70,24 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   }
 }
 
-// The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun.
+// Where the codes of 8 columns are.
+template <class Codes>
+__device__ __forceinline__ const void* codes_at(const Codes& codes, int64_t row, int64_t col) { return codes.at(row, col); }
+template <class Format>
+__device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int64_t row, int64_t col) { return codes.at(row) + (col >> 3); }
+
+// The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun. What lies as values of T is
+// copied to its tile. Codes of 8 and 4 bits are either read through their functor, or a thread copies its own to a place in shared memory and
+// decodes them there.
 template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
 class KvTiles {
  public:
   using Layout = TileLayout<kCols, kThreads, kApart ? kKeys : 0>;
+  using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr int kBytes = kKeys * kCols * 2, kEach = kKeys / Layout::kRowsPerPass;
-  static constexpr bool copied = lies_as<typename Run::Codes, T>;
+  static constexpr bool copied = lies_as<typename Run::Codes, T>, decoded = kApart && lies_coded<typename Run::Codes>;
+  static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
+  static constexpr int kCodeBytes = decoded ? kKeys * kCols / 8 * kUnit : 0;
   // A warp's rows, and how many of them each lane of half a warp finds.
   static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
   static_assert(kKeys % Layout::kRowsPerPass == 0, "all threads have as many rows");
@@ -85,10 +96,10 @@ class KvTiles {
   // Columns from `col` on, so many of them.
   template <class At>
   __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide) : col_(col), cols_(cols), wide_(wide) {
-    if constexpr (copied && kStraight) {
+    if constexpr ((copied || decoded) && kStraight) {
       const Run first = at(pos);
-      from_ = first.codes.at(Layout::row(), col) + Layout::chunk() * 8;
-      stride_ = first.codes.at(1, 0) - first.codes.at(0, 0);
+      from_ = bytes_at(first, Layout::row(), col) + Layout::chunk() * kUnit;
+      stride_ = bytes_at(first, 1, 0) - bytes_at(first, 0, 0);
     }
   }
 
@@ -100,55 +111,87 @@ class KvTiles {
   template <bool kFull, class At>
   __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int first, int end, const void* const (&rows)[kFound], int half) {
     if constexpr (copied) {
-      const uint32_t to = arch::shared_address(tile) + Layout::mine();
-      if constexpr (kFull) {
-        copy_all(to, rows, half);
+      if (!kFull && !wide_) {
+        read(tile, at, pos, first, end);
+        if constexpr (kStraight) from_ += kKeys * stride_;
       } else {
-        if (full() && first <= 0 && end >= kKeys) copy_all(to, rows, half);
-        else if (wide_) copy(to, first, end, rows, half);
-        else read(tile, at, pos, first, end);
+        copy_rows<kFull, kStep, Layout::kRunBytes>(arch::shared_address(tile) + Layout::mine(), first, end, rows, half);
       }
-      if constexpr (kStraight) from_ += kKeys * stride_;
     } else {
       read(tile, at, pos, first, end);
     }
   }
+  // The same of codes, to their own place.
+  __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end, const void* const (&rows)[kFound], int half) {
+    copy_rows<false, kCodeStep, kThreads * kUnit>(arch::shared_address(mine(codes)), first, end, rows, half);
+  }
+  // Codes that the thread has brought become values of T.
+  __device__ __forceinline__ void decode(unsigned char* tile, unsigned char* codes) const {
+    if (cols_ == kCols) decode_runs<true>(tile, codes);
+    else decode_runs<false>(tile, codes);
+  }
   // Whether rows are as wide as the tile, and may be copied.
   __device__ __forceinline__ bool full() const { return wide_ && cols_ == kCols; }
   __device__ __forceinline__ const void* address(const Run& run) const {
-    if constexpr (copied) return run.codes.at(0, col_);
+    if constexpr (copied || decoded) return codes_at(run.codes, 0, col_);
     else return nullptr;
   }
 
  private:
+  static constexpr int kStep = Layout::kRowsPerPass * Layout::kRowBytes, kCodeStep = Layout::kRuns * kThreads * kUnit;
+  static __device__ __forceinline__ const unsigned char* bytes_at(const Run& run, int64_t row, int64_t col) { return static_cast<const unsigned char*>(codes_at(run.codes, row, col)); }
+  // A thread's codes of a row and a run.
+  static __device__ __forceinline__ unsigned char* mine(unsigned char* codes) { return codes + threadIdx.x % kThreads * kUnit; }
   // Columns from the thread's first on.
   __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * 8; }
-  static constexpr int kStep = Layout::kRowsPerPass * Layout::kRowBytes;
-  __device__ __forceinline__ const T* from(int i, const void* const (&rows)[kFound], int half) const {
+  __device__ __forceinline__ const unsigned char* from(int i, const void* const (&rows)[kFound], int half) const {
     if constexpr (kStraight) {
       return from_ + i * Layout::kRowsPerPass * stride_;
     } else {
       const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
       const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
-      return reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) + Layout::chunk() * 8;
+      return reinterpret_cast<const unsigned char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) + Layout::chunk() * kUnit;
     }
   }
-  __device__ __forceinline__ void copy_all(uint32_t to, const void* const (&rows)[kFound], int half) {
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      const T* const row = from(i, rows, half);
+  // To `to`, rows kApartRows bytes apart and runs kApartRuns.
+  template <bool kFull, int kApartRows, int kApartRuns>
+  __device__ __forceinline__ void copy_rows(uint32_t to, int first, int end, const void* const (&rows)[kFound], int half) {
+    if (kFull || (full() && first <= 0 && end >= kKeys)) {
       KERNELS_UNROLL
-      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16(to + i * kStep + run * Layout::kRunBytes, row + run * 64);
-    }
-  }
-  __device__ __forceinline__ void copy(uint32_t to, int first, int end, const void* const (&rows)[kFound], int half) {
+      for (int i = 0; i < kEach; ++i) {
+        const unsigned char* const row = from(i, rows, half);
+        KERNELS_UNROLL
+        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit);
+      }
+    } else {
 #pragma unroll 1
-    for (int i = 0; i < kEach; ++i) {
-      const int at = Layout::row() + i * Layout::kRowsPerPass;
-      const bool there = at >= first && at < end;
-      const T* const row = there || !kStraight ? from(i, rows, half) : from_;
+      for (int i = 0; i < kEach; ++i) {
+        const int at = Layout::row() + i * Layout::kRowsPerPass;
+        const bool there = at >= first && at < end;
+        const unsigned char* const row = there || !kStraight ? from(i, rows, half) : from_;
+        KERNELS_UNROLL
+        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_if<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit, run * 64 < left(), !there);
+      }
+    }
+    if constexpr (kStraight) from_ += kKeys * stride_;
+  }
+  // kAll: all columns are there. Four accesses are under way at a time.
+  template <bool kAll>
+  __device__ __forceinline__ void decode_runs(unsigned char* tile, unsigned char* codes) const {
+    constexpr int kSome = kEach * Layout::kRuns < 4 ? kEach * Layout::kRuns : 4, kPairs = Decoder<Code>::each / 2;
+#pragma unroll 1
+    for (int first = 0; first < kEach * Layout::kRuns; first += kSome) {
+      uint32_t words[kSome][kUnit / 4];
       KERNELS_UNROLL
-      for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_16_if(to + i * kStep + run * Layout::kRunBytes, row + run * 64, run * 64 < left(), !there);
+      for (int i = 0; i < kSome; ++i) memcpy(words[i], __builtin_assume_aligned(mine(codes) + (first + i) * kThreads * kUnit, kUnit), kUnit);
+      KERNELS_UNROLL
+      for (int i = 0; i < kSome; ++i) {
+        const int run = i % Layout::kRuns, row = (first + i) / Layout::kRuns;
+        uint32_t pairs[4];
+        KERNELS_UNROLL
+        for (int j = 0; j < kUnit / 4; ++j) Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), words[i][j], Nothing{});
+        if (kAll || run * 64 < left()) *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      }
     }
   }
   template <class At>
@@ -164,7 +207,7 @@ class KvTiles {
     }
   }
 
-  const T* from_ = nullptr;
+  const unsigned char* from_ = nullptr;
   int64_t stride_ = 0, col_;
   int cols_;
   bool wide_;

@@ -120,6 +120,14 @@ constexpr bool lies_as<DirectLoad<T, float, kCache>, T> = true;
 template <class T>
 constexpr bool lies_as<HeadsLoad<T>, T> = true;
 
+// Whether a source is nothing but codes in memory that a Decoder takes.
+template <class Source, class = void>
+constexpr bool lies_coded = false;
+template <class T, Cache kCache>
+constexpr bool lies_coded<DirectLoad<T, float, kCache>, void_t<decltype(Decoder<T>::each)>> = true;
+template <class Format>
+constexpr bool lies_coded<Words<Format>, void_t<decltype(Decoder<Format>::each)>> = true;
+
 // Columns [col, col + kCount) of a row: loads in flight, and later values of T.
 template <class Source, int kCount>
 class WideRead {
