@@ -54,7 +54,9 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
   const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most * std::max(1.f, std::fabs(b)); };
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
-    for (int64_t x = 0; x < width; ++x) t.expect(alike(float(one.get(r, x)), float(other.get(r, x)), 0.03f), "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), double(float(one.get(r, x))), double(float(other.get(r, x))));
+    int64_t x = 0;
+    while (x < width && alike(float(one.get(r, x)), float(other.get(r, x)), 0.03f)) ++x;
+    t.expect(x == width, "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), x < width ? double(float(one.get(r, x))) : 0, x < width ? double(float(other.get(r, x))) : 0);
   }
 }
 
@@ -94,25 +96,29 @@ void short_ones(Tally& t) {
   both_say_the_same<kDim, T, T>(t, "short", many(33, 16, 4, {33, 1000, 0, 129, 500, 700}), Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
   both_say_the_same<kDim, T>(t, "short", many(200, 8, 8, {200}), Layout::nhd, k::no_mask());
 }
-// Keys and values of 8 and 4 bits, which the producer decodes.
+// Keys and values of 8 and 4 bits, which are decoded.
 template <int kDim, class T, class K, class Scale>
-void coded_cases(Tally& t, const char* what, int64_t dim, int64_t v_dim) {
-  for (const int64_t queries : {1, 64, 129, 300}) {
-    for (const int64_t keys : {0, 1, 64, 129, 257, 1000}) {
-      AttentionCase c{{queries, queries % 3 == 0 ? queries : queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, dim, v_dim};
-      c.ragged_q = queries % 3 != 0, c.aligned = !c.ragged_q;
-      both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::nhd, k::causal());
-      both_say_the_same<kDim, T, T, K, Scale>(t, what, c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+void coded_cases(Tally& t, const char* what, std::initializer_list<std::pair<int64_t, int64_t>> dims) {
+  for (const auto& [dim, v_dim] : dims) {
+    for (const int64_t queries : {1, 129, 300}) {
+      for (const int64_t keys : {0, 1, 129, 1000}) {
+        AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, dim, v_dim};
+        c.ragged_q = true, c.aligned = queries % 3 == 0;
+        both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::nhd, k::causal());
+        both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+      }
     }
+    AttentionCase even{{200, 200, 200}, {333, 200, 0}, 6, 2, dim, v_dim};
+    both_say_the_same<kDim, T, float, K, Scale>(t, what, even, Layout::nhd, k::causal());
   }
 }
-// So many sequences that blocks go on to further ones, and their places for scales go round.
-template <int kDim, class T, class K, class Scale>
+// So many sequences that blocks go on to further ones.
+template <int kDim, class T, class K = T>
 void many_sequences(Tally& t) {
   AttentionCase c{{}, {}, 16, 16, kDim};
   for (int i = 0; i < 400; ++i) c.q_lens.push_back(i % 7 * 11), c.kv_lens.push_back(i % 5 * 40 + i % 3);
   c.ragged_q = true;
-  both_say_the_same<kDim, T, T, K, Scale>(t, "many sequences", c, Layout::nhd, k::causal());
+  both_say_the_same<kDim, T, float, K>(t, "many sequences", c, Layout::nhd, k::causal());
 }
 // Whether blocks of so many sequences take several tiles each.
 template <int kDim, class T>
@@ -157,16 +163,13 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{8, 8}, {40, 56}, {56, 24}}) some_cases<64, k::half>(t, dim, v_dim);
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{96, 96}, {72, 128}, {104, 8}, {64, 88}}) some_cases<128, k::half>(t, dim, v_dim);
   for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{192, 128}, {136, 136}, {200, 256}, {64, 256}, {248, 72}}) some_cases<256, k::bfloat16>(t, dim, v_dim);
-  coded_cases<64, k::half, int8_t, k::half>(t, "int8", 64, 64);
-  coded_cases<64, k::half, int8_t, k::half>(t, "int8", 40, 56);
-  coded_cases<128, k::bfloat16, k::float8_e4m3, k::Nothing>(t, "float8", 128, 128);
-  coded_cases<128, k::bfloat16, k::Int4, k::half>(t, "4 bits", 128, 96);
-  coded_cases<256, k::half, k::float8_e5m2, float>(t, "float8", 256, 256);
-  coded_cases<256, k::half, k::Int4, k::half>(t, "4 bits", 200, 136);
-  many_sequences<64, k::half, k::half, k::Nothing>(t);
-  many_sequences<128, k::bfloat16, k::bfloat16, k::Nothing>(t);
-  many_sequences<256, k::bfloat16, k::bfloat16, k::Nothing>(t);
-  many_sequences<128, k::half, int8_t, k::half>(t);
-  many_sequences<256, k::half, k::float8_e4m3, float>(t);
+  coded_cases<64, k::half, int8_t, k::half>(t, "int8", {{64, 64}, {40, 56}});
+  coded_cases<128, k::bfloat16, k::float8_e4m3, k::Nothing>(t, "float8", {{128, 128}, {72, 104}});
+  coded_cases<128, k::bfloat16, k::Int4, k::half>(t, "4 bits", {{128, 96}});
+  coded_cases<256, k::half, k::float8_e5m2, float>(t, "float8", {{256, 256}, {200, 136}});
+  many_sequences<64, k::half>(t);
+  many_sequences<128, k::bfloat16>(t);
+  many_sequences<256, k::bfloat16>(t);
+  many_sequences<128, k::bfloat16, k::float8_e4m3>(t);
   CHECK_TALLY(t);
 }

@@ -1,7 +1,7 @@
 // Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, for heads whose keys and values are copied.
 //
-//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie; codes of 8
-//                    and 4 bits by way of a place of their own, from which they are decoded
+//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie
+//   warpgroup 1      where keys and values have 8 or 4 bits: each of the two decodes the one or the other
 //   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
 //                    the product with the values by wgmma
 //
@@ -32,16 +32,15 @@ struct HopperPrefillBody {
   static constexpr int kWalking = 32;  // blocks for each multiprocessor, where sequences differ
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
-  static constexpr bool kDecodes = decodes_kv<Kv>, kScales = Key::scaled || Value::scaled;
+  static constexpr bool kDecodes = decodes_kv<Kv>;
   // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
   static constexpr int kStages = kDim == 64 ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
-  static constexpr int kCodeStages = !kDecodes ? 0 : kDim == 256 ? 1 : 2;   // keys and values have one place for their codes, or each its own
-  static constexpr int kScaleStages = kStages + 2;  // the producer may be so many tiles ahead of the last product with values
   // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
   static constexpr bool kTurns = kDim == 64;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
-  static constexpr int max_threads = 128 * (1 + kGroups), registers = 512 / (1 + kGroups) / 8 * 8;
-  static constexpr int kProducerRegisters = kGroups == 2 ? 56 : 32, kConsumerRegisters = kGroups == 2 ? 224 : 160;
+  static constexpr int kProducers = kDecodes ? 2 : 1;
+  static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
+  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 ? 56 : 32, kConsumerRegisters = kDecodes ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : 160;
   using Queries = TileLayout<kDim, 128, 64>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
@@ -59,19 +58,16 @@ struct HopperPrefillBody {
     SeenKeys all;
     RowKeys row_keys[kRows];
   };
-  // What keys and values of a tile are to be multiplied by.
-  struct TileScales {
-    float keys[kKeys], values[kKeys];
-  };
+  // Scales of keys, then of values, of each stage: where they begin.
+  static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0, kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
   struct Shared {
-    std::conditional_t<kScales, TileScales[kScaleStages], Nothing> scales;
-    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[2], item_empty[2];
-    Item items[2];
+    float scales[kScales > 0 ? kScales : 1];
+    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[kQueryStages], item_empty[kQueryStages];
+    Item items[kQueryStages];
   };
   static constexpr int kQueryBytes = 64 * kDim * 2, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
-  static constexpr int kCodeBytes = Keys::kCodeBytes > Values::kCodeBytes ? Keys::kCodeBytes : Values::kCodeBytes;
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + kCodeStages * kCodeBytes;
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + Keys::kCodeBytes + Values::kCodeBytes;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
   // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
@@ -102,12 +98,17 @@ struct HopperPrefillBody {
           arch::mbarrier_init(&shared.keys_empty[i], consumers), arch::mbarrier_init(&shared.values_empty[i], consumers);
         }
         KERNELS_UNROLL
-        for (int i = 0; i < 2; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * producers), arch::mbarrier_init(&shared.item_empty[i], 128 * kGroups);
+        for (int i = 0; i < kQueryStages; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * producers), arch::mbarrier_init(&shared.item_empty[i], 128 * (kGroups + kProducers - 1));
         arch::mbarrier_init_fence();
       }
       __syncthreads();
-      if (threadIdx.x < 128) copy(params, shared, memory);
-      else work(params, shared, memory);
+      if (threadIdx.x < 128) {
+        produce(params, shared, memory);
+      } else if (threadIdx.x < 128 * kProducers) {
+        if constexpr (kDecodes) produce_values(params, shared, memory);
+      } else {
+        consume(params, shared, memory);
+      }
     }
   }
 
@@ -122,8 +123,9 @@ struct HopperPrefillBody {
   };
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) { return memory + (item % kQueryStages * kGroups + group) * kQueryBytes; }
   static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) { return memory + kQueryStages * kGroups * kQueryBytes; }
-  // The next of the places for scales, which go round without regard to tiles of queries.
-  static __device__ __forceinline__ int after(int scales) { return scales + 1 < kScaleStages ? scales + 1 : 0; }
+  static __device__ __forceinline__ unsigned char* codes_of(unsigned char* memory) { return stages_of(memory) + kStages * kStageBytes; }
+  template <int kOf>
+  static __device__ __forceinline__ float* scales_of(Shared& shared) { return shared.scales + kOf; }
   // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no more.
   template <class F>
   static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
@@ -158,7 +160,7 @@ struct HopperPrefillBody {
 
   static constexpr int kProducerBarrier = 1;  // of the producer's threads
 
-  static __device__ __forceinline__ void copy(const Params& params, Shared& shared, unsigned char* memory) {
+  static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
     const int warp = threadIdx.x / 32, dim = int(p.shape.dim);
@@ -168,11 +170,10 @@ struct HopperPrefillBody {
     }
     if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<HopperPrefillBody>(p);
     Parities keys_to, values_to;
-    int scales_to = 0;
     each_item(p, params.grid, [&](int number, unsigned wanted) {
-      Item& item = shared.items[number % 2];
-      const int done = number - kQueryStages;  // whose place is taken
-      arch::mbarrier_wait_in_block(&shared.item_empty[done & 1], done >> 1 & 1);
+      Item& item = shared.items[number % kQueryStages];
+      uint64_t* const full = &shared.item_full[number % kQueryStages];
+      arch::mbarrier_wait_in_block(&shared.item_empty[number % kQueryStages], number / kQueryStages % 2 ^ 1);
       PrefillRows rows;
       if (PrefillGrid::even(p)) {
         rows = params.grid.even_rows(p, kRows, wanted);
@@ -182,7 +183,7 @@ struct HopperPrefillBody {
         arch::named_barrier_sync(kProducerBarrier, 128);
         rows = same_in_lanes(item.rows);
         if (rows.count == 0) {
-          arch::mbarrier_arrive(&shared.item_full[number % 2]), arch::mbarrier_arrive(&shared.item_full[number % 2]);
+          arch::mbarrier_arrive(full), arch::mbarrier_arrive(full);
           return false;
         }
       }
@@ -190,14 +191,18 @@ struct HopperPrefillBody {
 #pragma unroll 1
         for (int i = 0; i < kGroups; ++i) bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), dim);
       }
-      arch::mbarrier_arrive_copied(&shared.item_full[number % 2]);
+      arch::mbarrier_arrive_copied(full);
       for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
       arch::named_barrier_sync(kProducerBarrier, 128);
       const SeenKeys all = seen_by_rows(item, 0, kRows);
       if (threadIdx.x == 0) item.all = all;
-      arch::mbarrier_arrive(&shared.item_full[number % 2]);  // behind what was written to the item
-      if constexpr (kDecodes) decode_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to, scales_to);
-      else copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+      arch::mbarrier_arrive(full);  // behind what was written to the item
+      if constexpr (kDecodes) {
+        const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+        decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared), shared.keys_full, shared.keys_empty, keys_to);
+      } else {
+        copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+      }
       return true;
     });
     arch::copy_async_commit();
@@ -243,84 +248,65 @@ struct HopperPrefillBody {
     }
   }
 
-  // The same of codes: while those of a tile are decoded, the next are on their way.
-  static __device__ __forceinline__ void decode_keys(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to, int& scales_to) {
+  // The producer of values, where they are decoded: by then the other one has found the tiles of queries.
+  static __device__ __forceinline__ void produce_values(const Params& params, Shared& shared, unsigned char* memory) {
+    arch::fewer_registers<kProducerRegisters>();
+    const P& p = params.problem;
+    Parities values_to;
+    each_item(p, params.grid, [&](int number, unsigned) {
+      const Item& item = wait_for_item(shared, number);
+      const PrefillRows rows = same_in_lanes(item.rows);
+      if (rows.count == 0) return false;
+      const auto at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
+      decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
+                           shared.values_full, shared.values_empty, values_to);
+      arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
+      return true;
+    });
+  }
+
+  // A sequence's keys, or its values, of 8 or 4 bits: while codes of a tile are decoded, the next are on their way.
+  template <class KvTiles, class At>
+  static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages, unsigned char* codes, float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
     if (tiles.count == 0) return;
-    const int lane = threadIdx.x % 32, thread = int(threadIdx.x);
-    const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
-    const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
-    Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
-    unsigned char *const key_codes = stages + kStages * kStageBytes, *const value_codes = key_codes + (kCodeStages - 1) * kCodeBytes;
-    const void* addresses[Keys::kFound] = {};
-    float key_scale = 0.f, value_scale = 0.f;
-    const auto find = [&](const auto& some, const auto& at, int pos) {
+    const int lane = threadIdx.x % 32, thread = int(threadIdx.x % 128);
+    KvTiles some(at, tiles.begin, 0, cols, true);
+    const void* addresses[KvTiles::kFound] = {};
+    float scale = 0.f;
+    const auto ask = [&](int tile) {
+      const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
+      if (KvTiles::scaled) scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
       if constexpr (!in_one_run<Kv>) {
         KERNELS_UNROLL
-        for (int j = 0; j < Keys::kFound; ++j) {
-          const int row = Keys::tile_row(lesser(lane % 16, Keys::kWarpRows - 1) + j * 16);
-          addresses[j] = some.address(at(greater(tiles.low, pos + lesser(row, tiles.end - 1 - pos))));
+        for (int j = 0; j < KvTiles::kFound; ++j) {
+          const int row = KvTiles::tile_row(lesser(lane % 16, KvTiles::kWarpRows - 1) + j * 16);
+          addresses[j] = some.address(at(pos + greater(low, lesser(row, end - 1))));
         }
       }
-    };
-    const auto ask_keys = [&](int tile) {
-      const int pos = tiles.begin + tile * kKeys, key = pos + thread;
-      if (tile < tiles.count) {
-        if constexpr (kScales) {
-          const bool there = thread < kKeys && key >= tiles.low && key < tiles.end;
-          key_scale = there ? key_at(key).scale(0) : 0.f, value_scale = there ? value_at(key).scale(0) : 0.f;
-        }
-        find(keys, key_at, pos);
-        keys.bring_codes(key_codes, tiles.low - pos, tiles.end - pos, addresses, 0);
-      }
+      some.bring_codes(codes, low, end, addresses);
       arch::copy_async_commit();
     };
-    const auto ask_values = [&](int tile) {
-      const int pos = tiles.begin + tile * kKeys;
-      if (tile >= 0 && tile < tiles.count) {
-        find(values, value_at, pos);
-        values.bring_codes(value_codes, tiles.low - pos, tiles.end - pos, addresses, 0);
-      }
-      arch::copy_async_commit();
-    };
-    ask_keys(0);
-    if (kCodeStages == 2) ask_values(-1);
+    ask(0);
 #pragma unroll 1
-    for (int tile = 0; tile <= tiles.count; ++tile) {
-      arch::copy_async_wait<kCodeStages - 1>();
-      if (tile < tiles.count) {
-        const int stage = Parities::stage(tile);
-        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-        if constexpr (kScales) {
-          if (thread < kKeys) shared.scales[scales_to].keys[thread] = key_scale, shared.scales[scales_to].values[thread] = value_scale;
-          scales_to = after(scales_to);
-        }
-        keys.decode(stages + stage * kStageBytes, key_codes);
-        arch::mbarrier_arrive(&shared.keys_full[stage]);
-        keys_to.next(tile);
-      }
-      if (kCodeStages == 2) ask_keys(tile + 1);
-      else ask_values(tile - 1);
-      arch::copy_async_wait<kCodeStages - 1>();
-      if (tile > 0) {
-        const int stage = Parities::stage(tile - 1);
-        arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        values.decode(stages + stage * kStageBytes + Keys::kBytes, value_codes);
-        arch::mbarrier_arrive(&shared.values_full[stage]);
-        values_to.next(tile - 1);
-      }
-      if (kCodeStages == 2) ask_values(tile);
-      else ask_keys(tile + 1);
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&empty[stage], to.at(tile) ^ 1);
+      if (KvTiles::scaled && thread < kKeys) scales[stage * kKeys + thread] = scale;
+      arch::copy_async_wait<0>();
+      some.decode(stages + stage * kStageBytes, codes);
+      arch::mbarrier_arrive(&full[stage]);
+      to.next(tile);
+      if (tile + 1 < tiles.count) ask(tile + 1);
     }
   }
 
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
-  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4>;
+  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers>;
   template <int kValue>
   using Int = std::integral_constant<int, kValue>;
 
   // The compiler knows that all lanes have it.
-  static __device__ __forceinline__ int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - 1; }
+  static __device__ __forceinline__ int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers; }
   // Named barriers: the turn of each group at its products, and one for each group's own threads.
   static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
   static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
@@ -330,20 +316,22 @@ struct HopperPrefillBody {
   static __device__ __forceinline__ void pass_turn() {
     if constexpr (kTurns) arch::named_barrier_arrive(turn((group() + 1) % kGroups), 256);
   }
+  static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {
+    arch::mbarrier_wait_in_block(&shared.item_full[number % kQueryStages], number / kQueryStages % 2);
+    return shared.items[number % kQueryStages];
+  }
   static __device__ __forceinline__ void release(uint64_t* barrier) {
     if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
   }
 
-  static __device__ __forceinline__ void work(const Params& params, Shared& shared, unsigned char* memory) {
+  static __device__ __forceinline__ void consume(const Params& params, Shared& shared, unsigned char* memory) {
     arch::more_registers<kConsumerRegisters>();
     const P& p = params.problem;
     const int group = HopperPrefillBody::group();
     Parities keys_at, values_at;
-    int scales_at = 0;
     if (group == kGroups - 1) pass_turn();
     each_item(p, params.grid, [&](int number, unsigned) {
-      const Item& item = shared.items[number % 2];
-      arch::mbarrier_wait_in_block(&shared.item_full[number % 2], number / 2 % 2);
+      const Item& item = wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       unsigned char* const queries = queries_of(memory, number, group);
       if constexpr (!kCopiesQueries) {
@@ -355,16 +343,14 @@ struct HopperPrefillBody {
         arch::named_barrier_sync(own(group), 128);
       }
       if (group * 64 < item.rows.count) {
-        Attending attending(p, shared, item, queries, stages_of(memory), keys_at, values_at, scales_at);
+        Attending attending(p, shared, item, queries, stages_of(memory), keys_at, values_at);
         attending.run();
         arch::named_barrier_sync(own(group), 128);
         finish(p, item.rows, attending.state, queries);
       } else {
-        const int tiles = Tiles(item.all).count;
-        pass_by(shared, tiles, keys_at, values_at);
-        if (kScales) scales_at = (scales_at + tiles) % kScaleStages;
+        pass_by(shared, Tiles(item.all).count, keys_at, values_at);
       }
-      arch::mbarrier_arrive(&shared.item_empty[number % 2]);
+      arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
       return true;
     });
     if (group == 0) wait_for_turn();  // that of the last group's last product
@@ -392,15 +378,14 @@ struct HopperPrefillBody {
     const uint32_t stages;
     const uint64_t query_tile;
     Parities &keys_at, &values_at;
-    int& scales_at;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
     const int last = tiles.count - 1, dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     int first_whole, last_whole;  // tiles that the warp's rows see as a whole
     Work state;
 
-    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values, int& scales)
-        : p(problem), shared(memory), item(of), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values), scales_at(scales) {
+    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
+        : p(problem), shared(memory), item(of), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
       const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
     }
@@ -411,16 +396,17 @@ struct HopperPrefillBody {
       begin_logits(0);
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
+      scale_logits(0);
       release(&shared.keys_empty[0]);
       state.make_exponentials(look_at(0));
-      round_weights();
+      round_weights(0);
 #pragma unroll 1
       for (int tile = 0; tile < last; ++tile) step(tile);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs(last);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
-      if constexpr (kScales) __syncwarp();
+      if constexpr (Value::scaled) __syncwarp();
       release(&shared.values_empty[Parities::stage(last)]);
     }
 
@@ -435,6 +421,7 @@ struct HopperPrefillBody {
       pass_turn();
       arch::warpgroup_wait<1>();
       arch::pin(state.logits[0]);
+      scale_logits(tile + 1);
       release(&shared.keys_empty[Parities::stage(tile + 1)]);
       const typename Work::Look look = look_at(tile + 1);
       state.make_exponentials(look);
@@ -443,25 +430,25 @@ struct HopperPrefillBody {
       if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      if constexpr (kScales) __syncwarp();  // all lanes have read the scales
+      if constexpr (Value::scaled) __syncwarp();  // all lanes have read the scales
       release(&shared.values_empty[Parities::stage(tile)]);
       state.shrink_outputs(look);
-      round_weights();
+      round_weights(tile + 1);
     }
 
-    __device__ __forceinline__ void round_weights() {
-      if constexpr (kScales) {
-        state.round_weights(shared.scales[scales_at].values);
-        scales_at = after(scales_at);
-      } else {
-        state.round_weights(nullptr);
+    __device__ __forceinline__ void scale_logits(int tile) {
+      if constexpr (Key::scaled) {
+        const float* const scales = scales_of<kKeyScales>(shared) + Parities::stage(tile) * kKeys + threadIdx.x % 4 * 2;
+        state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
+        __syncwarp();
       }
     }
+    // Scales of values come with these.
+    __device__ __forceinline__ void round_weights(int tile) {
+      if constexpr (Value::scaled) arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
+      state.round_weights(scales_of<kValueScales>(shared) + Parities::stage(tile) * kKeys);
+    }
     __device__ __forceinline__ typename Work::Look look_at(int tile) {
-      if constexpr (Key::scaled) {
-        const float* const scales = shared.scales[scales_at].keys + threadIdx.x % 4 * 2;
-        state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
-      }
       return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
     }
 

@@ -85,7 +85,7 @@ class KvTiles {
   using Layout = TileLayout<kCols, kThreads, kApart ? kKeys : 0>;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr int kBytes = kKeys * kCols * 2, kEach = kKeys / Layout::kRowsPerPass;
-  static constexpr bool copied = lies_as<typename Run::Codes, T>, decoded = kApart && lies_coded<typename Run::Codes>;
+  static constexpr bool copied = lies_as<typename Run::Codes, T>, decoded = kApart && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
   static constexpr int kCodeBytes = decoded ? kKeys * kCols / 8 * kUnit : 0;
   // A warp's rows, and how many of them each lane of half a warp finds.
@@ -104,7 +104,7 @@ class KvTiles {
   }
 
   // Number `row` of the warp's rows of a tile, in the tile.
-  static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kRowsPerPass + threadIdx.x / 32 * 4 + row % 4; }
+  static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kRowsPerPass + threadIdx.x % kThreads / 32 * 4 + row % 4; }
 
   // Rows of the tile from `pos` on, of which those from `first` up to `end` are there. rows[j]: in lane i + half * 16 where the
   // warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
@@ -122,8 +122,8 @@ class KvTiles {
     }
   }
   // The same of codes, to their own place.
-  __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end, const void* const (&rows)[kFound], int half) {
-    copy_rows<false, kCodeStep, kThreads * kUnit>(arch::shared_address(mine(codes)), first, end, rows, half);
+  __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end, const void* const (&rows)[kFound]) {
+    copy_rows<false, kCodeStep, kThreads * kUnit>(arch::shared_address(mine(codes)), first, end, rows, 0);
   }
   // Codes that the thread has brought become values of T.
   __device__ __forceinline__ void decode(unsigned char* tile, unsigned char* codes) const {

@@ -29,8 +29,16 @@ using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAn
 template <class Kv>
 constexpr bool narrow_kv = Coded<typename KeyRun<Kv>::Codes>::known && Coded<typename ValueRun<Kv>::Codes>::known;
 
-// The 16-bit types of the two products. Queries are rounded to that of the keys. Weights with the scales of values in them
-// need bfloat16's range.
+// Whether a source is nothing but codes in memory that a Decoder takes.
+template <class Source, class = void>
+constexpr bool lies_coded = false;
+template <class T, Cache kCache>
+constexpr bool lies_coded<DirectLoad<T, float, kCache>, void_t<decltype(Decoder<T>::each)>> = true;
+template <class Format>
+constexpr bool lies_coded<Words<Format>, void_t<decltype(Decoder<Format>::each)>> = true;
+
+// The 16-bit types of the two products. Queries are rounded to that of the keys. Weights with the scales of values in them need bfloat16's
+// range; without, half has all codes, and weights more exactly.
 template <class... T>
 struct FirstType {
   using type = half;
@@ -45,7 +53,7 @@ template <class Q, class Kv>
 using key_meeting_type = typename FirstType<tensor_type<typename KeyRun<Kv>::Codes>, typename MemoryType<Q>::type>::type;
 template <class Q, class Kv>
 using value_meeting_type = std::conditional_t<ValueRun<Kv>::scaled, bfloat16,
-                                              typename FirstType<tensor_type<typename ValueRun<Kv>::Codes>, typename MemoryType<Q>::type>::type>;
+                                              typename FirstType<tensor_type<typename ValueRun<Kv>::Codes>, std::conditional_t<lies_coded<typename ValueRun<Kv>::Codes>, half, typename MemoryType<Q>::type>>::type>;
 
 // Whether a view is one of kv.h, which knows its addresses.
 template <class Kv>
@@ -119,14 +127,6 @@ template <class T, Cache kCache>
 constexpr bool lies_as<DirectLoad<T, float, kCache>, T> = true;
 template <class T>
 constexpr bool lies_as<HeadsLoad<T>, T> = true;
-
-// Whether a source is nothing but codes in memory that a Decoder takes.
-template <class Source, class = void>
-constexpr bool lies_coded = false;
-template <class T, Cache kCache>
-constexpr bool lies_coded<DirectLoad<T, float, kCache>, void_t<decltype(Decoder<T>::each)>> = true;
-template <class Format>
-constexpr bool lies_coded<Words<Format>, void_t<decltype(Decoder<Format>::each)>> = true;
 
 // Columns [col, col + kCount) of a row: loads in flight, and later values of T.
 template <class Source, int kCount>
