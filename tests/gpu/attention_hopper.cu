@@ -115,8 +115,8 @@ void coded_cases(Tally& t, const char* what, std::initializer_list<std::pair<int
 // So many sequences that blocks go on to further ones.
 template <int kDim, class T, class K = T>
 void many_sequences(Tally& t) {
-  AttentionCase c{{}, {}, 16, 16, kDim};
-  for (int i = 0; i < 400; ++i) c.q_lens.push_back(i % 7 * 11), c.kv_lens.push_back(i % 5 * 40 + i % 3);
+  AttentionCase c{{}, {}, 16, 4, kDim};
+  for (int i = 0; i < 600; ++i) c.q_lens.push_back(i % 7 * 11), c.kv_lens.push_back(i % 5 * 20 + i % 3);
   c.ragged_q = true;
   both_say_the_same<kDim, T, float, K>(t, "many sequences", c, Layout::nhd, k::causal());
 }
