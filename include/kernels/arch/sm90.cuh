@@ -217,7 +217,8 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #undef KERNELS_FLOATS_8
 
 // The same with d as mma_16816 has it, for 8 columns side by side, which is added to, or, without `adds`, overwritten. a: a tile of 64 rows
-// in shared memory, or the fragments of mma_16816, of a warp's 16 rows. kTurned: rows of b are k.
+// in shared memory, or the fragments of mma_16816, of a warp's 16 rows; turned: rows of b are k. A product of 8 bits has 32 columns of a, and
+// lane 4g + t of a warp has of its fragments columns 4t to 4t + 3 of rows g and g + 8, and the same 16 columns further.
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
@@ -231,13 +232,13 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #define KERNELS_NAMES_96 KERNELS_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define KERNELS_WARPGROUP_MMA(n, type, a_names, b_name, adds_name, turns, ...)                                                              \
+#define KERNELS_WARPGROUP_MMA(n, k, type, a_names, b_name, adds_name, turns, ...)                                                              \
   asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name ", 0;"                                                                       \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KERNELS_NAMES_##n "}, " a_names ", " b_name ", adds, 1, 1" turns ";}" \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k" k ".f32." type "." type " {" KERNELS_NAMES_##n "}, " a_names ", " b_name ", adds, 1, 1" turns ";}" \
                : KERNELS_D_##n : __VA_ARGS__, "l"(b), "r"(int(adds)));
-#define KERNELS_WARPGROUP_MMA_SHARED(n, type, a_name, b_name, adds_name) KERNELS_WARPGROUP_MMA(n, type, a_name, b_name, adds_name, ", 0, 0", "l"(a))
+#define KERNELS_WARPGROUP_MMA_SHARED(n, type, a_name, b_name, adds_name) KERNELS_WARPGROUP_MMA(n, "16", type, a_name, b_name, adds_name, ", 0, 0", "l"(a))
 #define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
-  KERNELS_WARPGROUP_MMA(n, type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+  KERNELS_WARPGROUP_MMA(n, "16", type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 #define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
   if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34")                                             \
   else if constexpr (kEights == 10) KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42")                                       \
@@ -245,9 +246,11 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
   static_assert(kEights == 8 || kEights == 10 || kEights == 16, "64, 80 or 128 columns");
-  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || (std::is_same<T, float8_e4m3>::value && kEights == 16), "half or bfloat16, or 128 columns of float8_e4m3");
   if constexpr (kWarpgroupMma) {
-    if constexpr (std::is_same<T, half>::value) {
+    if constexpr (std::is_same<T, float8_e4m3>::value) {
+      KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "%64", "%65", "%66", "", "l"(a))
+    } else if constexpr (std::is_same<T, half>::value) {
       KERNELS_WARPGROUP_MMA_OF("f16")
     } else {
       KERNELS_WARPGROUP_MMA_OF("bf16")
@@ -268,6 +271,23 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
       KERNELS_WARPGROUP_MMA_OF("f16")
     } else {
       KERNELS_WARPGROUP_MMA_OF("bf16")
+    }
+  }
+}
+// Rounded, the largest for what is larger, in the lower half of a word.
+__device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
+  uint16_t pair = 0;
+  if constexpr (kCompiledFor >= 89) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <int kEights>
+__device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  static_assert(kEights == 12 || kEights == 16, "96 or 128 columns");
+  if constexpr (kWarpgroupMma) {
+    if constexpr (kEights == 12) {
+      KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "{%48, %49, %50, %51}", "%52", "%53", "", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+    } else {
+      KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "{%64, %65, %66, %67}", "%68", "%69", "", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
     }
   }
 }

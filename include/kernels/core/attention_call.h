@@ -42,12 +42,17 @@ struct AttentionShape {
 // most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is expected to have more
 // than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a schedule or a merge through memory, which is
 // done sooner. A sequence that has more is right all the same, and slower. attention() with a workspace needs less of it. 0: nothing is known.
+//
+// in_8_bits() is for attention() on the GPU with queries, keys and values of float8_e4m3: products are those of 8 bits (sm_90a), for which
+// weights are rounded to 3 bits behind the first. Without, and where there is no such kernel, they keep the precision of half.
 class Attention {
  public:
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
   Attention& lse(float* p, int64_t ld = 0) { lse_ = p, ld_ = ld, wanted_ = true; return *this; }
   Attention& splits(int n) { splits_ = n, split_ = true; return *this; }
   Attention& most_keys(int64_t n) { most_keys_ = n; return *this; }
+  Attention& in_8_bits(bool yes = true) { in_8_bits_ = yes; return *this; }
+  bool wants_8_bits() const { return in_8_bits_; }
   int fixed_splits() const { return splits_; }           // 0: none
   int64_t expected_keys() const { return most_keys_; }   // 0: unknown
 
@@ -77,7 +82,7 @@ class Attention {
   float* lse_ = nullptr;
   int64_t ld_ = 0, most_keys_ = 0;
   int splits_ = 0;
-  bool scaled_ = false, wanted_ = false, split_ = false;
+  bool scaled_ = false, wanted_ = false, split_ = false, in_8_bits_ = false;
 };
 
 // Several parts of the keys, each with outputs for the same queries.

@@ -33,6 +33,10 @@ template <class P>
 constexpr bool copies_kv = !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
                            lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
                            lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
+// With products of 8 bits.
+template <class P>
+constexpr bool copies_e4m3 = lies_as<typename P::Q, float8_e4m3> && lies_as<typename KeyRun<typename P::Kv>::Codes, float8_e4m3> &&
+                             lies_as<typename ValueRun<typename P::Kv>::Codes, float8_e4m3> && !ValueRun<typename P::Kv>::scaled;
 template <class P, int kDim>
 constexpr bool has_hopper_prefill = kDim <= 256 && (copies_kv<P> || decodes_kv<typename P::Kv>);
 

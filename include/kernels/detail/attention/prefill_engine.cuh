@@ -48,6 +48,15 @@ constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 1
 template <class P, int kDim>
 using HopperBody = HopperPrefillBody<P, kDim, kDim < 256 ? 128 : decodes_kv<typename P::Kv> ? 64 : 80, kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
 
+// The same with products of 8 bits, for heads of up to 128 columns: whether a call takes it.
+template <class P>
+using HopperBody8 = HopperPrefillBody<P, 128, 128, 2, true>;
+template <class P>
+bool fits_8_bits(const P& p) {
+  const int64_t dim = p.shape.dim, cols = p.shape.value_dim();
+  return p.options.wants_8_bits() && dim <= 128 && cols <= 128 && dim % 16 == 0 && cols % 16 == 0 && max_pack_of(p.q) >= 16 && key_pack(p.kv) >= 16 && value_pack(p.kv) >= 16;
+}
+
 template <class Body_>
 struct ChosenPrefill {
   using Body = Body_;
@@ -77,6 +86,11 @@ template <class P, int kLargest, class F>
 Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   return with_prefill_tile<P, kLargest>(p.shape, [&](auto tile) {
     using Body = typename decltype(tile)::Body;
+    if constexpr (copies_e4m3<P> && Body::kDim <= 128) {
+      bool there = false;
+      KERNELS_TRY(has_code<HopperBody8<P>>(ex, there));
+      if (there && fits_8_bits(p) && ex.device().shared_per_block >= HopperBody8<P>::kSharedBytes) return f(ChosenPrefill<HopperBody8<P>>{});
+    }
     if constexpr (has_hopper_prefill<P, Body::kDim>) {
       using Hopper = HopperBody<P, Body::kDim>;
       bool there = false;

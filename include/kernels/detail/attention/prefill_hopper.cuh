@@ -23,25 +23,27 @@ namespace detail {
 
 // Takes heads of up to kDim columns, and values of as many or fewer. There are products for all columns and, in the same kernel, for fewer; those
 // of queries and keys that are not there are zeros.
-template <class P, int kDim_, int kKeys_, int kGroups>
+// kInEight: queries, keys and values are float8_e4m3, and so are weights.
+template <class P, int kDim_, int kKeys_, int kGroups, bool kInEight = false>
 struct HopperPrefillBody {
   using Kv = typename P::Kv;
-  using TK = key_meeting_type<typename P::Q, Kv>;
-  using TV = value_meeting_type<typename P::Q, Kv>;
+  using TK = std::conditional_t<kInEight, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
+  using TV = std::conditional_t<kInEight, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
   static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
   static constexpr int kWalking = 32;  // blocks for each multiprocessor, where sequences differ
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
-  static constexpr bool kDecodes = decodes_kv<Kv>;
+  static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
   // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
-  static constexpr int kStages = kDim == 64 ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
+  static constexpr int kStages = kDim == 64 || kInEight ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
   // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
   static constexpr bool kTurns = kDim == 64;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
-  static constexpr int kProducers = kDecodes ? 2 : 1;
+  static constexpr int kProducers = kDecodes || kInEight ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
-  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 ? 56 : 32, kConsumerRegisters = kDecodes ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : 160;
-  using Queries = TileLayout<kDim, 128, 64>;
+  static constexpr int kProducerRegisters = kProducers == 2 ? (kDim == 256 ? 40 : 48) : kGroups == 2 ? 56 : 32;
+  static constexpr int kConsumerRegisters = kProducers == 2 ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : 160;
+  using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
   // Queries that are computed are read by those who need them.
@@ -65,9 +67,10 @@ struct HopperPrefillBody {
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[kQueryStages], item_empty[kQueryStages];
     Item items[kQueryStages];
   };
-  static constexpr int kQueryBytes = 64 * kDim * 2, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
+  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + Keys::kCodeBytes + Values::kCodeBytes;
+  // Behind the stages: codes of keys and values, or two tiles of values before they are turned.
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + (kInEight ? 2 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
   // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
@@ -105,7 +108,7 @@ struct HopperPrefillBody {
       if (threadIdx.x < 128) {
         produce(params, shared, memory);
       } else if (threadIdx.x < 128 * kProducers) {
-        if constexpr (kDecodes) produce_values(params, shared, memory);
+        if constexpr (kProducers == 2) produce_values(params, shared, memory);
       } else {
         consume(params, shared, memory);
       }
@@ -158,7 +161,7 @@ struct HopperPrefillBody {
     __device__ __forceinline__ int tiles_in(int key, int up) const { return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys); }
   };
 
-  static constexpr int kProducerBarrier = 1;  // of the producer's threads
+  static constexpr int kProducerBarrier = 1, kTurnerBarrier = 2, kBarriers = 3;  // of a producer's threads; the first that is free
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
@@ -200,6 +203,8 @@ struct HopperPrefillBody {
       if constexpr (kDecodes) {
         const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
         decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared), shared.keys_full, shared.keys_empty, keys_to);
+      } else if constexpr (kInEight) {
+        copy_keys_alone(p, shared, stages_of(memory), rows, Tiles(all), keys_to);
       } else {
         copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       }
@@ -248,7 +253,71 @@ struct HopperPrefillBody {
     }
   }
 
-  // The producer of values, where they are decoded: by then the other one has found the tiles of queries.
+  // Where the rows of a tile are, in the lanes that KvTiles wants to have them.
+  template <class Some, class At>
+  static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kFound], const Some& some, const At& at, int pos, int low, int end) {
+    if constexpr (!in_one_run<Kv>) {
+      KERNELS_UNROLL
+      for (int j = 0; j < Some::kFound; ++j) {
+        const int row = Some::tile_row(lesser(int(threadIdx.x % 16), Some::kWarpRows - 1) + j * 16);
+        addresses[j] = some.address(at(int64_t(pos) + greater(low, lesser(row, end - 1))));
+      }
+    }
+  }
+
+  // Keys of 8 bits. Their scales are in registers for a tile before they are needed.
+  static __device__ __forceinline__ void copy_keys_alone(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to) {
+    const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+    Keys keys(at, tiles.begin, 0, int(p.shape.dim), true);
+    const void* addresses[Keys::kFound] = {};
+    const int thread = int(threadIdx.x);
+    const auto scale_of = [&](int tile) {
+      const int pos = tiles.begin + tile * kKeys + thread;
+      return Key::scaled && thread < kKeys && pos >= tiles.low && pos < tiles.end ? at(pos).scale(0) : 0.f;
+    };
+    float scale = scale_of(0);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos, stage = Parities::stage(tile);
+      find_rows(addresses, keys, at, pos, low, end);
+      arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
+      if constexpr (Key::scaled) {
+        if (thread < kKeys) scales_of<kKeyScales>(shared)[stage * kKeys + thread] = scale;
+        scale = scale_of(tile + 1);
+      }
+      keys.template bring<false>(stages + stage * kStageBytes, at, pos, low, end, addresses, 0);
+      arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+      keys_to.next(tile);
+    }
+  }
+  // Values of 8 bits, of which a product wants rows that are columns.
+  template <class At>
+  static __device__ __forceinline__ void turn_values(const At& at, Shared& shared, int cols, const Tiles& tiles, unsigned char* stages, unsigned char* copied, Parities& values_to) {
+    if (tiles.count == 0) return;
+    Values values(at, tiles.begin, 0, cols, true);
+    const void* addresses[Values::kFound] = {};
+    const auto ask = [&](int tile) {
+      const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
+      find_rows(addresses, values, at, pos, low, end);
+      values.template bring<false>(copied + tile % 2 * Values::kBytes, at, pos, low, end, addresses, 0);
+      arch::copy_async_commit();
+    };
+    ask(0);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      const int stage = Parities::stage(tile);
+      arch::copy_async_wait<0>();
+      arch::named_barrier_sync(kTurnerBarrier, 128);  // all have copied this tile, and turned the one before
+      if (tile + 1 < tiles.count) ask(tile + 1);
+      arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile) ^ 1);
+      turn_tile(stages + stage * kStageBytes, copied + tile % 2 * Values::kBytes, cols);
+      arch::mbarrier_arrive(&shared.values_full[stage]);
+      values_to.next(tile);
+    }
+    arch::named_barrier_sync(kTurnerBarrier, 128);  // before the next tile of queries
+  }
+
+  // The producer of values, where they are decoded, or turned: by then the other one has found the tiles of queries.
   static __device__ __forceinline__ void produce_values(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
@@ -258,8 +327,12 @@ struct HopperPrefillBody {
       const PrefillRows rows = same_in_lanes(item.rows);
       if (rows.count == 0) return false;
       const auto at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-      decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
-                           shared.values_full, shared.values_empty, values_to);
+      if constexpr (kInEight) {
+        turn_values(at, shared, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory), values_to);
+      } else {
+        decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
+                             shared.values_full, shared.values_empty, values_to);
+      }
       arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
       return true;
     });
@@ -269,20 +342,14 @@ struct HopperPrefillBody {
   template <class KvTiles, class At>
   static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages, unsigned char* codes, float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
     if (tiles.count == 0) return;
-    const int lane = threadIdx.x % 32, thread = int(threadIdx.x % 128);
+    const int thread = int(threadIdx.x % 128);
     KvTiles some(at, tiles.begin, 0, cols, true);
     const void* addresses[KvTiles::kFound] = {};
     float scale = 0.f;
     const auto ask = [&](int tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
       if (KvTiles::scaled) scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
-      if constexpr (!in_one_run<Kv>) {
-        KERNELS_UNROLL
-        for (int j = 0; j < KvTiles::kFound; ++j) {
-          const int row = KvTiles::tile_row(lesser(lane % 16, KvTiles::kWarpRows - 1) + j * 16);
-          addresses[j] = some.address(at(pos + greater(low, lesser(row, end - 1))));
-        }
-      }
+      find_rows(addresses, some, at, pos, low, end);
       some.bring_codes(codes, low, end, addresses);
       arch::copy_async_commit();
     };
@@ -308,8 +375,8 @@ struct HopperPrefillBody {
   // The compiler knows that all lanes have it.
   static __device__ __forceinline__ int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers; }
   // Named barriers: the turn of each group at its products, and one for each group's own threads.
-  static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
-  static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
+  static __device__ __forceinline__ int turn(int group) { return kBarriers + group; }
+  static __device__ __forceinline__ int own(int group) { return kBarriers + kGroups + group; }
   static __device__ __forceinline__ void wait_for_turn() {
     if constexpr (kTurns) arch::named_barrier_sync(turn(group()), 256);
   }
@@ -467,7 +534,7 @@ struct HopperPrefillBody {
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
       arch::async_proxy_fence();
-      const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kKeys * 128);
+      const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kInEight ? 16 : kKeys * 128);
       // Products and their commit stand in one branch, or the compiler commits with another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
       if (kCols > kFewerCols && cols <= kFewerCols) {
@@ -485,7 +552,7 @@ struct HopperPrefillBody {
     __device__ __forceinline__ void multiply_keys(uint64_t keys) {
       arch::warpgroup_fence();
       KERNELS_UNROLL
-      for (int i = 0; i < kColumns / 16; ++i) {
+      for (int i = 0; i < kColumns * int(sizeof(TK)) / 32; ++i) {
         const int run = i / 4, step = i % 4 * 2;
         arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
       }
@@ -494,10 +561,11 @@ struct HopperPrefillBody {
     // Columns [kFirst, kFirst + kCount) of the outputs.
     template <int kFirst, int kCount>
     __device__ __forceinline__ void multiply_values(uint64_t values) {
+      auto& outputs = reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]);
       KERNELS_UNROLL
-      for (int i = 0; i < kKeys / 16; ++i) {
-        arch::warpgroup_mma_turned<TV>(reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]), state.weights[0][i],
-                                       values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
+      for (int i = 0; i < kKeys / Work::kStep; ++i) {
+        if constexpr (kInEight) arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], values + i * 2, true);
+        else arch::warpgroup_mma_turned<TV>(outputs, state.weights[0][i], values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
       }
     }
   };

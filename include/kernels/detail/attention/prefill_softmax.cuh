@@ -15,8 +15,12 @@ template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 
 struct PrefillWork {
   using S = typename P::S;
   using Value = ValueRun<typename P::Kv>;
+  // Of 8 bits, weights are up to 256, as 2^-9 is the least that there is.
+  static constexpr bool kInEight = std::is_same<TV, float8_e4m3>::value;
+  static constexpr float kRaise = kInEight ? 8 : 0, kLower = kInEight ? 1.f / 256 : 1;
+  static constexpr int kStep = kInEight ? 32 : 16;  // keys of a product
   float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
-  uint32_t weights[kTiles][kKeys / 16][4];
+  uint32_t weights[kTiles][kKeys / kStep][4];
   // The largest logit so far, times log2(e), and the lane's part of the sum of exponentials under it.
   float largest[kTiles][2], sums[kTiles][2] = {};
 
@@ -148,7 +152,7 @@ struct PrefillWork {
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const float from = reference(i, half);
+        const float from = reference(i, half) - kRaise;
         KERNELS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j) {
           KERNELS_UNROLL
@@ -164,6 +168,17 @@ struct PrefillWork {
 
   // Exponentials, times the scales of values, become operands of the product with these.
   __device__ __forceinline__ void round_weights(const float* scales) {
+    if constexpr (kInEight) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kKeys / 8; j += 2) {
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          weights[0][j / 4][j % 4 + half] = arch::join_halves(arch::floats_to_e4m3(logits[0][j][half * 2], logits[0][j][half * 2 + 1]),
+                                                              arch::floats_to_e4m3(logits[0][j + 1][half * 2], logits[0][j + 1][half * 2 + 1]));
+        }
+      }
+      return;
+    }
     const int lane = threadIdx.x % 32;
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
@@ -188,15 +203,15 @@ struct PrefillWork {
     float sum = sums[i][half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    SoftmaxState<float> state{largest[i][half] * kLn2, sum};
+    SoftmaxState<float> state{largest[i][half] * kLn2, sum * kLower};
     const int r = row(i, half);
     if (leaves_part<P>(rows)) {
       if (threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) leave_state(p, rows, r, state.logsumexp());
-      return state.inverse();
+      return state.inverse() * kLower;
     }
-    float inverse = 1.f;
+    float inverse = kLower;
     if constexpr (score_sinks<S>) {
-      if (r < rows.count) inverse = state.merge(sink_state(p.score, rows.place(r).head)).mine;
+      if (r < rows.count) inverse *= state.merge(sink_state(p.score, rows.place(r).head)).mine;
     }
     inverse *= state.inverse();
     if (p.options.writes_lse() && threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) {

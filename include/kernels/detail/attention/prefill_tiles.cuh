@@ -1,5 +1,5 @@
-// Queries, keys and values on their way to tiles in shared memory: runs of 64 columns of 16 bits, each eight chunks of 16 bytes, of which
-// chunk i of a row is at i ^ (row % 8), so that neither writes nor reads have bank conflicts.
+// Queries, keys and values on their way to tiles in shared memory: runs of 64 columns of 16 bits, or of 128 of 8 bits, each eight chunks of 16
+// bytes, of which chunk i of a row is at i ^ (row % 8), so that neither writes nor reads have bank conflicts.
 #pragma once
 
 #include "../../arch/sm80.cuh"
@@ -8,7 +8,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of kCols columns of 16 bits. Threads take chunks of 16 bytes: eight threads a row, each the chunk of its number in each run of 64
+// Of kCols columns of 16 bits, or twice as many of 8. Threads take chunks of 16 bytes: eight threads a row, each the chunk of its number in each run of 64
 // columns; a thread's rows are kRowsPerPass apart. kApart: for wgmma, which wants the runs of kApart rows one behind the other; 0: the runs
 // of a row are side by side.
 template <int kCols, int kThreads, int kApart = 0>
@@ -37,8 +37,8 @@ struct TileLayout {
 template <class T, int kRows, class Layout, class P>
 __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile, int dim) {
   using Q = typename P::Q;
-  constexpr int kEach = kRows / Layout::kRowsPerPass, kBatch = kEach < 4 ? kEach : 4;
-  const int left = dim - Layout::chunk() * 8;
+  constexpr int kEach = kRows / Layout::kRowsPerPass, kBatch = kEach < 4 ? kEach : 4, kChunk = 16 / int(sizeof(T)), kRun = 8 * kChunk;
+  const int left = dim - Layout::chunk() * kChunk;
   const auto row_of = [&](int i) { return Layout::row() + i * Layout::kRowsPerPass; };
   if constexpr (lies_as<Q, T>) {
     if (p.wide_queries) {
@@ -46,10 +46,10 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
       for (int i = 0; i < kEach; ++i) {
         const bool there = first + row_of(i) < rows.count;
         const auto place = rows.place(there ? first + row_of(i) : 0);
-        const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * 8);
+        const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * kChunk);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run) {
-          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() + i * (Layout::kRowsPerPass * Layout::kRowBytes) + run * Layout::kRunBytes, from + run * 64, true, !there || run * 64 >= left);
+          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() + i * (Layout::kRowsPerPass * Layout::kRowBytes) + run * Layout::kRunBytes, from + run * kRun, true, !there || run * kRun >= left);
         }
       }
       return;
@@ -59,11 +59,11 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   for (int some = 0; some < kEach; some += kBatch) {
 #pragma unroll 1
     for (int run = 0; run < Layout::kRuns; ++run) {
-      bring_rows<T, 8, kBatch, !lies_as<Q, T>, Q>([&](int i, const auto& there, const auto& missing) {
+      bring_rows<T, kChunk, kBatch, !lies_as<Q, T>, Q>([&](int i, const auto& there, const auto& missing) {
         const int row = row_of(some + i);
         unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
         const auto place = rows.place(first + row);
-        if (first + row < rows.count && run * 64 < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * 64 + Layout::chunk() * 8, to);
+        if (first + row < rows.count && run * kRun < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk, to);
         else missing(to);
       }, p.wide_queries);
     }
@@ -82,10 +82,11 @@ __device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int6
 template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
 class KvTiles {
  public:
-  using Layout = TileLayout<kCols, kThreads, kApart ? kKeys : 0>;
+  static constexpr int kChunk = 16 / int(sizeof(T)), kRun = 8 * kChunk;
+  using Layout = TileLayout<kCols * int(sizeof(T)) / 2, kThreads, kApart ? kKeys : 0>;
   using Code = typename Coded<typename Run::Codes>::Code;
-  static constexpr int kBytes = kKeys * kCols * 2, kEach = kKeys / Layout::kRowsPerPass;
-  static constexpr bool copied = lies_as<typename Run::Codes, T>, decoded = kApart && lies_coded<typename Run::Codes>, scaled = Run::scaled;
+  static constexpr int kBytes = kKeys * kCols * int(sizeof(T)), kEach = kKeys / Layout::kRowsPerPass;
+  static constexpr bool copied = lies_as<typename Run::Codes, T>, decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
   static constexpr int kCodeBytes = decoded ? kKeys * kCols / 8 * kUnit : 0;
   // A warp's rows, and how many of them each lane of half a warp finds.
@@ -143,7 +144,7 @@ class KvTiles {
   // A thread's codes of a row and a run.
   static __device__ __forceinline__ unsigned char* mine(unsigned char* codes) { return codes + threadIdx.x % kThreads * kUnit; }
   // Columns from the thread's first on.
-  __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * 8; }
+  __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * kChunk; }
   __device__ __forceinline__ const unsigned char* from(int i, const void* const (&rows)[kFound], int half) const {
     if constexpr (kStraight) {
       return from_ + i * Layout::kRowsPerPass * stride_;
@@ -170,7 +171,7 @@ class KvTiles {
         const bool there = at >= first && at < end;
         const unsigned char* const row = there || !kStraight ? from(i, rows, half) : from_;
         KERNELS_UNROLL
-        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_if<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit, run * 64 < left(), !there);
+        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_if<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit, run * kRun < left(), !there);
       }
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
@@ -190,18 +191,18 @@ class KvTiles {
         uint32_t pairs[4];
         KERNELS_UNROLL
         for (int j = 0; j < kUnit / 4; ++j) Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), words[i][j], Nothing{});
-        if (kAll || run * 64 < left()) *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        if (kAll || run * kRun < left()) *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {pairs[0], pairs[1], pairs[2], pairs[3]};
       }
     }
   }
   template <class At>
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     KERNELS_ROLLED
-    for (int run = 0; run * 64 < left(); ++run) {
-      bring_rows<T, 8, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
+    for (int run = 0; run * kRun < left(); ++run) {
+      bring_rows<T, kChunk, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
         const int row = Layout::row() + i * Layout::kRowsPerPass;
         unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
-        if (row >= first && row < end) there(cached(at(pos + row).codes), 0, col_ + run * 64 + Layout::chunk() * 8, to);
+        if (row >= first && row < end) there(cached(at(pos + row).codes), 0, col_ + run * kRun + Layout::chunk() * kChunk, to);
         else missing(to);
       }, wide_);
     }
@@ -212,6 +213,32 @@ class KvTiles {
   int cols_;
   bool wide_;
 };
+
+// A tile of 128 values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows are columns: word 4i + t of a row has of
+// 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9, as a lane has them of logits. By a warpgroup; each lane makes that word of
+// the columns of two chunks.
+__device__ __forceinline__ void turn_tile(unsigned char* to, const unsigned char* from, int cols) {
+  const int lane = threadIdx.x % 32, swaps = lane / 4 % 2;  // lanes that read the second of two keys first keep off the banks of others
+  const int key = lane / 4 * 16 + lane % 4 * 2;
+  const uint32_t low = swaps ? 0x1504 : 0x5140, high = swaps ? 0x3726 : 0x7362;
+#pragma unroll 1
+  for (int chunk = threadIdx.x / 32 % 4 * 2; chunk < threadIdx.x / 32 % 4 * 2 + 2 && chunk * 16 < cols; ++chunk) {
+    uint32_t keys[4][4];
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int row = key + i / 2 * 8 + (i % 2 ^ swaps);
+      memcpy(keys[i], __builtin_assume_aligned(from + row * 128 + (chunk ^ row % 8) * 16, 16), 16);
+    }
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; ++i) {  // columns 4i to 4i + 3
+      const uint32_t a = __byte_perm(keys[0][i], keys[1][i], low), b = __byte_perm(keys[0][i], keys[1][i], high);
+      const uint32_t c = __byte_perm(keys[2][i], keys[3][i], low), d = __byte_perm(keys[2][i], keys[3][i], high);
+      const uint32_t words[4] = {__byte_perm(a, c, 0x5410), __byte_perm(a, c, 0x7632), __byte_perm(b, d, 0x5410), __byte_perm(b, d, 0x7632)};
+      KERNELS_UNROLL
+      for (int j = 0; j < 4; ++j) *reinterpret_cast<uint32_t*>(to + (chunk * 16 + i * 4 + j) * 128 + (lane / 4 ^ (i * 4 + j) % 8) * 16 + lane % 4 * 4) = words[j];
+    }
+  }
+}
 
 }  // namespace detail
 KERNELS_END
