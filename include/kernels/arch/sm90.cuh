@@ -274,11 +274,14 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
     }
   }
 }
-// Rounded, the largest for what is larger, in the lower half of a word.
-__device__ __forceinline__ uint32_t floats_to_e4m3(float low, float high) {
-  uint16_t pair = 0;
-  if constexpr (kCompiledFor >= 89) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
+// Rounded, the largest for what is larger, from the lowest byte on.
+__device__ __forceinline__ uint32_t floats_to_e4m3(float a, float b, float c, float d) {
+  uint32_t four = 0;
+  if constexpr (kCompiledFor >= 89) {
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+        : "=r"(four) : "f"(a), "f"(b), "f"(c), "f"(d));
+  }
+  return four;
 }
 template <int kEights>
 __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b, bool adds) {

@@ -37,7 +37,7 @@ struct HopperPrefillBody {
   // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
   static constexpr int kStages = kDim == 64 || kInEight ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
   // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
-  static constexpr bool kTurns = kDim == 64;
+  static constexpr bool kTurns = kDim == 64 || (kInEight && F8_TURNS);
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
   static constexpr int kProducers = kDecodes || kInEight ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
@@ -377,11 +377,11 @@ struct HopperPrefillBody {
   // Named barriers: the turn of each group at its products, and one for each group's own threads.
   static __device__ __forceinline__ int turn(int group) { return kBarriers + group; }
   static __device__ __forceinline__ int own(int group) { return kBarriers + kGroups + group; }
-  static __device__ __forceinline__ void wait_for_turn() {
-    if constexpr (kTurns) arch::named_barrier_sync(turn(group()), 256);
+  static __device__ __forceinline__ void wait_for_turn(int group) {
+    if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
   }
-  static __device__ __forceinline__ void pass_turn() {
-    if constexpr (kTurns) arch::named_barrier_arrive(turn((group() + 1) % kGroups), 256);
+  static __device__ __forceinline__ void pass_turn(int group) {
+    if constexpr (kTurns) arch::named_barrier_arrive(turn(group + 1 < kGroups ? group + 1 : 0), 256);
   }
   static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {
     arch::mbarrier_wait_in_block(&shared.item_full[number % kQueryStages], number / kQueryStages % 2);
@@ -396,7 +396,7 @@ struct HopperPrefillBody {
     const P& p = params.problem;
     const int group = HopperPrefillBody::group();
     Parities keys_at, values_at;
-    if (group == kGroups - 1) pass_turn();
+    if (group == kGroups - 1) pass_turn(group);
     each_item(p, params.grid, [&](int number, unsigned) {
       const Item& item = wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
@@ -410,25 +410,25 @@ struct HopperPrefillBody {
         arch::named_barrier_sync(own(group), 128);
       }
       if (group * 64 < item.rows.count) {
-        Attending attending(p, shared, item, queries, stages_of(memory), keys_at, values_at);
+        Attending attending(p, shared, item, group, queries, stages_of(memory), keys_at, values_at);
         attending.run();
         arch::named_barrier_sync(own(group), 128);
         finish(p, item.rows, attending.state, queries);
       } else {
-        pass_by(shared, Tiles(item.all).count, keys_at, values_at);
+        pass_by(shared, group, Tiles(item.all).count, keys_at, values_at);
       }
       arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
       return true;
     });
-    if (group == 0) wait_for_turn();  // that of the last group's last product
+    if (group == 0) wait_for_turn(group);  // that of the last group's last product
   }
 
   // A group that has no rows lets go of all keys and values.
-  static __device__ __forceinline__ void pass_by(Shared& shared, int tiles, Parities& keys_at, Parities& values_at) {
+  static __device__ __forceinline__ void pass_by(Shared& shared, int group, int tiles, Parities& keys_at, Parities& values_at) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       const int stage = Parities::stage(tile);
-      if (tile > 0) wait_for_turn(), pass_turn();
+      if (tile > 0) wait_for_turn(group), pass_turn(group);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       release(&shared.keys_empty[stage]);
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
@@ -442,6 +442,7 @@ struct HopperPrefillBody {
     const P& p;
     Shared& shared;
     const Item& item;
+    const int group;
     const uint32_t stages;
     const uint64_t query_tile;
     Parities &keys_at, &values_at;
@@ -451,8 +452,8 @@ struct HopperPrefillBody {
     int first_whole, last_whole;  // tiles that the warp's rows see as a whole
     Work state;
 
-    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
-        : p(problem), shared(memory), item(of), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
+    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, int group_, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
+        : p(problem), shared(memory), item(of), group(group_), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
       const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
     }
@@ -480,12 +481,12 @@ struct HopperPrefillBody {
    private:
     // The product with the values of a tile, and meanwhile the next tile's logits and exponentials.
     __device__ __forceinline__ void step(int tile) {
-      wait_for_turn();
+      wait_for_turn(group);
       arch::pin(state.logits[0]);
       begin_logits(tile + 1);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs(tile);
-      pass_turn();
+      pass_turn(group);
       arch::warpgroup_wait<1>();
       arch::pin(state.logits[0]);
       scale_logits(tile + 1);

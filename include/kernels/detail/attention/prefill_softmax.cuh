@@ -173,8 +173,7 @@ struct PrefillWork {
       for (int j = 0; j < kKeys / 8; j += 2) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
-          weights[0][j / 4][j % 4 + half] = arch::join_halves(arch::floats_to_e4m3(logits[0][j][half * 2], logits[0][j][half * 2 + 1]),
-                                                              arch::floats_to_e4m3(logits[0][j + 1][half * 2], logits[0][j + 1][half * 2 + 1]));
+          weights[0][j / 4][j % 4 + half] = arch::floats_to_e4m3(logits[0][j][half * 2], logits[0][j][half * 2 + 1], logits[0][j + 1][half * 2], logits[0][j + 1][half * 2 + 1]);
         }
       }
       return;
