@@ -245,11 +245,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
   else KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
-  static_assert(kEights == 8 || kEights == 10 || kEights == 16, "64, 80 or 128 columns");
-  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || (std::is_same<T, float8_e4m3>::value && kEights == 16), "half or bfloat16, or 128 columns of float8_e4m3");
+  static_assert(kEights == 8 || kEights == 10 || kEights == 12 || kEights == 16, "64, 80, 96 or 128 columns");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || std::is_same<T, float8_e4m3>::value, "half, bfloat16 or float8_e4m3");
   if constexpr (kWarpgroupMma) {
     if constexpr (std::is_same<T, float8_e4m3>::value) {
-      KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "%64", "%65", "%66", "", "l"(a))
+      if constexpr (kEights == 12) KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "%48", "%49", "%50", "", "l"(a))
+      else KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "%64", "%65", "%66", "", "l"(a))
     } else if constexpr (std::is_same<T, half>::value) {
       KERNELS_WARPGROUP_MMA_OF("f16")
     } else {

@@ -48,9 +48,10 @@ constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 1
 template <class P, int kDim>
 using HopperBody = HopperPrefillBody<P, kDim, kDim < 256 ? 128 : decodes_kv<typename P::Kv> ? 64 : 80, kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
 
-// The same with products of 8 bits, for heads of up to 128 columns: whether a call takes it.
+// The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time from 2,048 keys on than two
+// and 128 (H200). Whether a call takes it.
 template <class P>
-using HopperBody8 = HopperPrefillBody<P, 128, 128, 2, true>;
+using HopperBody8 = HopperPrefillBody<P, 128, 96, 3, true>;
 template <class P>
 bool fits_8_bits(const P& p) {
   const int64_t dim = p.shape.dim, cols = p.shape.value_dim();

@@ -36,13 +36,13 @@ struct HopperPrefillBody {
   static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
   // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
   static constexpr int kStages = kDim == 64 || kInEight ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
-  // With 64 columns exponentials take as long as products: groups that take turns keep out of each other's way.
-  static constexpr bool kTurns = kDim == 64 || (kInEight && F8_TURNS);
+  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's way.
+  static constexpr bool kTurns = kDim == 64 || kInEight;
   static constexpr int kFewer = kDim == 64 ? 64 : kDim / 4 * 3, kFewerCols = kCols == 64 ? 64 : kCols == 128 ? 96 : 128;
-  static constexpr int kProducers = kDecodes || kInEight ? 2 : 1;
+  static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
-  static constexpr int kProducerRegisters = kProducers == 2 ? (kDim == 256 ? 40 : 48) : kGroups == 2 ? 56 : 32;
-  static constexpr int kConsumerRegisters = kProducers == 2 ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : 160;
+  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 || kInEight ? 56 : 32;
+  static constexpr int kConsumerRegisters = kDecodes ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : kInEight ? 152 : 160;
   using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
@@ -67,10 +67,10 @@ struct HopperPrefillBody {
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[kQueryStages], item_empty[kQueryStages];
     Item items[kQueryStages];
   };
-  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */, kStageBytes = Keys::kBytes + Values::kBytes, kAligned = 1024;
+  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */, kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes), kAligned = 1024;
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
-  // Behind the stages: codes of keys and values, or two tiles of values before they are turned.
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + (kInEight ? 2 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
+  // Behind the stages: codes of keys and values, or three tiles of values before they are turned.
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
   // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
@@ -161,7 +161,7 @@ struct HopperPrefillBody {
     __device__ __forceinline__ int tiles_in(int key, int up) const { return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys); }
   };
 
-  static constexpr int kProducerBarrier = 1, kTurnerBarrier = 2, kBarriers = 3;  // of a producer's threads; the first that is free
+  static constexpr int kProducerBarrier = 1;  // of the producer's threads
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
@@ -204,7 +204,7 @@ struct HopperPrefillBody {
         const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
         decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared), shared.keys_full, shared.keys_empty, keys_to);
       } else if constexpr (kInEight) {
-        copy_keys_alone(p, shared, stages_of(memory), rows, Tiles(all), keys_to);
+        copy_and_turn(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       } else {
         copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       }
@@ -265,59 +265,55 @@ struct HopperPrefillBody {
     }
   }
 
-  // Keys of 8 bits. Their scales are in registers for a tile before they are needed.
-  static __device__ __forceinline__ void copy_keys_alone(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to) {
-    const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
-    Keys keys(at, tiles.begin, 0, int(p.shape.dim), true);
+  // Keys of 8 bits, and values, of which a product wants rows that are columns: those of a tile are turned while the next tile is on its way.
+  static __device__ __forceinline__ void copy_and_turn(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to) {
+    const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+    const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
+    const int thread = int(threadIdx.x), cols = int(p.shape.value_dim());
+    unsigned char* const copied = stages + kStages * kStageBytes;
+    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
+    Values values(value_at, tiles.begin, 0, cols, true);
     const void* addresses[Keys::kFound] = {};
-    const int thread = int(threadIdx.x);
     const auto scale_of = [&](int tile) {
-      const int pos = tiles.begin + tile * kKeys + thread;
-      return Key::scaled && thread < kKeys && pos >= tiles.low && pos < tiles.end ? at(pos).scale(0) : 0.f;
+      const int key = tiles.begin + tile * kKeys + thread;
+      return Key::scaled && thread < kKeys && key >= tiles.low && key < tiles.end ? key_at(key).scale(0) : 0.f;
     };
     float scale = scale_of(0);
+    int copy = 0;  // which of three places values are copied to
 #pragma unroll 1
-    for (int tile = 0; tile < tiles.count; ++tile) {
-      const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos, stage = Parities::stage(tile);
-      find_rows(addresses, keys, at, pos, low, end);
-      arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-      if constexpr (Key::scaled) {
-        if (thread < kKeys) scales_of<kKeyScales>(shared)[stage * kKeys + thread] = scale;
-        scale = scale_of(tile + 1);
+    for (int tile = 0; tile <= tiles.count; ++tile) {
+      if (tile < tiles.count) {
+        const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos, stage = Parities::stage(tile);
+        find_rows(addresses, values, value_at, pos, low, end);
+        values.template bring<false>(copied + copy * Values::kBytes, value_at, pos, low, end, addresses, 0);
+        arch::copy_async_commit();
+        find_rows(addresses, keys, key_at, pos, low, end);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
+        if constexpr (Key::scaled) {
+          if (thread < kKeys) scales_of<kKeyScales>(shared)[stage * kKeys + thread] = scale;
+          scale = scale_of(tile + 1);
+        }
+        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, low, end, addresses, 0);
+        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        keys_to.next(tile);
       }
-      keys.template bring<false>(stages + stage * kStageBytes, at, pos, low, end, addresses, 0);
-      arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
-      keys_to.next(tile);
-    }
-  }
-  // Values of 8 bits, of which a product wants rows that are columns.
-  template <class At>
-  static __device__ __forceinline__ void turn_values(const At& at, Shared& shared, int cols, const Tiles& tiles, unsigned char* stages, unsigned char* copied, Parities& values_to) {
-    if (tiles.count == 0) return;
-    Values values(at, tiles.begin, 0, cols, true);
-    const void* addresses[Values::kFound] = {};
-    const auto ask = [&](int tile) {
-      const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
-      find_rows(addresses, values, at, pos, low, end);
-      values.template bring<false>(copied + tile % 2 * Values::kBytes, at, pos, low, end, addresses, 0);
       arch::copy_async_commit();
-    };
-    ask(0);
-#pragma unroll 1
-    for (int tile = 0; tile < tiles.count; ++tile) {
-      const int stage = Parities::stage(tile);
-      arch::copy_async_wait<0>();
-      arch::named_barrier_sync(kTurnerBarrier, 128);  // all have copied this tile, and turned the one before
-      if (tile + 1 < tiles.count) ask(tile + 1);
-      arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile) ^ 1);
-      turn_tile(stages + stage * kStageBytes, copied + tile % 2 * Values::kBytes, cols);
-      arch::mbarrier_arrive(&shared.values_full[stage]);
-      values_to.next(tile);
+      if (tile > 0) {
+        const int stage = Parities::stage(tile - 1);
+        if (tile < tiles.count) arch::copy_async_wait<2>();  // keys of this tile, and its values, may be on their way
+        else arch::copy_async_wait<0>();
+        arch::named_barrier_sync(kProducerBarrier, 128);  // by all; and all have turned the tile before
+        arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
+        turn_tile<kKeys>(stages + stage * kStageBytes + Keys::kBytes, copied + (copy + 2) % 3 * Values::kBytes, cols);
+        arch::mbarrier_arrive(&shared.values_full[stage]);
+        values_to.next(tile - 1);
+      }
+      copy = copy < 2 ? copy + 1 : 0;
     }
-    arch::named_barrier_sync(kTurnerBarrier, 128);  // before the next tile of queries
+    arch::named_barrier_sync(kProducerBarrier, 128);  // before the next tile of queries
   }
 
-  // The producer of values, where they are decoded, or turned: by then the other one has found the tiles of queries.
+  // The producer of values, where they are decoded: by then the other one has found the tiles of queries.
   static __device__ __forceinline__ void produce_values(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
@@ -327,12 +323,8 @@ struct HopperPrefillBody {
       const PrefillRows rows = same_in_lanes(item.rows);
       if (rows.count == 0) return false;
       const auto at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-      if constexpr (kInEight) {
-        turn_values(at, shared, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory), values_to);
-      } else {
-        decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
-                             shared.values_full, shared.values_empty, values_to);
-      }
+      decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
+                           shared.values_full, shared.values_empty, values_to);
       arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
       return true;
     });
@@ -375,8 +367,8 @@ struct HopperPrefillBody {
   // The compiler knows that all lanes have it.
   static __device__ __forceinline__ int group() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers; }
   // Named barriers: the turn of each group at its products, and one for each group's own threads.
-  static __device__ __forceinline__ int turn(int group) { return kBarriers + group; }
-  static __device__ __forceinline__ int own(int group) { return kBarriers + kGroups + group; }
+  static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
+  static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
   static __device__ __forceinline__ void wait_for_turn(int group) {
     if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
   }

@@ -131,7 +131,7 @@ struct PrefillCuts {
 
 // How many rows blocks leave at most, whichever kernel it is.
 struct PrefillRoom {
-  static constexpr int most_rows(int64_t dim) { return dim <= 64 ? 192 : 128; }  // of a tile, of heads of so many columns
+  static constexpr int most_rows(int64_t dim, bool in_8_bits = true) { return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128; }  // of a tile, of heads of so many columns
   static constexpr size_t kCountBytes = 16;
   int64_t rows = 0;
   size_t state_bytes = 0, output_bytes = 0;
@@ -139,7 +139,7 @@ struct PrefillRoom {
   PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options) {
     constexpr int fewest_keys = 32;  // of a tile
     const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys);
-    const int64_t of_one = int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()));
+    const int64_t of_one = int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
     if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one)) return;
     rows = shape.total_queries() * shape.heads * cuts.most();
     if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);

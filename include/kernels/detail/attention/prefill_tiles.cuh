@@ -214,13 +214,15 @@ class KvTiles {
   bool wide_;
 };
 
-// A tile of 128 values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows are columns: word 4i + t of a row has of
-// 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9, as a lane has them of logits. By a warpgroup; each lane makes that word of
-// the columns of two chunks.
+// A tile of kKeys values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows, of 128 bytes, are columns: word
+// 4i + t of a row has of 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9, as a lane has them of logits. By a warpgroup; each
+// lane makes that word of the columns of two chunks.
+template <int kKeys>
 __device__ __forceinline__ void turn_tile(unsigned char* to, const unsigned char* from, int cols) {
   const int lane = threadIdx.x % 32, swaps = lane / 4 % 2;  // lanes that read the second of two keys first keep off the banks of others
   const int key = lane / 4 * 16 + lane % 4 * 2;
   const uint32_t low = swaps ? 0x1504 : 0x5140, high = swaps ? 0x3726 : 0x7362;
+  if (lane >= kKeys / 4) return;
 #pragma unroll 1
   for (int chunk = threadIdx.x / 32 % 4 * 2; chunk < threadIdx.x / 32 % 4 * 2 + 2 && chunk * 16 < cols; ++chunk) {
     uint32_t keys[4][4];
