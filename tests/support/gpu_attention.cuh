@@ -17,7 +17,7 @@ using OnDevice = Numbers<T, DeviceMemory>;
 
 // What attention() rounds, as it is documented: float throughout where keys or values are float, and for those that a view computes.
 // Otherwise queries become the 16-bit type of the keys, or with codes keep their own, or become half; weights become that of the values,
-// or with codes that of the queries, or half; with scales of values, bfloat16, to which values of half are then rounded as well.
+// or with codes half; with scales of values, bfloat16, to which values of half are then rounded as well.
 struct Types {
   DType queries, keys, values;
   bool scaled_values = false;
@@ -29,7 +29,7 @@ struct Types {
     Precision p;
     if (keys == DType::f32 || values == DType::f32) return p;
     const DType own = has_16_bits(queries) ? queries : DType::f16, first = has_16_bits(keys) ? keys : own;
-    const DType second = scaled_values ? DType::bf16 : has_16_bits(values) ? values : own;
+    const DType second = scaled_values ? DType::bf16 : has_16_bits(values) ? values : DType::f16;
     if (queries != first) p.queries = rounding(first);
     if (scaled_values && values == DType::f16) p.values = rounding(DType::bf16);
     p.weights = second;
