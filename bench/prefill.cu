@@ -1,7 +1,8 @@
 // Attention of many queries: 16,384 tokens in all, as many heads as make 2,048 columns. What is timed is named
 //   attention/<type of keys>/d<dim>x<heads>x<length>/<full or causal>/kernels
 // with the columns of values behind a hyphen where they differ from those of keys, the heads of keys behind a slash where there are
-// fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32. Causal attention counts half of the
+// fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32; fp8-products: queries, keys and values are
+// e4m3, and multiplied as such. Causal attention counts half of the
 // operations. Two more kinds are causal, of 32 heads over 8 of keys with 128 columns, keys in one run:
 //   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and whole, without
 //   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many keys as the prompts:
@@ -34,20 +35,23 @@ constexpr bool in_words = std::is_same<T, k::Int4>::value;
 template <class T>
 using Unit = std::conditional_t<in_words<T>, uint32_t, T>;
 
-template <class T, class S>
+// Query: e4m3 with products of 8 bits.
+template <class T, class Query, class S>
 void run(benchmark::State& state, const Case& c, const S& score) {
-  using Query = std::conditional_t<std::is_same<T, float>::value, float, k::bfloat16>;
+  using Out = std::conditional_t<sizeof(Query) == 1, k::bfloat16, Query>;
+  const auto options = k::Attention{}.in_8_bits(sizeof(Query) == 1);
   const int64_t width = c.heads * c.dim, v_width = c.heads * c.v_dim, in_unit = in_words<T> ? 8 : 1;
   const int64_t keys = c.kv_heads * c.dim * kTokens / in_unit, values = c.kv_heads * c.v_dim * kTokens / in_unit;
   const int sets = bench::sets_for(double(kTokens * (width + v_width)) * sizeof(Query) + double(keys + values) * sizeof(Unit<T>));
   bench::arena().reset();
-  std::vector<Query*> q, o;
+  std::vector<Query*> q;
+  std::vector<Out*> o;
   std::vector<Unit<T>*> key, value;
   for (int i = 0; i < sets; ++i) {
     q.push_back(bench::arena().take<Query>(size_t(kTokens * width), 4 * i + 1));
     key.push_back(bench::arena().take<Unit<T>>(size_t(keys), 4 * i + 2));
     value.push_back(bench::arena().take<Unit<T>>(size_t(values), 4 * i + 3));
-    o.push_back(bench::arena().reserve<Query>(size_t(kTokens * v_width)));
+    o.push_back(bench::arena().reserve<Out>(size_t(kTokens * v_width)));
   }
   const int64_t batch = kTokens / c.length, positions = c.page == 0 ? c.length : c.page, pages = kTokens / positions;
   const k::half* const scales = bench::arena().take<k::half>(size_t(kTokens * c.kv_heads), 5);
@@ -64,7 +68,7 @@ void run(benchmark::State& state, const Case& c, const S& score) {
   const bench::Timing time = bench::time_us(sets, [&](cudaStream_t stream, int i) {
     const auto call = [&](const auto& kv) {
       const k::Status status = k::attention(stream, k::load(static_cast<const Query*>(q[size_t(i)]), width), kv, k::store(o[size_t(i)], v_width),
-                                            {batch, c.length, c.heads, c.kv_heads, c.dim, c.v_dim}, score);
+                                            {batch, c.length, c.heads, c.kv_heads, c.dim, c.v_dim}, score, options);
       if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
     };
     const auto keys_of = tensor(key[size_t(i)], c.dim), values_of = tensor(value[size_t(i)], c.v_dim);
@@ -75,13 +79,13 @@ void run(benchmark::State& state, const Case& c, const S& score) {
   state.counters["TFLOP/s"] = operations / time.us * 1e-6;
 }
 
-template <class T>
+template <class T, class Query = std::conditional_t<std::is_same<T, float>::value, float, k::bfloat16>>
 void add(Case c) {
   for (const bool causal : {false, true}) {
     c.causal = causal;
-    benchmark::RegisterBenchmark(c.name(bench::type_name<T>).c_str(), [=](benchmark::State& state) {
-      if (c.causal) run<T>(state, c, k::causal());
-      else run<T>(state, c, k::no_mask());
+    benchmark::RegisterBenchmark(c.name((std::string(bench::type_name<T>) + (sizeof(Query) == 1 ? "-products" : "")).c_str()).c_str(), [=](benchmark::State& state) {
+      if (c.causal) run<T, Query>(state, c, k::causal());
+      else run<T, Query>(state, c, k::no_mask());
     })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
   }
 }
@@ -178,9 +182,11 @@ int main(int argc, char** argv) {
     for (int64_t length = 512; length <= kTokens; length *= 2) add<k::bfloat16>({dim, 2048 / dim, 2048 / dim, length});
   }
   for (int64_t length = 512; length <= kTokens; length *= 2) add<k::bfloat16>({128, 32, 8, length});
+  for (int64_t length = 512; length <= kTokens; length *= 2) add<k::float8_e4m3, k::float8_e4m3>({128, 16, 16, length});
+  for (const int64_t length : {1024, 8192, 16384}) add<k::float8_e4m3>({128, 16, 16, length});
   for (const int64_t length : {1024, 8192}) {
     add<k::bfloat16>({128, 16, 16, length, 128, 16});
-    add<k::float8_e4m3>({128, 16, 16, length});
+    add<k::float8_e4m3>({64, 32, 32, length}), add<k::float8_e4m3>({256, 8, 8, length});
     add<k::Int4>({128, 16, 16, length});
     add<float>({128, 16, 16, length});
     add<k::bfloat16>({96, 16, 16, length});
