@@ -71,8 +71,8 @@ void some_cases(Tally& t, int64_t dim, int64_t v_dim) {
 template <int kDim, class T>
 void many_cases(Tally& t) {
   // Tiles have 128 keys, or 80.
-  for (const int64_t queries : {1, 17, 63, 64, 65, 127, 128, 129, 192, 193, 300, 700}) {
-    for (const int64_t keys : {0, 1, kDim == 256 ? 79 : 127, kDim == 256 ? 80 : 128, kDim == 256 ? 81 : 129, kDim == 256 ? 160 : 257, 700, 1000}) {
+  for (const int64_t queries : {1, 63, 64, 65, 128, 129, 193, 700}) {
+    for (const int64_t keys : {0, 1, kDim == 256 ? 79 : 127, kDim == 256 ? 80 : 128, kDim == 256 ? 81 : 129, kDim == 256 ? 160 : 257, 1000}) {
       AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, kDim};
       c.ragged_q = true, c.aligned = queries % 3 == 0;
       both_say_the_same<kDim, T>(t, "causal", c, Layout::nhd, k::causal());
