@@ -49,9 +49,10 @@ template <class P, int kDim>
 using HopperBody = HopperPrefillBody<P, kDim, kDim < 256 ? 128 : decodes_kv<typename P::Kv> ? 64 : 80, kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
 
 // The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time from 2,048 keys on than two
-// and 128 (H200). Whether a call takes it.
-template <class P>
-using HopperBody8 = HopperPrefillBody<P, 128, 96, 3, true>;
+// and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake of the compiler.
+template <class P, int kMost>
+using HopperBody8 = HopperPrefillBody<P, (kMost > 128 ? kMost : 128), 96, 3, true>;
+// Whether a call takes it.
 template <class P>
 bool fits_8_bits(const P& p) {
   const int64_t dim = p.shape.dim, cols = p.shape.value_dim();
@@ -88,9 +89,10 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   return with_prefill_tile<P, kLargest>(p.shape, [&](auto tile) {
     using Body = typename decltype(tile)::Body;
     if constexpr (copies_e4m3<P> && Body::kDim <= 128) {
+      using Hopper = HopperBody8<P, Body::kDim>;
       bool there = false;
-      KERNELS_TRY(has_code<HopperBody8<P>>(ex, there));
-      if (there && fits_8_bits(p) && ex.device().shared_per_block >= HopperBody8<P>::kSharedBytes) return f(ChosenPrefill<HopperBody8<P>>{});
+      KERNELS_TRY(has_code<Hopper>(ex, there));
+      if (there && fits_8_bits(p) && ex.device().shared_per_block >= Hopper::kSharedBytes) return f(ChosenPrefill<Hopper>{});
     }
     if constexpr (has_hopper_prefill<P, Body::kDim>) {
       using Hopper = HopperBody<P, Body::kDim>;
