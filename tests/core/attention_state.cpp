@@ -17,7 +17,7 @@ namespace {
 constexpr int kDim = 4;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-struct Row {
+struct Keys {
   std::vector<double> scores;
   std::vector<k::Pack<double, kDim>> values;
   int size() const { return int(scores.size()); }
@@ -26,30 +26,30 @@ struct Result {
   double o[kDim], lse;
 };
 
-// Some scores are masked, some rows wholly, and some scores are far apart.
-Row random_row(Random& random, int size) {
-  Row row;
+// Some scores are masked, sometimes all of them, and some are far apart.
+Keys random_keys(Random& random, int size) {
+  Keys keys;
   const int kind = int(random.below(4));
   for (int i = 0; i < size; ++i) {
     const bool masked = kind == 0 || random.below(4) == 0;
-    row.scores.push_back(masked ? -kInfinity : kind == 1 ? 1e5 * random.normal() : random.normal());
+    keys.scores.push_back(masked ? -kInfinity : kind == 1 ? 1e5 * random.normal() : random.normal());
     k::Pack<double, kDim> v;
     for (double& x : v.v) x = random.normal();
-    row.values.push_back(v);
+    keys.values.push_back(v);
   }
-  return row;
+  return keys;
 }
 
 // 1. As it is written down: all exponentials, then their sum, then the mean.
-Result naive(const Row& row) {
+Result naive(const Keys& keys) {
   double most = -kInfinity, sum = 0;
-  for (const double s : row.scores) most = std::max(most, s);
+  for (const double s : keys.scores) most = std::max(most, s);
   Result out = {};
   out.lse = -kInfinity;
   if (most == -kInfinity) return out;
-  for (const double s : row.scores) sum += std::exp(s - most);
-  for (int i = 0; i < row.size(); ++i) {
-    for (int c = 0; c < kDim; ++c) out.o[c] += std::exp(row.scores[size_t(i)] - most) / sum * row.values[size_t(i)].v[c];
+  for (const double s : keys.scores) sum += std::exp(s - most);
+  for (int i = 0; i < keys.size(); ++i) {
+    for (int c = 0; c < kDim; ++c) out.o[c] += std::exp(keys.scores[size_t(i)] - most) / sum * keys.values[size_t(i)].v[c];
   }
   out.lse = most + std::log(sum);
   return out;
@@ -65,31 +65,31 @@ Result result(const State& s) {
 }
 
 // 2. Online: the maximum and the sum in one pass, and a second one for the mean.
-Result online(const Row& row) {
+Result online(const Keys& keys) {
   k::SoftmaxState<double> s;
-  for (const double x : row.scores) s.merge({x, x == -kInfinity ? 0.0 : 1.0});
+  for (const double x : keys.scores) s.merge({x, x == -kInfinity ? 0.0 : 1.0});
   Result out = {};
-  for (int i = 0; i < row.size(); ++i) {
-    const double p = k::exp(row.scores[size_t(i)] - s.reference()) * s.inverse();
-    for (int c = 0; c < kDim; ++c) out.o[c] += p * row.values[size_t(i)].v[c];
+  for (int i = 0; i < keys.size(); ++i) {
+    const double p = k::exp(keys.scores[size_t(i)] - s.reference()) * s.inverse();
+    for (int c = 0; c < kDim; ++c) out.o[c] += p * keys.values[size_t(i)].v[c];
   }
   out.lse = s.logsumexp();
   return out;
 }
 
 // 3. The mean as well in one pass: key by key.
-Result key_by_key(const Row& row) {
+Result key_by_key(const Keys& keys) {
   k::AttentionState<double, kDim> s;
-  for (int i = 0; i < row.size(); ++i) s.take(row.scores[size_t(i)], row.values[size_t(i)]);
+  for (int i = 0; i < keys.size(); ++i) s.take(keys.scores[size_t(i)], keys.values[size_t(i)]);
   return result(s);
 }
 
 // 4. FlashAttention-1: block by block, with an output that is finished after each block.
-Result finished_blocks(const Row& row, const std::vector<int>& cuts) {
+Result finished_blocks(const Keys& keys, const std::vector<int>& cuts) {
   k::AttentionState<double, kDim> all;
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
     k::AttentionState<double, kDim> block;
-    for (int i = cuts[b]; i < cuts[b + 1]; ++i) block.take(row.scores[size_t(i)], row.values[size_t(i)]);
+    for (int i = cuts[b]; i < cuts[b + 1]; ++i) block.take(keys.scores[size_t(i)], keys.values[size_t(i)]);
     all.merge({block.logsumexp(), block.output()});
     all = {all.logsumexp(), all.output()};
   }
@@ -97,27 +97,27 @@ Result finished_blocks(const Row& row, const std::vector<int>& cuts) {
 }
 
 // 5. FlashAttention-2: block by block, one maximum for each, and nothing divided before the end.
-Result running_blocks(const Row& row, const std::vector<int>& cuts) {
+Result running_blocks(const Keys& keys, const std::vector<int>& cuts) {
   k::AttentionState<double, kDim> s;
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
     double most = -kInfinity;
-    for (int i = cuts[b]; i < cuts[b + 1]; ++i) most = std::max(most, row.scores[size_t(i)]);
+    for (int i = cuts[b]; i < cuts[b + 1]; ++i) most = std::max(most, keys.scores[size_t(i)]);
     s.o = s.o * s.raise(most);
     for (int i = cuts[b]; i < cuts[b + 1]; ++i) {
-      const double p = k::exp(row.scores[size_t(i)] - s.reference());
+      const double p = k::exp(keys.scores[size_t(i)] - s.reference());
       s.l += p;
-      s.o = s.o + row.values[size_t(i)] * p;
+      s.o = s.o + keys.values[size_t(i)] * p;
     }
   }
   return result(s);
 }
 
 // 6. Split keys: blocks apart from each other, merged in any order.
-Result any_order(const Row& row, const std::vector<int>& cuts, Random& random) {
+Result any_order(const Keys& keys, const std::vector<int>& cuts, Random& random) {
   std::vector<k::AttentionState<double, kDim>> states;
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
     states.emplace_back();
-    for (int i = cuts[b]; i < cuts[b + 1]; ++i) states.back().take(row.scores[size_t(i)], row.values[size_t(i)]);
+    for (int i = cuts[b]; i < cuts[b + 1]; ++i) states.back().take(keys.scores[size_t(i)], keys.values[size_t(i)]);
   }
   while (states.size() > 1) {
     const size_t a = size_t(random.below(int64_t(states.size())));
@@ -142,16 +142,16 @@ TEST_CASE("each step gives what the one before gives, however the keys are cut")
   Random random(1);
   for (int size = 0; size <= 60; ++size) {
     for (int round = 0; round < 20; ++round) {
-      const Row row = random_row(random, size);
+      const Keys keys = random_keys(random, size);
       std::vector<int> cuts = {0, size};
       for (int64_t i = random.below(8); i > 0; --i) cuts.push_back(int(random.below(size + 1)));  // empty blocks as well
       std::sort(cuts.begin(), cuts.end());
-      const Result want = naive(row);
-      expect_same(t, "online", online(row), want);
-      expect_same(t, "key by key", key_by_key(row), want);
-      expect_same(t, "finished blocks", finished_blocks(row, cuts), want);
-      expect_same(t, "running blocks", running_blocks(row, cuts), want);
-      expect_same(t, "any order", any_order(row, cuts, random), want);
+      const Result want = naive(keys);
+      expect_same(t, "online", online(keys), want);
+      expect_same(t, "key by key", key_by_key(keys), want);
+      expect_same(t, "finished blocks", finished_blocks(keys, cuts), want);
+      expect_same(t, "running blocks", running_blocks(keys, cuts), want);
+      expect_same(t, "any order", any_order(keys, cuts, random), want);
     }
   }
   CHECK_TALLY(t);
@@ -162,8 +162,8 @@ TEST_CASE("merging is commutative, associative, and nothing changes nothing") {
   Random random(2);
   const auto state = [&] {
     k::AttentionState<double, kDim> s;
-    const Row row = random_row(random, int(random.below(5)));
-    for (int i = 0; i < row.size(); ++i) s.take(row.scores[size_t(i)], row.values[size_t(i)]);
+    const Keys keys = random_keys(random, int(random.below(5)));
+    for (int i = 0; i < keys.size(); ++i) s.take(keys.scores[size_t(i)], keys.values[size_t(i)]);
     return s;
   };
   using State = k::AttentionState<double, kDim>;
