@@ -14,7 +14,7 @@ if [[ ${#files[@]} -eq 0 ]]; then
 fi
 for file in "${files[@]}"; do
   echo "$file"
-  build=("$clang" -std=c++17 -O0 -Wall -Wextra -Werror -I "$include_dir" -pthread)
+  build=("$clang" -std=c++17 -O1 -Wall -Wextra -Werror -I "$include_dir" -pthread)
   if [[ $file == */dispatch_cpu.cpp ]]; then
     [[ $(uname -m) == x86_64 ]] || continue
     avx2="-mavx2 -mfma -mf16c"
