@@ -1,0 +1,299 @@
+// The consumers of attention for sm_90a: logits, their softmax, the product with the values, and results on their way to the sink.
+#pragma once
+
+#include "prefill_hopper_parts.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class Parts>
+struct HopperConsumer : Parts {
+  using P = typename Parts::Problem;
+  using TK = typename Parts::TK;
+  using TV = typename Parts::TV;
+  using Key = typename Parts::Key;
+  using Value = typename Parts::Value;
+  using Queries = typename Parts::Queries;
+  using Keys = typename Parts::Keys;
+  using Params = typename Parts::Params;
+  using Item = typename Parts::Item;
+  using Shared = typename Parts::Shared;
+  using Parities = typename Parts::Parities;
+  using Tiles = typename Parts::Tiles;
+  using Parts::kDim, Parts::kCols, Parts::kKeys, Parts::kQueryStages, Parts::kTurns, Parts::kFewer;
+  using Parts::kFewerCols, Parts::kProducers, Parts::kGroups, Parts::kConsumerRegisters, Parts::kCopiesQueries;
+  using Parts::kKeyScales, Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier;
+  using Parts::kInEight, Parts::each_item, Parts::seen_by_rows, Parts::queries_of, Parts::stages_of;
+  using Parts::scales_of, Parts::wait_for_item;
+
+  // The fragments of 16 rows for each warp, of 64 for a warpgroup.
+  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers>;
+  template <int kValue>
+  using Int = std::integral_constant<int, kValue>;
+
+  // The compiler knows that all lanes have it.
+  static __device__ __forceinline__ int group_of_warp() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers; }
+  // Named barriers: the turn of each group at its products, and one for each group's own threads.
+  static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
+  static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
+  static __device__ __forceinline__ void wait_for_turn(int group) {
+    if constexpr (kTurns) arch::named_barrier_sync(turn(group), 256);
+  }
+  static __device__ __forceinline__ void pass_turn(int group) {
+    if constexpr (kTurns) arch::named_barrier_arrive(turn(group + 1 < kGroups ? group + 1 : 0), 256);
+  }
+  static __device__ __forceinline__ void release(uint64_t* barrier) {
+    if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
+  }
+
+  static __device__ __forceinline__ void consume(const Params& params, Shared& shared, unsigned char* memory) {
+    arch::more_registers<kConsumerRegisters>();
+    const P& p = params.problem;
+    const int group = group_of_warp();
+    Parities keys_at, values_at;
+    if (group == kGroups - 1) pass_turn(group);
+    each_item(p, params.grid, [&](int number, unsigned) {
+      const Item& item = wait_for_item(shared, number);
+      if (item.rows.count == 0) return false;
+      unsigned char* const queries = queries_of(memory, number, group);
+      if constexpr (!kCopiesQueries) {
+        arch::named_barrier_sync(own(group), 128);
+        bring_queries<TK, 64, Queries>(p, item.rows, group * 64, queries, int(p.shape.dim));
+        arch::copy_async_commit();
+        arch::copy_async_wait<0>();
+        arch::async_proxy_fence();
+        arch::named_barrier_sync(own(group), 128);
+      }
+      if (group * 64 < item.rows.count) {
+        Attending attending(p, shared, item, group, queries, stages_of(memory), keys_at, values_at);
+        attending.run();
+        arch::named_barrier_sync(own(group), 128);
+        finish(p, item.rows, attending.state, queries);
+      } else {
+        pass_by(shared, group, Tiles(item.all).count, keys_at, values_at);
+      }
+      arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
+      return true;
+    });
+    if (group == 0) wait_for_turn(group);  // that of the last group's last product
+  }
+
+  // A group that has no rows lets go of all keys and values.
+  static __device__ __forceinline__ void pass_by(Shared& shared, int group, int tiles, Parities& keys_at, Parities& values_at) {
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int stage = Parities::stage(tile);
+      if (tile > 0) wait_for_turn(group), pass_turn(group);
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
+      release(&shared.keys_empty[stage]);
+      arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
+      release(&shared.values_empty[stage]);
+      keys_at.next(tile), values_at.next(tile);
+    }
+  }
+
+  // A group on its way through the tiles of keys that its rows see. Stages are at `stages` in shared memory.
+  struct Attending {
+    const P& p;
+    Shared& shared;
+    const Item& item;
+    const int group;
+    const uint32_t stages;
+    const uint64_t query_tile;
+    Parities &keys_at, &values_at;
+    const PrefillRows rows = item.rows;
+    const Tiles tiles = Tiles(item.all);
+    const int last = tiles.count - 1, dim = int(p.shape.dim), cols = int(p.shape.value_dim());
+    int first_whole, last_whole;  // tiles that the warp's rows see as a whole
+    Work state;
+
+    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, int group_, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
+        : p(problem), shared(memory), item(of), group(group_), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
+      const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
+      first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
+    }
+
+    __device__ __forceinline__ void run() {
+      if (last < 0) return;
+      arch::pin(state.logits[0]);
+      begin_logits(0);
+      arch::warpgroup_wait<0>();
+      arch::pin(state.logits[0]);
+      scale_logits(0);
+      release(&shared.keys_empty[0]);
+      state.make_exponentials(look_at(0));
+      round_weights(0);
+#pragma unroll 1
+      for (int tile = 0; tile < last; ++tile) step(tile);
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      begin_outputs(last);
+      arch::warpgroup_wait<0>();
+      arch::pin(state.outputs[0]);
+      if constexpr (Value::scaled) arch::warp_barrier();
+      release(&shared.values_empty[Parities::stage(last)]);
+    }
+
+   private:
+    // The product with the values of a tile, and meanwhile the next tile's logits and exponentials.
+    __device__ __forceinline__ void step(int tile) {
+      wait_for_turn(group);
+      arch::pin(state.logits[0]);
+      begin_logits(tile + 1);
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      begin_outputs(tile);
+      pass_turn(group);
+      arch::warpgroup_wait<1>();
+      arch::pin(state.logits[0]);
+      scale_logits(tile + 1);
+      release(&shared.keys_empty[Parities::stage(tile + 1)]);
+      const typename Work::Look look = look_at(tile + 1);
+      state.make_exponentials(look);
+      // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
+      const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
+      if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
+      arch::warpgroup_wait<0>();
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      if constexpr (Value::scaled) arch::warp_barrier();  // all lanes have read the scales
+      release(&shared.values_empty[Parities::stage(tile)]);
+      state.shrink_outputs(look);
+      round_weights(tile + 1);
+    }
+
+    __device__ __forceinline__ void scale_logits(int tile) {
+      if constexpr (Key::scaled) {
+        const float* const scales = scales_of<kKeyScales>(shared) + Parities::stage(tile) * kKeys + threadIdx.x % 4 * 2;
+        state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
+        arch::warp_barrier();
+      }
+    }
+    // Scales of values come with these.
+    __device__ __forceinline__ void round_weights(int tile) {
+      if constexpr (Value::scaled) arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
+      state.round_weights(scales_of<kValueScales>(shared) + Parities::stage(tile) * kKeys);
+    }
+    __device__ __forceinline__ typename Work::Look look_at(int tile) {
+      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
+    }
+
+    // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
+    __device__ __forceinline__ void begin_logits(int tile) {
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
+      keys_at.next(tile);
+      arch::async_proxy_fence();
+      const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
+      if (kDim == kFewer || dim > kFewer) multiply_keys<kDim>(keys);
+      else multiply_keys<kFewer>(keys);
+    }
+    __device__ __forceinline__ void begin_outputs(int tile) {
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
+      values_at.next(tile);
+      arch::async_proxy_fence();
+      const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kInEight ? 16 : kKeys * 128);
+      // Products and their commit stand in one branch, or the compiler commits with another product.
+      constexpr int kMost = kCols < 128 ? kCols : 128;
+      if (kCols > kFewerCols && cols <= kFewerCols) {
+        arch::warpgroup_fence();
+        multiply_values<0, kFewerCols>(values);
+        arch::warpgroup_commit();
+      } else {
+        arch::warpgroup_fence();
+        multiply_values<0, kMost>(values);
+        if constexpr (kCols > kMost) multiply_values<kMost, kCols - kMost>(values);
+        arch::warpgroup_commit();
+      }
+    }
+    template <int kColumns>
+    __device__ __forceinline__ void multiply_keys(uint64_t keys) {
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int i = 0; i < kColumns * int(sizeof(TK)) / 32; ++i) {
+        const int run = i / 4, step = i % 4 * 2;
+        arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
+      }
+      arch::warpgroup_commit();
+    }
+    // Columns [kFirst, kFirst + kCount) of the outputs.
+    template <int kFirst, int kCount>
+    __device__ __forceinline__ void multiply_values(uint64_t values) {
+      auto& outputs = reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]);
+      KERNELS_UNROLL
+      for (int i = 0; i < kKeys / Work::kStep; ++i) {
+        if constexpr (kInEight) arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], values + i * 2, true);
+        else arch::warpgroup_mma_turned<TV>(outputs, state.weights[0][i], values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
+      }
+    }
+  };
+
+  // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at a time, as floats, 32 of
+  // them for each run of queries.
+  static __device__ __forceinline__ void finish(const P& p, PrefillRows rows, Work& state, unsigned char* queries) {
+    const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
+    const auto map = sink_map(p.out);
+    const auto& end = sink_end(p.out);
+    const int first_row = Work::first_row();
+    unsigned char* const slab = queries + first_row % 64 * 128;
+    // Four columns of a row of the slab: neither pairs that are written nor packs that are read have bank conflicts.
+    const auto place = [&](int row, int col) { return slab + col / 32 * Queries::kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16; };
+    const float inverse[2] = {state.finish_row(p, rows, 0, 0), state.finish_row(p, rows, 0, 1)};
+    const auto leave = [&](auto first) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        KERNELS_UNROLL
+        for (int j = 0; j < kCols / 16; ++j) {
+          const float(&from)[4] = state.outputs[0][decltype(first)::value / 8 + j];
+          *reinterpret_cast<::float2*>(place(half * 8 + lane / 4, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {from[half * 2] * inverse[half], from[half * 2 + 1] * inverse[half]};
+        }
+      }
+    };
+    // A lane has the same 8 columns of some rows.
+    constexpr int kPacks = kCols / 16, kApart = 32 / kPacks, kEach = 16 / kApart;
+    const int col = lane % kPacks * 8;
+    int64_t to[kEach], head_col[kEach];
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const auto at = rows.place(first_row + lane / kPacks + i * kApart);
+      to[i] = rows.token + at.query, head_col[i] = int64_t(at.head) * cols;
+    }
+    const auto values_of = [&](int i) {
+      const int row = lane / kPacks + i * kApart;
+      Pack<float, 8> values;
+      memcpy(values.v, __builtin_assume_aligned(place(row, col), 16), 16);
+      memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
+      return values;
+    };
+    const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row + 16 <= rows.count;
+#pragma unroll 1
+    for (int first = 0; first < kCols; first += kCols / 2) {
+      __syncwarp();
+      if (first == 0) leave(Int<0>{});
+      else leave(Int<kCols / 2>{});
+      __syncwarp();
+      if (first + col >= cols) continue;
+      const auto put_some = [&](int64_t row, const auto& some, int64_t at) {
+        constexpr int N = std::decay_t<decltype(some)>::size;
+        put(end, apply_map(map, some, fetch_operands<N>(map, row, at), row, at), row, at);
+      };
+      if (wide) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kEach; ++i) put_some(to[i], values_of(i), head_col[i] + first + col);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < kEach; ++i) {
+          const int row = first_row + lane / kPacks + i * kApart;
+          if (row >= rows.count) break;
+          if (splits) {
+            leave_outputs(p, rows, row, values_of(i), first + col);
+            continue;
+          }
+          const auto at = rows.place(row);
+          in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first + col, [&](const auto& some, int64_t from) { put_some(rows.token + at.query, some, from); });
+        }
+      }
+    }
+  }
+};
+
+}  // namespace detail
+KERNELS_END

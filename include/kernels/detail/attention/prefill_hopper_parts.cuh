@@ -1,0 +1,147 @@
+// Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, and what its producers and consumers share.
+//
+//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie; turns values of
+//                    8 bits where they are multiplied as such
+//   warpgroup 1      where keys and values have 8 or 4 bits: each of the two decodes the one or the other
+//   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
+//                    the product with the values by wgmma
+//
+//   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...      results go out by way of the queries' place
+//
+//   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
+//   softmax:                  |   1    |        |   2    |
+//
+// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and values of the next
+// come in. What is done with logits is that of prefill_softmax.cuh, which rows a block has and which keys these see that of prefill_rows.cuh.
+#pragma once
+
+#include "../../arch/sm90.cuh"
+#include "prefill_softmax.cuh"
+#include "prefill_tiles.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are products for all columns and,
+// in the same kernel, for fewer; those of queries and keys that are not there are zeros. kInEight_: queries, keys and values are float8_e4m3, and so
+// are weights.
+template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
+struct HopperPrefillParts {
+  using Problem = P;
+  static constexpr int kGroups = kGroups_;
+  static constexpr bool kInEight = kInEight_;
+  using Kv = typename P::Kv;
+  using TK = std::conditional_t<kInEight, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
+  using TV = std::conditional_t<kInEight, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
+  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
+  static constexpr int kWalking = 32;  // blocks for each multiprocessor, where sequences differ
+  using Key = KeyRun<Kv>;
+  using Value = ValueRun<Kv>;
+  static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
+  // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
+  static constexpr int kStages = kDim == 64 || kInEight ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
+  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's way.
+  static constexpr bool kTurns = kDim == 64 || kInEight;
+  static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight ? kCols : kCols == 128 ? 96 : 128;
+  static constexpr int kProducers = kDecodes ? 2 : 1;
+  static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
+  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 || kInEight ? 56 : 32;
+  static constexpr int kConsumerRegisters = kDecodes ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : kInEight ? 152 : 160;
+  using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
+  using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
+  using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
+  // Queries that are computed are read by those who need them.
+  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
+
+  struct Params {
+    P problem;
+    PrefillGrid grid;
+  };
+
+  // A tile of queries, as the producer found it: which keys its rows see, each of them and all.
+  struct Item {
+    PrefillRows rows;
+    SeenKeys all;
+    RowKeys row_keys[kRows];
+  };
+  // Scales of keys, then of values, of each stage: where they begin.
+  static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0, kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
+  struct Shared {
+    float scales[kScales > 0 ? kScales : 1];
+    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[kQueryStages], item_empty[kQueryStages];
+    Item items[kQueryStages];
+  };
+  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */, kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes), kAligned = 1024;
+  static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
+  // Behind the stages: codes of keys and values, or three tiles of values before they are turned.
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
+  static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
+  static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
+  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
+  // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
+  static unsigned tiles_of_block(const PrefillGrid& grid) {
+    const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
+    const auto cost = [&](unsigned each) {
+      const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
+      return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
+    };
+    unsigned best = 1;
+    for (unsigned each = of_head; each <= most; each += of_head) {
+      if (cost(each) < cost(best)) best = each;
+    }
+    return best;
+  }
+
+  // Stages of a tile of keys, or of values: each tile of queries begins with the first, so that the compiler knows that all threads are at
+  // the same. Whether it is an even or an odd time that a stage is used.
+  struct Parities {
+    unsigned bits = 0;
+    static __device__ __forceinline__ int stage(int tile) { return tile % kStages; }
+    __device__ __forceinline__ int at(int tile) const { return int(bits >> stage(tile) & 1); }
+    __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
+  };
+  static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) { return memory + (item % kQueryStages * kGroups + group) * kQueryBytes; }
+  static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) { return memory + kQueryStages * kGroups * kQueryBytes; }
+  static __device__ __forceinline__ unsigned char* codes_of(unsigned char* memory) { return stages_of(memory) + kStages * kStageBytes; }
+  template <int kOf>
+  static __device__ __forceinline__ float* scales_of(Shared& shared) { return shared.scales + kOf; }
+  // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no more.
+  template <class F>
+  static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
+    const bool even = PrefillGrid::even(p);
+    const unsigned step = even ? 1 : gridDim.x, first = even ? blockIdx.x * grid.of_block : blockIdx.x;
+    const unsigned all = unsigned(grid.tiles_in_all), end = even ? lesser(all, first + grid.of_block) : all;
+    int number = 0;
+#pragma unroll 1
+    for (unsigned tile = first; tile < end && f(number, tile); tile += step) ++number;
+  }
+
+  // By a whole warp, for all of its lanes.
+  static __device__ __forceinline__ SeenKeys seen_by_rows(const Item& item, int first, int count) {
+    const int lane = threadIdx.x % 32;
+    const auto of = [&](int row) { return seen_by(item.rows, row, item.row_keys[row]); };
+    SeenKeys seen = of(first + lane % count);
+    for (int i = 32; i < count; i += 32) seen = join(seen, of(first + i + lane));
+    return join_lanes(seen);
+  }
+
+  // Tiles of keys that a tile of queries goes through; those begin at multiples of their size.
+  struct Tiles {
+    int low, begin, end, count;
+    __device__ __forceinline__ Tiles(const SeenKeys& all) : end(all.any_end) {
+      low = lesser(all.any_begin, end);
+      begin = low / kKeys * kKeys;
+      count = tiles_in(end, kKeys - 1);
+    }
+    // Of the keys from the beginning up to this one: all tiles that are full, or with `up` those begun as well.
+    __device__ __forceinline__ int tiles_in(int key, int up) const { return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys); }
+  };
+
+  static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {
+    arch::mbarrier_wait_in_block(&shared.item_full[number % kQueryStages], number / kQueryStages % 2);
+    return shared.items[number % kQueryStages];
+  }
+};
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,227 @@
+// The producers of attention for sm_90a: they find out which queries a block has and which keys these see, and bring all to shared memory.
+#pragma once
+
+#include "prefill_hopper_parts.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <class Parts>
+struct HopperProducer : Parts {
+  using P = typename Parts::Problem;
+  using Kv = typename Parts::Kv;
+  using TK = typename Parts::TK;
+  using Key = typename Parts::Key;
+  using Queries = typename Parts::Queries;
+  using Keys = typename Parts::Keys;
+  using Values = typename Parts::Values;
+  using Params = typename Parts::Params;
+  using Item = typename Parts::Item;
+  using Shared = typename Parts::Shared;
+  using Parities = typename Parts::Parities;
+  using Tiles = typename Parts::Tiles;
+  using Parts::kDim, Parts::kKeys, Parts::kRows, Parts::kDecodes, Parts::kStages, Parts::kQueryStages;
+  using Parts::kFewer, Parts::kProducerRegisters, Parts::kGroups, Parts::kCopiesQueries, Parts::kKeyScales;
+  using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
+  using Parts::each_item, Parts::seen_by_rows, Parts::queries_of, Parts::stages_of, Parts::codes_of;
+  using Parts::scales_of, Parts::wait_for_item;
+
+  static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
+    arch::fewer_registers<kProducerRegisters>();
+    const P& p = params.problem;
+    const int warp = threadIdx.x / 32, dim = int(p.shape.dim);
+    if (dim != kDim && dim != kFewer) {
+      KERNELS_ROLLED
+      for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim);
+    }
+    if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<Parts>(p);
+    Parities keys_to, values_to;
+    each_item(p, params.grid, [&](int number, unsigned wanted) {
+      Item& item = shared.items[number % kQueryStages];
+      uint64_t* const full = &shared.item_full[number % kQueryStages];
+      arch::mbarrier_wait_in_block(&shared.item_empty[number % kQueryStages], number / kQueryStages % 2 ^ 1);
+      PrefillRows rows;
+      if (PrefillGrid::even(p)) {
+        rows = params.grid.even_rows(p, kRows, wanted);
+        if (threadIdx.x == 0) item.rows = rows;
+      } else {
+        if (warp == 0) params.grid.template search<Parts>(p, wanted, item.rows);
+        arch::named_barrier_sync(kProducerBarrier, 128);
+        rows = same_in_lanes(item.rows);
+        if (rows.count == 0) {
+          arch::mbarrier_arrive(full), arch::mbarrier_arrive(full);
+          return false;
+        }
+      }
+      if constexpr (kCopiesQueries) {
+#pragma unroll 1
+        for (int i = 0; i < kGroups; ++i) bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), dim);
+      }
+      arch::mbarrier_arrive_copied(full);
+      for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
+      arch::named_barrier_sync(kProducerBarrier, 128);
+      const SeenKeys all = seen_by_rows(item, 0, kRows);
+      if (threadIdx.x == 0) item.all = all;
+      arch::mbarrier_arrive(full);  // behind what was written to the item
+      if constexpr (kDecodes) {
+        const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+        decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared), shared.keys_full, shared.keys_empty, keys_to);
+      } else if constexpr (kInEight) {
+        copy_and_turn(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+      } else {
+        copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+      }
+      return true;
+    });
+    arch::copy_async_commit();
+    arch::copy_async_wait<0>();
+  }
+
+  // A sequence's keys and values.
+  static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to) {
+    const int lane = threadIdx.x % 32, dim = int(p.shape.dim);
+    const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+    const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
+    Keys keys(key_at, tiles.begin, 0, dim, true);
+    Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
+    const void* addresses[Keys::kFound] = {};
+    // In the order of the products: keys of a tile ahead of the values of the one before.
+#pragma unroll 1
+    for (int tile = 0; tile <= tiles.count; ++tile) {
+      const int pos = tiles.begin + tile * kKeys;
+      if constexpr (!in_one_run<Kv>) {
+        if (tiles.count > 0 && lane % 16 < Keys::kWarpRows) {
+          const int first = lane < 16 ? pos : pos - kKeys;
+          KERNELS_UNROLL
+          for (int j = 0; j < Keys::kFound; ++j) {
+            const int at = greater(tiles.low, first + lesser(Keys::tile_row(lane % 16 + j * 16), tiles.end - 1 - first));
+            addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
+          }
+        }
+      }
+      if (tile < tiles.count) {
+        const int stage = Parities::stage(tile);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
+        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        keys_to.next(tile);
+      }
+      if (tile > 0) {
+        const int before = pos - kKeys, stage = Parities::stage(tile - 1);
+        arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
+        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+        arch::mbarrier_arrive_copied(&shared.values_full[stage]);
+        values_to.next(tile - 1);
+      }
+    }
+  }
+
+  // Where the rows of a tile are, in the lanes that KvTiles wants to have them.
+  template <class Some, class At>
+  static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kFound], const Some& some, const At& at, int pos, int low, int end) {
+    if constexpr (!in_one_run<Kv>) {
+      KERNELS_UNROLL
+      for (int j = 0; j < Some::kFound; ++j) {
+        const int row = Some::tile_row(lesser(int(threadIdx.x % 16), Some::kWarpRows - 1) + j * 16);
+        addresses[j] = some.address(at(int64_t(pos) + greater(low, lesser(row, end - 1))));
+      }
+    }
+  }
+
+  // Keys of 8 bits, and values, of which a product wants rows that are columns: those of a tile are turned while the next tile is on its way.
+  static __device__ __forceinline__ void copy_and_turn(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to) {
+    const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
+    const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
+    const int thread = int(threadIdx.x), cols = int(p.shape.value_dim());
+    unsigned char* const copied = stages + kStages * kStageBytes;
+    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
+    Values values(value_at, tiles.begin, 0, cols, true);
+    const void* addresses[Keys::kFound] = {};
+    const auto scale_of = [&](int tile) {
+      const int key = tiles.begin + tile * kKeys + thread;
+      return Key::scaled && thread < kKeys && key >= tiles.low && key < tiles.end ? key_at(key).scale(0) : 0.f;
+    };
+    float scale = scale_of(0);
+    int copy = 0;  // which of three places values are copied to
+#pragma unroll 1
+    for (int tile = 0; tile <= tiles.count; ++tile) {
+      if (tile < tiles.count) {
+        const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos, stage = Parities::stage(tile);
+        find_rows(addresses, values, value_at, pos, low, end);
+        values.template bring<false>(copied + copy * Values::kBytes, value_at, pos, low, end, addresses, 0);
+        arch::copy_async_commit();
+        find_rows(addresses, keys, key_at, pos, low, end);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
+        if constexpr (Key::scaled) {
+          if (thread < kKeys) scales_of<kKeyScales>(shared)[stage * kKeys + thread] = scale;
+          scale = scale_of(tile + 1);
+        }
+        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, low, end, addresses, 0);
+        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        keys_to.next(tile);
+      }
+      arch::copy_async_commit();
+      if (tile > 0) {
+        const int stage = Parities::stage(tile - 1);
+        if (tile < tiles.count) arch::copy_async_wait<2>();  // keys of this tile, and its values, may be on their way
+        else arch::copy_async_wait<0>();
+        arch::named_barrier_sync(kProducerBarrier, 128);  // by all; and all have turned the tile before
+        arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
+        turn_tile<kKeys>(stages + stage * kStageBytes + Keys::kBytes, copied + (copy + 2) % 3 * Values::kBytes, cols);
+        arch::mbarrier_arrive(&shared.values_full[stage]);
+        values_to.next(tile - 1);
+      }
+      copy = copy < 2 ? copy + 1 : 0;
+    }
+    arch::named_barrier_sync(kProducerBarrier, 128);  // before the next tile of queries
+  }
+
+  // The producer of values, where they are decoded: by then the other one has found the tiles of queries.
+  static __device__ __forceinline__ void produce_values(const Params& params, Shared& shared, unsigned char* memory) {
+    arch::fewer_registers<kProducerRegisters>();
+    const P& p = params.problem;
+    Parities values_to;
+    each_item(p, params.grid, [&](int number, unsigned) {
+      const Item& item = wait_for_item(shared, number);
+      const PrefillRows rows = same_in_lanes(item.rows);
+      if (rows.count == 0) return false;
+      const auto at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
+      decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
+                           shared.values_full, shared.values_empty, values_to);
+      arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
+      return true;
+    });
+  }
+
+  // A sequence's keys, or its values, of 8 or 4 bits: while codes of a tile are decoded, the next are on their way.
+  template <class KvTiles, class At>
+  static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages, unsigned char* codes, float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
+    if (tiles.count == 0) return;
+    const int thread = int(threadIdx.x % 128);
+    KvTiles some(at, tiles.begin, 0, cols, true);
+    const void* addresses[KvTiles::kFound] = {};
+    float scale = 0.f;
+    const auto ask = [&](int tile) {
+      const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
+      if (KvTiles::scaled) scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
+      find_rows(addresses, some, at, pos, low, end);
+      some.bring_codes(codes, low, end, addresses);
+      arch::copy_async_commit();
+    };
+    ask(0);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      const int stage = Parities::stage(tile);
+      arch::mbarrier_wait_in_block(&empty[stage], to.at(tile) ^ 1);
+      if (KvTiles::scaled && thread < kKeys) scales[stage * kKeys + thread] = scale;
+      arch::copy_async_wait<0>();
+      some.decode(stages + stage * kStageBytes, codes);
+      arch::mbarrier_arrive(&full[stage]);
+      to.next(tile);
+      if (tile + 1 < tiles.count) ask(tile + 1);
+    }
+  }
+};
+
+}  // namespace detail
+KERNELS_END
