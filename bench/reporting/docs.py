@@ -108,7 +108,7 @@ def attention(results):
 
 def other_attention(results):
     cells = {}
-    for m, people in results.of("attention", r"(\w+)/(d[\d-]+x[\d/]+)x(\d+)(?:,(pages\d+))?/(full|causal)"):
+    for m, people in results.of("attention", r"([\w-]+)/(d[\d-]+x[\d/]+)x(\d+)(?:,(pages\d+))?/(full|causal)"):
         if us(people, "kernels") and not us(people, "flash_attention_2"):
             cells.setdefault((m[1], m[2], m[4] or ""), {})[int(m[3]), m[5]] = people["kernels"].figures["TFLOP/s"]
     columns = sorted({key for found in cells.values() for key in found}, key=lambda key: (key[1] != "full", key[0]))
