@@ -10,8 +10,9 @@
 //
 // Queries and keys of any number, 0 as well; dim: every multiple of 8 up to 256, 512 and 576; v_dim likewise up to 256, and 512;
 // heads a multiple of kv_heads. Keys and values of 16, 8 and 4 bits go through tensor cores: queries are rounded to the 16-bit type
-// of the keys, weights to that of the values (with scales of values to bfloat16, and values of half with them); all else is float, as
-// is everything with keys or values of float, and with those that a view computes. A query that sees no key gives zeros and a logsumexp
+// of the keys, weights to that of the values, with codes to half (with scales of values to bfloat16, and values of half with them), or, if
+// Attention{}.in_8_bits() asks for it, all three operands are float8_e4m3; all else is float, as is everything with keys or values of float,
+// and with those that a view computes. A query that sees no key gives zeros and a logsumexp
 // of -inf; a NaN or +inf among its logits makes it NaN; docs/attention.md has the rest of what NaN and infinities do. The output may
 // stand where the queries were, if a head of both takes the same bytes and has at most 256 columns, of float 128; other overlaps are not
 // fine.

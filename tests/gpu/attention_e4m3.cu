@@ -75,7 +75,9 @@ TEST_CASE("attention in 8 bits: taken where it can be, and near to what it is wi
   const k::Exec ex(stream);
   if (plan_of(ex, 128, true).tile_rows != 192) return skip("needs kernels compiled for sm_90a, and such a GPU");
   CHECK(plan_of(ex, 128, true).tile_keys == 96);
+  CHECK(plan_of(ex, 128, true).why_not == std::string());
   CHECK(plan_of(ex, 128, false).tile_rows == 128);
+  CHECK(plan_of(ex, 128, false).why_not != std::string());
   CHECK(plan_of(ex, 16, true).tile_rows == 192);
   CHECK(plan_of(ex, 72, true).tile_rows == 128);
   CHECK(plan_of(ex, 128, true, 8).tile_rows == 128);

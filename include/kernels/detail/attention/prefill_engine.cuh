@@ -183,7 +183,7 @@ Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const A
 
 // The first thing that keeps a call from the fastest path, the gravest before others.
 template <class P>
-const char* prefill_why_not(const P& p, bool whole_tiles) {
+const char* prefill_why_not(const P& p, bool whole_tiles, bool in_8_bits) {
   using Kv = typename P::Kv;
   const char* const misfit = kv_misfit<Kv>(p.wide_keys, p.wide_values);
   if constexpr (narrow_kv<Kv>) {
@@ -192,7 +192,7 @@ const char* prefill_why_not(const P& p, bool whole_tiles) {
     if (*misfit != '\0') return misfit;
     if (!p.wide_queries) return why_not::queries;
     if (p.out_pack < 8) return why_not::results;
-    if (!is_16_bit<K> || !is_16_bit<V>) return why_not::codes;
+    if (!in_8_bits && (!is_16_bit<K> || !is_16_bit<V>)) return why_not::codes;
     if (!whole_tiles) return why_not::filled;
     if (!(p.scale > kSmallScale)) return why_not::scale;
   }
@@ -218,7 +218,8 @@ Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
     plan.key_pack = problem.wide_keys ? wide_key : 1;
     plan.value_pack = problem.wide_values ? wide_value : 1;
     plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
-    plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0);
+    constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
+    plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0, in_8_bits);
     return Status{};
   });
 }
