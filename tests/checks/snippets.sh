@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # snippets.sh CXX|NVCC SOURCE_DIR [flags]: every C++ example of the README and the docs includes a header of the library and compiles without a
-# warning: with nvcc those with .cuh headers, all in one translation unit, each in a namespace of its own; otherwise the others, one by one,
-# which are also run where they have a main(), and print what stands in a ```text block right behind them, if there is one.
+# warning: with nvcc those with .cuh headers, all in one translation unit, each in a namespace of its own; otherwise the others, one by one.
+# Those with a main() are also run, with nvcc where there is a GPU, and print what stands in a ```text block right behind them, if there is one.
 set -euo pipefail
 compiler=$1 source=$2
 shift 2
@@ -27,6 +27,7 @@ fail() {
 }
 : > "$work/includes"
 : > "$work/bodies"
+: > "$work/calls"
 for snippet in "$work"/*.cpp; do
   name=$(basename "$snippet" .cpp)
   grep -q '^#include <kernels/' "$snippet" || { echo "no header of the library is included" > "$work/log"; fail "$name"; continue; }
@@ -36,7 +37,12 @@ for snippet in "$work"/*.cpp; do
   checked=$((checked + 1))
   if $cuda; then
     grep '^#include' "$snippet" >> "$work/includes"
-    printf 'namespace %s {\n#line 1 "%s"\n%s\n}\n' "${name//-/_}" "$name" "$(sed 's/^#include.*//' "$snippet")" >> "$work/bodies"
+    code=$(sed 's/^#include.*//' "$snippet")
+    if grep -q '^int main' "$snippet"; then
+      code=${code%\}}$'return 0;\n}'  # as only the real main() returns 0 by itself
+      printf '  if (name == "%s") return %s::main();\n' "$name" "$name" >> "$work/calls"
+    fi
+    printf 'namespace %s {\n#line 1 "%s"\n%s\n}\n' "$name" "$name" "$code" >> "$work/bodies"
   elif grep -q '^int main' "$snippet"; then
     { "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" "$snippet" -o "$work/out" -pthread && "$work/out" > "$work/printed" &&
       { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
@@ -45,8 +51,22 @@ for snippet in "$work"/*.cpp; do
   fi
 done
 if $cuda; then
-  sort -u "$work/includes" | cat - "$work/bodies" > "$work/all.cu"
-  bash "$front_end" "$compiler" -std=c++17 -arch=sm_80 -Werror all-warnings -I "$source/include" -ptx "$work/all.cu" -o "$work/out.ptx" > "$work/log" 2>&1 || fail "all of CUDA"
+  flags=(-std=c++17 -Werror all-warnings -I "$source/include" "$work/all.cu")
+  {
+    printf '#include <string>\n'
+    sort -u "$work/includes"
+    cat "$work/bodies"
+    printf 'int main(int, char** arguments) {\n  const std::string name = arguments[1];\n%s\n  return 1;\n}\n' "$(cat "$work/calls")"
+  } > "$work/all.cu"
+  if ! nvidia-smi -L > /dev/null 2>&1; then
+    bash "$front_end" "$compiler" -arch=sm_80 "${flags[@]}" -ptx -o "$work/out.ptx" > "$work/log" 2>&1 || fail "all of CUDA"
+  elif "$compiler" -arch=native "${flags[@]}" -o "$work/out" > "$work/log" 2>&1; then
+    for name in $(sed 's/.*"\(.*\)".*/\1/' "$work/calls"); do
+      { "$work/out" "$name" > "$work/printed" && { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
+    done
+  else
+    fail "all of CUDA"
+  fi
 fi
 echo "$checked examples, $failures wrong"
 [[ $checked -gt 0 && $failures -eq 0 ]]
