@@ -152,13 +152,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_bar
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-// __syncwarp() that stays in machine code where lanes are together anyway: racecheck does not know otherwise that they are.
-__device__ __forceinline__ void warp_barrier() {
-  unsigned all = 0xffffffffu;
-  asm volatile("" : "+r"(all));  // a number that the compiler does not know
-  asm volatile("bar.warp.sync %0;" ::"r"(all) : "memory");
-}
-
 // How many registers a thread of this warpgroup has from here on: what some give back others can have.
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {
