@@ -118,8 +118,10 @@ int perplexity(const Settings& settings, const std::string& file, int64_t stride
   return 0;
 }
 
+namespace {
+
 // Memory that is read at once, GB/s: the best of a few reads of 256 MB, or on a GPU of 2 GB.
-static double read_bandwidth(Device& device) {
+double read_bandwidth(Device& device) {
   const size_t bytes = device.is_host() ? size_t(256) << 20 : size_t(2) << 30;
   const Buffer from(device, bytes, "a measurement"), out(device, 4, "a measurement");
   if (device.is_host()) std::memset(from.as(), 1, bytes);  // pages that nobody has written are all the same one
@@ -134,64 +136,108 @@ static double read_bandwidth(Device& device) {
   return best;
 }
 
-// Random tokens: as many as the context says are read, then so many steps are made.
+// Times what a model does with random tokens.
+class Bench {
+ public:
+  Bench(Session& session, int64_t texts)
+      : model_(*session.model), device_(*session.device), count_(std::min(session.config.vocabulary, session.tokenizer->size())), texts_(texts),
+        bandwidth_(read_bandwidth(device_)) {}
+
+  Json what() const { return {{"device", device_.name()}, {"texts", texts_}, {"read_gb_per_s", bandwidth_}, {"weight_bytes", model_.weight_bytes()}}; }
+
+  // The median of three prompts behind a first one.
+  Json prompt(int64_t tokens) {
+    const auto ids = random_ids(tokens);
+    std::vector<double> seconds;
+    for (int i = 0; i < 4; ++i) {
+      const double begin = seconds_now();
+      model_.read(0, 0, ids.data(), tokens);
+      device_.synchronize();
+      if (i > 0) seconds.push_back(seconds_now() - begin);
+    }
+    const double rate = double(tokens) / median(seconds), flops = 2 * rate * double(model_.weight_count());
+    return {{"tokens", tokens}, {"tokens_per_s", rate}, {"tflops", flops / 1e12}};
+  }
+
+  // So many steps behind a context.
+  Json decode(int64_t context, int64_t steps) {
+    const int64_t known = std::max<int64_t>(1, context);
+    const double each = step_seconds(read_contexts(known), steps);
+    const double bytes = double(model_.weight_bytes()) + double(model_.key_bytes()) * double(texts_) * double(known + steps / 2), rate = bytes / each / 1e9;
+    return {{"context", context}, {"tokens_per_s", double(texts_) / each}, {"microseconds", each * 1e6}, {"gb_per_s", rate}, {"share_of_reading", rate / bandwidth_}};
+  }
+
+ private:
+  static double median(std::vector<double> seconds) {
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+  std::vector<int32_t> random_ids(int64_t n) const {
+    std::vector<int32_t> ids(static_cast<size_t>(n));
+    uint64_t state = 1;
+    for (int32_t& id : ids) id = int32_t((state = state * 6364136223846793005ull + 1442695040888963407ull) >> 33) % int32_t(count_);
+    return ids;
+  }
+
+  // Returns how long each text is then, with its first token behind the context.
+  int64_t read_contexts(int64_t tokens) {
+    const auto ids = random_ids(tokens);
+    for (int64_t i = 0; i < texts_; ++i) {
+      model_.begin(i, ids, {}, count_, uint64_t(i));
+      model_.read(i, 0, ids.data(), tokens);
+      model_.choose_next(i);
+    }
+    return tokens + 1;
+  }
+
+  // The median of parts, so that a disturbance does not count.
+  double step_seconds(int64_t length, int64_t steps) {
+    for (int i = 0; i < 8; ++i) model_.step(length++);
+    std::vector<double> seconds;
+    const int64_t part = std::max<int64_t>(1, steps / 8);
+    for (int64_t done = 0; done + part <= steps; done += part) {
+      device_.synchronize();
+      const double begin = seconds_now();
+      for (int64_t i = 0; i < part; ++i) model_.step(length++);
+      device_.synchronize();
+      seconds.push_back((seconds_now() - begin) / double(part));
+    }
+    return median(seconds);
+  }
+
+  Model& model_;
+  Device& device_;
+  int64_t count_, texts_;
+  double bandwidth_;
+};
+
+}  // namespace
+
+// As many random tokens as the context says are read, then so many steps are made.
 int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts) {
   Settings settings = given;
   const int64_t most = *std::max_element(contexts.begin(), contexts.end());
   if (settings.context == 0) settings.context = std::max(prompt, most + 1) + steps + 16;
   Session session(settings);
   session.load(texts);
-  Model& model = *session.model;
-  Device& device = *session.device;
-  const int64_t count = std::min(session.config.vocabulary, session.tokenizer->size());
-  const auto random_ids = [&](int64_t n) {
-    std::vector<int32_t> ids(static_cast<size_t>(n));
-    uint64_t state = 1;
-    for (int32_t& id : ids) id = int32_t((state = state * 6364136223846793005ull + 1442695040888963407ull) >> 33) % int32_t(count);
-    return ids;
-  };
-  const double bandwidth = read_bandwidth(device);
-  Json out = {{"device", device.name()}, {"texts", texts}, {"read_gb_per_s", bandwidth}, {"weight_bytes", model.weight_bytes()}, {"decode", Json::array()}};
-  if (!settings.json) std::printf("%s; memory is read at %.1f GB/s\n", device.name().c_str(), bandwidth);
+  Bench measure(session, texts);
+  Json out = measure.what();
+  const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
+  if (!settings.json) std::printf("%s; memory is read at %.1f GB/s\n", session.device->name().c_str(), number(out, "read_gb_per_s"));
   if (prompt > 0) {
-    const auto ids = random_ids(prompt);
-    std::vector<double> seconds;
-    for (int i = 0; i < 4; ++i) {
-      const double begin = seconds_now();
-      model.read(0, 0, ids.data(), prompt);
-      device.synchronize();
-      if (i > 0) seconds.push_back(seconds_now() - begin);
-    }
-    std::sort(seconds.begin(), seconds.end());
-    const double rate = double(prompt) / seconds[1], flops = 2 * rate * double(model.weight_count());
-    out["prompt"] = {{"tokens", prompt}, {"tokens_per_s", rate}, {"tflops", flops / 1e12}};
-    if (!settings.json) std::printf("prompt of %lld: %.1f tokens/s, %.2f TFLOP/s in products\n", static_cast<long long>(prompt), rate, flops / 1e12);
-  }
-  for (const int64_t context : contexts) {
-    const auto ids = random_ids(std::max<int64_t>(1, context));
-    for (int64_t i = 0; i < texts; ++i) {
-      model.begin(i, ids, {}, count, uint64_t(i));
-      model.read(i, 0, ids.data(), int64_t(ids.size()));
-      model.choose_next(i);
-    }
-    int64_t length = int64_t(ids.size()) + 1;
-    for (int i = 0; i < 8; ++i) model.step(length++);
-    std::vector<double> seconds;  // medians of parts, so that a disturbance does not count
-    const int64_t part = std::max<int64_t>(1, steps / 8);
-    for (int64_t done = 0; done + part <= steps; done += part) {
-      device.synchronize();
-      const double begin = seconds_now();
-      for (int64_t i = 0; i < part; ++i) model.step(length++);
-      device.synchronize();
-      seconds.push_back((seconds_now() - begin) / double(part));
-    }
-    std::sort(seconds.begin(), seconds.end());
-    const double each = seconds[seconds.size() / 2];
-    const double bytes = double(model.weight_bytes()) + double(model.key_bytes()) * double(texts) * double(std::max<int64_t>(1, context) + steps / 2);
-    out["decode"].push_back({{"context", context}, {"tokens_per_s", double(texts) / each}, {"microseconds", each * 1e6}, {"gb_per_s", bytes / each / 1e9}, {"share_of_reading", bytes / each / 1e9 / bandwidth}});
+    const Json& it = out["prompt"] = measure.prompt(prompt);
     if (!settings.json) {
-      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches\n", static_cast<long long>(context), double(texts) / each, each * 1e6, bytes / each / 1e9,
-                  100 * bytes / each / 1e9 / bandwidth);
+      std::printf("prompt of %lld: %.1f tokens/s, %.2f TFLOP/s in products\n", static_cast<long long>(prompt), number(it, "tokens_per_s"), number(it, "tflops"));
+    }
+  }
+  out["decode"] = Json::array();
+  for (const int64_t context : contexts) {
+    out["decode"].push_back(measure.decode(context, steps));
+    const Json& it = out["decode"].back();
+    if (!settings.json) {
+      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches\n", static_cast<long long>(context),
+                  number(it, "tokens_per_s"), number(it, "microseconds"), number(it, "gb_per_s"), 100 * number(it, "share_of_reading"));
     }
   }
   if (settings.json) std::printf("%s\n", out.dump().c_str());

@@ -108,7 +108,13 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
     why_no_format = e.what();
   }
 
-  // A text ends at any token that any of the files says ends it, and at the one that ends an answer.
+  find_stops();
+  read_sampling();
+  choose_device();
+}
+
+// A text ends at any token that any of the files says ends it, and at the one that ends an answer.
+void Session::find_stops() {
   std::set<int64_t> ends(config.eos.begin(), config.eos.end());
   for (const int64_t id : token_ids(generation, "eos_token_id")) ends.insert(id);
   if (tokenizer->eos >= 0) ends.insert(tokenizer->eos);
@@ -116,7 +122,10 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
   for (const int64_t id : ends) {
     if (id >= 0 && id < config.vocabulary) stops.push_back(int32_t(id));
   }
+}
 
+// What the settings leave open is as the generation config says.
+void Session::read_sampling() {
   const auto number = [&](const char* name, double otherwise) {
     const auto at = generation.find(name);
     return at != generation.end() && at->is_number() ? at->get<double>() : otherwise;
@@ -129,8 +138,9 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
   sampling.repetition_penalty = settings.repetition_penalty.value_or(number("repetition_penalty", 1));
   if (!(sampling.repetition_penalty > 0)) throw Error("repetition_penalty is not above 0");
   sampling.seed = settings.seed ? *settings.seed : std::random_device{}();
+}
 
-  // The device.
+void Session::choose_device() {
   if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu") throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     Type stored = Type::f16;

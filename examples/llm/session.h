@@ -90,6 +90,11 @@ class Session {
 
   void load(int64_t sequences);  // the model; before that only what describes it is there
   ModelOptions options(int64_t sequences) const;
+
+ private:
+  void find_stops();
+  void read_sampling();
+  void choose_device();
 };
 
 double seconds_now();

@@ -80,6 +80,9 @@ class Tokenizer {
   void read_vocabulary(const std::string& directory);
   void read_config(const std::string& directory);
   void read_steps(const Json& json, const std::string& what, bool normalizing);
+  static void read_pattern(Step& step, const Json& json, const std::string& what);
+  static void read_normalizer(Step& step, const Json& json, const std::string& what);
+  static void read_splitter(Step& step, const Json& json, const std::string& what);
   void read_ends(const Json& json, const std::string& what);
   using Spelled = std::unordered_map<std::string, int32_t>;
   Spelled read_pieces(const Json& vocabulary, bool byte_level, bool fallback, const std::string& what);

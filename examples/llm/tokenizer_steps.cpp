@@ -103,6 +103,62 @@ std::string composed(std::string_view text, int options) {
   return out;
 }
 
+// A pattern is a text or a regular expression.
+void Tokenizer::read_pattern(Step& step, const Json& json, const std::string& what) {
+  const std::string type = text_of(json, "type", what);
+  const Json* const pattern = part_of(json, "pattern");
+  if (pattern == nullptr || !pattern->is_object()) throw Error(what + ": " + type + ": no pattern");
+  if (pattern->contains("Regex")) step.regex = std::make_shared<Regex>(text_of(*pattern, "Regex", what), what);
+  else step.from = text_of(*pattern, "String", what);
+  if (!step.regex && step.from.empty()) throw Error(what + ": " + type + ": an empty pattern");
+}
+
+void Tokenizer::read_normalizer(Step& step, const Json& json, const std::string& what) {
+  const std::string type = text_of(json, "type", what);
+  if (type == "NFC") step.kind = Step::nfc;
+  else if (type == "NFD") step.kind = Step::nfd;
+  else if (type == "NFKC") step.kind = Step::nfkc;
+  else if (type == "NFKD") step.kind = Step::nfkd;
+  else if (type == "Lowercase") step.kind = Step::lowercase;
+  else if (type == "Prepend") step.kind = Step::prepend, step.to = text_of(json, "prepend", what);
+  else if (type == "Replace") step.kind = Step::replace, step.to = text_of(json, "content", what), read_pattern(step, json, what);
+  else throw Error(what + ": the normalizer " + shown(type) + " is not supported");
+  if (step.to.size() > 256) throw Error(what + ": " + type + ": a text of more than 256 bytes");
+}
+
+void Tokenizer::read_splitter(Step& step, const Json& json, const std::string& what) {
+  const std::string type = text_of(json, "type", what);
+  if (type == "Split") {
+    step.kind = Step::split;
+    read_pattern(step, json, what);
+    const std::string behavior = text_of(json, "behavior", what);
+    if (behavior == "Isolated") step.behavior = Step::isolated;
+    else if (behavior == "Removed") step.behavior = Step::removed;
+    else if (behavior == "MergedWithPrevious") step.behavior = Step::with_previous;
+    else if (behavior == "MergedWithNext") step.behavior = Step::with_next;
+    else throw Error(what + ": Split: the behavior " + shown(behavior) + " is not supported");
+    step.invert = flag_of(json, "invert", false, what);
+  } else if (type == "ByteLevel") {
+    step.kind = Step::byte_level;
+    step.prefix_space = flag_of(json, "add_prefix_space", true, what);
+    if (flag_of(json, "use_regex", true, what)) step.regex = std::make_shared<Regex>(kGpt2Words, what);
+  } else if (type == "Digits") {
+    step.kind = Step::digits;
+    step.individual = flag_of(json, "individual_digits", false, what);
+    step.regex = std::make_shared<Regex>(step.individual ? R"(\p{N})" : R"(\p{N}+)", what);
+  } else if (type == "Metaspace") {
+    step.kind = Step::metaspace;
+    step.to = text_of(json, "replacement", what);
+    if (step.to.empty() || length_at(step.to) != step.to.size()) throw Error(what + ": Metaspace: replacement: not one character");
+    const std::string scheme = json.contains("prepend_scheme") ? text_of(json, "prepend_scheme", what) : flag_of(json, "add_prefix_space", true, what) ? "always" : "never";
+    if (scheme != "always" && scheme != "first" && scheme != "never") throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
+    step.always = scheme == "always", step.first = scheme == "first";
+    step.whole = !flag_of(json, "split", true, what);
+  } else {
+    throw Error(what + ": the pre-tokenizer " + shown(type) + " is not supported");
+  }
+}
+
 void Tokenizer::read_steps(const Json& json, const std::string& what, bool normalizing) {
   if (!json.is_object()) throw Error(what + ": not an object");
   const std::string type = text_of(json, "type", what);
@@ -114,57 +170,8 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
   }
   if (normalizers_.size() + splitters_.size() >= 64) throw Error(what + ": more than 64 normalizers and pre-tokenizers");
   auto step = std::make_shared<Step>();
-  // A pattern is a text or a regular expression.
-  const auto read_pattern = [&] {
-    const Json* const pattern = part_of(json, "pattern");
-    if (pattern == nullptr || !pattern->is_object()) throw Error(what + ": " + type + ": no pattern");
-    if (pattern->contains("Regex")) step->regex = std::make_shared<Regex>(text_of(*pattern, "Regex", what), what);
-    else step->from = text_of(*pattern, "String", what);
-    if (!step->regex && step->from.empty()) throw Error(what + ": " + type + ": an empty pattern");
-  };
-  if (normalizing) {
-    if (type == "NFC") step->kind = Step::nfc;
-    else if (type == "NFD") step->kind = Step::nfd;
-    else if (type == "NFKC") step->kind = Step::nfkc;
-    else if (type == "NFKD") step->kind = Step::nfkd;
-    else if (type == "Lowercase") step->kind = Step::lowercase;
-    else if (type == "Prepend") step->kind = Step::prepend, step->to = text_of(json, "prepend", what);
-    else if (type == "Replace") step->kind = Step::replace, step->to = text_of(json, "content", what), read_pattern();
-    else throw Error(what + ": the normalizer " + shown(type) + " is not supported");
-    if (step->to.size() > 256) throw Error(what + ": " + type + ": a text of more than 256 bytes");
-    normalizers_.push_back(step);
-    return;
-  }
-  if (type == "Split") {
-    step->kind = Step::split;
-    read_pattern();
-    const std::string behavior = text_of(json, "behavior", what);
-    if (behavior == "Isolated") step->behavior = Step::isolated;
-    else if (behavior == "Removed") step->behavior = Step::removed;
-    else if (behavior == "MergedWithPrevious") step->behavior = Step::with_previous;
-    else if (behavior == "MergedWithNext") step->behavior = Step::with_next;
-    else throw Error(what + ": Split: the behavior " + shown(behavior) + " is not supported");
-    step->invert = flag_of(json, "invert", false, what);
-  } else if (type == "ByteLevel") {
-    step->kind = Step::byte_level;
-    step->prefix_space = flag_of(json, "add_prefix_space", true, what);
-    if (flag_of(json, "use_regex", true, what)) step->regex = std::make_shared<Regex>(kGpt2Words, what);
-  } else if (type == "Digits") {
-    step->kind = Step::digits;
-    step->individual = flag_of(json, "individual_digits", false, what);
-    step->regex = std::make_shared<Regex>(step->individual ? R"(\p{N})" : R"(\p{N}+)", what);
-  } else if (type == "Metaspace") {
-    step->kind = Step::metaspace;
-    step->to = text_of(json, "replacement", what);
-    if (step->to.empty() || length_at(step->to) != step->to.size()) throw Error(what + ": Metaspace: replacement: not one character");
-    const std::string scheme = json.contains("prepend_scheme") ? text_of(json, "prepend_scheme", what) : flag_of(json, "add_prefix_space", true, what) ? "always" : "never";
-    if (scheme != "always" && scheme != "first" && scheme != "never") throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
-    step->always = scheme == "always", step->first = scheme == "first";
-    step->whole = !flag_of(json, "split", true, what);
-  } else {
-    throw Error(what + ": the pre-tokenizer " + shown(type) + " is not supported");
-  }
-  splitters_.push_back(step);
+  normalizing ? read_normalizer(*step, json, what) : read_splitter(*step, json, what);
+  (normalizing ? normalizers_ : splitters_).push_back(step);
 }
 
 std::string Tokenizer::normalize(std::string_view text, bool) const {

@@ -57,6 +57,40 @@ constexpr int rows_at_once(int rows, int tokens) {
   return rows < most ? rows : most;
 }
 
+// What these rows have kAheadBytes behind `col` comes into the cache; behind the end of their stretch that is the beginning of the next rows.
+template <int kCols, int kRows, class M>
+KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kRows], int64_t next_row, const Stretch& at, int64_t col) {
+  constexpr int bits = Place<M>::bits;
+  // Those of 32 bits and more come by themselves, as their rows are long.
+  if constexpr (bits > 0 && bits < 32) {
+    // What is prefetched is as far from what is read for every row.
+    constexpr int64_t ahead_cols = kAheadBytes * 8 / bits;
+    const int64_t ahead = col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
+    const int64_t distance = Place<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - Place<M>::of(w, row_of[0], col);
+    unrolled<kRows>([&](auto r) KERNELS_INLINE {
+      const char* const p = Place<M>::of(w, row_of[r()], col) + distance;
+      unrolled<(kCols * bits / 8 + kLineBytes - 1) / kLineBytes>([&](auto line) KERNELS_INLINE {
+        prefetch_lines(p + line() * kLineBytes, p + line() * kLineBytes + 1);
+      });
+    });
+  }
+}
+
+// The sums of the inputs that each lane meets in a unit that is in planes, negative.
+template <class U, int kTokens, int kUnits, class C>
+KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count, Register<C> (&inputs)[kTokens][kUnits]) {
+  constexpr int N = kLanes<C>;
+  for (int64_t col = 0; col < count; col += U::cols) {
+    unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+      Register<C> sum{};
+      unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
+        sum = multiply_add<C>(vector_at(x + t() * stride + col + i() * N), in_register(broadcast<N>(C(-U::unity(i())))), sum);
+      });
+      inputs[t()][col / U::cols] = sum;
+    });
+  }
+}
+
 // lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t * stride, lane
 // by lane; count is a multiple of a unit, kRunCols at most.
 template <int kRows, int kTokens, class C, class W>
@@ -74,20 +108,9 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   const bool last_run = begin + count >= at.end;
   const int64_t next_begin = last_run ? at.begin : begin + count;
   prefetch_scales<kRows>(rows, last_run ? at.next : at.row, next_begin, lesser(kRunCols, at.end - next_begin));
-  // In planes, the sums of the inputs that a lane meets in a unit, negative.
   constexpr bool sums_inputs = U::in_planes && Common::has_centers;
   Register<C> inputs[kTokens][sums_inputs ? kRunCols / U::cols : 1];
-  if constexpr (sums_inputs) {
-    for (int64_t col = 0; col < count; col += U::cols) {
-      unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-        Register<C> sum{};
-        unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
-          sum = multiply_add<C>(vector_at(x + t() * stride + col + i() * N), in_register(broadcast<N>(C(-U::unity(i())))), sum);
-        });
-        inputs[t()][col / U::cols] = sum;
-      });
-    }
-  }
+  if constexpr (sums_inputs) sum_inputs<U>(x, stride, count, inputs);
   // sums[t][r] += the products of a unit of rows first + r, without their scales.
   const auto add_unit = [&](auto first, int64_t col, int64_t index, auto& sums) KERNELS_INLINE {
     constexpr int rows = sizeof(sums[0]) / sizeof(sums[0][0]);
@@ -107,20 +130,7 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   };
   Register<C> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += step) {
-    // Those of 32 bits and more come by themselves, as their rows are long.
-    if constexpr (Place<M>::bits > 0 && Place<M>::bits < 32) {
-      // What is prefetched is as far from what is read for every row.
-      constexpr int64_t ahead_cols = kAheadBytes * 8 / Place<M>::bits;
-      const int64_t ahead = begin + col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
-      const char* const here = Place<M>::of(w, row_of[0], begin + col);
-      const int64_t distance = Place<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - here;
-      unrolled<kRows>([&](auto r) KERNELS_INLINE {
-        const char* const p = Place<M>::of(w, row_of[r()], begin + col) + distance;
-        unrolled<(step * Place<M>::bits / 8 + kLineBytes - 1) / kLineBytes>([&](auto line) KERNELS_INLINE {
-          prefetch_lines(p + line() * kLineBytes, p + line() * kLineBytes + 1);
-        });
-      });
-    }
+    prefetch_ahead<step>(w, row_of, next_row, at, begin + col);
     const int64_t end = lesser(count, col + step);
     if constexpr (!U::scaled) {
       for (int64_t c = col; c < end; c += U::cols) add_unit(Width<0>{}, c, 0, sums);
