@@ -1,0 +1,202 @@
+// Which form a functor has and what it says of itself, found from its members: whether it is a source, a map or a sink, in this
+// library's words or OneFlow's, and whether using it has effects. core/concepts.h lists the members, and calls them.
+#pragma once
+
+#include <utility>
+
+#include "math.h"
+
+KERNELS_BEGIN
+
+enum class Role { none, source, map, sink, row_sink };
+
+namespace detail {
+
+template <class... > using void_t = void;
+
+#define KERNELS_DETECT(name, expression)                                              \
+  template <class F, class = void>                                                    \
+  struct name : std::false_type {};                                                   \
+  template <class F>                                                                  \
+  struct name<F, void_t<decltype(expression)>> : std::true_type {};
+
+constexpr int64_t kAny = 0;
+KERNELS_DETECT(has_role, F::role)
+KERNELS_DETECT(has_fetch, std::declval<const F&>().template fetch<1>(kAny, kAny))
+KERNELS_DETECT(has_load, std::declval<const F&>().template load<1>(kAny, kAny))
+KERNELS_DETECT(declares_effects, F::has_effects)
+KERNELS_DETECT(has_reload, std::declval<const F&>().template reload<1>(kAny, kAny))
+KERNELS_DETECT(has_second_pass, std::declval<const F&>().second_pass())
+KERNELS_DETECT(has_cached, std::declval<const F&>().cached())
+KERNELS_DETECT(has_without_effects, std::declval<const F&>().without_effects())
+KERNELS_DETECT(has_widest, F::widest)
+KERNELS_DETECT(has_max_pack, std::declval<const F&>().max_pack())
+KERNELS_DETECT(has_takes_any_column, F::takes_any_column)
+KERNELS_DETECT(has_any_column, std::declval<const F&>().any_column())
+KERNELS_DETECT(has_placed, std::declval<const F&>().template placed<1>(kAny, kAny))
+KERNELS_DETECT(has_whole, std::declval<const F&>().whole())
+KERNELS_DETECT(has_store_if, std::declval<const F&>().store_if(true, Pack<float, 1>(), kAny, kAny))
+KERNELS_DETECT(has_leading, std::declval<const F&>().leading())
+KERNELS_DETECT(has_itself, std::declval<typename F::Itself>())
+KERNELS_DETECT(has_check, std::declval<const F&>().check(kAny, kAny))
+KERNELS_DETECT(has_at_row, std::declval<const F&>().at_row(kAny))
+KERNELS_DETECT(has_row_state, std::declval<typename F::State>())
+KERNELS_DETECT(has_prefetch, std::declval<const F&>().prefetch(kAny, kAny, kAny))
+KERNELS_DETECT(has_lead, std::declval<const F&>().lead(kAny))
+KERNELS_DETECT(has_past_cache, std::declval<F&>().set_past_cache(true))
+KERNELS_DETECT(has_wants_pairs, F::wants_pairs)
+KERNELS_DETECT(has_pair_at, std::declval<const F&>().pair_at(kAny))
+KERNELS_DETECT(has_pairs_within, std::declval<const F&>().pairs_within(kAny))
+KERNELS_DETECT(has_prepare, std::declval<const F&>().template prepare<2>(kAny, kAny))
+KERNELS_DETECT(has_can_pack_as, std::declval<F&>().CanPackAs(size_t(2)))
+KERNELS_DETECT(has_can_pack_row, std::declval<F&>().template CanPackAs<2>(kAny))
+
+// What a member in OneFlow's form takes, found from its declaration. Element: void for one that takes any type.
+template <class Element, class Row, class Col, bool kConst>
+struct OneFlowForm {
+  using element = std::remove_const_t<Element>;
+  using row = Row;
+  using col = Col;
+  static constexpr bool changes_itself = !kConst;
+};
+template <class F, class E, class Row, class Col>
+OneFlowForm<E, Row, Col, false> form_of(void (F::*)(E*, Row, Col));
+template <class F, class E, class Row, class Col>
+OneFlowForm<E, Row, Col, true> form_of(void (F::*)(E*, Row, Col) const);
+template <class E, class Row, class Col>
+OneFlowForm<E, Row, Col, true> form_of(void (*)(E*, Row, Col));
+
+template <class F, class C, class = void>
+struct loads_into : std::false_type {};
+template <class F, class C>
+struct loads_into<F, C, void_t<decltype(std::declval<F&>().template load<1>(std::declval<C*>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct stores_from : std::false_type {};
+template <class F, class C>
+struct stores_from<F, C, void_t<decltype(std::declval<F&>().template store<1>(std::declval<const C*>(), kAny, kAny))>>
+    : std::true_type {};
+
+// The form of load<N> and store<N>, or void. A declaration that leaves the element's type open cannot be asked for it.
+template <class F, class = void>
+struct LoadForm {
+  template <class C>
+  using of = OneFlowForm<C, int64_t, int64_t, false>;
+  using type = std::conditional_t<loads_into<F, float>::value, of<float>, std::conditional_t<loads_into<F, double>::value, of<double>, void>>;
+};
+template <class F>
+struct LoadForm<F, void_t<decltype(form_of(&F::template load<1>))>> {
+  using type = decltype(form_of(&F::template load<1>));
+};
+template <class F, class = void>
+struct StoreForm {
+  static constexpr bool any = stores_from<F, float>::value || stores_from<F, double>::value;
+  using type = std::conditional_t<any, OneFlowForm<void, int64_t, int64_t, false>, void>;
+};
+template <class F>
+struct StoreForm<F, void_t<decltype(form_of(&F::template store<1>))>> {
+  using type = decltype(form_of(&F::template store<1>));
+};
+template <class F>
+using load_form = typename LoadForm<F>::type;
+template <class F>
+using store_form = typename StoreForm<F>::type;
+
+template <class F, class C, class = void>
+struct stores_pack : std::false_type {};
+template <class F, class C>
+struct stores_pack<
+    F, C, void_t<decltype(std::declval<const F&>().template store<1>(std::declval<Pack<C, 1>>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct maps : std::false_type {};
+template <class F, class C>
+struct maps<F, C, void_t<decltype(std::declval<const F&>().map(std::declval<Pack<C, 1>>(), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, class C, class = void>
+struct maps_fetched : std::false_type {};
+template <class F, class C>
+struct maps_fetched<F, C,
+                    void_t<decltype(std::declval<const F&>().map(
+                        std::declval<Pack<C, 1>>(), std::declval<const F&>().template fetch<1>(kAny, kAny), kAny, kAny))>>
+    : std::true_type {};
+
+template <class F, bool = has_fetch<F>::value || has_load<F>::value>
+constexpr bool oneflow_load = !std::is_void<load_form<F>>::value;
+template <class F>
+constexpr bool oneflow_load<F, true> = false;
+template <class F, bool = stores_pack<F, float>::value || stores_pack<F, double>::value>
+constexpr bool oneflow_store = !std::is_void<store_form<F>>::value;
+template <class F>
+constexpr bool oneflow_store<F, true> = false;
+
+// Whether a member of that name is there at all, for messages about one of another form.
+KERNELS_DETECT(has_plain_load, &F::load)
+KERNELS_DETECT(has_template_load, &F::template load<1>)
+KERNELS_DETECT(has_plain_store, &F::store)
+KERNELS_DETECT(has_template_store, &F::template store<1>)
+
+// Whether something holds for a functor or, where it is composed of others, for one of those.
+template <template <class> class Is, class F>
+struct AnyPart : Is<F> {};
+template <template <class> class Is, template <class...> class Composed, class... Parts>
+struct AnyPart<Is, Composed<Parts...>>
+    : std::integral_constant<bool, Is<Composed<Parts...>>::value || (AnyPart<Is, Parts>::value || ...)> {};
+
+// Whether a load should run once for each element: OneFlow's may have an effect. One that has a `reload` says what to do instead.
+template <class F>
+struct IsLoadedOnce : std::integral_constant<bool, oneflow_load<F> && !has_reload<F>::value> {};
+template <class F>
+constexpr bool loaded_once = AnyPart<IsLoadedOnce, F>::value;
+
+// Whether a functor may change as it loads or stores.
+template <class F>
+struct IsChanging {
+  template <class Form, bool kThere>
+  static constexpr bool of() {
+    if constexpr (kThere) return Form::changes_itself;
+    else return false;
+  }
+  static constexpr bool value = of<load_form<F>, oneflow_load<F>>() || of<store_form<F>, oneflow_store<F>>();
+};
+template <class F>
+constexpr bool changes_itself = AnyPart<IsChanging, F>::value;
+
+#undef KERNELS_DETECT
+
+// What a functor is: it says so itself (`static constexpr Role role`), or its members tell.
+template <class F>
+constexpr Role role_of() {
+  if constexpr (has_role<F>::value) return F::role;
+  else if constexpr (has_row_state<F>::value) return Role::row_sink;
+  else if constexpr (maps<F, float>::value || maps<F, double>::value) return Role::map;
+  else if constexpr (maps_fetched<F, float>::value || maps_fetched<F, double>::value) return Role::map;
+  else if constexpr (has_load<F>::value || oneflow_load<F> || has_fetch<F>::value) return Role::source;
+  else if constexpr (stores_pack<F, float>::value || stores_pack<F, double>::value || oneflow_store<F>) return Role::sink;
+  else return Role::none;
+}
+template <class F>
+constexpr bool is_source = role_of<F>() == Role::source;
+template <class F>
+constexpr bool is_map = role_of<F>() == Role::map;
+template <class F>
+constexpr bool is_row_sink = role_of<F>() == Role::row_sink;
+template <class F>
+constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
+
+// Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or one of those
+// that it is made of does.
+template <class F, bool = declares_effects<F>::value>
+struct Effects : has_reload<F> {};
+template <class F>
+struct Effects<F, true> : std::integral_constant<bool, F::has_effects> {};
+template <template <class...> class F, class... Parts>
+struct Effects<F<Parts...>, false> : std::integral_constant<bool, has_reload<F<Parts...>>::value || (Effects<Parts>::value || ...)> {};
+template <class F>
+constexpr bool has_effects = Effects<F>::value;
+
+}  // namespace detail
+KERNELS_END
