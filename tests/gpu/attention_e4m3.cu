@@ -11,7 +11,7 @@ k::AttentionPlan plan_of(const k::Exec& ex, int64_t dim, bool in_8_bits, int shi
   const E* p = reinterpret_cast<const E*>(uintptr_t(1) << 20);  // planned with, never read
   k::AttentionPlan plan;
   REQUIRE(k::attention_plan<128>(ex, k::load(p, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, dim), 256),
-                                 k::store(reinterpret_cast<float*>(uintptr_t(1) << 30), dim), {1, 256, 1, 1, dim}, k::causal(), k::Attention{}.in_8_bits(in_8_bits), plan));
+                                 k::store(reinterpret_cast<k::half*>(uintptr_t(1) << 30), dim), {1, 256, 1, 1, dim}, k::causal(), k::Attention{}.in_8_bits(in_8_bits), plan));
   return plan;
 }
 

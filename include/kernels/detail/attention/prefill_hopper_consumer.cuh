@@ -129,7 +129,7 @@ struct HopperConsumer : Parts {
       begin_outputs(last);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
-      if constexpr (Value::scaled) arch::named_barrier_sync(own(group), 128);
+      if constexpr (Value::scaled) __syncwarp();
       release(&shared.values_empty[Parities::stage(last)]);
     }
 
@@ -153,17 +153,19 @@ struct HopperConsumer : Parts {
       if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      if constexpr (Value::scaled) arch::named_barrier_sync(own(group), 128);  // all have read the scales
+      if constexpr (Value::scaled) __syncwarp();  // all lanes have read the scales
       release(&shared.values_empty[Parities::stage(tile)]);
       state.shrink_outputs(look);
       round_weights(tile + 1);
     }
 
+    // All lanes read scales, and one of them arrives for all where they may be written again. racecheck counts what the one has read alone, and
+    // reports a race where keys or values have scales.
     __device__ __forceinline__ void scale_logits(int tile) {
       if constexpr (Key::scaled) {
         const float* const scales = scales_of<kKeyScales>(shared) + Parities::stage(tile) * kKeys + threadIdx.x % 4 * 2;
         state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
-        arch::named_barrier_sync(own(group), 128);  // a warp's lanes are together anyway, which racecheck cannot know
+        __syncwarp();
       }
     }
     // Scales of values come with these.
