@@ -1,7 +1,7 @@
-// Attention on the CPU. Decoding, of keys and values far larger than the cache, against a plain read of the same bytes; many
-// queries against two products by OpenBLAS with the library's softmax between them. What is timed is named
-// decode/type/layout/batchxlength/heads/who  and  prefill/length/heads/dim/mask/who.  As in cpu_row.cpp, all that is compared takes
-// turns, and ratios are taken within each round.
+// Attention on the CPU. Decoding, of keys and values far larger than the cache, against a plain read of the same bytes;
+// many queries against two products by OpenBLAS with the library's softmax between them. What is timed is named
+// decode/type/layout/batchxlength/heads/who  and  prefill/length/heads/dim/mask/who.  As in cpu_row.cpp, all that is
+// compared takes turns, and ratios are taken within each round.
 #include <cmath>
 #include <numeric>
 #if defined(__AVX__)
@@ -41,7 +41,8 @@ void read_plain(const char* from, size_t bytes) {
 #if defined(__AVX__)
     __m256 sums[8] = {};
     for (size_t at = 0; at < count; at += sizeof(sums)) {
-      for (int j = 0; j < 8; ++j) sums[j] = _mm256_add_ps(sums[j], _mm256_loadu_ps(reinterpret_cast<const float*>(p + at) + 8 * j));
+      for (int j = 0; j < 8; ++j)
+        sums[j] = _mm256_add_ps(sums[j], _mm256_loadu_ps(reinterpret_cast<const float*>(p + at) + 8 * j));
     }
     for (int j = 1; j < 8; ++j) sums[0] = _mm256_add_ps(sums[0], sums[j]);
     benchmark::DoNotOptimize(sums[0]);
@@ -61,8 +62,11 @@ class Case {
   virtual ~Case() = default;
   static void add(const std::shared_ptr<Case>& c, const std::vector<const char*>& who) {
     for (const char* one : who) {
-      benchmark::RegisterBenchmark((c->name_ + one).c_str(), [c, one](benchmark::State& state) { c->report(state, one); })
-          ->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+      benchmark::RegisterBenchmark((c->name_ + one).c_str(),
+                                   [c, one](benchmark::State& state) { c->report(state, one); })
+          ->Iterations(1)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
     }
   }
 
@@ -99,10 +103,13 @@ class Case {
 
 class Decode : public Case {
  public:
-  Decode(const Type& type, int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page) : type_(type), page_(page) {
-    call_ = {type.type, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, batch, 1, length, heads, kv_heads, kDim, page, false, nullptr, 0, threads()};
-    name_ = std::string("decode/") + type.name + (page ? "/pages of " + std::to_string(page) : "/dense") + "/" + std::to_string(batch) + "x" +
-            std::to_string(length) + "/" + std::to_string(heads) + ":" + std::to_string(kv_heads) + "/";
+  Decode(const Type& type, int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t page)
+      : type_(type), page_(page) {
+    call_ = {type.type, nullptr, nullptr,  nullptr, nullptr, nullptr, nullptr, batch, 1,
+             length,    heads,   kv_heads, kDim,    page,    false,   nullptr, 0,     threads()};
+    name_ = std::string("decode/") + type.name + (page ? "/pages of " + std::to_string(page) : "/dense") + "/" +
+            std::to_string(batch) + "x" + std::to_string(length) + "/" + std::to_string(heads) + ":" +
+            std::to_string(kv_heads) + "/";
   }
 
  private:
@@ -131,16 +138,21 @@ class Decode : public Case {
       random = random * 6364136223846793005ull + 1442695040888963407ull;
       std::swap(table_[i], table_[(random >> 33) % (i + 1)]);
     }
-    call_.q = q, call_.o = o, call_.k = memory, call_.v = memory + bytes() / 2, call_.scales = scales, call_.table = table_.data();
+    call_.q = q, call_.o = o, call_.k = memory, call_.v = memory + bytes() / 2, call_.scales = scales,
+    call_.table = table_.data();
     call_.workspace = workspace, call_.workspace_bytes = size_t(64) << 20;
-    const auto contender = [this](const char* who, Run run) { contenders_.push_back({who, [this, run] { error_ = run(call_); }, {}}); };
+    const auto contender = [this](const char* who, Run run) {
+      contenders_.push_back({who, [this, run] { error_ = run(call_); }, {}});
+    };
     contenders_.push_back({"read", [this] { read_plain(static_cast<const char*>(call_.k), bytes()); }, {}});
     contender("kernels", attention_native);
 #if KERNELS_HAVE_AVX2
     contender("kernels_avx2", attention_avx2);
 #endif
   }
-  void count(benchmark::State& state, double time) const override { state.counters["GB/s"] = double(bytes()) / time * 1e-9; }
+  void count(benchmark::State& state, double time) const override {
+    state.counters["GB/s"] = double(bytes()) / time * 1e-9;
+  }
 
   Type type_;
   int64_t page_;
@@ -151,15 +163,18 @@ class Decode : public Case {
 class Prefill : public Case {
  public:
   Prefill(int64_t length, int64_t heads, int64_t kv_heads, int64_t dim, bool causal) {
-    call_ = {KvType::fp32, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, length, length, heads, kv_heads, dim, 0, causal, nullptr, 0, threads()};
-    name_ = "prefill/" + std::to_string(length) + "/" + std::to_string(heads) + ":" + std::to_string(kv_heads) + "/" + std::to_string(dim) +
-            (causal ? "/causal/" : "/full/");
+    call_ = {KvType::fp32, nullptr, nullptr,  nullptr, nullptr, nullptr, nullptr, 1, length,
+             length,       heads,   kv_heads, dim,     0,       causal,  nullptr, 0, threads()};
+    name_ = "prefill/" + std::to_string(length) + "/" + std::to_string(heads) + ":" + std::to_string(kv_heads) + "/" +
+            std::to_string(dim) + (causal ? "/causal/" : "/full/");
   }
 
  private:
   void prepare() override {
-    const size_t queries = size_t(call_.length * call_.heads * call_.dim), keys = size_t(call_.length * call_.kv_heads * call_.dim);
-    q_.resize(queries), k_.resize(keys), v_.resize(keys), o_.resize(queries), unfused_.resize(queries), scores_.resize(size_t(call_.length * call_.length));
+    const size_t queries = size_t(call_.length * call_.heads * call_.dim),
+                 keys = size_t(call_.length * call_.kv_heads * call_.dim);
+    q_.resize(queries), k_.resize(keys), v_.resize(keys), o_.resize(queries), unfused_.resize(queries),
+        scores_.resize(size_t(call_.length * call_.length));
     fill<float>(q_.data(), queries, 0.f, 1.f);
     fill<float>(k_.data(), keys, 0.f, 1.f);
     fill<float>(v_.data(), keys, 0.f, 1.f);
@@ -179,23 +194,27 @@ class Prefill : public Case {
   }
 #if KERNELS_HAVE_OPENBLAS
   void unfused() {
-    const int n = int(call_.length), d = int(call_.dim), q_ld = int(call_.heads * call_.dim), kv_ld = int(call_.kv_heads * call_.dim);
+    const int n = int(call_.length), d = int(call_.dim), q_ld = int(call_.heads * call_.dim),
+              kv_ld = int(call_.kv_heads * call_.dim);
     for (int64_t head = 0; head < call_.heads; ++head) {
       const int64_t from = head * d, kv_from = head / (call_.heads / call_.kv_heads) * d;
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, n, d, 1.f / std::sqrt(float(d)), q_.data() + from, q_ld, k_.data() + kv_from, kv_ld, 0.f,
-                  scores_.data(), n);
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, n, d, 1.f / std::sqrt(float(d)), q_.data() + from, q_ld,
+                  k_.data() + kv_from, kv_ld, 0.f, scores_.data(), n);
       const k::cpu::Exec cx{call_.threads};
       const auto scores = k::load(scores_.data(), n);
-      const k::Status status = call_.causal ? k::cpu::softmax(cx, scores | k::causal(n, n), k::store(scores_.data(), n), n, n)
-                                            : k::cpu::softmax(cx, scores, k::store(scores_.data(), n), n, n);
+      const k::Status status = call_.causal
+                                   ? k::cpu::softmax(cx, scores | k::causal(n, n), k::store(scores_.data(), n), n, n)
+                                   : k::cpu::softmax(cx, scores, k::store(scores_.data(), n), n, n);
       if (!status) error_ = status.reason();
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, d, n, 1.f, scores_.data(), n, v_.data() + kv_from, kv_ld, 0.f, unfused_.data() + from, q_ld);
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, d, n, 1.f, scores_.data(), n, v_.data() + kv_from,
+                  kv_ld, 0.f, unfused_.data() + from, q_ld);
     }
   }
 #endif
   // Half of the products are masked under a causal mask, and not counted.
   void count(benchmark::State& state, double time) const override {
-    state.counters["GFLOP/s"] = 4e-9 * double(call_.length) * double(call_.length) * double(call_.heads * call_.dim) * (call_.causal ? 0.5 : 1) / time;
+    state.counters["GFLOP/s"] = 4e-9 * double(call_.length) * double(call_.length) * double(call_.heads * call_.dim) *
+                                (call_.causal ? 0.5 : 1) / time;
   }
 
   AttentionCall call_;
@@ -219,12 +238,15 @@ int main(int argc, char** argv) {
     Case::add(std::make_shared<Decode>(type, batch, 8192, 32, 8, 0), decoders);
     if (type.type != KvType::fp16) continue;
     Case::add(std::make_shared<Decode>(type, 1, 65536, 32, 8, 0), decoders);
-    for (const int64_t heads : {8, 16, 64}) Case::add(std::make_shared<Decode>(type, batch, 8192, heads, 8, 0), decoders);
-    for (const int64_t page : {1, 16, 64}) Case::add(std::make_shared<Decode>(type, batch, 8192, 32, 8, page), decoders);
+    for (const int64_t heads : {8, 16, 64})
+      Case::add(std::make_shared<Decode>(type, batch, 8192, heads, 8, 0), decoders);
+    for (const int64_t page : {1, 16, 64})
+      Case::add(std::make_shared<Decode>(type, batch, 8192, 32, 8, page), decoders);
   }
   for (const bool causal : {true, false}) {
     for (const int64_t dim : {64, 128, 256}) Case::add(std::make_shared<Prefill>(2048, 8, 2, dim, causal), prefillers);
-    for (const int64_t length : {512, 8192}) Case::add(std::make_shared<Prefill>(length, 8, 2, 128, causal), prefillers);
+    for (const int64_t length : {512, 8192})
+      Case::add(std::make_shared<Prefill>(length, 8, 2, 128, causal), prefillers);
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;

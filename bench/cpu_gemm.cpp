@@ -1,4 +1,4 @@
-// Products of matrices on the CPU: the library against OpenBLAS and oneDNN. What is timed is named  gemm/type/MxNxK/who.
+// Products of matrices on the CPU: the library against OpenBLAS and oneDNN. What is timed is named gemm/type/MxNxK/who.
 // As in cpu_row.cpp, all that is compared takes turns, and ratios are taken within each round.
 //
 // With ONEDNN_MAX_CPU_ISA=AVX2 the library compiled for AVX2 is measured, under the name gemm_avx2. OpenBLAS takes its
@@ -18,7 +18,8 @@ using namespace bench;
 namespace {
 
 constexpr int kRounds = 21;
-constexpr int64_t kShapes[][3] = {{1024, 1024, 1024}, {2048, 2048, 2048}, {999, 999, 999}, {128, 4096, 4096}, {512, 4096, 4096}};
+constexpr int64_t kShapes[][3] = {
+    {1024, 1024, 1024}, {2048, 2048, 2048}, {999, 999, 999}, {128, 4096, 4096}, {512, 4096, 4096}};
 constexpr size_t kMost = size_t(4096) * 4096;  // elements of a matrix
 constexpr const char* kContenders[] = {
     "kernels",
@@ -48,7 +49,8 @@ std::function<void()> onednn(const GemmCall& c) {
 // One type and shape. All contenders are timed in turn when the first of them is asked for.
 class Case {
  public:
-  Case(Operand type, const int64_t (&shape)[3]) : call_{type, nullptr, nullptr, nullptr, shape[0], shape[1], shape[2], threads()} {
+  Case(Operand type, const int64_t (&shape)[3])
+      : call_{type, nullptr, nullptr, nullptr, shape[0], shape[1], shape[2], threads()} {
     name_ = std::string(only_avx2() ? "gemm_avx2/" : "gemm/") + name(type) + "/" + std::to_string(shape[0]) + "x" +
             std::to_string(shape[1]) + "x" + std::to_string(shape[2]) + "/";
   }
@@ -57,8 +59,11 @@ class Case {
     const auto c = std::make_shared<Case>(type, shape);
     for (const char* who : kContenders) {
       if (who == std::string("openblas") && type != Operand::fp32) continue;
-      benchmark::RegisterBenchmark((c->name_ + who).c_str(), [c, who](benchmark::State& state) { c->report(state, who); })
-          ->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+      benchmark::RegisterBenchmark((c->name_ + who).c_str(),
+                                   [c, who](benchmark::State& state) { c->report(state, who); })
+          ->Iterations(1)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
     }
   }
 
@@ -121,7 +126,8 @@ class Case {
 
   void report(benchmark::State& state, const std::string& who) {
     if (contenders_.empty()) measure();
-    const auto c = std::find_if(contenders_.begin(), contenders_.end(), [&](const auto& one) { return one.who == who; });
+    const auto c =
+        std::find_if(contenders_.begin(), contenders_.end(), [&](const auto& one) { return one.who == who; });
     if (c == contenders_.end()) return state.SkipWithError("does not have this type on this CPU");
     if (error_) return state.SkipWithError(error_);
     const double time = median(c->times);

@@ -1,7 +1,7 @@
-// Products of few rows of inputs with weights far larger than the cache, on the CPU: the library compiled for this machine
-// and for AVX2, against a plain read of the same bytes, OpenBLAS and oneDNN. What is timed is named  gemv/type/MxNxK/who; `hot`
-// is the time that the library would need were all weights in the cache.
-// As in cpu_row.cpp, all that is compared takes turns, and ratios are taken within each round.
+// Products of few rows of inputs with weights far larger than the cache, on the CPU: the library compiled for this
+// machine and for AVX2, against a plain read of the same bytes, OpenBLAS and oneDNN. What is timed is named
+// gemv/type/MxNxK/who; `hot` is the time that the library would need were all weights in the cache. As in cpu_row.cpp,
+// all that is compared takes turns, and ratios are taken within each round.
 #include <cmath>
 #if KERNELS_HAVE_OPENBLAS
 #include <cblas.h>
@@ -85,7 +85,8 @@ std::function<void()> onednn(const GemvCall& c) {
 class Case {
  public:
   Case(const Type& type, int64_t m, int64_t n, int64_t cols) : type_(type), m_(m), n_(n), k_(cols) {
-    name_ = std::string("gemv/") + type.name + "/" + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(cols) + "/";
+    name_ = std::string("gemv/") + type.name + "/" + std::to_string(m) + "x" + std::to_string(n) + "x" +
+            std::to_string(cols) + "/";
   }
 
   static void add(const Type& type, int64_t m, int64_t n, int64_t cols) {
@@ -95,14 +96,19 @@ class Case {
       if (peer == "hot" && m != 1) continue;
       if (peer == "openblas" && type.type != Weights::fp32) continue;
       if (peer == "onednn" && type.type != Weights::fp32 && type.type != Weights::bf16) continue;
-      benchmark::RegisterBenchmark((c->name_ + who).c_str(), [c, who](benchmark::State& state) { c->report(state, who); })
-          ->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+      benchmark::RegisterBenchmark((c->name_ + who).c_str(),
+                                   [c, who](benchmark::State& state) { c->report(state, who); })
+          ->Iterations(1)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
     }
   }
 
  private:
   size_t matrix_bytes() const { return size_t(n_ * k_) * size_t(type_.bits) / 8; }
-  size_t scale_count() const { return type_.group < 0 ? 0 : size_t(n_) * size_t(type_.group == 0 ? 1 : k_ / type_.group); }
+  size_t scale_count() const {
+    return type_.group < 0 ? 0 : size_t(n_) * size_t(type_.group == 0 ? 1 : k_ / type_.group);
+  }
   size_t copies() const { return (kBytes + matrix_bytes() - 1) / matrix_bytes(); }
   // Scales and zero points count as well.
   double bytes() const { return double(copies()) * double(matrix_bytes() + scale_count() * (type_.zeros ? 3 : 2)); }
@@ -133,7 +139,8 @@ class Case {
       };
     };
     const size_t read = size_t(bytes());
-    contenders_ = {{"read", [=] { read_plain<1>(memory, read); }, {}}, {"read_two", [=] { read_plain<2>(memory, read); }, {}},
+    contenders_ = {{"read", [=] { read_plain<1>(memory, read); }, {}},
+                   {"read_two", [=] { read_plain<2>(memory, read); }, {}},
                    {"kernels", all(gemv_native), {}}};
 #if KERNELS_HAVE_AVX2
     contenders_.push_back({"kernels_avx2", all(gemv_avx2), {}});
@@ -144,14 +151,16 @@ class Case {
         const auto* w = static_cast<const float*>(c.w);
         const int n = int(c.n), cols = int(c.k);
         if (c.m == 1) cblas_sgemv(CblasRowMajor, CblasNoTrans, n, cols, 1.f, w, cols, c.x, 1, 0.f, c.y, 1);
-        else cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(c.m), n, cols, 1.f, c.x, cols, w, cols, 0.f, c.y, n);
+        else
+          cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(c.m), n, cols, 1.f, c.x, cols, w, cols, 0.f, c.y, n);
       }), {}});
     }
 #endif
 #if KERNELS_HAVE_ONEDNN
     if (onednn(call)) {
       std::vector<std::function<void()>> calls;
-      for (size_t i = 0; i < copies(); ++i, call.w = static_cast<const char*>(call.w) + matrix) calls.push_back(onednn(call));
+      for (size_t i = 0; i < copies(); ++i, call.w = static_cast<const char*>(call.w) + matrix)
+        calls.push_back(onednn(call));
       contenders_.push_back({"onednn", [calls] { for (const auto& run : calls) run(); }, {}});
       call.w = memory;
     }
@@ -170,7 +179,9 @@ class Case {
         const double time = seconds(c.call);
         if (round >= 0) c.times.push_back(time);
         else if (c.who == "kernels") expected_.assign(y, y + m_ * n_);
-        else if (c.who.rfind("read", 0) != 0 && c.who != "hot" && (c.who != "onednn" || type_.type == Weights::fp32) && differs(y)) error_ = "results differ";
+        else if (c.who.rfind("read", 0) != 0 && c.who != "hot" && (c.who != "onednn" || type_.type == Weights::fp32) &&
+                 differs(y))
+          error_ = "results differ";
       }
     }
     // The yardstick is the better of two ways to read.

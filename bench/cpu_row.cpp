@@ -1,5 +1,5 @@
-// Softmax, LayerNorm and RMSNorm on the CPU: the library compiled for this machine and for AVX2, against a copy of as many
-// bytes and oneDNN. What is timed is named  op/type/rowsxcols/who.
+// Softmax, LayerNorm and RMSNorm on the CPU: the library compiled for this machine and for AVX2, against a copy of as
+// many bytes and oneDNN. What is timed is named  op/type/rowsxcols/who.
 //
 // The memory bandwidth of a machine drifts, above all of a shared one. So all that is compared takes turns, on the same
 // buffers; times are medians, and so are ratios, which are taken within each round.
@@ -32,7 +32,9 @@ constexpr const char* kContenders[] = {
 #endif
 };
 
-const char* name(RowOp op) { return op == RowOp::softmax ? "softmax" : op == RowOp::layernorm ? "layernorm" : "rmsnorm"; }
+const char* name(RowOp op) {
+  return op == RowOp::softmax ? "softmax" : op == RowOp::layernorm ? "layernorm" : "rmsnorm";
+}
 const char* name(Type type) { return type == Type::fp32 ? "fp32" : type == Type::fp16 ? "fp16" : "bf16"; }
 int64_t size_of(Type type) { return type == Type::fp32 ? 4 : 2; }
 
@@ -114,8 +116,10 @@ std::function<void()> onednn(const RowCall& c) {
   if (c.op == RowOp::rmsnorm) return {};
   using dnnl::layer_normalization_forward;
   const auto flags = dnnl::normalization_flags::use_scale | dnnl::normalization_flags::use_shift;
-  arguments.insert({{DNNL_ARG_SCALE, onednn_memory(weights, c.gamma)}, {DNNL_ARG_SHIFT, onednn_memory(weights, c.beta)},
-                    {DNNL_ARG_MEAN, onednn_memory(statistics, c.mean)}, {DNNL_ARG_VARIANCE, onednn_memory(statistics, c.rstd)}});
+  arguments.insert({{DNNL_ARG_SCALE, onednn_memory(weights, c.gamma)},
+                    {DNNL_ARG_SHIFT, onednn_memory(weights, c.beta)},
+                    {DNNL_ARG_MEAN, onednn_memory(statistics, c.mean)},
+                    {DNNL_ARG_VARIANCE, onednn_memory(statistics, c.rstd)}});
   return onednn_call([&] {
     const layer_normalization_forward::desc op(dnnl::prop_kind::forward_training, matrix, statistics, 1e-5f, flags);
     return layer_normalization_forward({op, onednn_cpu()});
@@ -137,8 +141,11 @@ class Case {
     const auto c = std::make_shared<Case>(op, type, cols);
     for (const char* who : kContenders) {
       if (op == RowOp::rmsnorm && who == std::string("onednn")) continue;  // oneDNN has no RMSNorm
-      benchmark::RegisterBenchmark((c->name_ + who).c_str(), [c, who](benchmark::State& state) { c->report(state, who); })
-          ->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+      benchmark::RegisterBenchmark((c->name_ + who).c_str(),
+                                   [c, who](benchmark::State& state) { c->report(state, who); })
+          ->Iterations(1)
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
     }
   }
 
@@ -187,7 +194,8 @@ class Case {
   }
 
   const Contender* find(const std::string& who) const {
-    const auto found = std::find_if(contenders_.begin(), contenders_.end(), [&](const auto& c) { return c.who == who; });
+    const auto found =
+        std::find_if(contenders_.begin(), contenders_.end(), [&](const auto& c) { return c.who == who; });
     return found == contenders_.end() ? nullptr : &*found;
   }
 

@@ -1,8 +1,9 @@
 // Attention of one query to each sequence, against a kernel that only reads the keys and values. What is timed is named
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
-// for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise, tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16).
-// `error` is the mean difference from the same in double, over the mean size of that, of the first sequence's heads; registers (of a
-// thread) and shared_kb (of a block) are those of the kernel.
+// for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise,
+// tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16). `error` is the mean difference
+// from the same in double, over the mean size of that, of the first sequence's heads; registers (of a thread) and
+// shared_kb (of a block) are those of the kernel.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -28,15 +29,20 @@ class Case : public bench::CaseBase {
 
  public:
   Case(int64_t batch, int64_t queries, int64_t length, int64_t heads, int64_t kv_heads, int64_t page)
-      : CaseBase("decode", bench::type_name<T>, shape_name(batch, queries, length, heads, kv_heads, page), 2.0 * double(batch) * double(length) * double(kv_heads) * kBytesOfHead, "share_of_read"),
-        shape_{batch, queries, heads, kv_heads, kDim}, length_(length), page_(page), each_(size_t(batch * length * kv_heads * kDim) / (words ? 8 : 1)) {
+      : CaseBase("decode", bench::type_name<T>, shape_name(batch, queries, length, heads, kv_heads, page),
+                 2.0 * double(batch) * double(length) * double(kv_heads) * kBytesOfHead, "share_of_read"),
+        shape_{batch, queries, heads, kv_heads, kDim},
+        length_(length),
+        page_(page),
+        each_(size_t(batch * length * kv_heads * kDim) / (words ? 8 : 1)) {
     for (int i = 0; i < sets_; ++i) kv_.push_back(buffer<Unit>((size_t(bytes_) + sizeof(Unit) - 1) / sizeof(Unit)));
     if (words) scales_ = buffer<k::half>(size_t(batch * length * kv_heads));
     q_ = buffer<Half>(size_t(batch * queries * heads * kDim));
     o_ = bench::arena().reserve<Half>(size_t(batch * queries * heads * kDim));
     lengths_ = bench::arena().reserve<int32_t>(size_t(batch));
     table_ = bench::arena().reserve<int32_t>(size_t(batch * pages()));
-    const size_t room = std::max(k::decode_workspace_bytes(k::Exec{}, shape_), k::decode_workspace_bytes(k::Exec{}, shape_, k::Attention{}.splits(16)));
+    const size_t room = std::max(k::decode_workspace_bytes(k::Exec{}, shape_),
+                                 k::decode_workspace_bytes(k::Exec{}, shape_, k::Attention{}.splits(16)));
     workspace_ = {bench::arena().reserve<char>(room), room};
   }
   void start() {
@@ -44,13 +50,16 @@ class Case : public bench::CaseBase {
     if (tensor_cores) mode("precise", k::DecodeMode::precise);
     if (tensor_cores) mode("tensor", k::DecodeMode::tensor);
     if (page_ == 0) mode("plain", k::DecodeMode::plain);
-    if (tensor_cores && page_ == 0 && shape_.batch <= 16) mode("parts16", k::DecodeMode::precise, k::Attention{}.splits(16));
+    if (tensor_cores && page_ == 0 && shape_.batch <= 16)
+      mode("parts16", k::DecodeMode::precise, k::Attention{}.splits(16));
   }
 
  private:
-  static std::string shape_name(int64_t batch, int64_t queries, int64_t length, int64_t heads, int64_t kv_heads, int64_t page) {
+  static std::string shape_name(int64_t batch, int64_t queries, int64_t length, int64_t heads, int64_t kv_heads,
+                                int64_t page) {
     const auto text = [](int64_t x) { return std::to_string(x); };
-    return text(batch) + (queries > 1 ? "x" + text(queries) : "") + "x" + text(length) + "," + text(heads) + "/" + text(kv_heads) + "," + (page == 0 ? "dense" : "pages" + text(page));
+    return text(batch) + (queries > 1 ? "x" + text(queries) : "") + "x" + text(length) + "," + text(heads) + "/" +
+           text(kv_heads) + "," + (page == 0 ? "dense" : "pages" + text(page));
   }
   int64_t pages() const { return page_ == 0 ? 0 : (length_ + page_ - 1) / page_; }
   int calls() const { return bench::calls_for(bytes_); }
@@ -65,18 +74,22 @@ class Case : public bench::CaseBase {
         const Unit *keys = kv_[size_t(i)], *values = keys + each_;
         const int64_t positions = page_ == 0 ? length_ : page_, h = shape_.kv_heads;
         const auto tensor = [&](const Unit* p) {
-          if constexpr (words) return k::nhd<T>(p, positions, h, kDim).scales(static_cast<const k::half*>(scales_), positions * h, h, 1);
-          else return k::nhd(p, positions, h, kDim);
+          if constexpr (words)
+            return k::nhd<T>(p, positions, h, kDim).scales(static_cast<const k::half*>(scales_), positions * h, h, 1);
+          else
+            return k::nhd(p, positions, h, kDim);
         };
         const auto key = tensor(keys), value = tensor(values);
         const auto q = k::load(static_cast<const Half*>(q_), shape_.heads * kDim);
         const auto o = k::store(o_, shape_.heads * kDim);
         if (page_ == 0) use(q, k::dense_kv(key, value, static_cast<const int32_t*>(lengths_)), o);
-        else use(q, k::paged_kv(key, value, k::pages(table_, pages(), page_), static_cast<const int32_t*>(lengths_)), o);
+        else
+          use(q, k::paged_kv(key, value, k::pages(table_, pages(), page_), static_cast<const int32_t*>(lengths_)), o);
       };
       const auto run = [&](cudaStream_t stream, int i) {
         with_call(i, [&](const auto& q, const auto& kv, const auto& o) {
-          const k::Status status = k::decode<int(kDim)>(stream, q, kv, o, shape_, k::no_mask(), workspace_, options, mode);
+          const k::Status status =
+              k::decode<int(kDim)>(stream, q, kv, o, shape_, k::no_mask(), workspace_, options, mode);
           if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
         });
       };
@@ -108,8 +121,10 @@ class Case : public bench::CaseBase {
       put(reinterpret_cast<const void*>(kernel), size_t(Rows::shared_bytes(image)));
     };
     if constexpr (tensor_cores) {
-      if (mode == k::DecodeMode::precise) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 2>*>(nullptr));
-      if (mode == k::DecodeMode::tensor) return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 1>*>(nullptr));
+      if (mode == k::DecodeMode::precise)
+        return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 2>*>(nullptr));
+      if (mode == k::DecodeMode::tensor)
+        return tensor(static_cast<k::detail::TensorRows<Problem, kDim, kDim, 1, 1>*>(nullptr));
     }
     Problem problem(q, kv, k::no_mask(), o, shape_, {});
     problem.dim = problem.v_dim = kDim;
@@ -119,9 +134,11 @@ class Case : public bench::CaseBase {
   }
   // Lengths, and pages in any order.
   void place() {
-    const std::vector<int32_t> lengths(size_t(shape_.batch), int32_t(length_)), table = bench::shuffled(size_t(shape_.batch * pages()));
+    const std::vector<int32_t> lengths(size_t(shape_.batch), int32_t(length_)),
+        table = bench::shuffled(size_t(shape_.batch * pages()));
     BENCH_CHECK(cudaMemcpy(lengths_, lengths.data(), lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
-    if (!table.empty()) BENCH_CHECK(cudaMemcpy(table_, table.data(), table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    if (!table.empty())
+      BENCH_CHECK(cudaMemcpy(table_, table.data(), table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
   }
   double error() const {
     const size_t row = size_t(shape_.kv_heads * kDim), heads = size_t(shape_.heads), group = size_t(shape_.group());
@@ -136,7 +153,8 @@ class Case : public bench::CaseBase {
       std::vector<double> logits(size_t(length_), 0.0), sums(kDim, 0.0);
       double most = -HUGE_VAL, total = 0;
       for (size_t i = 0; i < logits.size(); ++i) {
-        for (size_t c = 0; c < kDim; ++c) logits[i] += number(q[h * kDim + c]) * number(keys[i * row + h / group * kDim + c]);
+        for (size_t c = 0; c < kDim; ++c)
+          logits[i] += number(q[h * kDim + c]) * number(keys[i * row + h / group * kDim + c]);
         logits[i] /= std::sqrt(double(kDim)), most = std::max(most, logits[i]);
       }
       for (size_t i = 0; i < logits.size(); ++i) {
@@ -144,7 +162,8 @@ class Case : public bench::CaseBase {
         total += p;
         for (size_t c = 0; c < kDim; ++c) sums[c] += p * number(values[i * row + h / group * kDim + c]);
       }
-      for (size_t c = 0; c < kDim; ++c) off += std::fabs(number(o[h * kDim + c]) - sums[c] / total), size += std::fabs(sums[c] / total);
+      for (size_t c = 0; c < kDim; ++c)
+        off += std::fabs(number(o[h * kDim + c]) - sums[c] / total), size += std::fabs(sums[c] / total);
     }
     return off / size;
   }
@@ -167,7 +186,8 @@ void measure(int64_t heads, int64_t kv_heads, int64_t batch, int64_t length, int
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::pair<int64_t, int64_t> shapes[] = {{1, 1024}, {1, 4096}, {1, 16384}, {1, 65536}, {1, 131072}, {8, 4096}, {16, 4096}, {32, 4096}, {16, 8192}, {64, 4096}, {128, 2048}};
+  const std::pair<int64_t, int64_t> shapes[] = {{1, 1024},  {1, 4096},  {1, 16384}, {1, 65536}, {1, 131072}, {8, 4096},
+                                                {16, 4096}, {32, 4096}, {16, 8192}, {64, 4096}, {128, 2048}};
   for (const auto& [batch, length] : shapes) measure<k::half>(32, 8, batch, length);
   for (const auto& [batch, length] : shapes) measure<k::bfloat16>(32, 8, batch, length);
   for (const auto& [batch, length] : shapes) measure<k::half>(32, 32, batch, length);
@@ -177,7 +197,8 @@ int main(int argc, char** argv) {
   }
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6]}) measure<k::half>(32, 8, batch, length, 0, 4);
   for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);
-  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]}) measure<k::Int4>(32, 8, batch, length);
+  for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]})
+    measure<k::Int4>(32, 8, batch, length);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6], shapes[9]}) measure<float>(32, 8, batch, length);
   return bench::run(argc, argv, {});
 }

@@ -1,6 +1,6 @@
-// What a call costs the host: microseconds until it returns, of calls one after the other whose kernels are known already. What is
-// timed is named  host/<op>/<stream or exec>: with a bare stream, and with an Exec that was made before. "empty" is a launch of an empty
-// kernel with as many bytes of parameters: what the runtime takes.
+// What a call costs the host: microseconds until it returns, of calls one after the other whose kernels are known
+// already. What is timed is named  host/<op>/<stream or exec>: with a bare stream, and with an Exec that was made
+// before. "empty" is a launch of an empty kernel with as many bytes of parameters: what the runtime takes.
 #include <kernels/attention.cuh>
 #include <kernels/matmul.cuh>
 #include <kernels/softmax.cuh>
@@ -55,7 +55,8 @@ void add_both(const std::string& op, const Call& call) {
   };
   add("host/" + op + "/stream", [=](cudaStream_t stream) { return [=] { must(call(stream)); }; });
   add("host/" + op + "/exec", [=](cudaStream_t stream) { return [=, ex = k::Exec(stream)] { must(call(ex)); }; });
-  add("host/" + op + "/programmatic", [=](cudaStream_t stream) { return [=, ex = k::Exec(stream).programmatic(true)] { must(call(ex)); }; });
+  add("host/" + op + "/programmatic",
+      [=](cudaStream_t stream) { return [=, ex = k::Exec(stream).programmatic(true)] { must(call(ex)); }; });
 }
 
 }  // namespace
@@ -65,17 +66,25 @@ int main(int argc, char** argv) {
   const auto take = [](int64_t count) { return bench::arena().take<k::half>(size_t(count), 1); };
   const k::half *const x = take(512 * width), *const w = take(width * width);
   k::half* const y = take(512 * width);
-  add("host/empty/stream", [](cudaStream_t stream) { return [=] { empty_kernel<<<1, 32, 0, stream>>>(Parameters{}); }; });
-  add_both("softmax_1x4096", [=](const k::Exec& ex) { return k::softmax(ex, k::load(x, width), k::store(y, width), 1, width); });
-  add_both("softmax_1x131072", [=](const k::Exec& ex) { return k::softmax(ex, k::load(x, 32 * width), k::store(y, 32 * width), 1, 32 * width); });
+  add("host/empty/stream",
+      [](cudaStream_t stream) { return [=] { empty_kernel<<<1, 32, 0, stream>>>(Parameters{}); }; });
+  add_both("softmax_1x4096",
+           [=](const k::Exec& ex) { return k::softmax(ex, k::load(x, width), k::store(y, width), 1, width); });
+  add_both("softmax_1x131072", [=](const k::Exec& ex) {
+    return k::softmax(ex, k::load(x, 32 * width), k::store(y, 32 * width), 1, 32 * width);
+  });
   for (const int64_t m : {1, 8, 32, 128}) {
-    add_both("matmul_" + std::to_string(m) + "x1024x1024", [=](const k::Exec& ex) { return k::matmul(ex, k::load(x, 1024), k::load(w, 1024), k::store(y, 1024), {m, 1024, 1024}); });
+    add_both("matmul_" + std::to_string(m) + "x1024x1024", [=](const k::Exec& ex) {
+      return k::matmul(ex, k::load(x, 1024), k::load(w, 1024), k::store(y, 1024), {m, 1024, 1024});
+    });
   }
   const auto kv = k::dense_kv(k::nhd(x, length, heads, dim), k::nhd(w, length, heads, dim), length);
   const k::AttentionShape one{1, 1, heads, heads, dim};
   const size_t bytes = k::decode_workspace_bytes(k::Exec{}, one);
   const k::Workspace workspace{bench::arena().reserve<char>(bytes), bytes};
-  add_both("decode_1x256", [=](const k::Exec& ex) { return k::decode<128>(ex, k::load(x, width), kv, k::store(y, width), one, k::causal(), workspace); });
+  add_both("decode_1x256", [=](const k::Exec& ex) {
+    return k::decode<128>(ex, k::load(x, width), kv, k::store(y, width), one, k::causal(), workspace);
+  });
   add_both("prefill_64x256", [=](const k::Exec& ex) {
     return k::attention(ex, k::load(x, width), kv, k::store(y, width), {1, 64, heads, heads, dim}, k::causal());
   });

@@ -1,8 +1,8 @@
-// Products: one token, a few and many, against a kernel that only reads the weights, cuBLAS and cuBLASLt; weights of 8 and 4 bits;
-// and what is fused against its pieces. What is timed is named  op/weights/MxNxK/who.
+// Products: one token, a few and many, against a kernel that only reads the weights, cuBLAS and cuBLASLt; weights of 8
+// and 4 bits; and what is fused against its pieces. What is timed is named  op/weights/MxNxK/who.
 //
-// kernels: launches one after the other. kernels_early: with programmatic launches and MatmulPolicy::weights_ready, as in an
-// engine that knows its weights: they are asked for while the kernel ahead is still running.
+// kernels: launches one after the other. kernels_early: with programmatic launches and MatmulPolicy::weights_ready, as
+// in an engine that knows its weights: they are asked for while the kernel ahead is still running.
 #include <kernels/append.h>
 #include <kernels/layernorm.cuh>
 #include <kernels/rmsnorm.cuh>
@@ -21,7 +21,9 @@ __global__ void pointwise_kernel(Source source, Sink sink, int64_t cols) {
   if (col >= cols) return;
   const auto values = k::detail::resolve(source, k::detail::fetch<8>(source, blockIdx.y, col), blockIdx.y, col);
   const auto map = k::detail::sink_map(sink);
-  k::detail::put(k::detail::sink_end(sink), k::detail::apply_map(map, values, k::detail::fetch_operands<8>(map, blockIdx.y, col), blockIdx.y, col), blockIdx.y, col);
+  k::detail::put(k::detail::sink_end(sink),
+                 k::detail::apply_map(map, values, k::detail::fetch_operands<8>(map, blockIdx.y, col), blockIdx.y, col),
+                 blockIdx.y, col);
 }
 template <class Source, class Sink>
 void pointwise(cudaStream_t stream, Source source, Sink sink, int64_t rows, int64_t cols) {
@@ -32,7 +34,8 @@ void pointwise(cudaStream_t stream, Source source, Sink sink, int64_t rows, int6
 template <class T>
 const T* on_device(const std::vector<T>& values) {
   void* p = nullptr;
-  if (cudaMalloc(&p, values.size() * sizeof(T)) != cudaSuccess || cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) != cudaSuccess) {
+  if (cudaMalloc(&p, values.size() * sizeof(T)) != cudaSuccess ||
+      cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) != cudaSuccess) {
     std::fprintf(stderr, "out of GPU memory\n");
     std::exit(1);
   }
@@ -71,7 +74,9 @@ class Case : public bench::CaseBase {
   }
   // call(exec, set, policy)
   void kernels(const std::function<k::Status(const k::Exec&, int, const k::MatmulPolicy&)>& call) {
-    add("kernels", [this, call](benchmark::State& state) { time(state, [=](cudaStream_t s, int i) { must(call(k::Exec(s), i, {})); }); });
+    add("kernels", [this, call](benchmark::State& state) {
+      time(state, [=](cudaStream_t s, int i) { must(call(k::Exec(s), i, {})); });
+    });
     if (m_ > 64) return;
     add("kernels_early", [this, call](benchmark::State& state) {
       time(state, [=](cudaStream_t s, int i) {
@@ -98,7 +103,9 @@ class Case : public bench::CaseBase {
 
  private:
   int calls() const { return 2e-9 * double(m_) * double(n_) * double(k_) > 1e3 ? 4 : 20; }
-  void time(benchmark::State& state, const std::function<void(cudaStream_t, int)>& call) { report(state, bench::time_us(sets_, call, calls())); }
+  void time(benchmark::State& state, const std::function<void(cudaStream_t, int)>& call) {
+    report(state, bench::time_us(sets_, call, calls()));
+  }
   void report(benchmark::State& state, const bench::Timing& time) const {
     CaseBase::report(state, time);
     if (m_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(m_) * double(n_) * double(k_) / time.us;
@@ -111,7 +118,8 @@ class Case : public bench::CaseBase {
   std::vector<const void*> from_;
 };
 
-std::shared_ptr<Case> make_case(const std::string& op, const std::string& type, int64_t m, int64_t n, int64_t kk, double weight_bytes) {
+std::shared_ptr<Case> make_case(const std::string& op, const std::string& type, int64_t m, int64_t n, int64_t kk,
+                                double weight_bytes) {
   return std::make_shared<Case>(op, type, m, n, kk, weight_bytes);
 }
 
@@ -122,7 +130,9 @@ void product(const char* op, int64_t m, int64_t n, int64_t kk) {
   T* x = c->buffer<T>(size_t(m * kk));
   T* y = c->buffer<T>(size_t(m * n));
   c->read();
-  c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) { return k::matmul(ex, k::load(x, kk), k::load(w[size_t(i)], kk), k::store(y, n), {m, n, kk}, policy); });
+  c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) {
+    return k::matmul(ex, k::load(x, kk), k::load(w[size_t(i)], kk), k::store(y, n), {m, n, kk}, policy);
+  });
   const bench::Cublas<T> cublas(m, n, kk);
   c->other("cublas", [=](cudaStream_t s, int i) { cublas(s, x, w[size_t(i)], y); });
   const bench::CublasLt<T> lt(m, n, kk);
@@ -144,13 +154,19 @@ void coded(const char* type, int64_t m, int64_t n, int64_t kk, int bits, double 
   });
 }
 void all_codes(int64_t m, int64_t n, int64_t kk) {
-  coded<k::float8_e4m3>("e4m3_row", m, n, kk, 8, 2.0 * n, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::row_scales(s)); });
-  coded<k::float8_e4m3>("e4m3_block128", m, n, kk, 8, 2.0 * n * kk / 16384, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::block_scales(s, kk / 128, 128)); });
+  coded<k::float8_e4m3>("e4m3_row", m, n, kk, 8, 2.0 * n,
+                        [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::row_scales(s)); });
+  coded<k::float8_e4m3>("e4m3_block128", m, n, kk, 8, 2.0 * n * kk / 16384,
+                        [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::block_scales(s, kk / 128, 128)); });
   coded<k::float8_e5m2>("e5m2", m, n, kk, 8, 0, [=](auto w, auto) { return k::load(w, kk); });
-  coded<int8_t>("int8_row", m, n, kk, 8, 2.0 * n, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::row_scales(s)); });
-  coded<int8_t>("int8_group64", m, n, kk, 8, 2.0 * n * kk / 64, [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::group_scales(s, kk / 64, 64)); });
-  coded<uint32_t>("int4_group128", m, n, kk, 4, 2.0 * n * kk / 128, [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 128, 128)); });
-  coded<uint32_t>("int4_group32", m, n, kk, 4, 2.0 * n * kk / 32, [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 32, 32)); });
+  coded<int8_t>("int8_row", m, n, kk, 8, 2.0 * n,
+                [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::row_scales(s)); });
+  coded<int8_t>("int8_group64", m, n, kk, 8, 2.0 * n * kk / 64,
+                [=](auto w, auto s) { return k::dequant(k::load(w, kk), k::group_scales(s, kk / 64, 64)); });
+  coded<uint32_t>("int4_group128", m, n, kk, 4, 2.0 * n * kk / 128,
+                  [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 128, 128)); });
+  coded<uint32_t>("int4_group32", m, n, kk, 4, 2.0 * n * kk / 32,
+                  [=](auto w, auto s) { return k::dequant(k::int4(w, kk), k::group_scales(s, kk / 32, 32)); });
   coded<uint32_t>("gf4", m, n, kk, 4, 0, [=](auto w, auto) { return k::gf4(w, kk); });
 }
 
@@ -168,7 +184,9 @@ struct Fused {
     k::half* y = c->buffer<k::half>(size_t(4 * n));
     k::half* t = c->buffer<k::half>(size_t(4 * std::max(n, kk)));
     c->read();
-    c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) { return whole(ex, x, w[size_t(i)], v, y, policy); });
+    c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) {
+      return whole(ex, x, w[size_t(i)], v, y, policy);
+    });
     c->other("pieces", [=](cudaStream_t s, int i) { pieces(s, x, w[size_t(i)], v, y, t); });
   }
 };
@@ -176,89 +194,125 @@ struct Fused {
 void all_fused() {
   using Half = k::half;
   const int64_t n = 14336, kk = 4096;
-  const auto plain = [=](const k::Exec& ex, const Half* x, const Half* w, Half* y, int64_t rows, const k::MatmulPolicy& policy = {}) {
+  const auto plain = [=](const k::Exec& ex, const Half* x, const Half* w, Half* y, int64_t rows,
+                         const k::MatmulPolicy& policy = {}) {
     return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
   };
-  Fused{"residual", n, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::add(k::load(y, n)) | k::store(y, n), {1, n, kk}, policy);
-  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-    must(plain(s, x, w, t, n));
-    pointwise(s, k::load(static_cast<const Half*>(t), n) | k::add(k::load(y, n)), k::store(y, n), 1, n);
-  });
-  Fused{"bias_gelu", n, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
-    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::bias(v) | k::gelu() | k::store(y, n), {1, n, kk}, policy);
-  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
-    must(plain(s, x, w, t, n));
-    pointwise(s, k::load(static_cast<const Half*>(t), n), k::bias(v) | k::gelu() | k::store(y, n), 1, n);
-  });
-  Fused{"to_int8", n, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n), {1, n, kk}, policy);
-  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-    must(plain(s, x, w, t, n));
-    pointwise(s, k::load(static_cast<const Half*>(t), n), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n), 1, n);
-  });
+  Fused{"residual", n, kk, 1}(
+      [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::add(k::load(y, n)) | k::store(y, n), {1, n, kk},
+                         policy);
+      },
+      [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+        must(plain(s, x, w, t, n));
+        pointwise(s, k::load(static_cast<const Half*>(t), n) | k::add(k::load(y, n)), k::store(y, n), 1, n);
+      });
+  Fused{"bias_gelu", n, kk, 1}(
+      [=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::bias(v) | k::gelu() | k::store(y, n), {1, n, kk},
+                         policy);
+      },
+      [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
+        must(plain(s, x, w, t, n));
+        pointwise(s, k::load(static_cast<const Half*>(t), n), k::bias(v) | k::gelu() | k::store(y, n), 1, n);
+      });
+  Fused{"to_int8", n, kk, 1}(
+      [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n),
+                         {1, n, kk}, policy);
+      },
+      [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+        must(plain(s, x, w, t, n));
+        pointwise(s, k::load(static_cast<const Half*>(t), n), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n),
+                  1, n);
+      });
   for (const int64_t rows : {n, kk}) {
-    Fused{"rmsnorm", rows, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
-      return k::matmul(ex, k::normed(k::load(x, kk), k::RmsNorm{}) | k::mul(v), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
-    }, [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
-      must(k::rmsnorm(s, k::load(x, kk), k::affine(v) | k::store(t, kk), 1, kk));
-      must(plain(s, t, w, y, rows));
-    });
-    Fused{"layernorm", rows, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
-      return k::matmul(ex, k::normed(k::load(x, kk), k::LayerNorm{}) | k::affine(v, v), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
-    }, [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
-      must(k::layernorm(s, k::load(x, kk), k::affine(v, v) | k::store(t, kk), 1, kk));
-      must(plain(s, t, w, y, rows));
-    });
+    Fused{"rmsnorm", rows, kk, 1}(
+        [=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::normed(k::load(x, kk), k::RmsNorm{}) | k::mul(v), k::load(w, kk), k::store(y, rows),
+                           {1, rows, kk}, policy);
+        },
+        [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
+          must(k::rmsnorm(s, k::load(x, kk), k::affine(v) | k::store(t, kk), 1, kk));
+          must(plain(s, t, w, y, rows));
+        });
+    Fused{"layernorm", rows, kk, 1}(
+        [=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::normed(k::load(x, kk), k::LayerNorm{}) | k::affine(v, v), k::load(w, kk),
+                           k::store(y, rows), {1, rows, kk}, policy);
+        },
+        [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
+          must(k::layernorm(s, k::load(x, kk), k::affine(v, v) | k::store(t, kk), 1, kk));
+          must(plain(s, t, w, y, rows));
+        });
   }
   const auto glu = [=](const char* op, auto join, auto activation) {
-    Fused{op, n, kk, 2}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-      return k::matmul(ex, k::load(x, kk), k::gated(k::load(w, kk), k::load(w + n * kk, kk)), join | k::store(y, n), {1, n, kk}, policy);
-    }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-      must(plain(s, x, w, t, n));
-      must(plain(s, x, w + n * kk, t + n, n));
-      pointwise(s, k::load(static_cast<const Half*>(t), n) | activation | k::mul(k::load(static_cast<const Half*>(t + n), n)), k::store(y, n), 1, n);
-    });
+    Fused{op, n, kk, 2}(
+        [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::load(x, kk), k::gated(k::load(w, kk), k::load(w + n * kk, kk)), join | k::store(y, n),
+                           {1, n, kk}, policy);
+        },
+        [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+          must(plain(s, x, w, t, n));
+          must(plain(s, x, w + n * kk, t + n, n));
+          pointwise(s,
+                    k::load(static_cast<const Half*>(t), n) | activation |
+                        k::mul(k::load(static_cast<const Half*>(t + n), n)),
+                    k::store(y, n), 1, n);
+        });
   };
   glu("swiglu", k::swiglu(), k::silu());
   glu("geglu", k::geglu(), k::gelu());
   const int64_t nq = 4096, nk = 1024;
-  Fused{"qkv", nq + 2 * nk, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-    return k::matmul(ex, k::load(x, kk), k::stacked(k::load(w, kk), nq, k::load(w + nq * kk, kk), nk, k::load(w + (nq + nk) * kk, kk), nk),
-                     k::clamp(-8, 8) | k::apart(k::store(y, nq), nq, k::store(y + nq, nk), nk, k::store(y + nq + nk, nk), nk), {1, nq + 2 * nk, kk}, policy);
-  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half*) {
-    must(plain(s, x, w, y, nq));
-    must(plain(s, x, w + nq * kk, y + nq, nk));
-    must(plain(s, x, w + (nq + nk) * kk, y + nq + nk, nk));
-    pointwise(s, k::load(static_cast<const Half*>(y), nq + 2 * nk), k::clamp(-8, 8) | k::store(y, nq + 2 * nk), 1, nq + 2 * nk);
-  });
+  Fused{"qkv", nq + 2 * nk, kk, 1}(
+      [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+        return k::matmul(
+            ex, k::load(x, kk),
+            k::stacked(k::load(w, kk), nq, k::load(w + nq * kk, kk), nk, k::load(w + (nq + nk) * kk, kk), nk),
+            k::clamp(-8, 8) | k::apart(k::store(y, nq), nq, k::store(y + nq, nk), nk, k::store(y + nq + nk, nk), nk),
+            {1, nq + 2 * nk, kk}, policy);
+      },
+      [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half*) {
+        must(plain(s, x, w, y, nq));
+        must(plain(s, x, w + nq * kk, y + nq, nk));
+        must(plain(s, x, w + (nq + nk) * kk, y + nq + nk, nk));
+        pointwise(s, k::load(static_cast<const Half*>(y), nq + 2 * nk), k::clamp(-8, 8) | k::store(y, nq + 2 * nk), 1,
+                  nq + 2 * nk);
+      });
   // The same with queries and keys turned by their position on the way out.
   std::vector<float> frequencies(64);
   k::rope_frequencies(frequencies.data(), 128, 5e5);
   const k::Rope rope = k::rope(on_device(std::vector<int32_t>{1000}), on_device(frequencies), 128);
-  Fused{"qkv_rope", nq + 2 * nk, kk, 1}([=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-    const auto rows = [=](int64_t first) { return k::load(w + first * kk, kk); };
-    const auto turned = [=](Half* to) { return rope | k::store(to, nq + 2 * nk); };
-    return k::matmul(ex, k::load(x, kk), k::stacked(k::paired(rows(0), rope), nq, k::paired(rows(nq), rope), nk, k::plain(rows(nq + nk)), nk),
-                     k::qkv(turned(y), nq, turned(y + nq), nk, k::store(y + nq + nk, nq + 2 * nk), nk), {1, nq + 2 * nk, kk}, policy);
-  }, [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-    must(plain(s, x, w, t, nq + 2 * nk));
-    pointwise(s, k::load(static_cast<const Half*>(t), nq + nk) | rope, k::store(y, nq + nk), 1, nq + nk);
-    pointwise(s, k::load(static_cast<const Half*>(t + nq + nk), nk), k::store(y + nq + nk, nk), 1, nk);
-  });
+  Fused{"qkv_rope", nq + 2 * nk, kk, 1}(
+      [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+        const auto rows = [=](int64_t first) { return k::load(w + first * kk, kk); };
+        const auto turned = [=](Half* to) { return rope | k::store(to, nq + 2 * nk); };
+        return k::matmul(
+            ex, k::load(x, kk),
+            k::stacked(k::paired(rows(0), rope), nq, k::paired(rows(nq), rope), nk, k::plain(rows(nq + nk)), nk),
+            k::qkv(turned(y), nq, turned(y + nq), nk, k::store(y + nq + nk, nq + 2 * nk), nk), {1, nq + 2 * nk, kk},
+            policy);
+      },
+      [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+        must(plain(s, x, w, t, nq + 2 * nk));
+        pointwise(s, k::load(static_cast<const Half*>(t), nq + nk) | rope, k::store(y, nq + nk), 1, nq + nk);
+        pointwise(s, k::load(static_cast<const Half*>(t + nq + nk), nk), k::store(y + nq + nk, nk), 1, nk);
+      });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr int64_t shapes[][2] = {{2048, 2048}, {4096, 4096}, {8192, 2048}, {2048, 8192}, {6144, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096}, {32000, 4096}, {128256, 4096}};
+  constexpr int64_t shapes[][2] = {{2048, 2048},  {4096, 4096},  {8192, 2048},  {2048, 8192},  {6144, 4096},
+                                   {14336, 4096}, {4096, 14336}, {28672, 4096}, {32000, 4096}, {128256, 4096}};
   for (const auto& s : shapes) product<k::half>("gemv", 1, s[0], s[1]);
   for (const auto& s : shapes) product<k::bfloat16>("gemv", 1, s[0], s[1]);
   for (const int64_t n : {14336, 28672}) all_codes(1, n, 4096);
   all_codes(1, 4096, 14336);
   all_fused();
   for (const auto& s : {shapes[1], shapes[5], shapes[6]}) {
-    for (const int64_t m : {2, 3, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512}) product<k::bfloat16>("skinny", m, s[0], s[1]);
+    for (const int64_t m : {2, 3, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512})
+      product<k::bfloat16>("skinny", m, s[0], s[1]);
   }
   for (const int64_t m : {2, 4, 8, 16, 32, 64, 128, 256}) all_codes(m, 14336, 4096);
   for (const int64_t n : {1024, 2048, 4096, 8192}) product<k::bfloat16>("gemm", n, n, n);

@@ -1,12 +1,14 @@
 // Attention of many queries: 16,384 tokens in all, as many heads as make 2,048 columns. What is timed is named
 //   attention/<type of keys>/d<dim>x<heads>x<length>/<full or causal>/kernels
-// with the columns of values behind a hyphen where they differ from those of keys, the heads of keys behind a slash where there are
-// fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32; fp8-products: queries, keys and values are
-// e4m3, and multiplied as such. Causal attention counts half of the
+// with the columns of values behind a hyphen where they differ from those of keys, the heads of keys behind a slash
+// where there are fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32;
+// fp8-products: queries, keys and values are e4m3, and multiplied as such. Causal attention counts half of the
 // operations. Two more kinds are causal, of 32 heads over 8 of keys with 128 columns, keys in one run:
-//   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and whole, without
-//   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many keys as the prompts:
-//       together and split, one call of attention() without and with a workspace; prompts, singles, by attention() and decode(): the parts
+//   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and
+//   whole, without attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which
+//   see as many keys as the prompts:
+//       together and split, one call of attention() without and with a workspace; prompts, singles, by attention() and
+//       decode(): the parts
 // bench/attention_peers.py times PyTorch's kernels on the same shapes.
 #include <kernels/attention.cuh>
 
@@ -24,8 +26,9 @@ struct Case {
 
   std::string name(const char* type) const {
     const auto text = [](int64_t x) { return std::to_string(x); };
-    return std::string("attention/") + type + "/d" + text(dim) + (v_dim == dim ? "" : "-" + text(v_dim)) + "x" + text(heads) + (heads == kv_heads ? "" : "/" + text(kv_heads)) + "x" +
-           text(length) + (page == 0 ? "" : ",pages" + text(page)) + (causal ? "/causal" : "/full") + "/kernels";
+    return std::string("attention/") + type + "/d" + text(dim) + (v_dim == dim ? "" : "-" + text(v_dim)) + "x" +
+           text(heads) + (heads == kv_heads ? "" : "/" + text(kv_heads)) + "x" + text(length) +
+           (page == 0 ? "" : ",pages" + text(page)) + (causal ? "/causal" : "/full") + "/kernels";
   }
 };
 
@@ -42,7 +45,8 @@ void run(benchmark::State& state, const Case& c, const S& score) {
   const auto options = k::Attention{}.in_8_bits(sizeof(Query) == 1);
   const int64_t width = c.heads * c.dim, v_width = c.heads * c.v_dim, in_unit = in_words<T> ? 8 : 1;
   const int64_t keys = c.kv_heads * c.dim * kTokens / in_unit, values = c.kv_heads * c.v_dim * kTokens / in_unit;
-  const int sets = bench::sets_for(double(kTokens * (width + v_width)) * sizeof(Query) + double(keys + values) * sizeof(Unit<T>));
+  const int sets =
+      bench::sets_for(double(kTokens * (width + v_width)) * sizeof(Query) + double(keys + values) * sizeof(Unit<T>));
   bench::arena().reset();
   std::vector<Query*> q;
   std::vector<Out*> o;
@@ -56,25 +60,34 @@ void run(benchmark::State& state, const Case& c, const S& score) {
   const int64_t batch = kTokens / c.length, positions = c.page == 0 ? c.length : c.page, pages = kTokens / positions;
   const k::half* const scales = bench::arena().take<k::half>(size_t(kTokens * c.kv_heads), 5);
   const auto tensor = [&](const Unit<T>* p, int64_t dim) {
-    if constexpr (in_words<T>) return k::nhd<T>(p, positions, c.kv_heads, dim).scales(scales, positions * c.kv_heads, c.kv_heads, 1);
-    else return k::nhd(p, positions, c.kv_heads, dim);
+    if constexpr (in_words<T>)
+      return k::nhd<T>(p, positions, c.kv_heads, dim).scales(scales, positions * c.kv_heads, c.kv_heads, 1);
+    else
+      return k::nhd(p, positions, c.kv_heads, dim);
   };
-  int32_t *const table = bench::arena().reserve<int32_t>(size_t(pages)), *const lengths = bench::arena().reserve<int32_t>(size_t(batch));
+  int32_t *const table = bench::arena().reserve<int32_t>(size_t(pages)), *const lengths =
+                                                                             bench::arena().reserve<int32_t>(
+                                                                                 size_t(batch));
   const std::vector<int32_t> places = bench::shuffled(size_t(pages)), all(size_t(batch), int32_t(c.length));
   BENCH_CHECK(cudaMemcpy(table, places.data(), places.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
   BENCH_CHECK(cudaMemcpy(lengths, all.data(), all.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
 
   const double operations = 2.0 * kTokens * double(c.length) * double(width + v_width) * (c.causal ? 0.5 : 1);
-  const bench::Timing time = bench::time_us(sets, [&](cudaStream_t stream, int i) {
-    const auto call = [&](const auto& kv) {
-      const k::Status status = k::attention(stream, k::load(static_cast<const Query*>(q[size_t(i)]), width), kv, k::store(o[size_t(i)], v_width),
-                                            {batch, c.length, c.heads, c.kv_heads, c.dim, c.v_dim}, score, options);
-      if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
-    };
-    const auto keys_of = tensor(key[size_t(i)], c.dim), values_of = tensor(value[size_t(i)], c.v_dim);
-    if (c.page == 0) return call(k::dense_kv(keys_of, values_of, c.length));
-    if constexpr (std::is_same<T, k::bfloat16>::value) call(k::paged_kv(keys_of, values_of, k::pages(table, c.length / c.page, c.page), lengths));
-  }, operations > 1e12 ? 3 : 10, 9);
+  const bench::Timing time = bench::time_us(
+      sets,
+      [&](cudaStream_t stream, int i) {
+        const auto call = [&](const auto& kv) {
+          const k::Status status = k::attention(stream, k::load(static_cast<const Query*>(q[size_t(i)]), width), kv,
+                                                k::store(o[size_t(i)], v_width),
+                                                {batch, c.length, c.heads, c.kv_heads, c.dim, c.v_dim}, score, options);
+          if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
+        };
+        const auto keys_of = tensor(key[size_t(i)], c.dim), values_of = tensor(value[size_t(i)], c.v_dim);
+        if (c.page == 0) return call(k::dense_kv(keys_of, values_of, c.length));
+        if constexpr (std::is_same<T, k::bfloat16>::value)
+          call(k::paged_kv(keys_of, values_of, k::pages(table, c.length / c.page, c.page), lengths));
+      },
+      operations > 1e12 ? 3 : 10, 9);
   bench::put(state, time);
   state.counters["TFLOP/s"] = operations / time.us * 1e-6;
 }
@@ -83,10 +96,17 @@ template <class T, class Query = std::conditional_t<std::is_same<T, float>::valu
 void add(Case c) {
   for (const bool causal : {false, true}) {
     c.causal = causal;
-    benchmark::RegisterBenchmark(c.name((std::string(bench::type_name<T>) + (sizeof(Query) == 1 ? "-products" : "")).c_str()).c_str(), [=](benchmark::State& state) {
-      if (c.causal) run<T, Query>(state, c, k::causal());
-      else run<T, Query>(state, c, k::no_mask());
-    })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark(
+        c.name((std::string(bench::type_name<T>) + (sizeof(Query) == 1 ? "-products" : "")).c_str()).c_str(),
+        [=](benchmark::State& state) {
+          if (c.causal)
+            run<T, Query>(state, c, k::causal());
+          else
+            run<T, Query>(state, c, k::no_mask());
+        })
+        ->Iterations(1)
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
   }
 }
 
@@ -99,7 +119,8 @@ struct Cache {
   std::vector<T*> key, value;
   Cache(int64_t sequences, int64_t length, int sets) : batch(sequences), keys(length) {
     for (int i = 0; i < sets; ++i) {
-      for (auto* side : {&key, &value}) side->push_back(bench::arena().take<T>(size_t(batch * keys * kKvHeads * kDim), key.size() + value.size() + 1));
+      for (auto* side : {&key, &value})
+        side->push_back(bench::arena().take<T>(size_t(batch * keys * kKvHeads * kDim), key.size() + value.size() + 1));
     }
   }
   auto view(int i, const int32_t* lengths, int64_t first = 0) const {
@@ -121,7 +142,10 @@ void report(benchmark::State& state, const bench::Timing& time, double operation
   state.counters["TFLOP/s"] = operations / time.us * 1e-6;
 }
 void add_case(const std::string& name, const std::function<void(benchmark::State&)>& run) {
-  benchmark::RegisterBenchmark(("attention/bf16/d128x32/8x" + name).c_str(), run)->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
+  benchmark::RegisterBenchmark(("attention/bf16/d128x32/8x" + name).c_str(), run)
+      ->Iterations(1)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
 }
 
 void chunk(benchmark::State& state, int64_t queries, int64_t keys, bool split) {
@@ -137,10 +161,12 @@ void chunk(benchmark::State& state, int64_t queries, int64_t keys, bool split) {
   const auto time = bench::time_us(sets, [&](cudaStream_t stream, int i) {
     const auto from = k::load(q, width);
     const auto to = k::store(o, width);
-    if (split) expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal(), workspace, {}));
+    if (split)
+      expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal(), workspace, {}));
     else expect(k::attention<int(kDim)>(stream, from, cache.view(i, lengths), to, shape, k::causal()));
   }, 4, 9);
-  report(state, time, 4.0 * double(width) * (double(queries) * double(keys) - double(queries) * double(queries - 1) / 2));
+  report(state, time,
+         4.0 * double(width) * (double(queries) * double(keys) - double(queries) * double(queries - 1) / 2));
 }
 
 enum class Mixed { together, split, prompts, singles };
@@ -155,24 +181,36 @@ void mixed(benchmark::State& state, int64_t prompt, Mixed what) {
   std::vector<int32_t> offsets{0, int32_t(prompt)};
   for (int64_t i = 0; i < singles; ++i) offsets.push_back(offsets.back() + 1);
   offsets.push_back(int32_t(tokens));
-  const int32_t *const begins = take_numbers(offsets), *const prompt_begins = take_numbers({0, int32_t(prompt), int32_t(2 * prompt)});
+  const int32_t *const begins = take_numbers(offsets), *const prompt_begins =
+                                                           take_numbers({0, int32_t(prompt), int32_t(2 * prompt)});
   const int32_t* const lengths = take_numbers(std::vector<int32_t>(size_t(batch), int32_t(prompt)));
-  const k::AttentionShape shape{batch, prompt, kHeads, kKvHeads, kDim, 0, begins, tokens}, of_prompts{prompts, prompt, kHeads, kKvHeads, kDim, 0, prompt_begins, 2 * prompt},
+  const k::AttentionShape shape{batch, prompt, kHeads, kKvHeads, kDim, 0, begins, tokens},
+      of_prompts{prompts, prompt, kHeads, kKvHeads, kDim, 0, prompt_begins, 2 * prompt},
       of_singles{singles, 1, kHeads, kKvHeads, kDim};
   const k::Attention options = k::Attention{}.most_keys(prompt);
-  const k::Workspace workspace = take_workspace(std::max(k::attention_workspace_bytes(k::Exec{}, shape, options), k::decode_workspace_bytes(k::Exec{}, of_singles)));
+  const k::Workspace workspace = take_workspace(std::max(k::attention_workspace_bytes(k::Exec{}, shape, options),
+                                                         k::decode_workspace_bytes(k::Exec{}, of_singles)));
   const auto time = bench::time_us(1, [&](cudaStream_t stream, int) {
     const auto from = [&](int64_t row) { return k::load(q + row * width, width); };
     const auto to = [&](int64_t row) { return k::store(o + row * width, width); };
     switch (what) {
-      case Mixed::together: return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), shape, k::causal()));
-      case Mixed::split: return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), shape, k::causal(), workspace, options));
-      case Mixed::prompts: return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), of_prompts, k::causal()));
-      default: return expect(k::decode<int(kDim)>(stream, from(prompt), cache.view(0, lengths, 1), to(prompt), of_singles, k::causal(), workspace));
+      case Mixed::together:
+        return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), shape, k::causal()));
+      case Mixed::split:
+        return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), shape, k::causal(),
+                                              workspace, options));
+      case Mixed::prompts:
+        return expect(k::attention<int(kDim)>(stream, from(0), cache.view(0, lengths), to(0), of_prompts, k::causal()));
+      default:
+        return expect(k::decode<int(kDim)>(stream, from(prompt), cache.view(0, lengths, 1), to(prompt), of_singles,
+                                           k::causal(), workspace));
     }
   }, 4, 9);
-  const double of_prompt = 4.0 * double(width) * double(prompt) * double(prompt + 1) / 2, of_single = 4.0 * double(width) * double(prompt);
-  report(state, time, (what == Mixed::singles ? 0 : double(prompts) * of_prompt) + (what == Mixed::prompts ? 0 : double(singles) * of_single));
+  const double of_prompt = 4.0 * double(width) * double(prompt) * double(prompt + 1) / 2,
+               of_single = 4.0 * double(width) * double(prompt);
+  report(state, time,
+         (what == Mixed::singles ? 0 : double(prompts) * of_prompt) +
+             (what == Mixed::prompts ? 0 : double(singles) * of_single));
 }
 
 }  // namespace
@@ -198,9 +236,11 @@ int main(int argc, char** argv) {
     add_case(name + "split", [=](benchmark::State& state) { chunk(state, queries, 100000, true); });
     add_case(name + "whole", [=](benchmark::State& state) { chunk(state, queries, 100000, false); });
   }
-  const std::pair<const char*, Mixed> kinds[] = {{"together", Mixed::together}, {"split", Mixed::split}, {"prompts", Mixed::prompts}, {"singles", Mixed::singles}};
+  const std::pair<const char*, Mixed> kinds[] = {
+      {"together", Mixed::together}, {"split", Mixed::split}, {"prompts", Mixed::prompts}, {"singles", Mixed::singles}};
   for (const auto& kind : kinds) {
-    add_case(std::string("2x4096+62/causal/") + kind.first, [what = kind.second](benchmark::State& state) { mixed(state, 4096, what); });
+    add_case(std::string("2x4096+62/causal/") + kind.first,
+             [what = kind.second](benchmark::State& state) { mixed(state, 4096, what); });
   }
   return bench::run(argc, argv, {});
 }

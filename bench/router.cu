@@ -1,8 +1,9 @@
 // Routing: how long a launch takes that chooses experts, and one that sorts. What is timed is named
 //   router/<tokens>x<experts>,<choices>/<who>
-// in microseconds of a call within a graph, everything in the cache, as behind the product that makes the logits. who: empty, a kernel that does nothing,
-// the yardstick; softmax, as in Qwen; deepseek, with a sigmoid, a bias and 4 of 8 groups; sort; combine, the weighted sum of
-// the rows of 2048 bfloat16 that experts give, and copy, which copies as many rows as it reads.
+// in microseconds of a call within a graph, everything in the cache, as behind the product that makes the logits. who:
+// empty, a kernel that does nothing, the yardstick; softmax, as in Qwen; deepseek, with a sigmoid, a bias and 4 of 8
+// groups; sort; combine, the weighted sum of the rows of 2048 bfloat16 that experts give, and copy, which copies as
+// many rows as it reads.
 #include <kernels/elementwise.cuh>
 #include <kernels/router.cuh>
 
@@ -29,7 +30,8 @@ void add(const std::string& name, const Call& call) {
 void measure(int64_t tokens, int64_t experts, int64_t top_k) {
   const int64_t choices = tokens * top_k, width = 2048;
   const k::RouterShape shape{tokens, experts, top_k};
-  const std::string name = "router/" + std::to_string(tokens) + "x" + std::to_string(experts) + "," + std::to_string(top_k) + "/";
+  const std::string name =
+      "router/" + std::to_string(tokens) + "x" + std::to_string(experts) + "," + std::to_string(top_k) + "/";
   bench::Arena& arena = bench::arena();
   const k::bfloat16* const logits = arena.take<k::bfloat16>(size_t(tokens * experts), 1);
   const float* const bias = arena.take<float>(size_t(experts), 2);
@@ -43,7 +45,8 @@ void measure(int64_t tokens, int64_t experts, int64_t top_k) {
   const k::Workspace workspace{arena.reserve<char>(bytes + 1), bytes};
   const auto in = k::load(logits, experts);
   const auto softmax = k::Router{}.renormalize();
-  const auto deepseek = k::Router{}.sigmoid().bias(bias).groups(8, 4, k::GroupScore::two_largest).renormalize().scale(2.5f);
+  const auto deepseek =
+      k::Router{}.sigmoid().bias(bias).groups(8, 4, k::GroupScore::two_largest).renormalize().scale(2.5f);
   // What the others read.
   must(k::route(nullptr, in, ids, weights, shape, softmax));
   must(k::sort_by_expert(nullptr, ids, order, shape, workspace));
@@ -54,8 +57,12 @@ void measure(int64_t tokens, int64_t experts, int64_t top_k) {
   // In place of the softmax's choices: of any valid ones the others take as long.
   add(name + "deepseek", [=](cudaStream_t stream) { must(k::route(stream, in, ids, weights, shape, deepseek)); });
   add(name + "sort", [=](cudaStream_t stream) { must(k::sort_by_expert(stream, ids, order, shape, workspace)); });
-  add(name + "combine", [=](cudaStream_t stream) { must(k::copy(stream, k::combined(k::load(rows, width), order.places, weights, top_k), k::store(out, width), tokens, width)); });
-  add(name + "copy", [=](cudaStream_t stream) { must(k::copy(stream, k::load(rows, width), k::store(out, width), choices, width)); });
+  add(name + "combine", [=](cudaStream_t stream) {
+    must(k::copy(stream, k::combined(k::load(rows, width), order.places, weights, top_k), k::store(out, width), tokens,
+                 width));
+  });
+  add(name + "copy",
+      [=](cudaStream_t stream) { must(k::copy(stream, k::load(rows, width), k::store(out, width), choices, width)); });
 }
 
 }  // namespace

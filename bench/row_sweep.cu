@@ -1,4 +1,5 @@
-// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused] [few|small|large|odd]
+// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused]
+// [few|small|large|odd]
 #include <cmath>
 #include <cstring>
 
@@ -18,16 +19,20 @@ struct Candidate {
 };
 
 template <class Run>
-void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, double copy, const std::vector<k::RowPolicy>& policies, Run run) {
+void sweep(const char* op, int64_t rows, int64_t cols, double bytes, int sets, double copy,
+           const std::vector<k::RowPolicy>& policies, Run run) {
   std::vector<Candidate> results;
   for (const k::RowPolicy& policy : policies) {
     if (!run(nullptr, 0, policy)) continue;
     BENCH_CHECK(cudaDeviceSynchronize());
-    results.push_back({policy, bench::time_us(sets, [&](cudaStream_t s, int i) { (void)!run(s, i, policy).ok(); }, 6, 5)});
+    results.push_back({policy, bench::time_us(
+                                   sets, [&](cudaStream_t s, int i) { (void)!run(s, i, policy).ok(); }, 6, 5)});
   }
   const double automatic = results.empty() ? 0 : results[0].us;
-  std::sort(results.begin() + (results.empty() ? 0 : 1), results.end(), [](const Candidate& a, const Candidate& b) { return a.us < b.us; });
-  std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols, copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
+  std::sort(results.begin() + (results.empty() ? 0 : 1), results.end(),
+            [](const Candidate& a, const Candidate& b) { return a.us < b.us; });
+  std::printf("%s %lld x %lld: copy %.2f us %.0f GB/s; auto %.2f us %.1f%%;", op, (long long)rows, (long long)cols,
+              copy, bytes / copy / 1e3, automatic, 100 * copy / automatic);
   for (size_t i = 1; i < results.size(); ++i) {
     const k::RowPolicy& p = results[i].policy;
     std::printf(" [%s t%d c%d %.1f%%]", k::to_string(p.residency), p.threads, p.cluster, 100 * copy / results[i].us);
@@ -73,7 +78,10 @@ void run_case(bench::Arena& arena, const std::string& op, int64_t rows, int64_t 
   float* rstd = arena.take<float>(rows, 4);
   void* space = arena.take<char>(k::row_workspace_bytes(rows < 200 ? rows : 1), 5);
   const size_t space_bytes = rows < 200 ? k::row_workspace_bytes(rows) : 0;
-  const double copy = (op == "fused" ? 2 : 1) * bench::copy_us(sets, [&](int i) { return (const void*)in[i]; }, [&](int i) { return (void*)out[i]; }, size_t(rows) * cols * sizeof(T));
+  const double copy =
+      (op == "fused" ? 2 : 1) * bench::copy_us(
+                                    sets, [&](int i) { return (const void*)in[i]; },
+                                    [&](int i) { return (void*)out[i]; }, size_t(rows) * cols * sizeof(T));
   const auto exec = [&](cudaStream_t s) { return k::Exec(s).workspace(space, space_bytes); };
   const auto policies = candidates(rows, cols);
   if (op == "softmax") {
@@ -82,7 +90,8 @@ void run_case(bench::Arena& arena, const std::string& op, int64_t rows, int64_t 
     });
   } else if (op == "layernorm") {
     sweep("layernorm", rows, cols, bytes, sets, copy, policies, [&](cudaStream_t s, int i, k::RowPolicy p) {
-      return k::layernorm(exec(s), k::load(in[i], cols), k::affine(gamma, beta) | k::store(out[i], cols), rows, cols, k::LayerNorm{}.mean(mean).rstd(rstd), p);
+      return k::layernorm(exec(s), k::load(in[i], cols), k::affine(gamma, beta) | k::store(out[i], cols), rows, cols,
+                          k::LayerNorm{}.mean(mean).rstd(rstd), p);
     });
   } else if (op == "rmsnorm") {
     sweep("rmsnorm", rows, cols, bytes, sets, copy, policies, [&](cudaStream_t s, int i, k::RowPolicy p) {
@@ -110,8 +119,10 @@ int main(int argc, char** argv) {
     for (int64_t cols : {1023, 1025, 4097, 50257}) run_case<__half>(arena, op, 4096, cols);
     return 0;
   }
-  for (int64_t cols : {32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768}) {
+  for (int64_t cols :
+       {32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768}) {
     if (part == "" || (part == "small") == (cols <= 1536)) run_case<__half>(arena, op, 49152, cols);
   }
-  if (part != "small") for (int64_t cols : {65536, 131072, 262144}) run_case<__half>(arena, op, 8192 * 65536 / cols, cols);
+  if (part != "small")
+    for (int64_t cols : {65536, 131072, 262144}) run_case<__half>(arena, op, 8192 * 65536 / cols, cols);
 }

@@ -1,7 +1,8 @@
 // Sampling a token from each row of logits, against a kernel that only reads them. What is timed is named
 //   sampling/<type>/<rows>x<vocabulary>/<who>
-// who: read, the yardstick; greedy; top_k_top_p, of 50 and 0.9 at temperature 0.8; top_k_penalties, the same with repetition
-// penalties for a list of 500 tokens; top_p, of 0.9 at temperature 0.33; plain, without a filter. Logits are normal.
+// who: read, the yardstick; greedy; top_k_top_p, of 50 and 0.9 at temperature 0.8; top_k_penalties, the same with
+// repetition penalties for a list of 500 tokens; top_p, of 0.9 at temperature 0.33; plain, without a filter. Logits are
+// normal.
 #include <kernels/sampling.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -14,8 +15,10 @@ template <class T>
 class Case : public bench::CaseBase {
  public:
   Case(int64_t rows, int64_t vocabulary)
-      : CaseBase("sampling", bench::type_name<T>, std::to_string(rows) + "x" + std::to_string(vocabulary), double(rows * vocabulary) * sizeof(T), "share_of_read"),
-        rows_(rows), vocabulary_(vocabulary) {
+      : CaseBase("sampling", bench::type_name<T>, std::to_string(rows) + "x" + std::to_string(vocabulary),
+                 double(rows * vocabulary) * sizeof(T), "share_of_read"),
+        rows_(rows),
+        vocabulary_(vocabulary) {
     for (int i = 0; i < sets_; ++i) logits_.push_back(buffer<T>(size_t(rows * vocabulary)));
     tokens_ = bench::arena().reserve<int32_t>(size_t(rows));
     previous_ = bench::arena().reserve<int32_t>(kPrevious);
@@ -42,7 +45,8 @@ class Case : public bench::CaseBase {
       BENCH_CHECK(cudaMemcpy(previous_, previous.data(), kPrevious * sizeof(int32_t), cudaMemcpyHostToDevice));
       BENCH_CHECK(cudaMemcpy(lengths_, lengths.data(), lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
       const auto run = [&](cudaStream_t stream, int i) {
-        const k::Status status = k::sample(stream, k::load(static_cast<const T*>(logits_[size_t(i)]), vocabulary_), tokens_, rows_, vocabulary_, options);
+        const k::Status status = k::sample(stream, k::load(static_cast<const T*>(logits_[size_t(i)]), vocabulary_),
+                                           tokens_, rows_, vocabulary_, options);
         if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
       };
       report(state, bench::time_us(sets_, run, bench::calls_for(bytes_)));

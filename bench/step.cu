@@ -1,13 +1,16 @@
-// A step of a language model as an engine takes it: all calls of several layers in one graph, each layer with weights and a cache of its
-// own, beside a kernel that reads the same bytes. A product that is chained with itself hides what stands between different kernels:
-// their beginnings and ends, and the multiprocessors' division of shared memory and L1. Times are of one layer. What is timed is named
+// A step of a language model as an engine takes it: all calls of several layers in one graph, each layer with weights
+// and a cache of its own, beside a kernel that reads the same bytes. A product that is chained with itself hides what
+// stands between different kernels: their beginnings and ends, and the multiprocessors' division of shared memory and
+// L1. Times are of one layer. What is timed is named
 //   step/<model>/<texts>x<keys>/<who>        a token of each text, with so many keys before it
-//   step/<model>-<codes>/<texts>x<keys>/<who>  the same with weights of fewer bits: e4m3 and int8 with a scale for each row, int4 for 32
-//   prompt/<model>/<tokens>x<keys>/<who>     so many tokens of one text, the last of which has so many keys before it
-// who: read, the yardstick (of weights, and of keys and values); kernels, one after the other; kernels_early, launched programmatically with
-// weights asked for early; and the latter without a part, which says what that part takes in such company: without_qkv and so on.
-// The calls are those of examples/llm: with one token [norm + QKV + RoPE + append], [attention], [output + residual], [norm + gate and up],
-// [down + residual]; with more of them, or weights that are decoded, norms are calls of their own.
+//   step/<model>-<codes>/<texts>x<keys>/<who>  the same with weights of fewer bits: e4m3 and int8 with a scale for each
+//   row, int4 for 32 prompt/<model>/<tokens>x<keys>/<who>     so many tokens of one text, the last of which has so many
+//   keys before it
+// who: read, the yardstick (of weights, and of keys and values); kernels, one after the other; kernels_early, launched
+// programmatically with weights asked for early; and the latter without a part, which says what that part takes in such
+// company: without_qkv and so on. The calls are those of examples/llm: with one token [norm + QKV + RoPE + append],
+// [attention], [output + residual], [norm + gate and up], [down + residual]; with more of them, or weights that are
+// decoded, norms are calls of their own.
 #include <kernels/append.h>
 #include <kernels/attention.cuh>
 #include <kernels/matmul.cuh>
@@ -46,13 +49,19 @@ struct RowScaled {
   static constexpr const char* suffix = std::is_same<T, int8_t>::value ? "-int8" : "-e4m3";
   static constexpr bool folds = false;
   static constexpr double bits = 8;
-  static auto source(const char* p, int64_t n, int64_t d) { return k::dequant(k::load(reinterpret_cast<const T*>(p), d), k::row_scales(reinterpret_cast<const Half*>(p + n * d))); }
+  static auto source(const char* p, int64_t n, int64_t d) {
+    return k::dequant(k::load(reinterpret_cast<const T*>(p), d),
+                      k::row_scales(reinterpret_cast<const Half*>(p + n * d)));
+  }
 };
 struct Grouped {
   static constexpr const char* suffix = "-int4";
   static constexpr bool folds = false;
   static constexpr double bits = 4.5;
-  static auto source(const char* p, int64_t n, int64_t d) { return k::dequant(k::int4(reinterpret_cast<const uint32_t*>(p), d), k::group_scales(reinterpret_cast<const Half*>(p + n * d / 2), d / 32, 32)); }
+  static auto source(const char* p, int64_t n, int64_t d) {
+    return k::dequant(k::int4(reinterpret_cast<const uint32_t*>(p), d),
+                      k::group_scales(reinterpret_cast<const Half*>(p + n * d / 2), d / 32, 32));
+  }
 };
 
 enum Part { kQkv = 1, kAttention = 2, kOutput = 4, kUp = 8, kDown = 16, kAll = 31 };
@@ -69,19 +78,26 @@ class Case : public bench::CaseBase {
  public:
   // `each` tokens of each text.
   Case(const char* op, const Shape& s, int64_t texts, int64_t each, int64_t keys)
-      : CaseBase(op, s.name + std::string(Weights::suffix), std::to_string(texts * each) + "x" + std::to_string(keys), bytes_of(s.weights()) + 4.0 * double(texts * keys * s.nk()), "share_of_read"),
-        s_(s), texts_(texts), each_(each), keys_(keys) {
+      : CaseBase(op, s.name + std::string(Weights::suffix), std::to_string(texts * each) + "x" + std::to_string(keys),
+                 bytes_of(s.weights()) + 4.0 * double(texts * keys * s.nk()), "share_of_read"),
+        s_(s),
+        texts_(texts),
+        each_(each),
+        keys_(keys) {
     sets_ = std::max(sets_, kLayers);
     for (int i = 0; i < sets_; ++i) {
-      weights_.push_back(reinterpret_cast<char*>(buffer<Half>(size_t(bytes_of(s.weights()) / 2) + 8 * 65536)));  // and scales of rows
+      weights_.push_back(
+          reinterpret_cast<char*>(buffer<Half>(size_t(bytes_of(s.weights()) / 2) + 8 * 65536)));  // and scales of rows
       cache_.push_back(buffer<Half>(size_t(2 * texts * capacity() * s.nk())));
     }
     const int64_t rows = texts * each;
     x_ = buffer<float>(size_t(rows * s.hidden));
     gamma_ = buffer<float>(size_t(s.hidden));
-    y_ = buffer<Half>(size_t(rows * s.hidden)), q_ = buffer<Half>(size_t(rows * s.nq())), o_ = buffer<Half>(size_t(rows * s.nq())), h_ = buffer<Half>(size_t(rows * s.inner));
+    y_ = buffer<Half>(size_t(rows * s.hidden)), q_ = buffer<Half>(size_t(rows * s.nq())),
+    o_ = buffer<Half>(size_t(rows * s.nq())), h_ = buffer<Half>(size_t(rows * s.inner));
     frequencies_ = bench::arena().reserve<float>(kDim / 2);
-    positions_ = bench::arena().reserve<int32_t>(size_t(rows)), owners_ = bench::arena().reserve<int32_t>(size_t(rows)), lengths_ = bench::arena().reserve<int32_t>(size_t(texts));
+    positions_ = bench::arena().reserve<int32_t>(size_t(rows)), owners_ = bench::arena().reserve<int32_t>(size_t(rows)),
+    lengths_ = bench::arena().reserve<int32_t>(size_t(texts));
     const size_t room = each == 1 ? k::decode_workspace_bytes(k::Exec{}, attention_shape()) : 0;
     workspace_ = {bench::arena().reserve<char>(room), room};
   }
@@ -103,12 +119,19 @@ class Case : public bench::CaseBase {
   int64_t capacity() const { return keys_ + each_; }
   k::AttentionShape attention_shape() const { return {texts_, each_, s_.heads, s_.kv_heads, kDim}; }
   bench::Timing measure_yardstick() const override {
-    return bench::read_us(sets_, [&](int i) { return weights_[size_t(i)]; }, size_t(bytes_), sets_);  // what lies behind a layer's weights stands for its keys
+    return bench::read_us(
+        sets_, [&](int i) { return weights_[size_t(i)]; }, size_t(bytes_),
+        sets_);  // what lies behind a layer's weights stands for its keys
   }
   void who(const char* name, int parts, bool early) {
     add(name, [this, parts, early](benchmark::State& state) {
       place();
-      const bench::Timing time = bench::time_us(sets_, [&](cudaStream_t stream, int i) { layer(k::Exec(stream).programmatic(early).constant_weights(early && texts_ * each_ == 1), early, i, parts); }, sets_);
+      const bench::Timing time = bench::time_us(
+          sets_,
+          [&](cudaStream_t stream, int i) {
+            layer(k::Exec(stream).programmatic(early).constant_weights(early && texts_ * each_ == 1), early, i, parts);
+          },
+          sets_);
       report(state, time);
       if (each_ > 1) state.counters["TFLOP/s"] = 2e-6 * double(each_ * texts_) * double(s_.weights()) / time.us;
     });
@@ -124,7 +147,8 @@ class Case : public bench::CaseBase {
       for (int64_t i = 0; i < each_; ++i) positions.push_back(int32_t(keys_ + i)), owners.push_back(int32_t(text));
     }
     BENCH_CHECK(cudaMemcpy(gamma_, gamma.data(), gamma.size() * sizeof(float), cudaMemcpyHostToDevice));
-    BENCH_CHECK(cudaMemcpy(frequencies_, frequencies.data(), frequencies.size() * sizeof(float), cudaMemcpyHostToDevice));
+    BENCH_CHECK(
+        cudaMemcpy(frequencies_, frequencies.data(), frequencies.size() * sizeof(float), cudaMemcpyHostToDevice));
     BENCH_CHECK(cudaMemcpy(positions_, positions.data(), positions.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     BENCH_CHECK(cudaMemcpy(owners_, owners.data(), owners.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     BENCH_CHECK(cudaMemcpy(lengths_, lengths.data(), lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
@@ -150,10 +174,12 @@ class Case : public bench::CaseBase {
       next += (int64_t(bytes_of(n * cols)) + (Weights::bits == 8 ? n * int64_t(sizeof(Half)) : 0) + 255) / 256 * 256;
       return w;
     };
-    const auto wq = matrix(nq, d), wk = matrix(nk, d), wv = matrix(nk, d), wo = matrix(d, nq), gate = matrix(inner, d), up = matrix(inner, d), down = matrix(d, inner);
+    const auto wq = matrix(nq, d), wk = matrix(nk, d), wv = matrix(nk, d), wo = matrix(d, nq), gate = matrix(inner, d),
+               up = matrix(inner, d), down = matrix(d, inner);
     Half* const keys = cache_[size_t(set)];
     const auto view = [&](Half* p) { return k::nhd(p, capacity(), s_.kv_heads, int64_t(kDim)); };
-    const auto kv = k::dense_kv(view(keys), view(keys + texts_ * capacity() * nk), static_cast<const int32_t*>(lengths_));
+    const auto kv =
+        k::dense_kv(view(keys), view(keys + texts_ * capacity() * nk), static_cast<const int32_t*>(lengths_));
     const auto residual = k::add(k::load(static_cast<const float*>(x_), d)) | k::store(x_, d);
 
     if (parts & kQkv) {
@@ -161,7 +187,8 @@ class Case : public bench::CaseBase {
         const k::Rope rope = k::rope(positions_, frequencies_, kDim);
         const k::AppendAt at(positions_, owners_);
         const auto w = k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk);
-        const auto out = k::qkv(rope | k::store(q_, nq), nq, rope | k::append_keys(kv, at, kDim), nk, k::append_values(kv, at, kDim), nk);
+        const auto out = k::qkv(rope | k::store(q_, nq), nq, rope | k::append_keys(kv, at, kDim), nk,
+                                k::append_values(kv, at, kDim), nk);
         must(k::matmul(ex, y, w, out, {rows, nq + 2 * nk, d}, policy));
       });
     }
@@ -172,11 +199,15 @@ class Case : public bench::CaseBase {
       if (each_ == 1) must(k::decode<kDim>(ex, q, kv, o, attention_shape(), k::causal(), workspace_, options));
       else must(k::attention<kDim>(ex, q, kv, o, attention_shape(), k::causal(), options));
     }
-    if (parts & kOutput) must(k::matmul(ex, k::load(static_cast<const Half*>(o_), nq), wo, residual, {rows, d, nq}, policy));
+    if (parts & kOutput)
+      must(k::matmul(ex, k::load(static_cast<const Half*>(o_), nq), wo, residual, {rows, d, nq}, policy));
     if (parts & kUp) {
-      with_norm(ex, [&](const auto& y) { must(k::matmul(ex, y, k::gated(gate, up), k::swiglu() | k::store(h_, inner), {rows, inner, d}, policy)); });
+      with_norm(ex, [&](const auto& y) {
+        must(k::matmul(ex, y, k::gated(gate, up), k::swiglu() | k::store(h_, inner), {rows, inner, d}, policy));
+      });
     }
-    if (parts & kDown) must(k::matmul(ex, k::load(static_cast<const Half*>(h_), inner), down, residual, {rows, d, inner}, policy));
+    if (parts & kDown)
+      must(k::matmul(ex, k::load(static_cast<const Half*>(h_), inner), down, residual, {rows, d, inner}, policy));
   }
 
   Shape s_;

@@ -1,7 +1,9 @@
-// One program for every x86 machine: the same calls compiled for three instruction sets (dispatch_cpu/unit.cpp), of which the best
-// that the machine has is chosen as the program runs. Checks all that it can run against a computation in double.
+// One program for every x86 machine: the same calls compiled for three instruction sets (dispatch_cpu/unit.cpp), of
+// which the best that the machine has is chosen as the program runs. Checks all that it can run against a computation
+// in double.
 //   dispatch_cpu [threads]
-// Beside -march flags nothing distinguishes the units: all that the library defines is named after them, and none of it is shared.
+// Beside -march flags nothing distinguishes the units: all that the library defines is named after them, and none of it
+// is shared.
 #include <kernels/cpu/exec.h>
 
 #include <cmath>
@@ -20,8 +22,9 @@ int check(const Kernels& unit, int threads) {
   for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 37 % 101) / 50 - 1;
   for (size_t i = 0; i < w.size(); ++i) w[i] = int8_t(int(i * 53 % 255) - 127);
   for (size_t i = 0; i < scales.size(); ++i) scales[i] = 0.01f * float(i + 1);
-  for (const char* reason : {unit.softmax(threads, x.data(), y.data(), kTokens, kDepth),
-                             unit.matmul(threads, x.data(), w.data(), scales.data(), product.data(), kTokens, kOutputs, kDepth)}) {
+  for (const char* reason :
+       {unit.softmax(threads, x.data(), y.data(), kTokens, kDepth),
+        unit.matmul(threads, x.data(), w.data(), scales.data(), product.data(), kTokens, kOutputs, kDepth)}) {
     if (reason == nullptr) continue;
     std::fprintf(stderr, "dispatch_cpu: %s: %s\n", unit.name, reason);
     return -1;
@@ -30,7 +33,8 @@ int check(const Kernels& unit, int threads) {
   for (int64_t t = 0; t < kTokens; ++t) {
     double total = 0;
     for (int64_t c = 0; c < kDepth; ++c) total += std::exp(double(x[t * kDepth + c]));
-    for (int64_t c = 0; c < kDepth; ++c) wrong += !(std::fabs(y[t * kDepth + c] * total / std::exp(double(x[t * kDepth + c])) - 1) < 1e-5);
+    for (int64_t c = 0; c < kDepth; ++c)
+      wrong += !(std::fabs(y[t * kDepth + c] * total / std::exp(double(x[t * kDepth + c])) - 1) < 1e-5);
     for (int64_t n = 0; n < kOutputs; ++n) {
       double sum = 0, size = 0;
       for (int64_t c = 0; c < kDepth; ++c) {

@@ -1,6 +1,7 @@
-// A batch whose sequences begin with the same keys (a system prompt, say) reads these once: decoding of 32 sequences at a time as if
-// they were queries of one, decoding of each sequence's own rest, and one merge of the two. Checks the result against decoding with
-// the prefix copied into every sequence, then times both. shared_prefix_cpu.cpp does the same without a GPU.
+// A batch whose sequences begin with the same keys (a system prompt, say) reads these once: decoding of 32 sequences at
+// a time as if they were queries of one, decoding of each sequence's own rest, and one merge of the two. Checks the
+// result against decoding with the prefix copied into every sequence, then times both. shared_prefix_cpu.cpp does the
+// same without a GPU.
 #include <kernels/attention.cuh>
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 
 namespace k = kernels;
 
-constexpr int64_t kBatch = 64, kHeads = 32, kKvHeads = 8, kDim = 128, kWidth = kHeads * kDim, kKvWidth = kKvHeads * kDim;
+constexpr int64_t kBatch = 64, kHeads = 32, kKvHeads = 8, kDim = 128, kWidth = kHeads * kDim,
+                  kKvWidth = kKvHeads * kDim;
 constexpr int64_t kPrefix = 8000, kRest = 200, kWhole = kPrefix + kRest, kTogether = 32;
 
 [[noreturn]] void quit(int code, const char* what, const char* why) {
@@ -72,12 +74,15 @@ int main() {
   cudaStream_t stream;
   must(cudaStreamCreate(&stream), "cudaStreamCreate");
 
-  k::half *const q = numbers(kBatch * kWidth), *const prefix_keys = numbers(kPrefix * kKvWidth), *const prefix_values = numbers(kPrefix * kKvWidth);
-  k::half *const rest_keys = numbers(kBatch * kRest * kKvWidth), *const rest_values = numbers(kBatch * kRest * kKvWidth);
+  k::half *const q = numbers(kBatch * kWidth), *const prefix_keys = numbers(kPrefix * kKvWidth),
+                 *const prefix_values = numbers(kPrefix * kKvWidth);
+  k::half *const rest_keys = numbers(kBatch * kRest * kKvWidth), *const rest_values =
+                                                                     numbers(kBatch * kRest * kKvWidth);
   const auto queries = k::load(static_cast<const k::half*>(q), kWidth);
 
   // Sequences of the prefix's part are 32 of the batch each, and all of them have the same keys: a block stride of 0.
-  const k::AttentionShape shape{kBatch, 1, kHeads, kKvHeads, kDim}, as_few{kBatch / kTogether, kTogether, kHeads, kKvHeads, kDim};
+  const k::AttentionShape shape{kBatch, 1, kHeads, kKvHeads, kDim},
+      as_few{kBatch / kTogether, kTogether, kHeads, kKvHeads, kDim};
   const auto shared = [](const k::half* p) { return k::strided(p, 0, kKvWidth, kDim); };
   const auto prefix = k::dense_kv(shared(prefix_keys), shared(prefix_values), kPrefix);
   const auto own = [](const k::half* keys, const k::half* values, int64_t positions) {
@@ -87,28 +92,42 @@ int main() {
   const k::Workspace workspace{memory<char>(int64_t(bytes)), bytes};
 
   // Rows of the prefix's part, then rows of the rest's: the outputs, and the logsumexps that say how much each weighs.
-  float *const parts = memory<float>(2 * kBatch * kWidth), *const lse = memory<float>(2 * kBatch * kHeads), *const merged = memory<float>(kBatch * kWidth);
+  float *const parts = memory<float>(2 * kBatch * kWidth), *const lse = memory<float>(2 * kBatch * kHeads),
+               *const merged = memory<float>(kBatch * kWidth);
   const auto cascade = [&] {
-    must(k::decode<kDim>(stream, queries, prefix, k::store(parts, kWidth), as_few, k::no_mask(), workspace, k::Attention{}.lse(lse)), "prefix");
-    must(k::decode<kDim>(stream, queries, own(rest_keys, rest_values, kRest), k::store(parts + kBatch * kWidth, kWidth), shape, k::no_mask(), workspace,
-                         k::Attention{}.lse(lse + kBatch * kHeads)), "rest");
-    must(k::merge_states(stream, k::load(static_cast<const float*>(parts), kWidth), k::load(static_cast<const float*>(lse), kHeads), k::store(merged, kWidth),
-                         {2, kBatch, kHeads, kDim}), "merge_states");
+    must(k::decode<kDim>(stream, queries, prefix, k::store(parts, kWidth), as_few, k::no_mask(), workspace,
+                         k::Attention{}.lse(lse)),
+         "prefix");
+    must(k::decode<kDim>(stream, queries, own(rest_keys, rest_values, kRest), k::store(parts + kBatch * kWidth, kWidth),
+                         shape, k::no_mask(), workspace, k::Attention{}.lse(lse + kBatch * kHeads)),
+         "rest");
+    must(k::merge_states(stream, k::load(static_cast<const float*>(parts), kWidth),
+                         k::load(static_cast<const float*>(lse), kHeads), k::store(merged, kWidth),
+                         {2, kBatch, kHeads, kDim}),
+         "merge_states");
   };
 
   // The same with a copy of the prefix in every sequence.
-  k::half *const keys = memory<k::half>(kBatch * kWhole * kKvWidth), *const values = memory<k::half>(kBatch * kWhole * kKvWidth);
+  k::half *const keys = memory<k::half>(kBatch * kWhole * kKvWidth), *const values =
+                                                                         memory<k::half>(kBatch * kWhole * kKvWidth);
   for (int64_t b = 0; b < kBatch; ++b) {
     const auto append = [b](k::half* to, const k::half* common, const k::half* rest) {
       to += b * kWhole * kKvWidth;
-      must(cudaMemcpy(to, common, size_t(kPrefix * kKvWidth) * sizeof(k::half), cudaMemcpyDeviceToDevice), "cudaMemcpy");
-      must(cudaMemcpy(to + kPrefix * kKvWidth, rest + b * kRest * kKvWidth, size_t(kRest * kKvWidth) * sizeof(k::half), cudaMemcpyDeviceToDevice), "cudaMemcpy");
+      must(cudaMemcpy(to, common, size_t(kPrefix * kKvWidth) * sizeof(k::half), cudaMemcpyDeviceToDevice),
+           "cudaMemcpy");
+      must(cudaMemcpy(to + kPrefix * kKvWidth, rest + b * kRest * kKvWidth, size_t(kRest * kKvWidth) * sizeof(k::half),
+                      cudaMemcpyDeviceToDevice),
+           "cudaMemcpy");
     };
     append(keys, prefix_keys, rest_keys);
     append(values, prefix_values, rest_values);
   }
   float* const plain = memory<float>(kBatch * kWidth);
-  const auto copied = [&] { must(k::decode<kDim>(stream, queries, own(keys, values, kWhole), k::store(plain, kWidth), shape, k::no_mask(), workspace), "decode"); };
+  const auto copied = [&] {
+    must(k::decode<kDim>(stream, queries, own(keys, values, kWhole), k::store(plain, kWidth), shape, k::no_mask(),
+                         workspace),
+         "decode");
+  };
 
   const double cascade_us = microseconds(stream, cascade), copied_us = microseconds(stream, copied);
   std::vector<float> a(size_t(kBatch * kWidth)), b(a.size());
@@ -116,7 +135,8 @@ int main() {
   must(cudaMemcpy(b.data(), plain, b.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(double(a[i]) - double(b[i])));
-  std::printf("%d sequences, %d keys in common and %d of their own: %.1f us; %.1f us with copies of the prefix\n", int(kBatch), int(kPrefix), int(kRest), cascade_us, copied_us);
+  std::printf("%d sequences, %d keys in common and %d of their own: %.1f us; %.1f us with copies of the prefix\n",
+              int(kBatch), int(kPrefix), int(kRest), cascade_us, copied_us);
   if (!(most < 1e-5)) {
     std::fprintf(stderr, "shared_prefix: results differ by %g\n", most);
     return 1;

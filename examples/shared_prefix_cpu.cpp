@@ -1,6 +1,6 @@
-// A batch whose sequences begin with the same keys (a system prompt, say) reads these once: attention of all queries to the prefix,
-// decoding of each sequence's own rest, and one merge of the two. Checks the result against decoding with the prefix copied into
-// every sequence, then times both.
+// A batch whose sequences begin with the same keys (a system prompt, say) reads these once: attention of all queries to
+// the prefix, decoding of each sequence's own rest, and one merge of the two. Checks the result against decoding with
+// the prefix copied into every sequence, then times both.
 //   shared_prefix_cpu [threads]
 #include <kernels/cpu/attention.h>
 
@@ -59,10 +59,13 @@ int main(int argc, char** argv) {
   const k::AttentionShape shape{kBatch, 1, kHeads, kKvHeads, kDim}, as_one{1, kBatch, kHeads, kKvHeads, kDim};
 
   const std::vector<float> q = numbers(kBatch * kWidth, 0);
-  const std::vector<float> prefix_keys = numbers(kPrefix * kKvWidth, 1 << 20), prefix_values = numbers(kPrefix * kKvWidth, 2 << 20);
-  const std::vector<float> rest_keys = numbers(kBatch * kRest * kKvWidth, 3 << 20), rest_values = numbers(kBatch * kRest * kKvWidth, 4 << 20);
+  const std::vector<float> prefix_keys = numbers(kPrefix * kKvWidth, 1 << 20),
+                           prefix_values = numbers(kPrefix * kKvWidth, 2 << 20);
+  const std::vector<float> rest_keys = numbers(kBatch * kRest * kKvWidth, 3 << 20),
+                           rest_values = numbers(kBatch * kRest * kKvWidth, 4 << 20);
   const auto view = [](const std::vector<float>& keys, const std::vector<float>& values, int64_t positions) {
-    return k::dense_kv(k::nhd(keys.data(), positions, kKvHeads, kDim), k::nhd(values.data(), positions, kKvHeads, kDim), positions);
+    return k::dense_kv(k::nhd(keys.data(), positions, kKvHeads, kDim), k::nhd(values.data(), positions, kKvHeads, kDim),
+                       positions);
   };
   const auto queries = k::load(q.data(), kWidth);
   std::vector<char> memory(k::cpu::decode_workspace_bytes(shape));
@@ -71,11 +74,13 @@ int main(int argc, char** argv) {
   // Rows of the prefix's part, then rows of the rest's: the outputs, and the logsumexps that say how much each weighs.
   std::vector<float> parts(2 * kBatch * kWidth), lse(2 * kBatch * kHeads), merged(kBatch * kWidth);
   const auto cascade = [&] {
-    require(k::cpu::attention(cx, queries, view(prefix_keys, prefix_values, kPrefix), k::store(parts.data(), kWidth), as_one, k::no_mask(),
-                              k::Attention{}.lse(lse.data())));
-    require(k::cpu::decode(cx, queries, view(rest_keys, rest_values, kRest), k::store(parts.data() + kBatch * kWidth, kWidth), shape, k::no_mask(),
-                           workspace, k::Attention{}.lse(lse.data() + kBatch * kHeads)));
-    require(k::cpu::merge_states(cx, k::load(static_cast<const float*>(parts.data()), kWidth), k::load(static_cast<const float*>(lse.data()), kHeads),
+    require(k::cpu::attention(cx, queries, view(prefix_keys, prefix_values, kPrefix), k::store(parts.data(), kWidth),
+                              as_one, k::no_mask(), k::Attention{}.lse(lse.data())));
+    require(k::cpu::decode(cx, queries, view(rest_keys, rest_values, kRest),
+                           k::store(parts.data() + kBatch * kWidth, kWidth), shape, k::no_mask(), workspace,
+                           k::Attention{}.lse(lse.data() + kBatch * kHeads)));
+    require(k::cpu::merge_states(cx, k::load(static_cast<const float*>(parts.data()), kWidth),
+                                 k::load(static_cast<const float*>(lse.data()), kHeads),
                                  k::store(merged.data(), kWidth), {2, kBatch, kHeads, kDim}));
   };
 
@@ -90,14 +95,16 @@ int main(int argc, char** argv) {
     append(values, prefix_values, rest_values);
   }
   const auto copied = [&] {
-    require(k::cpu::decode(cx, queries, view(keys, values, kWhole), k::store(plain.data(), kWidth), shape, k::no_mask(), workspace));
+    require(k::cpu::decode(cx, queries, view(keys, values, kWhole), k::store(plain.data(), kWidth), shape, k::no_mask(),
+                           workspace));
   };
 
   const double cascade_ms = milliseconds(cascade), copied_ms = milliseconds(copied);
   double most = 0;
   for (size_t i = 0; i < plain.size(); ++i) most = std::max(most, std::fabs(double(plain[i]) - double(merged[i])));
-  std::printf("%d sequences, %d keys in common and %d of their own, %d threads: %.2f ms; %.2f ms with copies of the prefix\n", int(kBatch), int(kPrefix),
-              int(kRest), threads, cascade_ms, copied_ms);
+  std::printf(
+      "%d sequences, %d keys in common and %d of their own, %d threads: %.2f ms; %.2f ms with copies of the prefix\n",
+      int(kBatch), int(kPrefix), int(kRest), threads, cascade_ms, copied_ms);
   if (!(most < 1e-5)) {
     std::fprintf(stderr, "shared_prefix_cpu: results differ by %g\n", most);
     return 1;

@@ -43,8 +43,8 @@ class Cublas {
     const float one = 1, zero = 0;
     BLAS_CHECK(cublasSetStream(handle(), stream));
     BLAS_CHECK(cublasSetWorkspace(handle(), blas_workspace(), kBlasWorkspace));
-    BLAS_CHECK(cublasGemmEx(handle(), CUBLAS_OP_T, CUBLAS_OP_N, n_, m_, k_, &one, w, blas_type<T>, k_, x, blas_type<T>, k_, &zero, y, blas_type<T>, n_,
-                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    BLAS_CHECK(cublasGemmEx(handle(), CUBLAS_OP_T, CUBLAS_OP_N, n_, m_, k_, &one, w, blas_type<T>, k_, x, blas_type<T>,
+                            k_, &zero, y, blas_type<T>, n_, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
   }
 
  private:
@@ -72,10 +72,12 @@ class CublasLt {
     BLAS_CHECK(cublasLtMatrixLayoutCreate(&y_, blas_type<T>, n, m, n));
     cublasLtMatmulPreference_t preference;
     BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kBlasWorkspace, sizeof(kBlasWorkspace)));
+    BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                    &kBlasWorkspace, sizeof(kBlasWorkspace)));
     choices_.resize(8);
     int found = 0;
-    BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(handle(), product_, w_, x_, y_, y_, preference, int(choices_.size()), choices_.data(), &found));
+    BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(handle(), product_, w_, x_, y_, y_, preference, int(choices_.size()),
+                                              choices_.data(), &found));
     choices_.resize(size_t(found));
     BLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
   }
@@ -83,7 +85,8 @@ class CublasLt {
 
   void operator()(cudaStream_t stream, int choice, const T* x, const T* w, T* y) const {
     const float one = 1, zero = 0;
-    BLAS_CHECK(cublasLtMatmul(handle(), product_, &one, w, w_, x, x_, &zero, y, y_, y, y_, &choices_[size_t(choice)].algo, blas_workspace(), kBlasWorkspace, stream));
+    BLAS_CHECK(cublasLtMatmul(handle(), product_, &one, w, w_, x, x_, &zero, y, y_, y, y_,
+                              &choices_[size_t(choice)].algo, blas_workspace(), kBlasWorkspace, stream));
   }
 
  private:

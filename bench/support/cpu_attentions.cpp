@@ -44,7 +44,8 @@ k::Status run(const AttentionCall& c) {
     case KvType::int8: return run<int8_t>(c);
     case KvType::int4: {
       const auto tensor = [&](const void* p) {
-        return k::nhd<k::Int4>(static_cast<const uint32_t*>(p), c.page > 0 ? c.page : c.length, c.kv_heads, c.dim).head_scales(c.scales);
+        return k::nhd<k::Int4>(static_cast<const uint32_t*>(p), c.page > 0 ? c.page : c.length, c.kv_heads, c.dim)
+            .head_scales(c.scales);
       };
       return run(c, tensor(c.k), tensor(c.v));
     }

@@ -8,8 +8,9 @@ namespace bench {
 
 enum class KvType { fp32, fp16, bf16, e4m3, int8, int4 };
 
-// Queries and outputs are floats, a row for each token with its heads side by side; so are keys and values (NHD), of `length`
-// positions for each sequence, in pages of `page` where that is not 0. Quantized ones have a scale for each head.
+// Queries and outputs are floats, a row for each token with its heads side by side; so are keys and values (NHD), of
+// `length` positions for each sequence, in pages of `page` where that is not 0. Quantized ones have a scale for each
+// head.
 struct AttentionCall {
   KvType type;
   const float* q;

@@ -103,7 +103,8 @@ inline void add_context() {
   benchmark::AddCustomContext("threads", std::to_string(threads()));
 #if KERNELS_HAVE_ONEDNN
   const dnnl_version_t* v = dnnl_version();
-  benchmark::AddCustomContext("onednn", std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch));
+  benchmark::AddCustomContext(
+      "onednn", std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch));
 #endif
 }
 

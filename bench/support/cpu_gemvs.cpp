@@ -22,13 +22,16 @@ k::Status run(const GemvCall& c) {
     case Weights::fp32: return run(c, k::load(static_cast<const float*>(c.w), c.k));
     case Weights::fp16: return run(c, k::load(static_cast<const k::half*>(c.w), c.k));
     case Weights::bf16: return run(c, k::load(static_cast<const k::bfloat16*>(c.w), c.k));
-    case Weights::e4m3: return run(c, k::dequant(k::load(static_cast<const k::float8_e4m3*>(c.w), c.k), k::row_scales(scales)));
-    case Weights::e5m2: return run(c, k::dequant(k::load(static_cast<const k::float8_e5m2*>(c.w), c.k), k::row_scales(scales)));
+    case Weights::e4m3:
+      return run(c, k::dequant(k::load(static_cast<const k::float8_e4m3*>(c.w), c.k), k::row_scales(scales)));
+    case Weights::e5m2:
+      return run(c, k::dequant(k::load(static_cast<const k::float8_e5m2*>(c.w), c.k), k::row_scales(scales)));
     case Weights::int8: return run(c, k::dequant(k::load(bytes, c.k), k::row_scales(scales)));
     case Weights::int8_g128: return run(c, k::dequant(k::load(bytes, c.k), groups(128)));
     case Weights::int4_g32: return run(c, k::dequant(k::int4(words, c.k), groups(32)));
     case Weights::int4_g128: return run(c, k::dequant(k::int4(words, c.k), groups(128)));
-    case Weights::uint4_g64: return run(c, k::dequant(k::uint4(words, c.k), groups(64).zeros(static_cast<const uint8_t*>(c.zeros))));
+    case Weights::uint4_g64:
+      return run(c, k::dequant(k::uint4(words, c.k), groups(64).zeros(static_cast<const uint8_t*>(c.zeros))));
     case Weights::gf4: return run(c, k::gf4(words, c.k));
   }
   return k::Status{};

@@ -18,7 +18,8 @@ k::Status run(const RowCall& c) {
   switch (c.op) {
     case RowOp::softmax: return k::cpu::softmax(cx, in, out, c.rows, c.cols);
     case RowOp::layernorm:
-      return k::cpu::layernorm(cx, in, k::affine(c.gamma, c.beta) | out, c.rows, c.cols, k::LayerNorm{}.mean(c.mean).rstd(c.rstd));
+      return k::cpu::layernorm(cx, in, k::affine(c.gamma, c.beta) | out, c.rows, c.cols,
+                               k::LayerNorm{}.mean(c.mean).rstd(c.rstd));
     case RowOp::rmsnorm: return k::cpu::rmsnorm(cx, in, k::affine(c.gamma) | out, c.rows, c.cols);
   }
   return k::Status{};

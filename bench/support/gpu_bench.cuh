@@ -1,5 +1,5 @@
-// Measuring on the GPU: random buffers rotated beyond the L2 cache, CUDA-graph replay, medians, the copy kernel that rows
-// are held against, the read kernel for what is read once, and what the cases of a benchmark share.
+// Measuring on the GPU: random buffers rotated beyond the L2 cache, CUDA-graph replay, medians, the copy kernel that
+// rows are held against, the read kernel for what is read once, and what the cases of a benchmark share.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -48,7 +48,8 @@ __device__ inline uint32_t hash(uint64_t x) {
   return uint32_t(x >> 32);
 }
 
-// Roughly normal, standard deviation 1: the sum of four uniforms. A bool is true seven times in eight, integers are any.
+// Roughly normal, standard deviation 1: the sum of four uniforms. A bool is true seven times in eight, integers are
+// any.
 template <class T>
 __global__ void fill_random(T* p, size_t n, uint64_t seed) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
@@ -105,7 +106,8 @@ inline std::vector<int32_t> shuffled(size_t count) {
   std::vector<int32_t> all(count);
   for (size_t i = 0; i < count; ++i) all[i] = int32_t(i);
   uint64_t x = 1;
-  for (size_t i = count; i-- > 1;) x = x * 6364136223846793005u + 1442695040888963407u, std::swap(all[i], all[(x >> 33) % (i + 1)]);
+  for (size_t i = count; i-- > 1;)
+    x = x * 6364136223846793005u + 1442695040888963407u, std::swap(all[i], all[(x >> 33) % (i + 1)]);
   return all;
 }
 
@@ -117,7 +119,8 @@ inline int sets_for(double bytes) {
 // How many calls of `bytes` each make a replay of some 2 ms at 4 TB/s: at least 4, at most 20.
 inline int calls_for(double bytes) { return int(std::min(20.0, std::max(4.0, 8e9 / bytes))); }
 
-// The clock of the multiprocessors at this moment, in MHz, from the driver's management library; 0 where it does not say.
+// The clock of the multiprocessors at this moment, in MHz, from the driver's management library; 0 where it does not
+// say.
 inline double clock_mhz() {
   struct Driver {
     void* device = nullptr;
@@ -126,7 +129,8 @@ inline double clock_mhz() {
       void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
       if (library == nullptr) return;
       const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
-      const auto find = reinterpret_cast<int (*)(const char*, void**)>(dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2"));
+      const auto find =
+          reinterpret_cast<int (*)(const char*, void**)>(dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2"));
       int current = 0;
       char bus[32] = "";
       BENCH_CHECK(cudaGetDevice(&current));
@@ -141,8 +145,9 @@ inline double clock_mhz() {
   return driver.clock != nullptr && driver.clock(driver.device, kMultiprocessors, &mhz) == 0 ? double(mhz) : 0.0;
 }
 
-// Median microseconds of one call, and how far from it the replays lie: the median distance, over the median. clock: the median of those
-// that were sampled while the replays ran, 0 if unknown; dropped: replays that do not count, as the clock was below kHeldBack of that.
+// Median microseconds of one call, and how far from it the replays lie: the median distance, over the median. clock:
+// the median of those that were sampled while the replays ran, 0 if unknown; dropped: replays that do not count, as the
+// clock was below kHeldBack of that.
 struct Timing {
   double us, spread, clock = 0;
   int dropped = 0;
@@ -268,11 +273,16 @@ inline Timing read_us(int sets, const std::function<const void*(int)>& from, siz
   const size_t n = bytes / 16;
   const auto run = [&](auto unroll) {
     constexpr int kUnroll = decltype(unroll)::value;
-    return time_us(sets, [&](cudaStream_t s, int i) {
-      read_kernel<kUnroll><<<unsigned((n + 256 * kUnroll - 1) / (256 * kUnroll)), 256, 0, s>>>(static_cast<const uint4*>(from(i)), n, never);
-    }, calls);
+    return time_us(
+        sets,
+        [&](cudaStream_t s, int i) {
+          read_kernel<kUnroll><<<unsigned((n + 256 * kUnroll - 1) / (256 * kUnroll)), 256, 0, s>>>(
+              static_cast<const uint4*>(from(i)), n, never);
+        },
+        calls);
   };
-  return std::min({run(std::integral_constant<int, 1>()), run(std::integral_constant<int, 2>()), run(std::integral_constant<int, 4>()), run(std::integral_constant<int, 8>())});
+  return std::min({run(std::integral_constant<int, 1>()), run(std::integral_constant<int, 2>()),
+                   run(std::integral_constant<int, 4>()), run(std::integral_constant<int, 8>())});
 }
 
 template <class T> constexpr const char* type_name = "?";
@@ -288,8 +298,8 @@ inline Arena& arena() {
   return memory;
 }
 
-// One op at one shape, with rotating sets of buffers, held against a yardstick that is measured on them. What is timed is
-// named  op/type/shape/who.
+// One op at one shape, with rotating sets of buffers, held against a yardstick that is measured on them. What is timed
+// is named  op/type/shape/who.
 class CaseBase : public std::enable_shared_from_this<CaseBase> {
  public:
   virtual ~CaseBase() = default;

@@ -36,8 +36,8 @@ std::function<void()> onednn_call(const Make& make, const OnednnArguments& argum
 }
 
 // y (m x n, floats) = x (m x k) w (n x k)^T.
-inline std::function<void()> onednn_product(dnnl::memory::data_type type, const void* x, const void* w, float* y, int64_t m,
-                                            int64_t n, int64_t k) {
+inline std::function<void()> onednn_product(dnnl::memory::data_type type, const void* x, const void* w, float* y,
+                                            int64_t m, int64_t n, int64_t k) {
   using dnnl::memory;
   const memory::desc inputs({m, k}, type, memory::format_tag::ab), weights({k, n}, type, memory::format_tag::ba);
   const memory::desc outputs({m, n}, memory::data_type::f32, memory::format_tag::ab);

@@ -1,4 +1,5 @@
-// Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512. Only such units include the library.
+// Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512. Only such units include the
+// library.
 #include <kernels/cpu/matmul.h>
 #include <kernels/cpu/softmax.h>
 
@@ -13,7 +14,8 @@ const char* softmax(int threads, const float* x, float* y, int64_t rows, int64_t
   return reason(k::cpu::softmax(k::cpu::Exec{threads}, k::load(x, cols), k::store(y, cols), rows, cols));
 }
 
-const char* matmul(int threads, const float* x, const int8_t* w, const float* scales, float* y, int64_t m, int64_t n, int64_t depth) {
+const char* matmul(int threads, const float* x, const int8_t* w, const float* scales, float* y, int64_t m, int64_t n,
+                   int64_t depth) {
   const auto weights = k::dequant(k::load(w, depth), k::row_scales(scales));
   return reason(k::cpu::matmul(k::cpu::Exec{threads}, k::load(x, depth), weights, k::store(y, n), {m, n, depth}));
 }

@@ -18,7 +18,8 @@ Chat::Answer Chat::say(const std::string& message, const Session::Print& print) 
   const Tokenizer::Ids ids = session_.format->ids(all);
   const Model& model = *session_.model;
   if (int64_t(ids.size()) >= model.context()) {
-    throw Error("with this message the conversation has " + std::to_string(ids.size()) + " tokens, and the context is " + std::to_string(model.context()) +
+    throw Error("with this message the conversation has " + std::to_string(ids.size()) +
+                " tokens, and the context is " + std::to_string(model.context()) +
                 ": it stays as it was; /reset begins a new one, and --context makes room");
   }
   Answer out;
@@ -49,7 +50,8 @@ void Chat::load(const std::string& file) {
   if (!json.is_array()) throw Error(file + ": not a list of messages");
   std::vector<Message> read;
   for (const Json& message : json) {
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() || !message.contains("content") || !message["content"].is_string()) {
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
+        !message.contains("content") || !message["content"].is_string()) {
       throw Error(file + ": a message without role and content, both texts");
     }
     read.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
@@ -99,17 +101,26 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
     const Session::Text& text = answer.text;
     const Session::Times& t = answer.times;
     if (settings.json) {
-      const Json line = {{"text", text.written}, {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())}, {"finish_reason", text.finish}, {"prompt_tokens", text.prompt},
-                         {"kept_tokens", answer.kept}, {"read_tokens", t.prompt_tokens}, {"prompt_seconds", t.prompt_seconds}, {"decoded_tokens", t.decoded}, {"decode_seconds", t.decode_seconds}};
+      const Json line = {{"text", text.written},
+                         {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
+                         {"finish_reason", text.finish},
+                         {"prompt_tokens", text.prompt},
+                         {"kept_tokens", answer.kept},
+                         {"read_tokens", t.prompt_tokens},
+                         {"prompt_seconds", t.prompt_seconds},
+                         {"decoded_tokens", t.decoded},
+                         {"decode_seconds", t.decode_seconds}};
       std::fprintf(out, "%s\n", line.dump().c_str());
     } else {
       std::fputc('\n', out);
     }
     std::fflush(out);
     if (settings.quiet) return;
-    std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s)\n", text.finish, static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
+    std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s)\n", text.finish,
+                 static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
                  static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0);
-    if (int64_t(text.ids.size()) >= session.model->context()) std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(session.model->context()));
+    if (int64_t(text.ids.size()) >= session.model->context())
+      std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(session.model->context()));
   };
   for (std::string line;;) {
     catch_interrupts(0);
@@ -118,7 +129,8 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
     catch_interrupts(1);
     try {
       const size_t space = line.find(' ');
-      const std::string command = line.substr(0, space), file = space == std::string::npos ? "" : line.substr(space + 1);
+      const std::string command = line.substr(0, space),
+                        file = space == std::string::npos ? "" : line.substr(space + 1);
       if (line.empty()) continue;
       if (line[0] != '/') say(line);
       else if (line.size() > 1 && line[1] == '/') say(line.substr(1));

@@ -1,4 +1,5 @@
-// Talking with a model: its template makes a text of the messages, and what the cache has of that text already is not read again.
+// Talking with a model: its template makes a text of the messages, and what the cache has of that text already is not
+// read again.
 #pragma once
 
 #include <cstdio>
@@ -17,7 +18,8 @@ class Chat {
     Session::Times times;
     int64_t kept = 0;  // tokens of the conversation that the cache had
   };
-  // Puts a message and the answer to it behind the others. Where there is no room for it the messages are left as they were.
+  // Puts a message and the answer to it behind the others. Where there is no room for it the messages are left as they
+  // were.
   Answer say(const std::string& message, const Session::Print& print = {});
   void reset();  // of the messages only one of the system stays
   void save(const std::string& file) const;

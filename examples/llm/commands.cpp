@@ -12,11 +12,15 @@ void say_speed(const Session& session, const Session::Times& t) {
   if (session.settings.quiet) return;
   const double decode = t.decode_seconds > 0 ? double(t.steps) / t.decode_seconds : 0;
   std::string guessed;
-  if (session.settings.lookup > 0 && t.steps > 0) guessed = ", " + std::to_string(double(t.decoded - 1) / double(t.steps)).substr(0, 4) + " a step";
-  std::fprintf(stderr, "\nprompt: %lld tokens, %.0f tokens/s; text: %lld tokens, %.1f tokens/s%s, %.1f GB/s of weights (%s; seed %llu)\n", static_cast<long long>(t.prompt_tokens),
-               t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0, static_cast<long long>(t.decoded),
-               t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0, guessed.c_str(), decode * double(session.model->weight_bytes()) / 1e9, session.device->name().c_str(),
-               static_cast<unsigned long long>(session.sampling.seed));
+  if (session.settings.lookup > 0 && t.steps > 0)
+    guessed = ", " + std::to_string(double(t.decoded - 1) / double(t.steps)).substr(0, 4) + " a step";
+  std::fprintf(
+      stderr,
+      "\nprompt: %lld tokens, %.0f tokens/s; text: %lld tokens, %.1f tokens/s%s, %.1f GB/s of weights (%s; seed %llu)\n",
+      static_cast<long long>(t.prompt_tokens), t.prompt_seconds > 0 ? double(t.prompt_tokens) / t.prompt_seconds : 0,
+      static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0,
+      guessed.c_str(), decode * double(session.model->weight_bytes()) / 1e9, session.device->name().c_str(),
+      static_cast<unsigned long long>(session.sampling.seed));
 }
 
 }  // namespace
@@ -38,13 +42,24 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   if (settings.json) {
     Json out = Json::array();
     for (size_t i = 0; i < texts.size(); ++i) {
-      out.push_back({{"prompt", valid_utf8(prompts[i])}, {"text", texts[i].written}, {"ids", texts[i].ids}, {"prompt_tokens", texts[i].prompt}, {"finish_reason", texts[i].finish}});
+      out.push_back({{"prompt", valid_utf8(prompts[i])},
+                     {"text", texts[i].written},
+                     {"ids", texts[i].ids},
+                     {"prompt_tokens", texts[i].prompt},
+                     {"finish_reason", texts[i].finish}});
     }
-    const Json all = {{"texts", out}, {"seed", session.sampling.seed}, {"prompt_tokens", times.prompt_tokens}, {"prompt_seconds", times.prompt_seconds},
-                      {"decoded_tokens", times.decoded}, {"decode_seconds", times.decode_seconds}, {"steps", times.steps}, {"device", session.device->name()}};
+    const Json all = {{"texts", out},
+                      {"seed", session.sampling.seed},
+                      {"prompt_tokens", times.prompt_tokens},
+                      {"prompt_seconds", times.prompt_seconds},
+                      {"decoded_tokens", times.decoded},
+                      {"decode_seconds", times.decode_seconds},
+                      {"steps", times.steps},
+                      {"device", session.device->name()}};
     std::printf("%s\n", all.dump().c_str());
   } else if (!stream) {
-    for (size_t i = 0; i < texts.size(); ++i) std::printf("%s%s%s\n", i > 0 ? "\n" : "", valid_utf8(prompts[i]).c_str(), texts[i].written.c_str());
+    for (size_t i = 0; i < texts.size(); ++i)
+      std::printf("%s%s%s\n", i > 0 ? "\n" : "", valid_utf8(prompts[i]).c_str(), texts[i].written.c_str());
   } else {
     std::printf("\n");
   }
@@ -58,27 +73,51 @@ int info(const Settings& settings) {
   const Config& c = session.config;
   const Plan plan = Model::plan(c, *session.weights, *session.device, session.options(1));
   std::string ends;
-  for (const int32_t id : session.stops) ends += (ends.empty() ? "" : ", ") + std::to_string(id) + " " + shown(session.tokenizer->bytes(id, true));
+  for (const int32_t id : session.stops)
+    ends += (ends.empty() ? "" : ", ") + std::to_string(id) + " " + shown(session.tokenizer->bytes(id, true));
   const auto mb = [](size_t bytes) { return double(bytes) / 1e6; };
   if (settings.json) {
-    const Json out = {{"architecture", c.architecture}, {"layers", c.layers.size()}, {"hidden", c.hidden}, {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim}, {"inner", c.inner},
-                      {"vocabulary", c.vocabulary}, {"positions", c.positions}, {"context", plan.context}, {"stop_tokens", session.stops}, {"chat", session.format.has_value()}, {"device", session.device->name()},
-                      {"bytes", {{"mapped", plan.mapped}, {"weights", plan.weights}, {"cache", plan.cache}, {"activations", plan.activations}, {"free", session.device->free_bytes()}}}};
+    const Json out = {{"architecture", c.architecture},
+                      {"layers", c.layers.size()},
+                      {"hidden", c.hidden},
+                      {"heads", c.heads},
+                      {"kv_heads", c.kv_heads},
+                      {"head_dim", c.head_dim},
+                      {"inner", c.inner},
+                      {"vocabulary", c.vocabulary},
+                      {"positions", c.positions},
+                      {"context", plan.context},
+                      {"stop_tokens", session.stops},
+                      {"chat", session.format.has_value()},
+                      {"device", session.device->name()},
+                      {"bytes",
+                       {{"mapped", plan.mapped},
+                        {"weights", plan.weights},
+                        {"cache", plan.cache},
+                        {"activations", plan.activations},
+                        {"free", session.device->free_bytes()}}}};
     std::printf("%s\n", out.dump().c_str());
     return 0;
   }
-  std::printf("%s: %zu layers of %lld, %lld heads of %lld over %lld of keys and values, %lld inside, %lld tokens (%lld in the tokenizer)\n", c.architecture.c_str(), c.layers.size(),
-              static_cast<long long>(c.hidden), static_cast<long long>(c.heads), static_cast<long long>(c.head_dim), static_cast<long long>(c.kv_heads), static_cast<long long>(c.inner),
-              static_cast<long long>(c.vocabulary), static_cast<long long>(session.tokenizer->size()));
-  std::printf("positions  %lld, rope %s; a text ends at %s\n", static_cast<long long>(c.positions), c.learned_positions ? "none: learned" : c.ropes[0].type.c_str(), ends.empty() ? "nothing" : ends.c_str());
-  std::printf("chat       %s\n", session.format ? "by the model's template" : shown(session.why_no_format, 300).c_str());
+  std::printf(
+      "%s: %zu layers of %lld, %lld heads of %lld over %lld of keys and values, %lld inside, %lld tokens (%lld in the tokenizer)\n",
+      c.architecture.c_str(), c.layers.size(), static_cast<long long>(c.hidden), static_cast<long long>(c.heads),
+      static_cast<long long>(c.head_dim), static_cast<long long>(c.kv_heads), static_cast<long long>(c.inner),
+      static_cast<long long>(c.vocabulary), static_cast<long long>(session.tokenizer->size()));
+  std::printf("positions  %lld, rope %s; a text ends at %s\n", static_cast<long long>(c.positions),
+              c.learned_positions ? "none: learned" : c.ropes[0].type.c_str(), ends.empty() ? "nothing" : ends.c_str());
+  std::printf("chat       %s\n",
+              session.format ? "by the model's template" : shown(session.why_no_format, 300).c_str());
   std::printf("device     %s\n", session.device->name().c_str());
-  std::printf("memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens, %.1f MB of activations; %.1f MB are free\n", mb(plan.weights + plan.mapped),
-              plan.mapped > 0 ? " (where the file is mapped)" : "", mb(plan.cache), static_cast<long long>(plan.context), mb(plan.activations), mb(session.device->free_bytes()));
+  std::printf(
+      "memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens, %.1f MB of activations; %.1f MB are free\n",
+      mb(plan.weights + plan.mapped), plan.mapped > 0 ? " (where the file is mapped)" : "", mb(plan.cache),
+      static_cast<long long>(plan.context), mb(plan.activations), mb(session.device->free_bytes()));
   return 0;
 }
 
-// Windows of the context, each `stride` tokens behind the one before; of each only the tokens that the one before has not scored count.
+// Windows of the context, each `stride` tokens behind the one before; of each only the tokens that the one before has
+// not scored count.
 int perplexity(const Settings& settings, const std::string& file, int64_t stride) {
   Session session(settings);
   session.load(1);
@@ -102,18 +141,30 @@ int perplexity(const Settings& settings, const std::string& file, int64_t stride
       scored += 1;
     });
     first = end;
-    if (!settings.quiet) std::fprintf(stderr, "\r%lld of %lld tokens, perplexity %.4f", static_cast<long long>(scored), static_cast<long long>(n - 1), std::exp(sum / double(scored)));
+    if (!settings.quiet)
+      std::fprintf(stderr, "\r%lld of %lld tokens, perplexity %.4f", static_cast<long long>(scored),
+                   static_cast<long long>(n - 1), std::exp(sum / double(scored)));
   }
   if (!settings.quiet) std::fprintf(stderr, "\r");
   const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - begin;
   const bool bos = !session.tokenizer->encode("").empty();
   if (settings.json) {
-    const Json out = {{"perplexity", std::exp(nats)}, {"nats_per_token", nats}, {"bits_per_byte", bits}, {"scored_tokens", scored}, {"bytes", bytes}, {"context", window}, {"stride", stride},
-                      {"begins_with_bos", bos}, {"seconds", seconds}};
+    const Json out = {{"perplexity", std::exp(nats)},
+                      {"nats_per_token", nats},
+                      {"bits_per_byte", bits},
+                      {"scored_tokens", scored},
+                      {"bytes", bytes},
+                      {"context", window},
+                      {"stride", stride},
+                      {"begins_with_bos", bos},
+                      {"seconds", seconds}};
     std::printf("%s\n", out.dump().c_str());
   } else {
-    std::printf("perplexity %.4f (%.5f nats a token, %.5f bits a byte); %lld tokens of %lld bytes scored, context %lld, stride %lld, %s; %.1f s\n", std::exp(nats), nats, bits, static_cast<long long>(scored),
-                static_cast<long long>(bytes), static_cast<long long>(window), static_cast<long long>(stride), bos ? "BOS once at the beginning" : "no BOS", seconds);
+    std::printf(
+        "perplexity %.4f (%.5f nats a token, %.5f bits a byte); %lld tokens of %lld bytes scored, context %lld, stride %lld, %s; %.1f s\n",
+        std::exp(nats), nats, bits, static_cast<long long>(scored), static_cast<long long>(bytes),
+        static_cast<long long>(window), static_cast<long long>(stride), bos ? "BOS once at the beginning" : "no BOS",
+        seconds);
   }
   return 0;
 }
@@ -129,7 +180,8 @@ double read_bandwidth(Device& device) {
   for (int i = 0; i < 6; ++i) {
     device.synchronize();
     const double begin = seconds_now();
-    if (const char* why = device.rows().read_all(device.place(), from.as(), bytes, out.as<uint32_t>())) throw Error(why);
+    if (const char* why = device.rows().read_all(device.place(), from.as(), bytes, out.as<uint32_t>()))
+      throw Error(why);
     device.synchronize();
     best = std::max(best, double(bytes) / (seconds_now() - begin) / 1e9);
   }
@@ -140,10 +192,18 @@ double read_bandwidth(Device& device) {
 class Bench {
  public:
   Bench(Session& session, int64_t texts)
-      : model_(*session.model), device_(*session.device), count_(std::min(session.config.vocabulary, session.tokenizer->size())), texts_(texts),
+      : model_(*session.model),
+        device_(*session.device),
+        count_(std::min(session.config.vocabulary, session.tokenizer->size())),
+        texts_(texts),
         bandwidth_(read_bandwidth(device_)) {}
 
-  Json what() const { return {{"device", device_.name()}, {"texts", texts_}, {"read_gb_per_s", bandwidth_}, {"weight_bytes", model_.weight_bytes()}}; }
+  Json what() const {
+    return {{"device", device_.name()},
+            {"texts", texts_},
+            {"read_gb_per_s", bandwidth_},
+            {"weight_bytes", model_.weight_bytes()}};
+  }
 
   // The median of three prompts behind a first one.
   Json prompt(int64_t tokens) {
@@ -163,8 +223,14 @@ class Bench {
   Json decode(int64_t context, int64_t steps) {
     const int64_t known = std::max<int64_t>(1, context);
     const double each = step_seconds(read_contexts(known), steps);
-    const double bytes = double(model_.weight_bytes()) + double(model_.key_bytes()) * double(texts_) * double(known + steps / 2), rate = bytes / each / 1e9;
-    return {{"context", context}, {"tokens_per_s", double(texts_) / each}, {"microseconds", each * 1e6}, {"gb_per_s", rate}, {"share_of_reading", rate / bandwidth_}};
+    const double bytes = double(model_.weight_bytes()) +
+                         double(model_.key_bytes()) * double(texts_) * double(known + steps / 2),
+                 rate = bytes / each / 1e9;
+    return {{"context", context},
+            {"tokens_per_s", double(texts_) / each},
+            {"microseconds", each * 1e6},
+            {"gb_per_s", rate},
+            {"share_of_reading", rate / bandwidth_}};
   }
 
  private:
@@ -176,7 +242,8 @@ class Bench {
   std::vector<int32_t> random_ids(int64_t n) const {
     std::vector<int32_t> ids(static_cast<size_t>(n));
     uint64_t state = 1;
-    for (int32_t& id : ids) id = int32_t((state = state * 6364136223846793005ull + 1442695040888963407ull) >> 33) % int32_t(count_);
+    for (int32_t& id : ids)
+      id = int32_t((state = state * 6364136223846793005ull + 1442695040888963407ull) >> 33) % int32_t(count_);
     return ids;
   }
 
@@ -224,11 +291,13 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   Bench measure(session, texts);
   Json out = measure.what();
   const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
-  if (!settings.json) std::printf("%s; memory is read at %.1f GB/s\n", session.device->name().c_str(), number(out, "read_gb_per_s"));
+  if (!settings.json)
+    std::printf("%s; memory is read at %.1f GB/s\n", session.device->name().c_str(), number(out, "read_gb_per_s"));
   if (prompt > 0) {
     const Json& it = out["prompt"] = measure.prompt(prompt);
     if (!settings.json) {
-      std::printf("prompt of %lld: %.1f tokens/s, %.2f TFLOP/s in products\n", static_cast<long long>(prompt), number(it, "tokens_per_s"), number(it, "tflops"));
+      std::printf("prompt of %lld: %.1f tokens/s, %.2f TFLOP/s in products\n", static_cast<long long>(prompt),
+                  number(it, "tokens_per_s"), number(it, "tflops"));
     }
   }
   out["decode"] = Json::array();
@@ -236,8 +305,9 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
     out["decode"].push_back(measure.decode(context, steps));
     const Json& it = out["decode"].back();
     if (!settings.json) {
-      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches\n", static_cast<long long>(context),
-                  number(it, "tokens_per_s"), number(it, "microseconds"), number(it, "gb_per_s"), 100 * number(it, "share_of_reading"));
+      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches\n",
+                  static_cast<long long>(context), number(it, "tokens_per_s"), number(it, "microseconds"),
+                  number(it, "gb_per_s"), 100 * number(it, "share_of_reading"));
     }
   }
   if (settings.json) std::printf("%s\n", out.dump().c_str());
@@ -252,10 +322,15 @@ int passkey(const Settings& given, int64_t length, double depth) {
   session.sampling.temperature = 0;
   session.load(1);
   const uint64_t key = 10000 + session.sampling.seed % 90000;
-  const std::string filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ", digits = std::to_string(key);
-  const std::string begin = "There is important information hidden in a lot of irrelevant text. Find it and memorize it. ", needle = "The pass key is " + digits + ". Remember it. " + digits + " is the pass key. ",
+  const std::string filler =
+                        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ",
+                    digits = std::to_string(key);
+  const std::string begin =
+                        "There is important information hidden in a lot of irrelevant text. Find it and memorize it. ",
+                    needle = "The pass key is " + digits + ". Remember it. " + digits + " is the pass key. ",
                     question = "What is the pass key? The pass key is";
-  const int64_t one = int64_t(session.tokenizer->encode(filler, false).size()), rest = int64_t(session.tokenizer->encode(begin + needle + question).size()) + settings.most + 4;
+  const int64_t one = int64_t(session.tokenizer->encode(filler, false).size()),
+                rest = int64_t(session.tokenizer->encode(begin + needle + question).size()) + settings.most + 4;
   if (length == 0) length = session.model->context();
   const int64_t copies = (length - rest) / std::max<int64_t>(1, one);
   if (copies < 1) throw Error("--length: no room for a text around the pass key");
@@ -267,8 +342,14 @@ int passkey(const Settings& given, int64_t length, double depth) {
   const auto ids = session.tokenizer->encode(text + question);
   const auto answer = session.generate({ids}, {}, times)[0].written;
   const bool found = answer.find(digits) != std::string::npos;
-  if (settings.json) std::printf("%s\n", Json{{"tokens", ids.size()}, {"depth", depth}, {"key", digits}, {"answer", answer}, {"found", found}}.dump().c_str());
-  else std::printf("%s: %s behind %zu tokens, answered:%s\n", found ? "found" : "not found", digits.c_str(), ids.size(), answer.c_str());
+  if (settings.json)
+    std::printf("%s\n",
+                Json{{"tokens", ids.size()}, {"depth", depth}, {"key", digits}, {"answer", answer}, {"found", found}}
+                    .dump()
+                    .c_str());
+  else
+    std::printf("%s: %s behind %zu tokens, answered:%s\n", found ? "found" : "not found", digits.c_str(), ids.size(),
+                answer.c_str());
   return found ? 0 : 1;
 }
 

@@ -20,7 +20,9 @@ class Fields {
     const auto at = json_.find(name);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
-  [[noreturn]] void refuse(const std::string& name, const std::string& why) const { throw Error(what_ + ": " + name + ": " + why); }
+  [[noreturn]] void refuse(const std::string& name, const std::string& why) const {
+    throw Error(what_ + ": " + name + ": " + why);
+  }
 
   int64_t integer(const std::string& name, int64_t low, int64_t high) const {
     if (find(name) == nullptr) refuse(name, "missing");
@@ -32,7 +34,8 @@ class Fields {
     if (!value->is_number_integer()) refuse(name, "not an integer");
     const bool huge = value->is_number_unsigned() && value->get<uint64_t>() > uint64_t(INT64_MAX);
     const int64_t n = huge ? INT64_MAX : value->get<int64_t>();
-    if (n < low || n > high) refuse(name, std::to_string(n) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
+    if (n < low || n > high)
+      refuse(name, std::to_string(n) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
     return n;
   }
   double number(const std::string& name, double low, double high, double otherwise) const {
@@ -105,7 +108,9 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   fields.find("type");
   rope.theta = fields.number("rope_theta", 1e-3, 1e12, theta);
   // Read by name beside the model's own, which must say the same.
-  if (const double part = fields.number("partial_rotary_factor", 0, 1, -1); part >= 0 && int(config.head_dim * part) != config.rotary_dim) fields.refuse("partial_rotary_factor", "not what the model says");
+  if (const double part = fields.number("partial_rotary_factor", 0, 1, -1);
+      part >= 0 && int(config.head_dim * part) != config.rotary_dim)
+    fields.refuse("partial_rotary_factor", "not what the model says");
   if (rope.type == "su") rope.type = "longrope";
   if (rope.type == "yarn" && config.architecture == "phi3") rope.type = "longrope";
   if (rope.type == "default" || rope.type == "none") {
@@ -132,16 +137,20 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
     rope.truncate = fields.flag("truncate", true);
     const auto amplitude = [&](double m) { return rope.factor <= 1 ? 1.0 : 0.1 * m * std::log(rope.factor) + 1; };
     const double m = fields.number("mscale", 0, 1e3, 0), all = fields.number("mscale_all_dim", 0, 1e3, 0);
-    rope.amplitude = float(fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
+    rope.amplitude = float(
+        fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
   } else if (rope.type == "longrope") {
     rope.short_factors = fields.numbers("short_factor");
     rope.long_factors = fields.numbers("long_factor");
     const size_t pairs = size_t(config.rotary_dim / 2);
-    if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs) fields.refuse("short_factor or long_factor", "not rotary_dim / 2 numbers");
+    if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs)
+      fields.refuse("short_factor or long_factor", "not rotary_dim / 2 numbers");
     const int64_t inner = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
-    rope.original = double(outer.integer("original_max_position_embeddings", 1, 1 << 30, inner > 0 ? inner : config.positions));
+    rope.original =
+        double(outer.integer("original_max_position_embeddings", 1, 1 << 30, inner > 0 ? inner : config.positions));
     const double factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
-    rope.amplitude = float(fields.number("attention_factor", 0, 1e3, factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(rope.original))));
+    rope.amplitude = float(fields.number("attention_factor", 0, 1e3,
+                                         factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(rope.original))));
   } else {
     fields.refuse("rope_type", "the type " + shown(rope.type) + " is not supported");
   }
@@ -176,8 +185,10 @@ struct ConfigReader {
   const Json* const inside = type == "gemma3" ? outer.find("text_config") : nullptr;
   const Fields fields{inside != nullptr ? *inside : json, "config.json"};
   const Kind kind = kind_of(type);
-  const bool is_gpt2 = kind == gpt2, is_gemma = kind == gemma || kind == gemma2 || kind == gemma3, newer = kind == gemma2 || kind == gemma3;
-  const bool is_moe = kind == mixtral || kind == qwen2_moe || kind == qwen3_moe, is_qwen = kind == qwen2 || kind == qwen3 || kind == qwen2_moe || kind == qwen3_moe;
+  const bool is_gpt2 = kind == gpt2, is_gemma = kind == gemma || kind == gemma2 || kind == gemma3,
+             newer = kind == gemma2 || kind == gemma3;
+  const bool is_moe = kind == mixtral || kind == qwen2_moe || kind == qwen3_moe,
+             is_qwen = kind == qwen2 || kind == qwen3 || kind == qwen2_moe || kind == qwen3_moe;
   int64_t layers = 0;
   Config c;
 
@@ -186,7 +197,9 @@ struct ConfigReader {
   Config all() {
     if (type.empty()) outer.refuse("model_type", "missing");
     if (kind == kinds) outer.refuse("model_type", "the architecture " + shown(type) + " is not supported");
-    if (outer.find("quantization_config") != nullptr) outer.refuse("quantization_config", "files of quantized weights are not supported; quantize at load with --weights");
+    if (outer.find("quantization_config") != nullptr)
+      outer.refuse("quantization_config",
+                   "files of quantized weights are not supported; quantize at load with --weights");
     c.architecture = type;
     sizes();
     c.layers.resize(size_t(layers));
@@ -201,28 +214,42 @@ struct ConfigReader {
 
  private:
   static Kind kind_of(const std::string& type) {
-    const std::string names[] = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "phi3", "gemma", "gemma2", "gemma3_text", "gpt2"};
+    const std::string names[] = {"llama",     "mistral", "qwen2", "qwen3",  "mixtral",     "qwen2_moe",
+                                 "qwen3_moe", "phi3",    "gemma", "gemma2", "gemma3_text", "gpt2"};
     return type == "gemma3" ? gemma3 : Kind(std::find(std::begin(names), std::end(names), type) - std::begin(names));
   }
 
   void sizes() {
-    c.vocabulary = kind == gemma3 ? fields.integer("vocab_size", 1, large, 262208) : fields.integer("vocab_size", 1, large);
+    c.vocabulary =
+        kind == gemma3 ? fields.integer("vocab_size", 1, large, 262208) : fields.integer("vocab_size", 1, large);
     c.hidden = fields.integer(is_gpt2 ? "n_embd" : "hidden_size", 1, large);
     layers = fields.integer(is_gpt2 ? "n_layer" : "num_hidden_layers", 1, 4096);
-    c.heads = kind == gemma3 ? fields.integer("num_attention_heads", 1, 65536, 8) : fields.integer(is_gpt2 ? "n_head" : "num_attention_heads", 1, 65536);
+    c.heads = kind == gemma3 ? fields.integer("num_attention_heads", 1, 65536, 8)
+                             : fields.integer(is_gpt2 ? "n_head" : "num_attention_heads", 1, 65536);
     c.kv_heads = is_gpt2 ? c.heads : fields.integer("num_key_value_heads", 1, 65536, kind == gemma3 ? 4 : c.heads);
     if (c.heads % c.kv_heads != 0) fields.refuse("num_attention_heads", "not a multiple of num_key_value_heads");
-    c.head_dim = is_gpt2 ? c.hidden / c.heads : fields.integer("head_dim", 1, 65536, kind == qwen3 || kind == qwen3_moe ? 128 : is_gemma ? 256 : c.hidden / c.heads);
-    if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256) fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
-    c.positions = is_gpt2 ? fields.integer("n_positions", 1, 1 << 30, 1024) : fields.integer("max_position_embeddings", 1, 1 << 30, kind == gemma3 ? 131072 : 2048);
-    c.inner = is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
-    c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1, kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));
+    c.head_dim = is_gpt2 ? c.hidden / c.heads
+                         : fields.integer("head_dim", 1, 65536,
+                                          kind == qwen3 || kind == qwen3_moe ? 128
+                                          : is_gemma                         ? 256
+                                                                             : c.hidden / c.heads);
+    if (c.head_dim < 8 || c.head_dim % 8 != 0 || c.head_dim > 256)
+      fields.refuse("head_dim", std::to_string(c.head_dim) + " is not a multiple of 8 up to 256");
+    c.positions = is_gpt2 ? fields.integer("n_positions", 1, 1 << 30, 1024)
+                          : fields.integer("max_position_embeddings", 1, 1 << 30, kind == gemma3 ? 131072 : 2048);
+    c.inner =
+        is_gpt2 ? fields.integer("n_inner", 1, large, 4 * c.hidden) : fields.integer("intermediate_size", 1, large);
+    c.eps = float(fields.number(is_gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", 0, 1,
+                                kind == mixtral || kind == phi3 || is_gpt2 ? 1e-5 : 1e-6));
     c.tied = fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", is_gemma || is_gpt2));
     c.activation = is_gpt2 ? activation_of(fields, "activation_function", "gelu_new")
-                   : newer ? activation_of(fields, "hidden_activation", "gelu_pytorch_tanh") : activation_of(fields, "hidden_act", is_gemma ? "gelu_pytorch_tanh" : "silu");
-    if (kind == gemma) c.activation = Activation::gelu_tanh;  // whatever its config says, transformers has taken this one since 4.39
+                   : newer ? activation_of(fields, "hidden_activation", "gelu_pytorch_tanh")
+                           : activation_of(fields, "hidden_act", is_gemma ? "gelu_pytorch_tanh" : "silu");
+    if (kind == gemma)
+      c.activation = Activation::gelu_tanh;  // whatever its config says, transformers has taken this one since 4.39
     fields.find("hidden_act"), fields.find("hidden_activation");
-    if (c.activation == Activation::gelu_erf) fields.refuse("hidden_act", "the exact gelu is not supported in a feed-forward layer");
+    if (c.activation == Activation::gelu_erf)
+      fields.refuse("hidden_act", "the exact gelu is not supported in a feed-forward layer");
     c.bos = fields.integer("bos_token_id", -1, large, -1);
     for (const Json* from : {inside, &json}) {
       if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id")) c.eos.push_back(id);
@@ -244,8 +271,10 @@ struct ConfigReader {
     c.score_scale = 1 / std::sqrt(float(c.head_dim));
     if (newer) {
       c.score_scale = float(1 / std::sqrt(fields.number("query_pre_attn_scalar", 1e-3, 1e6, 256)));
-      c.score_cap = float(fields.number("attn_logit_softcapping", 1e-3, 1e6, kind == gemma2 && json.find("attn_logit_softcapping") == json.end() ? 50 : 0));
-      c.logit_cap = float(fields.number("final_logit_softcapping", 1e-3, 1e6, kind == gemma2 && json.find("final_logit_softcapping") == json.end() ? 30 : 0));
+      c.score_cap = float(fields.number("attn_logit_softcapping", 1e-3, 1e6,
+                                        kind == gemma2 && json.find("attn_logit_softcapping") == json.end() ? 50 : 0));
+      c.logit_cap = float(fields.number("final_logit_softcapping", 1e-3, 1e6,
+                                        kind == gemma2 && json.find("final_logit_softcapping") == json.end() ? 30 : 0));
       fields.must_be("use_bidirectional_attention", false);
     }
     if (is_gpt2) {
@@ -258,8 +287,15 @@ struct ConfigReader {
 
   void experts() {
     if (!is_moe) return;
-    c.experts = fields.integer("num_local_experts", 1, 65536, fields.integer("num_experts", 1, 65536, kind == mixtral ? 8 : kind == qwen2_moe ? 60 : 128));  // transformers 5 writes either
-    c.experts_per_token = fields.integer("num_experts_per_tok", 1, c.experts, kind == mixtral ? 2 : kind == qwen2_moe ? 4 : 8);
+    c.experts = fields.integer("num_local_experts", 1, 65536,
+                               fields.integer("num_experts", 1, 65536,
+                                              kind == mixtral     ? 8
+                                              : kind == qwen2_moe ? 60
+                                                                  : 128));  // transformers 5 writes either
+    c.experts_per_token = fields.integer("num_experts_per_tok", 1, c.experts,
+                                         kind == mixtral     ? 2
+                                         : kind == qwen2_moe ? 4
+                                                             : 8);
     c.expert_inner = kind == mixtral ? c.inner : fields.integer("moe_intermediate_size", 1, large);
     c.shared_inner = kind == qwen2_moe ? fields.integer("shared_expert_intermediate_size", 1, large) : 0;
     c.shares_add_to_one = kind == mixtral || fields.flag("norm_topk_prob", false);
@@ -274,21 +310,27 @@ struct ConfigReader {
   // Mistral's default is one of 4096, Qwen's says itself whether it is used, and from which layer on.
   void windows() {
     const Json* const types = fields.find("layer_types");
-    if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers)) fields.refuse("layer_types", "not one for each layer");
+    if (types != nullptr && (!types->is_array() || int64_t(types->size()) != layers))
+      fields.refuse("layer_types", "not one for each layer");
     if (is_gpt2 || kind == llama || kind == gemma) return;
-    const bool absent = (inside != nullptr ? *inside : json).find("sliding_window") == (inside != nullptr ? *inside : json).end();
+    const bool absent =
+        (inside != nullptr ? *inside : json).find("sliding_window") == (inside != nullptr ? *inside : json).end();
     int64_t window = fields.integer("sliding_window", 0, 1 << 30, !absent ? 0 : kind == mistral || newer ? 4096 : 0);
     int64_t first = 0;
     if (is_qwen) {
       if (!fields.flag("use_sliding_window", false)) window = 0;
       first = fields.integer("max_window_layers", 0, 4096, 28);
     }
-    const int64_t period = kind == gemma2 ? 2 : kind == gemma3 ? fields.integer("sliding_window_pattern", 1, 4096, fields.integer("_sliding_window_pattern", 1, 4096, 6)) : 0;
+    const int64_t period = kind == gemma2   ? 2
+                           : kind == gemma3 ? fields.integer("sliding_window_pattern", 1, 4096,
+                                                             fields.integer("_sliding_window_pattern", 1, 4096, 6))
+                                            : 0;
     for (int64_t i = 0; i < layers; ++i) {
       bool slides = period > 0 ? (i + 1) % period != 0 : i >= first;
       if (types != nullptr) {
         const Json& name = (*types)[size_t(i)];
-        if (name != "sliding_attention" && name != "full_attention") fields.refuse("layer_types", shown(name.dump()) + " is not supported");
+        if (name != "sliding_attention" && name != "full_attention")
+          fields.refuse("layer_types", shown(name.dump()) + " is not supported");
         slides = name == "sliding_attention";
       }
       c.layers[size_t(i)].window = slides ? window : 0;
@@ -301,11 +343,14 @@ struct ConfigReader {
     const double part = is_gpt2 ? 0 : fields.number("partial_rotary_factor", 0, 1, 1);
     const Json* const parameters = fields.find("rope_parameters");
     double partial = part;
-    if (parameters != nullptr && parameters->is_object() && parameters->contains("partial_rotary_factor") && (*parameters)["partial_rotary_factor"].is_number()) partial = (*parameters)["partial_rotary_factor"].get<double>();
+    if (parameters != nullptr && parameters->is_object() && parameters->contains("partial_rotary_factor") &&
+        (*parameters)["partial_rotary_factor"].is_number())
+      partial = (*parameters)["partial_rotary_factor"].get<double>();
     if (!(partial >= 0 && partial <= 1)) fields.refuse("partial_rotary_factor", "out of range");
     c.rotary_dim = int(double(c.head_dim) * partial);
     if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "an odd number of columns would be rotated");
-    const double theta = is_gpt2 ? 10000 : fields.number("rope_theta", 1e-3, 1e12, kind == mixtral || kind == gemma3 ? 1e6 : 1e4);
+    const double theta =
+        is_gpt2 ? 10000 : fields.number("rope_theta", 1e-3, 1e12, kind == mixtral || kind == gemma3 ? 1e6 : 1e4);
     const Json* const scaling = fields.find("rope_scaling");
     if (kind == gemma3) {
       const double local = fields.number("rope_local_base_freq", 1e-3, 1e12, 1e4);
@@ -314,7 +359,8 @@ struct ConfigReader {
       if (parameters != nullptr) {
         full = parameters->contains("full_attention") ? &(*parameters)["full_attention"] : nullptr;
         sliding = parameters->contains("sliding_attention") ? &(*parameters)["sliding_attention"] : nullptr;
-        if (full == nullptr || sliding == nullptr) fields.refuse("rope_parameters", "not one set for full_attention and one for sliding_attention");
+        if (full == nullptr || sliding == nullptr)
+          fields.refuse("rope_parameters", "not one set for full_attention and one for sliding_attention");
       }
       c.ropes = {read_rope(full, theta, c, fields), read_rope(sliding, local, c, fields)};
     } else {
@@ -325,11 +371,51 @@ struct ConfigReader {
 
   // What does not change the computation.
   void others() {
-    for (const char* name : {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "pad_token_id", "eos_token_id", "attention_dropout",
-                             "_name_or_path", "model_type", "pretraining_tp", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embd_dropout", "cache_implementation",
-                             "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "task_specific_params", "bos_token_id",
-                             "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "auto_map", "output_attentions", "output_hidden_states", "return_dict", "rope_interleaved", "chunk_size_feed_forward",
-                             "is_encoder_decoder", "id2label", "label2id", "problem_type", "tie_word_embeddings", "text_config", "vision_config", "head_dim", "is_decoder", "cross_attention_hidden_size", "classifier_dropout"}) {
+    for (const char* name : {"architectures",
+                             "torch_dtype",
+                             "dtype",
+                             "transformers_version",
+                             "use_cache",
+                             "initializer_range",
+                             "pad_token_id",
+                             "eos_token_id",
+                             "attention_dropout",
+                             "_name_or_path",
+                             "model_type",
+                             "pretraining_tp",
+                             "hidden_dropout",
+                             "resid_pdrop",
+                             "embd_pdrop",
+                             "attn_pdrop",
+                             "embd_dropout",
+                             "cache_implementation",
+                             "summary_type",
+                             "summary_use_proj",
+                             "summary_activation",
+                             "summary_proj_to_labels",
+                             "summary_first_dropout",
+                             "task_specific_params",
+                             "bos_token_id",
+                             "output_router_logits",
+                             "router_aux_loss_coef",
+                             "router_jitter_noise",
+                             "auto_map",
+                             "output_attentions",
+                             "output_hidden_states",
+                             "return_dict",
+                             "rope_interleaved",
+                             "chunk_size_feed_forward",
+                             "is_encoder_decoder",
+                             "id2label",
+                             "label2id",
+                             "problem_type",
+                             "tie_word_embeddings",
+                             "text_config",
+                             "vision_config",
+                             "head_dim",
+                             "is_decoder",
+                             "cross_attention_hidden_size",
+                             "classifier_dropout"}) {
       fields.find(name), outer.find(name);
     }
     fields.must_be("rope_interleaved", false);
@@ -353,10 +439,13 @@ std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const
   } else if (type == "yarn" && truncate) {
     k::rope_frequencies_yarn(f.data(), rotary_dim, theta, factor, original, fast, slow);
   } else if (type == "yarn") {
-    const auto pair_of = [&](double turns) { return rotary_dim * std::log(original / (turns * 6.283185307179586)) / (2 * std::log(theta)); };
+    const auto pair_of = [&](double turns) {
+      return rotary_dim * std::log(original / (turns * 6.283185307179586)) / (2 * std::log(theta));
+    };
     const double first = std::max(pair_of(fast), 0.0), last = std::min(pair_of(slow), double(rotary_dim - 1));
     for (int i = 0; i < rotary_dim / 2; ++i) {
-      const double plain = std::pow(theta, -2.0 * i / rotary_dim), share = std::clamp((i - first) / std::max(last - first, 0.001), 0.0, 1.0);
+      const double plain = std::pow(theta, -2.0 * i / rotary_dim),
+                   share = std::clamp((i - first) / std::max(last - first, 0.001), 0.0, 1.0);
       f[size_t(i)] = float(share * plain / factor + (1 - share) * plain);
     }
   } else {
@@ -369,6 +458,8 @@ std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const
   return f;
 }
 
-bool RopeConfig::differs(int64_t from, int64_t to) const { return type == "longrope" && (double(from) > original) != (double(to) > original); }
+bool RopeConfig::differs(int64_t from, int64_t to) const {
+  return type == "longrope" && (double(from) > original) != (double(to) > original);
+}
 
 }  // namespace llm

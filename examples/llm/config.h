@@ -1,5 +1,6 @@
-// What a model computes: config.json in one form for all architectures. What its fields say decides; the name of the architecture
-// (model_type) says which fields there are, what is meant where one is missing, and how the tensors are called.
+// What a model computes: config.json in one form for all architectures. What its fields say decides; the name of the
+// architecture (model_type) says which fields there are, what is meant where one is missing, and how the tensors are
+// called.
 #pragma once
 
 #include <string>
@@ -22,7 +23,8 @@ struct RopeConfig {
 
   // rotary_dim / 2 of them, for sequences of so many tokens.
   std::vector<float> frequencies(int rotary_dim, int64_t length) const;
-  // Whether they change on the way from one length to the other: then what longrope has made of keys before is no longer right.
+  // Whether they change on the way from one length to the other: then what longrope has made of keys before is no
+  // longer right.
   bool differs(int64_t from, int64_t to) const;
 };
 
@@ -38,7 +40,8 @@ struct Config {
   int rotary_dim = 0;
   Activation activation = Activation::silu;
   bool gated = true, layer_norm = false, norm_plus_one = false, head_norms = false, post_norms = false, tied = false;
-  bool learned_positions = false, qkv_bias = false, output_bias = false, mlp_bias = false, transposed = false, fused = false;
+  bool learned_positions = false, qkv_bias = false, output_bias = false, mlp_bias = false, transposed = false,
+       fused = false;
   float eps = 1e-6f, embedding_scale = 1, score_scale = 0, score_cap = 0, logit_cap = 0;
   int64_t experts = 0, experts_per_token = 0, expert_inner = 0, shared_inner = 0;
   bool shares_add_to_one = false;

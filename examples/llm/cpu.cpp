@@ -1,6 +1,7 @@
-// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512; for products once
-// more for each type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and values, CACHE=f16. Only such files include the library's CPU half, and they use nothing else: the
-// standard library's templates, say, are the same symbols in all of them, and the linker would take those for the best machine.
+// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512; for
+// products once more for each type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and
+// values, CACHE=f16. Only such files include the library's CPU half, and they use nothing else: the standard library's
+// templates, say, are the same symbols in all of them, and the linker would take those for the best machine.
 #include <kernels/append.h>
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
@@ -27,7 +28,9 @@ using A = float;  // activations
 
 namespace {
 on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
-[[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) { return on::decode_workspace_bytes(shape); }
+[[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) {
+  return on::decode_workspace_bytes(shape);
+}
 [[maybe_unused]] constexpr bool kSplitsChunks = false;
 [[maybe_unused]] size_t chunk_bytes(const Place&, const k::AttentionShape&, const k::Attention&) { return 0; }
 [[maybe_unused]] on::MatmulPolicy policy(const Place&) { return {}; }
@@ -46,7 +49,8 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds, qkv, three, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {
+    TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds, qkv, three, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);
@@ -57,7 +61,8 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
   const auto team = exec(place).team();
   k::detail::host::parallel(team, team.threads, [&](int part) {
     const uint64_t* const words = static_cast<const uint64_t*>(from);
-    const size_t pages = bytes / 4096, first = pages * size_t(part) / size_t(team.threads), last = pages * size_t(part + 1) / size_t(team.threads);
+    const size_t pages = bytes / 4096, first = pages * size_t(part) / size_t(team.threads),
+                 last = pages * size_t(part + 1) / size_t(team.threads);
     uint64_t sums[64] = {};
     for (size_t i = first * 512; i < last * 512; i += 64) {
       for (int j = 0; j < 64; ++j) sums[j] ^= words[i + size_t(j)];
@@ -70,7 +75,8 @@ const char* read_all(const Place& place, const void* from, size_t bytes, uint32_
 }  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(rows_, UNIT, cpu);
-const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose, guess, verify};
+const RowCalls JOIN(rows_, UNIT, cpu) = {TEXT(UNIT), on::kNeeds, Type::f32, embed, norm,   add_norm, rotate, read_all,
+                                         route,      combine,    add_gated, cap,   choose, guess,    verify};
 #endif
 
 }  // namespace llm

@@ -1,5 +1,5 @@
-// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last: ROWS(unit),
-// PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
+// The CPU as a device: chooses among the instruction sets that are compiled in. LLM_UNITS lists them, best last:
+// ROWS(unit), PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
 #include "device.h"
 
 #include <unistd.h>
@@ -38,10 +38,12 @@ class Cpu : public Device {
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
     const auto take = [&](const RowCalls& rows) {
-      if (kernels::cpu::machine_has(rows.needs) && (wanted == nullptr || std::strcmp(wanted, rows.name) == 0)) rows_ = &rows;
+      if (kernels::cpu::machine_has(rows.needs) && (wanted == nullptr || std::strcmp(wanted, rows.name) == 0))
+        rows_ = &rows;
     };
     const auto take_products = [&](const ProductCalls& products) {
-      if (rows_ != nullptr && std::strcmp(products.name, rows_->name) == 0) products_[int(products.weights)] = &products;
+      if (rows_ != nullptr && std::strcmp(products.name, rows_->name) == 0)
+        products_[int(products.weights)] = &products;
     };
     const auto take_attend = [&](const AttendCalls& attend) {
       if (rows_ != nullptr && std::strcmp(attend.name, rows_->name) == 0) attend_[int(attend.cache)] = &attend;
@@ -63,7 +65,9 @@ class Cpu : public Device {
     if (rows_ == nullptr) throw Error("this program has no code for this machine's instruction set");
   }
 
-  std::string name() const override { return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows_->name; }
+  std::string name() const override {
+    return "CPU, " + std::to_string(place_.threads) + (place_.threads == 1 ? " thread, " : " threads, ") + rows_->name;
+  }
   bool is_host() const override { return true; }
   size_t free_bytes() const override {
     std::ifstream file("/proc/meminfo");
@@ -96,7 +100,9 @@ class Cpu : public Device {
   bool idle() override { return true; }
   int64_t chunk() const override { return 512; }
   int ahead() const override { return 0; }
-  std::unique_ptr<Recording> record(const std::function<void()>& calls) override { return std::make_unique<Again>(calls); }
+  std::unique_ptr<Recording> record(const std::function<void()>& calls) override {
+    return std::make_unique<Again>(calls);
+  }
   const RowCalls& rows() const override { return *rows_; }
   const ProductCalls* products(Type weights) const override { return products_[int(weights)]; }
   const AttendCalls* attend(Type cache) const override { return attend_[int(cache)]; }

@@ -1,4 +1,5 @@
-// Where a model computes: the CPU, or a GPU. Memory, copies, and the calls for it. What runs on either is the same code: model.cpp.
+// Where a model computes: the CPU, or a GPU. Memory, copies, and the calls for it. What runs on either is the same
+// code: model.cpp.
 #pragma once
 
 #include <functional>
@@ -54,8 +55,13 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Device& device, size_t bytes, const std::string& what, bool shared = false)
-      : device_(&device), bytes_(bytes), p_(shared ? device.allocate_shared(bytes > 0 ? bytes : 1) : device.allocate(bytes > 0 ? bytes : 1)), shared_(shared) {
-    if (p_ == nullptr) throw Error("no room for " + std::to_string(bytes) + " bytes of " + what + " (" + std::to_string(device.free_bytes()) + " are free)");
+      : device_(&device),
+        bytes_(bytes),
+        p_(shared ? device.allocate_shared(bytes > 0 ? bytes : 1) : device.allocate(bytes > 0 ? bytes : 1)),
+        shared_(shared) {
+    if (p_ == nullptr)
+      throw Error("no room for " + std::to_string(bytes) + " bytes of " + what + " (" +
+                  std::to_string(device.free_bytes()) + " are free)");
   }
   ~Buffer() {
     if (p_ != nullptr) shared_ ? device_->release_shared(p_) : device_->release(p_);
@@ -66,11 +72,14 @@ class Buffer {
   template <class T = void>
   T* as() const { return static_cast<T*>(p_); }
   size_t bytes() const { return bytes_; }
-  void upload(const void* from, size_t bytes, size_t at = 0) { device_->upload(static_cast<char*>(p_) + at, from, bytes); }
+  void upload(const void* from, size_t bytes, size_t at = 0) {
+    device_->upload(static_cast<char*>(p_) + at, from, bytes);
+  }
 
  private:
   void swap(Buffer& other) {
-    std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_), std::swap(shared_, other.shared_);
+    std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_),
+        std::swap(shared_, other.shared_);
   }
   Device* device_ = nullptr;
   size_t bytes_ = 0;

@@ -1,5 +1,5 @@
-// The GPU as a device: memory, copies and graphs of the CUDA runtime. LLM_GPU_UNITS lists the calls that are compiled in: ROWS(unit),
-// PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
+// The GPU as a device: memory, copies and graphs of the CUDA runtime. LLM_GPU_UNITS lists the calls that are compiled
+// in: ROWS(unit), PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -70,7 +70,10 @@ class Gpu : public Device {
     place_.stream = stream_;
     place_.threads = int(std::max(1u, std::thread::hardware_concurrency()));  // converts weights
     // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph.
-    const auto on = [](const char* name) { const char* const value = std::getenv(name); return value == nullptr || std::strcmp(value, "0") != 0; };
+    const auto on = [](const char* name) {
+      const char* const value = std::getenv(name);
+      return value == nullptr || std::strcmp(value, "0") != 0;
+    };
     place_.early = on("LLM_EARLY");
     graphs_ = on("LLM_GRAPH");
     const auto take = [&](const RowCalls& rows) {
@@ -99,9 +102,13 @@ class Gpu : public Device {
   }
   ~Gpu() override { (void)cudaStreamDestroy(stream_); }
 
-  std::string name() const override { return std::string(about_.name) + ", activations in " + name_of(rows_->activations); }
+  std::string name() const override {
+    return std::string(about_.name) + ", activations in " + name_of(rows_->activations);
+  }
   bool is_host() const override { return false; }
-  int64_t chunk() const override { return 2048; }  // eight layers of Mistral-7B on an H200: 142,900 tokens/s; chunks of 1,024: 140,400, of 512: 116,100
+  int64_t chunk() const override {
+    return 2048;
+  }  // eight layers of Mistral-7B on an H200: 142,900 tokens/s; chunks of 1,024: 140,400, of 512: 116,100
   int ahead() const override { return 4; }
   size_t free_bytes() const override {
     size_t free = 0, all = 0;

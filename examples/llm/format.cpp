@@ -2,12 +2,15 @@
 
 namespace llm {
 
-Format::Format(const Tokenizer& tokenizer, const std::string& source) : tokenizer_(tokenizer), variables_(tokenizer.special_names) {
+Format::Format(const Tokenizer& tokenizer, const std::string& source)
+    : tokenizer_(tokenizer), variables_(tokenizer.special_names) {
   const auto named = tokenizer.chat_templates.find(source.empty() ? "default" : source);
   if (named == tokenizer.chat_templates.end() && source.empty()) {
     std::string names;
     for (const auto& item : tokenizer.chat_templates) names += (names.empty() ? "; it has " : ", ") + shown(item.first);
-    throw Error("the model has no chat template" + (names.empty() ? ": --template FILE gives it one" : " of the name default" + names + ": --template NAME takes one"));
+    throw Error("the model has no chat template" +
+                (names.empty() ? ": --template FILE gives it one"
+                               : " of the name default" + names + ": --template NAME takes one"));
   }
   const std::string text = named != tokenizer.chat_templates.end() ? named->second : read_file(source, 1 << 20);
   template_.emplace(text);
@@ -33,13 +36,18 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source) : tokenize
   // Behind the answer, and maybe spaces, stands the token that ends it, if one does.
   for (const Plain& plain : probe.plain) {
     const size_t behind = plain.by_model ? probe.text.find_first_not_of(" \n", plain.end) : std::string::npos;
-    const auto ids = behind == std::string::npos ? Tokenizer::Ids() : tokenizer.encode(probe.text.substr(behind), false);
+    const auto ids =
+        behind == std::string::npos ? Tokenizer::Ids() : tokenizer.encode(probe.text.substr(behind), false);
     if (!ids.empty() && added.count(ids[0]) > 0) turn_end = ids[0];
   }
 }
 
-Tokenizer::Ids Format::encode(const Rendered& rendered) const { return tokenizer_.encode_mixed(rendered.text, rendered.plain, control_); }
+Tokenizer::Ids Format::encode(const Rendered& rendered) const {
+  return tokenizer_.encode_mixed(rendered.text, rendered.plain, control_);
+}
 
-Tokenizer::Ids Format::ids(const std::vector<Message>& messages) const { return encode(template_->render(messages, variables_)); }
+Tokenizer::Ids Format::ids(const std::vector<Message>& messages) const {
+  return encode(template_->render(messages, variables_));
+}
 
 }  // namespace llm

@@ -1,5 +1,5 @@
-// The calls on the GPU. Compiled once for each type of activations, UNIT=f16 or bf16, for products once more for each type of
-// weights, WEIGHTS=f16 and so on, and for attention for each type of keys and values, CACHE=f16.
+// The calls on the GPU. Compiled once for each type of activations, UNIT=f16 or bf16, for products once more for each
+// type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and values, CACHE=f16.
 #include <kernels/append.h>
 #include <kernels/attention.cuh>
 #include <kernels/elementwise.cuh>
@@ -24,14 +24,21 @@ namespace k = kernels;
 namespace on = kernels;
 
 namespace {
-// With rows of several tokens a kernel waits for the one ahead before it lets the next one begin: attention that has begun while the product
-// ahead of it was still reading took 54 instead of 41 us, with 32 texts of 1,000 tokens of a 7B model on an H200.
+// With rows of several tokens a kernel waits for the one ahead before it lets the next one begin: attention that has
+// begun while the product ahead of it was still reading took 54 instead of 41 us, with 32 texts of 1,000 tokens of a 7B
+// model on an H200.
 on::Exec exec(const Place& place, int64_t rows = 1) {
-  return on::Exec{static_cast<cudaStream_t>(place.stream)}.programmatic(place.early).constant_weights(place.early && rows == 1);
+  return on::Exec{static_cast<cudaStream_t>(place.stream)}
+      .programmatic(place.early)
+      .constant_weights(place.early && rows == 1);
 }
-[[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) { return on::decode_workspace_bytes(exec(place), shape); }
+[[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) {
+  return on::decode_workspace_bytes(exec(place), shape);
+}
 [[maybe_unused]] constexpr bool kSplitsChunks = true;
-[[maybe_unused]] size_t chunk_bytes(const Place& place, const k::AttentionShape& shape, const k::Attention& options) { return on::attention_workspace_bytes(exec(place), shape, options); }
+[[maybe_unused]] size_t chunk_bytes(const Place& place, const k::AttentionShape& shape, const k::Attention& options) {
+  return on::attention_workspace_bytes(exec(place), shape, options);
+}
 [[maybe_unused]] on::MatmulPolicy policy(const Place& place) {
   on::MatmulPolicy out;
   out.weights_ready = place.early;
@@ -39,7 +46,8 @@ on::Exec exec(const Place& place, int64_t rows = 1) {
 }
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
-// Weights of 16 bits meet one token on CUDA cores, where blocks find out the row's factor while their weights are on the way.
+// Weights of 16 bits meet one token on CUDA cores, where blocks find out the row's factor while their weights are on
+// the way.
 constexpr bool kFolds = bits_of(kWeights) == 16;
 template <class X, class W, class Out>
 k::Status one_row(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
@@ -61,7 +69,8 @@ using A = Element<Type::UNIT>;
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0, kWeights, makes<0>, kFolds, qkv, three, plain, residual, up, expert_up, expert_down};
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0,     kWeights, makes<0>, kFolds,    qkv,
+                                                         three,      plain, residual, up,       expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);
@@ -79,14 +88,17 @@ __global__ void read_words(const uint4* p, size_t n, uint32_t* out) {
   if (sum == 0x12345678) *out = 1;  // so that the reads are needed
 }
 const char* read_all(const Place& place, const void* from, size_t bytes, uint32_t* out) {
-  read_words<<<1056, 256, 0, static_cast<cudaStream_t>(place.stream)>>>(static_cast<const uint4*>(from), bytes / 16, out);
+  read_words<<<1056, 256, 0, static_cast<cudaStream_t>(place.stream)>>>(static_cast<const uint4*>(from), bytes / 16,
+                                                                        out);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 }  // namespace
 #include "rows.inl"
 extern const RowCalls JOIN(gpu_rows_, UNIT, calls);
-const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0, Type::UNIT, embed, norm, add_norm, rotate, read_all, route, combine, add_gated, cap, choose, guess, verify};
+const RowCalls JOIN(gpu_rows_, UNIT, calls) = {TEXT(UNIT), 0,      Type::UNIT, embed, norm,
+                                               add_norm,   rotate, read_all,   route, combine,
+                                               add_gated,  cap,    choose,     guess, verify};
 #endif
 
 }  // namespace llm

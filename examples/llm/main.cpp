@@ -1,4 +1,5 @@
-// llm: runs transformers from Hugging Face directories. What it prints to stdout is text, or JSON; everything else goes to stderr.
+// llm: runs transformers from Hugging Face directories. What it prints to stdout is text, or JSON; everything else goes
+// to stderr.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
@@ -27,26 +28,51 @@ std::vector<std::string> prompts_of(const std::string& prompt, const std::string
 void add_model(CLI::App& command, Settings& s) {
   command.add_option("-m,--model", s.directory, "a Hugging Face directory")->required();
   command.add_option("-d,--device", s.device, "auto, cpu or gpu")->capture_default_str();
-  command.add_option("-t,--threads", s.threads, "of the CPU; 0: as many as it may use")->capture_default_str()->check(CLI::Range(0, 1024));
-  command.add_option("-w,--weights", s.weights, "stored, fp32, fp16, bf16, fp8, int8 or int4; embeddings and head stay at 16 bits or more")->capture_default_str();
-  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")->capture_default_str();
-  command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")->capture_default_str()->check(CLI::Range(0, 1 << 30));
-  command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")->capture_default_str()->check(CLI::Range(0, 1 << 30));
-  command.add_option("--chunk", s.chunk, "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU")->capture_default_str()->check(CLI::Range(0, 1 << 20));
+  command.add_option("-t,--threads", s.threads, "of the CPU; 0: as many as it may use")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024));
+  command
+      .add_option("-w,--weights", s.weights,
+                  "stored, fp32, fp16, bf16, fp8, int8 or int4; embeddings and head stay at 16 bits or more")
+      ->capture_default_str();
+  command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")
+      ->capture_default_str();
+  command.add_option("-c,--context", s.context, "tokens; 0: as many as the model takes and as fit")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 30));
+  command.add_option("--page", s.page, "positions in a page of the cache; 0: one page to a text")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 30));
+  command
+      .add_option("--chunk", s.chunk,
+                  "tokens of a prompt that are computed together; 0: 512 on the CPU, 2048 on the GPU")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20));
   command.add_flag("--json", s.json, "print JSON");
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }
 
 void add_sampling(CLI::App& command, Settings& s) {
-  command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")->capture_default_str();
-  command.add_option("--temperature", s.temperature, "0: always the most likely token; by default what generation_config.json says")->check(CLI::Range(0.0, 100.0));
+  command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
+      ->capture_default_str();
+  command
+      .add_option("--temperature", s.temperature,
+                  "0: always the most likely token; by default what generation_config.json says")
+      ->check(CLI::Range(0.0, 100.0));
   command.add_option("--top-k", s.top_k, "of so many tokens; 0: of all")->check(CLI::Range(0, 1 << 24));
-  command.add_option("--top-p", s.top_p, "of the most likely tokens that together have this share")->check(CLI::Range(0.0, 1.0));
-  command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")->check(CLI::Range(0.0, 1.0));
+  command.add_option("--top-p", s.top_p, "of the most likely tokens that together have this share")
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")
+      ->check(CLI::Range(0.0, 1.0));
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
   command.add_option("--seed", s.seed, "for the same text again; printed with the speed");
   command.add_option("--stop", s.stops, "a string that ends the text; may be given again");
-  command.add_option("--lookup", s.lookup, "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself")->capture_default_str()->check(CLI::Range(0, 63));
+  command
+      .add_option(
+          "--lookup", s.lookup,
+          "guess so many tokens at once from what the text has already: the same text, sooner if it repeats itself")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 63));
   command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
 }
 
@@ -65,9 +91,14 @@ int main(int argc, char** argv) {
   generate.add_option("-p,--prompt,prompt", prompt, "the text; - reads it from the standard input");
   generate.add_option("-f,--prompts", file, "a file with a prompt in each line, all of them decoded together");
 
-  generate.add_option("--sinks", settings.sinks, "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless given")->check(CLI::Range(0, 1 << 30));
+  generate
+      .add_option(
+          "--sinks", settings.sinks,
+          "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless given")
+      ->check(CLI::Range(0, 1 << 30));
 
-  CLI::App& chat = *app.add_subcommand("chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
+  CLI::App& chat = *app.add_subcommand(
+      "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
   llm::ChatOptions talk;
   add_model(chat, settings), add_sampling(chat, settings);
   chat.add_option("-s,--system", talk.system, "what the model is told about its part");
@@ -80,22 +111,34 @@ int main(int argc, char** argv) {
   CLI::App& perplexity = *app.add_subcommand("perplexity", "how well a model foresees a text");
   add_model(perplexity, settings);
   perplexity.add_option("-f,--file,file", file, "the text")->required();
-  perplexity.add_option("--stride", stride, "tokens from one window to the next; 0: half of the context")->capture_default_str();
+  perplexity.add_option("--stride", stride, "tokens from one window to the next; 0: half of the context")
+      ->capture_default_str();
 
   CLI::App& bench = *app.add_subcommand("bench", "how fast a model is, beside how fast its memory can be read");
   std::vector<int64_t> contexts{0};
   int64_t texts = 1, tokens = 0, steps = 128, length = 0;
   double depth = 0.5;
   add_model(bench, settings);
-  bench.add_option("--contexts", contexts, "tokens before those that are decoded, 0,4096 say")->delimiter(',')->capture_default_str()->check(CLI::Range(0, 1 << 24));
-  bench.add_option("--prompt-tokens", tokens, "of a prompt that is measured as well; 0: none")->capture_default_str()->check(CLI::Range(0, 1 << 24));
-  bench.add_option("--steps", steps, "to be measured at each context")->capture_default_str()->check(CLI::Range(1, 1 << 20));
+  bench.add_option("--contexts", contexts, "tokens before those that are decoded, 0,4096 say")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  bench.add_option("--prompt-tokens", tokens, "of a prompt that is measured as well; 0: none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  bench.add_option("--steps", steps, "to be measured at each context")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
   bench.add_option("--texts", texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
 
   CLI::App& passkey = *app.add_subcommand("passkey", "whether a model finds a number in a long text");
   add_model(passkey, settings);
-  passkey.add_option("--length", length, "tokens of the text; 0: the context")->capture_default_str()->check(CLI::Range(0, 1 << 24));
-  passkey.add_option("--depth", depth, "where in the text: 0 at its beginning, 1 at its end")->capture_default_str()->check(CLI::Range(0.0, 1.0));
+  passkey.add_option("--length", length, "tokens of the text; 0: the context")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  passkey.add_option("--depth", depth, "where in the text: 0 at its beginning, 1 at its end")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
   passkey.add_option("--seed", settings.seed, "which number");
 
   CLI11_PARSE(app, argc, argv);

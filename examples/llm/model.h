@@ -19,7 +19,8 @@ struct ModelOptions {
   int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
   int64_t page = 0;       // positions in a page of the cache; 0: one page to a sequence
   int64_t chunk = 0;      // tokens of a prompt that are computed together; 0: as many as the device is quick with
-  int64_t sinks = -1;     // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
+  int64_t sinks =
+      -1;  // texts that fill the context go on: so many first tokens are kept, and of the others the last; -1: they end
   int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
 };
 
@@ -36,7 +37,8 @@ class Model {
 
   // Checks everything against the files, and allocates nothing.
   static Plan plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options);
-  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress = {});
+  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
+        const Progress& progress = {});
 
   const Config& config() const { return config_; }
   const Plan& plan() const { return plan_; }
@@ -50,13 +52,15 @@ class Model {
   using Each = std::function<void(int64_t token, const float* logits)>;
   void score(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each& each);
 
-  // Writing: begin() says what a text is, read() has read all of it, choose_next() chooses its next token, and step() reads that and chooses
-  // the one after it, for all texts at once. Tokens are chosen on the device, and step() does not wait: token() does, for token n.
+  // Writing: begin() says what a text is, read() has read all of it, choose_next() chooses its next token, and step()
+  // reads that and chooses the one after it, for all texts at once. Tokens are chosen on the device, and step() does
+  // not wait: token() does, for token n.
   void begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed);
   void choose_next(int64_t text);
   void step(int64_t longest);  // longest: the tokens of the longest text, with those that this step reads
-  // The same for a single text of so many tokens, and guesses of those that follow. As many tokens are chosen as are guessed right from the
-  // first one on, and one more: those that step() chooses one after the other, unless lengths_matter().
+  // The same for a single text of so many tokens, and guesses of those that follow. As many tokens are chosen as are
+  // guessed right from the first one on, and one more: those that step() chooses one after the other, unless
+  // lengths_matter().
   void step(int64_t length, int32_t last, const std::vector<int32_t>& guesses);
   int32_t token(int64_t text, int64_t n);
   const float* logits(int64_t row);  // on the host
@@ -76,17 +80,21 @@ class Model {
     Norm attention_norm, mlp_norm, after_attention, after_mlp, q_norm, k_norm;
     QkvWeights qkv;
     Matrix output, gate, up, down;
-    Matrix router, expert_gate, expert_up, expert_down, shared_gate;  // gate, up and down are then those of the shared expert
+    Matrix router, expert_gate, expert_up, expert_down,
+        shared_gate;  // gate, up and down are then those of the shared expert
     const float *output_bias, *up_bias, *down_bias;
     Buffer keys, values, key_scales, value_scales;
   };
   class Loader;
 
-  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options, const Progress& progress, bool only_plan);
+  Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
+        const Progress& progress, bool only_plan);
   int64_t inside() const;
   // int8 has a scale for each head.
   size_t key_bytes_of_layer() const {
-    return size_t(config_.kv_heads) * 2 * (size_t(config_.head_dim) * size_t(bits_of(cache_type_) / 8) + (cache_type_ == Type::i8 ? sizeof(float) : 0));
+    return size_t(config_.kv_heads) * 2 *
+           (size_t(config_.head_dim) * size_t(bits_of(cache_type_) / 8) +
+            (cache_type_ == Type::i8 ? sizeof(float) : 0));
   }
   void load(Loader& loader);
   void allocate();
@@ -117,7 +125,8 @@ class Model {
   std::vector<Buffer> memory_;    // weights
   size_t weights_per_token_ = 0, weights_count_ = 0;
 
-  // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums before a norm.
+  // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums
+  // before a norm.
   Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
@@ -125,7 +134,8 @@ class Model {
   int64_t recorded_for_ = 0;  // lengths up to this
   Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
   Experts experts_;
-  Buffer last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_, seeds_, steps_, out_;  // of the texts that are being written
+  Buffer last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_, seeds_, steps_,
+      out_;  // of the texts that are being written
   Buffer given_, guessed_, guessed_seeds_;  // by the host, and what Guesses has
   Choice choice_;
   int64_t tokens_ = 0;

@@ -1,8 +1,10 @@
-// What a layer is made of: the calls of the library that a model needs, with types erased, so that the model is compiled once and
-// each call once for each type of weights, instruction set and device. rows.inl and products.inl have them, a few lines each; they are
-// the same for the CPU (cpu.cpp) and the GPU (gpu.cu), which differ in what `on::` is: kernels::cpu or kernels.
+// What a layer is made of: the calls of the library that a model needs, with types erased, so that the model is
+// compiled once and each call once for each type of weights, instruction set and device. rows.inl and products.inl have
+// them, a few lines each; they are the same for the CPU (cpu.cpp) and the GPU (gpu.cu), which differ in what `on::` is:
+// kernels::cpu or kernels.
 //
-// Plain types only: these structs mean the same in files with different instruction sets. Pointers are those of the device.
+// Plain types only: these structs mean the same in files with different instruction sets. Pointers are those of the
+// device.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +12,17 @@
 
 namespace llm {
 
-enum class Type : uint8_t { f32, f16, bf16, f8, i8, i4 };  // f8: e4m3. i8: a scale for each row. i4: one for each 32 columns.
+enum class Type : uint8_t {
+  f32,
+  f16,
+  bf16,
+  f8,
+  i8,
+  i4
+};  // f8: e4m3. i8: a scale for each row. i4: one for each 32 columns.
 constexpr int kTypes = 6, kGroup = 32;
-constexpr int kFewQueries = 8, kChunkQueries = 512;  // of each sequence, that share the keys out among all threads or blocks, as far as that is faster
+constexpr int kFewQueries = 8, kChunkQueries = 512;  // of each sequence, that share the keys out among all threads or
+                                                     // blocks, as far as that is faster
 
 inline const char* name_of(Type type) {
   constexpr const char* names[] = {"fp32", "fp16", "bf16", "fp8", "int8", "int4"};
@@ -70,7 +80,8 @@ struct Tokens {
   int64_t rows() const { return sequences * each; }
 };
 
-// Keys and values of one layer, in pages: page i of sequence s is page table[s * pages + i]. A dense cache has one page to a sequence.
+// Keys and values of one layer, in pages: page i of sequence s is page table[s * pages + i]. A dense cache has one page
+// to a sequence.
 struct Cache {
   Type type = Type::f16;
   void* keys = nullptr;
@@ -78,7 +89,9 @@ struct Cache {
   const int32_t* table = nullptr;
   int64_t pages = 0, page = 0;  // in a row of the table; positions in a page
   float *key_scales = nullptr, *value_scales = nullptr;  // int8: one for each position and head
-  int64_t ring = 0, sinks = 0;  // so many positions, of which the first ones stay and the others go around; 0: they end at the last
+  int64_t ring = 0,
+          sinks =
+              0;  // so many positions, of which the first ones stay and the others go around; 0: they end at the last
 };
 
 struct Heads {
@@ -119,7 +132,8 @@ struct Choice {
 
 // Texts that are being written, on the device: what a step reads, and writes for the next one.
 struct Texts {
-  int32_t *ids = nullptr, *positions = nullptr, *lengths = nullptr;  // the last token of each, its place, and how many there are
+  int32_t *ids = nullptr, *positions = nullptr,
+          *lengths = nullptr;  // the last token of each, its place, and how many there are
   int32_t* kept = nullptr;  // how many of these are in the cache
   int32_t* chosen = nullptr;
   int32_t* history = nullptr;  // all tokens of each, or the last ones in a ring, `context` apart
@@ -134,12 +148,14 @@ struct Texts {
 struct Guesses {
   const int32_t* given = nullptr;  // that last token, and the guesses
   int64_t rows = 0;                // of them
-  // For each of these: how many tokens there are with it, its place, and the seed and the step of what is drawn behind it.
+  // For each of these: how many tokens there are with it, its place, and the seed and the step of what is drawn behind
+  // it.
   int32_t *ids = nullptr, *positions = nullptr, *lengths = nullptr;
   uint64_t *seeds = nullptr, *steps = nullptr;
 };
 
-// Each returns null, or why not. Activations (x, y, q, o, h) have the type that rows() says; residuals, sums and logits are float.
+// Each returns null, or why not. Activations (x, y, q, o, h) have the type that rows() says; residuals, sums and logits
+// are float.
 struct RowCalls {
   const char* name;  // of the instruction set, or "gpu"
   unsigned needs;    // of the machine
@@ -149,22 +165,29 @@ struct RowCalls {
   // y = norm(x), and x += norm(t).
   const char* (*norm)(const Place&, const float* x, const Norm&, void* y, int64_t rows, int64_t cols);
   const char* (*add_norm)(const Place&, const float* t, const Norm&, float* x, int64_t rows, int64_t cols);
-  // What three() made: the heads of queries and keys normalized, where there are norms, and rotated; keys and values go to the cache.
-  const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* raw, const Norm& q_norm, const Norm& k_norm, const Rope&, const Cache&, void* queries);
+  // What three() made: the heads of queries and keys normalized, where there are norms, and rotated; keys and values go
+  // to the cache.
+  const char* (*rotate)(const Place&, const Tokens&, const Heads&, float* raw, const Norm& q_norm, const Norm& k_norm,
+                        const Rope&, const Cache&, void* queries);
   // Reads so many bytes, a multiple of 4096, to measure how fast they come.
   const char* (*read_all)(const Place&, const void* from, size_t bytes, uint32_t* out);
   // From the router's logits.
   const char* (*route)(const Place&, const Experts&, int64_t rows);
-  // x += what the experts of each row have made, by their shares; and x += sigmoid(gate) * t, for the expert that all rows go to.
+  // x += what the experts of each row have made, by their shares; and x += sigmoid(gate) * t, for the expert that all
+  // rows go to.
   const char* (*combine)(const Place&, const Experts&, const float* made, float* x, int64_t rows, int64_t cols);
   const char* (*add_gated)(const Place&, const float* gate, const float* t, float* x, int64_t rows, int64_t cols);
   // t = cap * tanh(t / cap)
   const char* (*cap)(const Place&, float* t, float cap, int64_t rows, int64_t cols);
-  // Chooses from the logits of `count` texts from `first` on, the first of so many tokens, and puts what was chosen behind the texts.
-  const char* (*choose)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens, const Texts&, int64_t first, int64_t count);
-  // Puts guesses behind the text; and chooses from the logits of all rows, and puts behind the text what was guessed right and one token more.
+  // Chooses from the logits of `count` texts from `first` on, the first of so many tokens, and puts what was chosen
+  // behind the texts.
+  const char* (*choose)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens,
+                        const Texts&, int64_t first, int64_t count);
+  // Puts guesses behind the text; and chooses from the logits of all rows, and puts behind the text what was guessed
+  // right and one token more.
   const char* (*guess)(const Place&, const Texts&, const Guesses&);
-  const char* (*verify)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens, const Texts&, const Guesses&);
+  const char* (*verify)(const Place&, const Choice&, const float* logits, int64_t vocabulary, int64_t tokens,
+                        const Texts&, const Guesses&);
 };
 
 struct AttendCalls {
@@ -172,7 +195,8 @@ struct AttendCalls {
   unsigned needs;
   Type cache;
   size_t (*bytes)(const Place&, const Tokens&, const Heads&);
-  const char* (*attend)(const Place&, const Tokens&, const Attend&, const void* q, const Cache&, void* o, void* room, size_t bytes);
+  const char* (*attend)(const Place&, const Tokens&, const Attend&, const void* q, const Cache&, void* o, void* room,
+                        size_t bytes);
 };
 
 struct ProductCalls {
@@ -181,19 +205,24 @@ struct ProductCalls {
   Type weights;
   // Whether qkv() is compiled for a cache of this type; otherwise three() and rotate() do the same.
   bool (*makes)(Type cache);
-  // Whether qkv() and up() of one row apply its RMSNorm themselves, which takes no longer than a call of its own, and is one less.
+  // Whether qkv() and up() of one row apply its RMSNorm themselves, which takes no longer than a call of its own, and
+  // is one less.
   bool folds;
-  const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&, const Cache&, void* q);
+  const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&,
+                     const Cache&, void* q);
   // Queries, keys and values as they are, side by side in floats.
   const char* (*three)(const Place&, const Inputs& y, const QkvWeights&, float* raw, int64_t rows);
   // t = y w^T + bias, and x += y w^T + bias.
   const char* (*plain)(const Place&, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows);
   const char* (*residual)(const Place&, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows);
   // h = activation(y gate^T) * (y up^T), and h = activation(y up^T + bias) where there is no gate.
-  const char* (*up)(const Place&, Activation, const Inputs& y, const Matrix& gate, const Matrix& up, const float* bias, void* h, int64_t rows);
+  const char* (*up)(const Place&, Activation, const Inputs& y, const Matrix& gate, const Matrix& up, const float* bias,
+                    void* h, int64_t rows);
   // The same for experts: matrices of all of them one below the other, and results in the order of the experts.
-  const char* (*expert_up)(const Place&, const Experts&, const void* y, const Matrix& gate, const Matrix& up, void* h, int64_t rows);
-  const char* (*expert_down)(const Place&, const Experts&, const void* h, const Matrix& down, const float* zeros, float* made, int64_t rows);
+  const char* (*expert_up)(const Place&, const Experts&, const void* y, const Matrix& gate, const Matrix& up, void* h,
+                           int64_t rows);
+  const char* (*expert_down)(const Place&, const Experts&, const void* h, const Matrix& down, const float* zeros,
+                             float* made, int64_t rows);
 };
 
 }  // namespace llm

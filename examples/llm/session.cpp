@@ -26,7 +26,8 @@ int type_of(const std::string& name, const char* option) {
   throw Error(std::string(option) + ": " + shown(name) + " is none of fp32, fp16, bf16, fp8, int8, int4");
 }
 
-// What came behind the latest of the places where the last tokens stood before: where most of them did, of up to four, and two at least.
+// What came behind the latest of the places where the last tokens stood before: where most of them did, of up to four,
+// and two at least.
 std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most) {
   const int64_t n = int64_t(ids.size());
   int64_t best = 1, from = n;
@@ -73,7 +74,9 @@ std::string Stops::take(size_t n) {
   return out;
 }
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 double negative_log_likelihood(const float* logits, int64_t count, int32_t id) {
   const double top = double(*std::max_element(logits, logits + count));
@@ -88,7 +91,8 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
     bool gguf = fs::path(directory).extension() == ".gguf";
     std::error_code none;
     for (const auto& file : fs::directory_iterator(directory, none)) gguf = gguf || file.path().extension() == ".gguf";
-    if (gguf) throw Error(directory + ": GGUF files are not supported, only directories with config.json and .safetensors");
+    if (gguf)
+      throw Error(directory + ": GGUF files are not supported, only directories with config.json and .safetensors");
   }
   config = read_config(llm::read_json(directory + "/config.json"));
   if (!config.unread.empty() && !settings.quiet) {
@@ -97,7 +101,8 @@ Session::Session(const Settings& all, int64_t) : settings(all) {
     std::fprintf(stderr, "config.json: not read: %s\n", names.c_str());
   }
   generation = Json::object();
-  if (file_exists(directory + "/generation_config.json")) generation = llm::read_json(directory + "/generation_config.json");
+  if (file_exists(directory + "/generation_config.json"))
+    generation = llm::read_json(directory + "/generation_config.json");
   if (!generation.is_object()) throw Error("generation_config.json: not an object");
   tokenizer.emplace(directory);
   weights.emplace(directory);
@@ -141,7 +146,8 @@ void Session::read_sampling() {
 }
 
 void Session::choose_device() {
-  if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu") throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
+  if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu")
+    throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     Type stored = Type::f16;
     for (const auto& item : weights->all()) {
@@ -160,7 +166,8 @@ ModelOptions Session::options(int64_t sequences) const {
   ModelOptions out;
   out.weights = type_of(settings.weights, "--weights");
   out.cache = type_of(settings.cache, "--cache");
-  out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk, out.guesses = settings.lookup, out.sinks = settings.sinks;
+  out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk,
+  out.guesses = settings.lookup, out.sinks = settings.sinks;
   return out;
 }
 
@@ -181,13 +188,21 @@ namespace {
 // Writes on in several texts.
 class Writer {
  public:
-  Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, const Session::Print& print, Session::Times& times)
-      : s_(session), settings_(session.settings), model_(*session.model), print_(print), times_(times),
+  Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, const Session::Print& print,
+         Session::Times& times)
+      : s_(session),
+        settings_(session.settings),
+        model_(*session.model),
+        print_(print),
+        times_(times),
         count_(std::min(session.config.vocabulary, session.tokenizer->size())),
-        how_{float(session.sampling.temperature), float(session.sampling.top_p), float(session.sampling.min_p), float(session.sampling.repetition_penalty),
-             int32_t(std::min(session.sampling.top_k, count_))},
-        texts_(prompts.size()), streams_(prompts.size()), holds_(prompts.size(), Stops(session.settings.stops)) {
-    for (size_t i = 0; i < prompts.size(); ++i) texts_[i].ids = prompts[i], texts_[i].prompt = int64_t(prompts[i].size());
+        how_{float(session.sampling.temperature), float(session.sampling.top_p), float(session.sampling.min_p),
+             float(session.sampling.repetition_penalty), int32_t(std::min(session.sampling.top_k, count_))},
+        texts_(prompts.size()),
+        streams_(prompts.size()),
+        holds_(prompts.size(), Stops(session.settings.stops)) {
+    for (size_t i = 0; i < prompts.size(); ++i)
+      texts_[i].ids = prompts[i], texts_[i].prompt = int64_t(prompts[i].size());
   }
 
   std::vector<Session::Text> all(int64_t known) {
@@ -205,7 +220,9 @@ class Writer {
  private:
   using Text = Session::Text;
   static bool is_open(const Text& text) { return text.finish == nullptr; }
-  bool is_long_enough(const Text& text) const { return settings_.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings_.most; }
+  bool is_long_enough(const Text& text) const {
+    return settings_.most >= 0 && int64_t(text.ids.size()) - text.prompt >= settings_.most;
+  }
 
   // Takes the next token of a text.
   void take(size_t i) {
@@ -235,12 +252,16 @@ class Writer {
   void read(size_t i, int64_t from) {
     Text& text = texts_[i];
     if (text.ids.empty()) throw Error("a prompt is empty, and this tokenizer has no token that begins a text");
-    if (text.prompt >= model_.context()) throw Error("the prompt has " + std::to_string(text.prompt) + " tokens, and the context is " + std::to_string(model_.context()));
+    if (text.prompt >= model_.context())
+      throw Error("the prompt has " + std::to_string(text.prompt) + " tokens, and the context is " +
+                  std::to_string(model_.context()));
     model_.begin(int64_t(i), text.ids, how_, count_, s_.sampling.seed + i);
-    // In pieces, so that it can be interrupted; where angles depend on the length of the text all of it has to be known.
+    // In pieces, so that it can be interrupted; where angles depend on the length of the text all of it has to be
+    // known.
     const int64_t piece = model_.lengths_matter() ? text.prompt : model_.chunk();
     int64_t at = from;
-    for (; at < text.prompt && !interrupted(); at += piece) model_.read(int64_t(i), at, text.ids.data() + at, std::min(piece, text.prompt - at));
+    for (; at < text.prompt && !interrupted(); at += piece)
+      model_.read(int64_t(i), at, text.ids.data() + at, std::min(piece, text.prompt - at));
     text.read = std::min(at, text.prompt);
     times_.prompt_tokens += text.read - from;
     if (text.read < text.prompt) {
@@ -260,7 +281,8 @@ class Writer {
     }
   }
 
-  // The device is asked for some steps ahead of the one that is waited for. Texts that have ended go on, unseen, until all have.
+  // The device is asked for some steps ahead of the one that is waited for. Texts that have ended go on, unseen, until
+  // all have.
   void write() {
     int64_t longest = 0;
     for (const Text& text : texts_) longest = std::max(longest, int64_t(text.ids.size()));
@@ -283,7 +305,8 @@ class Writer {
     }
   }
 
-  // One text, as many tokens at once as are guessed right: so many more than one. `steps`: the next token is not yet there.
+  // One text, as many tokens at once as are guessed right: so many more than one. `steps`: the next token is not yet
+  // there.
   int64_t guess(bool steps) {
     Text& text = texts_[0];
     const int64_t length = int64_t(text.ids.size());
@@ -295,7 +318,8 @@ class Writer {
     }
     size_t right = 0;
     for (take(0); is_open(text) && right < guesses.size() && text.ids.back() == guesses[right]; ++right) take(0);
-    if (!guesses.empty()) reach_ = right == guesses.size() ? std::min(settings_.lookup, 2 * reach_) : int64_t(right) + 1;
+    if (!guesses.empty())
+      reach_ = right == guesses.size() ? std::min(settings_.lookup, 2 * reach_) : int64_t(right) + 1;
     return int64_t(right);
   }
 
@@ -314,7 +338,8 @@ class Writer {
 
 }  // namespace
 
-std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known) {
+std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print,
+                                             Times& times, int64_t known) {
   return Writer(*this, prompts, print, times).all(known);
 }
 

@@ -33,7 +33,8 @@ struct Settings {
   std::vector<std::string> stops;
   bool ignore_eos = false;
   std::string chat_template;  // a name or a file
-  int64_t sinks = -1;  // texts go on when the context is full: so many first tokens are kept, and of the others the last
+  int64_t sinks =
+      -1;  // texts go on when the context is full: so many first tokens are kept, and of the others the last
   int64_t lookup = 0;  // tokens that are guessed in a step
 };
 
@@ -41,8 +42,9 @@ struct Settings {
 bool interrupted();
 void catch_interrupts(int times = 1);
 
-// The stop strings of a text that comes in pieces: what may be the beginning of one is held back. Of several the one that is complete
-// first counts, of those the one that began first, so that it does not matter where the pieces are cut.
+// The stop strings of a text that comes in pieces: what may be the beginning of one is held back. Of several the one
+// that is complete first counts, of those the one that began first, so that it does not matter where the pieces are
+// cut.
 class Stops {
  public:
   explicit Stops(const std::vector<std::string>& stops) : stops_(&stops) {}
@@ -72,9 +74,11 @@ class Session {
     double prompt_seconds = 0, decode_seconds = 0;
     int64_t prompt_tokens = 0, steps = 0, decoded = 0;
   };
-  // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of the first text that the cache has.
+  // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of the first text
+  // that the cache has.
   using Print = std::function<void(size_t text, const std::string& more)>;
-  std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times, int64_t known = 0);
+  std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times,
+                             int64_t known = 0);
 
   const Settings& settings;
   Json generation;  // generation_config.json

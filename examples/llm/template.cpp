@@ -9,10 +9,13 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
   Run run(now);
   List list;
   for (const Message& message : messages) {
-    const bool is_name = std::all_of(message.role.begin(), message.role.end(), [](char c) { return is_letter(static_cast<unsigned char>(c)) || c == '_'; });
-    if (!is_name) throw Error("a message of the role " + shown(message.role));  // templates make control tokens of roles
+    const bool is_name = std::all_of(message.role.begin(), message.role.end(),
+                                     [](char c) { return is_letter(static_cast<unsigned char>(c)) || c == '_'; });
+    if (!is_name)
+      throw Error("a message of the role " + shown(message.role));  // templates make control tokens of roles
     const char32_t origin = message.role == "assistant" ? kByModel : kByOthers;
-    list.push_back(run.dict_of(0, {{U"role", Value::of(wide(message.role))}, {U"content", Value::of(wide(message.content, origin))}}));
+    list.push_back(run.dict_of(
+        0, {{U"role", Value::of(wide(message.role))}, {U"content", Value::of(wide(message.content, origin))}}));
   }
   run.set("messages", run.list_of(0, std::move(list)));
   for (const auto& item : variables.items()) run.set(item.key(), run.value_of(item.value()));

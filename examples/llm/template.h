@@ -1,5 +1,6 @@
-// Chat templates: the part of Jinja that the templates of models are written in, with the results and the settings that transformers has
-// (trim_blocks, lstrip_blocks, loop controls, `generation`). What is beyond it is refused with its line, and so is what would take too long.
+// Chat templates: the part of Jinja that the templates of models are written in, with the results and the settings that
+// transformers has (trim_blocks, lstrip_blocks, loop controls, `generation`). What is beyond it is refused with its
+// line, and so is what would take too long.
 #pragma once
 
 #include <ctime>
@@ -26,7 +27,8 @@ class Template {
  public:
   explicit Template(std::string_view source);
   // variables: an object of what the template knows by name beside the messages.
-  Rendered render(const std::vector<Message>& messages, const Json& variables, std::time_t now = std::time(nullptr)) const;
+  Rendered render(const std::vector<Message>& messages, const Json& variables,
+                  std::time_t now = std::time(nullptr)) const;
 
   struct Node;
 

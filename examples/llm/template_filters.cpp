@@ -24,18 +24,21 @@ Value Run::function(int line, const std::string& name, const Arguments& given) {
     const auto values = bind(line, name, given, {"start", "stop", "step"}, 1);
     for (size_t i = 0; i < given.values.size(); ++i) if (!is_number(values[i])) wrong(line, "a range", values[i]);
     const bool one = given.values.size() == 1;
-    const int64_t from = one ? 0 : values[0].n, to = one ? values[0].n : values[1].n, step = given.values.size() < 3 ? 1 : values[2].n;
+    const int64_t from = one ? 0 : values[0].n, to = one ? values[0].n : values[1].n,
+                  step = given.values.size() < 3 ? 1 : values[2].n;
     if (step == 0) fail(line, "a range of step 0");
     List list;
     for (int64_t i = from; step > 0 ? i < to : i > to;) {
-      if (int64_t(list.size()) >= kLongestRange) fail(line, "a range of more than " + std::to_string(kLongestRange) + " numbers");
+      if (int64_t(list.size()) >= kLongestRange)
+        fail(line, "a range of more than " + std::to_string(kLongestRange) + " numbers");
       list.push_back(Value::of(Value::integer, i));
       if (__builtin_add_overflow(i, step, &i)) break;
     }
     return list_of(line, std::move(list), Value::range);
   }
   if (name == "raise_exception") {
-    throw Error("the chat template refuses this conversation: " + shown(narrow(text_of(line, bind(line, name, given, {"message"}, 1)[0])), 300));
+    throw Error("the chat template refuses this conversation: " +
+                shown(narrow(text_of(line, bind(line, name, given, {"message"}, 1)[0])), 300));
   }
   const std::string format = narrow(text_of(line, bind(line, name, given, {"format"}, 1)[0]));
   std::tm local{};
@@ -51,7 +54,8 @@ template <class F>
 Value Run::cased(int line, const Text& text, const F& upper) {
   Text out = text;
   for (size_t i = 0; i < out.size(); ++i) {
-    if ((out[i] & kCharacter) >= 128) fail(line, "upper and lower case of '" + narrow(Text(1, out[i])) + "' are not supported");
+    if ((out[i] & kCharacter) >= 128)
+      fail(line, "upper and lower case of '" + narrow(Text(1, out[i])) + "' are not supported");
     if (is_letter(out[i])) out[i] = upper(i) ? out[i] & ~char32_t(32) : out[i] | 32;
   }
   return made(line, std::move(out));
@@ -68,17 +72,21 @@ Value Run::text_method(int line, const std::string& name, const Value& of, const
   spend(line, int64_t(text.size()));
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
     const Value chars = bind(line, name, given, {"chars"})[0];
-    if (!is_missing(chars) && chars.kind != Value::none && chars.kind != Value::text) wrong(line, "'" + name + "' by the value", chars);
+    if (!is_missing(chars) && chars.kind != Value::none && chars.kind != Value::text)
+      wrong(line, "'" + name + "' by the value", chars);
     if (chars.kind == Value::text) spend_search(line, text, *chars.chars);
-    return made(line, stripped(text, chars.kind == Value::text ? chars.chars.get() : nullptr, name != "rstrip", name != "lstrip"));
+    return made(line, stripped(text, chars.kind == Value::text ? chars.chars.get() : nullptr, name != "rstrip",
+                               name != "lstrip"));
   }
   if (name == "startswith" || name == "endswith") {
     const Value what = bind(line, name, given, {"what"}, 1)[0];
-    if (what.kind != Value::text && !(what.kind == Value::list && what.n == Value::tuple)) wrong(line, "'" + name + "'", what);
+    if (what.kind != Value::text && !(what.kind == Value::list && what.n == Value::tuple))
+      wrong(line, "'" + name + "'", what);
     const List any = what.kind == Value::text ? List{what} : *what.elements;
     return Value::of(std::any_of(any.begin(), any.end(), [&](const Value& v) {
       if (v.kind != Value::text) wrong(line, "'" + name + "'", v);
-      return v.chars->size() <= text.size() && is_at(text, name == "startswith" ? 0 : text.size() - v.chars->size(), *v.chars);
+      return v.chars->size() <= text.size() &&
+             is_at(text, name == "startswith" ? 0 : text.size() - v.chars->size(), *v.chars);
     }));
   }
   if (name == "split") {
@@ -92,7 +100,9 @@ Value Run::text_method(int line, const std::string& name, const Value& of, const
     for (int64_t left = is_number(a[1]) ? a[1].n : -1;; --left) {
       while (spaces && at < text.size() && is_space(text[at])) ++at;
       if (spaces && at == text.size()) break;
-      size_t end = left == 0 ? text.size() : spaces ? size_t(std::find_if(text.begin() + int64_t(at), text.end(), is_space) - text.begin()) : std::min(text.size(), find(text, by, at));
+      size_t end = left == 0 ? text.size()
+                   : spaces  ? size_t(std::find_if(text.begin() + int64_t(at), text.end(), is_space) - text.begin())
+                             : std::min(text.size(), find(text, by, at));
       const bool last = end == text.size() && (spaces || left == 0 || !is_at(text, end, by));
       out.push_back(made(line, text.substr(at, end - at)));
       if (last) break;
@@ -138,7 +148,8 @@ Value Run::dict_method(int line, const std::string& name, const Value& of, const
     else if (name == "items") list.push_back(list_of(line, {key, item.second}, Value::tuple));
     else break;
   }
-  if (list.size() != of.entries->size() || !is_dict_method(name)) fail(line, "the method '" + shown(name) + "' of a dict is not supported");
+  if (list.size() != of.entries->size() || !is_dict_method(name))
+    fail(line, "the method '" + shown(name) + "' of a dict is not supported");
   return list_of(line, std::move(list), Value::view);
 }
 
@@ -173,7 +184,10 @@ void Run::write_json(int line, Text& out, const Value& v, int64_t indent, int64_
     }
     out += U'"';
   } else if (v.kind == Value::none || is_number(v)) {
-    append(line, out, v.kind == Value::none ? U"null" : v.kind == Value::boolean ? (v.n != 0 ? U"true" : U"false") : text_of(line, v));
+    append(line, out,
+           v.kind == Value::none      ? U"null"
+           : v.kind == Value::boolean ? (v.n != 0 ? U"true" : U"false")
+                                      : text_of(line, v));
   } else {
     wrong(line, "JSON", v);
   }
@@ -195,12 +209,15 @@ Value Run::selected(int line, const std::string& name, const Value& of, const Ar
   const bool by_attribute = name.size() > 6, wanted = name[0] == 's';
   const size_t used = by_attribute ? 2 : 1;
   for (size_t i = 0; i < std::min(used, given.values.size()); ++i) {
-    if (given.values[i].kind != Value::text || !given.names[i].empty()) fail(line, "'" + name + "' of this form is not supported");
+    if (given.values[i].kind != Value::text || !given.names[i].empty())
+      fail(line, "'" + name + "' of this form is not supported");
   }
   if (by_attribute && given.values.empty()) fail(line, "'" + name + "' without an attribute");
-  const std::string attribute = by_attribute ? narrow(*given.values[0].chars) : "", how = given.values.size() >= used ? narrow(*given.values[used - 1].chars) : "";
+  const std::string attribute = by_attribute ? narrow(*given.values[0].chars) : "",
+                    how = given.values.size() >= used ? narrow(*given.values[used - 1].chars) : "";
   Arguments rest;
-  for (size_t i = used; i < given.values.size(); ++i) rest.values.push_back(given.values[i]), rest.names.push_back(given.names[i]);
+  for (size_t i = used; i < given.values.size(); ++i)
+    rest.values.push_back(given.values[i]), rest.names.push_back(given.names[i]);
   List out;
   for (const Value& v : elements(line, of)) {
     const Value seen = by_attribute ? path(line, v, attribute) : v;
@@ -226,18 +243,21 @@ Value Run::mapped(int line, const Value& of, Arguments given) {
 
 Value Run::filter(int line, const std::string& name, const Value& of, Arguments given) {
   spend(line, of.kind == Value::text ? int64_t(of.chars->size()) : 0);
-  const bool of_text = name == "trim" || name == "replace" || name == "upper" || name == "lower" || name == "capitalize";
+  const bool of_text =
+      name == "trim" || name == "replace" || name == "upper" || name == "lower" || name == "capitalize";
   if (of_text) return text_method(line, name == "trim" ? "strip" : name, Value::of(text_of(line, of)), given);
   if (name == "tojson") {
     const auto a = bind(line, name, given, {"ensure_ascii", "indent"});
     const Value& indent = a[1];
     if (truth(a[0])) fail(line, "'tojson' in ASCII is not supported");
-    if (indent.kind > Value::none && (indent.kind != Value::integer || indent.n < 0 || indent.n > 64)) wrong(line, "an indent", indent);
+    if (indent.kind > Value::none && (indent.kind != Value::integer || indent.n < 0 || indent.n > 64))
+      wrong(line, "an indent", indent);
     Text out;
     write_json(line, out, of, indent.kind == Value::integer ? indent.n : -1, 0);
     return Value::of(std::move(out));
   }
-  if (name == "length" || name == "count") return bind(line, name, given, {}), Value::of(Value::integer, length(line, of));
+  if (name == "length" || name == "count")
+    return bind(line, name, given, {}), Value::of(Value::integer, length(line, of));
   if (name == "default" || name == "d") {
     const auto a = bind(line, name, given, {"default_value", "boolean"});
     if (of.kind != Value::undefined && !(truth(a[1]) && !truth(of))) return of;
@@ -249,7 +269,8 @@ Value Run::filter(int line, const std::string& name, const Value& of, Arguments 
     if (a[1].kind == Value::text) for (Value& v : list) v = path(line, v, narrow(*a[1].chars));
     return joined(line, list, text_of(line, a[0]));
   }
-  if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr") return selected(line, name, of, given);
+  if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr")
+    return selected(line, name, of, given);
   if (name == "map") return mapped(line, of, std::move(given));
   bind(line, name, given, {});
   if (name == "string") return of.kind == Value::text ? of : made(line, text_of(line, of));
@@ -270,14 +291,18 @@ Value Run::filter(int line, const std::string& name, const Value& of, Arguments 
   }
   if (name == "title") {
     const Text text = text_of(line, of);
-    return cased(line, text, [&](size_t i) { return i == 0 || is_space(text[i - 1]) || find(U"-({[<", Text(1, text[i - 1])) != Text::npos; });
+    return cased(line, text, [&](size_t i) {
+      return i == 0 || is_space(text[i - 1]) || find(U"-({[<", Text(1, text[i - 1])) != Text::npos;
+    });
   }
   fail(line, "the filter '" + shown(name) + "' is not supported");
 }
 
 bool Run::test(int line, const std::string& name, const Value& of, const Arguments& given) {
-  const std::pair<const char*, const char*> comparisons[] = {{"eq", "=="}, {"equalto", "=="}, {"==", "=="}, {"ne", "!="}, {"!=", "!="}, {"lt", "<"}, {"lessthan", "<"}, {"<", "<"}, {"le", "<="},
-                                                             {"<=", "<="}, {"gt", ">"}, {"greaterthan", ">"}, {">", ">"}, {"ge", ">="}, {">=", ">="}, {"in", "in"}};
+  const std::pair<const char*, const char*> comparisons[] = {
+      {"eq", "=="},      {"equalto", "=="}, {"==", "=="}, {"ne", "!="}, {"!=", "!="}, {"lt", "<"},
+      {"lessthan", "<"}, {"<", "<"},        {"le", "<="}, {"<=", "<="}, {"gt", ">"},  {"greaterthan", ">"},
+      {">", ">"},        {"ge", ">="},      {">=", ">="}, {"in", "in"}};
   for (const auto& comparison : comparisons) {
     if (name == comparison.first) return compare(line, comparison.second, of, bind(line, name, given, {"other"}, 1)[0]);
   }
@@ -287,14 +312,17 @@ bool Run::test(int line, const std::string& name, const Value& of, const Argumen
   if (name == "none") return of.kind == Value::none;
   if (name == "string") return of.kind == Value::text;
   if (name == "mapping") return of.kind == Value::dict;
-  const bool loops = of.kind == Value::text || of.kind == Value::list || of.kind == Value::dict || of.kind == Value::undefined;
-  if (name == "sequence" || name == "iterable") return loops && !(name == "sequence" && of.kind == Value::list && of.n >= Value::view);
+  const bool loops =
+      of.kind == Value::text || of.kind == Value::list || of.kind == Value::dict || of.kind == Value::undefined;
+  if (name == "sequence" || name == "iterable")
+    return loops && !(name == "sequence" && of.kind == Value::list && of.n >= Value::view);
   if (name == "number") return is_number(of);
   if (name == "integer") return of.kind == Value::integer;
   if (name == "float") return false;
   if (name == "boolean") return of.kind == Value::boolean;
   if (name == "true" || name == "false") return of.kind == Value::boolean && (of.n != 0) == (name[0] == 't');
-  if (name == "odd" || name == "even") return arithmetic(line, "%", of, Value::of(Value::integer, 2)).n == (name == "odd");
+  if (name == "odd" || name == "even")
+    return arithmetic(line, "%", of, Value::of(Value::integer, 2)).n == (name == "odd");
   fail(line, "the test '" + shown(name) + "' is not supported");
 }
 

@@ -12,15 +12,19 @@
 namespace llm {
 namespace jinja {
 
-// Characters with their origin above the 21 bits of Unicode, so that it goes with them through everything that a template does to texts.
+// Characters with their origin above the 21 bits of Unicode, so that it goes with them through everything that a
+// template does to texts.
 using Text = std::u32string;
 constexpr char32_t kCharacter = 0x1fffff, kByModel = 1 << 24, kByOthers = 2 << 24;
 
-constexpr int kNesting = 200, kCalls = 300, kValues = 100;  // how deep a template, what it calls and what it makes may be
-constexpr int64_t kWork = 1 << 25, kNodeWork = 16;          // characters and elements that are made, and what a step counts
+constexpr int kNesting = 200, kCalls = 300,
+              kValues = 100;  // how deep a template, what it calls and what it makes may be
+constexpr int64_t kWork = 1 << 25, kNodeWork = 16;  // characters and elements that are made, and what a step counts
 constexpr int64_t kLongestRange = 100000;                   // as in Jinja's sandbox
 
-[[noreturn]] inline void fail(int line, const std::string& why) { throw Error("the chat template, line " + std::to_string(line) + ": " + why); }
+[[noreturn]] inline void fail(int line, const std::string& why) {
+  throw Error("the chat template, line " + std::to_string(line) + ": " + why);
+}
 
 inline Text wide(std::string_view utf8, char32_t origin = 0) {
   const std::string valid = valid_utf8(utf8);
@@ -50,17 +54,24 @@ inline std::string narrow(const Text& text) {
 }
 
 inline bool is_same(char32_t a, char32_t b) { return ((a ^ b) & kCharacter) == 0; }
-inline bool is_same(const Text& a, const Text& b) { return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char32_t x, char32_t y) { return is_same(x, y); }); }
+inline bool is_same(const Text& a, const Text& b) {
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](char32_t x, char32_t y) { return is_same(x, y); });
+}
 inline size_t find(const Text& text, const Text& what, size_t from = 0) {
-  const auto at = std::search(text.begin() + int64_t(from), text.end(), what.begin(), what.end(), [](char32_t x, char32_t y) { return is_same(x, y); });
+  const auto at = std::search(text.begin() + int64_t(from), text.end(), what.begin(), what.end(),
+                              [](char32_t x, char32_t y) { return is_same(x, y); });
   return at == text.end() && !what.empty() ? Text::npos : size_t(at - text.begin());
 }
-inline bool is_at(const Text& text, size_t at, const Text& what) { return at <= text.size() && text.size() - at >= what.size() && is_same(text.substr(at, what.size()), what); }
+inline bool is_at(const Text& text, size_t at, const Text& what) {
+  return at <= text.size() && text.size() - at >= what.size() && is_same(text.substr(at, what.size()), what);
+}
 
 // As Python's str.isspace().
 inline bool is_space(char32_t c) {
   c &= kCharacter;
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 inline bool is_letter(char32_t c) { return ((c & kCharacter) | 32) - 'a' < 26; }
 inline bool is_of_name(char32_t c) { return is_letter(c) || c == '_' || c - '0' < 10; }
@@ -79,8 +90,8 @@ using Dict = std::vector<std::pair<Text, Value>>;  // in the order in which it w
 
 struct Value {
   enum Kind { undefined, none, boolean, integer, text, list, dict, space, function, macro } kind = undefined;
-  // What can be looped over in Python, and differs in what else can be done with it: a stream is always true, has no length and is gone
-  // when it has been read.
+  // What can be looped over in Python, and differs in what else can be done with it: a stream is always true, has no
+  // length and is gone when it has been read.
   enum Sort { plain, tuple, range, view, stream };
   int64_t n = 0;                          // a number, true; of a list: what sort it is
   int depth = 0;                          // of a list or a dict, so that recursion ends
@@ -107,14 +118,38 @@ struct Value {
 
 struct Template::Node {
   enum Kind {
-    constant, name, make_list, make_dict, attribute, item, slice, call, filter, test, negative, inverse, compare, binary, choose,
-    body, print, branch, repeat, assign, capture, define, leave, next, generation
+    constant,
+    name,
+    make_list,
+    make_dict,
+    attribute,
+    item,
+    slice,
+    call,
+    filter,
+    test,
+    negative,
+    inverse,
+    compare,
+    binary,
+    choose,
+    body,
+    print,
+    branch,
+    repeat,
+    assign,
+    capture,
+    define,
+    leave,
+    next,
+    generation
   } kind;
   int line, depth = 1;
   std::string word;                                // a name, an operator
   jinja::Value value{};                                   // a constant
   std::vector<std::shared_ptr<const Node>> parts{};  // nullptr: not given
-  std::vector<std::string> words{};                // names of arguments ("": by place), of what is assigned, operators of a comparison
+  std::vector<std::string>
+      words{};  // names of arguments ("": by place), of what is assigned, operators of a comparison
 };
 
 namespace jinja {

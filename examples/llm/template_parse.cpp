@@ -14,8 +14,8 @@ struct Token {
   std::string word_;
 };
 
-// Whitespace around tags is as in Jinja: '-' takes all of it, '+' none; otherwise a block takes the spaces before it, if nothing else is
-// in its line, and the newline behind it.
+// Whitespace around tags is as in Jinja: '-' takes all of it, '+' none; otherwise a block takes the spaces before it,
+// if nothing else is in its line, and the newline behind it.
 class Lexer {
  public:
   explicit Lexer(const Text& source) {
@@ -29,8 +29,11 @@ class Lexer {
   std::vector<Token> tokens() {
     while (at_ < source_.size()) {
       size_t begin = at_;
-      while (begin < source_.size() && !(source_[begin] == '{' && (is(begin + 1, "{") || is(begin + 1, "%") || is(begin + 1, "#")))) ++begin;
-      const char32_t kind = begin + 1 < source_.size() ? source_[begin + 1] : 0, sign = begin + 2 < source_.size() ? source_[begin + 2] : 0;
+      while (begin < source_.size() &&
+             !(source_[begin] == '{' && (is(begin + 1, "{") || is(begin + 1, "%") || is(begin + 1, "#"))))
+        ++begin;
+      const char32_t kind = begin + 1 < source_.size() ? source_[begin + 1] : 0,
+                     sign = begin + 2 < source_.size() ? source_[begin + 2] : 0;
       Text data = source_.substr(at_, begin - at_);
       if (kind != 0 && sign == '-') data = stripped(data, nullptr, false, true);
       else if (kind != 0 && kind != '{' && sign != '+') strip_line(data);
@@ -61,7 +64,8 @@ class Lexer {
     if (newline == Text::npos && at_ > 0 && source_[at_ - 1] != '\n') return;
     if (std::all_of(data.begin() + int64_t(begin), data.end(), is_space)) data.resize(begin);
   }
-  // Goes on behind a tag that ends at `end`; sign: '-' takes all whitespace that follows, none a newline, if it is a block.
+  // Goes on behind a tag that ends at `end`; sign: '-' takes all whitespace that follows, none a newline, if it is a
+  // block.
   void close(size_t end, char32_t sign, bool block) {
     if (block && sign == 0 && is(end, "\n")) ++end;
     while (sign == '-' && end < source_.size() && is_space(source_[end])) ++end;
@@ -92,8 +96,11 @@ class Lexer {
         while (to < source_.size() && is_of_name(source_[to])) ++to;
         const std::string word = narrow(source_.substr(at_, to - at_));
         const bool digits = c - '0' < 10;
-        if (digits && (word.size() > 18 || (word.size() > 1 && c == '0') || word.find_first_not_of("0123456789") != std::string::npos)) fail(line_, "this form of number is not supported");
-        if (digits && is(to, ".") && to + 1 < source_.size() && source_[to + 1] - '0' < 10) fail(line_, "numbers with fractions are not supported");
+        if (digits && (word.size() > 18 || (word.size() > 1 && c == '0') ||
+                       word.find_first_not_of("0123456789") != std::string::npos))
+          fail(line_, "this form of number is not supported");
+        if (digits && is(to, ".") && to + 1 < source_.size() && source_[to + 1] - '0' < 10)
+          fail(line_, "numbers with fractions are not supported");
         push(digits ? Token::integer : Token::word, to, word);
       } else if (c == '"' || c == '\'') {
         string(c);
@@ -137,10 +144,13 @@ class Lexer {
       if (known != nullptr || next == '\n') continue;
       char32_t code = 0;
       for (int digits = next == 'x' ? 2 : next == 'u' ? 4 : 0; digits > 0; --digits) {
-        const char32_t d = ++at < source_.size() ? source_[at] : 0, value = d - '0' < 10 ? d - '0' : (d | 32) - 'a' < 6 ? (d | 32) - 'a' + 10 : 1 << 20;
+        const char32_t d = ++at < source_.size() ? source_[at] : 0, value = d - '0' < 10         ? d - '0'
+                                                                            : (d | 32) - 'a' < 6 ? (d | 32) - 'a' + 10
+                                                                                                 : 1 << 20;
         code = std::min<char32_t>(code * 16 + value, 1 << 20);
       }
-      if ((next != 'x' && next != 'u') || code >= 1 << 20 || (code >= 0xd800 && code < 0xe000)) fail(line_, "this escape in a string is not supported");
+      if ((next != 'x' && next != 'u') || code >= 1 << 20 || (code >= 0xd800 && code < 0xe000))
+        fail(line_, "this escape in a string is not supported");
       text += code;
     }
     out_.push_back({Token::string, line_, text, {}});
@@ -189,7 +199,9 @@ class Parser {
     out->parts = std::move(parts);
     return out;
   }
-  std::shared_ptr<Node> node(Node::Kind kind, std::vector<NodePtr> parts, const std::string& word = "") { return node(kind, now().line, word, std::move(parts)); }
+  std::shared_ptr<Node> node(Node::Kind kind, std::vector<NodePtr> parts, const std::string& word = "") {
+    return node(kind, now().line, word, std::move(parts));
+  }
   NodePtr constant(Value value) {
     auto out = node(Node::constant, {});
     out->value = std::move(value);
@@ -216,7 +228,8 @@ class Parser {
         parts.push_back(node(Node::print, token.line, "", {tuple()}));
         expect(Token::print_end);
       } else {
-        if (std::any_of(ends.begin(), ends.end(), [&](const char* end) { return is_word(end); })) return node(Node::body, line, "", std::move(parts));
+        if (std::any_of(ends.begin(), ends.end(), [&](const char* end) { return is_word(end); }))
+          return node(Node::body, line, "", std::move(parts));
         parts.push_back(statement());
       }
     }
@@ -252,7 +265,8 @@ class Parser {
     std::string of;
     if (skip_sign(".")) of = names[0], names[0] = expect_word();
     while (of.empty() && skip_sign(",")) names.push_back(expect_word());
-    if (!skip_sign("=") && (!of.empty() || names.size() > 1 || now().kind != Token::block_end)) fail(line, "this form of 'set' is not supported");
+    if (!skip_sign("=") && (!of.empty() || names.size() > 1 || now().kind != Token::block_end))
+      fail(line, "this form of 'set' is not supported");
     const bool captures = now().kind == Token::block_end;
     auto made = captures ? node(Node::capture, line, "", {ended("endset")}) : node(Node::assign, line, of, {tuple()});
     made->words = names;
@@ -328,11 +342,15 @@ class Parser {
   }
   // Operators of two sides, by how little they bind; `not` and comparisons stand between `and` and sums.
   NodePtr operators(size_t level) {
-    static const std::vector<std::string> levels[] = {{"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"}, {"**"}};
-    const auto side = [&] { return level + 1 == std::size(levels) ? unary(true) : level == 1 ? inverse() : operators(level + 1); };
+    static const std::vector<std::string> levels[] = {{"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "//", "/", "%"},
+                                                      {"**"}};
+    const auto side = [&] {
+      return level + 1 == std::size(levels) ? unary(true) : level == 1 ? inverse() : operators(level + 1);
+    };
     NodePtr left = side();
     for (;;) {
-      const bool given = now().kind == (level < 2 ? Token::word : Token::sign) && std::count(levels[level].begin(), levels[level].end(), now().word_) > 0;
+      const bool given = now().kind == (level < 2 ? Token::word : Token::sign) &&
+                         std::count(levels[level].begin(), levels[level].end(), now().word_) > 0;
       if (!given) return left;
       const std::string sign = next().word_;
       left = node(Node::binary, {left, side()}, sign);
@@ -346,7 +364,8 @@ class Parser {
     for (;;) {
       const std::string& sign = now().word_;
       const bool in = is_word("in"), not_in = is_word("not") && tokens_[at_ + 1].word_ == "in";
-      const bool compares = now().kind == Token::sign && (sign == "==" || sign == "!=" || sign == "<" || sign == "<=" || sign == ">" || sign == ">=");
+      const bool compares = now().kind == Token::sign && (sign == "==" || sign == "!=" || sign == "<" || sign == "<=" ||
+                                                          sign == ">" || sign == ">=");
       if (!in && !not_in && !compares) break;
       signs.push_back(not_in ? "not in" : sign);
       if (next(), not_in) next();
@@ -387,7 +406,8 @@ class Parser {
     const bool inverse = skip_word("not");
     const std::string name = dotted();
     // An argument may stand without brackets.
-    const bool word = now().kind == Token::word && !is_word("else") && !is_word("or") && !is_word("and") && !is_word("if") && !is_word("is") && !is_word("in") && !is_word("not");
+    const bool word = now().kind == Token::word && !is_word("else") && !is_word("or") && !is_word("and") &&
+                      !is_word("if") && !is_word("is") && !is_word("in") && !is_word("not");
     NodePtr out;
     if (word || now().kind == Token::string || now().kind == Token::integer || is_sign("[") || is_sign("{")) {
       auto made = node(Node::test, {of, postfix(primary())}, name);
@@ -407,8 +427,10 @@ class Parser {
     while (!skip_sign(")")) {
       if (!names.empty()) expect_sign(",");
       if (skip_sign(")")) break;
-      const bool named = now().kind == Token::word && tokens_[at_ + 1].kind == Token::sign && tokens_[at_ + 1].word_ == "=";
-      if (!named && !names.empty() && !names.back().empty()) fail(now().line, "an argument without a name behind one with a name");
+      const bool named =
+          now().kind == Token::word && tokens_[at_ + 1].kind == Token::sign && tokens_[at_ + 1].word_ == "=";
+      if (!named && !names.empty() && !names.back().empty())
+        fail(now().line, "an argument without a name behind one with a name");
       names.push_back(named ? next().word_ : "");
       if (named) next();
       parts.push_back(expression());
@@ -437,7 +459,8 @@ class Parser {
         }
         if (colons == 0 && bounds[0] == nullptr) fail(now().line, "an index is missing");
         next();
-        out = colons == 0 ? node(Node::item, {out, bounds[0]}) : node(Node::slice, {out, bounds[0], bounds[1], bounds[2]});
+        out = colons == 0 ? node(Node::item, {out, bounds[0]})
+                          : node(Node::slice, {out, bounds[0], bounds[1], bounds[2]});
       } else {
         return out;
       }
@@ -453,7 +476,8 @@ class Parser {
     if (token.kind == Token::integer) return constant(Value::of(Value::integer, std::stoll(token.word_)));
     if (token.kind == Token::word) {
       const std::string& word = token.word_;
-      if (word == "true" || word == "True" || word == "false" || word == "False") return constant(Value::of((word[0] | 32) == 't'));
+      if (word == "true" || word == "True" || word == "false" || word == "False")
+        return constant(Value::of((word[0] | 32) == 't'));
       if (word == "none" || word == "None") return constant(Value::of(Value::none));
       for (const char* reserved : {"and", "else", "if", "in", "is", "not", "or"}) {
         if (word == reserved) fail(token.line, "'" + word + "' is not expected");

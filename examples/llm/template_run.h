@@ -17,7 +17,8 @@ struct Arguments {
 
 // What Python's dicts have: asking for one of these is not asking for an entry.
 inline bool is_dict_method(const std::string& name) {
-  return std::strstr(" clear copy fromkeys get items keys pop popitem setdefault update values ", (" " + name + " ").c_str()) != nullptr;
+  return std::strstr(" clear copy fromkeys get items keys pop popitem setdefault update values ",
+                     (" " + name + " ").c_str()) != nullptr;
 }
 
 class Run {
@@ -128,7 +129,9 @@ class Run {
     work_ += work;
     if (work_ > kWork) fail(line, "it takes too long, or makes too much");
   }
-  void spend_search(int line, const Text& text, const Text& what) { spend(line, int64_t(text.size() + text.size() * what.size() / 8)); }
+  void spend_search(int line, const Text& text, const Text& what) {
+    spend(line, int64_t(text.size() + text.size() * what.size() / 8));
+  }
   void deepen(int line, Value& whole, const Value& part) {
     whole.depth = std::max(whole.depth, part.depth + 1);
     if (whole.depth > kValues) fail(line, "values are nested too deep");
@@ -136,7 +139,8 @@ class Run {
     if (part.kind == Value::space) fail(line, "a namespace within a list is not supported");
   }
   static void check_kept(int line, const Value& v) {
-    if (v.kind == Value::list && v.n == Value::stream) fail(line, "what a filter makes without 'list' behind it cannot be kept");
+    if (v.kind == Value::list && v.n == Value::stream)
+      fail(line, "what a filter makes without 'list' behind it cannot be kept");
   }
   void append(int line, Text& to, const Text& more) {
     spend(line, int64_t(more.size()));
@@ -178,7 +182,8 @@ class Run {
   void assign(const Node& node, const std::vector<std::string>& names, const Value& value) {
     if (names.size() == 1) return set(names[0], value);
     const List parts = elements(node.line, value);
-    if (parts.size() != names.size()) fail(node.line, std::to_string(parts.size()) + " values for " + std::to_string(names.size()) + " names");
+    if (parts.size() != names.size())
+      fail(node.line, std::to_string(parts.size()) + " values for " + std::to_string(names.size()) + " names");
     for (size_t i = 0; i < names.size(); ++i) set(names[i], parts[i]);
   }
 
@@ -223,7 +228,8 @@ class Run {
     if (name == "last") return Value::of(at == n - 1);
     if (name == "previtem") return at > 0 ? (*loop->items)[loop->at - 1] : nothing("loop.previtem");
     if (name == "nextitem") return at < n - 1 ? (*loop->items)[loop->at + 1] : nothing("loop.nextitem");
-    const std::pair<const char*, int64_t> numbers[] = {{"index", at + 1}, {"index0", at}, {"revindex", n - at}, {"revindex0", n - at - 1}, {"length", n}};
+    const std::pair<const char*, int64_t> numbers[] = {
+        {"index", at + 1}, {"index0", at}, {"revindex", n - at}, {"revindex0", n - at - 1}, {"length", n}};
     for (const auto& number : numbers) {
       if (name == number.first) return Value::of(Value::integer, number.second);
     }
@@ -253,10 +259,11 @@ class Run {
                                       [&](const Value& x, const Value& y) { return equal(line, x, y); });
     }
     if (a.kind == Value::dict) {
-      return a.entries->size() == b.entries->size() && std::all_of(a.entries->begin(), a.entries->end(), [&](const auto& item) {
-        const Value* const other = get(*b.entries, item.first);
-        return other != nullptr && equal(line, item.second, *other);
-      });
+      return a.entries->size() == b.entries->size() &&
+             std::all_of(a.entries->begin(), a.entries->end(), [&](const auto& item) {
+               const Value* const other = get(*b.entries, item.first);
+               return other != nullptr && equal(line, item.second, *other);
+             });
     }
     return a.kind == Value::undefined || a.kind == Value::none || (a.attributes == b.attributes && a.body == b.body);
   }
@@ -271,11 +278,15 @@ class Run {
     }
   }
   static const char* name_of(const Value& v) {
-    const char* const names[] = {"something undefined", "none", "true or false", "a number", "a text", "a list", "a dict", "a namespace", "a function", "a macro"};
+    const char* const names[] = {
+        "something undefined", "none",       "true or false", "a number", "a text", "a list", "a dict",
+        "a namespace",         "a function", "a macro"};
     return names[v.kind];
   }
   [[noreturn]] void wrong(int line, const std::string& what, const Value& v) {
-    fail(line, what + " of " + name_of(v) + (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") + " is not possible or not supported");
+    fail(line, what + " of " + name_of(v) +
+                   (v.kind == Value::undefined && v.chars ? ", '" + shown(narrow(*v.chars)) + "'," : "") +
+                   " is not possible or not supported");
   }
   // What a loop goes over.
   List elements(int line, const Value& v) {
@@ -295,28 +306,36 @@ class Run {
     return 0;
   }
   bool contains(int line, const Value& all, const Value& one) {
-    if (all.kind == Value::list) return std::any_of(all.elements->begin(), all.elements->end(), [&](const Value& v) { return equal(line, v, one); });
+    if (all.kind == Value::list)
+      return std::any_of(all.elements->begin(), all.elements->end(),
+                         [&](const Value& v) { return equal(line, v, one); });
     if (all.kind == Value::dict && one.kind == Value::text) return get(*all.entries, *one.chars) != nullptr;
-    if (all.kind == Value::text && one.kind == Value::text) return spend_search(line, *all.chars, *one.chars), find(*all.chars, *one.chars) != Text::npos;
+    if (all.kind == Value::text && one.kind == Value::text)
+      return spend_search(line, *all.chars, *one.chars), find(*all.chars, *one.chars) != Text::npos;
     if (all.kind != Value::undefined) wrong(line, "'in'", all);
     return false;
   }
   Value attribute(int line, const Value& of, const std::string& name) {
     if (of.kind == Value::undefined) wrong(line, "the attribute '" + shown(name) + "'", of);
-    const bool has_own = of.kind == Value::dict ? is_dict_method(name) : of.kind != Value::space && of.kind != Value::none;
+    const bool has_own =
+        of.kind == Value::dict ? is_dict_method(name) : of.kind != Value::space && of.kind != Value::none;
     if (name[0] == '_' || has_own) fail(line, "'" + shown(name) + "' of " + name_of(of) + " is not supported here");
-    const Value* const found = of.kind == Value::dict ? get(*of.entries, wide(name)) : of.kind == Value::space ? get(*of.attributes, wide(name)) : nullptr;
+    const Value* const found = of.kind == Value::dict    ? get(*of.entries, wide(name))
+                               : of.kind == Value::space ? get(*of.attributes, wide(name))
+                                                         : nullptr;
     return found != nullptr ? *found : nothing(name);
   }
   void check_indexed(int line, const Value& v) {
-    if (v.kind == Value::list && v.n >= Value::view) fail(line, "an element of what a filter or a method makes, without 'list' behind it, is not supported");
+    if (v.kind == Value::list && v.n >= Value::view)
+      fail(line, "an element of what a filter or a method makes, without 'list' behind it, is not supported");
   }
   Value item(int line, const Value& of, const Value& at) {
     if (of.kind == Value::undefined) wrong(line, "an element", of);
     if (at.kind == Value::text && of.kind == Value::dict) {
       if (const Value* const found = get(*of.entries, *at.chars)) return *found;
     }
-    if (at.kind == Value::text && of.kind != Value::text) return attribute(line, of, narrow(*at.chars).empty() ? " " : narrow(*at.chars));
+    if (at.kind == Value::text && of.kind != Value::text)
+      return attribute(line, of, narrow(*at.chars).empty() ? " " : narrow(*at.chars));
     if (at.kind == Value::text) return attribute(line, of, narrow(*at.chars));
     if (!is_number(at) || (of.kind != Value::list && of.kind != Value::text)) return nothing("an element");
     check_indexed(line, of);
@@ -380,7 +399,8 @@ class Run {
       case Node::item: {
         const bool by_name = node.kind == Node::attribute;
         if (is_loop(*node.parts[0])) {
-          return loop_attribute(node.line, by_name ? node.word : narrow(text_of(node.line, evaluate(*node.parts[1]))), nullptr);
+          return loop_attribute(node.line, by_name ? node.word : narrow(text_of(node.line, evaluate(*node.parts[1]))),
+                                nullptr);
         }
         const Value of = evaluate(*node.parts[0]);
         return by_name ? attribute(node.line, of, node.word) : item(node.line, of, evaluate(*node.parts[1]));
@@ -389,7 +409,8 @@ class Run {
       case Node::call: return call(node);
       case Node::filter: return filter(node.line, node.word, evaluate(*node.parts[0]), arguments(node));
       case Node::test: return Value::of(test(node.line, node.word, evaluate(*node.parts[0]), arguments(node)));
-      case Node::negative: return arithmetic(node.line, node.word, Value::of(Value::integer, 0), evaluate(*node.parts[0]));
+      case Node::negative:
+        return arithmetic(node.line, node.word, Value::of(Value::integer, 0), evaluate(*node.parts[0]));
       case Node::inverse: return Value::of(!truth(evaluate(*node.parts[0])));
       case Node::compare: {
         Value left = evaluate(*node.parts[0]);
@@ -402,7 +423,8 @@ class Run {
       }
       case Node::binary: {
         const Value left = evaluate(*node.parts[0]);
-        if (node.word == "or" || node.word == "and") return truth(left) == (node.word == "or") ? left : evaluate(*node.parts[1]);
+        if (node.word == "or" || node.word == "and")
+          return truth(left) == (node.word == "or") ? left : evaluate(*node.parts[1]);
         const Value right = evaluate(*node.parts[1]);
         if (node.word == "~") return made(node.line, text_of(node.line, left) + text_of(node.line, right));
         return arithmetic(node.line, node.word, left, right);
@@ -413,7 +435,9 @@ class Run {
       default: fail(node.line, "a statement where an expression should be");
     }
   }
-  bool is_loop(const Node& node) const { return node.kind == Node::name && node.word == "loop" && lookup("loop") == nullptr; }
+  bool is_loop(const Node& node) const {
+    return node.kind == Node::name && node.word == "loop" && lookup("loop") == nullptr;
+  }
   Value name(const Node& node) {
     if (const Value* const found = lookup(node.word)) return *found;
     if (is_loop(node)) fail(node.line, "'loop' without an attribute is not supported");
@@ -445,12 +469,17 @@ class Run {
       int64_t n = 0;
       const bool divides = sign == "//" || sign == "%";
       if (divides && b.n == 0) fail(line, "a division by zero");
-      if (divides && b.n == -1) return sign == "%" ? Value::of(Value::integer, 0) : arithmetic(line, "-", Value::of(Value::integer, 0), a);
+      if (divides && b.n == -1)
+        return sign == "%" ? Value::of(Value::integer, 0) : arithmetic(line, "-", Value::of(Value::integer, 0), a);
       if (divides) {
-        const int64_t rest = a.n % b.n, low = rest != 0 && (rest < 0) != (b.n < 0) ? 1 : 0;  // as Python, towards minus infinity
+        const int64_t rest = a.n % b.n,
+                      low = rest != 0 && (rest < 0) != (b.n < 0) ? 1 : 0;  // as Python, towards minus infinity
         return Value::of(Value::integer, sign == "%" ? rest + low * b.n : a.n / b.n - low);
       }
-      const bool over = sign == "+" ? __builtin_add_overflow(a.n, b.n, &n) : sign == "-" ? __builtin_sub_overflow(a.n, b.n, &n) : sign == "*" ? __builtin_mul_overflow(a.n, b.n, &n) : true;
+      const bool over = sign == "+"   ? __builtin_add_overflow(a.n, b.n, &n)
+                        : sign == "-" ? __builtin_sub_overflow(a.n, b.n, &n)
+                        : sign == "*" ? __builtin_mul_overflow(a.n, b.n, &n)
+                                      : true;
       if (over) fail(line, "'" + sign + "' of these numbers is not supported");
       return Value::of(Value::integer, n);
     }
@@ -472,11 +501,16 @@ class Run {
     return out;
   }
   // The arguments in the order of their names; those that are not given are undefined, and say so.
-  std::vector<Value> bind(int line, const std::string& what, const Arguments& given, const std::vector<std::string>& names, size_t least = 0) {
+  std::vector<Value> bind(int line, const std::string& what, const Arguments& given,
+                          const std::vector<std::string>& names, size_t least = 0) {
     std::vector<Value> out(names.size(), Value::of(Value::undefined, kNotGiven));
     for (size_t i = 0; i < given.values.size(); ++i) {
-      const size_t at = given.names[i].empty() ? i : size_t(std::find(names.begin(), names.end(), given.names[i]) - names.begin());
-      if (at >= names.size() || !is_missing(out[at])) fail(line, "'" + shown(what) + "' with " + (given.names[i].empty() ? "so many arguments" : "the argument '" + shown(given.names[i]) + "'") + " is not supported");
+      const size_t at =
+          given.names[i].empty() ? i : size_t(std::find(names.begin(), names.end(), given.names[i]) - names.begin());
+      if (at >= names.size() || !is_missing(out[at]))
+        fail(line, "'" + shown(what) + "' with " +
+                       (given.names[i].empty() ? "so many arguments" : "the argument '" + shown(given.names[i]) + "'") +
+                       " is not supported");
       out[at] = given.values[i];
     }
     for (size_t i = 0; i < least; ++i) {
@@ -510,7 +544,9 @@ class Run {
     for (const Value& value : values) check_kept(line, value);
     for (size_t i = 0; i < values.size(); ++i) {
       const NodePtr& otherwise = macro.parts[i + 1];
-      set(macro.words[i], !is_missing(values[i]) ? values[i] : otherwise != nullptr ? evaluate(*otherwise) : nothing(macro.words[i]));
+      set(macro.words[i], !is_missing(values[i]) ? values[i]
+                          : otherwise != nullptr ? evaluate(*otherwise)
+                                                 : nothing(macro.words[i]));
     }
     Text text;
     run(*macro.parts[0], text);

@@ -31,7 +31,8 @@ std::string read_file(const std::string& path, size_t most) {
   file.seekg(0, std::ios::end);
   const auto size = file.tellg();
   if (size < 0) throw Error("cannot read " + path);
-  if (uint64_t(size) > most) throw Error(path + ": " + std::to_string(uint64_t(size)) + " bytes are more than such a file may have");
+  if (uint64_t(size) > most)
+    throw Error(path + ": " + std::to_string(uint64_t(size)) + " bytes are more than such a file may have");
   file.seekg(0);
   std::string text(size_t(size), '\0');
   file.read(&text[0], size);

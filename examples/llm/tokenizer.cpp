@@ -8,20 +8,23 @@
 
 namespace llm {
 
-// ---- BPE ------------------------------------------------------------------------------------------------------------------------
+// ---- BPE ------------------------------------------------------------------------------------------------------------
 
-// Neighbours are joined, those of the lowest rank first and of equal ranks the leftmost, until no pair is in the table. A heap of pairs
-// and a list of neighbours: a word of a million letters takes n log n steps.
+// Neighbours are joined, those of the lowest rank first and of equal ranks the leftmost, until no pair is in the table.
+// A heap of pairs and a list of neighbours: a word of a million letters takes n log n steps.
 void Tokenizer::merge(std::string_view word, Ids& out) const {
   if (ignore_merges_) {
-    if (const auto at = ids_.find(std::string(word)); at != ids_.end() && !control_[size_t(at->second)]) return out.push_back(at->second);
+    if (const auto at = ids_.find(std::string(word)); at != ids_.end() && !control_[size_t(at->second)])
+      return out.push_back(at->second);
   }
   struct Symbol {
     int32_t id, previous, next;
   };
   std::vector<Symbol> symbols;
   bool after_unknown = false;
-  const auto push = [&](int32_t id) { symbols.push_back({id, int32_t(symbols.size()) - 1, int32_t(symbols.size()) + 1}); };
+  const auto push = [&](int32_t id) {
+    symbols.push_back({id, int32_t(symbols.size()) - 1, int32_t(symbols.size()) + 1});
+  };
   for (std::string_view rest = word; !rest.empty();) {
     const size_t n = kind_ == Kind::bytes ? 1 : length_at(rest);
     const auto at = ids_.find(std::string(rest.substr(0, n)));
@@ -46,7 +49,9 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
 
   struct Pair {
     int32_t rank, left, left_id, right_id, id;
-    bool operator<(const Pair& other) const { return rank != other.rank ? rank > other.rank : left > other.left; }  // the queue gives the largest
+    bool operator<(const Pair& other) const {
+      return rank != other.rank ? rank > other.rank : left > other.left;
+    }  // the queue gives the largest
   };
   std::vector<Pair> room;
   room.reserve(symbols.size());
@@ -62,7 +67,8 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
     const Pair pair = pairs.top();
     pairs.pop();
     Symbol& left = symbols[size_t(pair.left)];
-    if (left.id != pair.left_id || left.next < 0 || symbols[size_t(left.next)].id != pair.right_id) continue;  // no longer there
+    if (left.id != pair.left_id || left.next < 0 || symbols[size_t(left.next)].id != pair.right_id)
+      continue;  // no longer there
     Symbol& right = symbols[size_t(left.next)];
     left.id = pair.id, right.id = -1;
     left.next = right.next;
@@ -73,9 +79,10 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
   for (int32_t i = 0; i >= 0; i = symbols[size_t(i)].next) out.push_back(symbols[size_t(i)].id);
 }
 
-// ---- encoding -------------------------------------------------------------------------------------------------------------------
+// ---- encoding -------------------------------------------------------------------------------------------------------
 
-// Added tokens are cut out first: those that are not normalized, then, of what the normalizer makes of the rest, the others.
+// Added tokens are cut out first: those that are not normalized, then, of what the normalizer makes of the rest, the
+// others.
 void Tokenizer::segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const {
   const Trie& trie = tries_[normalized ? 1 : 0];
   const auto rest = [&](size_t from, size_t to, bool at_start) {
@@ -86,15 +93,21 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
     Origins inside{{}, origins.control};
     if (!tries_[1].ends.empty()) {
       // Where parts begin and end when they are normalized.
-      const auto place = [&](size_t at) { return at <= from ? 0 : at >= to ? made.size() : std::min(made.size(), normalize(text.substr(from, at - from), at_start).size()); };
+      const auto place = [&](size_t at) {
+        return at <= from ? 0
+               : at >= to ? made.size()
+                          : std::min(made.size(), normalize(text.substr(from, at - from), at_start).size());
+      };
       for (const Plain& plain : origins.plain) {
-        if (plain.begin < to && plain.end > from) inside.plain.push_back({place(plain.begin), place(plain.end), plain.by_model});
+        if (plain.begin < to && plain.end > from)
+          inside.plain.push_back({place(plain.begin), place(plain.end), plain.by_model});
       }
     }
     segment(made, true, inside, at_start, out);
   };
   const auto is_allowed = [&](const Added& token, size_t begin, size_t end) {
-    const auto at = std::partition_point(origins.plain.begin(), origins.plain.end(), [&](const Plain& plain) { return plain.end <= begin; });
+    const auto at = std::partition_point(origins.plain.begin(), origins.plain.end(),
+                                         [&](const Plain& plain) { return plain.end <= begin; });
     for (auto plain = at; plain != origins.plain.end() && plain->begin < end; ++plain) {
       if (token.special || (!plain->by_model && origins.control->count(token.id) > 0)) return false;
     }
@@ -102,7 +115,8 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
   };
   const auto fits = [&](const Added& token, size_t at, size_t end) {
     if (!is_allowed(token, at, end)) return false;
-    return !token.single_word || !((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) || (end < text.size() && is_word(code_point(text.substr(end)))));
+    return !token.single_word || !((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) ||
+                                   (end < text.size() && is_word(code_point(text.substr(end)))));
   };
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !trie.ends.empty();) {
@@ -114,7 +128,8 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
       node = next->second, ++end;
       const auto tokens = trie.ends.find(node);
       if (tokens == trie.ends.end()) continue;
-      const auto first = std::find_if(tokens->second.begin(), tokens->second.end(), [&](size_t i) { return fits(added_[i], at, end); });
+      const auto first = std::find_if(tokens->second.begin(), tokens->second.end(),
+                                      [&](size_t i) { return fits(added_[i], at, end); });
       if (first != tokens->second.end()) found = &added_[*first];
     }
     if (found == nullptr) {
@@ -123,7 +138,8 @@ void Tokenizer::segment(std::string_view text, bool normalized, const Origins& o
     }
     size_t begin = at, end = at + found->match.size();
     if (found->left) {
-      while (begin > done && is_space(code_point(last_character(text.substr(done, begin - done))))) begin -= last_character(text.substr(done, begin - done)).size();
+      while (begin > done && is_space(code_point(last_character(text.substr(done, begin - done)))))
+        begin -= last_character(text.substr(done, begin - done)).size();
     }
     if (found->right) {
       while (end < text.size() && is_space(code_point(text.substr(end)))) end += length_at(text.substr(end));
@@ -146,7 +162,8 @@ Tokenizer::Ids Tokenizer::encode(std::string_view text, bool with_ends, bool wit
   return out;
 }
 
-Tokenizer::Ids Tokenizer::encode_mixed(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const {
+Tokenizer::Ids Tokenizer::encode_mixed(const std::string& text, const std::vector<Plain>& plain,
+                                       const std::set<int32_t>& control) const {
   Ids out;
   segment(text, false, {plain, &control}, true, out);
   return out;

@@ -1,5 +1,6 @@
-// Text to tokens and back: byte-level BPE and SentencePiece's BPE with byte fallback, as tokenizer.json, tokenizer.model or GPT-2's
-// vocab.json and merges.txt describe them. What a file asks for beyond that is refused by name.
+// Text to tokens and back: byte-level BPE and SentencePiece's BPE with byte fallback, as tokenizer.json,
+// tokenizer.model or GPT-2's vocab.json and merges.txt describe them. What a file asks for beyond that is refused by
+// name.
 #pragma once
 
 #include <map>
@@ -17,7 +18,8 @@ namespace llm {
 // Bytes that are not UTF-8 become U+FFFD, one for each maximal part of a character.
 std::string valid_utf8(std::string_view text);
 
-// Whole characters out of bytes that come in any pieces: what add() and end() return, joined, is valid_utf8() of all bytes.
+// Whole characters out of bytes that come in any pieces: what add() and end() return, joined, is valid_utf8() of all
+// bytes.
 class Utf8Stream {
  public:
   std::string add(std::string_view bytes);
@@ -27,8 +29,8 @@ class Utf8Stream {
   std::string held_;  // the beginning of a character
 };
 
-// A part of a text that came from elsewhere: special tokens in it are plain text, and so are other tokens that the text's author uses for
-// control, but for a model's own words, which may well be written in them.
+// A part of a text that came from elsewhere: special tokens in it are plain text, and so are other tokens that the
+// text's author uses for control, but for a model's own words, which may well be written in them.
 struct Plain {
   size_t begin, end;
   bool by_model;
@@ -49,10 +51,11 @@ class Tokenizer {
   static Tokenizer from_json(const Json& json, const std::string& what);
   static Tokenizer from_model(const std::string& bytes, const std::string& what);  // SentencePiece's protobuf
 
-  // with_ends: what the post-processor puts around a text (BOS). with_special: special tokens in the text become control tokens;
-  // text that comes from elsewhere is encoded without.
+  // with_ends: what the post-processor puts around a text (BOS). with_special: special tokens in the text become
+  // control tokens; text that comes from elsewhere is encoded without.
   Ids encode(std::string_view text, bool with_ends = true, bool with_special = true) const;
-  // A text of which some parts, in order, came from elsewhere; `control`: tokens that the text's author uses though they are not special.
+  // A text of which some parts, in order, came from elsewhere; `control`: tokens that the text's author uses though
+  // they are not special.
   Ids encode_mixed(const std::string& text, const std::vector<Plain>& plain, const std::set<int32_t>& control) const;
   // The bytes of a token, as they stand in a text: special tokens have none unless asked for.
   std::string bytes(int32_t id, bool with_special = false) const;
@@ -63,7 +66,7 @@ class Tokenizer {
   const std::vector<Added>& added() const { return added_; }
   int32_t bos = -1, eos = -1;
   std::map<std::string, std::string> chat_templates;  // by name; the only one is "default"
-  Json special_names = Json::object();                // bos_token and the like: what templates call them, and their texts
+  Json special_names = Json::object();  // bos_token and the like: what templates call them, and their texts
 
  private:
   struct Step;  // of the normalizer or the pre-tokenizer
@@ -110,7 +113,8 @@ class Tokenizer {
   int32_t unknown_ = -1;
   bool fuse_unknown_ = false, ignore_merges_ = false, strip_first_space_ = false;
   std::vector<Added> added_;
-  // Added tokens by their bytes: a node and a byte give the node behind. A text of the first bytes of many tokens costs no more than any.
+  // Added tokens by their bytes: a node and a byte give the node behind. A text of the first bytes of many tokens costs
+  // no more than any.
   struct Trie {
     std::unordered_map<uint64_t, uint64_t> next;
     std::unordered_map<uint64_t, std::vector<size_t>> ends;  // the tokens that end at a node

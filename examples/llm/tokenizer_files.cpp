@@ -28,7 +28,8 @@ void Tokenizer::index_added() {
   for (size_t i = 0; i < added_.size(); ++i) {
     Trie& trie = tries_[added_[i].normalized ? 1 : 0];
     uint64_t node = 0;
-    for (const char c : added_[i].match) node = trie.next.emplace(node << 8 | static_cast<unsigned char>(c), trie.next.size() + 1).first->second;
+    for (const char c : added_[i].match)
+      node = trie.next.emplace(node << 8 | static_cast<unsigned char>(c), trie.next.size() + 1).first->second;
     trie.ends[node].push_back(i);
   }
 }
@@ -51,7 +52,9 @@ void Tokenizer::read_ends(const Json& json, const std::string& what) {
         continue;
       }
       const Json* const token = part_of(item, "SpecialToken");
-      const Json* const entry = token != nullptr && token->is_object() && special != nullptr && special->is_object() ? part_of(*special, text_of(*token, "id", what).c_str()) : nullptr;
+      const Json* const entry = token != nullptr && token->is_object() && special != nullptr && special->is_object()
+                                    ? part_of(*special, text_of(*token, "id", what).c_str())
+                                    : nullptr;
       const Json* const ids = entry != nullptr && entry->is_object() ? part_of(*entry, "ids") : nullptr;
       if (ids == nullptr || !ids->is_array()) throw Error(what + ": a special token of the template is not defined");
       for (const Json& id : *ids) (behind ? after_ : before_).push_back(id_in(id, what));
@@ -62,7 +65,8 @@ void Tokenizer::read_ends(const Json& json, const std::string& what) {
 }
 
 // Pieces of tokenizer.json, as bytes; returns them as the file spells them, as merges do.
-Tokenizer::Spelled Tokenizer::read_pieces(const Json& vocabulary, bool byte_level, bool fallback, const std::string& what) {
+Tokenizer::Spelled Tokenizer::read_pieces(const Json& vocabulary, bool byte_level, bool fallback,
+                                          const std::string& what) {
   Spelled spelled;
   if (fallback) raw_bytes_.assign(256, -1);
   for (const auto& item : vocabulary.items()) {
@@ -94,7 +98,8 @@ void Tokenizer::read_merges(const Json& merges, const Spelled& spelled, const st
       left = item[0].get<std::string>(), right = item[1].get<std::string>();
     }
     const auto a = spelled.find(left), b = spelled.find(right), c = spelled.find(left + right);
-    if (a == spelled.end() || b == spelled.end() || c == spelled.end()) throw Error(what + ": merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
+    if (a == spelled.end() || b == spelled.end() || c == spelled.end())
+      throw Error(what + ": merge " + std::to_string(rank) + " is not of pieces of the vocabulary");
     merges_.emplace(uint64_t(uint32_t(a->second)) << 32 | uint32_t(b->second), Merge{rank++, c->second});
   }
 }
@@ -103,8 +108,10 @@ void Tokenizer::read_added(const Json& added, const std::string& what) {
   if (!added.is_array()) throw Error(what + ": added_tokens: not a list");
   for (const Json& item : added) {
     if (!item.is_object() || !item.contains("id")) throw Error(what + ": added_tokens: not objects with an id");
-    add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what), flag_of(item, "normalized", false, what),
-               flag_of(item, "lstrip", false, what), flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""}, what);
+    add_added({text_of(item, "content", what), id_in(item["id"], what), flag_of(item, "special", false, what),
+               flag_of(item, "normalized", false, what), flag_of(item, "lstrip", false, what),
+               flag_of(item, "rstrip", false, what), flag_of(item, "single_word", false, what), ""},
+              what);
   }
 }
 
@@ -114,15 +121,18 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
   const Json* const type = part_of(*model, "type");
   if (type != nullptr && *type != "BPE") throw Error(what + ": the model " + shown(type->dump()) + " is not supported");
   const Json *const vocabulary = part_of(*model, "vocab"), *const merges = part_of(*model, "merges");
-  if (vocabulary == nullptr || !vocabulary->is_object() || merges == nullptr || !merges->is_array()) throw Error(what + ": no vocab or no merges");
+  if (vocabulary == nullptr || !vocabulary->is_object() || merges == nullptr || !merges->is_array())
+    throw Error(what + ": no vocab or no merges");
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (const Json* const value = part_of(*model, name); value != nullptr && *value != "" && *value != 0.0) throw Error(what + ": " + name + " is not supported");
+    if (const Json* const value = part_of(*model, name); value != nullptr && *value != "" && *value != 0.0)
+      throw Error(what + ": " + name + " is not supported");
   }
   if (const Json* const steps = part_of(json, "normalizer")) read_steps(*steps, what, true);
   if (const Json* const steps = part_of(json, "pre_tokenizer")) read_steps(*steps, what, false);
   if (const Json* const ends = part_of(json, "post_processor")) read_ends(*ends, what);
 
-  const bool byte_level = std::any_of(splitters_.begin(), splitters_.end(), [](const auto& step) { return step->kind == Step::byte_level; });
+  const bool byte_level = std::any_of(splitters_.begin(), splitters_.end(),
+                                      [](const auto& step) { return step->kind == Step::byte_level; });
   kind_ = byte_level ? Kind::bytes : Kind::chars;
   const bool fallback = flag_of(*model, "byte_fallback", false, what);
   fuse_unknown_ = flag_of(*model, "fuse_unk", false, what);
@@ -139,12 +149,14 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
     for (std::string& piece : pieces_) piece = with_spaces(piece);
     const Json* const decoder = part_of(json, "decoder");
     const std::string all = decoder != nullptr ? decoder->dump() : "";
-    strip_first_space_ = all.find("\"Strip\"") != std::string::npos || (all.find("\"Metaspace\"") != std::string::npos && all.find("\"never\"") == std::string::npos);
+    strip_first_space_ = all.find("\"Strip\"") != std::string::npos ||
+                         (all.find("\"Metaspace\"") != std::string::npos && all.find("\"never\"") == std::string::npos);
   }
   if (const Json* const added = part_of(json, "added_tokens")) read_added(*added, what);
   for (const Ids* ends : {&before_, &after_}) {
     for (const int32_t id : *ends) {
-      if (id >= size()) throw Error(what + ": the post-processor puts the token " + std::to_string(id) + ", which is none");
+      if (id >= size())
+        throw Error(what + ": the post-processor puts the token " + std::to_string(id) + ", which is none");
     }
   }
   index_added();
@@ -152,8 +164,10 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
 
 // GPT-2's own two files.
 void Tokenizer::read_vocabulary(const std::string& directory) {
-  Json json = {{"model", {{"type", "BPE"}, {"vocab", llm::read_json(directory + "/vocab.json")}, {"merges", Json::array()}}},
-               {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}, {"added_tokens", Json::array()}};
+  Json json = {
+      {"model", {{"type", "BPE"}, {"vocab", llm::read_json(directory + "/vocab.json")}, {"merges", Json::array()}}},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+      {"added_tokens", Json::array()}};
   const std::string merges = read_file(directory + "/merges.txt");
   for (size_t at = 0; at < merges.size();) {
     const size_t end = std::min(merges.find('\n', at), merges.size());
@@ -163,7 +177,9 @@ void Tokenizer::read_vocabulary(const std::string& directory) {
     at = end + 1;
   }
   const Json& vocabulary = json["model"]["vocab"];
-  if (vocabulary.is_object() && vocabulary.contains("<|endoftext|>")) json["added_tokens"].push_back({{"content", "<|endoftext|>"}, {"id", vocabulary["<|endoftext|>"]}, {"special", true}});
+  if (vocabulary.is_object() && vocabulary.contains("<|endoftext|>"))
+    json["added_tokens"].push_back(
+        {{"content", "<|endoftext|>"}, {"id", vocabulary["<|endoftext|>"]}, {"special", true}});
   read_json(json, directory + "/vocab.json");
 }
 
@@ -175,7 +191,8 @@ void Tokenizer::read_config(const std::string& directory) {
     for (const auto& item : json.items()) {
       const std::string& name = item.key();
       const Json* const text = item.value().is_object() ? part_of(item.value(), "content") : &item.value();
-      if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr && text->is_string()) special_names[name] = *text;
+      if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr && text->is_string())
+        special_names[name] = *text;
     }
     const auto token = [&](const char* name, int32_t otherwise) {
       const int32_t id = special_names.contains(name) ? id_of(special_names[name].get<std::string>()) : -1;
@@ -192,7 +209,8 @@ void Tokenizer::read_config(const std::string& directory) {
     if (bos >= 0) special_names["bos_token"] = bytes(bos, true);
     if (eos >= 0) special_names["eos_token"] = bytes(eos, true);
   }
-  if (file_exists(directory + "/chat_template.jinja")) chat_templates["default"] = read_file(directory + "/chat_template.jinja", 1 << 20);
+  if (file_exists(directory + "/chat_template.jinja"))
+    chat_templates["default"] = read_file(directory + "/chat_template.jinja", 1 << 20);
 }
 
 Tokenizer Tokenizer::from_json(const Json& json, const std::string& what) {
@@ -208,14 +226,16 @@ Tokenizer Tokenizer::from_model(const std::string& bytes, const std::string& wha
 }
 
 Tokenizer::Tokenizer(const std::string& directory) {
-  if (file_exists(directory + "/tokenizer.json")) read_json(llm::read_json(directory + "/tokenizer.json"), directory + "/tokenizer.json");
-  else if (file_exists(directory + "/tokenizer.model")) read_model(read_file(directory + "/tokenizer.model"), directory + "/tokenizer.model");
+  if (file_exists(directory + "/tokenizer.json"))
+    read_json(llm::read_json(directory + "/tokenizer.json"), directory + "/tokenizer.json");
+  else if (file_exists(directory + "/tokenizer.model"))
+    read_model(read_file(directory + "/tokenizer.model"), directory + "/tokenizer.model");
   else if (file_exists(directory + "/vocab.json")) read_vocabulary(directory);
   else throw Error(directory + ": has neither tokenizer.json nor tokenizer.model");
   read_config(directory);
 }
 
-// ---- SentencePiece's file: a protobuf -------------------------------------------------------------------------------------------
+// ---- SentencePiece's file: a protobuf -------------------------------------------------------------------------------
 
 namespace {
 
@@ -266,7 +286,8 @@ struct PieceFile {
     });
     if (all.empty()) throw Error(what + ": not a SentencePiece model");
     if (model != 2) throw Error(what + ": only SentencePiece's BPE is supported");
-    if (normalizer != "identity" || extra_spaces || !escape) throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
+    if (normalizer != "identity" || extra_spaces || !escape)
+      throw Error(what + ": the normalizer " + shown(normalizer) + " is not supported");
     if (all.size() >= size_t(kMostTokens)) throw Error(what + ": too many pieces");
   }
 
@@ -306,7 +327,8 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   kind_ = Kind::chars;
   fuse_unknown_ = true;
   unknown_ = file.unknown < all.size() ? int32_t(file.unknown) : -1;
-  bos = file.bos_id < all.size() ? int32_t(file.bos_id) : -1, eos = file.eos_id < all.size() ? int32_t(file.eos_id) : -1;
+  bos = file.bos_id < all.size() ? int32_t(file.bos_id) : -1,
+  eos = file.eos_id < all.size() ? int32_t(file.eos_id) : -1;
   if (bos >= 0) before_ = {bos};
   for (size_t i = 0; i < all.size(); ++i) {
     const PieceFile::Piece& piece = all[i];
@@ -324,8 +346,10 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
     }
     add_piece(shown_as, int32_t(i), what);
     // Those that users have defined are cut out of the text like added tokens, after normalization.
-    if (piece.type == 4) add_added({piece.text, int32_t(i), false, true, false, false, false, piece.text}, what), pieces_[i] = shown_as;
-    if (piece.type == 2 || piece.type == 3) add_added({piece.text, int32_t(i), true, false, false, false, false, piece.text}, what);
+    if (piece.type == 4)
+      add_added({piece.text, int32_t(i), false, true, false, false, false, piece.text}, what), pieces_[i] = shown_as;
+    if (piece.type == 2 || piece.type == 3)
+      add_added({piece.text, int32_t(i), true, false, false, false, false, piece.text}, what);
   }
   // Two pieces become a third one by its score: pieces of equal scores are of equal rank.
   std::vector<float> scores;
@@ -334,10 +358,12 @@ void Tokenizer::read_model(const std::string& bytes, const std::string& what) {
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].type != 1) continue;
     const std::string& text = all[i].text;
-    const auto rank = int32_t(std::lower_bound(scores.begin(), scores.end(), all[i].score, std::greater<float>()) - scores.begin());
+    const auto rank =
+        int32_t(std::lower_bound(scores.begin(), scores.end(), all[i].score, std::greater<float>()) - scores.begin());
     for (size_t cut = 1; cut < text.size(); ++cut) {
       const auto left = ids_.find(text.substr(0, cut)), right = ids_.find(text.substr(cut));
-      if (left != ids_.end() && right != ids_.end()) merges_.emplace(uint64_t(uint32_t(left->second)) << 32 | uint32_t(right->second), Merge{rank, int32_t(i)});
+      if (left != ids_.end() && right != ids_.end())
+        merges_.emplace(uint64_t(uint32_t(left->second)) << 32 | uint32_t(right->second), Merge{rank, int32_t(i)});
     }
   }
   // Spaces become signs, one before the text.

@@ -1,4 +1,5 @@
-// What the files of the tokenizer share: characters, names of bytes, regular expressions, the steps before BPE, and values of its JSON.
+// What the files of the tokenizer share: characters, names of bytes, regular expressions, the steps before BPE, and
+// values of its JSON.
 #pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -8,7 +9,7 @@
 
 namespace llm {
 
-// ---- characters (tokenizer_text.cpp) --------------------------------------------------------------------------------------------
+// ---- characters (tokenizer_text.cpp) --------------------------------------------------------------------------------
 
 std::string utf8_of(uint32_t c);
 // The first character of valid UTF-8, its length, and the last one.
@@ -33,7 +34,7 @@ std::string with_spaces(const std::string& text);
 // A piece as byte-level BPE writes it; added tokens are plain text, of which characters may have no byte.
 bool from_byte_names(std::string_view text, std::string& out);
 
-// ---- regular expressions and steps (tokenizer_steps.cpp) ------------------------------------------------------------------------
+// ---- regular expressions and steps (tokenizer_steps.cpp) ------------------------------------------------------------
 
 
 struct Tokenizer::Regex {
@@ -50,9 +51,11 @@ struct Tokenizer::Regex {
   // f(begin, end) for each match; the text is valid UTF-8.
   template <class F>
   void each(std::string_view text, const F& f) const {
-    const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+    const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(pcre2_match_data_create(1, nullptr),
+                                                                              pcre2_match_data_free);
     for (size_t at = 0; at <= text.size();) {
-      const int found = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at, PCRE2_NO_UTF_CHECK, data.get(), context);
+      const int found = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
+                                    PCRE2_NO_UTF_CHECK, data.get(), context);
       if (found == PCRE2_ERROR_NOMATCH) return;
       if (found < 0) throw Error("a text cannot be split into words (PCRE2 error " + std::to_string(found) + ")");
       const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(data.get());
@@ -71,7 +74,7 @@ struct Tokenizer::Step {
   bool invert = false, prefix_space = false, whole = true, always = false, first = false, individual = false;
 };
 
-// ---- values of its JSON, and Unicode's normal forms (tokenizer_steps.cpp) --------------------------------------------------------
+// ---- values of its JSON, and Unicode's normal forms (tokenizer_steps.cpp) -------------------------------------------
 
 // Far more than anybody's vocabulary: a number costs the memory of all below it.
 constexpr int32_t kMostTokens = 1 << 21;

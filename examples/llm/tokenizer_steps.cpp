@@ -12,7 +12,8 @@ constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
 
 // \s and \S as Oniguruma, which the files are written for, understands them: PCRE2's take U+180E for a space.
 std::string translated(const std::string& pattern, const std::string& what) {
-  const std::string spaces = "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+  const std::string spaces =
+      "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
   std::string out;
   bool in_class = false;
   for (size_t i = 0; i < pattern.size(); ++i) {
@@ -42,7 +43,8 @@ Tokenizer::Regex::Regex(const std::string& pattern, const std::string& what) : s
   const std::string own = translated(pattern, what);
   int error = 0;
   PCRE2_SIZE at = 0;
-  code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
+  code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.data()), own.size(),
+                       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
   if (code == nullptr) {
     PCRE2_UCHAR text[128];
     pcre2_get_error_message(error, text, sizeof(text));
@@ -76,13 +78,15 @@ const Json* part_of(const Json& json, const char* name) {
   return at == json.end() || at->is_null() ? nullptr : &*at;
 }
 int32_t id_in(const Json& json, const std::string& what) {
-  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens) throw Error(what + ": not a token's number");
+  if (!json.is_number_integer() || json.get<int64_t>() < 0 || json.get<int64_t>() >= kMostTokens)
+    throw Error(what + ": not a token's number");
   return json.get<int32_t>();
 }
 
 // utf8proc_map() takes the square of the length of a run of marks to sort it, and a text may be nothing else.
 std::string composed(std::string_view text, int options) {
-  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return std::string(text);
+  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }))
+    return std::string(text);
   std::vector<utf8proc_int32_t> points;
   const auto option = utf8proc_option_t(UTF8PROC_STABLE | options);
   for (int before = 0; !text.empty(); text.remove_prefix(length_at(text))) {
@@ -121,7 +125,8 @@ void Tokenizer::read_normalizer(Step& step, const Json& json, const std::string&
   else if (type == "NFKD") step.kind = Step::nfkd;
   else if (type == "Lowercase") step.kind = Step::lowercase;
   else if (type == "Prepend") step.kind = Step::prepend, step.to = text_of(json, "prepend", what);
-  else if (type == "Replace") step.kind = Step::replace, step.to = text_of(json, "content", what), read_pattern(step, json, what);
+  else if (type == "Replace")
+    step.kind = Step::replace, step.to = text_of(json, "content", what), read_pattern(step, json, what);
   else throw Error(what + ": the normalizer " + shown(type) + " is not supported");
   if (step.to.size() > 256) throw Error(what + ": " + type + ": a text of more than 256 bytes");
 }
@@ -149,9 +154,13 @@ void Tokenizer::read_splitter(Step& step, const Json& json, const std::string& w
   } else if (type == "Metaspace") {
     step.kind = Step::metaspace;
     step.to = text_of(json, "replacement", what);
-    if (step.to.empty() || length_at(step.to) != step.to.size()) throw Error(what + ": Metaspace: replacement: not one character");
-    const std::string scheme = json.contains("prepend_scheme") ? text_of(json, "prepend_scheme", what) : flag_of(json, "add_prefix_space", true, what) ? "always" : "never";
-    if (scheme != "always" && scheme != "first" && scheme != "never") throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
+    if (step.to.empty() || length_at(step.to) != step.to.size())
+      throw Error(what + ": Metaspace: replacement: not one character");
+    const std::string scheme = json.contains("prepend_scheme")                 ? text_of(json, "prepend_scheme", what)
+                               : flag_of(json, "add_prefix_space", true, what) ? "always"
+                                                                               : "never";
+    if (scheme != "always" && scheme != "first" && scheme != "never")
+      throw Error(what + ": Metaspace: prepend_scheme: " + shown(scheme));
     step.always = scheme == "always", step.first = scheme == "first";
     step.whole = !flag_of(json, "split", true, what);
   } else {
@@ -168,7 +177,8 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
     for (const Json& item : *list) read_steps(item, what, normalizing);
     return;
   }
-  if (normalizers_.size() + splitters_.size() >= 64) throw Error(what + ": more than 64 normalizers and pre-tokenizers");
+  if (normalizers_.size() + splitters_.size() >= 64)
+    throw Error(what + ": more than 64 normalizers and pre-tokenizers");
   auto step = std::make_shared<Step>();
   normalizing ? read_normalizer(*step, json, what) : read_splitter(*step, json, what);
   (normalizing ? normalizers_ : splitters_).push_back(step);
@@ -185,7 +195,8 @@ std::string Tokenizer::normalize(std::string_view text, bool) const {
       case Step::nfkd: out = composed(out, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT); break;
       case Step::lowercase: {
         std::string lower;
-        for (std::string_view rest = out; !rest.empty(); rest.remove_prefix(length_at(rest))) lower += utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(code_point(rest)))));
+        for (std::string_view rest = out; !rest.empty(); rest.remove_prefix(length_at(rest)))
+          lower += utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(code_point(rest)))));
         out = lower;
         break;
       }
@@ -198,14 +209,19 @@ std::string Tokenizer::normalize(std::string_view text, bool) const {
           done = end;
         };
         if (step->regex) step->regex->each(out, put);
-        else for (size_t at = out.find(step->from); at != std::string::npos; at = out.find(step->from, at + step->from.size())) put(at, at + step->from.size());
+        else
+          for (size_t at = out.find(step->from); at != std::string::npos;
+               at = out.find(step->from, at + step->from.size()))
+            put(at, at + step->from.size());
         out = next.append(out, done, std::string::npos);
         break;
       }
       default: break;
     }
     // No step that is meant seriously makes 32 bytes of one; a few that are not would fill the memory.
-    if (out.size() > 32 * text.size() + 1024) throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " + std::to_string(text.size()));
+    if (out.size() > 32 * text.size() + 1024)
+      throw Error("the tokenizer's normalizers make a text of " + std::to_string(out.size()) + " bytes of one of " +
+                  std::to_string(text.size()));
   }
   return out;
 }
@@ -225,7 +241,8 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
     }
     if (step.whole) return split(text, index + 1, first, out);
     for (size_t begin = 0; begin < text.size();) {  // each sign begins a word
-      size_t end = text.find(step.to, begin + (starts_with(std::string_view(text).substr(begin), step.to) ? step.to.size() : 0));
+      size_t end =
+          text.find(step.to, begin + (starts_with(std::string_view(text).substr(begin), step.to) ? step.to.size() : 0));
       if (end == std::string::npos) end = text.size();
       split(std::string_view(text).substr(begin, end - begin), index + 1, first && begin == 0, out);
       begin = end;
@@ -248,7 +265,9 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
     done = end;
   };
   if (step.regex) step.regex->each(word, match);
-  else for (size_t at = word.find(step.from); at != std::string::npos; at = word.find(step.from, at + step.from.size())) match(at, at + step.from.size());
+  else
+    for (size_t at = word.find(step.from); at != std::string::npos; at = word.find(step.from, at + step.from.size()))
+      match(at, at + step.from.size());
   if (done < word.size()) ends.emplace_back(word.size(), step.invert);
   size_t begin = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
@@ -257,7 +276,9 @@ void Tokenizer::split(std::string_view word, size_t index, bool first, Ids& out)
       begin = ends[i].first;
       continue;
     }
-    const bool joins = i + 1 < ends.size() && ((step.behavior == Step::with_previous && !is_match && ends[i + 1].second) || (step.behavior == Step::with_next && is_match && !ends[i + 1].second));
+    const bool joins =
+        i + 1 < ends.size() && ((step.behavior == Step::with_previous && !is_match && ends[i + 1].second) ||
+                                (step.behavior == Step::with_next && is_match && !ends[i + 1].second));
     if (joins) continue;
     split(word.substr(begin, ends[i].first - begin), index + 1, first && begin == 0, out);
     begin = ends[i].first;

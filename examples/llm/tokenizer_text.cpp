@@ -6,8 +6,8 @@ namespace llm {
 
 namespace {
 
-// The length of the character that begins at text[0]: > 0 if it is whole, 0 if more bytes are needed, < 0 if so many bytes can begin
-// none.
+// The length of the character that begins at text[0]: > 0 if it is whole, 0 if more bytes are needed, < 0 if so many
+// bytes can begin none.
 int character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -65,11 +65,13 @@ std::string_view last_character(std::string_view text) {
 }
 
 bool is_space(uint32_t c) {
-  return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+  return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 bool is_word(uint32_t c) {
   const auto category = utf8proc_category(utf8proc_int32_t(c));
-  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NO) || c == '_' || category == UTF8PROC_CATEGORY_PC;
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NO) || c == '_' ||
+         category == UTF8PROC_CATEGORY_PC;
 }
 
 bool starts_with(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
@@ -89,7 +91,9 @@ const ByteNames& byte_names() {
 }
 
 int byte_of(const std::string& text) {
-  if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' || !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4]))) return -1;
+  if (text.size() != 6 || text.compare(0, 3, "<0x") != 0 || text[5] != '>' ||
+      !std::isxdigit(static_cast<unsigned char>(text[3])) || !std::isxdigit(static_cast<unsigned char>(text[4])))
+    return -1;
   return std::stoi(text.substr(3, 2), nullptr, 16);
 }
 
@@ -97,7 +101,8 @@ std::string with_spaces(const std::string& text) {
   const std::string sign = "\xe2\x96\x81";
   std::string out;
   size_t done = 0;
-  for (size_t at; (at = text.find(sign, done)) != std::string::npos; done = at + sign.size()) out.append(text, done, at - done) += ' ';
+  for (size_t at; (at = text.find(sign, done)) != std::string::npos; done = at + sign.size())
+    out.append(text, done, at - done) += ' ';
   return out.append(text, done, std::string::npos);
 }
 

@@ -13,11 +13,13 @@
 namespace llm {
 namespace k = kernels;
 
-// ---- safetensors: 8 bytes of length, so much JSON, and the tensors' bytes ------------------------------------------------------
+// ---- safetensors: 8 bytes of length, so much JSON, and the tensors' bytes -------------------------------------------
 
-std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name, std::map<std::string, std::string>* others) {
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
+                                                std::map<std::string, std::string>* others) {
   constexpr char pointer[] = "version https://git-lfs";
-  if (size >= sizeof(pointer) - 1 && std::memcmp(data, pointer, sizeof(pointer) - 1) == 0) throw Error(name + ": a Git LFS pointer, not the file itself (git lfs pull)");
+  if (size >= sizeof(pointer) - 1 && std::memcmp(data, pointer, sizeof(pointer) - 1) == 0)
+    throw Error(name + ": a Git LFS pointer, not the file itself (git lfs pull)");
   if (size < 8) throw Error(name + ": shorter than a header");
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
@@ -39,7 +41,8 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
       return *at;
     };
     const Json &dtype = field("dtype"), &shape = field("shape"), &offsets = field("data_offsets");
-    if (!dtype.is_string() || !shape.is_array() || shape.size() > 8 || !offsets.is_array() || offsets.size() != 2) throw Error(what + ": dtype, shape or data_offsets are not what they must be");
+    if (!dtype.is_string() || !shape.is_array() || shape.size() > 8 || !offsets.is_array() || offsets.size() != 2)
+      throw Error(what + ": dtype, shape or data_offsets are not what they must be");
     for (const Json* list : {&shape, &offsets}) {
       for (const Json& n : *list) {
         if (!n.is_number_unsigned()) throw Error(what + ": a size or an offset is not a whole number");
@@ -60,11 +63,14 @@ std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_
     uint64_t bytes = uint64_t(bits_of(tensor.type) / 8);
     for (const Json& n : shape) {
       const uint64_t d = n.get<uint64_t>();
-      if (d > (uint64_t(1) << 40) || (d > 0 && bytes > (uint64_t(1) << 50) / d)) throw Error(what + ": the shape is too large");
+      if (d > (uint64_t(1) << 40) || (d > 0 && bytes > (uint64_t(1) << 50) / d))
+        throw Error(what + ": the shape is too large");
       tensor.shape.push_back(int64_t(d));
       bytes *= d;
     }
-    if (bytes != end - begin) throw Error(what + ": the shape takes " + std::to_string(bytes) + " bytes, and there are " + std::to_string(end - begin));
+    if (bytes != end - begin)
+      throw Error(what + ": the shape takes " + std::to_string(bytes) + " bytes, and there are " +
+                  std::to_string(end - begin));
     out[item.key()] = tensor;
   }
   std::sort(taken.begin(), taken.end());
@@ -104,13 +110,17 @@ Weights::Weights(const std::string& directory) {
     for (const auto& item : map->items()) {
       if (!item.value().is_string()) throw Error(index + ": " + shown(item.key()) + ": not a file's name");
       const std::string file = item.value().get<std::string>();
-      if (file.empty() || file.find('/') != std::string::npos || file.find('\0') != std::string::npos || file[0] == '.') throw Error(index + ": " + shown(file) + " is not the name of a file in this directory");
+      if (file.empty() || file.find('/') != std::string::npos || file.find('\0') != std::string::npos || file[0] == '.')
+        throw Error(index + ": " + shown(file) + " is not the name of a file in this directory");
       where[item.key()] = file;
       names.insert(file);
     }
     if (names.empty()) throw Error(index + ": lists no tensors");
-  } else if (file_exists(directory + "/pytorch_model.bin") || file_exists(directory + "/pytorch_model.bin.index.json")) {
-    throw Error(directory + ": has its weights in pytorch_model.bin, which can run code when it is read: only .safetensors are supported");
+  } else if (file_exists(directory + "/pytorch_model.bin") ||
+             file_exists(directory + "/pytorch_model.bin.index.json")) {
+    throw Error(
+        directory +
+        ": has its weights in pytorch_model.bin, which can run code when it is read: only .safetensors are supported");
   } else {
     throw Error(directory + ": has neither model.safetensors nor model.safetensors.index.json");
   }
@@ -118,18 +128,21 @@ Weights::Weights(const std::string& directory) {
     files_.push_back(std::make_unique<MappedFile>(directory + "/" + name));
     const MappedFile& file = *files_.back();
     for (auto& [tensor, value] : parse_safetensors(file.data(), file.size(), name, &others_)) {
-      if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name)) throw Error(name + ": " + shown(tensor) + " is not listed for this file in the index");
+      if (!where.empty() && (where.count(tensor) == 0 || where[tensor] != name))
+        throw Error(name + ": " + shown(tensor) + " is not listed for this file in the index");
       tensors_[tensor] = value;
     }
   }
   for (const auto& [tensor, file] : where) {
-    if (tensors_.count(tensor) == 0 && others_.count(tensor) == 0) throw Error(file + ": " + shown(tensor) + " is missing");
+    if (tensors_.count(tensor) == 0 && others_.count(tensor) == 0)
+      throw Error(file + ": " + shown(tensor) + " is missing");
   }
 }
 
 const Tensor* Weights::find(const std::string& name) const {
   const auto at = tensors_.find(name);
-  if (const auto other = others_.find(name); other != others_.end()) throw Error(name + ": weights of type " + other->second + " are not supported");
+  if (const auto other = others_.find(name); other != others_.end())
+    throw Error(name + ": weights of type " + other->second + " are not supported");
   if (at == tensors_.end()) return nullptr;
   read_.insert(name);
   return &at->second;
@@ -143,7 +156,8 @@ const Tensor& Weights::get(const std::string& name, const std::vector<int64_t>& 
     for (const int64_t d : s) out += (out.empty() ? "" : " x ") + std::to_string(d);
     return out;
   };
-  if (tensor->shape != shape) throw Error("the tensor " + name + " is " + text(tensor->shape) + ", and config.json makes it " + text(shape));
+  if (tensor->shape != shape)
+    throw Error("the tensor " + name + " is " + text(tensor->shape) + ", and config.json makes it " + text(shape));
   return *tensor;
 }
 
@@ -165,7 +179,9 @@ size_t Weights::bytes() const {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-size_t weight_bytes(Type type, int64_t rows, int64_t cols) { return size_t(rows) * size_t(type == Type::i4 ? (cols + 7) / 8 * 4 : cols * (bits_of(type) / 8)); }
+size_t weight_bytes(Type type, int64_t rows, int64_t cols) {
+  return size_t(rows) * size_t(type == Type::i4 ? (cols + 7) / 8 * 4 : cols * (bits_of(type) / 8));
+}
 
 size_t scale_bytes(Type type, int64_t rows, int64_t cols) {
   if (type == Type::i4) return size_t(rows * (cols / kGroup)) * 2;
@@ -214,7 +230,8 @@ void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void*
     case Type::bf16: return narrow<k::bfloat16>(from, data, rows * cols);
     case Type::f8: return scaled<k::float8_e4m3>(from, rows, cols, 448, data, static_cast<float*>(scales));
     case Type::i8: return scaled<int8_t>(from, rows, cols, 127, data, static_cast<float*>(scales));
-    case Type::i4: return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales));
+    case Type::i4:
+      return k::pack_int4(from, cols, rows, cols, kGroup, static_cast<uint32_t*>(data), static_cast<k::half*>(scales));
   }
 }
 

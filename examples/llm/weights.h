@@ -25,9 +25,10 @@ struct Tensor {
   }
 };
 
-// The tensors of a file that lies at `data`. Refuses in one line, which begins with `name`, whatever is not as the format says.
-// Tensors of types that nothing here reads are left out and named in `others`.
-std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name, std::map<std::string, std::string>* others = nullptr);
+// The tensors of a file that lies at `data`. Refuses in one line, which begins with `name`, whatever is not as the
+// format says. Tensors of types that nothing here reads are left out and named in `others`.
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
+                                                std::map<std::string, std::string>* others = nullptr);
 
 class MappedFile {
  public:

@@ -1,21 +1,24 @@
-// Sinks that put new keys and values where attention will read them: row r of the results is a token, its columns are heads of
-// head_dim, side by side.
+// Sinks that put new keys and values where attention will read them: row r of the results is a token, its columns are
+// heads of head_dim, side by side.
 //
-//   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page), lengths);
-//   k::AppendAt at{positions};                          // decoding: row r is the one new token of sequence r, at positions[r]
-//   k::AppendAt at{positions, sequences};               // everything else: row r is a token of sequence sequences[r]
-//   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
-//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk), shape);
+//   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page),
+//   lengths); k::AppendAt at{positions};                          // decoding: row r is the one new token of sequence
+//   r, at positions[r] k::AppendAt at{positions, sequences};               // everything else: row r is a token of
+//   sequence sequences[r] k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv),
+//   nk),
+//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim),
+//             nk), shape);
 //
-// WITHOUT `sequences` EACH ROW IS A SEQUENCE OF ITS OWN. Several tokens of a prompt then go to as many sequences, and the call cannot
-// tell: rows beyond the sequences that the cache has are written behind it, and page tables are read behind their end.
+// WITHOUT `sequences` EACH ROW IS A SEQUENCE OF ITS OWN. Several tokens of a prompt then go to as many sequences, and
+// the call cannot tell: rows beyond the sequences that the cache has are written behind it, and page tables are read
+// behind their end.
 //
-// The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left out. Types
-// with a scale for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy(), which sees
-// a head before it writes its codes, and written where the view reads them:
+// The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left
+// out. Types with a scale for each tensor or head are divided by it and rounded. Scales for each position and head are
+// found by copy(), which sees a head before it writes its codes, and written where the view reads them:
 //
-//   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1), k::nhd(v8, ...).scales(vs, ...), pages, lengths);
-//   k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
+//   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1), k::nhd(v8, ...).scales(vs,
+//   ...), pages, lengths); k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
 //   k::copy(ex, k::load(v, ld), k::append_values(kv, at, dim, vs), rows, heads * dim);
 //
 // Elsewhere they are refused, and so are 4-bit codes everywhere, of which a pack fills only a part of a word.
@@ -27,15 +30,17 @@
 
 KERNELS_BEGIN
 
-// positions and sequences: one for each row, in the memory that the call computes in. Without sequences row r is sequence r: that is
-// for one new token of each, and never for a prompt.
+// positions and sequences: one for each row, in the memory that the call computes in. Without sequences row r is
+// sequence r: that is for one new token of each, and never for a prompt.
 class AppendAt {
  public:
-  explicit AppendAt(const int32_t* positions, const int32_t* sequences = nullptr) : positions_(positions), sequences_(sequences) {}
+  explicit AppendAt(const int32_t* positions, const int32_t* sequences = nullptr)
+      : positions_(positions), sequences_(sequences) {}
 
-  // A cache of `capacity` positions for sequences of any length (StreamingLLM): the first `kept` stay, and all others go around
-  // in what is left. As attention does not care for the order of keys, it reads the first capacity ones, or as many as there are.
-  // lengths: those of the sequences with the new tokens, however long. Of more tokens than fit, only the last are written.
+  // A cache of `capacity` positions for sequences of any length (StreamingLLM): the first `kept` stay, and all others
+  // go around in what is left. As attention does not care for the order of keys, it reads the first capacity ones, or
+  // as many as there are. lengths: those of the sequences with the new tokens, however long. Of more tokens than fit,
+  // only the last are written.
   AppendAt ring(int64_t capacity, int64_t kept, const Lengths& lengths) const {
     AppendAt out = *this;
     out.capacity_ = capacity, out.kept_ = kept, out.lengths_ = lengths, out.ring_ = true;
@@ -51,8 +56,10 @@ class AppendAt {
   }
   int64_t ring_capacity() const { return capacity_; }  // 0: no ring
   Status check() const {
-    KERNELS_TRY(detail::check_pointer(positions_, "append: the pointer to the positions is null", "append: the pointer to the positions is not aligned for 32-bit numbers"));
-    if (reinterpret_cast<uintptr_t>(sequences_) % alignof(int32_t) != 0) return invalid("append: the pointer to the sequences is not aligned for 32-bit numbers");
+    KERNELS_TRY(detail::check_pointer(positions_, "append: the pointer to the positions is null",
+                                      "append: the pointer to the positions is not aligned for 32-bit numbers"));
+    if (reinterpret_cast<uintptr_t>(sequences_) % alignof(int32_t) != 0)
+      return invalid("append: the pointer to the sequences is not aligned for 32-bit numbers");
     if (ring_ && (kept_ < 0 || capacity_ <= kept_)) return invalid("append: the ring keeps more positions than it has");
     return lengths_.check();
   }
@@ -78,7 +85,9 @@ class Append : public Functor {
   int max_pack() const { return detail::pack_at(head_dim_, tensor_.max_pack()); }
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(check_places(cols));
-    if (tensor_.scales_positions()) return unsupported("append: scales for each position are not known yet: give copy() append_keys(kv, at, head_dim, scales), which finds them");
+    if (tensor_.scales_positions())
+      return unsupported(
+          "append: scales for each position are not known yet: give copy() append_keys(kv, at, head_dim, scales), which finds them");
     return {};
   }
   // All but the scales.
@@ -90,7 +99,8 @@ class Append : public Functor {
     KERNELS_TRY(where_.check());
     KERNELS_TRY(tensor_.check(cols / head_dim_, head_dim_));
     KERNELS_TRY(where_.fits(tensor_.positions()));
-    const bool ring_fits = !std::is_same<Where, Dense>::value || tensor_.positions() == 0 || at_.ring_capacity() <= tensor_.positions();
+    const bool ring_fits =
+        !std::is_same<Where, Dense>::value || tensor_.positions() == 0 || at_.ring_capacity() <= tensor_.positions();
     if (!ring_fits) return invalid("append: the ring has more positions than nhd() or hnd() was told of");
     return {};
   }
@@ -122,7 +132,8 @@ class Append : public Functor {
     const int64_t head = heads_.quotient(static_cast<uint32_t>(col));
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
     T* const to = tensor_.at(slot, head) + (col - head * head_dim_);
-    if constexpr (Tensor::Run::scaled) return {to, divide(1.f, convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]))};
+    if constexpr (Tensor::Run::scaled)
+      return {to, divide(1.f, convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]))};
     else return {to, 1.f};
   }
   template <int N, class C>
@@ -132,7 +143,9 @@ class Append : public Functor {
     else write<N>(place.to, convert<T>(v));
   }
   template <int N, class C>
-  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const { store(v, prepare<N>(row, col), row, col); }
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    store(v, prepare<N>(row, col), row, col);
+  }
 
  private:
   Tensor tensor_;
@@ -158,7 +171,8 @@ class AppendFound : public Functor {
   int max_pack() const { return to_.max_pack(); }
   Status check(int64_t, int64_t cols) const {
     KERNELS_TRY(to_.check_places(cols));
-    if (static_cast<const void*>(scales_) != static_cast<const void*>(to_.tensor().scale_data())) return invalid("append: the scales to be written are not those that the view reads");
+    if (static_cast<const void*>(scales_) != static_cast<const void*>(to_.tensor().scale_data()))
+      return invalid("append: the scales to be written are not those that the view reads");
     if (!to_.tensor().scales_positions()) return invalid("append: the view has no scale for each position to be found");
     return {};
   }
@@ -173,7 +187,8 @@ class AppendFound : public Functor {
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
     const int64_t index = to_.head_of(col);
     const auto head = to_.head(row, index);
-    if (head.codes != nullptr) write<N>(head.codes + (col - index * group_), convert<T>(convert<float>(v) * reciprocal));
+    if (head.codes != nullptr)
+      write<N>(head.codes + (col - index * group_), convert<T>(convert<float>(v) * reciprocal));
   }
 
  private:
@@ -183,20 +198,30 @@ class AppendFound : public Functor {
 };
 
 template <class K, class V, class Where>
-Append<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) { return {kv.keys(), kv.where(), at, head_dim}; }
+Append<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
+  return {kv.keys(), kv.where(), at, head_dim};
+}
 template <class K, class V, class Where>
-Append<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) { return {kv.values(), kv.where(), at, head_dim}; }
+Append<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim) {
+  return {kv.values(), kv.where(), at, head_dim};
+}
 template <class K, class V, class Where>
-AppendFound<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, float* scales) { return {append_keys(kv, at, head_dim), scales}; }
+AppendFound<K, Where> append_keys(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, float* scales) {
+  return {append_keys(kv, at, head_dim), scales};
+}
 template <class K, class V, class Where>
-AppendFound<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim, float* scales) { return {append_values(kv, at, head_dim), scales}; }
+AppendFound<V, Where> append_values(const KvCache<K, V, Where>& kv, const AppendAt& at, int64_t head_dim,
+                                    float* scales) {
+  return {append_values(kv, at, head_dim), scales};
+}
 
 // The columns of a result to three sinks of any types, one after the other: those of queries, keys and values.
 template <class Q, class K, class V>
 class Qkv : public Functor {
  public:
   static constexpr Role role = Role::sink;
-  Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) : q_(q), k_(k), v_(v), counts_{q_cols, k_cols, v_cols} {}
+  Qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols)
+      : q_(q), k_(k), v_(v), counts_{q_cols, k_cols, v_cols} {}
 
   static constexpr int widest = 16;
   static constexpr bool wants_pairs = detail::wants_pairs<Q>() || detail::wants_pairs<K>() || detail::wants_pairs<V>();
@@ -220,7 +245,9 @@ class Qkv : public Functor {
   }
   KERNELS_HD detail::ColumnPair pair_at(int64_t col) const {
     const int64_t begin = col < counts_[0] ? 0 : col < counts_[0] + counts_[1] ? counts_[0] : counts_[0] + counts_[1];
-    const detail::ColumnPair there = col < counts_[0] ? detail::pair_at(q_, col) : col < counts_[0] + counts_[1] ? detail::pair_at(k_, col - begin) : detail::pair_at(v_, col - begin);
+    const detail::ColumnPair there = col < counts_[0]                ? detail::pair_at(q_, col)
+                                     : col < counts_[0] + counts_[1] ? detail::pair_at(k_, col - begin)
+                                                                     : detail::pair_at(v_, col - begin);
     return {begin + there.first, begin + there.second};
   }
   template <int N, class C>
@@ -231,18 +258,23 @@ class Qkv : public Functor {
   }
 
  private:
-  // Two columns that lie in one part: a sink of pairs gets them at once, another one by one, as it may take no more than single elements.
+  // Two columns that lie in one part: a sink of pairs gets them at once, another one by one, as it may take no more
+  // than single elements.
   template <class S, bool = detail::wants_pairs<S>()>
   struct Two {
     decltype(detail::prepare<2>(std::declval<const S&>(), 0, 0)) both;
     KERNELS_HD static Two of(const S& sink, int64_t row, int64_t col) { return {detail::prepare<2>(sink, row, col)}; }
     template <class C>
-    KERNELS_HD void put(const S& sink, const Pack<C, 2>& v, int64_t row, int64_t col) const { detail::put_prepared(sink, both, v, row, col); }
+    KERNELS_HD void put(const S& sink, const Pack<C, 2>& v, int64_t row, int64_t col) const {
+      detail::put_prepared(sink, both, v, row, col);
+    }
   };
   template <class S>
   struct Two<S, false> {
     decltype(detail::prepare<1>(std::declval<const S&>(), 0, 0)) first, second;
-    KERNELS_HD static Two of(const S& sink, int64_t row, int64_t col) { return {detail::prepare<1>(sink, row, col), detail::prepare<1>(sink, row, col + 1)}; }
+    KERNELS_HD static Two of(const S& sink, int64_t row, int64_t col) {
+      return {detail::prepare<1>(sink, row, col), detail::prepare<1>(sink, row, col + 1)};
+    }
     template <class C>
     KERNELS_HD void put(const S& sink, const Pack<C, 2>& v, int64_t row, int64_t col) const {
       detail::put_prepared(sink, first, Pack<C, 1>{{v.v[0]}}, row, col);
@@ -287,8 +319,10 @@ class Qkv : public Functor {
 
 template <class Q, class K, class V>
 Qkv<Q, K, V> qkv(Q q, int64_t q_cols, K k, int64_t k_cols, V v, int64_t v_cols) {
-  static_assert(detail::is_sink<Q> && detail::is_sink<K> && detail::is_sink<V>, "qkv() takes three sinks, each with its number of columns");
-  static_assert(!detail::is_row_sink<Q> && !detail::is_row_sink<K> && !detail::is_row_sink<V>, "quantize() needs a whole row: use append_keys() with known scales");
+  static_assert(detail::is_sink<Q> && detail::is_sink<K> && detail::is_sink<V>,
+                "qkv() takes three sinks, each with its number of columns");
+  static_assert(!detail::is_row_sink<Q> && !detail::is_row_sink<K> && !detail::is_row_sink<V>,
+                "quantize() needs a whole row: use append_keys() with known scales");
   return {q, q_cols, k, k_cols, v, v_cols};
 }
 

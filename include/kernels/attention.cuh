@@ -5,21 +5,22 @@
 //   k::attention(stream, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal());
 //   k::attention(stream, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
 //
-// attention() is for many queries; attention<128>() compiles the kernel for heads of up to 128 alone, of four. kv.h lists the ways in
-// which keys and values may lie, score.h what may happen to the logits, core/attention_call.h the shape and the options.
+// attention() is for many queries; attention<128>() compiles the kernel for heads of up to 128 alone, of four. kv.h
+// lists the ways in which keys and values may lie, score.h what may happen to the logits, core/attention_call.h the
+// shape and the options.
 //
-// Queries and keys of any number, 0 as well; dim: every multiple of 8 up to 256, 512 and 576; v_dim likewise up to 256, and 512;
-// heads a multiple of kv_heads. Keys and values of 16, 8 and 4 bits go through tensor cores: queries are rounded to the 16-bit type
-// of the keys, weights to that of the values, with codes to half (with scales of values to bfloat16, and values of half with them), or, if
-// Attention{}.in_8_bits() asks for it, all three operands are float8_e4m3; all else is float, as is everything with keys or values of float,
-// and with those that a view computes. A query that sees no key gives zeros and a logsumexp
-// of -inf; a NaN or +inf among its logits makes it NaN; docs/attention.md has the rest of what NaN and infinities do. The output may
-// stand where the queries were, if a head of both takes the same bytes and has at most 256 columns, of float 128; other overlaps are not
-// fine.
+// Queries and keys of any number, 0 as well; dim: every multiple of 8 up to 256, 512 and 576; v_dim likewise up to 256,
+// and 512; heads a multiple of kv_heads. Keys and values of 16, 8 and 4 bits go through tensor cores: queries are
+// rounded to the 16-bit type of the keys, weights to that of the values, with codes to half (with scales of values to
+// bfloat16, and values of half with them), or, if Attention{}.in_8_bits() asks for it, all three operands are
+// float8_e4m3; all else is float, as is everything with keys or values of float, and with those that a view computes. A
+// query that sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN;
+// docs/attention.md has the rest of what NaN and infinities do. The output may stand where the queries were, if a head
+// of both takes the same bytes and has at most 256 columns, of float 128; other overlaps are not fine.
 //
-// Lengths, offsets, page tables and scales are read on the device alone, nothing is allocated or synchronized: a call can be
-// captured in a graph and replayed while sequences grow. The same input gives the same bits, in attention() a sequence those that it has
-// alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
+// Lengths, offsets, page tables and scales are read on the device alone, nothing is allocated or synchronized: a call
+// can be captured in a graph and replayed while sequences grow. The same input gives the same bits, in attention() a
+// sequence those that it has alone, whatever else is in the batch; in decode() with Attention{}.splits(n).
 #pragma once
 
 #include <cstdio>
@@ -34,36 +35,45 @@ namespace detail {
 
 template <class Kv, class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
-  return check_in_place(q, out, shape, shape.dim <= (narrow_kv<Kv> ? 256 : 128), "out overlaps q, which takes heads of at most 256 columns, with keys or values of float 128");
+  return check_in_place(q, out, shape, shape.dim <= (narrow_kv<Kv> ? 256 : 128),
+                        "out overlaps q, which takes heads of at most 256 columns, with keys or values of float 128");
 }
 
 // Says how much there is, and how much it should be.
 inline Status check_workspace(const Workspace& workspace, size_t needed) {
   static thread_local char text[128];
   if (workspace.ptr == nullptr || workspace.bytes < needed) {
-    std::snprintf(text, sizeof(text), "the workspace has %zu bytes, and %zu are needed", workspace.ptr == nullptr ? size_t(0) : workspace.bytes, needed);
+    std::snprintf(text, sizeof(text), "the workspace has %zu bytes, and %zu are needed",
+                  workspace.ptr == nullptr ? size_t(0) : workspace.bytes, needed);
     return invalid(text);
   }
-  return reinterpret_cast<uintptr_t>(workspace.ptr) % 16 == 0 ? Status{} : invalid("the workspace is not at a multiple of 16 bytes");
+  return reinterpret_cast<uintptr_t>(workspace.ptr) % 16 == 0
+             ? Status{}
+             : invalid("the workspace is not at a multiple of 16 bytes");
 }
 
 template <int kDim, class Q, class Kv, class Out, class S>
-Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
-  static_assert(kDim >= 0 && kDim <= 576, "attention<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
-  KERNELS_TRY(check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
+Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                     const S& score, const Attention& options, bool& empty) {
+  static_assert(kDim >= 0 && kDim <= 576,
+                "attention<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
+  KERNELS_TRY(
+      check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("attention"));
   KERNELS_TRY(ex.status());
-  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("attention: a head is larger than attention<...>() says") : Status{};
+  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim
+             ? invalid("attention: a head is larger than attention<...>() says")
+             : Status{};
 }
 
 }  // namespace detail
 
-// With a workspace the keys of sequences that have few queries are split, so that a chunk of a long prompt takes all multiprocessors:
-// blocks leave what they made of their part of the keys, and a second kernel merges it, in the order of keys. In how many parts is decided on
-// the device, by the sequence's own queries and keys: the same bits alone and in any batch. `workspace` has
-// attention_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything before, and belongs to one call at a time. It may become
-// much less where shape.tokens and options.most_keys(n) say how many queries and keys there are; options.splits(n) cuts in n parts. docs/attention.md
-// has more.
+// With a workspace the keys of sequences that have few queries are split, so that a chunk of a long prompt takes all
+// multiprocessors: blocks leave what they made of their part of the keys, and a second kernel merges it, in the order
+// of keys. In how many parts is decided on the device, by the sequence's own queries and keys: the same bits alone and
+// in any batch. `workspace` has attention_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything
+// before, and belongs to one call at a time. It may become much less where shape.tokens and options.most_keys(n) say
+// how many queries and keys there are; options.splits(n) cuts in n parts. docs/attention.md has more.
 inline size_t attention_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return detail::PrefillRoom(ex.device(), shape, options).bytes();
@@ -73,20 +83,23 @@ namespace detail {
 
 // kSplits: whether there is a workspace.
 template <int kDim, bool kSplits, class Q, class Kv, class Out, class S>
-Status run_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options) {
+Status run_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                   const S& score, const Workspace& workspace, const Attention& options) {
   if constexpr (!takes_attention<Q, Kv, Out, S>()) {
     return not_compiled();
   } else {
     bool empty = false;
     KERNELS_TRY(check_prefill<kDim>(ex, q, kv, out, shape, score, options, empty));
     if (empty) return {};
-    if constexpr (kSplits) KERNELS_TRY(check_workspace(workspace, attention_workspace_bytes(ex, shape, options)).in("attention"));
+    if constexpr (kSplits)
+      KERNELS_TRY(check_workspace(workspace, attention_workspace_bytes(ex, shape, options)).in("attention"));
     return prefill<kDim, kSplits>(ex, q, kv, out, shape, score, workspace, options);
   }
 }
 
 template <int kDim, bool kSplits, class Q, class Kv, class Out, class S>
-Status plan_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
+Status plan_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                    const S& score, const Attention& options, AttentionPlan& plan) {
   if constexpr (!takes_attention<Q, Kv, Out, S>()) {
     return not_compiled();
   } else {
@@ -100,33 +113,35 @@ Status plan_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
 }  // namespace detail
 
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
-                               const Attention& options = {}) {
+[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                               const S& score, const Attention& options = {}) {
   return detail::run_prefill<kDim, false>(ex, q, kv, out, shape, score, {}, options);
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace,
-                               const Attention& options) {
+[[nodiscard]] Status attention(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                               const S& score, const Workspace& workspace, const Attention& options) {
   return detail::run_prefill<kDim, true>(ex, q, kv, out, shape, score, workspace, options);
 }
 
 // How such a call would run, without a workspace or with one, and why it does not run faster: core/attention_plan.h.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
+[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out,
+                                    const AttentionShape& shape, const S& score, const Attention& options,
                                     AttentionPlan& plan) {
   return detail::plan_prefill<kDim, false>(ex, q, kv, out, shape, score, options, plan);
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace&,
+[[nodiscard]] Status attention_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out,
+                                    const AttentionShape& shape, const S& score, const Workspace&,
                                     const Attention& options, AttentionPlan& plan) {
   return detail::plan_prefill<kDim, true>(ex, q, kv, out, shape, score, options, plan);
 }
 
-// For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a group; for 16 with
-// heads above 128 columns, for 8 above 256. The keys are shared out among all multiprocessors, by the
-// lengths that the device finds when the kernel runs; `workspace` has decode_workspace_bytes(ex, shape, options) at a multiple of 16,
-// holds anything before, and belongs to one call at a time. Engines that know how large their heads are say so, decode<128>(...),
-// and compile a quarter of the kernels.
+// For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a
+// group; for 16 with heads above 128 columns, for 8 above 256. The keys are shared out among all multiprocessors, by
+// the lengths that the device finds when the kernel runs; `workspace` has decode_workspace_bytes(ex, shape, options) at
+// a multiple of 16, holds anything before, and belongs to one call at a time. Engines that know how large their heads
+// are say so, decode<128>(...), and compile a quarter of the kernels.
 inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes();
@@ -135,16 +150,21 @@ inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape
 namespace detail {
 
 template <int kDim, class Q, class Kv, class Out, class S>
-Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, bool& empty) {
-  static_assert(kDim >= 0 && kDim <= 576, "decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
+Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                    const S& score, const Attention& options, bool& empty) {
+  static_assert(kDim >= 0 && kDim <= 576,
+                "decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
   KERNELS_TRY(check_attention(q, kv, out, shape, score, options, kMostDecodeQueries, empty).in("decode"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("decode"));
   KERNELS_TRY(ex.status());
-  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("decode: a head is larger than decode<...>() says") : Status{};
+  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim
+             ? invalid("decode: a head is larger than decode<...>() says")
+             : Status{};
 }
 
 template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>
-Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
+Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                  const Workspace& workspace, const Attention& options, DecodeMode mode) {
   if constexpr (!takes_attention<Q, Kv, Out, S>()) {
     return not_compiled();
   } else {
@@ -154,13 +174,15 @@ Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, cons
     if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
       return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
     }
-    if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0) return invalid("decode: the workspace is not at a multiple of 16 bytes");
+    if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
+      return invalid("decode: the workspace is not at a multiple of 16 bytes");
     return start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, workspace, options, mode);
   }
 }
 
 template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>
-Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, DecodeMode mode, AttentionPlan& plan) {
+Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                   const S& score, const Attention& options, DecodeMode mode, AttentionPlan& plan) {
   if constexpr (!takes_attention<Q, Kv, Out, S>()) {
     return not_compiled();
   } else {
@@ -174,35 +196,37 @@ Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, con
 }  // namespace detail
 
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
-                            const Workspace& workspace, const Attention& options = {}) {
+[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                            const S& score, const Workspace& workspace, const Attention& options = {}) {
   return detail::run_decode<kDim, false>(ex, q, kv, out, shape, score, workspace, options, DecodeMode::automatic);
 }
 // With a mode, which costs decode<N>() two more kernels.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
-                            const Workspace& workspace, const Attention& options, DecodeMode mode) {
+[[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                            const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {
   return detail::run_decode<kDim, true>(ex, q, kv, out, shape, score, workspace, options, mode);
 }
 
-// How such a call would run. Where plan.path is plain, plan.why_not says why it does not take tensor cores; an empty call has a plan of
-// 0 blocks.
+// How such a call would run. Where plan.path is plain, plan.why_not says why it does not take tensor cores; an empty
+// call has a plan of 0 blocks.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
+[[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                                 const S& score, const Attention& options, AttentionPlan& plan) {
   return detail::plan_decode<kDim, false>(ex, q, kv, out, shape, score, options, DecodeMode::automatic, plan);
 }
 template <int kDim = 0, class Q, class Kv, class Out, class S>
-[[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, DecodeMode mode,
-                                 AttentionPlan& plan) {
+[[nodiscard]] Status decode_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                                 const S& score, const Attention& options, DecodeMode mode, AttentionPlan& plan) {
   return detail::plan_decode<kDim, true>(ex, q, kv, out, shape, score, options, mode, plan);
 }
 
-// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o` and `lse`
-// are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
+// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`
+// and `lse` are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
 //
 //   k::merge_states(stream, k::load(o, ld), k::load(lse, heads), k::store(r, ld), {2, tokens, heads, dim});
 template <class O, class L, class Out>
-[[nodiscard]] Status merge_states(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options = {}) {
+[[nodiscard]] Status merge_states(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape,
+                                  const Attention& options = {}) {
   if constexpr (!detail::takes_states<O, L, Out>()) {
     return detail::not_compiled();
   } else {

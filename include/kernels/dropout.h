@@ -1,13 +1,15 @@
 // Dropout: each value becomes 0 with probability p, or is divided by 1 - p.
 //
 //   k::copy(ex, k::load(x, d) | k::dropout(0.1, seed, offset, d), k::store(y, d), rows, d);     // drawn
-//   k::copy(ex, k::load(x) | k::dropout(0.1, seed, offset), k::store(y), n);                    // the same of a flat tensor
-//   k::copy(ex, k::load(x, d) | k::dropout(0.1, k::load(keep, d)), k::store(y, d), rows, d);    // given: kept where `keep` is not 0
+//   k::copy(ex, k::load(x) | k::dropout(0.1, seed, offset), k::store(y), n);                    // the same of a flat
+//   tensor k::copy(ex, k::load(x, d) | k::dropout(0.1, k::load(keep, d)), k::store(y, d), rows, d);    // given: kept
+//   where `keep` is not 0
 //
-// What is drawn depends on seed, offset and the place of an element alone, so it is the same on the CPU and the GPU, in every call and
-// behind every operation: element (row, col) gets word col % 4 of philox(seed, row * blocks + col / 4, offset), core/philox.h, where a row
-// of ld numbers has (ld + 3) / 4 blocks, and is dropped if the upper 31 bits are less than p 2^31. Calls that are to draw different numbers
-// have different offsets; those are part of a captured graph, in which a given mask can change from replay to replay.
+// What is drawn depends on seed, offset and the place of an element alone, so it is the same on the CPU and the GPU, in
+// every call and behind every operation: element (row, col) gets word col % 4 of philox(seed, row * blocks + col / 4,
+// offset), core/philox.h, where a row of ld numbers has (ld + 3) / 4 blocks, and is dropped if the upper 31 bits are
+// less than p 2^31. Calls that are to draw different numbers have different offsets; those are part of a captured
+// graph, in which a given mask can change from replay to replay.
 //
 // What is dropped is 0, also a NaN. p = 0 changes nothing, and with p = 1 all is 0.
 #pragma once
@@ -20,7 +22,9 @@ namespace detail {
 
 // 1 / (1 - p), and 0 where nothing is left to scale.
 inline double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
-inline Status check_share(double p) { return p >= 0 && p <= 1 ? Status{} : invalid("dropout: p is not between 0 and 1"); }
+inline Status check_share(double p) {
+  return p >= 0 && p <= 1 ? Status{} : invalid("dropout: p is not between 0 and 1");
+}
 
 }  // namespace detail
 
@@ -29,7 +33,12 @@ class Dropout : public Functor {
   static constexpr Role role = Role::map;
   static constexpr bool takes_any_column = true;
   Dropout(double p, uint64_t seed, uint64_t offset, int64_t ld)
-      : p_(p), scale_(detail::kept_scale(p)), seed_(seed), offset_(offset), ld_(ld), limit_(p >= 0 && p <= 1 ? uint32_t(p * 0x1p31 + 0.5) : 0) {}
+      : p_(p),
+        scale_(detail::kept_scale(p)),
+        seed_(seed),
+        offset_(offset),
+        ld_(ld),
+        limit_(p >= 0 && p <= 1 ? uint32_t(p * 0x1p31 + 0.5) : 0) {}
 
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_share(p_));
@@ -108,7 +117,9 @@ class MaskedDropout : public Functor {
   KERNELS_HD auto cached() const { return with(detail::cached(keep_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(keep_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(keep_)); }
-  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(keep_, row, begin, end); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(keep_, row, begin, end);
+  }
 
  private:
   template <class T>

@@ -2,11 +2,13 @@
 //
 //   auto tokens = k::embed(k::load(table, d), ids, vocabulary);
 //   k::copy(ex, tokens, k::store(x, d), rows, d);                                                        // a gather
-//   k::rmsnorm(ex, tokens | k::scale(s) | k::tee(x, d), k::affine(gamma) | k::store(y, d), rows, d);     // with the first norm, one launch
-//   auto small = k::embed(k::dequant(k::int4(codes, d), k::group_scales(scales, d / 64, 64)), ids, vocabulary);
+//   k::rmsnorm(ex, tokens | k::scale(s) | k::tee(x, d), k::affine(gamma) | k::store(y, d), rows, d);     // with the
+//   first norm, one launch auto small = k::embed(k::dequant(k::int4(codes, d), k::group_scales(scales, d / 64, 64)),
+//   ids, vocabulary);
 //
-// Row r is row ids[r] of the table, a source with `vocabulary` rows. ids are numbers of 32 or 64 bits in the memory that the call computes
-// in. One outside of [0, vocabulary) is not used to read anything: all values of that row are NaN (0 as int8), and it can be reported:
+// Row r is row ids[r] of the table, a source with `vocabulary` rows. ids are numbers of 32 or 64 bits in the memory
+// that the call computes in. One outside of [0, vocabulary) is not used to read anything: all values of that row are
+// NaN (0 as int8), and it can be reported:
 //
 //   cudaMemsetAsync(wrong, 0xff, sizeof(int64_t), stream);     // int64_t* wrong, on the device: -1
 //   k::embed(table, ids, vocabulary).report(wrong);            // the first row whose id is outside, or -1 as before
@@ -42,7 +44,8 @@ class Embed : public Functor {
  public:
   static constexpr Role role = Role::source;
   static constexpr bool has_effects = false;  // the table has none, and a report may be made any number of times
-  KERNELS_HD Embed(S table, const Id* ids, int64_t vocabulary, int64_t* wrong) : table_(table), ids_(ids), vocabulary_(vocabulary), wrong_(wrong) {}
+  KERNELS_HD Embed(S table, const Id* ids, int64_t vocabulary, int64_t* wrong)
+      : table_(table), ids_(ids), vocabulary_(vocabulary), wrong_(wrong) {}
 
   // Where the lowest row goes whose id is outside; -1 before.
   Embed report(int64_t* wrong) const {
@@ -54,8 +57,10 @@ class Embed : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(table_); }
   Status check(int64_t, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(ids_, "embed: the pointer to the ids is null", "embed: the pointer to the ids is not aligned for its elements"));
-    if (reinterpret_cast<uintptr_t>(wrong_) % alignof(int64_t) != 0) return invalid("embed: the pointer to the report is not aligned for a number of 64 bits");
+    KERNELS_TRY(detail::check_pointer(ids_, "embed: the pointer to the ids is null",
+                                      "embed: the pointer to the ids is not aligned for its elements"));
+    if (reinterpret_cast<uintptr_t>(wrong_) % alignof(int64_t) != 0)
+      return invalid("embed: the pointer to the report is not aligned for a number of 64 bits");
     if (vocabulary_ < 1) return invalid("embed: the vocabulary has less than one row");
     return detail::check_of(table_, vocabulary_, cols);
   }
@@ -103,9 +108,13 @@ class Embed : public Functor {
 
 template <class S, class Id>
 auto embed(S table, const Id* ids, int64_t vocabulary) {
-  constexpr bool source = detail::is_source<S>, number = std::is_integral<Id>::value && std::is_signed<Id>::value && sizeof(Id) >= 4;
-  static_assert(source, "embed() takes a source with the rows of the table: k::load(table, ld), k::dequant(codes, scales)");
-  static_assert(!detail::has_effects<S>, "embed() may read a row of its table any number of times, and tee() or another effect must happen once: put it behind, embed(...) | tee(p, ld)");
+  constexpr bool source = detail::is_source<S>,
+                 number = std::is_integral<Id>::value && std::is_signed<Id>::value && sizeof(Id) >= 4;
+  static_assert(source,
+                "embed() takes a source with the rows of the table: k::load(table, ld), k::dequant(codes, scales)");
+  static_assert(
+      !detail::has_effects<S>,
+      "embed() may read a row of its table any number of times, and tee() or another effect must happen once: put it behind, embed(...) | tee(p, ld)");
   static_assert(number, "embed: ids are numbers of 32 or 64 bits with a sign");
   if constexpr (source && number) return Embed<S, Id>(table, ids, vocabulary, nullptr);
   else return RowVector<float>(nullptr);

@@ -3,10 +3,11 @@
 //   k::Exec ex{stream};                        // a bare stream converts to one
 //   k::Exec ex = k::Exec{stream}.workspace(p, bytes).programmatic(true);
 //
-// The stream must belong to the device that was current when the Exec was made. Calls go to that device, also from threads that have
-// another one current: it is made current for the time of the call. A bare stream must belong to the current device; whether it does is
-// not found out, as a stream that is being captured does not tell. Making an Exec, and calls, need no allocation on the device and no
-// synchronization, so both are allowed during graph capture; what they ask of the runtime they ask once for each kernel and device.
+// The stream must belong to the device that was current when the Exec was made. Calls go to that device, also from
+// threads that have another one current: it is made current for the time of the call. A bare stream must belong to the
+// current device; whether it does is not found out, as a stream that is being captured does not tell. Making an Exec,
+// and calls, need no allocation on the device and no synchronization, so both are allowed during graph capture; what
+// they ask of the runtime they ask once for each kernel and device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -65,18 +66,20 @@ KERNELS_OF_THIS_LIBRARY inline Status find_current_device(DeviceInfo& info) {
 class Exec {
  public:
   Exec(cudaStream_t stream = nullptr) : stream_(stream), status_(detail::find_current_device(device_)) {}
-  // With less of a device than there is, as if it had fewer multiprocessors or less shared memory. Tiles of products are refused where an
-  // sm_90 has less shared memory than all of them have.
+  // With less of a device than there is, as if it had fewer multiprocessors or less shared memory. Tiles of products
+  // are refused where an sm_90 has less shared memory than all of them have.
   Exec(cudaStream_t stream, const DeviceInfo& device) : stream_(stream), device_(device) {}
 
   Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }
-  // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it waits for it before
-  // it reads anything but weights that are said to be ready. Kernels of others ahead must let it begin
-  // (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all before them have ended.
+  // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it
+  // waits for it before it reads anything but weights that are said to be ready. Kernels of others ahead must let it
+  // begin (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all before
+  // them have ended.
   Exec& programmatic(bool on) { programmatic_ = on; return *this; }
-  // With programmatic(true): no kernel that may still be running, however far ahead, writes what calls are told is ready before the kernel
-  // ahead of them has ended (MatmulPolicy::weights_ready): weights are the same as long as this stream has work. Then a kernel that begins
-  // early lets the next one begin at once, not only when its own wait is over.
+  // With programmatic(true): no kernel that may still be running, however far ahead, writes what calls are told is
+  // ready before the kernel ahead of them has ended (MatmulPolicy::weights_ready): weights are the same as long as this
+  // stream has work. Then a kernel that begins early lets the next one begin at once, not only when its own wait is
+  // over.
   Exec& constant_weights(bool yes) { constant_weights_ = yes; return *this; }
 
   cudaStream_t stream() const { return stream_; }
@@ -103,16 +106,18 @@ namespace detail {
 #define KERNELS_BOUNDS(Body) __launch_bounds__(Body::max_threads, 65536 / Body::registers / Body::max_threads)
 #endif
 
-// Bodies that begin before the kernel ahead of them has ended (programmatic dependent launch), and wait for it by themselves: with
-// grid_dependency_pass(), in every block that does anything, which also lets the next kernel begin as soon as there is room. With
-// constant weights the next kernel may begin before that. For other bodies entry() waits first of all, and lets the next kernel begin
-// if they are so few that all run at a time: with 49,152 blocks of one warp this alone took 60 us.
+// Bodies that begin before the kernel ahead of them has ended (programmatic dependent launch), and wait for it by
+// themselves: with grid_dependency_pass(), in every block that does anything, which also lets the next kernel begin as
+// soon as there is room. With constant weights the next kernel may begin before that. For other bodies entry() waits
+// first of all, and lets the next kernel begin if they are so few that all run at a time: with 49,152 blocks of one
+// warp this alone took 60 us.
 template <class Body, class = void>
 struct waits_by_itself : std::false_type {};
 template <class Body>
 struct waits_by_itself<Body, void_t<decltype(Body::waits_by_itself)>> : std::true_type {};
 
-// The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function run(Params).
+// The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function
+// run(Params).
 template <class Body>
 __global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, bool next_at_once) {
   if constexpr (!waits_by_itself<Body>::value) arch::grid_dependency_wait();
@@ -151,22 +156,25 @@ class KERNELS_OF_THIS_LIBRARY CurrentDevice {
   Status status_;
 };
 
-// A kernel on a device, prepared for launches of a kind. Its address is part of the key: each translation unit may have its own
-// entry<Body>, while they share a list.
+// A kernel on a device, prepared for launches of a kind. Its address is part of the key: each translation unit may have
+// its own entry<Body>, while they share a list.
 struct KernelKey {
   const void* kernel;
   int device;
   bool much_shared, large_cluster;
   bool operator==(const KernelKey& other) const {
-    return kernel == other.kernel && device == other.device && much_shared == other.much_shared && large_cluster == other.large_cluster;
+    return kernel == other.kernel && device == other.device && much_shared == other.much_shared &&
+           large_cluster == other.large_cluster;
   }
 };
-// What is kept of its image: the virtual architecture, the bytes of shared memory that it declares, and the registers of a thread.
+// What is kept of its image: the virtual architecture, the bytes of shared memory that it declares, and the registers
+// of a thread.
 struct KernelImage {
   int capability = 0, declared_shared = 0, registers = 0;
 };
 using PreparedKernels = Facts<KernelKey, KernelImage>;
-// Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the current one.
+// Attributes are set to the most that any launch may ask for, once, as all threads share them. The device must be the
+// current one.
 KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, KernelImage& image) {
   cudaFuncAttributes attributes;
   KERNELS_TRY(from_cuda(cudaFuncGetAttributes(&attributes, key.kernel)));
@@ -177,7 +185,8 @@ KERNELS_OF_THIS_LIBRARY inline Status ask_and_prepare(const KernelKey& key, Kern
     const int most = whole.shared_per_block - image.declared_shared;
     KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)));
   }
-  if (key.large_cluster) KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
+  if (key.large_cluster)
+    KERNELS_TRY(from_cuda(cudaFuncSetAttribute(key.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)));
   return {};
 }
 KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const KernelKey& key, KernelImage& image) {
@@ -190,7 +199,8 @@ KERNELS_OF_THIS_LIBRARY inline Status prepare(PreparedKernels& prepared, const K
 }
 
 // Fills a launch's configuration; `attributes` must outlive its use. early: before the kernel ahead has ended.
-KERNELS_OF_THIS_LIBRARY inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early, cudaLaunchAttribute (&attributes)[2]) {
+KERNELS_OF_THIS_LIBRARY inline cudaLaunchConfig_t configure(const Exec& ex, const Launch& how, bool early,
+                                                            cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config = {};
   config.gridDim = how.grid;
   config.blockDim = dim3(how.threads, 1, 1);
@@ -218,22 +228,28 @@ struct ClusterKey {
   int device, threads, cluster;
   size_t shared;
   bool operator==(const ClusterKey& other) const {
-    return kernel == other.kernel && device == other.device && threads == other.threads && cluster == other.cluster && shared == other.shared;
+    return kernel == other.kernel && device == other.device && threads == other.threads && cluster == other.cluster &&
+           shared == other.shared;
   }
 };
 
-// All that is asked of the runtime about a body's kernel. In a class, as functions and variables of a functor's type with internal
-// linkage cannot be the library's own themselves.
+// All that is asked of the runtime about a body's kernel. In a class, as functions and variables of a functor's type
+// with internal linkage cannot be the library's own themselves.
 template <class Body>
 struct KERNELS_OF_THIS_LIBRARY KernelOf {
   static inline PreparedKernels prepared;
   static inline Facts<ClusterKey, int64_t> clusters_of;
 
   static const void* address() { return reinterpret_cast<const void*>(&entry<Body>); }
-  static Status image(const Exec& ex, KernelImage& image) { return prepare(prepared, {address(), ex.device().device, false, false}, image); }
+  static Status image(const Exec& ex, KernelImage& image) {
+    return prepare(prepared, {address(), ex.device().device, false, false}, image);
+  }
   static Status prepare_launch(const Exec& ex, const Launch& how, KernelImage& image) {
-    if (how.shared > size_t(ex.device().shared_per_block)) return unsupported("the call needs more shared memory than a block of this device can have");
-    return prepare(prepared, {address(), ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster}, image);
+    if (how.shared > size_t(ex.device().shared_per_block))
+      return unsupported("the call needs more shared memory than a block of this device can have");
+    return prepare(prepared,
+                   {address(), ex.device().device, how.shared > kSharedWithoutOptIn, how.cluster > kPortableCluster},
+                   image);
   }
 
   static Status clusters(const Exec& ex, const Launch& how, int64_t& count) {
@@ -254,16 +270,20 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   }
 
   static Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
-    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool), "the functors are larger than a kernel's parameter space");
+    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool),
+                  "the functors are larger than a kernel's parameter space");
     KERNELS_TRY(ex.status());
     KernelImage image;
     KERNELS_TRY(prepare_launch(ex, how, image));
     const CurrentDevice current(ex.device().device);
     KERNELS_TRY(current.status());
-    const bool early = ex.programmatic() && ex.device().capability >= 90 && image.capability >= 90;  // code for older GPUs does not wait
+    const bool early = ex.programmatic() && ex.device().capability >= 90 &&
+                       image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-    const bool next_at_once = waits_by_itself<Body>::value ? ex.constant_weights() : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
+    const bool next_at_once = waits_by_itself<Body>::value
+                                  ? ex.constant_weights()
+                                  : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
     return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && next_at_once));
   }
 };
@@ -278,8 +298,8 @@ Status image_architecture(const Exec& ex, int& capability) {
   return {};
 }
 
-// Whether the loaded image has code for the body, where only some architectures have any, which then takes most of its registers. The
-// virtual architecture of sm_90a does not tell it from sm_90.
+// Whether the loaded image has code for the body, where only some architectures have any, which then takes most of its
+// registers. The virtual architecture of sm_90a does not tell it from sm_90.
 template <class Body>
 Status has_code(const Exec& ex, bool& yes) {
   KernelImage image;
@@ -289,10 +309,14 @@ Status has_code(const Exec& ex, bool& yes) {
 }
 
 template <class Body>
-Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) { return KernelOf<Body>::clusters(ex, how, clusters); }
+Status resident_clusters(const Exec& ex, const Launch& how, int64_t& clusters) {
+  return KernelOf<Body>::clusters(ex, how, clusters);
+}
 
 template <class Body>
-Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) { return KernelOf<Body>::launch(ex, how, params); }
+Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
+  return KernelOf<Body>::launch(ex, how, params);
+}
 
 }  // namespace detail
 KERNELS_END

@@ -1,12 +1,13 @@
 // Heads that are not adjacent: where queries are read from, and results go to, in memory of any strides.
 //
-//   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));                                    // a sequence, or ragged ones
-//   auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride));      // q_len rows of each sequence
+//   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));                                    // a sequence,
+//   or ragged ones auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride)); //
+//   q_len rows of each sequence
 //
-// Rows and columns are what they always are, row b * q_len + i for query i of sequence b, column h * dim + c for column c of head h;
-// element (b, i, h, c) lies at p[b * batch_stride + i * token_stride + h * head_stride + c]. PyTorch's (batch, heads, length, dim)
-// has batch_stride, head_stride and token_stride = t.stride(0), t.stride(1) and t.stride(2). Strides count elements; maps, rope()
-// and other operations see nothing of them.
+// Rows and columns are what they always are, row b * q_len + i for query i of sequence b, column h * dim + c for column
+// c of head h; element (b, i, h, c) lies at p[b * batch_stride + i * token_stride + h * head_stride + c]. PyTorch's
+// (batch, heads, length, dim) has batch_stride, head_stride and token_stride = t.stride(0), t.stride(1) and
+// t.stride(2). Strides count elements; maps, rope() and other operations see nothing of them.
 #pragma once
 
 #include "core/arguments.h"
@@ -16,7 +17,8 @@ KERNELS_BEGIN
 
 class Heads {
  public:
-  Heads(int64_t dim, int64_t token_stride, int64_t head_stride) : dim_(dim), token_stride_(token_stride), head_stride_(head_stride) {}
+  Heads(int64_t dim, int64_t token_stride, int64_t head_stride)
+      : dim_(dim), token_stride_(token_stride), head_stride_(head_stride) {}
 
   // Sequences of so many rows, each batch_stride behind the one before.
   Heads batches(int64_t rows, int64_t batch_stride) const {
@@ -41,7 +43,8 @@ class Heads {
   template <class T>
   int max_pack(const T* p, int widest) const {
     return detail::pack_at(dim_, lesser(detail::aligned_pack(p, token_stride_, widest),
-                                        lesser(detail::aligned_pack(p, head_stride_, widest), detail::aligned_pack(p, batch_stride_, widest))));
+                                        lesser(detail::aligned_pack(p, head_stride_, widest),
+                                               detail::aligned_pack(p, batch_stride_, widest))));
   }
 
   template <class T>
@@ -49,9 +52,11 @@ class Heads {
     constexpr int64_t limit = std::numeric_limits<uint32_t>::max();
     if (dim_ < 1 || cols % dim_ != 0) return invalid("heads: the columns are no whole heads of dim");
     if (token_stride_ < 0 || head_stride_ < 0 || batch_stride_ < 0) return invalid("heads: a stride is negative");
-    if (batched_ && (batch_rows_ < 1 || rows % batch_rows_ != 0)) return invalid("heads: the rows are no whole batches");
+    if (batched_ && (batch_rows_ < 1 || rows % batch_rows_ != 0))
+      return invalid("heads: the rows are no whole batches");
     if (cols > limit || (batched_ && rows > limit)) return unsupported("heads: more than 2^32 - 1 rows or columns");
-    if (detail::rows_overflow<T>(rows, token_stride_) || detail::rows_overflow<T>(cols / dim_, head_stride_) || detail::rows_overflow<T>(rows, batch_stride_)) {
+    if (detail::rows_overflow<T>(rows, token_stride_) || detail::rows_overflow<T>(cols / dim_, head_stride_) ||
+        detail::rows_overflow<T>(rows, batch_stride_)) {
       return invalid("heads: a stride times rows or heads exceeds 64 bits");
     }
     return {};
@@ -61,7 +66,11 @@ class Heads {
   Status check_apart(int64_t rows, int64_t cols) const {
     KERNELS_TRY(check<T>(rows, cols));
     // Of ragged sequences `rows` is only the most that there may be.
-    const int64_t heads = cols / dim_, tokens = batched_ ? batch_rows_ : rows > 1 ? 2 : rows, batches = batched_ ? rows / batch_rows_ : 1;
+    const int64_t heads = cols / dim_,
+                  tokens = batched_   ? batch_rows_
+                           : rows > 1 ? 2
+                                      : rows,
+                  batches = batched_ ? rows / batch_rows_ : 1;
     struct Step {
       int64_t stride, count;
     } steps[] = {{token_stride_, tokens}, {head_stride_, heads}, {batch_stride_, batches}};
@@ -78,7 +87,8 @@ class Heads {
     return {};
   }
 
-  // Of what check() takes. Heads side by side, and sequences that follow each other like their rows, are what rows without heads are.
+  // Of what check() takes. Heads side by side, and sequences that follow each other like their rows, are what rows
+  // without heads are.
   template <class T>
   detail::Plane plane(const T* p, int64_t rows, int64_t cols) const {
     const int64_t size = int64_t(sizeof(T)), heads = cols / dim_, tokens = batched_ ? lesser(rows, batch_rows_) : rows;
@@ -108,7 +118,8 @@ class HeadsLoad : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return where_.max_pack(p_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(p_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
+    KERNELS_TRY(
+        detail::check_pointer(p_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
     return where_.check<T>(rows, cols);
   }
 
@@ -118,7 +129,9 @@ class HeadsLoad : public Functor {
   template <int N>
   KERNELS_HD Packed<T, N> fetch(int64_t row, int64_t col) const { return read<N, Cache::stream>(at(row, col)); }
   template <int N>
-  KERNELS_HD auto resolve(const Packed<T, N>& fetched, int64_t, int64_t) const { return convert<compute_t<T>>(fetched.unpack()); }
+  KERNELS_HD auto resolve(const Packed<T, N>& fetched, int64_t, int64_t) const {
+    return convert<compute_t<T>>(fetched.unpack());
+  }
 
  private:
   const T* p_;
@@ -134,13 +147,16 @@ class HeadsStore : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return where_.max_pack(p_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(p_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
+    KERNELS_TRY(
+        detail::check_pointer(p_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
     return where_.check_apart<T>(rows, cols);
   }
   detail::Plane plane(int64_t rows, int64_t cols) const { return where_.plane(p_, rows, cols); }
 
   template <int N, class C>
-  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const { write<N>(p_ + where_.place(row, col), convert<T>(v)); }
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    write<N>(p_ + where_.place(row, col), convert<T>(v));
+  }
 
  private:
   T* p_;
@@ -165,7 +181,9 @@ class EachHead : public Functor {
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, in_head(col)); }
   template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, in_head(col)); }
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, row, in_head(col));
+  }
 
  private:
   KERNELS_HD int64_t in_head(int64_t col) const { return static_cast<uint32_t>(col) % static_cast<uint32_t>(dim_); }
@@ -177,13 +195,15 @@ class EachHead : public Functor {
 // A pointer means a row vector, of dim elements.
 template <class S>
 auto each_head(S source, int64_t dim) {
-  static_assert(!detail::has_effects<S>, "each_head() reads its columns more than once, and tee() or another effect must happen once");
+  static_assert(!detail::has_effects<S>,
+                "each_head() reads its columns more than once, and tee() or another effect must happen once");
   return EachHead<detail::source_t<S>>(detail::as_source(source), dim);
 }
 
-// Heads of a source, each divided by the root of the mean of its squares as it is read: queries on their way into attention,
-// normed_heads(k::load(q, ld), dim, 1e-6) | k::affine(k::each_head(weight, dim)) | rope. Whoever reads a pack reads its whole head, from the nearest
-// cache but for the first time; keys, and queries that are read often, are better normalized by norm_heads().
+// Heads of a source, each divided by the root of the mean of its squares as it is read: queries on their way into
+// attention, normed_heads(k::load(q, ld), dim, 1e-6) | k::affine(k::each_head(weight, dim)) | rope. Whoever reads a
+// pack reads its whole head, from the nearest cache but for the first time; keys, and queries that are read often, are
+// better normalized by norm_heads().
 template <class S>
 class NormedHeads : public Functor {
  public:
@@ -224,7 +244,9 @@ class NormedHeads : public Functor {
     return Scaled<std::decay_t<decltype(mine)>>{mine, rsqrt(squares / C(dim_) + eps_)};
   }
   template <class F>
-  KERNELS_HD auto resolve(const Scaled<F>& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched.mine, row, col) * fetched.rstd; }
+  KERNELS_HD auto resolve(const Scaled<F>& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched.mine, row, col) * fetched.rstd;
+  }
 
  private:
   S source_;
@@ -235,7 +257,8 @@ class NormedHeads : public Functor {
 template <class S>
 NormedHeads<S> normed_heads(S source, int64_t dim, double eps = 1e-5) {
   static_assert(detail::is_source<S>, "normed_heads() takes a source, the columns of a head and eps");
-  static_assert(!detail::has_effects<S>, "normed_heads() reads a head more than once, and tee() or another effect must happen once");
+  static_assert(!detail::has_effects<S>,
+                "normed_heads() reads a head more than once, and tee() or another effect must happen once");
   return {source, dim, eps};
 }
 
@@ -253,7 +276,9 @@ template <class Source, class Sink>
 constexpr bool takes_heads() {
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
   if constexpr (right) {
-    static_assert(!is_row_sink<Sink>, "norm_heads: quantize() finds a scale for a whole row, not for a head: use a known scale, k::scale(1 / s) | k::store(p, ld)");
+    static_assert(
+        !is_row_sink<Sink>,
+        "norm_heads: quantize() finds a scale for a whole row, not for a head: use a known scale, k::scale(1 / s) | k::store(p, ld)");
     static_assert(!has_effects<Source>, "norm_heads: put tee() into the operation that makes these rows");
     return !is_row_sink<Sink> && !has_effects<Source>;
   } else {
@@ -262,23 +287,28 @@ constexpr bool takes_heads() {
 }
 
 template <class Options, class Source, class Sink>
-Status check_norm_heads(const Options& options, const Source& in, const Sink& out, const HeadShape& shape, bool& empty) {
+Status check_norm_heads(const Options& options, const Source& in, const Sink& out, const HeadShape& shape,
+                        bool& empty) {
   empty = true;
   if (shape.tokens < 0 || shape.heads < 0) return invalid("norm_heads: the number of tokens or heads is negative");
   if (shape.dim < 2 || shape.dim % 2 != 0) return invalid("norm_heads: dim is odd, or less than 2");
   if (shape.dim > kMaxHeadDim) return unsupported("norm_heads: dim exceeds 256");
-  if (shape.normed < 0 || shape.normed > shape.heads) return invalid("norm_heads: normed is negative, or more than there are heads");
+  if (shape.normed < 0 || shape.normed > shape.heads)
+    return invalid("norm_heads: normed is negative, or more than there are heads");
   if (shape.heads > (int64_t(1) << 30) / shape.dim) return unsupported("norm_heads: heads x dim exceeds 2^30");
-  if (shape.heads > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.heads) return invalid("norm_heads: tokens x heads exceeds 64 bits");
+  if (shape.heads > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.heads)
+    return invalid("norm_heads: tokens x heads exceeds 64 bits");
   KERNELS_TRY(options.check().in("norm_heads"));
   empty = shape.tokens == 0 || shape.heads == 0;
   if (empty) return {};
   const int64_t cols = shape.heads * shape.dim;
   KERNELS_TRY(check_of(in, shape.tokens, cols).of("in").in("norm_heads"));
   KERNELS_TRY(check_of(out, shape.tokens, cols).of("out").in("norm_heads"));
-  if (!pairs_within(out, shape.dim)) return invalid("norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
+  if (!pairs_within(out, shape.dim))
+    return invalid("norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
   const Plane read = plane_of(in, shape.tokens, cols), written = plane_of(out, shape.tokens, cols);
-  if (share_bytes(read, written) && !in_place(read, written)) return invalid("norm_heads: out overlaps in, and not element for element");
+  if (share_bytes(read, written) && !in_place(read, written))
+    return invalid("norm_heads: out overlaps in, and not element for element");
   return {};
 }
 

@@ -2,17 +2,20 @@
 //
 //   auto kv = k::dense_kv(k::nhd(kp, capacity, heads, dim), k::nhd(vp, capacity, heads, dim), lengths);
 //   auto kv = k::ragged_kv(k::nhd(kp, tokens, heads, dim), k::nhd(vp, tokens, heads, dim), offsets);
-//   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page), lengths);
-//   auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4, ...).scales(...), lengths);
+//   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page),
+//   lengths); auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4,
+//   ...).scales(...), lengths);
 //
-// A tensor is a row of blocks: the sequences of a batch, or the pages of a pool. In a block there are positions, and at each of
-// them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, and calls hold them to what they were told:
-// the heads are the call's kv_heads, and a page, or a length that is one for all, fits a block. strided() is any other order; strides
-// count elements. K and V may differ in all of this, and in type: float, half, bfloat16, float8_e4m3, float8_e5m2, int8, or
-// 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in multiples of 8.
+// A tensor is a row of blocks: the sequences of a batch, or the pages of a pool. In a block there are positions, and at
+// each of them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, and calls hold them
+// to what they were told: the heads are the call's kv_heads, and a page, or a length that is one for all, fits a block.
+// strided() is any other order; strides count elements. K and V may differ in all of this, and in type: float, half,
+// bfloat16, float8_e4m3, float8_e5m2, int8, or 4 bits: Int4 or Uint4 of core/quant.h, eight in a word, strides in
+// multiples of 8.
 //
-// lengths: one for all sequences, or a pointer to one for each; up to 2^31 - 1024 keys. Lengths, offsets and page tables are int32 and
-// lie in the memory that the call computes in: on the GPU they may change between two replays of a graph.
+// lengths: one for all sequences, or a pointer to one for each; up to 2^31 - 1024 keys. Lengths, offsets and page
+// tables are int32 and lie in the memory that the call computes in: on the GPU they may change between two replays of a
+// graph.
 //
 // A view of your own derives from k::KvView and has
 //
@@ -20,8 +23,10 @@
 //   KvRun key(int64_t b, int64_t head, int64_t pos) const    codes: a source whose row i is position pos + i
 //   KvRun value(int64_t b, int64_t head, int64_t pos) const  count: how many positions it is good for
 //                                                            float scale(i): what the codes in row i are multiplied by
-//   int alignment() const                                    optional: the bytes at whose multiples all rows of both begin. With 16
-//                                                            they are read in wide accesses, without it element by element
+//   int alignment() const                                    optional: the bytes at whose multiples all rows of both
+//   begin. With 16
+//                                                            they are read in wide accesses, without it element by
+//                                                            element
 //   Status check(batch, heads, dim, v_dim) const             optional
 #pragma once
 
@@ -34,11 +39,13 @@ KERNELS_BEGIN
 
 struct KvView : Functor {};
 
-// The most keys of a sequence: positions are 32-bit numbers on the GPU, those behind the last one that a tile has room for as well.
+// The most keys of a sequence: positions are 32-bit numbers on the GPU, those behind the last one that a tile has room
+// for as well.
 constexpr int64_t kMostKeys = (int64_t(1) << 31) - 1024;
 
 template <class T>
-constexpr bool is_kv_scale = std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
+constexpr bool is_kv_scale =
+    std::is_same<T, float>::value || std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
 
 // Positions that are at equal distances.
 template <class Codes_, class Scale = Nothing>
@@ -84,11 +91,12 @@ class KvTensor {
   KvTensor(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride, const Extent& extent = {})
       : p_(p), strides_{block_stride, pos_stride, head_stride}, extent_(extent) {}
 
-  // element = code * scale; the scale of (block, position, head) is p[block * block_stride + position * pos_stride + head *
-  // head_stride]: strides 0, 0, 0 for one scale, 0, 0, 1 for one to a head. float or half, bfloat16.
+  // element = code * scale; the scale of (block, position, head) is p[block * block_stride + position * pos_stride +
+  // head * head_stride]: strides 0, 0, 0 for one scale, 0, 0, 1 for one to a head. float or half, bfloat16.
   template <class S>
   KvTensor<T, Format, S> scales(const S* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) const {
-    KvTensor<T, Format, S> out(p_, strides_[0], strides_[1], strides_[2], {extent_.positions, extent_.heads, extent_.dim});
+    KvTensor<T, Format, S> out(p_, strides_[0], strides_[1], strides_[2],
+                               {extent_.positions, extent_.heads, extent_.dim});
     out.set_scales(p, block_stride, pos_stride, head_stride);
     return out;
   }
@@ -125,15 +133,19 @@ class KvTensor {
   int64_t positions() const { return extent_.positions; }
 
   Status check(int64_t heads, int64_t dim) const {
-    KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to keys or values is null", "kv: the pointer to keys or values is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to keys or values is null",
+                                      "kv: the pointer to keys or values is not aligned for its elements"));
     for (const int64_t stride : strides_) {
       if (stride < 0) return invalid("kv: a stride is negative");
       if (words && stride % 8 != 0) return invalid("kv: a stride of 4-bit codes is not a multiple of 8");
     }
     if (strides_[1] < dim) return invalid("kv: the distance between positions is smaller than a head");
-    if (extent_.heads > 0 && extent_.heads != heads) return invalid("kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
+    if (extent_.heads > 0 && extent_.heads != heads)
+      return invalid("kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
     if (extent_.dim > 0 && extent_.dim < dim) return invalid("kv: nhd() or hnd() was told of heads with fewer columns");
-    if constexpr (Run::scaled) KERNELS_TRY(detail::check_pointer(scales_, "kv: the pointer to scales is null", "kv: the pointer to scales is not aligned for its elements"));
+    if constexpr (Run::scaled)
+      KERNELS_TRY(detail::check_pointer(scales_, "kv: the pointer to scales is null",
+                                        "kv: the pointer to scales is not aligned for its elements"));
     for (const int64_t stride : scale_strides_) {
       if (stride < 0) return invalid("kv: a stride of scales is negative");
     }
@@ -154,18 +166,30 @@ class KvTensor {
 
 // Blocks of so many positions (of a page, or the capacity for each sequence), all heads of a position side by side.
 template <class T>
-KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, heads * dim, dim, {positions, heads, dim}}; }
+KvTensor<T> nhd(T* p, int64_t positions, int64_t heads, int64_t dim) {
+  return {p, positions * heads * dim, heads * dim, dim, {positions, heads, dim}};
+}
 template <class Format, class T>
-KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, heads * dim, dim, {positions, heads, dim}}; }
+KvTensor<T, Format> nhd(T* words, int64_t positions, int64_t heads, int64_t dim) {
+  return {words, positions * heads * dim, heads * dim, dim, {positions, heads, dim}};
+}
 // All positions of a head side by side.
 template <class T>
-KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) { return {p, positions * heads * dim, dim, positions * dim, {positions, heads, dim}}; }
+KvTensor<T> hnd(T* p, int64_t positions, int64_t heads, int64_t dim) {
+  return {p, positions * heads * dim, dim, positions * dim, {positions, heads, dim}};
+}
 template <class Format, class T>
-KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) { return {words, positions * heads * dim, dim, positions * dim, {positions, heads, dim}}; }
+KvTensor<T, Format> hnd(T* words, int64_t positions, int64_t heads, int64_t dim) {
+  return {words, positions * heads * dim, dim, positions * dim, {positions, heads, dim}};
+}
 template <class T>
-KvTensor<T> strided(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) { return {p, block_stride, pos_stride, head_stride}; }
+KvTensor<T> strided(T* p, int64_t block_stride, int64_t pos_stride, int64_t head_stride) {
+  return {p, block_stride, pos_stride, head_stride};
+}
 template <class Format, class T>
-KvTensor<T, Format> strided(T* words, int64_t block_stride, int64_t pos_stride, int64_t head_stride) { return {words, block_stride, pos_stride, head_stride}; }
+KvTensor<T, Format> strided(T* words, int64_t block_stride, int64_t pos_stride, int64_t head_stride) {
+  return {words, block_stride, pos_stride, head_stride};
+}
 
 // ---- where the positions of a sequence are -------------------------------------------------------------------------
 
@@ -178,7 +202,9 @@ class Lengths {
 
   KERNELS_HD int64_t operator()(int64_t b) const { return greater<int64_t>(0, p_ != nullptr ? p_[b] : all_); }
   Status check() const {
-    if (given_) KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to the lengths is null", "kv: the pointer to the lengths is not aligned for 32-bit numbers"));
+    if (given_)
+      KERNELS_TRY(detail::check_pointer(p_, "kv: the pointer to the lengths is null",
+                                        "kv: the pointer to the lengths is not aligned for 32-bit numbers"));
     if (all_ < 0) return invalid("kv: the length is negative");
     return all_ > kMostKeys ? unsupported("kv: the length exceeds 2^31 - 1024") : Status{};
   }
@@ -198,7 +224,9 @@ struct Dense {
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {b, pos, length(b) - pos}; }
   Status check() const { return lengths.check(); }
   Status fits(int64_t positions) const {
-    return positions > 0 && lengths.known() > positions ? invalid("kv: the length exceeds the positions that nhd() or hnd() was told of") : Status{};
+    return positions > 0 && lengths.known() > positions
+               ? invalid("kv: the length exceeds the positions that nhd() or hnd() was told of")
+               : Status{};
   }
 };
 
@@ -208,7 +236,8 @@ struct Ragged {
   KERNELS_HD int64_t length(int64_t b) const { return greater<int64_t>(0, int64_t(offsets[b + 1]) - offsets[b]); }
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {0, offsets[b] + pos, length(b) - pos}; }
   Status check() const {
-    return detail::check_pointer(offsets, "kv: the pointer to the offsets is null", "kv: the pointer to the offsets is not aligned for 32-bit numbers");
+    return detail::check_pointer(offsets, "kv: the pointer to the offsets is null",
+                                 "kv: the pointer to the offsets is not aligned for 32-bit numbers");
   }
   Status fits(int64_t) const { return {}; }
 };
@@ -232,13 +261,16 @@ struct Paged {
     return {pages.table[b * pages.ld + page], place, lesser<int64_t>(pages.size - place, length(b) - pos)};
   }
   Status check() const {
-    KERNELS_TRY(detail::check_pointer(pages.table, "kv: the pointer to the page table is null", "kv: the pointer to the page table is not aligned for 32-bit numbers"));
+    KERNELS_TRY(detail::check_pointer(pages.table, "kv: the pointer to the page table is null",
+                                      "kv: the pointer to the page table is not aligned for 32-bit numbers"));
     if (pages.size == 0) return invalid("kv: the page size is less than 1, or too large");
     if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
     return lengths.check();
   }
   Status fits(int64_t positions) const {
-    return positions > 0 && pages.size > positions ? invalid("kv: the page size exceeds the positions that nhd() or hnd() was told of") : Status{};
+    return positions > 0 && pages.size > positions
+               ? invalid("kv: the page size exceeds the positions that nhd() or hnd() was told of")
+               : Status{};
   }
 };
 
@@ -250,8 +282,12 @@ class KvCache : public KvView {
   KvCache(K k, V v, Where where) : k_(k), v_(v), where_(where) {}
 
   KERNELS_HD int64_t length(int64_t b) const { return where_.length(b); }
-  KERNELS_HD typename K::Run key(int64_t b, int64_t head, int64_t pos) const { return k_.run(where_.slot(b, pos), head); }
-  KERNELS_HD typename V::Run value(int64_t b, int64_t head, int64_t pos) const { return v_.run(where_.slot(b, pos), head); }
+  KERNELS_HD typename K::Run key(int64_t b, int64_t head, int64_t pos) const {
+    return k_.run(where_.slot(b, pos), head);
+  }
+  KERNELS_HD typename V::Run value(int64_t b, int64_t head, int64_t pos) const {
+    return v_.run(where_.slot(b, pos), head);
+  }
   Status check(int64_t, int64_t kv_heads, int64_t dim, int64_t v_dim) const {
     KERNELS_TRY(where_.check());
     KERNELS_TRY(k_.check(kv_heads, dim).of("keys"));

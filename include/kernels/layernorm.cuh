@@ -24,9 +24,10 @@ Status layernorm(const Exec& ex, const Load& in, const Store& out, int64_t rows,
 // As OneFlow has it: layernorm<Load, Store, float>(stream, load, store, rows, cols, eps, mean, inv_variance), where
 // inv_variance is 1 / sqrt(variance + eps), and null pointers mean not wanted.
 template <class Load, class Store, class Compute>
-Status layernorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps, Compute* mean,
-                 Compute* inv_variance) {
-  return layernorm<Load, Store, Compute>(ex, in, out, rows, cols, LayerNorm{}.eps(eps).mean(mean).inv_variance(inv_variance));
+Status layernorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
+                 Compute* mean, Compute* inv_variance) {
+  return layernorm<Load, Store, Compute>(ex, in, out, rows, cols,
+                                         LayerNorm{}.eps(eps).mean(mean).inv_variance(inv_variance));
 }
 
 KERNELS_END

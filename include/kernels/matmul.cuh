@@ -1,15 +1,16 @@
-// Products of activations with weights: result(m, n) = sum over k of x(m, k) * w(n, k), fused with whatever comes before and
-// after.
+// Products of activations with weights: result(m, n) = sum over k of x(m, k) * w(n, k), fused with whatever comes
+// before and after.
 //
 //   k::matmul(stream, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
 //
-// x has a row for each token, w one for each output; both are read along K. Any M, N, K up to 2^30, any stride, any alignment.
-// Sources of weights, gates and normalized inputs: weights.h. Sums are made in float (double when x is).
+// x has a row for each token, w one for each output; both are read along K. Any M, N, K up to 2^30, any stride, any
+// alignment. Sources of weights, gates and normalized inputs: weights.h. Sums are made in float (double when x is).
 //
-// With one token, and with float and double weights, all is multiplied in float. Other products go through tensor cores: weights of
-// 16, 8 and 4 bits are exact there. Inputs are rounded to the weights' 16-bit type, or for weights of 8 and 4 bits to the
-// inputs' own or to half; up to 2 tokens what that leaves is multiplied as well. Maps on weights round them, too.
-// Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
+// With one token, and with float and double weights, all is multiplied in float. Other products go through tensor
+// cores: weights of 16, 8 and 4 bits are exact there. Inputs are rounded to the weights' 16-bit type, or for weights of
+// 8 and 4 bits to the inputs' own or to half; up to 2 tokens what that leaves is multiplied as well. Maps on weights
+// round them, too. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the
+// same bits.
 #pragma once
 
 #include "core/matmul_plan.h"
@@ -19,27 +20,34 @@
 KERNELS_BEGIN
 
 template <class X, class W, class Out>
-Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy = {}) {
-  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy, [](const auto& engine) { return engine.run(); });
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups,
+              const MatmulPolicy& policy = {}) {
+  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy,
+                                               [](const auto& engine) { return engine.run(); });
 }
 template <class X, class W, class Out>
-Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+              const MatmulPolicy& policy = {}) {
   return matmul(ex, x, w, out, shape, Groups{}, policy);
 }
 
-// The same with the kernels of one path alone, which take a fraction of the time to compile: matmul<Path::gemv>(...) where there is only
-// ever one token, say.
+// The same with the kernels of one path alone, which take a fraction of the time to compile: matmul<Path::gemv>(...)
+// where there is only ever one token, say.
 template <Path kOnly, class X, class W, class Out>
-Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
-  return detail::with_product<kOnly>(ex, x, w, out, shape, Groups{}, policy, [](const auto& engine) { return engine.run(); });
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+              const MatmulPolicy& policy = {}) {
+  return detail::with_product<kOnly>(ex, x, w, out, shape, Groups{}, policy,
+                                     [](const auto& engine) { return engine.run(); });
 }
 
 // What such a call does, and why not a faster way.
 template <class X, class W, class Out>
-Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, MatmulPlan& plan) {
+Status matmul_plan(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+                   const Groups& groups, const MatmulPolicy& policy, MatmulPlan& plan) {
   plan = {};
   static_cast<MatmulPolicy&>(plan) = policy;
-  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy, [&](const auto& engine) { return engine.plan(plan); });
+  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy,
+                                               [&](const auto& engine) { return engine.plan(plan); });
 }
 
 KERNELS_END

@@ -1,17 +1,21 @@
-// RMSNorm or LayerNorm of each head of new tokens, rotary positions, and to where attention reads them: one pass, one launch.
+// RMSNorm or LayerNorm of each head of new tokens, rotary positions, and to where attention reads them: one pass, one
+// launch.
 //
 //   const auto q = k::affine(k::each_head(q_weight, dim)) | rope | k::store(qp, nq);
 //   const auto keys = k::affine(k::each_head(k_weight, dim)) | rope | k::append_keys(kv, at, dim);
 //   k::norm_heads(stream, k::load(qkv, nq + 2 * nk), k::qkv(q, nq, keys, nk, k::append_values(kv, at, dim), nk),
-//                 {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));     // Qwen3; Gemma-3: one_plus(q_weight)
+//                 {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));     // Qwen3;
+//                 Gemma-3: one_plus(q_weight)
 //
-// The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the others (values) pass as
-// they are; all reach the sink, which may be any: qkv() and what else comes behind a product of queries, keys and values, in the
-// same words. rope | sink turns pairs of either kind, and maps before it (a norm's weight) see the true columns. The weights of the
-// product ahead need no paired(). RmsNorm{}.rstd(p) gets tokens x normed numbers.
+// The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the
+// others (values) pass as they are; all reach the sink, which may be any: qkv() and what else comes behind a product of
+// queries, keys and values, in the same words. rope | sink turns pairs of either kind, and maps before it (a norm's
+// weight) see the true columns. The weights of the product ahead need no paired(). RmsNorm{}.rstd(p) gets tokens x
+// normed numbers.
 //
-// dim: even, up to 256. In place is fine. A head is read once, into registers. Computed in the source's type, float or double;
-// rope in float. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
+// dim: even, up to 256. In place is fine. A head is read once, into registers. Computed in the source's type, float or
+// double; rope in float. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives
+// the same bits.
 #pragma once
 
 #include "core/row_op.h"
@@ -21,7 +25,8 @@
 KERNELS_BEGIN
 
 template <class Load, class Store, class Options = RmsNorm>
-[[nodiscard]] Status norm_heads(const Exec& ex, const Load& in, const Store& out, const HeadShape& shape, const Options& options = {}) {
+[[nodiscard]] Status norm_heads(const Exec& ex, const Load& in, const Store& out, const HeadShape& shape,
+                                const Options& options = {}) {
   if constexpr (!detail::takes_heads<Load, Store>()) {
     return detail::not_compiled();
   } else {
@@ -31,7 +36,8 @@ template <class Load, class Store, class Options = RmsNorm>
     if (empty) return {};
     using C = compute_type<Load>;
     using Op = decltype(options.template op<C>());
-    const detail::HeadProblem<Op, Load, Store> problem{options.template op<C>(), in, out, shape, Count<C>(int(shape.dim))};
+    const detail::HeadProblem<Op, Load, Store> problem{options.template op<C>(), in, out, shape,
+                                                       Count<C>(int(shape.dim))};
     const int pack = lesser(detail::max_pack_of(in), detail::max_pack_of(out));
     if (pack >= 8 && shape.dim % 8 == 0) return detail::start_heads<8>(ex, problem);
     if (pack >= 4 && shape.dim % 4 == 0) return detail::start_heads<4>(ex, problem);

@@ -1,17 +1,20 @@
-// OneFlow's doors and direct functors, over this library's: a file written for oneflow/core/cuda/softmax.cuh, layer_norm.cuh or
-// rms_norm.cuh compiles with this include instead, and its own functors are taken as they are (core/concepts.h).
+// OneFlow's doors and direct functors, over this library's: a file written for oneflow/core/cuda/softmax.cuh,
+// layer_norm.cuh or rms_norm.cuh compiles with this include instead, and its own functors are taken as they are
+// (core/concepts.h).
 //
 //   namespace softmax = oneflow::cuda::softmax;
 //   softmax::DirectLoad<half, float> load(x, cols);
 //   softmax::DirectStore<float, half> store(y, cols);
 //   softmax::DispatchSoftmax<decltype(load), decltype(store), float>(stream, load, store, rows, cols);
 //
-// A load or store that is not const may change itself: each thread of the GPU then has a copy of its own, made bit by bit, whose state it
-// keeps from row to row and the caller does not get back. A load runs once for each element in rows that fit the shared memory of a block, or on sm_90
-// of eight; in longer ones twice, unless it has a `reload` (docs/from_oneflow.md).
+// A load or store that is not const may change itself: each thread of the GPU then has a copy of its own, made bit by
+// bit, whose state it keeps from row to row and the caller does not get back. A load runs once for each element in rows
+// that fit the shared memory of a block, or on sm_90 of eight; in longer ones twice, unless it has a `reload`
+// (docs/from_oneflow.md).
 //
-// Results are cudaError_t. Forward passes only; and of OneFlow's helpers those that functors use: Pack, PackType, kWarpSize,
-// DefaultComputeType. Do not include OneFlow's own header of the same name beside this one; other files of the program may.
+// Results are cudaError_t. Forward passes only; and of OneFlow's helpers those that functors use: Pack, PackType,
+// kWarpSize, DefaultComputeType. Do not include OneFlow's own header of the same name beside this one; other files of
+// the program may.
 #pragma once
 
 #include "layernorm.cuh"
@@ -152,7 +155,8 @@ using doors::PackType;
 template <typename LOAD, typename STORE, typename ComputeType>
 cudaError_t DispatchRmsNorm(cudaStream_t stream, LOAD load, STORE store, const int64_t rows, const int64_t cols,
                             const double epsilon, ComputeType* inv_rms = nullptr) {
-  return doors::to_cuda(::kernels::rmsnorm<LOAD, STORE, ComputeType>(stream, load, store, rows, cols, epsilon, inv_rms));
+  return doors::to_cuda(
+      ::kernels::rmsnorm<LOAD, STORE, ComputeType>(stream, load, store, rows, cols, epsilon, inv_rms));
 }
 // OneFlow's name for it.
 template <typename LOAD, typename STORE, typename ComputeType>

@@ -1,17 +1,19 @@
-// Sinks that write codes: of scales that are given, or found for groups of columns. quantize(p, ld, scales) with one scale for each row,
-// which is found, is in functor.h.
+// Sinks that write codes: of scales that are given, or found for groups of columns. quantize(p, ld, scales) with one
+// scale for each row, which is found, is in functor.h.
 //
 //   k::copy(ex, in, k::quantize(q, ld, k::tensor_scale(s)), rows, cols);                    // one scale, given
-//   k::copy(ex, in, k::quantize(q, ld, k::group_scales(s, cols / 128, 128)), rows, cols);   // one for each 128 columns, given
-//   k::copy(ex, in, k::quantize(q, ld, s, cols / 128, 128), rows, cols);                    // the same, found and written to s
-//   k::copy(ex, in, k::quantize(q, ld, s), rows, cols);                                     // one for each row, found and written
+//   k::copy(ex, in, k::quantize(q, ld, k::group_scales(s, cols / 128, 128)), rows, cols);   // one for each 128
+//   columns, given k::copy(ex, in, k::quantize(q, ld, s, cols / 128, 128), rows, cols);                    // the same,
+//   found and written to s k::copy(ex, in, k::quantize(q, ld, s), rows, cols);                                     //
+//   one for each row, found and written
 //
-// Given scales are read from the memory that the call computes in: what weights.h has for dequant(), which reads such codes, here the
-// other way around. A code is value * (1 / scale), plus the zero point where there is one, rounded to nearest even; what is too large
-// becomes the largest code, and a scale of 0 makes all codes 0. Codes: int8_t, float8_e4m3, float8_e5m2.
+// Given scales are read from the memory that the call computes in: what weights.h has for dequant(), which reads such
+// codes, here the other way around. A code is value * (1 / scale), plus the zero point where there is one, rounded to
+// nearest even; what is too large becomes the largest code, and a scale of 0 makes all codes 0. Codes: int8_t,
+// float8_e4m3, float8_e5m2.
 //
-// A found scale is largest |value| / largest code; at least 2^-126, or 0 where all values are 0. A NaN or an infinity makes the scale what
-// it is, and shows in all codes of the group.
+// A found scale is largest |value| / largest code; at least 2^-126, or 0 where all values are 0. A NaN or an infinity
+// makes the scale what it is, and shows in all codes of the group.
 #pragma once
 
 #include "weights.h"
@@ -20,11 +22,13 @@ KERNELS_BEGIN
 namespace detail {
 
 template <class T>
-constexpr bool is_code = std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value || std::is_same<T, float8_e5m2>::value;
+constexpr bool is_code =
+    std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value || std::is_same<T, float8_e5m2>::value;
 
 template <class T>
 Status check_codes(const T* q, int64_t ld, int64_t rows, int64_t cols) {
-  KERNELS_TRY(check_pointer(q, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
+  KERNELS_TRY(
+      check_pointer(q, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
   if (ld < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
   if (rows_overflow<T>(rows, ld)) return invalid("quantize: rows x row stride exceeds 64 bits");
   return {};
@@ -42,8 +46,10 @@ class QuantizeBy : public Functor {
   int max_pack() const { return lesser(detail::aligned_pack(q_, ld_, widest), scales_.group()); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_codes(q_, ld_, rows, cols));
-    return scales_.check("quantize: a pointer to scales or zeros is null", "quantize: a pointer to scales or zeros is not aligned for its elements",
-                         "quantize: the group or block size is not a power of two", "quantize: the row stride of the scales is negative");
+    return scales_.check("quantize: a pointer to scales or zeros is null",
+                         "quantize: a pointer to scales or zeros is not aligned for its elements",
+                         "quantize: the group or block size is not a power of two",
+                         "quantize: the row stride of the scales is negative");
   }
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
 
@@ -57,7 +63,9 @@ class QuantizeBy : public Functor {
     write<N>(q_ + row * ld_ + col, convert<T>(codes));
   }
   template <int N, class C>
-  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const { store(v, prepare<N>(row, col), row, col); }
+  KERNELS_HD void store(const Pack<C, N>& v, int64_t row, int64_t col) const {
+    store(v, prepare<N>(row, col), row, col);
+  }
 
  private:
   // Of a subnormal scale there may be no reciprocal.
@@ -77,30 +85,36 @@ QuantizeBy<T, Scales<U, Zero>> quantize(T* q, int64_t ld, Scales<U, Zero> scales
   return {q, ld, scales};
 }
 
-// Each group of columns is divided by a scale of its own, which scales[row * scales_ld + col / group] receives. copy() alone shows it the
-// values of a group before it writes their codes.
+// Each group of columns is divided by a scale of its own, which scales[row * scales_ld + col / group] receives. copy()
+// alone shows it the values of a group before it writes their codes.
 template <class T>
 class QuantizeGroups : public Functor {
  public:
   static constexpr Role role = Role::row_sink;
   static constexpr bool by_group = true;
-  QuantizeGroups(T* q, int64_t ld, float* scales, int64_t scales_ld, int group) : q_(q), scales_(scales), ld_(ld), scales_ld_(scales_ld), group_(group) {}
+  QuantizeGroups(T* q, int64_t ld, float* scales, int64_t scales_ld, int group)
+      : q_(q), scales_(scales), ld_(ld), scales_ld_(scales_ld), group_(group) {}
 
   static constexpr int widest = 16;
   int max_pack() const { return detail::pack_at(group_, detail::aligned_pack(q_, ld_, widest)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_codes(q_, ld_, rows, cols));
-    KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null", "quantize: the pointer to the scales is not aligned for floats"));
+    KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null",
+                                      "quantize: the pointer to the scales is not aligned for floats"));
     if (group_ < 1) return invalid("quantize: the group size is less than 1");
-    if (rows > 1 && scales_ld_ < cols / group_ + (cols % group_ != 0)) return invalid("quantize: the row stride of the scales is smaller than the number of groups");
-    if (detail::rows_overflow<float>(rows, scales_ld_)) return invalid("quantize: rows x row stride of the scales exceeds 64 bits");
+    if (rows > 1 && scales_ld_ < cols / group_ + (cols % group_ != 0))
+      return invalid("quantize: the row stride of the scales is smaller than the number of groups");
+    if (detail::rows_overflow<float>(rows, scales_ld_))
+      return invalid("quantize: rows x row stride of the scales exceeds 64 bits");
     return {};
   }
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(q_, ld_, rows, cols); }
 
   using State = detail::LargestSeen<T>;
   KERNELS_HD int group() const { return group_; }
-  KERNELS_HD void write_scale(const State& s, int64_t row, int64_t index) const { scales_[row * scales_ld_ + index] = s.scale(); }
+  KERNELS_HD void write_scale(const State& s, int64_t row, int64_t index) const {
+    scales_[row * scales_ld_ + index] = s.scale();
+  }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
     write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * reciprocal));

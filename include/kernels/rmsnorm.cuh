@@ -24,7 +24,8 @@ Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, i
 // As OneFlow has it: rmsnorm<Load, Store, float>(stream, load, store, rows, cols, eps, inv_rms), where inv_rms is
 // 1 / sqrt(mean of squares + eps), and a null pointer means not wanted.
 template <class Load, class Store, class Compute>
-Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps, Compute* inv_rms) {
+Status rmsnorm(const Exec& ex, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
+               Compute* inv_rms) {
   return rmsnorm<Load, Store, Compute>(ex, in, out, rows, cols, RmsNorm{}.eps(eps).rstd(inv_rms));
 }
 

@@ -1,21 +1,23 @@
 // Rotary positions: pairs of columns of each head are turned by an angle, position * frequency of the pair.
 //
-//   k::rope_frequencies(f.data(), 128, 5e5);                                  // on the host, once; copy it where calls compute
-//   auto rope = k::rope(positions, f, 128);
-//   k::attention(ex, k::load(q, ld) | rope, kv, k::store(o, ld), shape, k::causal());
-//   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
-//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, 128), nk, k::append_values(kv, at, 128), nk), {M, N, K});   // append.h
+//   k::rope_frequencies(f.data(), 128, 5e5);                                  // on the host, once; copy it where calls
+//   compute auto rope = k::rope(positions, f, 128); k::attention(ex, k::load(q, ld) | rope, kv, k::store(o, ld), shape,
+//   k::causal()); k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
+//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, 128), nk, k::append_values(kv, at, 128),
+//             nk), {M, N, K});   // append.h
 //
-// Rows are tokens, row r at positions[r]; columns are heads of head_dim, side by side. Pairs are half a rotary dimension apart
-// (GPT-NeoX, Llama in Hugging Face's form), or neighbours: .interleaved(). .rotary_dim(n) turns the first n columns of a head
-// only. Angles are products of floats, sine and cosine good to float.
+// Rows are tokens, row r at positions[r]; columns are heads of head_dim, side by side. Pairs are half a rotary
+// dimension apart (GPT-NeoX, Llama in Hugging Face's form), or neighbours: .interleaved(). .rotary_dim(n) turns the
+// first n columns of a head only. Angles are products of floats, sine and cosine good to float.
 //
 // A map sees columns that are adjacent, and the other one of a pair may be half a head away:
 //
 //   source | rope   reads both: each element once as itself and once as the other of its pair. Not in place.
-//   rope | sink     is for products, which make each column once. The weights' rows are read in another order, paired(w, rope),
-//                   so that the columns of a pair come out side by side; the sink turns them and puts them where they belong.
-//                   Maps before rope (a bias) see the true columns. Such a sink takes packs of 2 or more at even columns.
+//   rope | sink     is for products, which make each column once. The weights' rows are read in another order,
+//   paired(w, rope),
+//                   so that the columns of a pair come out side by side; the sink turns them and puts them where they
+//                   belong. Maps before rope (a bias) see the true columns. Such a sink takes packs of 2 or more at
+//                   even columns.
 #pragma once
 
 #include <cmath>
@@ -40,20 +42,26 @@ inline void rope_frequencies_ntk(float* frequencies, int rotary_dim, double thet
   rope_frequencies(frequencies, rotary_dim, theta * std::pow(factor, rotary_dim / double(rotary_dim - 2)));
 }
 // Llama 3: slow pairs are scaled, fast ones kept, those between blended.
-inline void rope_frequencies_llama3(float* frequencies, int rotary_dim, double theta, double factor, double low, double high, double context) {
+inline void rope_frequencies_llama3(float* frequencies, int rotary_dim, double theta, double factor, double low,
+                                    double high, double context) {
   for (int i = 0; i < rotary_dim / 2; ++i) {
     const double f = std::pow(theta, -2.0 * i / rotary_dim), turns = context * f / 6.283185307179586;
     const double keep = turns < low ? 0 : turns > high ? 1 : (turns - low) / (high - low);
     frequencies[i] = float((1 - keep) * f / factor + keep * f);
   }
 }
-// YaRN: pairs with fewer than `slow` turns over the original context are scaled, those with more than `fast` kept, with a ramp over
-// the pairs between. Returns the amplitude that goes with it, for rope().amplitude().
-inline float rope_frequencies_yarn(float* frequencies, int rotary_dim, double theta, double factor, double context, double fast = 32, double slow = 1) {
-  const auto pair_of = [=](double turns) { return rotary_dim * std::log(context / (turns * 6.283185307179586)) / (2 * std::log(theta)); };
-  const double first = std::fmax(std::floor(pair_of(fast)), 0), last = std::fmin(std::ceil(pair_of(slow)), rotary_dim - 1);
+// YaRN: pairs with fewer than `slow` turns over the original context are scaled, those with more than `fast` kept, with
+// a ramp over the pairs between. Returns the amplitude that goes with it, for rope().amplitude().
+inline float rope_frequencies_yarn(float* frequencies, int rotary_dim, double theta, double factor, double context,
+                                   double fast = 32, double slow = 1) {
+  const auto pair_of = [=](double turns) {
+    return rotary_dim * std::log(context / (turns * 6.283185307179586)) / (2 * std::log(theta));
+  };
+  const double first = std::fmax(std::floor(pair_of(fast)), 0),
+               last = std::fmin(std::ceil(pair_of(slow)), rotary_dim - 1);
   for (int i = 0; i < rotary_dim / 2; ++i) {
-    const double f = std::pow(theta, -2.0 * i / rotary_dim), scaled = std::fmin(std::fmax((i - first) / std::fmax(last - first, 0.001), 0), 1);
+    const double f = std::pow(theta, -2.0 * i / rotary_dim),
+                 scaled = std::fmin(std::fmax((i - first) / std::fmax(last - first, 0.001), 0), 1);
     frequencies[i] = float(scaled * f / factor + (1 - scaled) * f);
   }
   return factor <= 1 ? 1.f : float(0.1 * std::log(factor) + 1);
@@ -70,7 +78,11 @@ class Rope : public Functor {
  public:
   static constexpr Role role = Role::map;
   Rope(const int32_t* positions, const float* frequencies, int head_dim)
-      : positions_(positions), frequencies_(frequencies), heads_(head_dim), head_dim_(head_dim), rotary_dim_(head_dim) {}
+      : positions_(positions),
+        frequencies_(frequencies),
+        heads_(head_dim),
+        head_dim_(head_dim),
+        rotary_dim_(head_dim) {}
 
   Rope rotary_dim(int n) const { Rope out = *this; out.rotary_dim_ = n; return out; }
   Rope interleaved() const { Rope out = *this; out.interleaved_ = true; return out; }
@@ -79,7 +91,9 @@ class Rope : public Functor {
 
   template <class S>
   RotatedSource<S> on_source(const S& source) const {
-    static_assert(!detail::has_effects<S>, "rope reads each element twice, as itself and as the other one of its pair: put tee() behind rope, or make its input before with copy()");
+    static_assert(
+        !detail::has_effects<S>,
+        "rope reads each element twice, as itself and as the other one of its pair: put tee() behind rope, or make its input before with copy()");
     return {source, *this};
   }
   template <class S, class = std::enable_if_t<detail::is_sink<S>>>
@@ -94,8 +108,10 @@ class Rope : public Functor {
     KERNELS_TRY(detail::check_pointer(positions_, null, misaligned));
     KERNELS_TRY(detail::check_pointer(frequencies_, null, misaligned));
     if (cols > std::numeric_limits<int32_t>::max()) return unsupported("rope: more than 2^31 - 1 columns");
-    if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0) return invalid("rope: columns are no whole heads of a multiple of 8");
-    if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0) return invalid("rope: rotary_dim is odd, or larger than a head");
+    if (head_dim_ < 8 || head_dim_ % 8 != 0 || cols % head_dim_ != 0)
+      return invalid("rope: columns are no whole heads of a multiple of 8");
+    if (rotary_dim_ < 0 || rotary_dim_ > head_dim_ || rotary_dim_ % 2 != 0)
+      return invalid("rope: rotary_dim is odd, or larger than a head");
     return {};
   }
 
@@ -135,7 +151,9 @@ class Rope : public Functor {
     }
   }
   template <int N>
-  KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, int64_t row, int pair) const { turn(x, y, angles<N>(row, pair)); }
+  KERNELS_HD void turn(Pack<float, N>& x, Pack<float, N>& y, int64_t row, int pair) const {
+    turn(x, y, angles<N>(row, pair));
+  }
 
  private:
   const int32_t* positions_;
@@ -147,7 +165,9 @@ class Rope : public Functor {
 };
 
 // positions: one for each row; frequencies: rotary_dim / 2 of them. Both in the memory that the call computes in.
-inline Rope rope(const int32_t* positions, const float* frequencies, int head_dim) { return {positions, frequencies, head_dim}; }
+inline Rope rope(const int32_t* positions, const float* frequencies, int head_dim) {
+  return {positions, frequencies, head_dim};
+}
 
 namespace detail {
 
@@ -253,7 +273,8 @@ class RotatingSink : public Functor {
   static constexpr bool wants_pairs = true;
   // The two halves of a pack go to two places, unless pairs are neighbours.
   int max_pack() const {
-    const int most = lesser(detail::max_pack_of(before_), detail::max_pack_of(sink_)), pair_pack = rope_.interleaved().pack_within(widest);
+    const int most = lesser(detail::max_pack_of(before_), detail::max_pack_of(sink_)),
+              pair_pack = rope_.interleaved().pack_within(widest);
     return greater(2, lesser(pair_pack, rope_.pairs_are_neighbours() ? most : 2 * most));
   }
   Status check(int64_t rows, int64_t cols) const {

@@ -3,9 +3,10 @@
 //   k::route(stream, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());
 //   k::sort_by_expert(stream, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
 //
-// router.h says what they mean, and what reads and adds up the rows; docs/router.md shows a whole layer. Logits may be of any type and
-// come through any maps. Up to 512 experts and 32 choices. One launch each, and one more to sort more than 16,384 choices. Nothing is
-// allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
+// router.h says what they mean, and what reads and adds up the rows; docs/router.md shows a whole layer. Logits may be
+// of any type and come through any maps. Up to 512 experts and 32 choices. One launch each, and one more to sort more
+// than 16,384 choices. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the
+// same bits.
 #pragma once
 
 #include "core/arguments.h"
@@ -15,7 +16,8 @@
 KERNELS_BEGIN
 
 template <class Logits>
-[[nodiscard]] Status route(const Exec& ex, const Logits& logits, int32_t* ids, float* weights, const RouterShape& shape, const Router& options = {}) {
+[[nodiscard]] Status route(const Exec& ex, const Logits& logits, int32_t* ids, float* weights, const RouterShape& shape,
+                           const Router& options = {}) {
   if constexpr (!detail::takes_source<Logits>()) {
     return detail::not_compiled();
   } else {
@@ -27,7 +29,8 @@ template <class Logits>
       detail::Launch how;
       how.threads = Body::max_threads;
       how.grid.x = unsigned(lesser<int64_t>((shape.tokens + 3) / 4, int64_t(1) << 30));
-      return detail::launch<Body>(ex, how, {logits, options, ids, weights, shape.tokens, int(shape.experts), int(shape.top_k)});
+      return detail::launch<Body>(ex, how,
+                                  {logits, options, ids, weights, shape.tokens, int(shape.experts), int(shape.top_k)});
     };
     if (shape.experts <= 64) return start(std::integral_constant<int, 2>());
     if (shape.experts <= 256) return start(std::integral_constant<int, 8>());
@@ -49,20 +52,26 @@ struct SortPlan {
 
 // 0 up to 16,384 choices.
 inline size_t sort_workspace_bytes(const RouterShape& shape) {
-  if (shape.tokens < 1 || shape.top_k < 1 || shape.experts < 1 || shape.tokens > std::numeric_limits<int32_t>::max() / shape.top_k) return 0;
+  if (shape.tokens < 1 || shape.top_k < 1 || shape.experts < 1 ||
+      shape.tokens > std::numeric_limits<int32_t>::max() / shape.top_k)
+    return 0;
   const int64_t blocks = detail::SortPlan(shape.tokens * shape.top_k).blocks;
   return blocks > 1 ? size_t(blocks * shape.experts) * sizeof(int32_t) : 0;
 }
 
-[[nodiscard]] inline Status sort_by_expert(const Exec& ex, const int32_t* ids, const ExpertOrder& to, const RouterShape& shape, const Workspace& workspace = {}) {
+[[nodiscard]] inline Status sort_by_expert(const Exec& ex, const int32_t* ids, const ExpertOrder& to,
+                                           const RouterShape& shape, const Workspace& workspace = {}) {
   KERNELS_TRY(detail::check_sort(ids, to, shape));
   const size_t needed = sort_workspace_bytes(shape);
-  if (needed > 0 && (workspace.ptr == nullptr || workspace.bytes < needed)) return invalid("sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
-  if (needed > 0 && reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(int32_t) != 0) return invalid("sort_by_expert: the workspace is not aligned for 32-bit numbers");
+  if (needed > 0 && (workspace.ptr == nullptr || workspace.bytes < needed))
+    return invalid("sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
+  if (needed > 0 && reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(int32_t) != 0)
+    return invalid("sort_by_expert: the workspace is not aligned for 32-bit numbers");
   KERNELS_TRY(ex.status());
   const int64_t choices = shape.tokens * shape.top_k;
   const detail::SortPlan plan(choices);
-  const detail::SortParams params{ids, to, static_cast<int32_t*>(workspace.ptr), choices, plan.each, int(shape.experts)};
+  const detail::SortParams params{ids,     to,        static_cast<int32_t*>(workspace.ptr),
+                                  choices, plan.each, int(shape.experts)};
   detail::Launch how;
   how.threads = detail::SortTables::kThreads;
   how.grid.x = unsigned(plan.blocks);

@@ -1,16 +1,18 @@
-// What a mixture of experts needs around its products: which experts a token goes to, and rows in the order of their experts.
+// What a mixture of experts needs around its products: which experts a token goes to, and rows in the order of their
+// experts.
 //
-//   k::route(ex, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());              // router.cuh
-//   k::sort_by_expert(ex, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
+//   k::route(ex, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());              //
+//   router.cuh k::sort_by_expert(ex, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
 //
 //   const k::Groups groups{E, offsets};
-//   k::matmul(ex, k::gathered(k::load(x, D), order, top_k), k::gated(w1, w3), k::swiglu() | k::store(h, F), {tokens * top_k, F, D}, groups);
-//   k::matmul(ex, k::load(h, F), w2, k::store(y, D), {tokens * top_k, D, F}, groups);
-//   k::copy(ex, k::combined(k::load(y, D), places, weights, top_k) | k::add(k::load(res, D)), k::store(res, D), tokens, D);
+//   k::matmul(ex, k::gathered(k::load(x, D), order, top_k), k::gated(w1, w3), k::swiglu() | k::store(h, F), {tokens *
+//   top_k, F, D}, groups); k::matmul(ex, k::load(h, F), w2, k::store(y, D), {tokens * top_k, D, F}, groups);
+//   k::copy(ex, k::combined(k::load(y, D), places, weights, top_k) | k::add(k::load(res, D)), k::store(res, D), tokens,
+//   D);
 //
-// ids and weights have top_k entries for each token, the best choice first. An id of -1 does not count: it is of another
-// device's expert, or of a token that is dropped. Few tokens need no sorting: experts() and mixed() in weights.h take ids and weights
-// as they are.
+// ids and weights have top_k entries for each token, the best choice first. An id of -1 does not count: it is of
+// another device's expert, or of a token that is dropped. Few tokens need no sorting: experts() and mixed() in
+// weights.h take ids and weights as they are.
 //
 // Sources       combined(source, places, weights, top_k); gathered(source, order, top_k) is in weights.h
 #pragma once
@@ -33,16 +35,17 @@ namespace detail {
 enum class Scores { softmax, sigmoid, softmax_of_chosen };
 }  // namespace detail
 
-// Mixtral and Qwen: Router{}.renormalize(). GPT-OSS: Router{}.softmax_of_chosen(). DeepSeek-V2: Router{}.groups(8, 3).scale(16).
-// DeepSeek-V3: Router{}.sigmoid().bias(p).groups(8, 4, GroupScore::two_largest).renormalize().scale(2.5).
+// Mixtral and Qwen: Router{}.renormalize(). GPT-OSS: Router{}.softmax_of_chosen(). DeepSeek-V2: Router{}.groups(8,
+// 3).scale(16). DeepSeek-V3: Router{}.sigmoid().bias(p).groups(8, 4, GroupScore::two_largest).renormalize().scale(2.5).
 //
-// A token's experts are the top_k with the largest score + bias, of those in the groups that are kept; of equals the one with the lower
-// number. NaN is less than every number. A token's weights are its experts' scores without the bias. Where neither a bias nor
-// two_largest needs the scores, experts are chosen by their logits, which order them the same way and do not depend on
-// how a machine rounds exp.
+// A token's experts are the top_k with the largest score + bias, of those in the groups that are kept; of equals the
+// one with the lower number. NaN is less than every number. A token's weights are its experts' scores without the bias.
+// Where neither a bias nor two_largest needs the scores, experts are chosen by their logits, which order them the same
+// way and do not depend on how a machine rounds exp.
 //
-// -infinity is a logit that an expert is masked with: its weight is 0. Weights are never NaN where logits are finite or -infinity:
-// scores that are all 0 stay 0. A NaN or +infinity makes all weights of a softmax NaN; a sigmoid of NaN is NaN, and chosen last.
+// -infinity is a logit that an expert is masked with: its weight is 0. Weights are never NaN where logits are finite or
+// -infinity: scores that are all 0 stay 0. A NaN or +infinity makes all weights of a softmax NaN; a sigmoid of NaN is
+// NaN, and chosen last.
 class Router {
  public:
   Router& softmax() { return scores(detail::Scores::softmax); }  // over all experts: the default
@@ -54,11 +57,14 @@ class Router {
   Router& scale(float factor) { scale_ = factor; return *this; }
   // One for each expert, in the memory that the call computes in.
   Router& bias(const float* p) { bias_ = p, biased_ = true; return *this; }
-  // Experts lie in `count` groups of equal size, one after the other, and only those in the `kept` groups with the largest score can be
-  // chosen; of equals the group with the lower number.
-  Router& groups(int count, int kept, GroupScore by = GroupScore::largest) { groups_ = count, kept_ = kept, by_ = by; return *this; }
-  // Ids count from expert `first`; a choice of one that is not among the `count` from there on gets id -1 and weight 0. What a device
-  // needs that has these experts' weights.
+  // Experts lie in `count` groups of equal size, one after the other, and only those in the `kept` groups with the
+  // largest score can be chosen; of equals the group with the lower number.
+  Router& groups(int count, int kept, GroupScore by = GroupScore::largest) {
+    groups_ = count, kept_ = kept, by_ = by;
+    return *this;
+  }
+  // Ids count from expert `first`; a choice of one that is not among the `count` from there on gets id -1 and weight 0.
+  // What a device needs that has these experts' weights.
   Router& local(int first, int count) { first_ = first, count_ = count, local_ = true; return *this; }
 
   Status check(const RouterShape& shape) const {
@@ -67,14 +73,20 @@ class Router {
     if (shape.experts > kMaxExperts) return unsupported("route: there are more than 512 experts");
     if (shape.top_k > kMaxTopK) return unsupported("route: top_k exceeds 32");
     if (shape.top_k > shape.experts) return invalid("route: top_k exceeds the number of experts");
-    if (groups_ < 1 || kept_ < 1 || kept_ > groups_) return invalid("route: groups: a number is less than 1, or more are kept than there are");
+    if (groups_ < 1 || kept_ < 1 || kept_ > groups_)
+      return invalid("route: groups: a number is less than 1, or more are kept than there are");
     if (groups_ > kMaxExpertGroups) return unsupported("route: groups: there are more than 32");
     if (shape.experts % groups_ != 0) return invalid("route: groups: their number does not divide that of the experts");
-    if (shape.top_k > shape.experts / groups_ * kept_) return invalid("route: top_k exceeds the number of experts in the groups that are kept");
-    if (by_ == GroupScore::two_largest && shape.experts / groups_ < 2) return invalid("route: groups: one expert alone has no two best");
+    if (shape.top_k > shape.experts / groups_ * kept_)
+      return invalid("route: top_k exceeds the number of experts in the groups that are kept");
+    if (by_ == GroupScore::two_largest && shape.experts / groups_ < 2)
+      return invalid("route: groups: one expert alone has no two best");
     if (!(scale_ - scale_ == 0)) return invalid("route: scale: the factor is not finite");
-    if (local_ && (first_ < 0 || count_ < 0 || int64_t(first_) + count_ > shape.experts)) return invalid("route: local: not all of these experts are among those of the call");
-    if (biased_) return detail::check_pointer(bias_, "route: bias: the pointer is null", "route: bias: the pointer is not aligned for floats");
+    if (local_ && (first_ < 0 || count_ < 0 || int64_t(first_) + count_ > shape.experts))
+      return invalid("route: local: not all of these experts are among those of the call");
+    if (biased_)
+      return detail::check_pointer(bias_, "route: bias: the pointer is null",
+                                   "route: bias: the pointer is not aligned for floats");
     return {};
   }
 
@@ -97,7 +109,9 @@ class Router {
     return biased_ ? s + bias_[expert] : s;
   }
   KERNELS_HD bool needs_scores() const { return biased_ || (by_two() && group_count() > 1); }
-  static KERNELS_HD float risen(float logit, float largest) { return exp(logit - (largest == -infinity<float>() ? 0.f : largest)); }
+  static KERNELS_HD float risen(float logit, float largest) {
+    return exp(logit - (largest == -infinity<float>() ? 0.f : largest));
+  }
   static KERNELS_HD float share(float part, float sum) { return sum == 0.f ? 0.f : divide(part, sum); }
   KERNELS_HD int id_here(int expert) const {
     if (!local_) return expert;
@@ -118,7 +132,8 @@ class Router {
 
 namespace detail {
 
-// A number that orders floats as they are: NaN below all, and -0 as 0. 0 is less than that of any float: for what is out of the choice.
+// A number that orders floats as they are: NaN below all, and -0 as 0. 0 is less than that of any float: for what is
+// out of the choice.
 KERNELS_HD uint32_t rank_of(float x) {
   const uint32_t bits = bit_cast<uint32_t>(x), size = bits & 0x7fffffffu;
   if (size > 0x7f800000u) return 1;
@@ -130,13 +145,17 @@ KERNELS_HD float value_of_rank(uint32_t rank) {
 }
 
 template <class Logits>
-Status check_route(const Logits& logits, const int32_t* ids, const float* weights, const RouterShape& shape, const Router& options) {
+Status check_route(const Logits& logits, const int32_t* ids, const float* weights, const RouterShape& shape,
+                   const Router& options) {
   KERNELS_TRY(options.check(shape));
   if (shape.tokens == 0) return {};
-  if (shape.tokens > std::numeric_limits<int64_t>::max() / (4 * kMaxTopK)) return invalid("route: tokens x top_k exceeds 64 bits");
+  if (shape.tokens > std::numeric_limits<int64_t>::max() / (4 * kMaxTopK))
+    return invalid("route: tokens x top_k exceeds 64 bits");
   KERNELS_TRY(check_of(logits, shape.tokens, shape.experts).of("logits").in("route"));
-  KERNELS_TRY(check_pointer(ids, "route: ids: the pointer is null", "route: ids: the pointer is not aligned for 32-bit numbers"));
-  return check_pointer(weights, "route: weights: the pointer is null", "route: weights: the pointer is not aligned for floats");
+  KERNELS_TRY(check_pointer(ids, "route: ids: the pointer is null",
+                            "route: ids: the pointer is not aligned for 32-bit numbers"));
+  return check_pointer(weights, "route: weights: the pointer is null",
+                       "route: weights: the pointer is not aligned for floats");
 }
 
 }  // namespace detail
@@ -145,8 +164,8 @@ Status check_route(const Logits& logits, const int32_t* ids, const float* weight
 
 // Choice i of token t has the number t * top_k + i. All three are written, in the memory that the call computes in:
 //   offsets   experts + 1: expert e has the rows offsets[e] to offsets[e + 1] - 1, as Groups takes them
-//   order     tokens x top_k: the number of the choice that each row belongs to, in rising order for each expert; behind the last row -1
-//   places    tokens x top_k: the row of each choice, or -1
+//   order     tokens x top_k: the number of the choice that each row belongs to, in rising order for each expert;
+//   behind the last row -1 places    tokens x top_k: the row of each choice, or -1
 struct ExpertOrder {
   int32_t *offsets, *order, *places;
 };
@@ -155,35 +174,45 @@ namespace detail {
 
 // ids: of tokens x top_k choices; those that are no expert's number (-1) get no row.
 inline Status check_sort(const int32_t* ids, const ExpertOrder& to, const RouterShape& shape) {
-  if (shape.tokens < 0 || shape.top_k < 1) return invalid("sort_by_expert: the number of tokens is negative, or top_k less than 1");
+  if (shape.tokens < 0 || shape.top_k < 1)
+    return invalid("sort_by_expert: the number of tokens is negative, or top_k less than 1");
   if (shape.experts < 1) return invalid("sort_by_expert: the number of experts is less than 1");
   if (shape.experts > kMaxExperts) return unsupported("sort_by_expert: there are more than 512 experts");
-  if (shape.tokens > std::numeric_limits<int32_t>::max() / shape.top_k) return unsupported("sort_by_expert: there are more than 2^31 - 1 choices");
-  KERNELS_TRY(check_pointer(to.offsets, "sort_by_expert: offsets: the pointer is null", "sort_by_expert: offsets: the pointer is not aligned for 32-bit numbers"));
+  if (shape.tokens > std::numeric_limits<int32_t>::max() / shape.top_k)
+    return unsupported("sort_by_expert: there are more than 2^31 - 1 choices");
+  KERNELS_TRY(check_pointer(to.offsets, "sort_by_expert: offsets: the pointer is null",
+                            "sort_by_expert: offsets: the pointer is not aligned for 32-bit numbers"));
   if (shape.tokens == 0) return {};
-  KERNELS_TRY(check_pointer(ids, "sort_by_expert: ids: the pointer is null", "sort_by_expert: ids: the pointer is not aligned for 32-bit numbers"));
-  KERNELS_TRY(check_pointer(to.order, "sort_by_expert: order: the pointer is null", "sort_by_expert: order: the pointer is not aligned for 32-bit numbers"));
-  return check_pointer(to.places, "sort_by_expert: places: the pointer is null", "sort_by_expert: places: the pointer is not aligned for 32-bit numbers");
+  KERNELS_TRY(check_pointer(ids, "sort_by_expert: ids: the pointer is null",
+                            "sort_by_expert: ids: the pointer is not aligned for 32-bit numbers"));
+  KERNELS_TRY(check_pointer(to.order, "sort_by_expert: order: the pointer is null",
+                            "sort_by_expert: order: the pointer is not aligned for 32-bit numbers"));
+  return check_pointer(to.places, "sort_by_expert: places: the pointer is null",
+                       "sort_by_expert: places: the pointer is not aligned for 32-bit numbers");
 }
 
 }  // namespace detail
 
-// The way back: row t is the sum over i, from 0 up, of weights[t * top_k + i] times row places[t * top_k + i] of the source, without
-// those of which the place is negative. Always in this order, so the same input gives the same bits.
+// The way back: row t is the sum over i, from 0 up, of weights[t * top_k + i] times row places[t * top_k + i] of the
+// source, without those of which the place is negative. Always in this order, so the same input gives the same bits.
 template <class S>
 class Combined : public Functor {
  public:
   static constexpr Role role = Role::source;
   static constexpr bool has_effects = false;  // combined() does not take a source with any
-  Combined(S source, const int32_t* places, const float* weights, int64_t top_k) : source_(source), places_(places), weights_(weights), top_k_(top_k) {}
+  Combined(S source, const int32_t* places, const float* weights, int64_t top_k)
+      : source_(source), places_(places), weights_(weights), top_k_(top_k) {}
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
   Status check(int64_t rows, int64_t cols) const {
     if (top_k_ < 1) return invalid("combined: top_k is less than 1");
-    if (rows > std::numeric_limits<int32_t>::max() / top_k_) return unsupported("combined: there are more than 2^31 - 1 choices");
-    KERNELS_TRY(detail::check_pointer(places_, "combined: the pointer to the places is null", "combined: the pointer to the places is not aligned for 32-bit numbers"));
-    KERNELS_TRY(detail::check_pointer(weights_, "combined: the pointer to the weights is null", "combined: the pointer to the weights is not aligned for floats"));
+    if (rows > std::numeric_limits<int32_t>::max() / top_k_)
+      return unsupported("combined: there are more than 2^31 - 1 choices");
+    KERNELS_TRY(detail::check_pointer(places_, "combined: the pointer to the places is null",
+                                      "combined: the pointer to the places is not aligned for 32-bit numbers"));
+    KERNELS_TRY(detail::check_pointer(weights_, "combined: the pointer to the weights is null",
+                                      "combined: the pointer to the weights is not aligned for floats"));
     return detail::check_of(source_, rows * top_k_, cols);
   }
   template <int N>
@@ -204,7 +233,8 @@ class Combined : public Functor {
       }
       KERNELS_UNROLL
       for (int i = 0; i < kUnroll; ++i) {
-        if (at[i] >= 0) sum = sum + convert<C>(detail::resolve(source_, fetched[i], at[i], col)) * C(weights_[choice + i]);
+        if (at[i] >= 0)
+          sum = sum + convert<C>(detail::resolve(source_, fetched[i], at[i], col)) * C(weights_[choice + i]);
       }
     }
     return sum;
@@ -221,7 +251,9 @@ class Combined : public Functor {
 template <class S>
 Combined<S> combined(S source, const int32_t* places, const float* weights, int64_t top_k) {
   static_assert(detail::is_source<S>, "combined() takes a source, the places of its rows, their weights and top_k");
-  static_assert(!detail::has_effects<S>, "combined() may read a row several times, and tee() or another effect must happen once: write these rows before");
+  static_assert(
+      !detail::has_effects<S>,
+      "combined() may read a row several times, and tee() or another effect must happen once: write these rows before");
   return {source, places, weights, top_k};
 }
 

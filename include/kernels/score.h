@@ -6,15 +6,15 @@
 // no_mask()                                every query sees every key
 // causal(align)                            query i sees key j up to its own place
 // window(left, right, align)               keys from `left` before its place up to `right` behind it; -1: no limit
-// bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set; .head_stride(n): heads have their own
-// tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before them
-// soft_cap(cap)                            cap * tanh(logit / cap)
-// alibi(slopes)                            - slopes[head] * |place of the query - key|
-// score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf: masked; a stride of 0 repeats
-// sinks(p)                                 one more logit for each head, p[head], that takes a share and gives no value
+// bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set; .head_stride(n): heads
+// have their own tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before
+// them soft_cap(cap)                            cap * tanh(logit / cap) alibi(slopes)                            -
+// slopes[head] * |place of the query - key| score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf:
+// masked; a stride of 0 repeats sinks(p)                                 one more logit for each head, p[head], that
+// takes a share and gives no value
 //
-// a & b: what either masks is masked, and logits go through a first. Logits are scaled before they come here. The place of
-// query i is key i + kv_len - q_len, so that the last query is at the last key (bottom_right), or key i (top_left).
+// a & b: what either masks is masked, and logits go through a first. Logits are scaled before they come here. The place
+// of query i is key i + kv_len - q_len, so that the last query is at the last key (bottom_right), or key i (top_left).
 //
 // One of your own derives from k::Score and has any of
 //
@@ -87,13 +87,18 @@ class Bitmask : public Score {
 
   KERNELS_HD bool visible(const ScoreAt& at) const {
     const int64_t bit = last_keys_ ? at.key - (at.kv_len - at.q_len) : at.key;
-    return bit < 0 || (words_[at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + bit / 32] >> (bit % 32) & 1u) != 0;
+    return bit < 0 ||
+           (words_[at.batch * batch_stride_ + at.head * head_stride_ + at.query * query_stride_ + bit / 32] >>
+                (bit % 32) &
+            1u) != 0;
   }
   // Words from the mask of a head to the next one's; 0, unless given: all heads have the same.
   Bitmask head_stride(int64_t stride) const { Bitmask out = *this; out.head_stride_ = stride; return out; }
   Status check(const AttentionShape&) const {
-    KERNELS_TRY(detail::check_pointer(words_, "bitmask: the pointer is null", "bitmask: the pointer is not aligned for words of 32 bits"));
-    return query_stride_ < 0 || batch_stride_ < 0 || head_stride_ < 0 ? invalid("bitmask: a stride is negative") : Status{};
+    KERNELS_TRY(detail::check_pointer(words_, "bitmask: the pointer is null",
+                                      "bitmask: the pointer is not aligned for words of 32 bits"));
+    return query_stride_ < 0 || batch_stride_ < 0 || head_stride_ < 0 ? invalid("bitmask: a stride is negative")
+                                                                      : Status{};
   }
 
  private:
@@ -102,9 +107,13 @@ class Bitmask : public Score {
   bool last_keys_;
 };
 // Strides count words; a batch_stride of 0 gives all sequences the same mask.
-inline Bitmask bitmask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) { return {words, query_stride, batch_stride, false}; }
+inline Bitmask bitmask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) {
+  return {words, query_stride, batch_stride, false};
+}
 // For a tree of drafted tokens, whose keys are the last q_len of the sequence.
-inline Bitmask tree_mask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) { return {words, query_stride, batch_stride, true}; }
+inline Bitmask tree_mask(const uint32_t* words, int64_t query_stride, int64_t batch_stride) {
+  return {words, query_stride, batch_stride, true};
+}
 
 // ---- logits --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +126,8 @@ struct SoftCap : Score {
     return kernels::transform(logits, [this](float x) { return cap * tanh(x * inverse); });
   }
   Status check(const AttentionShape&) const {
-    return cap > 0 && inverse > 0 && cap < infinity<float>() ? Status{} : invalid("soft_cap: the cap is not a positive number");
+    return cap > 0 && inverse > 0 && cap < infinity<float>() ? Status{}
+                                                             : invalid("soft_cap: the cap is not a positive number");
   }
 };
 inline SoftCap soft_cap(float cap) { return SoftCap(cap); }
@@ -134,7 +144,9 @@ struct Alibi : Score {
     for (int i = 0; i < N; ++i) logits.v[i] = fma(slope, magnitude(float(distance + i)), logits.v[i]);
     return logits;
   }
-  Status check(const AttentionShape&) const { return detail::check_pointer(slopes, "alibi: the pointer is null", "alibi: the pointer is not aligned for floats"); }
+  Status check(const AttentionShape&) const {
+    return detail::check_pointer(slopes, "alibi: the pointer is null", "alibi: the pointer is not aligned for floats");
+  }
 };
 inline Alibi alibi(const float* slopes) { return Alibi(slopes); }
 
@@ -158,8 +170,10 @@ class ScoreBias : public Score {
 #endif
   }
   Status check(const AttentionShape&) const {
-    KERNELS_TRY(detail::check_pointer(p_, "score_bias: the pointer is null", "score_bias: the pointer is not aligned for its elements"));
-    return batch_stride_ < 0 || head_stride_ < 0 || query_stride_ < 0 ? invalid("score_bias: a stride is negative") : Status{};
+    KERNELS_TRY(detail::check_pointer(p_, "score_bias: the pointer is null",
+                                      "score_bias: the pointer is not aligned for its elements"));
+    return batch_stride_ < 0 || head_stride_ < 0 || query_stride_ < 0 ? invalid("score_bias: a stride is negative")
+                                                                      : Status{};
   }
 
  private:
@@ -176,7 +190,10 @@ struct Sinks : Score {
   const T* logits;
   explicit Sinks(const T* p) : logits(p) {}
   KERNELS_HD float sink(int64_t head) const { return convert<float>(logits[head]); }
-  Status check(const AttentionShape&) const { return detail::check_pointer(logits, "sinks: the pointer is null", "sinks: the pointer is not aligned for its elements"); }
+  Status check(const AttentionShape&) const {
+    return detail::check_pointer(logits, "sinks: the pointer is null",
+                                 "sinks: the pointer is not aligned for its elements");
+  }
 };
 template <class T>
 Sinks<T> sinks(const T* p) { return Sinks<T>(p); }
@@ -196,7 +213,8 @@ struct ScorePair : Score {
   }
 };
 
-template <class A, class B, class = std::enable_if_t<std::is_base_of<Score, A>::value || std::is_base_of<Score, B>::value>>
+template <class A, class B,
+          class = std::enable_if_t<std::is_base_of<Score, A>::value || std::is_base_of<Score, B>::value>>
 auto operator&(A a, B b) {
   constexpr bool scores = std::is_base_of<Score, A>::value && std::is_base_of<Score, B>::value;
   static_assert(scores, "& composes scores (score.h), and one of these is none: k::causal() & k::soft_cap(30)");
@@ -214,8 +232,8 @@ struct is_score_pair<ScorePair<A, B>> : std::true_type {};
 template <class S, class = void>
 struct Transforms : std::false_type {};
 template <class S>
-struct Transforms<S, void_t<decltype(std::declval<const S&>().template transform<1>(std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))>>
-    : std::true_type {};
+struct Transforms<S, void_t<decltype(std::declval<const S&>().template transform<1>(
+                         std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))>> : std::true_type {};
 template <class S, class = void>
 struct Masks : std::false_type {};
 template <class S>
@@ -249,7 +267,8 @@ constexpr bool score_sinks = HasSink<S>::value;
 
 template <class S, int N>
 KERNELS_HD Pack<float, N> transform_logits(const S& score, const Pack<float, N>& logits, const ScoreAt& at) {
-  if constexpr (is_score_pair<S>::value) return transform_logits(score.second, transform_logits(score.first, logits, at), at);
+  if constexpr (is_score_pair<S>::value)
+    return transform_logits(score.second, transform_logits(score.first, logits, at), at);
   else if constexpr (Transforms<S>::value) return score.template transform<N>(logits, at);
   else return logits;
 }
@@ -291,7 +310,8 @@ KERNELS_HD SoftmaxState<float> sink_state(const S& score, int64_t head) {
 // Whether a score does anything, or says that it does not.
 template <class S>
 struct Acts {
-  static constexpr bool value = Transforms<S>::value || Masks<S>::value || Ranges<S>::value || HasSink<S>::value || std::is_same<S, NoMask>::value;
+  static constexpr bool value = Transforms<S>::value || Masks<S>::value || Ranges<S>::value || HasSink<S>::value ||
+                                std::is_same<S, NoMask>::value;
 };
 template <class A, class B>
 struct Acts<ScorePair<A, B>> { static constexpr bool value = Acts<A>::value && Acts<B>::value; };
@@ -299,17 +319,27 @@ struct Acts<ScorePair<A, B>> { static constexpr bool value = Acts<A>::value && A
 template <class S>
 constexpr bool takes_score() {
   constexpr bool row_map = std::is_same<S, Causal>::value, score = std::is_base_of<Score, S>::value;
-  static_assert(!row_map, "k::causal(q_len, kv_len) is the map for rows of logits that lie in memory: the score of attention is k::causal()");
-  static_assert(row_map || !is_map<S>, "a map where there must be a score (score.h): k::soft_cap(cap), k::score_bias(...), composed with &, or one of your own");
-  static_assert(score || is_map<S>, "there must be a score here (score.h): k::no_mask(), k::causal() ..., or one of your own, which derives from k::Score");
-  static_assert(!score || Acts<S>::value, "a score that would mask and change nothing: its transform, visible, kv_range or sink must be const and as score.h writes them");
+  static_assert(
+      !row_map,
+      "k::causal(q_len, kv_len) is the map for rows of logits that lie in memory: the score of attention is k::causal()");
+  static_assert(
+      row_map || !is_map<S>,
+      "a map where there must be a score (score.h): k::soft_cap(cap), k::score_bias(...), composed with &, or one of your own");
+  static_assert(
+      score || is_map<S>,
+      "there must be a score here (score.h): k::no_mask(), k::causal() ..., or one of your own, which derives from k::Score");
+  static_assert(
+      !score || Acts<S>::value,
+      "a score that would mask and change nothing: its transform, visible, kv_range or sink must be const and as score.h writes them");
   return score && Acts<S>::value;
 }
 
 template <class Kv>
 constexpr bool takes_view() {
   constexpr bool view = std::is_base_of<KvView, Kv>::value;
-  static_assert(view, "there must be a view of keys and values here (kv.h): k::dense_kv(k::nhd(...), k::nhd(...), lengths), k::ragged_kv, k::paged_kv, or one of your own, which derives from k::KvView");
+  static_assert(
+      view,
+      "there must be a view of keys and values here (kv.h): k::dense_kv(k::nhd(...), k::nhd(...), lengths), k::ragged_kv, k::paged_kv, or one of your own, which derives from k::KvView");
   return view;
 }
 
@@ -318,9 +348,13 @@ constexpr bool takes_attention() {
   constexpr bool right = takes_source<Q>() && takes_view<Kv>() && takes_sink<Out>() && takes_score<S>();
   if constexpr (right) {
     static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and attention makes it head by head");
-    static_assert(!wants_pairs<Out>(), "rope | sink is for products; rotate the queries as they are read: source | rope");
-    static_assert(!has_effects<Q>, "attention reads queries more than once, and tee() or another effect must happen once: make them before with copy()");
-    static_assert(std::is_same<compute_type<Q>, float>::value, "attention is computed in float: queries of double are not taken");
+    static_assert(!wants_pairs<Out>(),
+                  "rope | sink is for products; rotate the queries as they are read: source | rope");
+    static_assert(
+        !has_effects<Q>,
+        "attention reads queries more than once, and tee() or another effect must happen once: make them before with copy()");
+    static_assert(std::is_same<compute_type<Q>, float>::value,
+                  "attention is computed in float: queries of double are not taken");
     return !is_row_sink<Out> && !wants_pairs<Out>() && std::is_same<compute_type<Q>, float>::value;
   } else {
     return false;

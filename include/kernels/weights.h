@@ -8,7 +8,8 @@
 //   k::matmul(ex, k::normed(k::load(x, K), k::RmsNorm{}) | k::mul(gamma), w, out, {M, N, K});
 //
 // Weights       dequant(codes, scales)  int4(p, ld)  uint4(p, ld)  gf4(p, ld)  gated(w1, w3)  stacked(w, n, ...)
-// Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with .zeros(z)
+// Their scales  tensor_scale(p)  row_scales(p)  group_scales(p, ld, group)  block_scales(p, ld, block), each with
+// .zeros(z)
 //               experts(w, ids, n, experts)  mixed(w, ids, shares, top_k, n, cols, experts)
 // Inputs        normed(source, RmsNorm or LayerNorm)  repeated(source, times)  gathered(source, order, top_k)
 // Results       swiglu()  geglu()  reglu()  glu(activation)  apart(sink, n, ...)
@@ -26,7 +27,8 @@ KERNELS_BEGIN
 // ---- Inputs --------------------------------------------------------------------------------------------------------
 
 // A row normalized on the way in, without a pass of its own: normed(load(x, K), RmsNorm{}.eps(e)) | mul(gamma), or with
-// LayerNorm{} | affine(gamma, beta). Products find out the row's state before they multiply, and then read through with().
+// LayerNorm{} | affine(gamma, beta). Products find out the row's state before they multiply, and then read through
+// with().
 template <class S, class Options>
 class Normed : public Functor {
  public:
@@ -56,7 +58,9 @@ class Normed : public Functor {
     out.linear_ = linear;
     return out;
   }
-  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const { return with(state, op_.linear(state, op_.finish(state, cols))); }
+  KERNELS_HD Normed with(const State& state, const Count<C>& cols) const {
+    return with(state, op_.linear(state, op_.finish(state, cols)));
+  }
 
   KERNELS_HD auto cached() const {
     const auto source = detail::cached(source_);
@@ -92,14 +96,14 @@ struct is_normed<Normed<S, Options>> : std::true_type {};
 
 // ---- A product -----------------------------------------------------------------------------------------------------
 
-// result(m, n) = sum over k of x(m, k) * w(n, k), which the sink gets as row m, column n. x has a row for each token, w one
-// for each output: both are read along K.
+// result(m, n) = sum over k of x(m, k) * w(n, k), which the sink gets as row m, column n. x has a row for each token, w
+// one for each output: both are read along K.
 struct MatmulShape {
   int64_t m, n, k;
 };
 
-// Several products in one call, each with n rows of weights of its own: product g has those from g * n on. Its tokens are the m
-// rows from g * m on, or, with offsets (count + 1 of them, in the memory that the call computes in), the rows
+// Several products in one call, each with n rows of weights of its own: product g has those from g * n on. Its tokens
+// are the m rows from g * m on, or, with offsets (count + 1 of them, in the memory that the call computes in), the rows
 // offsets[g] to offsets[g + 1] - 1; m is then the number of rows of all products, or more.
 struct Groups {
   int64_t count = 1;
@@ -226,9 +230,14 @@ template <class X, class W, class Out>
 constexpr bool takes_product() {
   constexpr bool right = takes_source<X>() && takes_weights<W>() && takes_sink<Out>();
   if constexpr (right) {
-    static_assert(!is_row_sink<SinkEnd<Out>>, "quantize() needs a whole row of results: give it a scale, k::quantize(q, ld, k::tensor_scale(s)), or quantize in the operation that follows");
-    static_assert(is_gated<W>::value == joins<Out>, "gated() weights go with a sink that begins with swiglu(), geglu() or another glu()");
-    static_assert(!has_effects<X> && !has_effects<W>, "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
+    static_assert(
+        !is_row_sink<SinkEnd<Out>>,
+        "quantize() needs a whole row of results: give it a scale, k::quantize(q, ld, k::tensor_scale(s)), or quantize in the operation that follows");
+    static_assert(is_gated<W>::value == joins<Out>,
+                  "gated() weights go with a sink that begins with swiglu(), geglu() or another glu()");
+    static_assert(
+        !has_effects<X> && !has_effects<W>,
+        "products read inputs and weights more than once, and tee() or another effect must happen once: write it in the operation that makes them, or make them before with copy()");
     return !is_row_sink<SinkEnd<Out>> && is_gated<W>::value == joins<Out>;
   } else {
     return false;
@@ -236,27 +245,33 @@ constexpr bool takes_product() {
 }
 
 template <class X, class W, class Out>
-Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty, const Groups& groups = {}) {
+Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty,
+                    const Groups& groups = {}) {
   empty = true;
   if (shape.m < 0 || shape.n < 0 || shape.k < 0) return invalid("matmul: M, N or K is negative");
   constexpr int64_t limit = int64_t(1) << 30;
   if (shape.k > limit) return unsupported("matmul: K exceeds 2^30");
   if (shape.n > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N exceeds 2^31 - 1");
   if (groups.count < 0) return invalid("matmul: the number of groups is negative");
-  if (groups.count > std::numeric_limits<int32_t>::max()) return unsupported("matmul: there are more than 2^31 - 1 groups");
+  if (groups.count > std::numeric_limits<int32_t>::max())
+    return unsupported("matmul: there are more than 2^31 - 1 groups");
   if (shape.m == 0 || shape.n == 0 || groups.count == 0) return {};
   const int64_t most = std::numeric_limits<int64_t>::max() / groups.count;
-  if (shape.n > most || (groups.offsets == nullptr && shape.m > most)) return invalid("matmul: groups x M or groups x N exceeds 64 bits");
+  if (shape.n > most || (groups.offsets == nullptr && shape.m > most))
+    return invalid("matmul: groups x M or groups x N exceeds 64 bits");
   const int64_t rows = groups.offsets == nullptr ? groups.count * shape.m : shape.m;
-  if (groups.offsets != nullptr && reinterpret_cast<uintptr_t>(groups.offsets) % alignof(int32_t) != 0) return invalid("matmul: the pointer to the offsets of groups is not aligned for its elements");
+  if (groups.offsets != nullptr && reinterpret_cast<uintptr_t>(groups.offsets) % alignof(int32_t) != 0)
+    return invalid("matmul: the pointer to the offsets of groups is not aligned for its elements");
   if constexpr (starts_normed<X>) KERNELS_TRY(base_of(x).check_input(rows, shape.k).of("x").in("matmul"));
   else KERNELS_TRY(check_of(x, rows, shape.k).of("x").in("matmul"));
   KERNELS_TRY(check_of(w, groups.count * shape.n, shape.k).of("w").in("matmul"));
   KERNELS_TRY(check_of(out, rows, shape.n).of("out").in("matmul"));
   const Plane results = plane_of(out, rows, shape.n);
   // With offsets M may be more than there are.
-  if (groups.offsets == nullptr && share_bytes(plane_of(x, rows, shape.k), results)) return invalid("matmul: out overlaps x, which every block of results reads");
-  if (groups.offsets == nullptr && share_bytes(plane_of(w, groups.count * shape.n, shape.k), results)) return invalid("matmul: out overlaps w");
+  if (groups.offsets == nullptr && share_bytes(plane_of(x, rows, shape.k), results))
+    return invalid("matmul: out overlaps x, which every block of results reads");
+  if (groups.offsets == nullptr && share_bytes(plane_of(w, groups.count * shape.n, shape.k), results))
+    return invalid("matmul: out overlaps w");
   empty = false;
   return {};
 }

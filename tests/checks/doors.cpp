@@ -4,7 +4,8 @@
 
 // Sampling takes as long to compile as half of the others: where it is only looked at.
 #if defined(WITHOUT_CODE)
-kernels::Status every_draw(const float* logits, const int32_t* drafted, int32_t* tokens, float* logs, int64_t rows, int64_t n) {
+kernels::Status every_draw(const float* logits, const int32_t* drafted, int32_t* tokens, float* logs, int64_t rows,
+                           int64_t n) {
   namespace k = kernels;
   const k::cpu::Exec cx{2};
   const auto in = k::load(logits, n);

@@ -1,4 +1,5 @@
-// A few calls on the CPU, on two threads each, checked: what ./test.sh runs under sanitizers. tests/sanitize.sh cpu runs all tests so.
+// A few calls on the CPU, on two threads each, checked: what ./test.sh runs under sanitizers. tests/sanitize.sh cpu
+// runs all tests so.
 #include <kernels/cpu/matmul.h>
 
 #include "../link/calls.h"
@@ -10,7 +11,8 @@ int main() {
   const int64_t m = 3, n = 37, depth = 131;
   const std::vector<float> x(size_t(m * depth), 1.f), w(size_t(n * depth), 1.f);
   std::vector<float> y(size_t(m * n));
-  const k::Status status = k::cpu::matmul(k::cpu::Exec{2}.least_work(0), k::load(x.data(), depth), k::load(w.data(), depth), k::store(y.data(), n), {m, n, depth});
+  const k::Status status = k::cpu::matmul(k::cpu::Exec{2}.least_work(0), k::load(x.data(), depth),
+                                          k::load(w.data(), depth), k::store(y.data(), n), {m, n, depth});
   wrong += !status;
   for (const float sum : y) wrong += sum != float(depth);
   std::printf("%d wrong\n", wrong);

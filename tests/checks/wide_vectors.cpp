@@ -13,7 +13,9 @@ int main() {
   double least = 1e9;
   for (int i = 0; i < 20; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    const k::Status status = k::cpu::matmul(k::cpu::Exec{1}, k::load(static_cast<const float*>(x.data()), n), k::load(static_cast<const float*>(w.data()), n), k::store(y.data(), n), {n, n, n});
+    const k::Status status =
+        k::cpu::matmul(k::cpu::Exec{1}, k::load(static_cast<const float*>(x.data()), n),
+                       k::load(static_cast<const float*>(w.data()), n), k::store(y.data(), n), {n, n, n});
     if (!status) return std::fprintf(stderr, "%s\n", status.reason()), 1;
     least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }

@@ -49,7 +49,8 @@ Result naive(const Keys& keys) {
   if (most == -kInfinity) return out;
   for (const double s : keys.scores) sum += std::exp(s - most);
   for (int i = 0; i < keys.size(); ++i) {
-    for (int c = 0; c < kDim; ++c) out.o[c] += std::exp(keys.scores[size_t(i)] - most) / sum * keys.values[size_t(i)].v[c];
+    for (int c = 0; c < kDim; ++c)
+      out.o[c] += std::exp(keys.scores[size_t(i)] - most) / sum * keys.values[size_t(i)].v[c];
   }
   out.lse = most + std::log(sum);
   return out;
@@ -130,9 +131,11 @@ Result any_order(const Keys& keys, const std::vector<int>& cuts, Random& random)
 }
 
 void expect_same(Tally& t, const char* what, const Result& got, const Result& want) {
-  t.expect(got.lse == want.lse || std::fabs(got.lse - want.lse) <= 1e-12 * (1 + std::fabs(want.lse)), "%s: lse %g, want %g", what, got.lse, want.lse);
+  t.expect(got.lse == want.lse || std::fabs(got.lse - want.lse) <= 1e-12 * (1 + std::fabs(want.lse)),
+           "%s: lse %g, want %g", what, got.lse, want.lse);
   // A masked score far away costs digits of the exponent's argument.
-  for (int c = 0; c < kDim; ++c) t.expect(std::fabs(got.o[c] - want.o[c]) <= 1e-9, "%s: %.17g, want %.17g", what, got.o[c], want.o[c]);
+  for (int c = 0; c < kDim; ++c)
+    t.expect(std::fabs(got.o[c] - want.o[c]) <= 1e-9, "%s: %.17g, want %.17g", what, got.o[c], want.o[c]);
 }
 
 }  // namespace
@@ -144,7 +147,8 @@ TEST_CASE("each step gives what the one before gives, however the keys are cut")
     for (int round = 0; round < 20; ++round) {
       const Keys keys = random_keys(random, size);
       std::vector<int> cuts = {0, size};
-      for (int64_t i = random.below(8); i > 0; --i) cuts.push_back(int(random.below(size + 1)));  // empty blocks as well
+      for (int64_t i = random.below(8); i > 0; --i)
+        cuts.push_back(int(random.below(size + 1)));  // empty blocks as well
       std::sort(cuts.begin(), cuts.end());
       const Result want = naive(keys);
       expect_same(t, "online", online(keys), want);

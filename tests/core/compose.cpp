@@ -71,7 +71,9 @@ struct AddRamp : k::Functor {
   template <int N>
   KERNELS_HD k::Pack<float, N> fetch(int64_t row, int64_t col) const { return Ramp{}.load<N>(row, col); }
   template <int N>
-  KERNELS_HD k::Pack<float, N> map(const k::Pack<float, N>& v, const k::Pack<float, N>& ramp, int64_t, int64_t) const { return v + ramp; }
+  KERNELS_HD k::Pack<float, N> map(const k::Pack<float, N>& v, const k::Pack<float, N>& ramp, int64_t, int64_t) const {
+    return v + ramp;
+  }
 };
 
 struct ToFloats : k::Functor {
@@ -92,7 +94,9 @@ struct RowMaximum : k::Functor {
   };
   KERNELS_HD float padding() const { return -1e30f; }
   template <int N>
-  KERNELS_HD void accumulate(State& s, const k::Pack<float, N>& v, int) const { s.largest = k::greater(s.largest, k::max_of(v)); }
+  KERNELS_HD void accumulate(State& s, const k::Pack<float, N>& v, int) const {
+    s.largest = k::greater(s.largest, k::max_of(v));
+  }
   KERNELS_HD void merge(State& a, const State& b) const { a.largest = k::greater(a.largest, b.largest); }
   KERNELS_HD float finish(const State& s) const { return s.largest; }
   KERNELS_HD void write_row(const State& s, int64_t row) const { p[row] = s.largest; }
@@ -147,7 +151,8 @@ constexpr Role role_of() { return k::detail::role_of<F>(); }
 template <class A, class B, class = void>
 struct composes : std::false_type {};
 template <class A, class B>
-struct composes<A, B, k::detail::void_t<decltype(std::declval<const A&>() | std::declval<const B&>())>> : std::integral_constant<bool, k::detail::goes_before<A, B>> {};
+struct composes<A, B, k::detail::void_t<decltype(std::declval<const A&>() | std::declval<const B&>())>>
+    : std::integral_constant<bool, k::detail::goes_before<A, B>> {};
 
 template <int N, class S>
 auto read(const S& source, int64_t row, int64_t col) {
@@ -207,8 +212,10 @@ TEST_CASE("users' functors are recognized by their members") {
   CHECK(role_of<WithoutColumn>() == Role::none);
   // A load that is not const may change its functor, and any may change memory; alone or in a composition.
   CHECK((k::detail::changes_itself<Halves> && k::detail::changes_itself<FromDoubles>));
-  CHECK((!k::detail::changes_itself<OneFlowLoad<float, float>> && !k::detail::changes_itself<k::DirectStore<float, float>>));
-  CHECK((k::detail::loaded_once<Halves> && k::detail::loaded_once<OneFlowLoad<float, float>> && !k::detail::loaded_once<Ramp>));
+  CHECK((!k::detail::changes_itself<OneFlowLoad<float, float>> &&
+         !k::detail::changes_itself<k::DirectStore<float, float>>));
+  CHECK((k::detail::loaded_once<Halves> && k::detail::loaded_once<OneFlowLoad<float, float>> &&
+         !k::detail::loaded_once<Ramp>));
   using Composed = decltype(Halves{} | k::scale(2) | k::shift(1));
   CHECK((k::detail::loaded_once<Composed> && k::detail::changes_itself<Composed>));
   CHECK((k::detail::loaded_once<decltype(Ramp{} | k::add(Halves{}))>));
@@ -244,7 +251,8 @@ TEST_CASE("what composes, and into what") {
   CHECK((role_of<decltype(std::declval<Chain>() | std::declval<Sink>())>() == Role::sink));
   CHECK((role_of<decltype(std::declval<Map>() | (std::declval<Map>() | std::declval<Sink>()))>() == Role::sink));
   CHECK((role_of<decltype(std::declval<Map>() | std::declval<RowSink>())>() == Role::row_sink));
-  CHECK((role_of<decltype(std::declval<Chain>() | (std::declval<Map>() | std::declval<RowSink>()))>() == Role::row_sink));
+  CHECK(
+      (role_of<decltype(std::declval<Chain>() | (std::declval<Map>() | std::declval<RowSink>()))>() == Role::row_sink));
   CHECK((composes<OneFlowLoad<float, float>, Map>::value));
   CHECK((composes<Map, OneFlowStore<float, float>>::value));
   CHECK((composes<Clamp, ToFloats>::value));
@@ -269,7 +277,8 @@ TEST_CASE("a sink comes apart into its maps and its end") {
   const auto right = k::scale(2) | (k::shift(1) | k::store(y, 8));
   CHECK(std::is_same<decltype(left), decltype(right)>::value);
   CHECK(std::is_same<k::detail::SinkEnd<decltype(left)>, decltype(k::store(y, 8))>::value);
-  CHECK(k::detail::sink_map(right).map(k::broadcast<2>(3.f), k::detail::fetch_operands<2>(k::detail::sink_map(right), 0, 0), 0, 0)[1] == 7.f);
+  CHECK(k::detail::sink_map(right).map(k::broadcast<2>(3.f),
+                                       k::detail::fetch_operands<2>(k::detail::sink_map(right), 0, 0), 0, 0)[1] == 7.f);
   CHECK(std::is_same<decltype(k::detail::sink_map(k::store(y, 8))), k::Identity>::value);
   CHECK(std::is_same<k::detail::SinkEnd<decltype(k::store(y, 8))>, decltype(k::store(y, 8))>::value);
 }
@@ -298,14 +307,17 @@ TEST_CASE("users' sources and maps give their values, alone and composed") {
   check("Ramp | (AddRamp | Clamp)", Ramp{} | (AddRamp{} | Clamp(7)), [](float v) { return 2 * v < 7 ? 2 * v : 7; });
   check("Ramp | add(Ramp)", Ramp{} | k::add(Ramp{}), [](float v) { return 2 * v; });
   check("Ramp | add(DoubleRamp)", Ramp{} | k::add(DoubleRamp{}), [](float v) { return 2 * v; });
-  check("Ramp | affine(Ramp, SplitRamp)", Ramp{} | k::affine(Ramp{}, SplitRamp{} | k::scale(-1)), [](float v) { return v * v - v; });
+  check("Ramp | affine(Ramp, SplitRamp)", Ramp{} | k::affine(Ramp{}, SplitRamp{} | k::scale(-1)),
+        [](float v) { return v * v - v; });
 
   std::vector<double> matrix(4 * 1000 + 20);
   for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = double(i);
   check("OneFlow load", OneFlowLoad<double, float>{matrix.data(), 1000}, [](float v) { return v; });
   check("OneFlow load, double", OneFlowLoad<double, double>{matrix.data(), 1000}, [](float v) { return v; });
-  check("OneFlow load | maps", OneFlowLoad<double, float>{matrix.data(), 1000} | k::scale(0.5) | Clamp(2), [](float v) { return v / 2 < 2 ? v / 2 : 2; });
-  check("add(OneFlow load)", Ramp{} | k::add(OneFlowLoad<double, float>{matrix.data(), 1000}), [](float v) { return 2 * v; });
+  check("OneFlow load | maps", OneFlowLoad<double, float>{matrix.data(), 1000} | k::scale(0.5) | Clamp(2),
+        [](float v) { return v / 2 < 2 ? v / 2 : 2; });
+  check("add(OneFlow load)", Ramp{} | k::add(OneFlowLoad<double, float>{matrix.data(), 1000}),
+        [](float v) { return 2 * v; });
   CHECK_TALLY(t);
 }
 
@@ -377,7 +389,8 @@ void check_widths(test::Tally& t, const char* type) {
     T* p = memory + shift;
     for (int64_t ld = 0; ld < 70; ++ld) {
       const auto check = [&](const char* what, int got, int want) {
-        t.expect(got == want, "%s of %s, shift %d, stride %d: max_pack %d, want %d", what, type, shift, int(ld), got, want);
+        t.expect(got == want, "%s of %s, shift %d, stride %d: max_pack %d, want %d", what, type, shift, int(ld), got,
+                 want);
       };
       const int want = widest_fit(p, ld, sizeof(T), widest);
       check("load", k::load(p, ld).max_pack(), want);
@@ -385,7 +398,8 @@ void check_widths(test::Tally& t, const char* type) {
       check("tee", k::tee(p, ld).max_pack(), want);
       check("cycle", k::cycle(k::load(p, ld), 3).max_pack(), want);
       check("a map's operand", k::add(k::load(p, ld)).max_pack(), want);
-      if constexpr (sizeof(T) == 1) check("quantize", k::quantize(reinterpret_cast<int8_t*>(p), ld, nullptr).max_pack(), want);
+      if constexpr (sizeof(T) == 1)
+        check("quantize", k::quantize(reinterpret_cast<int8_t*>(p), ld, nullptr).max_pack(), want);
       check("row", k::row(p).max_pack(), widest_fit(p, 0, sizeof(T), vector_widest));
     }
   }
@@ -518,7 +532,8 @@ TEST_CASE("a wrong tee is refused") {
   float* none = nullptr;
   CHECK(reason(k::load(x, 8) | k::tee(none, 8)) == "tee: the pointer is null");
   CHECK(reason(k::load(x, 8) | k::tee(y, 7)) == "tee: the row stride is smaller than cols");
-  CHECK(reason(k::load(x, 8) | k::tee(y, std::numeric_limits<int64_t>::max() / 4), 2) == "tee: rows x row stride exceeds 64 bits");
+  CHECK(reason(k::load(x, 8) | k::tee(y, std::numeric_limits<int64_t>::max() / 4), 2) ==
+        "tee: rows x row stride exceeds 64 bits");
 }
 
 TEST_CASE("a status converts to nothing but a truth value") {

@@ -10,8 +10,11 @@ TEST_CASE("a divisor's quotients") {
   const uint32_t end = uint32_t(1) << 31;
   const auto check = [&](uint32_t d) {
     const kernels::detail::Divisor divisor(d);
-    const auto expect = [&](uint32_t n) { t.expect(n >= end || divisor.quotient(n) == n / d, "%u / %u: got %u", n, d, divisor.quotient(n)); };
-    for (const uint32_t n : {0u, 1u, d - 1, d, d + 1, end - 1, end - 2, (end - 1) / d * d, (end - 1) / d * d - 1}) expect(n);
+    const auto expect = [&](uint32_t n) {
+      t.expect(n >= end || divisor.quotient(n) == n / d, "%u / %u: got %u", n, d, divisor.quotient(n));
+    };
+    for (const uint32_t n : {0u, 1u, d - 1, d, d + 1, end - 1, end - 2, (end - 1) / d * d, (end - 1) / d * d - 1})
+      expect(n);
     for (int i = 0; i < 50; ++i) {
       const uint32_t n = uint32_t(random.uniform(0, 1) * double(end)), multiple = n / d * d;
       expect(n), expect(multiple), expect(multiple - 1), expect(multiple + d - 1);

@@ -82,7 +82,8 @@ std::vector<float> decisive_floats(const Reference& reference) {
   for (uint32_t code = 0; code <= reference.largest_finite(); ++code) {
     const double here = reference.decode(code);
     // After the largest comes the value one step on, as if the format had no end.
-    const double step = code < reference.largest_finite() ? reference.decode(code + 1) - here : here - reference.decode(code - 1);
+    const double step =
+        code < reference.largest_finite() ? reference.decode(code + 1) - here : here - reference.decode(code - 1);
     add(here);
     add(here + step / 2);
     add(here + step);
@@ -100,7 +101,8 @@ TEMPLATE_TEST_CASE("narrow floats decode", "", k::half, k::bfloat16, k::float8_e
     const double want = reference.decode(code);
     const TestType x = from_code<TestType>(code);
     t.expect(same(k::convert<float>(x), want), "code %x: got %g, want %g", code, double(k::convert<float>(x)), want);
-    t.expect(same(k::convert<double>(x), want), "code %x to double: got %g, want %g", code, k::convert<double>(x), want);
+    t.expect(same(k::convert<double>(x), want), "code %x to double: got %g, want %g", code, k::convert<double>(x),
+             want);
     const double portable = Portable<TestType>::decode(code);
     t.expect(same(portable, want), "code %x without hardware help: got %g, want %g", code, portable, want);
   }
@@ -118,7 +120,8 @@ TEMPLATE_TEST_CASE("narrow floats encode", "", k::half, k::bfloat16, k::float8_e
     const uint32_t portable = Portable<TestType>::encode(x);
     t.expect(portable == want, "%.9g without hardware help: got %x, want %x", x, portable, want);
     // The other tests rely on this one.
-    t.expect(reference.oracle_encode(x) == want, "%.9g: the oracle gives %x, not %x", x, reference.oracle_encode(x), want);
+    t.expect(reference.oracle_encode(x) == want, "%.9g: the oracle gives %x, not %x", x, reference.oracle_encode(x),
+             want);
   };
   for (const float x : decisive_floats(reference)) check(x);
   std::mt19937 random(1);
@@ -129,7 +132,8 @@ TEMPLATE_TEST_CASE("narrow floats encode", "", k::half, k::bfloat16, k::float8_e
   CHECK_TALLY(t);
 }
 
-TEMPLATE_TEST_CASE("narrow floats come back from float unchanged", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
+TEMPLATE_TEST_CASE("narrow floats come back from float unchanged", "", k::half, k::bfloat16, k::float8_e4m3,
+                   k::float8_e5m2) {
   const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   for (uint32_t code = 0; code < reference.codes(); ++code) {
@@ -147,7 +151,8 @@ TEMPLATE_TEST_CASE("narrow floats come back from float unchanged", "", k::half, 
   CHECK_TALLY(t);
 }
 
-TEMPLATE_TEST_CASE("NaN stays NaN, with either sign and any payload", "", k::half, k::bfloat16, k::float8_e4m3, k::float8_e5m2) {
+TEMPLATE_TEST_CASE("NaN stays NaN, with either sign and any payload", "", k::half, k::bfloat16, k::float8_e4m3,
+                   k::float8_e5m2) {
   const Reference reference(test::dtype_of<TestType>::value);
   test::Tally t;
   for (int bit = 0; bit < 23; ++bit) {
@@ -156,7 +161,8 @@ TEMPLATE_TEST_CASE("NaN stays NaN, with either sign and any payload", "", k::hal
         const float x = from_bits(sign | bits);
         t.expect(std::isnan(reference.decode(code_of(k::convert<TestType>(x)))), "%x", sign | bits);
         const uint32_t portable = Portable<TestType>::encode(x);
-        t.expect(portable < reference.codes() && std::isnan(reference.decode(portable)), "%x without hardware help", sign | bits);
+        t.expect(portable < reference.codes() && std::isnan(reference.decode(portable)), "%x without hardware help",
+                 sign | bits);
       }
     }
   }

@@ -33,8 +33,8 @@ void check_source_with(test::Tally& t, const char* what, const S& source, Want w
       static_assert(got.size == N, "");
       for (int i = 0; i < N; ++i) {
         const auto w = want(r, c + i);
-        t.expect(test::within(got[i], w), "%s, packs of %d, row %d, col %d: got %.17g, want %.17g", what, N, int(r), int(c) + i,
-                 double(got[i]), w.v);
+        t.expect(test::within(got[i], w), "%s, packs of %d, row %d, col %d: got %.17g, want %.17g", what, N, int(r),
+                 int(c) + i, double(got[i]), w.v);
       }
     }
   }
@@ -88,8 +88,8 @@ void check_matrix(const char* what, Guarded<T>& got, Want want) {
 
 // ---- sources -------------------------------------------------------------------------------------------------------
 
-TEMPLATE_TEST_CASE("load reads every type from any stride", "", k::half, k::bfloat16, float, double, k::float8_e4m3, k::float8_e5m2,
-                   int8_t, bool) {
+TEMPLATE_TEST_CASE("load reads every type from any stride", "", k::half, k::bfloat16, float, double, k::float8_e4m3,
+                   k::float8_e5m2, int8_t, bool) {
   using C = k::compute_t<TestType>;
   for (const int64_t ld : {kCols, kCols + 1, 2 * kCols}) {
     const Data<TestType> x(1, ld);
@@ -105,12 +105,14 @@ TEMPLATE_TEST_CASE("load reads every type from any stride", "", k::half, k::bflo
 TEST_CASE("cycle and one_plus") {
   const Data<float> x(4);
   for (const int64_t period : {1, 2, 3, 5, 100}) {
-    check_source("cycle", k::cycle(k::load(x.data(), x.ld()), period), [&](int64_t r, int64_t c) { return x.value(r % period, c); });
+    check_source("cycle", k::cycle(k::load(x.data(), x.ld()), period),
+                 [&](int64_t r, int64_t c) { return x.value(r % period, c); });
   }
   check_source("cycle of maps", k::cycle(k::load(x.data(), x.ld()) | k::add(k::load(x.data(), x.ld())), 2),
                [&](int64_t r, int64_t c) { return 2 * x.value(r % 2, c); });
   const Data<k::half> w(5, kCols, 0, 1);
-  check_source("one_plus", k::one_plus(w.data()), [&](int64_t, int64_t c) { return Real<>(1.0) + Real<>(w.value(0, c)); });
+  check_source("one_plus", k::one_plus(w.data()),
+               [&](int64_t, int64_t c) { return Real<>(1.0) + Real<>(w.value(0, c)); });
 }
 
 // ---- maps ----------------------------------------------------------------------------------------------------------
@@ -122,13 +124,15 @@ TEMPLATE_TEST_CASE("elementwise maps", "", float, double) {
   const auto in = k::load(x.data(), x.ld());
   const auto at = [&](int64_t r, int64_t c) { return R(x.value(r, c)); };
   check_source<C>("scale", in | k::scale(0.1), [&](int64_t r, int64_t c) { return at(r, c) * test::constant<C>(0.1); });
-  check_source<C>("shift", in | k::shift(-0.3), [&](int64_t r, int64_t c) { return at(r, c) + test::constant<C>(-0.3); });
+  check_source<C>("shift", in | k::shift(-0.3),
+                  [&](int64_t r, int64_t c) { return at(r, c) + test::constant<C>(-0.3); });
   check_source<C>("relu", in | k::relu(), [&](int64_t r, int64_t c) { return test::relu(at(r, c)); });
   check_source<C>("silu", in | k::silu(), [&](int64_t r, int64_t c) { return test::silu(at(r, c)); });
   check_source<C>("gelu", in | k::gelu(), [&](int64_t r, int64_t c) { return test::gelu(at(r, c)); });
   check_source<C>("gelu_erf", in | k::gelu_erf(), [&](int64_t r, int64_t c) { return test::gelu_erf(at(r, c)); });
   check_source<C>("identity", in | k::Identity{}, at);
-  check_source<C>("round_to half", in | k::round_to<k::half>(), [&](int64_t r, int64_t c) { return test::rounded_to<k::half>(at(r, c)); });
+  check_source<C>("round_to half", in | k::round_to<k::half>(),
+                  [&](int64_t r, int64_t c) { return test::rounded_to<k::half>(at(r, c)); });
   check_source<C>("round_to e4m3", in | k::round_to<k::float8_e4m3>(),
                   [&](int64_t r, int64_t c) { return test::rounded_to<k::float8_e4m3>(at(r, c)); });
 }
@@ -178,20 +182,25 @@ TEMPLATE_TEST_CASE("maps with a second operand of another type", "", k::half, do
   const auto in = k::load(x.data(), x.ld());
   const auto a = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); };
   // An operand in double is rounded to float first.
-  const auto operand = [](double value) { return Real<>(value, std::is_same<TestType, double>::value ? test::unit<float> * std::fabs(value) : 0); };
+  const auto operand = [](double value) {
+    return Real<>(value, std::is_same<TestType, double>::value ? test::unit<float> * std::fabs(value) : 0);
+  };
   const auto b = [&](int64_t r, int64_t c) { return operand(y.value(r, c)); };
   const auto row = [&](int64_t c) { return operand(v.value(0, c)); };
   const auto row2 = [&](int64_t c) { return operand(w.value(0, c)); };
 
-  check_source("add(load)", in | k::add(k::load(y.data(), y.ld())), [&](int64_t r, int64_t c) { return a(r, c) + b(r, c); });
-  check_source("mul(load)", in | k::mul(k::load(y.data(), y.ld())), [&](int64_t r, int64_t c) { return a(r, c) * b(r, c); });
+  check_source("add(load)", in | k::add(k::load(y.data(), y.ld())),
+               [&](int64_t r, int64_t c) { return a(r, c) + b(r, c); });
+  check_source("mul(load)", in | k::mul(k::load(y.data(), y.ld())),
+               [&](int64_t r, int64_t c) { return a(r, c) * b(r, c); });
   check_source("add(row)", in | k::add(k::row(v.data())), [&](int64_t r, int64_t c) { return a(r, c) + row(c); });
   check_source("add(pointer)", in | k::add(v.data()), [&](int64_t r, int64_t c) { return a(r, c) + row(c); });
   check_source("bias", in | k::bias(v.data()), [&](int64_t r, int64_t c) { return a(r, c) + row(c); });
   check_source("mul(per_row)", in | k::mul(k::per_row(column.data())),
                [&](int64_t r, int64_t c) { return a(r, c) * operand(column.value(r, 0)); });
   check_source("affine(gamma)", in | k::affine(v.data()), [&](int64_t r, int64_t c) { return a(r, c) * row(c); });
-  check_source("affine(gamma, beta)", in | k::affine(v.data(), w.data()), [&](int64_t r, int64_t c) { return a(r, c) * row(c) + row2(c); });
+  check_source("affine(gamma, beta)", in | k::affine(v.data(), w.data()),
+               [&](int64_t r, int64_t c) { return a(r, c) * row(c) + row2(c); });
   check_source("affine(one_plus, per_row)", in | k::affine(k::one_plus(v.data()), k::per_row(column.data())),
                [&](int64_t r, int64_t c) { return a(r, c) * (Real<>(1.0) + row(c)) + operand(column.value(r, 0)); });
   check_source("add(source | map)", in | k::add(k::load(y.data(), y.ld()) | k::scale(0.5)),
@@ -203,16 +212,19 @@ TEST_CASE("a chain of maps keeps its order") {
   const Data<float> g(13, kCols, 0, 1), h(14, kCols, 0, 1);
   const auto in = k::load(x.data(), x.ld());
   const auto want = [&](int64_t r, int64_t c) {
-    return test::relu((Real<>(x.value(r, c)) + Real<>(g.value(0, c))) * Real<>(h.value(0, c)) * Real<>(2.0) + Real<>(-1.0));
+    return test::relu((Real<>(x.value(r, c)) + Real<>(g.value(0, c))) * Real<>(h.value(0, c)) * Real<>(2.0) +
+                      Real<>(-1.0));
   };
-  check_source("from the left", in | k::add(g.data()) | k::mul(h.data()) | k::scale(2) | k::shift(-1) | k::relu(), want);
+  check_source("from the left", in | k::add(g.data()) | k::mul(h.data()) | k::scale(2) | k::shift(-1) | k::relu(),
+               want);
   const auto chain = k::add(g.data()) | k::mul(h.data()) | (k::scale(2) | (k::shift(-1) | k::relu()));
   check_source("as one map", in | chain, want);
 
   Guarded<float> y(kRows, kCols, kCols + 2);
   write_through<4, float>(chain | k::store(y.data(), y.ld()), some<float>);
   check_matrix("before a sink", y, [&](int64_t r, int64_t c) {
-    return test::relu((Real<>(some<float>(r, c)) + Real<>(g.value(0, c))) * Real<>(h.value(0, c)) * Real<>(2.0) + Real<>(-1.0));
+    return test::relu((Real<>(some<float>(r, c)) + Real<>(g.value(0, c))) * Real<>(h.value(0, c)) * Real<>(2.0) +
+                      Real<>(-1.0));
   });
 }
 
@@ -247,8 +259,8 @@ TEST_CASE("causal: the last query sees every key") {
 
 // ---- sinks and tee -------------------------------------------------------------------------------------------------
 
-TEMPLATE_TEST_CASE("store writes every type, rounded, and nothing else", "", k::half, k::bfloat16, float, double, k::float8_e4m3,
-                   k::float8_e5m2, int8_t) {
+TEMPLATE_TEST_CASE("store writes every type, rounded, and nothing else", "", k::half, k::bfloat16, float, double,
+                   k::float8_e4m3, k::float8_e5m2, int8_t) {
   using C = k::compute_t<TestType>;
   for (const bool past_cache : {false, true}) {
     Guarded<TestType> y(kRows, kCols, kCols + 16), z(kRows, kCols, kCols, 1);
@@ -268,7 +280,9 @@ TEST_CASE("maps before a store, both() and tee") {
   Guarded<k::half> a(kRows, kCols, kCols + 1), b(kRows, kCols, kCols);
   Guarded<k::float8_e5m2> c8(kRows, kCols, kCols + 3);
   const auto scaled = [&](int64_t r, int64_t c) { return Real<>(some<float>(r, c)) * Real<>(g.value(0, c)); };
-  const auto sink = k::affine(g.data()) | k::both(k::store(a.data(), a.ld()), k::relu() | k::tee(b.data(), b.ld()) | k::gelu() | k::store(c8.data(), c8.ld()));
+  const auto sink =
+      k::affine(g.data()) | k::both(k::store(a.data(), a.ld()),
+                                    k::relu() | k::tee(b.data(), b.ld()) | k::gelu() | k::store(c8.data(), c8.ld()));
   write_through<8, float>(sink, some<float>);
   check_matrix("both, first", a, scaled);
   check_matrix("both, tee", b, [&](int64_t r, int64_t c) { return test::relu(scaled(r, c)); });
@@ -281,7 +295,8 @@ TEST_CASE("tee writes rounded values and passes them on") {
   const auto source = k::load(x.data(), x.ld()) | k::tee(copy.data(), copy.ld()) | k::scale(2);
   const auto stored = [&](int64_t r, int64_t c) { return test::round_to(test::DType::bf16, x.value(r, c)); };
   check_source("behind a tee", source, [&](int64_t r, int64_t c) { return 2 * stored(r, c); });
-  check_source("without effects", k::detail::without_effects(source), [&](int64_t r, int64_t c) { return 2 * stored(r, c); });
+  check_source("without effects", k::detail::without_effects(source),
+               [&](int64_t r, int64_t c) { return 2 * stored(r, c); });
   check_matrix("the tee's copy", copy, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); });
 
   // The second pass reads the copy, and does not write it again.
@@ -296,7 +311,8 @@ TEST_CASE("the second pass starts behind the last tee") {
   const Data<float> x(19), y(20);
   Guarded<float> first(kRows, kCols, kCols), second(kRows, kCols, kCols);
   const auto tail = k::tee(second.data(), kCols) | k::shift(1);
-  const auto source = k::load(x.data(), x.ld()) | k::tee(first.data(), kCols) | k::scale(3) | (k::add(k::load(y.data(), y.ld())) | tail);
+  const auto source = k::load(x.data(), x.ld()) | k::tee(first.data(), kCols) | k::scale(3) |
+                      (k::add(k::load(y.data(), y.ld())) | tail);
   const auto sum = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)) * Real<>(3.0) + Real<>(y.value(r, c)); };
   check_source("two tees", source, [&](int64_t r, int64_t c) { return sum(r, c) + Real<>(1.0); });
   check_matrix("the first tee", first, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); });
@@ -314,7 +330,8 @@ TEST_CASE("a double row keeps its precision through a tee of doubles") {
   Guarded<double> copy(kRows, kCols, kCols);
   const auto source = k::load(x.data(), x.ld()) | k::tee(copy.data(), kCols);
   check_source<double>("tee", source, [&](int64_t r, int64_t c) { return x.value(r, c); });
-  check_source<double>("second pass", k::detail::second_pass(source), [&](int64_t r, int64_t c) { return x.value(r, c); });
+  check_source<double>("second pass", k::detail::second_pass(source),
+                       [&](int64_t r, int64_t c) { return x.value(r, c); });
   // Copied to a narrower type it is read back as doubles all the same.
   Guarded<k::half> narrow(kRows, kCols, kCols);
   const auto rounded = k::load(x.data(), x.ld()) | k::tee(narrow.data(), kCols);
@@ -340,7 +357,8 @@ TEST_CASE("whether two matrices share bytes, against every byte of them") {
   int shared = 0;
   for (int round = 0; round < 20000; ++round) {
     const auto any = [&](int64_t stride) {
-      return k::detail::Plane{memory + random.below(60), 1 + int64_t(random.below(4)), 1 + int64_t(random.below(12)), stride, 1};
+      return k::detail::Plane{memory + random.below(60), 1 + int64_t(random.below(4)), 1 + int64_t(random.below(12)),
+                              stride, 1};
     };
     const int64_t stride = 1 + int64_t(random.below(20));
     const k::detail::Plane a = any(stride), b = any(stride);
@@ -455,7 +473,8 @@ TEST_CASE("quantize: NaN and infinity show in the scale") {
   CHECK(scales.get(2, 0) == float(kInf));
 }
 
-// largest T / largest value would overflow here: no code may become NaN, and none be wrong by more than a float's smallest.
+// largest T / largest value would overflow here: no code may become NaN, and none be wrong by more than a float's
+// smallest.
 TEMPLATE_TEST_CASE("quantize: rows of tiny values", "", int8_t, k::float8_e4m3, k::float8_e5m2) {
   Guarded<TestType> q(1, 4, 4);
   Guarded<float> scales(1, 1, 1);

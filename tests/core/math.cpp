@@ -51,8 +51,11 @@ TEST_CASE("exp within 2 ulp everywhere") {
 }
 
 TEST_CASE("exp of packs within 2 ulp") {
-  check_ulps("exp", -kInf, kInf, 2, [](float x) { return k::exp(k::broadcast<8>(x))[5]; }, [](double x) { return std::exp(x); });
-  check_ulps("exp", -1.f, 1.f, 2, [](float x) { return k::exp(k::broadcast<3>(x))[2]; }, [](double x) { return std::exp(x); });
+  check_ulps(
+      "exp", -kInf, kInf, 2, [](float x) { return k::exp(k::broadcast<8>(x))[5]; },
+      [](double x) { return std::exp(x); });
+  check_ulps(
+      "exp", -1.f, 1.f, 2, [](float x) { return k::exp(k::broadcast<3>(x))[2]; }, [](double x) { return std::exp(x); });
 }
 
 TEST_CASE("exp at the values softmax relies on") {
@@ -73,7 +76,8 @@ TEST_CASE("exp at the values softmax relies on") {
 
 TEST_CASE("exp never exceeds 1 at or below 0") {
   test::Tally t;
-  for_floats(-kInf, 0.f, [&t](float x) { t.expect(k::exp(x) >= 0.f && k::exp(x) <= 1.f, "exp(%.9g) = %.9g", x, k::exp(x)); });
+  for_floats(-kInf, 0.f,
+             [&t](float x) { t.expect(k::exp(x) >= 0.f && k::exp(x) <= 1.f, "exp(%.9g) = %.9g", x, k::exp(x)); });
   CHECK_TALLY(t);
 }
 
@@ -171,7 +175,8 @@ TEST_CASE("double goes to the C library") {
 
 TEST_CASE("quotients by a divisor that is known ahead") {
   std::vector<int64_t> divisors = {1, 2, 3, 5, 7, 64, 80, 96, 128, 641, 6700417, 0x7ffffffe, 0x7fffffff};
-  for (int shift = 2; shift < 31; ++shift) divisors.insert(divisors.end(), {(int64_t(1) << shift) - 1, int64_t(1) << shift, (int64_t(1) << shift) + 1});
+  for (int shift = 2; shift < 31; ++shift)
+    divisors.insert(divisors.end(), {(int64_t(1) << shift) - 1, int64_t(1) << shift, (int64_t(1) << shift) + 1});
   int wrong = 0;
   for (const int64_t d : divisors) {
     const k::detail::Divisor divisor(d);

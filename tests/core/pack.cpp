@@ -31,7 +31,8 @@ k::Pack<T, N> some(int seed) {
 }
 
 template <class T>
-void expect_elements(test::Tally& t, const char* what, int n, const T* got, const T* a, const T* b, T c, T (*want)(T, T, T)) {
+void expect_elements(test::Tally& t, const char* what, int n, const T* got, const T* a, const T* b, T c,
+                     T (*want)(T, T, T)) {
   for (int i = 0; i < n; ++i) {
     const T w = want(a[i], b[i], c);
     t.expect(got[i] == w, "N %d, element %d, %s: got %g, want %g", n, i, what, double(got[i]), double(w));
@@ -64,7 +65,8 @@ TEMPLATE_TEST_CASE("pack arithmetic is elementwise", "", float, double, int32_t)
       check("max", k::max(a, c), [](T x, T, T z) { return x > z ? x : z; });
       check("broadcast", k::broadcast<N>(c), [](T, T, T z) { return z; });
       check("transform", k::transform(a, [](T x) { return x * T(2); }), [](T x, T, T) { return x * T(2); });
-      check("transform of two", k::transform(a, b, [](T x, T y) { return x * T(3) - y; }), [](T x, T y, T) { return x * T(3) - y; });
+      check("transform of two", k::transform(a, b, [](T x, T y) { return x * T(3) - y; }),
+            [](T x, T y, T) { return x * T(3) - y; });
     }
   });
   CHECK_TALLY(t);
@@ -193,8 +195,8 @@ void check_convert(test::Tally& t, const char* what) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("packs convert as their elements do", "", k::half, k::bfloat16, float, double, k::float8_e4m3, k::float8_e5m2,
-                   int8_t) {
+TEMPLATE_TEST_CASE("packs convert as their elements do", "", k::half, k::bfloat16, float, double, k::float8_e4m3,
+                   k::float8_e5m2, int8_t) {
   test::Tally t;
   check_convert<float, TestType>(t, "to float");
   check_convert<TestType, float>(t, "from float");
@@ -224,7 +226,8 @@ TEST_CASE("packs of every half code convert to float and back") {
   CHECK_TALLY(t);
 }
 
-TEMPLATE_TEST_CASE("packs are read and written at any address, and nothing beside them", "", uint8_t, k::half, float, double) {
+TEMPLATE_TEST_CASE("packs are read and written at any address, and nothing beside them", "", uint8_t, k::half, float,
+                   double) {
   test::Tally t;
   for_all_widths([&t](auto width) {
     constexpr int N = decltype(width)::value;
@@ -237,13 +240,15 @@ TEMPLATE_TEST_CASE("packs are read and written at any address, and nothing besid
         unsigned char* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) + 64;
         TestType* at = reinterpret_cast<TestType*>(base + offset);
         k::Pack<TestType, N> pack;
-        for (size_t i = 0; i < bytes; ++i) reinterpret_cast<unsigned char*>(pack.v)[i] = static_cast<unsigned char>(i + 1);
+        for (size_t i = 0; i < bytes; ++i)
+          reinterpret_cast<unsigned char*>(pack.v)[i] = static_cast<unsigned char>(i + 1);
         k::write<N>(at, pack, past_cache);
         const k::Pack<TestType, N> stream = k::read<N, k::Cache::stream>(at).unpack();
         const k::Pack<TestType, N> keep = k::read<N, k::Cache::keep>(at).unpack();
         t.expect(std::memcmp(at, pack.v, bytes) == 0, "N %d, offset %zu: written wrongly", N, offset);
         t.expect(std::memcmp(stream.v, pack.v, bytes) == 0, "N %d, offset %zu: read wrongly", N, offset);
-        t.expect(std::memcmp(keep.v, pack.v, bytes) == 0, "N %d, offset %zu: read wrongly through the cache", N, offset);
+        t.expect(std::memcmp(keep.v, pack.v, bytes) == 0, "N %d, offset %zu: read wrongly through the cache", N,
+                 offset);
         size_t touched = 0;
         for (const unsigned char byte : memory) touched += byte != 0xa5;
         const size_t own_a5 = bytes >= 0xa5 ? 1 : 0;  // the byte 0xa5 occurs among 1, 2, 3 ... as well

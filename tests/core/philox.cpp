@@ -18,7 +18,8 @@ bool is(const k::Pack<uint32_t, 4>& got, uint32_t a, uint32_t b, uint32_t c, uin
 TEST_CASE("Philox's published answers") {
   CHECK(is(k::philox(0, 0, 0), 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u));
   CHECK(is(k::philox(~0ull, ~0ull, ~0ull), 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu));
-  CHECK(is(k::philox(0x299f31d0a4093822ull, 0x85a308d3243f6a88ull, 0x0370734413198a2eull), 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u));
+  CHECK(is(k::philox(0x299f31d0a4093822ull, 0x85a308d3243f6a88ull, 0x0370734413198a2eull), 0xd16cfe09u, 0x94fdccebu,
+           0x5001e420u, 0x24126ea1u));
 }
 
 TEST_CASE("Philox's bits are even, also from one counter and from one seed to the next") {
@@ -31,10 +32,13 @@ TEST_CASE("Philox's bits are even, also from one counter and from one seed to th
       ++bins[int(k::unit_interval(four[0]) * 256.f)];
     }
     Tally t;
-    for (int bit = 0; bit < 128; ++bit) t.expect(std::fabs(double(ones[bit]) - draws / 2) < 5 * std::sqrt(draws / 4.0), "counter %d, bit %d: %g ones", counted, bit, double(ones[bit]));
+    for (int bit = 0; bit < 128; ++bit)
+      t.expect(std::fabs(double(ones[bit]) - draws / 2) < 5 * std::sqrt(draws / 4.0), "counter %d, bit %d: %g ones",
+               counted, bit, double(ones[bit]));
     double squares = 0;
     for (const int64_t n : bins) squares += (double(n) - draws / 256.0) * (double(n) - draws / 256.0) / (draws / 256.0);
-    t.expect(std::fabs(squares - 255) < 5 * std::sqrt(2 * 255.0), "counter %d: chi-square of %g with 255 degrees of freedom", counted, squares);
+    t.expect(std::fabs(squares - 255) < 5 * std::sqrt(2 * 255.0),
+             "counter %d: chi-square of %g with 255 degrees of freedom", counted, squares);
     CHECK_TALLY(t);
   }
 }

@@ -1,4 +1,5 @@
-// How rows that begin at any element are cut: each column once, packs aligned, and what is read around them within the row.
+// How rows that begin at any element are cut: each column once, packs aligned, and what is read around them within the
+// row.
 #include <kernels/core/memory.h>
 #include <kernels/core/row_ends.h>
 #include <kernels/dropout.h>
@@ -45,15 +46,19 @@ TEST_CASE("row ends: packs are aligned, and what is left is little") {
       for_columns(60000, [&](int cols) {
         const RowEnds row(uint32_t(phase) - 8u * 77, pack, cols);
         const int count = (row.end - row.head) / pack;
-        t.expect(row.head >= 0 && row.head <= row.end && row.end <= cols && (row.end - row.head) % pack == 0, "%d columns, phase %d: [%d, %d)", cols, phase, row.head, row.end);
-        t.expect(row.left() <= 4 * pack - 4 && row.left() == cols - count * pack, "%d columns, phase %d: %d left", cols, phase, row.left());
+        t.expect(row.head >= 0 && row.head <= row.end && row.end <= cols && (row.end - row.head) % pack == 0,
+                 "%d columns, phase %d: [%d, %d)", cols, phase, row.head, row.end);
+        t.expect(row.left() <= 4 * pack - 4 && row.left() == cols - count * pack, "%d columns, phase %d: %d left", cols,
+                 phase, row.left());
         t.expect(count <= RowEnds::most_packs(cols, pack), "%d columns, phase %d: %d packs", cols, phase, count);
         if (count > 0) {
           t.expect((phase + row.head) % pack == 0, "%d columns, phase %d: packs begin at %d", cols, phase, row.head);
-          t.expect(row.head >= pack - 1 && row.end + pack - 1 <= cols, "%d columns, phase %d: packs of [%d, %d)", cols, phase, row.head, row.end);
+          t.expect(row.head >= pack - 1 && row.end + pack - 1 <= cols, "%d columns, phase %d: packs of [%d, %d)", cols,
+                   phase, row.head, row.end);
         }
         // No pack more would do.
-        t.expect(count + 1 >= RowEnds::most_packs(cols, pack), "%d columns, phase %d: only %d packs", cols, phase, count);
+        t.expect(count + 1 >= RowEnds::most_packs(cols, pack), "%d columns, phase %d: only %d packs", cols, phase,
+                 count);
       });
     }
   }
@@ -86,7 +91,8 @@ TEST_CASE("row ends: every column once, whoever takes it") {
           }
           for (int i = 0; i < row.left(); ++i) ++seen[size_t(row.column(i))];
           for (int col = 0; col < cols; ++col) wrong += seen[size_t(col)] != 1;
-          t.expect(wrong == 0, "%d columns, phase %d, packs of %d, %d blocks of %d warps: %d wrong", cols, phase, pack, blocks, warps, wrong);
+          t.expect(wrong == 0, "%d columns, phase %d, packs of %d, %d blocks of %d warps: %d wrong", cols, phase, pack,
+                   blocks, warps, wrong);
         }
       });
     }
@@ -123,11 +129,14 @@ void anywhere(test::Tally& t) {
       y.download();
       const test::Guarded<T> fresh(1, cols, cols, shift);
       for (int64_t i = 0; i < N; ++i) {
-        t.expect(float(got.v[i]) == float((col + i) % 50 + 1), "read, %d bytes, N %d, shift %d, column %d", int(sizeof(T)), N, int(shift), int(col + i));
-        t.expect(float(y.get(0, col + i)) == float(got.v[i]), "written, %d bytes, N %d, shift %d, column %d", int(sizeof(T)), N, int(shift), int(col + i));
+        t.expect(float(got.v[i]) == float((col + i) % 50 + 1), "read, %d bytes, N %d, shift %d, column %d",
+                 int(sizeof(T)), N, int(shift), int(col + i));
+        t.expect(float(y.get(0, col + i)) == float(got.v[i]), "written, %d bytes, N %d, shift %d, column %d",
+                 int(sizeof(T)), N, int(shift), int(col + i));
         y.set(0, col + i, fresh.get(0, col + i));
       }
-      t.expect(y.bytes() == fresh.bytes(), "written elsewhere, %d bytes, N %d, shift %d, column %d", int(sizeof(T)), N, int(shift), int(col));
+      t.expect(y.bytes() == fresh.bytes(), "written elsewhere, %d bytes, N %d, shift %d, column %d", int(sizeof(T)), N,
+               int(shift), int(col));
     }
   }
 }
@@ -208,7 +217,8 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
       const bool placed = shift >= 4;
       for (const int64_t gap : {0, 1, 3}) {
         const int64_t rows = 5, ld = cols + gap;
-        test::Guarded<float> x(rows, cols, ld, shift, test::Poison::nan), bias(1, cols, cols, 1, test::Poison::nan), res(rows, cols, cols + 2, 3, test::Poison::nan);
+        test::Guarded<float> x(rows, cols, ld, shift, test::Poison::nan), bias(1, cols, cols, 1, test::Poison::nan),
+            res(rows, cols, cols + 2, 3, test::Poison::nan);
         test::Guarded<float> kept(rows, cols, ld, 2), y(rows, cols, ld, shift + 1);
         const auto value = [](int64_t row, int64_t col) { return float(row * 1000 + col); };
         for (int64_t c = 0; c < cols; ++c) {
@@ -217,10 +227,14 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
         }
         x.upload(), bias.upload(), res.upload();
         const auto drop = k::dropout(0.3, 11, 5, ld) | k::dropout(0.5, k::load(res.data(), res.ld()));
-        const auto whole_source = k::detail::leading(k::load(x.data(), ld) | k::add(bias.data()) | (k::add(k::load(res.data(), res.ld())) | k::tee(kept.data(), ld)));
-        const auto whole_sink = k::detail::any_column(k::affine(k::one_plus(bias.data())) | k::both(k::scale(1) | k::store(y.data(), ld), k::store(y.data(), ld)));
+        const auto whole_source = k::detail::leading(k::load(x.data(), ld) | k::add(bias.data()) |
+                                                     (k::add(k::load(res.data(), res.ld())) | k::tee(kept.data(), ld)));
+        const auto whole_sink =
+            k::detail::any_column(k::affine(k::one_plus(bias.data())) |
+                                  k::both(k::scale(1) | k::store(y.data(), ld), k::store(y.data(), ld)));
         for (int64_t r = 0; r < rows; ++r) {
-          const RowEnds row(uint32_t(reinterpret_cast<uintptr_t>(x.data()) / 4 + uint64_t(ld) * uint64_t(r)), N, int(cols));
+          const RowEnds row(uint32_t(reinterpret_cast<uintptr_t>(x.data()) / 4 + uint64_t(ld) * uint64_t(r)), N,
+                            int(cols));
           const auto source = placed ? k::detail::placed<N>(whole_source, r, row.head) : whole_source;
           const auto sink = placed ? k::detail::placed<N>(whole_sink, r, row.head) : whole_sink;
           const auto again = k::detail::second_pass(source);
@@ -229,25 +243,33 @@ TEST_CASE("row ends: functors at any column give what they give elsewhere") {
             const auto v = k::detail::resolve(source, k::detail::fetch<n>(source, r, col), r, col);
             const auto w = k::detail::resolve(again, k::detail::fetch<n>(again, r, col), r, col);
             const auto map = k::detail::sink_map(sink);
-            k::detail::put(k::detail::sink_end(sink), k::detail::apply_map(map, w, k::detail::fetch_operands<n>(map, r, col), r, col), r, col);
+            k::detail::put(k::detail::sink_end(sink),
+                           k::detail::apply_map(map, w, k::detail::fetch_operands<n>(map, r, col), r, col), r, col);
             const auto any_drop = k::detail::any_column(drop);
-            const auto dropped = k::detail::apply_map(any_drop, v, k::detail::fetch_operands<n>(any_drop, r, col), r, col);
+            const auto dropped =
+                k::detail::apply_map(any_drop, v, k::detail::fetch_operands<n>(any_drop, r, col), r, col);
             for (int i = 0; i < n; ++i) {
               const k::Pack<float, 1> one{{v.v[i]}};
-              const auto want = k::detail::apply_map(drop, one, k::detail::fetch_operands<1>(drop, r, col + i), r, col + i);
-              t.expect(dropped.v[i] == want.v[0], "%d columns: dropout gives %g, not %g", int(cols), double(dropped.v[i]), double(want.v[0]));
+              const auto want =
+                  k::detail::apply_map(drop, one, k::detail::fetch_operands<1>(drop, r, col + i), r, col + i);
+              t.expect(dropped.v[i] == want.v[0], "%d columns: dropout gives %g, not %g", int(cols),
+                       double(dropped.v[i]), double(want.v[0]));
             }
-            for (int i = 0; i < n; ++i) t.expect(v.v[i] == w.v[i], "%d columns: the second look gives %g, not %g", int(cols), double(w.v[i]), double(v.v[i]));
+            for (int i = 0; i < n; ++i)
+              t.expect(v.v[i] == w.v[i], "%d columns: the second look gives %g, not %g", int(cols), double(w.v[i]),
+                       double(v.v[i]));
           };
           for (int col = row.head; col < row.end; col += N) visit(std::integral_constant<int, N>(), col);
           for (int i = 0; i < row.left(); ++i) visit(std::integral_constant<int, 1>(), row.column(i));
         }
         y.download(), kept.download();
-        t.expect(y.intact() && kept.intact(), "%d columns, shift %d, gap %d: wrote outside its rows", int(cols), shift, int(gap));
+        t.expect(y.intact() && kept.intact(), "%d columns, shift %d, gap %d: wrote outside its rows", int(cols), shift,
+                 int(gap));
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < cols; ++c) {
             const float sum = value(r, c) + float(c % 7) + float(c % 3);
-            t.expect(kept.get(r, c) == sum && y.get(r, c) == sum * float(c % 7 + 1), "%d columns, shift %d, gap %d: (%d, %d)", int(cols), shift, int(gap), int(r), int(c));
+            t.expect(kept.get(r, c) == sum && y.get(r, c) == sum * float(c % 7 + 1),
+                     "%d columns, shift %d, gap %d: (%d, %d)", int(cols), shift, int(gap), int(r), int(c));
           }
         }
       }

@@ -21,7 +21,8 @@ namespace {
 template <class C> constexpr C kInf = std::numeric_limits<C>::infinity();
 template <class C> constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
-// K packs of N values, `stride` values from one to the next, as an engine hands them to take(); or only the first few of them.
+// K packs of N values, `stride` values from one to the next, as an engine hands them to take(); or only the first few
+// of them.
 template <class C, int N, int K>
 struct Packs {
   const C* x;
@@ -41,7 +42,8 @@ struct Packs {
   C typical() const {
     constexpr int most = N * K, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     k::Pack<C, few> some;
-    for (int i = 0; i < few; ++i) some[i] = have == 0 ? C(0) : x[i / N < have ? i / N * stride + i % N : 0] * C(1.0 / few);
+    for (int i = 0; i < few; ++i)
+      some[i] = have == 0 ? C(0) : x[i / N < have ? i / N * stride + i % N : 0] * C(1.0 / few);
     return k::sum(some);
   }
   k::Count<C> count() const { return k::Count<C>(N * have); }
@@ -135,13 +137,15 @@ TEMPLATE_TEST_CASE("a softmax state does not depend on how its row was cut", "",
     const test::Real<C> want = test::log_sum_exp(exact(x), largest);
     t.expect(double(s.m) == largest, "%zu cols, %d pieces: m %g, want %g", x.size(), pieces, double(s.m), largest);
     if (largest == -HUGE_VAL) {
-      t.expect(s.l == C(0) && s.empty(), "%zu cols, %d pieces: l %g of a row without scores", x.size(), pieces, double(s.l));
+      t.expect(s.l == C(0) && s.empty(), "%zu cols, %d pieces: l %g of a row without scores", x.size(), pieces,
+               double(s.l));
       return;
     }
     // Each merge multiplies by two rounded exponentials; a path through the tree has at most `pieces` of them.
     const double limit = want.e + 4 * test::unit<C> * pieces;
     const double got = std::log(double(s.l));
-    t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: log l %.17g, want %.17g", x.size(), pieces, got, want.v);
+    t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: log l %.17g, want %.17g", x.size(), pieces, got,
+             want.v);
     const double lse = double(s.logsumexp()), lse_want = largest + want.v;
     t.expect(std::fabs(lse - lse_want) <= limit + 2 * test::unit<C> * (std::fabs(want.v) + std::fabs(lse_want)),
              "%zu cols, %d pieces: logsumexp %.17g, want %.17g", x.size(), pieces, lse, lse_want);
@@ -286,10 +290,12 @@ void check_moments(test::Tally& t, const std::vector<C>& x, const k::WelfordStat
   // more rounding for each merge on the way.
   const double units = 16 + 4 * pieces;
   const double off = mean_error(s, want), mean_limit = units * test::unit<C> * 2 * want.largest;
-  t.expect(std::fabs(off) <= mean_limit, "%zu cols, %d pieces: mean off by %g, not %g", x.size(), pieces, off, mean_limit);
+  t.expect(std::fabs(off) <= mean_limit, "%zu cols, %d pieces: mean off by %g, not %g", x.size(), pieces, off,
+           mean_limit);
   // Each square is off by two roundings and what the mean is off; the sum by its chain, and by the more the further the
   // origin is from the mean.
-  const double limit = (64 + 4 * pieces) * test::unit<C> * want.m2 + std::pow(units * test::unit<C> * 2 * want.largest, 2) * n;
+  const double limit =
+      (64 + 4 * pieces) * test::unit<C> * want.m2 + std::pow(units * test::unit<C> * 2 * want.largest, 2) * n;
   t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %d pieces: m2 %.17g, want %.17g", x.size(), pieces,
            double(s.m2), want.m2);
 }
@@ -302,8 +308,9 @@ k::LayerNormOp<C> layernorm_op() { return k::LayerNorm{}.eps(0).op<C>(); }
 TEMPLATE_TEST_CASE("a Welford state does not depend on how its row was cut", "", float, double) {
   using C = TestType;
   test::Tally t;
-  for_cut_rows<C>(layernorm_op<C>(), false,
-                  [&t](const std::vector<C>& x, const k::WelfordState<C>& s, int pieces) { check_moments(t, x, s, pieces); });
+  for_cut_rows<C>(layernorm_op<C>(), false, [&t](const std::vector<C>& x, const k::WelfordState<C>& s, int pieces) {
+    check_moments(t, x, s, pieces);
+  });
   CHECK_TALLY(t);
 }
 
@@ -315,7 +322,8 @@ TEMPLATE_TEST_CASE("Welford under a mean of 1e6 with a spread of 1e-3", "", floa
     for (const int64_t cols : {2, 7, 100, 1000, 5000}) {
       std::vector<C> x(static_cast<size_t>(cols));
       for (C& a : x) a = C(1e6 + spread * random.normal());
-      for (const int pieces : {1, 2, 5, 40}) check_moments(t, x, cut_and_merged(layernorm_op<C>(), x, pieces, random), pieces);
+      for (const int pieces : {1, 2, 5, 40})
+        check_moments(t, x, cut_and_merged(layernorm_op<C>(), x, pieces, random), pieces);
     }
   }
   CHECK_TALLY(t);
@@ -393,7 +401,8 @@ TEMPLATE_TEST_CASE("Welford shows NaN and infinity", "", float, double) {
       for (const int pieces : {1, 3, 8}) {
         const auto s = cut_and_merged(layernorm_op<C>(), x, pieces, random);
         t.expect(s.m2 != s.m2, "%g at %d, %d pieces: m2 %g", double(bad), at, pieces, double(s.m2));
-        t.expect(!std::isfinite(double(s.mean())), "%g at %d, %d pieces: mean %g", double(bad), at, pieces, double(s.mean()));
+        t.expect(!std::isfinite(double(s.mean())), "%g at %d, %d pieces: mean %g", double(bad), at, pieces,
+                 double(s.mean()));
       }
     }
   }
@@ -411,7 +420,8 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
     const test::Real<C> want = test::rmsnorm(row, 1e-5);
     const double got = double(op.finish(s, k::Count<C>(int(x.size()))).rstd);
     const double limit = want.e + 4 * pieces * test::unit<C> * want.v;
-    t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: rstd %.17g, want %.17g", x.size(), pieces, got, want.v);
+    t.expect(std::fabs(got - want.v) <= limit, "%zu cols, %d pieces: rstd %.17g, want %.17g", x.size(), pieces, got,
+             want.v);
   });
   CHECK_TALLY(t);
 
@@ -426,7 +436,7 @@ TEMPLATE_TEST_CASE("a sum of squares does not depend on how its row was cut", ""
   CHECK(std::isnan(double(op.finish(s, k::Count<C>(6)).rstd)));
 }
 
-// ---- what a GPU thread does: many packs at a time, then the states of lanes ------------------------------------------
+// ---- what a GPU thread does: many packs at a time, then the states of lanes -----------------------------------------
 
 namespace {
 
@@ -440,8 +450,10 @@ void each_taken(const Op& op, const std::vector<C>& x, F f) {
     f(name, state);
   };
   using std::integral_constant;
-  if (x.size() <= 32) way("1 x 1", integral_constant<int, 1>{}, integral_constant<int, 1>{});  // what is held in registers
-  if (x.size() <= 1000) way("1 x 4", integral_constant<int, 1>{}, integral_constant<int, 4>{});  // or the chain would be too long
+  if (x.size() <= 32)
+    way("1 x 1", integral_constant<int, 1>{}, integral_constant<int, 1>{});  // what is held in registers
+  if (x.size() <= 1000)
+    way("1 x 4", integral_constant<int, 1>{}, integral_constant<int, 4>{});  // or the chain would be too long
   way("1 x 16", integral_constant<int, 1>{}, integral_constant<int, 16>{});
   way("2 x 8", integral_constant<int, 2>{}, integral_constant<int, 8>{});
   way("4 x 4", integral_constant<int, 4>{}, integral_constant<int, 4>{});
@@ -509,7 +521,8 @@ class Lockstep {
   template <class V, class F>
   V over(V mine, F f) const {
     std::vector<long double> all = exchange(static_cast<long double>(mine));
-    for (size_t distance = 1; distance < all.size(); distance *= 2) {  // what lane 0 gets of a butterfly: the others get the same
+    for (size_t distance = 1; distance < all.size();
+         distance *= 2) {  // what lane 0 gets of a butterfly: the others get the same
       for (size_t i = 0; i < all.size(); i += 2 * distance) all[i] = f(V(all[i]), V(all[i + distance]));
     }
     return V(all[0]);
@@ -562,11 +575,12 @@ TEMPLATE_TEST_CASE("softmax states take in many packs at a time and are gathered
           t.expect(s.empty(), "%d cols, %s: l %g of a row without scores", int(cols), how.c_str(), double(s.l));
           return;
         }
-        // A running maximum is raised about log(cols) times, by two rounded exponentials each. Under a score far above the
-        // others every addition of a chain, up to `cols` long, may lose up to a unit of it.
+        // A running maximum is raised about log(cols) times, by two rounded exponentials each. Under a score far above
+        // the others every addition of a chain, up to `cols` long, may lose up to a unit of it.
         const double limit = want.e + (32 + double(cols)) * test::unit<C>;
         const double got = std::log(double(s.l));
-        t.expect(std::fabs(got - want.v) <= limit, "%d cols, %s: log l %.17g, want %.17g", int(cols), how.c_str(), got, want.v);
+        t.expect(std::fabs(got - want.v) <= limit, "%d cols, %s: log l %.17g, want %.17g", int(cols), how.c_str(), got,
+                 want.v);
       };
       each_taken(op, x, check);
       each_gathered(op, x, [&](int lanes, const auto& s) { check(std::to_string(lanes) + " lanes", s); });
@@ -582,7 +596,8 @@ TEMPLATE_TEST_CASE("softmax states take in -inf, +inf and NaN", "", float, doubl
   for (const int cols : {1, 16, 40, 300}) {
     const std::vector<C> hidden(size_t(cols), -kInf<C>);
     const auto is_empty = [&](auto how, const k::SoftmaxState<C>& s) {
-      t.expect(s.m == -kInf<C> && s.l == C(0) && s.empty(), "%d hidden scores: m %g, l %g", cols, double(s.m), double(s.l));
+      t.expect(s.m == -kInf<C> && s.l == C(0) && s.empty(), "%d hidden scores: m %g, l %g", cols, double(s.m),
+               double(s.l));
       (void)how;
     };
     each_taken(op, hidden, is_empty);
@@ -593,7 +608,8 @@ TEMPLATE_TEST_CASE("softmax states take in -inf, +inf and NaN", "", float, doubl
         auto x = hidden;
         x[size_t(at)] = score;
         const auto is_one = [&](auto how, const k::SoftmaxState<C>& s) {
-          t.expect(s.m == score && s.l == C(1), "%g at %d of %d: m %g, l %g", double(score), at, cols, double(s.m), double(s.l));
+          t.expect(s.m == score && s.l == C(1), "%g at %d of %d: m %g, l %g", double(score), at, cols, double(s.m),
+                   double(s.l));
           (void)how;
         };
         each_taken(op, x, is_one);
@@ -604,7 +620,8 @@ TEMPLATE_TEST_CASE("softmax states take in -inf, +inf and NaN", "", float, doubl
           std::vector<C> x(size_t(cols), other);
           x[size_t(at)] = bad;
           const auto is_bad = [&](auto how, const k::SoftmaxState<C>& s) {
-            t.expect(s.l != s.l && !s.empty(), "%g at %d of %d, others %g: l %g", double(bad), at, cols, double(other), double(s.l));
+            t.expect(s.l != s.l && !s.empty(), "%g at %d of %d, others %g: l %g", double(bad), at, cols, double(other),
+                     double(s.l));
             (void)how;
           };
           each_taken(op, x, is_bad);
@@ -618,8 +635,8 @@ TEMPLATE_TEST_CASE("softmax states take in -inf, +inf and NaN", "", float, doubl
 
 namespace {
 
-// All ways to take in a row and to gather it, against its moments. `units` as in the oracle's layernorm, of m2: what the
-// sums and a far-out origin may cost.
+// All ways to take in a row and to gather it, against its moments. `units` as in the oracle's layernorm, of m2: what
+// the sums and a far-out origin may cost.
 template <class C>
 void check_taken_moments(test::Tally& t, const std::vector<C>& x) {
   const Moments<C> want = moments(x);
@@ -628,11 +645,11 @@ void check_taken_moments(test::Tally& t, const std::vector<C>& x) {
   const auto check = [&](const std::string& how, const k::WelfordState<C>& s) {
     t.expect(s.n == C(n), "%zu cols, %s: n is %g", x.size(), how.c_str(), double(s.n));
     const double off = mean_error(s, want), mean_limit = 16 * test::unit<C> * 2 * want.largest;
-    t.expect(std::fabs(off) <= mean_limit, "%zu cols, %s: mean off by %g, not %g, largest %g", x.size(), how.c_str(), off,
-             mean_limit, want.largest);
+    t.expect(std::fabs(off) <= mean_limit, "%zu cols, %s: mean off by %g, not %g, largest %g", x.size(), how.c_str(),
+             off, mean_limit, want.largest);
     const double limit = 128 * test::unit<C> * want.m2;
-    t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %s: m2 %.17g, want %.17g, off by %.0f units", x.size(),
-             how.c_str(), double(s.m2), want.m2, std::fabs(double(s.m2) - want.m2) / want.m2 / test::unit<C>);
+    t.expect(std::fabs(double(s.m2) - want.m2) <= limit, "%zu cols, %s: m2 %.17g, want %.17g, off by %.0f units",
+             x.size(), how.c_str(), double(s.m2), want.m2, std::fabs(double(s.m2) - want.m2) / want.m2 / test::unit<C>);
   };
   each_taken(op, x, check);
   each_gathered(op, x, [&](int lanes, const auto& s) { check(std::to_string(lanes) + " lanes", s); });
@@ -741,14 +758,16 @@ typename Op::State taken_by(const Team& team, const Op& op, const std::vector<C>
   return team.blocks == 1 ? blocks[0] : gathered<Op, C>(op, blocks);
 }
 
-void compare_with_two_passes(test::Tally& t, const char* what, const std::vector<float>& x, const test::NormErrors& theirs, const k::WelfordState<float>& s) {
+void compare_with_two_passes(test::Tally& t, const char* what, const std::vector<float>& x,
+                             const test::NormErrors& theirs, const k::WelfordState<float>& s) {
   const auto op = k::LayerNorm{}.eps(1e-5).op<float>();
   const auto result = op.finish(s, k::Count<float>(int(x.size())));
   const auto linear = op.linear(s, result);
   const auto y = [&](size_t i) { return double(linear(op.center(k::Pack<float, 1>{{x[i]}}, s))[0]); };
   const auto ours = test::norm_errors(x, 1e-5, y, double(result.rstd));
-  t.expect(ours.within_four_of(theirs), "%s, %zu columns: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f", what,
-           x.size(), ours.rstd, theirs.rstd, ours.values, theirs.values);
+  t.expect(ours.within_four_of(theirs),
+           "%s, %zu columns: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f", what, x.size(),
+           ours.rstd, theirs.rstd, ours.values, theirs.values);
 }
 
 }  // namespace
@@ -768,7 +787,9 @@ TEST_CASE("layernorm is as good as in two passes, to a factor of 4, wherever out
   };
   for (int64_t cols = 1; cols <= 129; ++cols) {
     const int lanes = cols <= 16 ? 1 : cols <= 32 ? 2 : cols <= 64 ? 4 : cols <= 128 ? 8 : 16;
-    each(cols, [&](const auto& x, const auto& theirs) { compare_with_two_passes(t, "held, 1 x 16", x, theirs, taken_by<1, 16>(Team{1, 1, true, lanes}, op, x)); });
+    each(cols, [&](const auto& x, const auto& theirs) {
+      compare_with_two_passes(t, "held, 1 x 16", x, theirs, taken_by<1, 16>(Team{1, 1, true, lanes}, op, x));
+    });
   }
   for (const int64_t cols : {256, 1000, 4096, 16384, 65536}) {
     const int warps = int(std::min<int64_t>(32, share(cols, 1, 1024) / 1024));
@@ -790,7 +811,8 @@ TEMPLATE_TEST_CASE("equal values are taken in as m2 of 0 and their own mean, exa
       const std::vector<C> x(static_cast<size_t>(cols), C(value));
       const auto check = [&](auto how, const k::WelfordState<C>& s) {
         t.expect(s.m2 == C(0), "%g, %d cols: m2 %g", value, int(cols), double(s.m2));
-        t.expect(s.mean() == C(value) && s.n == C(cols), "%g, %d cols: mean %g of %g", value, int(cols), double(s.mean()), double(s.n));
+        t.expect(s.mean() == C(value) && s.n == C(cols), "%g, %d cols: mean %g of %g", value, int(cols),
+                 double(s.mean()), double(s.n));
         (void)how;
       };
       each_taken(layernorm_op<C>(), x, check);
@@ -811,7 +833,8 @@ TEMPLATE_TEST_CASE("Welford states take in NaN and infinity, and nothing at all"
         x[size_t(at)] = bad;
         const auto check = [&](auto how, const k::WelfordState<C>& s) {
           t.expect(s.m2 != s.m2, "%g at %d of %d: m2 %g", double(bad), at, cols, double(s.m2));
-          t.expect(!std::isfinite(double(s.mean())), "%g at %d of %d: mean %g", double(bad), at, cols, double(s.mean()));
+          t.expect(!std::isfinite(double(s.mean())), "%g at %d of %d: mean %g", double(bad), at, cols,
+                   double(s.mean()));
           (void)how;
         };
         each_taken(op, x, check);
@@ -877,8 +900,8 @@ void check_op(const char* name, const Op& op, bool holes, Oracle oracle) {
     oracle(want);
     const auto check = [&](const char* way, const k::Pack<C, 32>& got, int from, int to) {
       for (int c = from; c < to; ++c) {
-        t.expect(test::within(got[c], want[size_t(c)]), "%s %s, %d cols, col %d: got %.9g, want %.9g +- %g", name, way, cols, c,
-                 double(got[c]), want[size_t(c)].v, want[size_t(c)].e);
+        t.expect(test::within(got[c], want[size_t(c)]), "%s %s, %d cols, col %d: got %.9g, want %.9g +- %g", name, way,
+                 cols, c, double(got[c]), want[size_t(c)].v, want[size_t(c)].e);
       }
     };
     const auto pack = in_a_pack(x);
@@ -914,7 +937,8 @@ TEMPLATE_TEST_CASE("the row ops against the oracle", "", float, double) {
   using C = TestType;
   check_op<C>("softmax", k::SoftmaxOp<C>{}, true, [](test::Row<C>& row) { test::softmax(row); });
   check_op<C>("log_softmax", k::LogSoftmaxOp<C>{}, true, [](test::Row<C>& row) { test::log_softmax(row); });
-  check_op<C>("layernorm", k::LayerNorm{}.eps(1e-5).op<C>(), false, [](test::Row<C>& row) { test::layernorm(row, 1e-5); });
+  check_op<C>("layernorm", k::LayerNorm{}.eps(1e-5).op<C>(), false,
+              [](test::Row<C>& row) { test::layernorm(row, 1e-5); });
   check_op<C>("rmsnorm", k::RmsNorm{}.eps(1e-5).op<C>(), false, [](test::Row<C>& row) { test::rmsnorm(row, 1e-5); });
 }
 

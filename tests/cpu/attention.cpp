@@ -16,12 +16,16 @@ void check(Tally& t, const AttentionCase& c, const S& score, const ScoreModel& m
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
   AttentionData<> whole(c);
   const k::cpu::Exec cx = on_threads(c.threads);
-  whole.check(t, "attention", k::cpu::attention(cx, whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key, value, model, step);
+  whole.check(t, "attention",
+              k::cpu::attention(cx, whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key,
+              value, model, step);
   if (c.most_queries() > 32) return;
   AttentionData<> split(c);
   std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
   const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
-  split.check(t, "decode", k::cpu::decode(cx, split.source(), kv, split.sink(), split.shape(), score, workspace, split.options()), key, value, model, step);
+  split.check(t, "decode",
+              k::cpu::decode(cx, split.source(), kv, split.sink(), split.shape(), score, workspace, split.options()),
+              key, value, model, step);
 }
 
 }  // namespace
@@ -32,7 +36,8 @@ TEST_CASE("every head dimension") {
     check(t, {{3}, {37}, 2, 1, dim}, k::causal(), causal_model());
     if (dim % 24 == 0) check(t, {{40}, {37}, 1, 1, dim}, k::causal(), causal_model(), 7);
   }
-  for (const auto& dims : {std::pair<int64_t, int64_t>{512, 512}, {192, 128}, {576, 512}, {64, 256}, {8, 512}, {256, 8}}) {
+  for (const auto& dims :
+       {std::pair<int64_t, int64_t>{512, 512}, {192, 128}, {576, 512}, {64, 256}, {8, 512}, {256, 8}}) {
     check(t, {{2}, {70}, 3, 1, dims.first, dims.second}, k::causal(), causal_model());
     check(t, {{30}, {70}, 1, 1, dims.first, dims.second}, k::causal(), causal_model(), 7);
   }
@@ -42,7 +47,8 @@ TEST_CASE("every head dimension") {
 TEST_CASE("every group of heads") {
   Tally t;
   for (const int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 16, 64}) {
-    for (const int64_t queries : {1, 3, 20}) check(t, {{queries}, {150}, 2 * group, 2, 24}, k::causal(), causal_model(), group);
+    for (const int64_t queries : {1, 3, 20})
+      check(t, {{queries}, {150}, 2 * group, 2, 24}, k::causal(), causal_model(), group);
     if (group > 8) continue;
     AttentionCase turns{{1}, {150}, 9 * group, 9, 24};  // on one thread up to 8 heads of keys take turns
     turns.threads = 1;
@@ -53,7 +59,11 @@ TEST_CASE("every group of heads") {
 
 TEST_CASE("every length") {
   Tally t;
-  for (int64_t length = 0; length <= 1100; length += length < 70 ? 1 : length % 64 == 62 ? 1 : length % 64 == 63 ? 1 : length % 64 == 0 ? 1 : 61) {
+  for (int64_t length = 0; length <= 1100; length += length < 70         ? 1
+                                                     : length % 64 == 62 ? 1
+                                                     : length % 64 == 63 ? 1
+                                                     : length % 64 == 0  ? 1
+                                                                         : 61) {
     check(t, {{1}, {length}, 2, 1, 16}, k::no_mask(), {});
     if (length % 5 == 0) check(t, {{19}, {length}, 1, 1, 16}, k::causal(), causal_model(), 5);
   }
@@ -105,14 +115,17 @@ TEST_CASE("the output may stand where the queries were") {
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
     const k::cpu::Exec cx = on_threads(3);
     AttentionData<> apart(c);
-    apart.check(t, "apart", k::cpu::attention(cx, apart.source(), kv, apart.sink(), apart.shape(), k::causal(), apart.options()), key, value, causal_model(), 5);
+    apart.check(t, "apart",
+                k::cpu::attention(cx, apart.source(), kv, apart.sink(), apart.shape(), k::causal(), apart.options()),
+                key, value, causal_model(), 5);
     for (const bool split : {false, true}) {
       if (split && queries > 32) continue;
       AttentionData<> d(c);
       std::vector<float> memory(k::cpu::decode_workspace_bytes(d.shape()) / sizeof(float));
       const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
       const auto sink = k::store(d.q.data(), d.q.ld());
-      const k::Status status = split ? k::cpu::decode(cx, d.source(), kv, sink, d.shape(), k::causal(), workspace) : k::cpu::attention(cx, d.source(), kv, sink, d.shape(), k::causal());
+      const k::Status status = split ? k::cpu::decode(cx, d.source(), kv, sink, d.shape(), k::causal(), workspace)
+                                     : k::cpu::attention(cx, d.source(), kv, sink, d.shape(), k::causal());
       t.expect(status.ok(), "%s", status.reason());
       d.q.download();
       t.expect(d.q.intact(), "wrote between rows");
@@ -134,12 +147,17 @@ TEST_CASE("maps on queries and results, and other types of them") {
   const KvSide<k::bfloat16> value(2, where, c.dim);
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
   AttentionData<k::half, k::bfloat16> plain(c);
-  plain.check(t, "half to bfloat16", k::cpu::attention(on_threads(2), plain.source(), kv, plain.sink(), plain.shape(), k::causal(), plain.options()), key, value,
-              causal_model());
+  plain.check(
+      t, "half to bfloat16",
+      k::cpu::attention(on_threads(2), plain.source(), kv, plain.sink(), plain.shape(), k::causal(), plain.options()),
+      key, value, causal_model());
   AttentionData<k::half, float> mapped(c);
-  const k::Status status = k::cpu::attention(k::cpu::Exec{1}, mapped.source() | k::scale(0.5), kv, k::scale(4) | mapped.sink(), mapped.shape(), k::causal(),
-                                             mapped.options().scale(2 / std::sqrt(48.0)));
-  mapped.check(t, "maps", status, key, [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 4 * value(b, h, pos, x); }, causal_model());
+  const k::Status status =
+      k::cpu::attention(k::cpu::Exec{1}, mapped.source() | k::scale(0.5), kv, k::scale(4) | mapped.sink(),
+                        mapped.shape(), k::causal(), mapped.options().scale(2 / std::sqrt(48.0)));
+  mapped.check(
+      t, "maps", status, key, [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 4 * value(b, h, pos, x); },
+      causal_model());
   CHECK_TALLY(t);
 }
 
@@ -153,8 +171,9 @@ TEST_CASE("threads and the rest of the batch change nothing; many queries are as
     std::vector<float> memory(k::cpu::decode_workspace_bytes(d.shape()) / sizeof(float), 7.f);
     const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
     const k::cpu::Exec cx = on_threads(threads);
-    const k::Status status = split ? k::cpu::decode(cx, d.source(), kv, d.sink(), d.shape(), k::causal(), workspace, d.options())
-                                   : k::cpu::attention(cx, d.source(), kv, d.sink(), d.shape(), k::causal(), d.options());
+    const k::Status status =
+        split ? k::cpu::decode(cx, d.source(), kv, d.sink(), d.shape(), k::causal(), workspace, d.options())
+              : k::cpu::attention(cx, d.source(), kv, d.sink(), d.shape(), k::causal(), d.options());
     t.expect(status.ok(), "%s", status.reason());
     d.o.download();
     d.lse.download();
@@ -166,7 +185,8 @@ TEST_CASE("threads and the rest of the batch change nothing; many queries are as
     for (const int threads : {2, 3, 16}) {
       AttentionData<> more(c);
       run(more, threads, split);
-      t.expect(more.o.bytes() == one.o.bytes() && more.lse.bytes() == one.lse.bytes(), "%d threads give other bits", threads);
+      t.expect(more.o.bytes() == one.o.bytes() && more.lse.bytes() == one.lse.bytes(), "%d threads give other bits",
+               threads);
     }
     // The first sequence alone.
     AttentionCase alone = c;
@@ -179,7 +199,8 @@ TEST_CASE("threads and the rest of the batch change nothing; many queries are as
     first.q.upload();
     run(first, 2, split);
     for (int64_t r = 0; r < first.o.rows(); ++r) {
-      for (int64_t i = 0; i < first.o.cols(); ++i) t.expect(first.o.get(r, i) == one.o.get(r, i), "alone: other bits in row %d", int(r));
+      for (int64_t i = 0; i < first.o.cols(); ++i)
+        t.expect(first.o.get(r, i) == one.o.get(r, i), "alone: other bits in row %d", int(r));
     }
   }
   CHECK_TALLY(t);

@@ -43,16 +43,24 @@ TEST_CASE("results apart") {
       const auto expect = [&](const char* name, const auto& run) {
         Guarded<float> a(queries, first, first + 1), b(queries, cols - first, cols);
         const k::Status plain = run(d.sink());
-        const k::Status apart = run(k::clamp(-99, 99) | k::apart(k::store(a.data(), a.ld()), first, k::store(b.data(), b.ld()), cols - first));
+        const k::Status apart = run(
+            k::clamp(-99, 99) | k::apart(k::store(a.data(), a.ld()), first, k::store(b.data(), b.ld()), cols - first));
         t.expect(plain.ok() && apart.ok(), "%s: %s%s", name, plain.reason(), apart.reason());
         d.o.download(), a.download(), b.download();
         t.expect(a.intact() && b.intact(), "%s: wrote outside its rows", name);
         for (int64_t r = 0; r < queries; ++r) {
-          for (int64_t x = 0; x < cols; ++x) t.expect((x < first ? a.get(r, x) : b.get(r, x - first)) == d.o.get(r, x), "%s: row %d col %d", name, int(r), int(x));
+          for (int64_t x = 0; x < cols; ++x)
+            t.expect((x < first ? a.get(r, x) : b.get(r, x - first)) == d.o.get(r, x), "%s: row %d col %d", name,
+                     int(r), int(x));
         }
       };
-      expect("attention", [&](const auto& sink) { return k::cpu::attention(cx, d.source(), kv, sink, d.shape(), k::causal(), d.options()); });
-      expect("decode", [&](const auto& sink) { return k::cpu::decode(cx, d.source(), kv, sink, d.shape(), k::causal(), {memory.data(), memory.size() * sizeof(float)}, d.options()); });
+      expect("attention", [&](const auto& sink) {
+        return k::cpu::attention(cx, d.source(), kv, sink, d.shape(), k::causal(), d.options());
+      });
+      expect("decode", [&](const auto& sink) {
+        return k::cpu::decode(cx, d.source(), kv, sink, d.shape(), k::causal(),
+                              {memory.data(), memory.size() * sizeof(float)}, d.options());
+      });
     }
   }
   CHECK_TALLY(t);
@@ -68,7 +76,8 @@ TEST_CASE("a view of one's own") {
 
 TEST_CASE("ragged queries, with pages of keys") {
   Tally t;
-  for (AttentionCase c : {AttentionCase{{5, 0, 1, 32, 9}, {700, 20, 0, 40, 9}, 4, 2, 40}, AttentionCase{{70, 1, 0, 130}, {333, 20, 5, 90}, 4, 2, 40}}) {
+  for (AttentionCase c : {AttentionCase{{5, 0, 1, 32, 9}, {700, 20, 0, 40, 9}, 4, 2, 40},
+                          AttentionCase{{70, 1, 0, 130}, {333, 20, 5, 90}, 4, 2, 40}}) {
     c.ragged_q = true;
     for (const int64_t page : {7, 16}) {
       const Placement where(page == 7 ? Layout::paged_nhd : Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
@@ -89,14 +98,21 @@ TEST_CASE("keys outside a window are not touched") {
     const KvSide<k::half> key(1, where, c.dim), value(2, where, c.dim);
     std::vector<int32_t> table = where.table;
     for (size_t b = 0; b < c.kv_lens.size(); ++b) {
-      for (int64_t page = 0; (page + 1) * 16 <= c.kv_lens[b] - c.q_lens[b] - left; ++page) table[b * size_t(where.table_ld) + size_t(page)] = -1000000000;
+      for (int64_t page = 0; (page + 1) * 16 <= c.kv_lens[b] - c.q_lens[b] - left; ++page)
+        table[b * size_t(where.table_ld) + size_t(page)] = -1000000000;
     }
-    const auto kv = k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, 16), where.short_lengths.data());
+    const auto kv = k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, 16),
+                                where.short_lengths.data());
     AttentionData<> whole(c), split(c);
-    whole.check(t, "window", k::cpu::attention(on_threads(2), whole.source(), kv, whole.sink(), whole.shape(), k::window(left, 0), whole.options()), key, value, window_model(left, 0), 3);
+    whole.check(t, "window",
+                k::cpu::attention(on_threads(2), whole.source(), kv, whole.sink(), whole.shape(), k::window(left, 0),
+                                  whole.options()),
+                key, value, window_model(left, 0), 3);
     if (queries > 32) continue;
     std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
-    split.check(t, "window, split", k::cpu::decode(on_threads(2), split.source(), kv, split.sink(), split.shape(), k::window(left, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
+    split.check(t, "window, split",
+                k::cpu::decode(on_threads(2), split.source(), kv, split.sink(), split.shape(), k::window(left, 0),
+                               {memory.data(), memory.size() * sizeof(float)}, split.options()),
                 key, value, window_model(left, 0), 3);
   }
   CHECK_TALLY(t);
@@ -108,9 +124,13 @@ TEST_CASE("as many keys as there can be") {
     const AttentionCase c{{queries}, {FarFormula::seen}, 2, 1, 40};
     AttentionData<> whole(c), split(c);
     std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
-    whole.check(t, "far", k::cpu::attention(on_threads(2), whole.source(), FarFormula{}, whole.sink(), whole.shape(), k::window(50, 0), whole.options()), FarFormula::expected_key,
-                FarFormula::expected_value, window_model(50, 0));
-    split.check(t, "far, split", k::cpu::decode(on_threads(2), split.source(), FarFormula{}, split.sink(), split.shape(), k::window(50, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
+    whole.check(t, "far",
+                k::cpu::attention(on_threads(2), whole.source(), FarFormula{}, whole.sink(), whole.shape(),
+                                  k::window(50, 0), whole.options()),
+                FarFormula::expected_key, FarFormula::expected_value, window_model(50, 0));
+    split.check(t, "far, split",
+                k::cpu::decode(on_threads(2), split.source(), FarFormula{}, split.sink(), split.shape(),
+                               k::window(50, 0), {memory.data(), memory.size() * sizeof(float)}, split.options()),
                 FarFormula::expected_key, FarFormula::expected_value, window_model(50, 0));
   }
   CHECK_TALLY(t);
@@ -136,7 +156,9 @@ TEST_CASE("offsets beyond 2^31 elements") {
     }
   }
   const int32_t offsets[] = {int32_t(first), int32_t(first + 40)};
-  const auto tensor = [&](int64_t shift) { return k::strided(static_cast<const k::half*>(p + shift * pos_stride), 0, pos_stride, dim); };
+  const auto tensor = [&](int64_t shift) {
+    return k::strided(static_cast<const k::half*>(p + shift * pos_stride), 0, pos_stride, dim);
+  };
   check_kv(t, "far away", c, k::ragged_kv(tensor(0), tensor(64), offsets), key, value);
   CHECK_TALLY(t);
   std::free(p);

@@ -15,16 +15,23 @@ struct Calls {
 
   template <class S>
   void operator()(const char* what, const S& score, const ScoreModel& model) const {
-    for (AttentionCase c : {AttentionCase{{1, 1}, {130, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {600, 3}, 4, 2, 24}, AttentionCase{{19, 19}, {75, 4}, 4, 2, 24}}) {
+    for (AttentionCase c : {AttentionCase{{1, 1}, {130, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {600, 3}, 4, 2, 24},
+                            AttentionCase{{19, 19}, {75, 4}, 4, 2, 24}}) {
       const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
       const KvSide<float> key(1, where, c.dim, ScaleOf::head, spread), value(2, where, c.dim);
       const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
       AttentionData<> whole(c, spread);
-      whole.check(t, what, k::cpu::attention(on_threads(2), whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()), key, value, model, step);
+      whole.check(
+          t, what,
+          k::cpu::attention(on_threads(2), whole.source(), kv, whole.sink(), whole.shape(), score, whole.options()),
+          key, value, model, step);
       AttentionData<> split(c, spread);
       std::vector<float> memory(k::cpu::decode_workspace_bytes(split.shape()) / sizeof(float));
       const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
-      split.check(t, what, k::cpu::decode(on_threads(2), split.source(), kv, split.sink(), split.shape(), score, workspace, split.options()), key, value, model, step);
+      split.check(t, what,
+                  k::cpu::decode(on_threads(2), split.source(), kv, split.sink(), split.shape(), score, workspace,
+                                 split.options()),
+                  key, value, model, step);
     }
   }
 };
@@ -146,7 +153,9 @@ TEST_CASE("each score alone") {
   check("window, top left", k::window(5, 9, k::Align::top_left), window_model(5, 9, true));
   check("one key", k::window(0, 0), window_model(0, 0));
   ScoreModel of_heads;
-  of_heads.visible = [](const Spot& s) { return (bits()[size_t(s.head * 100 + s.query * 19 + s.key / 32)] >> (s.key % 32) & 1) != 0; };
+  of_heads.visible = [](const Spot& s) {
+    return (bits()[size_t(s.head * 100 + s.query * 19 + s.key / 32)] >> (s.key % 32) & 1) != 0;
+  };
   check("bits of heads", k::bitmask(bits().data(), 19, 0).head_stride(100), of_heads);
   check("bias, broadcast", k::score_bias(biases().data(), 0, 0, 600), bias_model(0, 0, 600));
   check("bias, by head", k::score_bias(biases().data(), 0, 600, 0), bias_model(0, 600, 0));
@@ -158,7 +167,9 @@ TEST_CASE("all pairs of scores, in either order") {
   for (int a = 0; a < 10; ++a) {
     for (int b = 0; b < 10; ++b) {
       Any(a).visit([&](const std::string& first, auto&&, const ScoreModel& one) {
-        Any(b).visit([&](const std::string& second, auto&&, const ScoreModel& other) { Calls{t, 1, 20}((first + " & " + second).c_str(), Any(a) & Any(b), one & other); });
+        Any(b).visit([&](const std::string& second, auto&&, const ScoreModel& other) {
+          Calls{t, 1, 20}((first + " & " + second).c_str(), Any(a) & Any(b), one & other);
+        });
       });
     }
   }
@@ -170,7 +181,8 @@ TEST_CASE("three and more") {
   const Calls check{t};
   check("four", k::causal() & k::soft_cap(2.f) & k::score_bias(biases().data(), 0, 0, 600) & k::sinks(kSinks.data()),
         causal_model() & soft_cap_model(2) & bias_model(0, 0, 600) & sinks_model());
-  check("grouped", k::tree_mask(bits().data(), 19, 361) & (k::alibi(kSlopes.data()) & Own{}), bits_model(true) & alibi_model(kSlopes) & own_model());
+  check("grouped", k::tree_mask(bits().data(), 19, 361) & (k::alibi(kSlopes.data()) & Own{}),
+        bits_model(true) & alibi_model(kSlopes) & own_model());
   CHECK_TALLY(t);
 }
 
@@ -195,11 +207,14 @@ TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other
       std::vector<float> bias(size_t(queries) * 100, 0.f);
       bias[size_t(queries - 1) * 100 + 50] = float(bad);
       const auto kv = k::dense_kv(key.tensor(), value.tensor(), 100);
-      const k::Status status = k::cpu::attention(k::cpu::Exec{1}, d.source(), kv, d.sink(), d.shape(), k::score_bias(bias.data(), 0, 0, 100), d.options());
+      const k::Status status = k::cpu::attention(k::cpu::Exec{1}, d.source(), kv, d.sink(), d.shape(),
+                                                 k::score_bias(bias.data(), 0, 0, 100), d.options());
       t.expect(status.ok(), "%s", status.reason());
       d.o.download();
       for (int64_t i = 0; i < queries; ++i) {
-        for (int64_t x = 0; x < d.o.cols(); ++x) t.expect((d.o.get(i, x) != d.o.get(i, x)) == (i == queries - 1), "row %d col %d: %g", int(i), int(x), d.o.get(i, x));
+        for (int64_t x = 0; x < d.o.cols(); ++x)
+          t.expect((d.o.get(i, x) != d.o.get(i, x)) == (i == queries - 1), "row %d col %d: %g", int(i), int(x),
+                   d.o.get(i, x));
       }
     }
   }

@@ -18,21 +18,29 @@ struct Fixture {
 
   using View = k::KvCache<k::KvTensor<float>, k::KvTensor<float>, k::Dense>;
   View kv() const { return k::dense_kv(k::nhd(p, 10, 2, 16), k::nhd(p, 10, 2, 16), 10); }
-  // What attention() asks of its arguments first. The doors are asked as well, of one kind of scores and of views, as all of these take
-  // long to compile.
+  // What attention() asks of its arguments first. The doors are asked as well, of one kind of scores and of views, as
+  // all of these take long to compile.
   template <class Kv, class S>
   k::Status asked(const Kv& view, const k::AttentionShape& s, const S& score, const k::Attention& options) const {
     bool empty = false;
-    return k::detail::check_attention(k::load(p, 64), view, k::store(p + 8192, 64), s, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention");
+    return k::detail::check_attention(k::load(p, 64), view, k::store(p + 8192, 64), s, score, options,
+                                      std::numeric_limits<int32_t>::max(), empty)
+        .in("attention");
   }
   template <class S>
-  k::Status run(const k::AttentionShape& s, const S& score, const k::Attention& options = {}) const { return asked(kv(), s, score, options); }
+  k::Status run(const k::AttentionShape& s, const S& score, const k::Attention& options = {}) const {
+    return asked(kv(), s, score, options);
+  }
   k::Status run(const k::AttentionShape& s, const k::NoMask& score = {}, const k::Attention& options = {}) const {
-    const k::Status whole = k::cpu::attention(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, options);
-    const k::Status split = k::cpu::decode(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, workspace, options);
+    const k::Status whole =
+        k::cpu::attention(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, options);
+    const k::Status split =
+        k::cpu::decode(k::cpu::Exec{1}, k::load(p, 64), kv(), k::store(p + 8192, 64), s, score, workspace, options);
     // The same words, each under its own name.
     const std::string first = whole.reason(), second = split.reason();
-    CHECK((whole.ok() ? second == "ok" : first == "attention: " + second.substr(std::string("decode: ").size()) && second.rfind("decode: ", 0) == 0));
+    CHECK((whole.ok() ? second == "ok"
+                      : first == "attention: " + second.substr(std::string("decode: ").size()) &&
+                            second.rfind("decode: ", 0) == 0));
     return whole;
   }
   template <class Kv>
@@ -81,7 +89,8 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.run(f.shape, k::causal() & k::soft_cap(-1.f)), Code::invalid, "soft_cap"));
   CHECK(is(f.run(f.shape, k::alibi(nullptr)), Code::invalid, "alibi"));
   CHECK(is(f.run(f.shape, k::bitmask(nullptr, 1, 1)), Code::invalid, "bitmask"));
-  CHECK(is(f.run(f.shape, k::bitmask(reinterpret_cast<const uint32_t*>(f.p), 1, 1).head_stride(-1)), Code::invalid, "bitmask"));
+  CHECK(is(f.run(f.shape, k::bitmask(reinterpret_cast<const uint32_t*>(f.p), 1, 1).head_stride(-1)), Code::invalid,
+           "bitmask"));
   CHECK(is(f.run(f.shape, k::score_bias(f.p, -1, 0, 0)), Code::invalid, "score_bias"));
   CHECK(is(f.run(f.shape, k::sinks(static_cast<const float*>(nullptr))), Code::invalid, "sinks"));
 
@@ -97,8 +106,10 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::dense_kv(side, side, 3000000000u)), Code::unsupported, "2^31 - 1024"));
   CHECK(is(f.with(k::dense_kv(side, side, 2147483647)), Code::unsupported, "2^31 - 1024"));
   CHECK(is(f.with(k::dense_kv(side, side, ~size_t(0))), Code::invalid, "length"));
-  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 16), int64_t(1) << 31)), Code::unsupported, "2^31 - 1024"));
-  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, int64_t(1) << 31), lengths)), Code::invalid, "page size"));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 16), int64_t(1) << 31)), Code::unsupported,
+           "2^31 - 1024"));
+  CHECK(
+      is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, int64_t(1) << 31), lengths)), Code::invalid, "page size"));
   CHECK(is(f.with(k::dense_kv(side.scale(static_cast<const float*>(nullptr)), side, 10)), Code::invalid, "scales"));
   CHECK(is(f.with(k::ragged_kv(side, side, nullptr)), Code::invalid, "offsets"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(nullptr, 1, 16), lengths)), Code::invalid, "page table"));
@@ -106,38 +117,53 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, -1, 16), lengths)), Code::invalid, "page table"));
   // What nhd() and hnd() were told is held to the call: pages, one length for all, heads and their columns.
   CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 10), 1)));
-  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 11), lengths)), Code::invalid, "attention: keys: kv: the page size exceeds the positions"));
-  CHECK(is(f.with(k::paged_kv(k::hnd(f.p, 11, 2, 16), side, k::pages(lengths, 1, 11), lengths)), Code::invalid, "attention: values: kv: the page size exceeds the positions"));
-  CHECK(is(f.with(k::dense_kv(side, side, 11)), Code::invalid, "attention: keys: kv: the length exceeds the positions"));
+  CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 11), lengths)), Code::invalid,
+           "attention: keys: kv: the page size exceeds the positions"));
+  CHECK(is(f.with(k::paged_kv(k::hnd(f.p, 11, 2, 16), side, k::pages(lengths, 1, 11), lengths)), Code::invalid,
+           "attention: values: kv: the page size exceeds the positions"));
+  CHECK(
+      is(f.with(k::dense_kv(side, side, 11)), Code::invalid, "attention: keys: kv: the length exceeds the positions"));
   for (const int64_t heads : {1, 3, 4}) {
-    CHECK(is(f.with(k::dense_kv(k::nhd(f.p, 10, heads, 16), side, 10)), Code::invalid, "attention: keys: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
-    CHECK(is(f.with(k::dense_kv(side, k::hnd(f.p, 10, heads, 16).scale(f.p), 10)), Code::invalid, "attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
+    CHECK(is(f.with(k::dense_kv(k::nhd(f.p, 10, heads, 16), side, 10)), Code::invalid,
+             "attention: keys: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
+    CHECK(is(f.with(k::dense_kv(side, k::hnd(f.p, 10, heads, 16).scale(f.p), 10)), Code::invalid,
+             "attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads"));
   }
-  CHECK(is(f.with(k::dense_kv(side, k::nhd(f.p, 10, 2, 8), 10)), Code::invalid, "attention: values: kv: nhd() or hnd() was told of heads with fewer columns"));
+  CHECK(is(f.with(k::dense_kv(side, k::nhd(f.p, 10, 2, 8), 10)), Code::invalid,
+           "attention: values: kv: nhd() or hnd() was told of heads with fewer columns"));
   CHECK(f.with(k::dense_kv(k::strided(f.p, 320, 32, 16), k::hnd(f.p, 10, 2, 24), 10)));
   const auto words = k::strided<k::Int4>(reinterpret_cast<const uint32_t*>(f.p), 320, 32, 12);
   CHECK(is(f.with(k::dense_kv(words, side, 10)), Code::invalid, "multiple of 8"));
 
-  const auto call = [&](const auto& q, const auto& o) { return k::cpu::attention(k::cpu::Exec{1}, q, f.kv(), o, f.shape, k::no_mask()); };
+  const auto call = [&](const auto& q, const auto& o) {
+    return k::cpu::attention(k::cpu::Exec{1}, q, f.kv(), o, f.shape, k::no_mask());
+  };
   CHECK(is(call(k::load(none, 64), k::store(f.p, 64)), Code::invalid, "attention: q: load: the pointer is null"));
   CHECK(is(f.with(k::dense_kv(k::nhd(none, 10, 2, 16), side, 10)), Code::invalid, "attention: keys: kv"));
   CHECK(is(f.with(k::dense_kv(side, k::nhd(none, 10, 2, 16), 10)), Code::invalid, "attention: values: kv"));
   float* const off = reinterpret_cast<float*>(reinterpret_cast<char*>(f.p) + 2);
   CHECK(is(call(k::load(off, 64), k::store(f.p, 64)), Code::invalid, "attention: q: load: the pointer is not aligned"));
-  CHECK(is(f.with(k::dense_kv(side, k::nhd(off, 10, 2, 16), 10)), Code::invalid, "attention: values: kv: the pointer to keys or values is not aligned"));
+  CHECK(is(f.with(k::dense_kv(side, k::nhd(off, 10, 2, 16), 10)), Code::invalid,
+           "attention: values: kv: the pointer to keys or values is not aligned"));
   CHECK(is(f.run(f.shape, k::alibi(off)), Code::invalid, "alibi: the pointer is not aligned"));
   CHECK(is(f.run(f.shape, k::NoMask{}, k::Attention{}.lse(off)), Code::invalid, "logsumexp is not aligned"));
   CHECK(is(call(k::load(f.p, 64), k::store(none, 64)), Code::invalid, "store"));
   CHECK(is(call(k::load(f.p, 64), k::store(f.p, 63)), Code::invalid, "store"));
-  CHECK(is(k::cpu::attention(k::cpu::Exec{0}, k::load(f.p, 64), f.kv(), k::store(f.p, 64), f.shape, k::no_mask()), Code::invalid, "threads"));
+  CHECK(is(k::cpu::attention(k::cpu::Exec{0}, k::load(f.p, 64), f.kv(), k::store(f.p, 64), f.shape, k::no_mask()),
+           Code::invalid, "threads"));
 
   // In place: element for element, with as many kv_heads as heads.
-  const auto at = [&](const auto& o, k::AttentionShape s) { return k::cpu::attention(k::cpu::Exec{1}, k::load(f.p + 16384, 64), f.kv(), o, s, k::no_mask()); };
+  const auto at = [&](const auto& o, k::AttentionShape s) {
+    return k::cpu::attention(k::cpu::Exec{1}, k::load(f.p + 16384, 64), f.kv(), o, s, k::no_mask());
+  };
   const auto square = shape([](auto& s) { s.heads = 2; });
   CHECK(at(k::store(f.p + 16384, 64), square));
-  CHECK(is(at(k::store(f.p + 16384, 64), f.shape), Code::invalid, "attention: out overlaps q, which takes as many kv_heads as heads"));
-  CHECK(is(at(k::store(f.p + 16385, 64), square), Code::invalid, "attention: out overlaps q, and not element for element"));
-  CHECK(is(at(k::store(reinterpret_cast<k::half*>(f.p + 16384), 128), square), Code::invalid, "not element for element"));
+  CHECK(is(at(k::store(f.p + 16384, 64), f.shape), Code::invalid,
+           "attention: out overlaps q, which takes as many kv_heads as heads"));
+  CHECK(is(at(k::store(f.p + 16385, 64), square), Code::invalid,
+           "attention: out overlaps q, and not element for element"));
+  CHECK(
+      is(at(k::store(reinterpret_cast<k::half*>(f.p + 16384), 128), square), Code::invalid, "not element for element"));
 
   const int32_t falling[] = {0, 3, 2}, many[] = {0, 4, 5};
   CHECK(is(f.run(shape([&](auto& s) { s.q_offsets = falling; })), Code::invalid, "fall"));
@@ -165,23 +191,28 @@ TEST_CASE("tokens, heads and sequences may stand any distances apart") {
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
     AttentionData<k::half, k::half> plain(c);
     const k::cpu::Exec cx{2};
-    plain.check(t, "side by side", k::cpu::attention(cx, plain.source(), kv, plain.sink(), plain.shape(), k::no_mask(), plain.options()), key, value, {}, 7);
+    plain.check(t, "side by side",
+                k::cpu::attention(cx, plain.source(), kv, plain.sink(), plain.shape(), k::no_mask(), plain.options()),
+                key, value, {}, 7);
     const auto in = head_strides(batch, queries, heads, dim), out = head_strides(batch, queries, heads, v_dim);
     for (size_t i = 0; i < in.size(); ++i) {
       for (const bool split : {false, true}) {
         if (split && queries > 32) continue;
         const size_t j = (i + 2) % out.size();
-        SpreadHeads<k::half> q(in[i], batch, queries, heads, dim, Poison::nan), o(out[j], batch, queries, heads, v_dim, Poison::garbage);
+        SpreadHeads<k::half> q(in[i], batch, queries, heads, dim, Poison::nan),
+            o(out[j], batch, queries, heads, v_dim, Poison::garbage);
         q.fill([&](int64_t row, int64_t col) { return plain.q.get(row, col); });
         std::vector<float> memory(k::cpu::decode_workspace_bytes(plain.shape()) / sizeof(float));
         const k::Workspace workspace{memory.data(), memory.size() * sizeof(float)};
-        const k::Status status = split ? k::cpu::decode(cx, q.source(), kv, o.sink(), plain.shape(), k::no_mask(), workspace)
-                                       : k::cpu::attention(cx, q.source(), kv, o.sink(), plain.shape(), k::no_mask());
+        const k::Status status =
+            split ? k::cpu::decode(cx, q.source(), kv, o.sink(), plain.shape(), k::no_mask(), workspace)
+                  : k::cpu::attention(cx, q.source(), kv, o.sink(), plain.shape(), k::no_mask());
         t.expect(status.ok(), "%s", status.reason());
         t.expect(o.download(), "%s: wrote between heads", out[j].name);
         bool same = true;
         for (int64_t row = 0; row < batch * queries; ++row) {
-          for (int64_t col = 0; col < heads * v_dim; ++col) same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
+          for (int64_t col = 0; col < heads * v_dim; ++col)
+            same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
         }
         t.expect(same, "from %s to %s: other results", in[i].name, out[j].name);
       }
@@ -191,7 +222,8 @@ TEST_CASE("tokens, heads and sequences may stand any distances apart") {
 
   Fixture f;
   const auto call = [&](const k::Heads& from, const k::Heads& to) {
-    return k::cpu::attention(k::cpu::Exec{1}, k::load(f.p, from), f.kv(), k::store(f.p + 8192, to), f.shape, k::no_mask());
+    return k::cpu::attention(k::cpu::Exec{1}, k::load(f.p, from), f.kv(), k::store(f.p + 8192, to), f.shape,
+                             k::no_mask());
   };
   const k::Heads good = k::heads(16, 64, 16);
   using k::Code;
@@ -216,13 +248,19 @@ TEST_CASE("results over queries whose heads stand apart") {
   f.shape.kv_heads = 4;
   float* const p = f.p + 16384;
   const auto run = [&](const auto& q, const auto& o) {
-    return k::cpu::attention(k::cpu::Exec{1}, q, k::dense_kv(k::nhd(f.p, 10, 4, 16), k::nhd(f.p, 10, 4, 16), 10), o, f.shape, k::no_mask());
+    return k::cpu::attention(k::cpu::Exec{1}, q, k::dense_kv(k::nhd(f.p, 10, 4, 16), k::nhd(f.p, 10, 4, 16), 10), o,
+                             f.shape, k::no_mask());
   };
-  const auto at = [&](const k::Heads& from, const k::Heads& to, int64_t shift = 0) { return run(k::load(p, from), k::store(p + shift, to)); };
-  // 2 sequences of 3 queries with 4 heads of 16: (batch, heads, length, dim), with room for 5 queries, and (batch, length, heads, dim).
-  const k::Heads by_heads = k::heads(16, 16, 48).batches(3, 192), roomy = k::heads(16, 16, 80).batches(3, 320), by_tokens = k::heads(16, 64, 16);
+  const auto at = [&](const k::Heads& from, const k::Heads& to, int64_t shift = 0) {
+    return run(k::load(p, from), k::store(p + shift, to));
+  };
+  // 2 sequences of 3 queries with 4 heads of 16: (batch, heads, length, dim), with room for 5 queries, and (batch,
+  // length, heads, dim).
+  const k::Heads by_heads = k::heads(16, 16, 48).batches(3, 192), roomy = k::heads(16, 16, 80).batches(3, 320),
+                 by_tokens = k::heads(16, 64, 16);
   const char* const words = "attention: out overlaps q, and not element for element";
-  for (const k::Heads& same : {by_heads, roomy, by_tokens, by_tokens.batches(3, 192), by_tokens.batches(3, 256), k::heads(16, 192, 24).batches(3, 600)}) {
+  for (const k::Heads& same : {by_heads, roomy, by_tokens, by_tokens.batches(3, 192), by_tokens.batches(3, 256),
+                               k::heads(16, 192, 24).batches(3, 600)}) {
     CHECK(at(same, same));
     CHECK(is(at(same, same, 1), Code::invalid, words));
     CHECK(is(at(same, same, -1), Code::invalid, words));
@@ -239,14 +277,18 @@ TEST_CASE("results over queries whose heads stand apart") {
   CHECK(is(run(k::load(p, by_heads), k::store(p, 64)), Code::invalid, words));
   CHECK(is(run(k::load(p, 64), k::store(reinterpret_cast<k::half*>(p), k::heads(16, 128, 16))), Code::invalid, words));
   // The second sequence, its last head, the last element of all; and what lies between and behind.
-  for (const int64_t inside : {320, 320 + 3 * 80, 320 + 3 * 80 + 47}) CHECK(is(at(roomy, by_tokens, inside), Code::invalid, words));
+  for (const int64_t inside : {320, 320 + 3 * 80, 320 + 3 * 80 + 47})
+    CHECK(is(at(roomy, by_tokens, inside), Code::invalid, words));
   CHECK(at(roomy, roomy, 640));
   CHECK(at(k::heads(16, 128, 32), k::heads(16, 128, 32), 16));
 
   // In place is for as many kv_heads as heads, and rows and products keep to the same.
-  CHECK(is(k::cpu::attention(k::cpu::Exec{1}, k::load(p, by_heads), f.kv(), k::store(p, by_heads), {2, 3, 4, 2, 16}, k::no_mask()), Code::invalid, "as many kv_heads as heads"));
+  CHECK(is(k::cpu::attention(k::cpu::Exec{1}, k::load(p, by_heads), f.kv(), k::store(p, by_heads), {2, 3, 4, 2, 16},
+                             k::no_mask()),
+           Code::invalid, "as many kv_heads as heads"));
   CHECK(k::cpu::copy(k::cpu::Exec{1}, k::load(p, by_heads), k::store(p, by_heads), 6, 64));
-  CHECK(is(k::cpu::copy(k::cpu::Exec{1}, k::load(p, by_heads), k::store(p, 64), 6, 64), Code::invalid, "out overlaps in"));
+  CHECK(is(k::cpu::copy(k::cpu::Exec{1}, k::load(p, by_heads), k::store(p, 64), 6, 64), Code::invalid,
+           "out overlaps in"));
 }
 
 TEST_CASE("heads that stand apart are turned and copied like any others") {
@@ -260,17 +302,21 @@ TEST_CASE("heads that stand apart are turned and copied like any others") {
   const auto rope = k::rope(positions.data(), frequencies, 16);
   Guarded<k::half> want(batch * length, width, width);
   const k::cpu::Exec cx{1};
-  CHECK(k::cpu::copy(cx, k::load(static_cast<const k::half*>(x.data()), width) | rope, k::store(want.data(), width), batch * length, width));
+  CHECK(k::cpu::copy(cx, k::load(static_cast<const k::half*>(x.data()), width) | rope, k::store(want.data(), width),
+                     batch * length, width));
   want.download();
   const auto orders = head_strides(batch, length, heads, dim);
   for (size_t i = 0; i < orders.size(); ++i) {
-    SpreadHeads<k::half> from(orders[i], batch, length, heads, dim, Poison::nan), to(orders[(i + 1) % orders.size()], batch, length, heads, dim, Poison::garbage);
+    SpreadHeads<k::half> from(orders[i], batch, length, heads, dim, Poison::nan),
+        to(orders[(i + 1) % orders.size()], batch, length, heads, dim, Poison::garbage);
     from.fill([&](int64_t row, int64_t col) { return x.get(row, col); });
     const k::Status status = k::cpu::copy(cx, from.source() | rope, to.sink(), batch * length, width);
     t.expect(status.ok(), "%s", status.reason());
     t.expect(to.download(), "%s: wrote between heads", orders[i].name);
     for (int64_t row = 0; row < batch * length; ++row) {
-      for (int64_t col = 0; col < width; ++col) t.expect(value_of(to.get(row, col)) == value_of(want.get(row, col)), "%s: row %d, column %d", orders[i].name, int(row), int(col));
+      for (int64_t col = 0; col < width; ++col)
+        t.expect(value_of(to.get(row, col)) == value_of(want.get(row, col)), "%s: row %d, column %d", orders[i].name,
+                 int(row), int(col));
     }
   }
   CHECK_TALLY(t);
@@ -286,16 +332,22 @@ TEST_CASE("parts of the keys, merged, are the whole") {
     AttentionData<> d(c);
     std::vector<float> o(size_t(parts * tokens * heads * dim), 7.f), lse(size_t(parts * tokens * heads), 7.f);
     for (int64_t part = 0; part < parts; ++part) {
-      const auto shift = [&](const auto& tensor) { return k::strided(tensor.at({0, cuts[part], 1}, 0), 0, dim + 3, 0); };
+      const auto shift = [&](const auto& tensor) {
+        return k::strided(tensor.at({0, cuts[part], 1}, 0), 0, dim + 3, 0);
+      };
       const auto kv = k::dense_kv(shift(key.tensor()), shift(value.tensor()), cuts[part + 1] - cuts[part]);
-      const k::Status status = k::cpu::attention(k::cpu::Exec{1}, d.source(), kv, k::store(o.data() + part * tokens * heads * dim, heads * dim), d.shape(),
-                                                 k::no_mask(), k::Attention{}.lse(lse.data() + part * tokens * heads));
+      const k::Status status = k::cpu::attention(
+          k::cpu::Exec{1}, d.source(), kv, k::store(o.data() + part * tokens * heads * dim, heads * dim), d.shape(),
+          k::no_mask(), k::Attention{}.lse(lse.data() + part * tokens * heads));
       t.expect(status.ok(), "%s", status.reason());
     }
     for (const int threads : {1, 3}) {
       AttentionData<> whole(c);
-      whole.check(t, "merged", k::cpu::merge_states(k::cpu::Exec{threads}, k::load(o.data(), heads * dim), k::load(lse.data(), heads), whole.sink(),
-                                                    {parts, tokens, heads, dim}, whole.options()), key, value, {});
+      whole.check(
+          t, "merged",
+          k::cpu::merge_states(k::cpu::Exec{threads}, k::load(o.data(), heads * dim), k::load(lse.data(), heads),
+                               whole.sink(), {parts, tokens, heads, dim}, whole.options()),
+          key, value, {});
     }
   }
   CHECK_TALLY(t);
@@ -325,7 +377,9 @@ TEST_CASE("merged states over the first part") {
   lse.upload();
   const int64_t ld = o.ld();
   const k::MergeShape shape{parts, tokens, heads, dim};
-  const auto merge = [&](const auto& sink) { return k::cpu::merge_states(k::cpu::Exec{2}, k::load(o.data(), ld), k::load(lse.data(), heads), sink, shape); };
+  const auto merge = [&](const auto& sink) {
+    return k::cpu::merge_states(k::cpu::Exec{2}, k::load(o.data(), ld), k::load(lse.data(), heads), sink, shape);
+  };
   REQUIRE(merge(k::store(apart.data(), width)));
   REQUIRE(o.unchanged());
   // Elsewhere over the parts, or over the logsumexps: refused, and nothing is written.

@@ -13,7 +13,10 @@ void types(const char* what) {
       const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
       const KvSide<EK, SK> key(1, where, c.dim, grain);
       const KvSide<EV, SV> value(2, where, c.dim, grain);
-      check_kv(t, what, c, k::paged_kv(key.tensor(), value.tensor(), k::pages(where.table.data(), where.table_ld, where.page), where.short_lengths.data()), key, value);
+      check_kv(t, what, c,
+               k::paged_kv(key.tensor(), value.tensor(), k::pages(where.table.data(), where.table_ld, where.page),
+                           where.short_lengths.data()),
+               key, value);
     }
   }
   CHECK_TALLY(t);

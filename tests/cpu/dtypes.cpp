@@ -1,5 +1,5 @@
-// Every pair of storage types on the CPU, by way of a source and a sink whose types are known at run time (one instantiation
-// for all), and every type on either side through load() and store() themselves.
+// Every pair of storage types on the CPU, by way of a source and a sink whose types are known at run time (one
+// instantiation for all), and every type on either side through load() and store() themselves.
 #include "support/cpu.h"
 #include "support/threads.h"
 
@@ -26,7 +26,7 @@ int64_t size_of(DType type) {
   return with_type(type, [](auto x) { return int64_t(sizeof(x)); });
 }
 
-// ---- a source and a sink of any type -----------------------------------------------------------------------------------
+// ---- a source and a sink of any type --------------------------------------------------------------------------------
 
 struct AnyLoad : k::Functor {
   const void* p;
@@ -60,7 +60,7 @@ struct AnyStore : k::Functor {
   }
 };
 
-// ---- a matrix of any type ----------------------------------------------------------------------------------------------
+// ---- a matrix of any type -------------------------------------------------------------------------------------------
 
 class AnyMatrix {
  public:
@@ -95,21 +95,22 @@ class AnyMatrix {
   int64_t ld_;
 };
 
-// ---- calls -------------------------------------------------------------------------------------------------------------
+// ---- calls ----------------------------------------------------------------------------------------------------------
 
 using Call = k::Status (*)(const AnyMatrix& in, const AnyMatrix& out, int64_t rows, int64_t cols);
 
 template <class Op>
 k::Status call_any(const AnyMatrix& in, const AnyMatrix& out, int64_t rows, int64_t cols) {
   float* const unused = nullptr;
-  return Op{}.run(on_threads(2), AnyLoad(in.data(), in.ld(), in.type()), AnyStore(out.data(), out.ld(), out.type()), rows, cols, unused, unused);
+  return Op{}.run(on_threads(2), AnyLoad(in.data(), in.ld(), in.type()), AnyStore(out.data(), out.ld(), out.type()),
+                  rows, cols, unused, unused);
 }
 
 template <class Op, class S, class D>
 k::Status call(const AnyMatrix& in, const AnyMatrix& out, int64_t rows, int64_t cols) {
   float* const unused = nullptr;
-  return Op{}.run(on_threads(2), k::load(static_cast<const S*>(in.data()), in.ld()), k::store(static_cast<D*>(out.data()), out.ld()),
-                  rows, cols, unused, unused);
+  return Op{}.run(on_threads(2), k::load(static_cast<const S*>(in.data()), in.ld()),
+                  k::store(static_cast<D*>(out.data()), out.ld()), rows, cols, unused, unused);
 }
 
 template <class Op, class C = float>
@@ -124,9 +125,11 @@ void check(Tally& t, DType from, DType to, Call call) {
     in.bytes().upload();
     const k::Status status = call(in, out, rows, cols);
     t.expect(status.ok(), "%s %s to %s, %d cols: %s", Op::name, name(from), name(to), int(cols), status.reason());
-    t.expect(in.bytes().unchanged(), "%s %s to %s, %d cols: the input was changed", Op::name, name(from), name(to), int(cols));
+    t.expect(in.bytes().unchanged(), "%s %s to %s, %d cols: the input was changed", Op::name, name(from), name(to),
+             int(cols));
     out.bytes().download();
-    t.expect(out.bytes().intact(), "%s %s to %s, %d cols: wrote outside its rows", Op::name, name(from), name(to), int(cols));
+    t.expect(out.bytes().intact(), "%s %s to %s, %d cols: wrote outside its rows", Op::name, name(from), name(to),
+             int(cols));
     for (int64_t r = 0; r < rows; ++r) {
       Row<C> want;
       for (int64_t c = 0; c < cols; ++c) want.push_back(in.get(r, c));
@@ -134,8 +137,8 @@ void check(Tally& t, DType from, DType to, Call call) {
       for (int64_t c = 0; c < cols; ++c) {
         const Real<C> w = want[size_t(c)];
         const double got = out.get(r, c);
-        t.expect(within(to, got, w), "%s %s to %s, %d cols, row %d, col %d: got %.9g, want %.9g +- %g", Op::name, name(from), name(to),
-                 int(cols), int(r), int(c), got, w.v, w.e);
+        t.expect(within(to, got, w), "%s %s to %s, %d cols, row %d, col %d: got %.9g, want %.9g +- %g", Op::name,
+                 name(from), name(to), int(cols), int(r), int(c), got, w.v, w.e);
       }
     }
   }

@@ -12,11 +12,17 @@ namespace {
 struct CpuDoor {
   int threads = 2;
   template <class In, class Out>
-  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const { return k::cpu::copy(on_threads(threads), in, out, rows, cols); }
+  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const {
+    return k::cpu::copy(on_threads(threads), in, out, rows, cols);
+  }
   template <class In, class Out>
-  k::Status copy(const In& in, const Out& out, int64_t n) const { return k::cpu::copy(on_threads(threads), in, out, n); }
+  k::Status copy(const In& in, const Out& out, int64_t n) const {
+    return k::cpu::copy(on_threads(threads), in, out, n);
+  }
   template <class In, class Out>
-  k::Status rmsnorm(const In& in, const Out& out, int64_t rows, int64_t cols) const { return k::cpu::rmsnorm(on_threads(threads), in, out, rows, cols); }
+  k::Status rmsnorm(const In& in, const Out& out, int64_t rows, int64_t cols) const {
+    return k::cpu::rmsnorm(on_threads(threads), in, out, rows, cols);
+  }
 };
 using H = HostMemory;
 
@@ -42,7 +48,9 @@ TEST_CASE("codes of scales found for groups") {
     check_found_scales<k::float8_e4m3, H>(t, door);
   });
 }
-TEST_CASE("codes of scales found for rows") { run([](Tally& t, const CpuDoor& door) { check_row_scales<H>(t, door); }); }
+TEST_CASE("codes of scales found for rows") {
+  run([](Tally& t, const CpuDoor& door) { check_row_scales<H>(t, door); });
+}
 TEST_CASE("in front of a norm") { run([](Tally& t, const CpuDoor& door) { check_in_front_of_a_norm<H>(t, door); }); }
 TEST_CASE("embeddings") { run([](Tally& t, const CpuDoor& door) { check_embeddings<H>(t, door); }); }
 
@@ -68,7 +76,9 @@ TEST_CASE("dropout in packs at any column") {
     for (int64_t row = 0; row < 3; ++row) {
       for (int64_t col = 0; col + N <= 77; ++col) {
         const k::Pack<float, N> kept = map.map(k::broadcast<N>(1.f), row, col);
-        for (int i = 0; i < N; ++i) t.expect(kept[i] == (is_dropped(0.5, 3, 4, 20, row, col + i) ? 0.f : 2.f), "packs of %d at row %d, column %d: %d", N, int(row), int(col), i);
+        for (int i = 0; i < N; ++i)
+          t.expect(kept[i] == (is_dropped(0.5, 3, 4, 20, row, col + i) ? 0.f : 2.f),
+                   "packs of %d at row %d, column %d: %d", N, int(row), int(col), i);
       }
     }
   };
@@ -122,27 +132,38 @@ TEST_CASE("what copy refuses") {
     says(door.copy(k::load(c, 8) | k::dropout(share, 1, 2, 8), out, 4, 8), "in: dropout: p is not between 0 and 1");
     says(door.copy(k::load(c, 8) | k::dropout(share, c), out, 4, 8), "in: dropout: p is not between 0 and 1");
   }
-  says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2), out, 4, 8), "in: dropout: several rows need ld, how many numbers a row has");
-  says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2, 7), out, 4, 8), "in: dropout: ld is smaller than cols, rows would share their numbers");
+  says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2), out, 4, 8),
+       "in: dropout: several rows need ld, how many numbers a row has");
+  says(door.copy(k::load(c, 8) | k::dropout(0.5, 1, 2, 7), out, 4, 8),
+       "in: dropout: ld is smaller than cols, rows would share their numbers");
 
   says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4), "in: columns: the first column is negative, or too large");
 
   const auto quantized = [&](const auto& sink) { return door.copy(k::load(c, 8), sink, 4, 8); };
   says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "out: quantize: the row stride is smaller than cols");
-  says(quantized(k::quantize(q, 8, k::tensor_scale(static_cast<const float*>(nullptr)))), "out: quantize: a pointer to scales or zeros is null");
-  says(quantized(k::quantize(q, 8, k::group_scales(c, 1, 3))), "out: quantize: the group or block size is not a power of two");
-  says(quantized(k::quantize(q, 8, k::group_scales(c, -1, 4))), "out: quantize: the row stride of the scales is negative");
+  says(quantized(k::quantize(q, 8, k::tensor_scale(static_cast<const float*>(nullptr)))),
+       "out: quantize: a pointer to scales or zeros is null");
+  says(quantized(k::quantize(q, 8, k::group_scales(c, 1, 3))),
+       "out: quantize: the group or block size is not a power of two");
+  says(quantized(k::quantize(q, 8, k::group_scales(c, -1, 4))),
+       "out: quantize: the row stride of the scales is negative");
   says(quantized(k::quantize(q, 8, p + 2048, 2, 0)), "out: quantize: the group size is less than 1");
-  says(quantized(k::quantize(q, 8, p + 2048, 1, 4)), "out: quantize: the row stride of the scales is smaller than the number of groups");
-  says(quantized(k::quantize(q, 8, static_cast<float*>(nullptr), 2, 4)), "out: quantize: the pointer to the scales is null");
+  says(quantized(k::quantize(q, 8, p + 2048, 1, 4)),
+       "out: quantize: the row stride of the scales is smaller than the number of groups");
+  says(quantized(k::quantize(q, 8, static_cast<float*>(nullptr), 2, 4)),
+       "out: quantize: the pointer to the scales is null");
   says(quantized(k::quantize(static_cast<int8_t*>(nullptr), 8, p + 2048, 2, 4)), "out: quantize: the pointer is null");
 
-  const auto tokens = [&](const int32_t* which, int64_t vocabulary) { return k::embed(k::load(c, 8), which, vocabulary); };
+  const auto tokens = [&](const int32_t* which, int64_t vocabulary) {
+    return k::embed(k::load(c, 8), which, vocabulary);
+  };
   says(door.copy(tokens(nullptr, 3), out, 4, 8), "in: embed: the pointer to the ids is null");
   says(door.copy(tokens(between, 3), out, 4, 8), "in: embed: the pointer to the ids is not aligned for its elements");
   says(door.copy(tokens(ids, 0), out, 4, 8), "in: embed: the vocabulary has less than one row");
-  says(door.copy(tokens(ids, 3).report(reinterpret_cast<int64_t*>(reinterpret_cast<char*>(&wrong) + 4)), out, 4, 8), "in: embed: the pointer to the report is not aligned for a number of 64 bits");
-  says(door.copy(k::embed(k::load(static_cast<const float*>(nullptr), 8), ids, 3), out, 4, 8), "in: load: the pointer is null");
+  says(door.copy(tokens(ids, 3).report(reinterpret_cast<int64_t*>(reinterpret_cast<char*>(&wrong) + 4)), out, 4, 8),
+       "in: embed: the pointer to the report is not aligned for a number of 64 bits");
+  says(door.copy(k::embed(k::load(static_cast<const float*>(nullptr), 8), ids, 3), out, 4, 8),
+       "in: load: the pointer is null");
   says(door.copy(tokens(ids, 3), k::store(p + 8, 8), 4, 8), "out overlaps in, and not element for element");
   says(door.copy(tokens(ids, 3), k::store(p, 8), 4, 8), "out overlaps in, and not element for element");
   CHECK(door.copy(tokens(ids, 3), out, 4, 8));

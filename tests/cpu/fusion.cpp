@@ -1,5 +1,5 @@
-// Row operations with sources, maps and sinks around them, on the CPU: everything a functor can do, in rows that fit a cache
-// and rows that do not.
+// Row operations with sources, maps and sinks around them, on the CPU: everything a functor can do, in rows that fit a
+// cache and rows that do not.
 #include "support/cpu.h"
 #include "support/families.h"
 #include "support/random_matrix.h"
@@ -46,7 +46,8 @@ struct Plain {
 
 template <class Op, class In, class Out>
 void run(Tally& t, const In& in, const Out& out, int64_t rows, int64_t cols) {
-  const k::Status status = Op{}.run(on_threads(2), in, out, rows, cols, static_cast<float*>(nullptr), static_cast<float*>(nullptr));
+  const k::Status status =
+      Op{}.run(on_threads(2), in, out, rows, cols, static_cast<float*>(nullptr), static_cast<float*>(nullptr));
   t.expect(status.ok(), "%s, %d cols: %s", Op::name, int(cols), status.reason());
 }
 
@@ -87,7 +88,8 @@ TEST_CASE("log_softmax under a mask of -inf, with maps behind it") {
     for (int64_t c = 0; c < cols; ++c) mask.set(0, c, make<k::bfloat16>(c % 3 == 1 ? -kInfinity : 0.0));
     mask.upload();
     Guarded<float> y(kRows, cols, cols);
-    run<LogSoftmax>(t, k::load(x.data(), x.ld()) | k::add(mask.data()), k::scale(0.5) | k::shift(1) | k::store(y.data(), y.ld()), kRows, cols);
+    run<LogSoftmax>(t, k::load(x.data(), x.ld()) | k::add(mask.data()),
+                    k::scale(0.5) | k::shift(1) | k::store(y.data(), y.ld()), kRows, cols);
     check_matrix(t, "row mask", LogSoftmax{}, y,
                  [&](int64_t r, int64_t c) { return c % 3 == 1 ? Real<>(-kInfinity) : Real<>(x.value(r, c)); },
                  [](int64_t, int64_t, Real<> v) { return std::isinf(v.v) ? v : v * Real<>(0.5) + Real<>(1.0); });
@@ -102,7 +104,9 @@ TEST_CASE("rows that overlap, and one row over and over") {
     Guarded<float> y(kRows, cols, cols);
     for (const int64_t ld : {0, 1}) {
       run<RmsNorm>(t, k::load(x.data(), ld), k::store(y.data(), y.ld()), kRows, cols);
-      check_matrix(t, "row stride below cols", RmsNorm{}, y, [&](int64_t r, int64_t c) { return Real<>(x.value(0, r * ld + c)); }, unchanged);
+      check_matrix(
+          t, "row stride below cols", RmsNorm{}, y,
+          [&](int64_t r, int64_t c) { return Real<>(x.value(0, r * ld + c)); }, unchanged);
     }
   }
   CHECK_TALLY(t);
@@ -118,23 +122,27 @@ TEST_CASE("layernorm of a residual stream that is updated in place") {
     const Matrix<float> before(9, kRows, cols, cols + 1);
     Guarded<float> mean(kRows, 1, 1), rstd(kRows, 1, 1);
     Guarded<k::bfloat16> y(kRows, cols, cols);
-    const auto h = k::load(x.data(), x.ld()) | k::add(k::row(bias.data())) | k::add(k::load(residual.data(), residual.ld())) |
-                   k::tee(residual.data(), residual.ld());
-    const k::Status status = k::cpu::layernorm(on_threads(2), h, k::affine(gamma.data(), beta.data()) | k::store(y.data(), y.ld()), kRows,
-                                               cols, k::LayerNorm{}.mean(mean.data()).rstd(rstd.data()));
+    const auto h = k::load(x.data(), x.ld()) | k::add(k::row(bias.data())) |
+                   k::add(k::load(residual.data(), residual.ld())) | k::tee(residual.data(), residual.ld());
+    const k::Status status =
+        k::cpu::layernorm(on_threads(2), h, k::affine(gamma.data(), beta.data()) | k::store(y.data(), y.ld()), kRows,
+                          cols, k::LayerNorm{}.mean(mean.data()).rstd(rstd.data()));
     t.expect(status.ok(), "%d cols: %s", int(cols), status.reason());
-    const auto sum = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)) + Real<>(bias.value(0, c)) + Real<>(before.value(r, c)); };
+    const auto sum = [&](int64_t r, int64_t c) {
+      return Real<>(x.value(r, c)) + Real<>(bias.value(0, c)) + Real<>(before.value(r, c));
+    };
     check_matrix(t, "the residual", Plain{}, residual, sum, unchanged);
-    check_matrix(t, "the output", LayerNorm{}, y, sum,
-                 [&](int64_t, int64_t c, Real<> v) { return v * Real<>(gamma.value(0, c)) + Real<>(beta.value(0, c)); });
+    check_matrix(t, "the output", LayerNorm{}, y, sum, [&](int64_t, int64_t c, Real<> v) {
+      return v * Real<>(gamma.value(0, c)) + Real<>(beta.value(0, c));
+    });
     mean.download();
     rstd.download();
     for (int64_t r = 0; r < kRows; ++r) {
       Row<> row;
       for (int64_t c = 0; c < cols; ++c) row.push_back(sum(r, c));
       const RowStatistics<float> want = LayerNorm{}.expect(row);
-      t.expect(within(mean.get(r, 0), want.mean) && within(rstd.get(r, 0), want.rstd), "%d cols, row %d: mean %g, rstd %g", int(cols),
-               int(r), mean.get(r, 0), rstd.get(r, 0));
+      t.expect(within(mean.get(r, 0), want.mean) && within(rstd.get(r, 0), want.rstd),
+               "%d cols, row %d: mean %g, rstd %g", int(cols), int(r), mean.get(r, 0), rstd.get(r, 0));
     }
   }
   CHECK_TALLY(t);
@@ -147,7 +155,8 @@ TEST_CASE("a tee to a narrower type") {
     const Matrix<float> x(10, kRows, cols, cols);
     Guarded<k::half> copy(kRows, cols, cols + 1);
     Guarded<float> y(kRows, cols, cols);
-    run<RmsNorm>(t, k::load(x.data(), x.ld()) | k::scale(2) | k::tee(copy.data(), copy.ld()) | k::shift(0.5), k::store(y.data(), y.ld()), kRows, cols);
+    run<RmsNorm>(t, k::load(x.data(), x.ld()) | k::scale(2) | k::tee(copy.data(), copy.ld()) | k::shift(0.5),
+                 k::store(y.data(), y.ld()), kRows, cols);
     const auto twice = [&](int64_t r, int64_t c) { return Real<>(2 * x.value(r, c)); };
     check_matrix(t, "the copy", Plain{}, copy, twice, unchanged);
     check_matrix(t, "behind the tee", RmsNorm{}, y, [&](int64_t r, int64_t c) {
@@ -165,7 +174,8 @@ TEST_CASE("rmsnorm rounds where a model family does, to the bit") {
     Guarded<k::half> y(kRows, cols, cols);
     Guarded<float> rstd(1, kRows, kRows);
     each_family(weight.data(), [&](const char* name, const auto& maps, const auto& model) {
-      const k::Status status = k::cpu::rmsnorm(on_threads(2), k::load(x.data(), cols), maps | k::store(y.data(), cols), kRows, cols, k::RmsNorm{}.eps(1e-6).rstd(rstd.data()));
+      const k::Status status = k::cpu::rmsnorm(on_threads(2), k::load(x.data(), cols), maps | k::store(y.data(), cols),
+                                               kRows, cols, k::RmsNorm{}.eps(1e-6).rstd(rstd.data()));
       t.expect(status.ok(), "%s: %s", name, status.reason());
       y.download();
       rstd.download();
@@ -185,26 +195,32 @@ TEST_CASE("maps behind a norm") {
     const auto before = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); };
     const auto in = k::load(x.data(), x.ld());
 
-    run<RmsNorm>(t, in, k::round_to<k::half>() | k::affine(k::one_plus(gamma.data())) | k::gelu() | k::store(y.data(), y.ld()), kRows, cols);
+    run<RmsNorm>(t, in,
+                 k::round_to<k::half>() | k::affine(k::one_plus(gamma.data())) | k::gelu() | k::store(y.data(), y.ld()),
+                 kRows, cols);
     check_matrix(t, "round_to | affine | gelu", RmsNorm{}, y, before, [&](int64_t, int64_t c, Real<> v) {
       return gelu(rounded_to<k::half>(v) * (Real<>(1.0) + Real<>(gamma.value(0, c))));
     });
 
     run<LayerNorm>(t, in,
                    k::affine(gamma.data(), beta.data()) |
-                       k::both(k::silu() | k::tee(y.data(), y.ld()) | k::mul(k::load(other.data(), other.ld())) | k::store(z.data(), z.ld()),
+                       k::both(k::silu() | k::tee(y.data(), y.ld()) | k::mul(k::load(other.data(), other.ld())) |
+                                   k::store(z.data(), z.ld()),
                                k::gelu_erf() | k::store(y8.data(), y8.ld())),
                    kRows, cols);
     const auto affine = [&](int64_t c, Real<> v) { return v * Real<>(gamma.value(0, c)) + Real<>(beta.value(0, c)); };
-    check_matrix(t, "both, tee", LayerNorm{}, y, before, [&](int64_t, int64_t c, Real<> v) { return silu(affine(c, v)); });
-    check_matrix(t, "both, first", LayerNorm{}, z, before,
-                 [&](int64_t r, int64_t c, Real<> v) { return rounded_to<k::half>(silu(affine(c, v))) * Real<>(other.value(r, c)); });
-    check_matrix(t, "both, second", LayerNorm{}, y8, before, [&](int64_t, int64_t c, Real<> v) { return gelu_erf(affine(c, v)); });
+    check_matrix(t, "both, tee", LayerNorm{}, y, before,
+                 [&](int64_t, int64_t c, Real<> v) { return silu(affine(c, v)); });
+    check_matrix(t, "both, first", LayerNorm{}, z, before, [&](int64_t r, int64_t c, Real<> v) {
+      return rounded_to<k::half>(silu(affine(c, v))) * Real<>(other.value(r, c));
+    });
+    check_matrix(t, "both, second", LayerNorm{}, y8, before,
+                 [&](int64_t, int64_t c, Real<> v) { return gelu_erf(affine(c, v)); });
   }
   CHECK_TALLY(t);
 }
 
-// ---- quantize ----------------------------------------------------------------------------------------------------------
+// ---- quantize -------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -214,8 +230,10 @@ void check_quantize(Tally& t, int64_t cols) {
   Guarded<T> q(kRows, cols, cols + 3);
   Guarded<float> scales(kRows, 1, 1);
   Guarded<float> copy(kRows, cols, cols);
-  run<Op>(t, k::load(x.data(), x.ld()), k::affine(gamma.data()) | k::tee(copy.data(), cols) | k::relu() | k::quantize(q.data(), q.ld(), scales.data()),
-          kRows, cols);
+  run<Op>(
+      t, k::load(x.data(), x.ld()),
+      k::affine(gamma.data()) | k::tee(copy.data(), cols) | k::relu() | k::quantize(q.data(), q.ld(), scales.data()),
+      kRows, cols);
   q.download();
   scales.download();
   copy.download();
@@ -229,7 +247,8 @@ void check_quantize(Tally& t, int64_t cols) {
     t.expect(problem.empty(), "%s, tee before quantize, %d cols, %s", Op::name, int(cols), problem.c_str());
     for (Real<>& v : row) v = relu(v);
     const Real<> scale = quantize<T>(row);
-    t.expect(within(scales.get(r, 0), scale), "%s, %d cols, row %d: scale %g, want %g", Op::name, int(cols), int(r), scales.get(r, 0), scale.v);
+    t.expect(within(scales.get(r, 0), scale), "%s, %d cols, row %d: scale %g, want %g", Op::name, int(cols), int(r),
+             scales.get(r, 0), scale.v);
     problem = mismatch(r, row, [&](int64_t c) { return q.get(r, c); });
     t.expect(problem.empty(), "%s, codes, %d cols, %s", Op::name, int(cols), problem.c_str());
   }
@@ -257,7 +276,8 @@ TEST_CASE("quantize: a row of zeros, and one with a NaN") {
     x.set(1, c, c == 57 ? std::nanf("") : 1.f);
   }
   x.upload();
-  REQUIRE(k::cpu::rmsnorm(k::cpu::Exec{1}, k::load(x.data(), cols), k::quantize(q.data(), cols, scales.data()), 2, cols));
+  REQUIRE(
+      k::cpu::rmsnorm(k::cpu::Exec{1}, k::load(x.data(), cols), k::quantize(q.data(), cols, scales.data()), 2, cols));
   q.download();
   scales.download();
   CHECK(scales.get(0, 0) == 0.f);
@@ -267,7 +287,7 @@ TEST_CASE("quantize: a row of zeros, and one with a NaN") {
   CHECK(zeros);
 }
 
-// ---- users' functors ---------------------------------------------------------------------------------------------------
+// ---- users' functors ------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -298,7 +318,8 @@ struct OneFlowStore {
   }
 };
 
-// A source and a sink that move vectors: they say how wide with `widest` and max_pack(), and note when they were not heeded.
+// A source and a sink that move vectors: they say how wide with `widest` and max_pack(), and note when they were not
+// heeded.
 struct Picky : k::Functor {
   const float* p;
   int64_t ld;
@@ -378,12 +399,14 @@ TEST_CASE("users' maps, and functors in OneFlow's form") {
     const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); };
     run<Softmax>(t, in, out, kRows, cols);
     check_matrix(t, "OneFlow's forms", Softmax{}, y, value, unchanged);
-    const k::Status status = k::cpu::log_softmax<OneFlowLoad<k::half>, OneFlowStore<float>, float>(k::cpu::Exec{1}, in, out, kRows, cols);
+    const k::Status status =
+        k::cpu::log_softmax<OneFlowLoad<k::half>, OneFlowStore<float>, float>(k::cpu::Exec{1}, in, out, kRows, cols);
     t.expect(status.ok(), "OneFlow's template arguments: %s", status.reason());
     check_matrix(t, "OneFlow's template arguments", LogSoftmax{}, y, value, unchanged);
     run<Softmax>(t, in | Clamp(1), k::scale(2) | out, kRows, cols);
-    check_matrix(t, "with maps", Softmax{}, y, [&](int64_t r, int64_t c) { return Real<>(std::fmin(x.value(r, c), 1)); },
-                 [](int64_t, int64_t, Real<> v) { return v * Real<>(2.0); });
+    check_matrix(
+        t, "with maps", Softmax{}, y, [&](int64_t r, int64_t c) { return Real<>(std::fmin(x.value(r, c), 1)); },
+        [](int64_t, int64_t, Real<> v) { return v * Real<>(2.0); });
   }
   CHECK_TALLY(t);
 }
@@ -397,11 +420,14 @@ TEST_CASE("a user's functor gets packs no wider than it allows") {
         Guarded<float> y(kRows, cols, cols + 4 - gap, 4 - shift);
         std::atomic<int64_t> broken{0};
         run<RmsNorm>(t, PickyLoad(x.data(), x.ld(), &broken), k::store(y.data(), y.ld()), kRows, cols);
-        check_matrix(t, "a picky source", RmsNorm{}, y, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, unchanged);
-        run<RmsNorm>(t, k::load(x.data(), x.ld()) | k::scale(2), k::scale(0.5) | PickyStore(y.data(), y.ld(), &broken), kRows, cols);
+        check_matrix(
+            t, "a picky source", RmsNorm{}, y, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, unchanged);
+        run<RmsNorm>(t, k::load(x.data(), x.ld()) | k::scale(2), k::scale(0.5) | PickyStore(y.data(), y.ld(), &broken),
+                     kRows, cols);
         check_matrix(t, "a picky sink", RmsNorm{}, y, [&](int64_t r, int64_t c) { return Real<>(2 * x.value(r, c)); },
                      [](int64_t, int64_t, Real<> v) { return v * Real<>(0.5); });
-        t.expect(broken == 0, "%d cols, gap %d, shift %d: %d packs too wide", int(cols), int(gap), int(shift), int(broken));
+        t.expect(broken == 0, "%d cols, gap %d, shift %d: %d packs too wide", int(cols), int(gap), int(shift),
+                 int(broken));
       }
     }
   }
@@ -414,18 +440,19 @@ TEST_CASE("every element is loaded once and stored once") {
     for (const int threads : {1, 3}) {
       const int64_t rows = 4;
       Counts counts(rows * cols);
-      const k::Status status = k::cpu::layernorm(on_threads(threads), CountingLoad(&counts, cols), CountingStore(&counts, cols), rows, cols);
+      const k::Status status =
+          k::cpu::layernorm(on_threads(threads), CountingLoad(&counts, cols), CountingStore(&counts, cols), rows, cols);
       t.expect(status.ok(), "%s", status.reason());
       for (size_t i = 0; i < counts.loads.size(); ++i) {
-        t.expect(counts.loads[i] == 1 && counts.stores[i] == 1, "%d cols, %d threads, element %zu: %d loads, %d stores", int(cols), threads, i,
-                 counts.loads[i].load(), counts.stores[i].load());
+        t.expect(counts.loads[i] == 1 && counts.stores[i] == 1, "%d cols, %d threads, element %zu: %d loads, %d stores",
+                 int(cols), threads, i, counts.loads[i].load(), counts.stores[i].load());
       }
     }
   }
   CHECK_TALLY(t);
 }
 
-// ---- effects: once for each element, wherever they stand ---------------------------------------------------------------
+// ---- effects: once for each element, wherever they stand ------------------------------------------------------------
 
 TEST_CASE("a tee in place, inside of add, mul and affine, runs once, however often its row is read") {
   Tally t;
@@ -445,15 +472,26 @@ TEST_CASE("a tee in place, inside of add, mul and affine, runs once, however oft
     const auto in = k::load(x.data(), x.ld());
     const auto out = k::store(y.data(), y.ld());
     twice_in_place("add", [&](const auto& both) { run<LayerNorm>(t, in | k::add(both), out, kRows, cols); });
-    check_matrix(t, "the sum", LayerNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
-    twice_in_place("mul", [&](const auto& both) { run<RmsNorm>(t, in | k::mul(both) | k::shift(1), out, kRows, cols); });
-    check_matrix(t, "the product", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) * doubled(r, c) + Real<>(1.0); }, unchanged);
-    twice_in_place("affine", [&](const auto& both) { run<RmsNorm>(t, in | k::affine(both, beta.data()), out, kRows, cols); });
-    check_matrix(t, "both", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) * doubled(r, c) + Real<>(beta.value(0, c)); }, unchanged);
-    twice_in_place("add in add", [&](const auto& both) { run<RmsNorm>(t, in | k::add(in | k::add(both)), out, kRows, cols); });
-    check_matrix(t, "the sum of three", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) + value(r, c) + doubled(r, c); }, unchanged);
+    check_matrix(
+        t, "the sum", LayerNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
+    twice_in_place("mul",
+                   [&](const auto& both) { run<RmsNorm>(t, in | k::mul(both) | k::shift(1), out, kRows, cols); });
+    check_matrix(
+        t, "the product", RmsNorm{}, y, [&](int64_t r, int64_t c) { return value(r, c) * doubled(r, c) + Real<>(1.0); },
+        unchanged);
+    twice_in_place("affine",
+                   [&](const auto& both) { run<RmsNorm>(t, in | k::affine(both, beta.data()), out, kRows, cols); });
+    check_matrix(
+        t, "both", RmsNorm{}, y,
+        [&](int64_t r, int64_t c) { return value(r, c) * doubled(r, c) + Real<>(beta.value(0, c)); }, unchanged);
+    twice_in_place("add in add",
+                   [&](const auto& both) { run<RmsNorm>(t, in | k::add(in | k::add(both)), out, kRows, cols); });
+    check_matrix(
+        t, "the sum of three", RmsNorm{}, y,
+        [&](int64_t r, int64_t c) { return value(r, c) + value(r, c) + doubled(r, c); }, unchanged);
     twice_in_place("add in a sink", [&](const auto& both) { run<RmsNorm>(t, in, k::add(both) | out, kRows, cols); });
-    check_matrix(t, "the sum behind", RmsNorm{}, y, value, [&](int64_t r, int64_t c, Real<> v) { return v + doubled(r, c); });
+    check_matrix(t, "the sum behind", RmsNorm{}, y, value,
+                 [&](int64_t r, int64_t c, Real<> v) { return v + doubled(r, c); });
     // A quantizing sink applies its maps twice: to find the scale, and to store.
     twice_in_place("add in front of quantize", [&](const auto& both) {
       run<RmsNorm>(t, in, k::add(both) | k::quantize(codes.data(), codes.ld(), scales.data()), kRows, cols);
@@ -464,7 +502,8 @@ TEST_CASE("a tee in place, inside of add, mul and affine, runs once, however oft
     twice_in_place("a copy", [&](const auto& both) {
       t.expect(k::cpu::copy(on_threads(2), in | k::add(both), out, kRows, cols).ok(), "copy");
     });
-    check_matrix(t, "the copied sum", Plain{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
+    check_matrix(
+        t, "the copied sum", Plain{}, y, [&](int64_t r, int64_t c) { return value(r, c) + doubled(r, c); }, unchanged);
   }
   CHECK_TALLY(t);
 }
@@ -474,8 +513,11 @@ TEST_CASE("the result may stand over what a tee wrote") {
   for (const int64_t cols : {7, 64, 20000, 300007}) {
     const Matrix<float> x(29, kRows, cols, cols);
     Guarded<float> over(kRows, cols, cols + 2);
-    run<LayerNorm>(t, k::load(x.data(), x.ld()) | k::scale(2) | k::tee(over.data(), over.ld()), k::store(over.data(), over.ld()), kRows, cols);
-    check_matrix(t, "over the tee", LayerNorm{}, over, [&](int64_t r, int64_t c) { return Real<>(2 * x.value(r, c)); }, unchanged);
+    run<LayerNorm>(t, k::load(x.data(), x.ld()) | k::scale(2) | k::tee(over.data(), over.ld()),
+                   k::store(over.data(), over.ld()), kRows, cols);
+    check_matrix(
+        t, "over the tee", LayerNorm{}, over, [&](int64_t r, int64_t c) { return Real<>(2 * x.value(r, c)); },
+        unchanged);
   }
   CHECK_TALLY(t);
 }
@@ -509,18 +551,24 @@ TEST_CASE("effects of users' sources and maps happen once, also inside of others
     const auto once = [&](const char* what, const auto& f) {
       Counts counts(rows * cols);
       f(&counts);
-      for (size_t i = 0; i < counts.loads.size(); ++i) t.expect(counts.loads[i] == 1, "%s, %d cols, element %zu: %d times", what, int(cols), i, counts.loads[i].load());
+      for (size_t i = 0; i < counts.loads.size(); ++i)
+        t.expect(counts.loads[i] == 1, "%s, %d cols, element %zu: %d times", what, int(cols), i,
+                 counts.loads[i].load());
     };
     const auto quantize = k::quantize(codes.data(), codes.ld(), scales.data());
-    once("a reload in add", [&](Counts* n) { run<RmsNorm>(t, in | k::add(CountingLoad(n, cols) | k::scale(2)), quantize, rows, cols); });
-    once("a map of a source", [&](Counts* n) { run<LayerNorm>(t, in | Counted(n, cols) | k::scale(2), quantize, rows, cols); });
-    once("a map in mul", [&](Counts* n) { run<LayerNorm>(t, in | k::mul(in | Counted(n, cols)), quantize, rows, cols); });
-    once("a map of a sink", [&](Counts* n) { run<LayerNorm>(t, in, k::scale(2) | Counted(n, cols) | quantize, rows, cols); });
+    once("a reload in add",
+         [&](Counts* n) { run<RmsNorm>(t, in | k::add(CountingLoad(n, cols) | k::scale(2)), quantize, rows, cols); });
+    once("a map of a source",
+         [&](Counts* n) { run<LayerNorm>(t, in | Counted(n, cols) | k::scale(2), quantize, rows, cols); });
+    once("a map in mul",
+         [&](Counts* n) { run<LayerNorm>(t, in | k::mul(in | Counted(n, cols)), quantize, rows, cols); });
+    once("a map of a sink",
+         [&](Counts* n) { run<LayerNorm>(t, in, k::scale(2) | Counted(n, cols) | quantize, rows, cols); });
   }
   CHECK_TALLY(t);
 }
 
-// ---- double ------------------------------------------------------------------------------------------------------------
+// ---- double ---------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a source in double is computed in double, also through float maps' constants and a tee") {
   const int64_t cols = 500;

@@ -1,4 +1,5 @@
-// The blocked product on the CPU: shapes, layouts, types, epilogues, kinds of weights and inputs, special values, threads.
+// The blocked product on the CPU: shapes, layouts, types, epilogues, kinds of weights and inputs, special values,
+// threads.
 #include <kernels/cpu/detail/matmul/gemm.h>
 
 #include <algorithm>
@@ -32,9 +33,9 @@ using Matrix = std::vector<Row<C>>;
 
 // What a product in C of two matrices should be.
 //
-// In a stretch of L columns, L roundings (twice as many where a product and a sum are rounded apart), each of at most one
-// unit of the sum so far, so of the sum of |x w|. The sums of the stretches are added one by one: one more rounding for each.
-// Stretches have at most 192 columns, and no fewer than 48 unless there is only one.
+// In a stretch of L columns, L roundings (twice as many where a product and a sum are rounded apart), each of at most
+// one unit of the sum so far, so of the sum of |x w|. The sums of the stretches are added one by one: one more rounding
+// for each. Stretches have at most 192 columns, and no fewer than 48 unless there is only one.
 template <class C>
 Real<C> product(const Row<C>& x, const Row<C>& w) {
   long double sum = 0, size = 0, error = 0;
@@ -78,7 +79,9 @@ struct Operands {
   Guarded<W> w_data;
 
   explicit Operands(const k::MatmulShape& s, Layout x_at = {}, Layout w_at = {})
-      : shape(s), x_data(s.m, s.k, s.k + x_at.gap, x_at.shift, Poison::nan), w_data(s.n, s.k, s.k + w_at.gap, w_at.shift, Poison::nan) {
+      : shape(s),
+        x_data(s.m, s.k, s.k + x_at.gap, x_at.shift, Poison::nan),
+        w_data(s.n, s.k, s.k + w_at.gap, w_at.shift, Poison::nan) {
     fill(x_data, mix(uint64_t(s.m * 1000003 + s.k)));
     fill(w_data, mix(uint64_t(s.n * 1000033 + s.k)), 0, 0.5);
   }
@@ -97,8 +100,8 @@ std::string verify(const k::Status& status, Guarded<D>& y, const Expect& expect)
       const auto want = expect(m, n);
       if (within(y.get(m, n), want)) continue;
       std::ostringstream text;
-      text << "(" << m << ", " << n << ") of " << y.rows() << " x " << y.cols() << ": got " << value_of(y.get(m, n)) << ", want "
-           << want.v << " +- " << want.e;
+      text << "(" << m << ", " << n << ") of " << y.rows() << " x " << y.cols() << ": got " << value_of(y.get(m, n))
+           << ", want " << want.v << " +- " << want.e;
       return text.str();
     }
   }
@@ -114,9 +117,11 @@ std::string plain(const k::MatmulShape& shape, int threads = 1, Layout x_at = {}
   Guarded<D> y(shape.m, shape.n, shape.n + y_at.gap, y_at.shift);
   const k::Status status = gemm(threads, in.x(), in.w(), k::store(y.data(), y.ld()), shape);
   const auto x = values<C>(in.x_data), w = values<C>(in.w_data);
-  const std::string problem = verify(status, y, [&](int64_t m, int64_t n) { return product(x[size_t(m)], w[size_t(n)]); });
+  const std::string problem =
+      verify(status, y, [&](int64_t m, int64_t n) { return product(x[size_t(m)], w[size_t(n)]); });
   if (problem.empty()) return problem;
-  return std::string(name(dtype_of<X>::value)) + " x " + name(dtype_of<W>::value) + ", K = " + std::to_string(shape.k) + ", " + problem;
+  return std::string(name(dtype_of<X>::value)) + " x " + name(dtype_of<W>::value) + ", K = " + std::to_string(shape.k) +
+         ", " + problem;
 }
 
 }  // namespace
@@ -136,8 +141,9 @@ TEST_CASE("gemm: every small M and N, and all K among them") {
 
 TEST_CASE("gemm: odd shapes of several blocks") {
   Tally t;
-  const k::MatmulShape shapes[] = {{301, 517, 401}, {1, 999, 333}, {999, 1, 333}, {29, 31, 4097}, {267, 257, 193}, {561, 67, 17},
-                                   {15, 33, 192},   {14, 32, 193}, {14, 32, 1},   {43, 1030, 97}, {2, 3, 20001}};
+  const k::MatmulShape shapes[] = {{301, 517, 401}, {1, 999, 333},  {999, 1, 333}, {29, 31, 4097},
+                                   {267, 257, 193}, {561, 67, 17},  {15, 33, 192}, {14, 32, 193},
+                                   {14, 32, 1},     {43, 1030, 97}, {2, 3, 20001}};
   for (const auto& shape : shapes) {
     expect_none(t, plain<float, float, float>(shape, 1));
     expect_none(t, plain<float, float, float>(shape, 3, {3, 1}, {1, 3}, {5, 1}));
@@ -193,8 +199,8 @@ TEST_CASE("gemm: a repeated row of inputs, and of weights") {
   CHECK(verify(status, y, [&](int64_t m, int64_t) { return product(x[size_t(m)], w[0]); }) == "");
 }
 
-// The rounding errors of a stretch, and those of the sums of stretches, differ in sign: sqrt(192 + 65536 / 192) = 23 units
-// would be far out for them, and twice that is what is allowed. One chain of 65536 sums drifts by more.
+// The rounding errors of a stretch, and those of the sums of stretches, differ in sign: sqrt(192 + 65536 / 192) = 23
+// units would be far out for them, and twice that is what is allowed. One chain of 65536 sums drifts by more.
 TEST_CASE("gemm: a long K under a large mean") {
   constexpr int64_t count = 65536;
   for (const double mean : {1e3, -1e3}) {
@@ -238,7 +244,7 @@ TEST_CASE("gemm: nothing to sum, and nothing to do") {
   CHECK(untouched.unchanged());
 }
 
-// ---- epilogues ---------------------------------------------------------------------------------------------------------
+// ---- epilogues ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("gemm: what follows the product is applied to each result once") {
   for (const k::MatmulShape& shape : {k::MatmulShape{37, 71, 45}, {300, 272, 410}, {9, 1040, 33}}) {
@@ -258,12 +264,15 @@ TEST_CASE("gemm: what follows the product is applied to each result once") {
     Guarded<float> residual(rows, cols, cols + 1, 1), given(rows, cols, cols + 1, 1);
     fill(residual, 6);
     fill(given, 6);
-    status = gemm(2, in.x(), in.w(), k::add(k::load(residual.data(), residual.ld())) | k::store(residual.data(), residual.ld()), shape);
-    CHECK(verify(status, residual, [&](int64_t m, int64_t n) { return sum(m, n) + Real<>(double(given.get(m, n))); }) == "");
+    status = gemm(2, in.x(), in.w(),
+                  k::add(k::load(residual.data(), residual.ld())) | k::store(residual.data(), residual.ld()), shape);
+    CHECK(verify(status, residual, [&](int64_t m, int64_t n) { return sum(m, n) + Real<>(double(given.get(m, n))); }) ==
+          "");
 
     Guarded<k::bfloat16> y16(rows, cols, cols);
     status = gemm(2, in.x(), in.w(),
-                  k::bias(b.data()) | k::both(k::store(y.data(), y.ld()), k::relu() | k::store(y16.data(), y16.ld())), shape);
+                  k::bias(b.data()) | k::both(k::store(y.data(), y.ld()), k::relu() | k::store(y16.data(), y16.ld())),
+                  shape);
     CHECK(verify(status, y, biased) == "");
     CHECK(verify(status, y16, [&](int64_t m, int64_t n) { return relu(biased(m, n)); }) == "");
 
@@ -312,7 +321,7 @@ TEST_CASE("gemm: a user's map and sink") {
   }
 }
 
-// ---- weights and inputs of other kinds -----------------------------------------------------------------------------------
+// ---- weights and inputs of other kinds ------------------------------------------------------------------------------
 
 TEST_CASE("gemm: gated weights") {
   for (const k::MatmulShape& shape : {k::MatmulShape{7, 5, 9}, {33, 70, 100}, {281, 259, 399}}) {
@@ -330,7 +339,8 @@ TEST_CASE("gemm: gated weights") {
     };
     CHECK(verify(status, y, joined) == "");
     status = gemm(2, in.x(), both, k::swiglu() | k::bias(b.data()) | k::relu() | k::store(y.data(), y.ld()), shape);
-    CHECK(verify(status, y, [&](int64_t m, int64_t n) { return relu(joined(m, n) + Real<>(double(b.get(0, n)))); }) == "");
+    CHECK(verify(status, y, [&](int64_t m, int64_t n) { return relu(joined(m, n) + Real<>(double(b.get(0, n)))); }) ==
+          "");
     status = gemm(2, in.x(), both, k::geglu() | k::store(y.data(), y.ld()), shape);
     CHECK(verify(status, y, [&](int64_t m, int64_t n) {
       return gelu(product(x[size_t(m)], w1[size_t(n)])) * product(x[size_t(m)], w3[size_t(n)]);
@@ -356,7 +366,8 @@ TEST_CASE("gemm: quantized weights") {
     const auto x = values<float>(in.x_data);
     Guarded<float> y(shape.m, shape.n, shape.n), scales(shape.n, shape.k / 64, shape.k / 64);
     for (int64_t n = 0; n < shape.n; ++n) {
-      for (int64_t i = 0; i < shape.k; ++i) in.w_data.data()[n * shape.k + i] = int8_t(mix(uint64_t(n * shape.k + i)) % 255 - 127);
+      for (int64_t i = 0; i < shape.k; ++i)
+        in.w_data.data()[n * shape.k + i] = int8_t(mix(uint64_t(n * shape.k + i)) % 255 - 127);
       for (int64_t g = 0; g < shape.k / 64; ++g) scales.set(n, g, float(1 + n % 5 + g) / 256);
     }
     scales.upload();
@@ -398,7 +409,8 @@ TEST_CASE("gemm: inputs normalized and changed on the way in") {
       for (size_t i = 0; i < row.size(); ++i) row[i] = row[i] * at(gamma, i);
     }
     const auto sum = [&](int64_t m, int64_t n) { return product(x[size_t(m)], w[size_t(n)]); };
-    k::Status status = gemm(2, k::normed(in.x(), k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), in.w(), k::store(y.data(), y.ld()), shape);
+    k::Status status = gemm(2, k::normed(in.x(), k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), in.w(),
+                            k::store(y.data(), y.ld()), shape);
     CHECK(verify(status, y, sum) == "");
 
     x = values<float>(in.x_data);
@@ -406,7 +418,8 @@ TEST_CASE("gemm: inputs normalized and changed on the way in") {
       layernorm(row, 1e-5);
       for (size_t i = 0; i < row.size(); ++i) row[i] = row[i] * at(gamma, i) + at(beta, i);
     }
-    status = gemm(2, k::normed(in.x(), k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), in.w(), k::store(y.data(), y.ld()), shape);
+    status = gemm(2, k::normed(in.x(), k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), in.w(),
+                  k::store(y.data(), y.ld()), shape);
     CHECK(verify(status, y, sum) == "");
 
     x = values<float>(in.x_data);
@@ -418,7 +431,7 @@ TEST_CASE("gemm: inputs normalized and changed on the way in") {
   }
 }
 
-// ---- special values ----------------------------------------------------------------------------------------------------
+// ---- special values -------------------------------------------------------------------------------------------------
 
 TEST_CASE("gemm: a NaN or an infinity reaches its row or column and no other") {
   const k::MatmulShape shape{31, 67, 205};
@@ -441,24 +454,28 @@ TEST_CASE("gemm: a NaN or an infinity reaches its row or column and no other") {
   }
 }
 
-// ---- threads -----------------------------------------------------------------------------------------------------------
+// ---- threads --------------------------------------------------------------------------------------------------------
 
 TEST_CASE("gemm: any number of threads gives the same bits") {
   Tally t;
-  for (const k::MatmulShape& shape : {k::MatmulShape{100, 301, 401}, {601, 37, 300}, {13, 1500, 70}, {300, 300, 17}, {1, 1, 500}}) {
+  for (const k::MatmulShape& shape :
+       {k::MatmulShape{100, 301, 401}, {601, 37, 300}, {13, 1500, 70}, {300, 300, 17}, {1, 1, 500}}) {
     const Operands<k::half, float> in(shape);
     Guarded<float> b(1, shape.n, shape.n);
     fill(b, 11);
     std::vector<unsigned char> plain_bits, gated_bits;
     for (const int threads : {1, 2, 3, 7, 64}) {
       Guarded<float> y(shape.m, shape.n, shape.n), z(shape.m, shape.n, shape.n);
-      REQUIRE(gemm(threads, k::normed(in.x(), k::LayerNorm{}), in.w(), k::bias(b.data()) | k::gelu() | k::store(y.data(), y.ld()), shape));
-      REQUIRE(gemm(threads, in.x(), k::gated(in.w() | k::scale(1), in.w() | k::scale(0.7)), k::swiglu() | k::store(z.data(), z.ld()), shape));
+      REQUIRE(gemm(threads, k::normed(in.x(), k::LayerNorm{}), in.w(),
+                   k::bias(b.data()) | k::gelu() | k::store(y.data(), y.ld()), shape));
+      REQUIRE(gemm(threads, in.x(), k::gated(in.w() | k::scale(1), in.w() | k::scale(0.7)),
+                   k::swiglu() | k::store(z.data(), z.ld()), shape));
       y.download();
       z.download();
       t.expect(y.intact() && z.intact(), "%d threads wrote outside the result", threads);
       if (threads == 1) plain_bits = y.bytes(), gated_bits = z.bytes();
-      t.expect(y.bytes() == plain_bits && z.bytes() == gated_bits, "M = %d: %d threads give other bits", int(shape.m), threads);
+      t.expect(y.bytes() == plain_bits && z.bytes() == gated_bits, "M = %d: %d threads give other bits", int(shape.m),
+               threads);
     }
   }
   CHECK_TALLY(t);

@@ -1,4 +1,5 @@
-// Products on the CPU: what stands before and behind them, weights that are put together, special values, packing, errors.
+// Products on the CPU: what stands before and behind them, weights that are put together, special values, packing,
+// errors.
 #include "support/cpu_products.h"
 #include <kernels/rope.h>
 
@@ -7,7 +8,7 @@
 
 using namespace test;
 
-// ---- what stands behind the product ------------------------------------------------------------------------------------
+// ---- what stands behind the product ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -56,15 +57,17 @@ void every_epilogue(Tally& t, const Case& c, const Run& run, const Sums& sums) {
       for (int64_t i = 0; i < n; ++i) y.set(m, i, residual.get(m, i));
     }
     y.upload();
-    check_result(t, "residual in place", c, run(k::bias(bias.data()) | k::add(k::load(y.data(), ld)) | k::store(y.data(), ld)), y,
+    check_result(t, "residual in place", c,
+                 run(k::bias(bias.data()) | k::add(k::load(y.data(), ld)) | k::store(y.data(), ld)), y,
                  [&](int64_t m, int64_t i) { return biased(m, i) + Real<>(residual.value(m, i)); });
   }
   {
     Guarded<int8_t> y(c.m, n, ld, 1);
-    check_result(t, "clip, int8", c, run(Clip{{}, 20.f} | k::scale(4) | k::store(y.data(), ld)), y, [&](int64_t m, int64_t i) {
-      const Real<> x = at(m, i);
-      return Real<>(std::fmax(-20, std::fmin(20, x.v)), x.e) * Real<>(4);
-    });
+    check_result(t, "clip, int8", c, run(Clip{{}, 20.f} | k::scale(4) | k::store(y.data(), ld)), y,
+                 [&](int64_t m, int64_t i) {
+                   const Real<> x = at(m, i);
+                   return Real<>(std::fmax(-20, std::fmin(20, x.v)), x.e) * Real<>(4);
+                 });
   }
   {
     Guarded<float> y(c.m, n, ld), relu_too(c.m, n, n, 1);
@@ -73,17 +76,21 @@ void every_epilogue(Tally& t, const Case& c, const Run& run, const Sums& sums) {
                             k::both(k::store(y.data(), ld), k::relu() | k::store(relu_too.data(), n)));
     const auto scaled = [&](int64_t m, int64_t i) { return at(m, i) * Real<>(per_row.value(0, m)); };
     check_result(t, "tee", c, status, before, scaled);
-    check_result(t, "behind a tee", c, status, y, [&](int64_t m, int64_t i) { return rounded_to<k::half>(scaled(m, i)); });
-    check_result(t, "both", c, status, relu_too, [&](int64_t m, int64_t i) { return relu(rounded_to<k::half>(scaled(m, i))); });
+    check_result(t, "behind a tee", c, status, y,
+                 [&](int64_t m, int64_t i) { return rounded_to<k::half>(scaled(m, i)); });
+    check_result(t, "both", c, status, relu_too,
+                 [&](int64_t m, int64_t i) { return relu(rounded_to<k::half>(scaled(m, i))); });
   }
   {
     Guarded<float> y(c.m, n, n);
-    check_result(t, "OneFlow's store", c, run(OneFlowStore{y.data(), n}), y, [&](int64_t m, int64_t i) { return at(m, i) * Real<>(2); });
+    check_result(t, "OneFlow's store", c, run(OneFlowStore{y.data(), n}), y,
+                 [&](int64_t m, int64_t i) { return at(m, i) * Real<>(2); });
   }
   if (n >= 3) {
     const int64_t first = n / 3, second = n - first;
     Guarded<float> a(c.m, first, first + 1), b(c.m, second, second, 1);
-    const auto status = run(k::bias(bias.data()) | k::apart(k::store(a.data(), first + 1), first, k::store(b.data(), second), second));
+    const auto status =
+        run(k::bias(bias.data()) | k::apart(k::store(a.data(), first + 1), first, k::store(b.data(), second), second));
     check_result(t, "apart, first", c, status, a, biased);
     check_result(t, "apart, second", c, status, b, [&](int64_t m, int64_t i) { return biased(m, i + first); });
   }
@@ -93,18 +100,27 @@ void every_epilogue(Tally& t, const Case& c, const Run& run, const Sums& sums) {
 
 TEST_CASE("every epilogue") {
   Tally t;
-  for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 100}, Case{6, 96, 70}, Case{33, 21, 65}, Case{70, 40, 33}}) {
+  for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 100}, Case{6, 96, 70},
+                       Case{33, 21, 65}, Case{70, 40, 33}}) {
     const Matrix<float> x(1, c.m, c.k, c.k, 0, 1);
     const Plain<k::half> w(c.n, c.k);
-    every_epilogue(t, c, [&](const auto& out) { return k::cpu::matmul(on_threads(2), k::load(x.data(), c.k), w.source(), out, {c.m, c.n, c.k}); },
-                   [&](int64_t m, int64_t n) { return product(m, n, c.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w); });
+    every_epilogue(
+        t, c,
+        [&](const auto& out) {
+          return k::cpu::matmul(on_threads(2), k::load(x.data(), c.k), w.source(), out, {c.m, c.n, c.k});
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+              m, n, c.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w);
+        });
   }
   CHECK_TALLY(t);
 }
 
 TEST_CASE("gated weights") {
   Tally t;
-  for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 1100}, Case{33, 21, 65}, Case{1, 9000, 3}, Case{70, 40, 33}}) {
+  for (const Case c : {Case{1, 1, 40}, Case{1, 50, 333}, Case{2, 48, 64}, Case{5, 7, 1100}, Case{33, 21, 65},
+                       Case{1, 9000, 3}, Case{70, 40, 33}}) {
     const Matrix<float> x(1, c.m, c.k, c.k, 0, 0.3), bias(2, 1, c.n, c.n);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     const auto in = k::load(static_cast<const float*>(x.data()), c.k);
@@ -112,12 +128,15 @@ TEST_CASE("gated weights") {
     const auto check = [&](const auto& gate, const auto& up) {
       const auto w = k::gated(gate.source(), up.source());
       Guarded<float> y(c.m, c.n, c.n + 1), y2(c.m, c.n, c.n);
-      check_result(t, "swiglu", c, k::cpu::matmul(cx, in, w, k::swiglu() | k::store(y.data(), c.n + 1), {c.m, c.n, c.k}), y,
-                   [&](int64_t m, int64_t n) { return silu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up); });
+      check_result(
+          t, "swiglu", c, k::cpu::matmul(cx, in, w, k::swiglu() | k::store(y.data(), c.n + 1), {c.m, c.n, c.k}), y,
+          [&](int64_t m, int64_t n) { return silu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up); });
       check_result(t, "geglu, bias, relu", c,
-                   k::cpu::matmul(cx, in, w, k::geglu() | k::bias(bias.data()) | k::relu() | k::store(y2.data(), c.n), {c.m, c.n, c.k}), y2,
-                   [&](int64_t m, int64_t n) {
-                     return relu(gelu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up) + Real<>(bias.value(0, n)));
+                   k::cpu::matmul(cx, in, w, k::geglu() | k::bias(bias.data()) | k::relu() | k::store(y2.data(), c.n),
+                                  {c.m, c.n, c.k}),
+                   y2, [&](int64_t m, int64_t n) {
+                     return relu(gelu(product(m, n, c.k, value, gate)) * product(m, n, c.k, value, up) +
+                                 Real<>(bias.value(0, n)));
                    });
     };
     check(Plain<k::half>(c.n, c.k), Plain<k::half>(c.n, c.k, 7));
@@ -138,7 +157,8 @@ TEST_CASE("stacked weights, apart") {
       Guarded<float> q(m, ns[0], ns[0], 1), kk(m, ns[1], ns[1] + 1), v(m, ns[2], ns[2]);
       const Case shape{m, n, cols};
       const auto status = k::cpu::matmul(on_threads(2), k::load(x.data(), cols), w,
-                                         k::apart(k::store(q.data(), q.ld()), ns[0], k::store(kk.data(), kk.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]),
+                                         k::apart(k::store(q.data(), q.ld()), ns[0], k::store(kk.data(), kk.ld()),
+                                                  ns[1], k::store(v.data(), v.ld()), ns[2]),
                                          {m, n, cols});
       check_result(t, "first", shape, status, q, [&](int64_t r, int64_t i) { return product(r, i, cols, value, a); });
       check_result(t, "second", shape, status, kk, [&](int64_t r, int64_t i) { return product(r, i, cols, value, b); });
@@ -158,24 +178,29 @@ TEST_CASE("a mixture of experts, there and back") {
   const FourBit<float, false> back(number * 16, n, 8);
   const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r / top_k, c)); };
   Guarded<float> h(tokens * top_k, n, n), y(tokens, 16, 17);
-  const auto there = k::cpu::matmul(on_threads(2), k::repeated(k::load(x.data(), cols), top_k),
-                                    k::gated(k::experts(gate.source(), ids, n, number), k::experts(up.source(), ids, n, number)),
-                                    k::swiglu() | k::store(h.data(), n), {tokens * top_k, n, cols});
+  const auto there =
+      k::cpu::matmul(on_threads(2), k::repeated(k::load(x.data(), cols), top_k),
+                     k::gated(k::experts(gate.source(), ids, n, number), k::experts(up.source(), ids, n, number)),
+                     k::swiglu() | k::store(h.data(), n), {tokens * top_k, n, cols});
   check_result(t, "there", {tokens * top_k, n, cols}, there, h, [&](int64_t slot, int64_t i) {
-    return silu(product(slot, ids[slot] * n + i, cols, value, gate)) * product(slot, ids[slot] * n + i, cols, value, up);
+    return silu(product(slot, ids[slot] * n + i, cols, value, gate)) *
+           product(slot, ids[slot] * n + i, cols, value, up);
   });
-  const auto status = k::cpu::matmul(on_threads(2), k::load(h.data(), top_k * n), k::mixed(back.source(), ids, shares.data(), top_k, 16, n, number),
+  const auto status = k::cpu::matmul(on_threads(2), k::load(h.data(), top_k * n),
+                                     k::mixed(back.source(), ids, shares.data(), top_k, 16, n, number),
                                      k::store(y.data(), 17), {tokens, 16, top_k * n});
   check_result(t, "back", {tokens, 16, top_k * n}, status, y, [&](int64_t m, int64_t i) {
-    return product(m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(h.get(r * top_k + c / n, c % n)); }, [&](int64_t r, int64_t c) {
-      const int64_t slot = m * top_k + c / n;
-      return shares.value(0, slot) * back(ids[slot] * 16 + r, c % n);
-    });
+    return product(
+        m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(h.get(r * top_k + c / n, c % n)); },
+        [&](int64_t r, int64_t c) {
+          const int64_t slot = m * top_k + c / n;
+          return shares.value(0, slot) * back(ids[slot] * 16 + r, c % n);
+        });
   });
   CHECK_TALLY(t);
 }
 
-// ---- what stands before it ---------------------------------------------------------------------------------------------
+// ---- what stands before it ------------------------------------------------------------------------------------------
 
 TEST_CASE("inputs with maps before the product") {
   Tally t;
@@ -185,9 +210,12 @@ TEST_CASE("inputs with maps before the product") {
     const Plain<float> w(c.n, c.k);
     Guarded<float> y(c.m, c.n, c.n);
     const auto in = k::load(static_cast<const k::half*>(x.data()), c.k + 1) | k::bias(bias.data()) | k::silu();
-    check_result(t, "bias, silu before", c, k::cpu::matmul(on_threads(2), in, w.source(), k::store(y.data(), c.n), {c.m, c.n, c.k}), y,
+    check_result(t, "bias, silu before", c,
+                 k::cpu::matmul(on_threads(2), in, w.source(), k::store(y.data(), c.n), {c.m, c.n, c.k}), y,
                  [&](int64_t m, int64_t n) {
-                   return product(m, n, c.k, [&](int64_t r, int64_t i) { return silu(Real<>(x.value(r, i)) + Real<>(bias.value(0, i))); }, w);
+                   return product(
+                       m, n, c.k,
+                       [&](int64_t r, int64_t i) { return silu(Real<>(x.value(r, i)) + Real<>(bias.value(0, i))); }, w);
                  });
   }
   CHECK_TALLY(t);
@@ -195,7 +223,8 @@ TEST_CASE("inputs with maps before the product") {
 
 TEST_CASE("normalized inputs") {
   Tally t;
-  for (const Case c : {Case{1, 20, 1}, Case{1, 20, 333}, Case{2, 7, 5000}, Case{1, 3, 70000}, Case{5, 9, 100}, Case{33, 5, 70}, Case{32, 5, 2500}}) {
+  for (const Case c : {Case{1, 20, 1}, Case{1, 20, 333}, Case{2, 7, 5000}, Case{1, 3, 70000}, Case{5, 9, 100},
+                       Case{33, 5, 70}, Case{32, 5, 2500}}) {
     const Matrix<k::half> x(1, c.m, c.k, c.k + 1, 1, 1);
     const Matrix<float> gamma(2, 1, c.k, c.k), beta(3, 1, c.k, c.k);
     const Plain<float> w(c.n, c.k);
@@ -207,27 +236,36 @@ TEST_CASE("normalized inputs") {
         if (&which == &rows[0]) rmsnorm(row, 1e-6);
         else layernorm(row, 1e-5);
         for (int64_t i = 0; i < c.k; ++i) row[size_t(i)] = row[size_t(i)] * Real<>(gamma.value(0, i));
-        if (&which == &rows[1]) for (int64_t i = 0; i < c.k; ++i) row[size_t(i)] = row[size_t(i)] + Real<>(beta.value(0, i));
+        if (&which == &rows[1])
+          for (int64_t i = 0; i < c.k; ++i) row[size_t(i)] = row[size_t(i)] + Real<>(beta.value(0, i));
         which.push_back(row);
       }
     }
     const auto want = [&](int which) {
-      return [&, which](int64_t m, int64_t n) { return product(m, n, c.k, [&](int64_t r, int64_t i) { return rows[which][size_t(r)][size_t(i)]; }, w); };
+      return [&, which](int64_t m, int64_t n) {
+        return product(
+            m, n, c.k, [&](int64_t r, int64_t i) { return rows[which][size_t(r)][size_t(i)]; }, w);
+      };
     };
     const k::cpu::Exec cx = on_threads(2);
     const auto in = k::load(static_cast<const k::half*>(x.data()), c.k + 1);
     Guarded<float> y(c.m, c.n, c.n), y2(c.m, c.n, c.n), rstd(c.m, 1, 1);
-    check_result(t, "rmsnorm", c, k::cpu::matmul(cx, k::normed(in, k::RmsNorm{}.eps(1e-6).rstd(rstd.data())) | k::mul(gamma.data()), w.source(),
-                                                 k::store(y.data(), c.n), {c.m, c.n, c.k}), y, want(0));
-    check_result(t, "layernorm", c, k::cpu::matmul(cx, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(),
-                                                   k::store(y2.data(), c.n), {c.m, c.n, c.k}), y2, want(1));
+    check_result(t, "rmsnorm", c,
+                 k::cpu::matmul(cx, k::normed(in, k::RmsNorm{}.eps(1e-6).rstd(rstd.data())) | k::mul(gamma.data()),
+                                w.source(), k::store(y.data(), c.n), {c.m, c.n, c.k}),
+                 y, want(0));
+    check_result(t, "layernorm", c,
+                 k::cpu::matmul(cx, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(),
+                                k::store(y2.data(), c.n), {c.m, c.n, c.k}),
+                 y2, want(1));
     rstd.download();
     t.expect(rstd.intact(), "wrote outside rstd");
     for (int64_t m = 0; m < c.m; ++m) {
       double squares = 0;
       for (int64_t i = 0; i < c.k; ++i) squares += x.value(m, i) * x.value(m, i);
       const double expected = 1 / std::sqrt(squares / double(c.k) + 1e-6);
-      t.expect(std::fabs(rstd.get(m, 0) - expected) <= 64 * unit<float> * expected, "rstd: got %g, want %g", double(rstd.get(m, 0)), expected);
+      t.expect(std::fabs(rstd.get(m, 0) - expected) <= 64 * unit<float> * expected, "rstd: got %g, want %g",
+               double(rstd.get(m, 0)), expected);
     }
   }
   CHECK_TALLY(t);
@@ -237,8 +275,10 @@ TEST_CASE("one row of inputs, or of weights, for all") {
   const int64_t cols = 99;
   const Matrix<float> x(1, 1, cols, cols), w(2, 8, cols, cols);
   Guarded<float> y(3, 8, 8), z(3, 8, 8);
-  REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), 0), k::load(w.data(), cols), k::store(y.data(), 8), {3, 8, cols}));
-  REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), 0), k::load(w.data(), 0), k::store(z.data(), 8), {3, 8, cols}));
+  REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), 0), k::load(w.data(), cols), k::store(y.data(), 8),
+                         {3, 8, cols}));
+  REQUIRE(
+      k::cpu::matmul(on_threads(2), k::load(x.data(), 0), k::load(w.data(), 0), k::store(z.data(), 8), {3, 8, cols}));
   y.download(), z.download();
   bool same = true;
   for (int64_t r = 0; r < 3; ++r) {
@@ -252,7 +292,8 @@ TEST_CASE("no columns: sums of zero") {
   float x = 0;
   for (const int64_t m : {1, 5, 40}) {
     Guarded<float> y(m, 20, 21);
-    REQUIRE(k::cpu::matmul(on_threads(2), k::load(&x, 0), k::load(&x, 0), k::bias(bias.data()) | k::store(y.data(), 21), {m, 20, 0}));
+    REQUIRE(k::cpu::matmul(on_threads(2), k::load(&x, 0), k::load(&x, 0), k::bias(bias.data()) | k::store(y.data(), 21),
+                           {m, 20, 0}));
     y.download();
     CHECK(y.intact());
     for (int64_t r = 0; r < m; ++r) {
@@ -276,8 +317,10 @@ TEST_CASE("NaN and infinities reach exactly the results that they are part of") 
           const auto run = [&](const char* what) {
             Guarded<float> y(m, n, n);
             const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-            const k::Status status = k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
-            check_result(t, what, {m, n, cols, 1}, status, y, [&](int64_t r, int64_t i) { return product(r, i, cols, value, w); });
+            const k::Status status = k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols), w.source(),
+                                                    k::store(y.data(), n), {m, n, cols});
+            check_result(t, what, {m, n, cols, 1}, status, y,
+                         [&](int64_t r, int64_t i) { return product(r, i, cols, value, w); });
           };
           run("a weight");
           x.set(m - 1, at, float(bad));
@@ -290,10 +333,10 @@ TEST_CASE("NaN and infinities reach exactly the results that they are part of") 
   CHECK_TALLY(t);
 }
 
-// ---- packing -----------------------------------------------------------------------------------------------------------
+// ---- packing --------------------------------------------------------------------------------------------------------
 
-// A code is the nearest one to the weight over the scale, or what is at the end of the range: off by half a scale at most,
-// and by one where the largest weight of the other sign is cut off.
+// A code is the nearest one to the weight over the scale, or what is at the end of the range: off by half a scale at
+// most, and by one where the largest weight of the other sign is cut off.
 TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
   Tally t;
   for (const int64_t cols : {8, 64, 100, 257}) {
@@ -322,19 +365,23 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
           const size_t word = size_t(r * words + c / 8), g = size_t(r * groups + c / group);
           const double value = w.value(r, c), tolerance = 1e-5 * std::fabs(largest);
           const double back = ((int4[word] >> shifts[c % 8] & 15) - 8.0) * scales[g];
-          t.expect(std::fabs(scales[g] + largest / 8) <= tolerance, "int4: scale %g for %g", double(scales[g]), largest);
+          t.expect(std::fabs(scales[g] + largest / 8) <= tolerance, "int4: scale %g for %g", double(scales[g]),
+                   largest);
           const bool cut = value * largest < 0 && std::fabs(value) > 7.5 / 8 * std::fabs(largest);
-          t.expect(std::fabs(back - value) <= (cut ? 1 : 0.5) * std::fabs(largest / 8) + tolerance, "int4: %g came back as %g", value, back);
+          t.expect(std::fabs(back - value) <= (cut ? 1 : 0.5) * std::fabs(largest / 8) + tolerance,
+                   "int4: %g came back as %g", value, back);
           const double back2 = (double(uint4[word] >> shifts[c % 8] & 15) - zeros[g]) * scales2[g];
           // The zero point is rounded too: at the ends of the range that adds half a scale.
           t.expect(std::fabs(scales2[g] - (high - low) / 15) <= tolerance, "uint4: scale %g", double(scales2[g]));
-          t.expect(std::fabs(back2 - value) <= (high - low) / 15 + tolerance, "uint4: %g came back as %g", value, back2);
+          t.expect(std::fabs(back2 - value) <= (high - low) / 15 + tolerance, "uint4: %g came back as %g", value,
+                   back2);
           if (value == 0) t.expect(back == 0 && back2 == 0, "0 came back as %g and %g", back, back2);
           const double scale = decode_small(format(DType::e5m2), gf4[word] & 0xff);
           const double back3 = (double(gf4[word] >> (8 + 3 * (c % 8)) & 7) - 4) * scale / -4;
           t.expect(scale == round_to(DType::e5m2, eight), "gf4: scale %g for %g", scale, eight);
           // The scale is rounded to 3 bits: up to an eighth of it is cut off besides.
-          t.expect(std::fabs(back3 - value) <= std::fabs(scale) * 0.251 + std::fabs(eight) * 0.126, "gf4: %g came back as %g", value, back3);
+          t.expect(std::fabs(back3 - value) <= std::fabs(scale) * 0.251 + std::fabs(eight) * 0.126,
+                   "gf4: %g came back as %g", value, back3);
         }
       }
     }
@@ -342,7 +389,7 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
   CHECK_TALLY(t);
 }
 
-// ---- errors ------------------------------------------------------------------------------------------------------------
+// ---- errors ---------------------------------------------------------------------------------------------------------
 
 TEST_CASE("wrong arguments are refused with their reason, and nothing is written") {
   const int64_t n = 8, cols = 64;
@@ -356,13 +403,16 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   const auto weights = k::load(static_cast<const float*>(w.data()), cols);
   const auto four = k::int4(static_cast<const uint32_t*>(codes.data()), cols);
   const auto out = k::store(y.data(), n);
-  // What a product asks of its arguments first, and that it does: of plain types, as products of all of these take long to compile.
-  const auto reason = [&](const auto& a, const auto& b, const auto& c, k::MatmulShape shape, k::Code code = k::Code::invalid) {
+  // What a product asks of its arguments first, and that it does: of plain types, as products of all of these take long
+  // to compile.
+  const auto reason = [&](const auto& a, const auto& b, const auto& c, k::MatmulShape shape,
+                          k::Code code = k::Code::invalid) {
     bool empty = false;
     const k::Status status = k::detail::check_matmul(a, b, c, shape, empty);
     CHECK(status.code() == code);
     const std::string words = status.reason();
-    if constexpr (std::is_same<decltype(std::tie(a, b, c)), decltype(std::tie(in, weights, out))>::value) CHECK(k::cpu::matmul(on_threads(2), a, b, c, shape).reason() == words);
+    if constexpr (std::is_same<decltype(std::tie(a, b, c)), decltype(std::tie(in, weights, out))>::value)
+      CHECK(k::cpu::matmul(on_threads(2), a, b, c, shape).reason() == words);
     return words;
   };
   CHECK(reason(in, weights, out, {-1, n, cols}) == "matmul: M, N or K is negative");
@@ -372,36 +422,55 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(in, weights, out, {2, int64_t(1) << 31, cols}, k::Code::unsupported) == "matmul: N exceeds 2^31 - 1");
   CHECK(reason(k::load(none, cols), weights, out, {2, n, cols}) == "matmul: x: load: the pointer is null");
   CHECK(reason(in, k::load(none, cols), out, {2, n, cols}) == "matmul: w: load: the pointer is null");
-  CHECK(reason(in, weights, k::store(static_cast<float*>(nullptr), n), {2, n, cols}) == "matmul: out: store: the pointer is null");
+  CHECK(reason(in, weights, k::store(static_cast<float*>(nullptr), n), {2, n, cols}) ==
+        "matmul: out: store: the pointer is null");
   CHECK(reason(in, weights, k::bias(none) | out, {2, n, cols}) == "matmul: out: row: the vector's pointer is null");
   CHECK(reason(k::load(x.data(), -1), weights, out, {2, n, cols}) == "matmul: x: load: the row stride is negative");
   CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "matmul: w: load: the row stride is negative");
-  CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) == "matmul: out: store: the row stride is smaller than cols");
-  CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) == "matmul: w: load: rows x row stride exceeds 64 bits");
-  CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) == "matmul: w: dequant: a pointer to scales or zeros is null");
-  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, 1, 48)), out, {2, n, cols}) == "matmul: w: dequant: the group or block size is not a power of two");
-  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, -1, 64)), out, {2, n, cols}) == "matmul: w: dequant: the row stride of the scales is negative");
-  CHECK(reason(in, k::dequant(four, k::group_scales(&scale, 0, 64).zeros(static_cast<const uint8_t*>(nullptr))), out, {2, n, cols}) ==
+  CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) ==
+        "matmul: out: store: the row stride is smaller than cols");
+  CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) ==
+        "matmul: w: load: rows x row stride exceeds 64 bits");
+  CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) ==
         "matmul: w: dequant: a pointer to scales or zeros is null");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, 1, 48)), out, {2, n, cols}) ==
+        "matmul: w: dequant: the group or block size is not a power of two");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, -1, 64)), out, {2, n, cols}) ==
+        "matmul: w: dequant: the row stride of the scales is negative");
+  CHECK(reason(in, k::dequant(four, k::group_scales(&scale, 0, 64).zeros(static_cast<const uint8_t*>(nullptr))), out,
+               {2, n, cols}) == "matmul: w: dequant: a pointer to scales or zeros is null");
   CHECK(reason(in, k::int4(no_words, cols), out, {2, n, cols}) == "matmul: w: 4-bit weights: the pointer is null");
   const std::string stride = "matmul: w: 4-bit weights: the row stride is not a multiple of 8, or is smaller than cols";
   CHECK(reason(in, k::uint4(codes.data(), cols + 4), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gf4(codes.data(), cols - 8), out, {2, n, cols}) == stride);
-  CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) == "matmul: w: load: the pointer is null");
-  CHECK(reason(in, k::stacked(weights, 3, weights, 4), out, {2, n, cols}) == "matmul: w: stacked: the numbers of rows do not add up to N");
-  CHECK(reason(in, k::stacked(k::plain(weights), 3, k::plain(weights), n - 3), out, {2, n, cols}) == "matmul: w: stacked: a part of paired() or plain() begins at no multiple of 8 rows");
-  CHECK(reason(in, k::stacked(weights, -1, weights, 9), out, {2, n, cols}) == "matmul: w: stacked: a number of rows is negative");
-  CHECK(reason(in, weights, k::apart(out, 3, out, 4), {2, n, cols}) == "matmul: out: apart: the numbers of columns do not add up to N");
-  CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) == "matmul: out: apart: a number of columns is negative");
-  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) == "matmul: x: rmsnorm: eps is negative or NaN");
-  CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) == "matmul: x: load: the pointer is null");
-  CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) == "matmul: w: normed: only products take normalized inputs");
+  CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) ==
+        "matmul: w: load: the pointer is null");
+  CHECK(reason(in, k::stacked(weights, 3, weights, 4), out, {2, n, cols}) ==
+        "matmul: w: stacked: the numbers of rows do not add up to N");
+  CHECK(reason(in, k::stacked(k::plain(weights), 3, k::plain(weights), n - 3), out, {2, n, cols}) ==
+        "matmul: w: stacked: a part of paired() or plain() begins at no multiple of 8 rows");
+  CHECK(reason(in, k::stacked(weights, -1, weights, 9), out, {2, n, cols}) ==
+        "matmul: w: stacked: a number of rows is negative");
+  CHECK(reason(in, weights, k::apart(out, 3, out, 4), {2, n, cols}) ==
+        "matmul: out: apart: the numbers of columns do not add up to N");
+  CHECK(reason(in, weights, k::apart(out, -1, out, 9), {2, n, cols}) ==
+        "matmul: out: apart: a number of columns is negative");
+  CHECK(reason(k::normed(in, k::RmsNorm{}.eps(-1)), weights, out, {2, n, cols}) ==
+        "matmul: x: rmsnorm: eps is negative or NaN");
+  CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) ==
+        "matmul: x: load: the pointer is null");
+  CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) ==
+        "matmul: w: normed: only products take normalized inputs");
   CHECK(!k::cpu::matmul(k::cpu::Exec{0}, in, weights, out, {2, n, cols}));
   // Results must not stand where inputs or weights do: every block of them reads these.
-  CHECK(reason(in, weights, k::store(x.data(), cols), {2, n, cols}) == "matmul: out overlaps x, which every block of results reads");
-  CHECK(reason(k::normed(in, k::RmsNorm{}) | k::mul(x.data()), weights, k::gelu() | k::store(x.data() + 3, cols), {2, n, cols}) == "matmul: out overlaps x, which every block of results reads");
-  CHECK(reason(in, weights, k::store(const_cast<float*>(w.data()) + cols + 1, n), {2, n, cols}) == "matmul: out overlaps w");
-  CHECK(reason(in, k::dequant(weights, k::row_scales(&scale)), k::store(const_cast<float*>(w.data()), n), {2, n, cols}) == "matmul: out overlaps w");
+  CHECK(reason(in, weights, k::store(x.data(), cols), {2, n, cols}) ==
+        "matmul: out overlaps x, which every block of results reads");
+  CHECK(reason(k::normed(in, k::RmsNorm{}) | k::mul(x.data()), weights, k::gelu() | k::store(x.data() + 3, cols),
+               {2, n, cols}) == "matmul: out overlaps x, which every block of results reads");
+  CHECK(reason(in, weights, k::store(const_cast<float*>(w.data()) + cols + 1, n), {2, n, cols}) ==
+        "matmul: out overlaps w");
+  CHECK(reason(in, k::dequant(weights, k::row_scales(&scale)), k::store(const_cast<float*>(w.data()), n),
+               {2, n, cols}) == "matmul: out overlaps w");
   CHECK(y.unchanged());
   // Nothing to do: nothing is read, whatever the pointers.
   CHECK(k::cpu::matmul(on_threads(2), k::load(none, cols), k::load(none, cols), out, {0, n, cols}));

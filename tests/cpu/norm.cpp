@@ -95,7 +95,8 @@ TEST_CASE("layernorm: as good as in two passes, to a factor of 4, wherever outli
         const NormErrors theirs = two_pass_errors(x, 1e-5);
         const auto check = [&](const char* how, const k::Status& status) {
           const NormErrors ours = norm_errors(x, 1e-5, [&](size_t i) { return double(y[i]); }, double(rstd));
-          t.expect(status && ours.within_four_of(theirs), "%d columns, outliers %g, %s: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f",
+          t.expect(status && ours.within_four_of(theirs),
+                   "%d columns, outliers %g, %s: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f",
                    int(cols), outlier, how, ours.rstd, theirs.rstd, ours.values, theirs.values);
         };
         const auto options = k::LayerNorm{}.eps(1e-5).rstd(&rstd);

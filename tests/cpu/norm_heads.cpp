@@ -10,7 +10,9 @@
 using namespace test;
 
 namespace {
-const auto run = [](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) { return k::cpu::norm_heads(on_threads(2), in, out, shape, options); };
+const auto run = [](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
+  return k::cpu::norm_heads(on_threads(2), in, out, shape, options);
+};
 }  // namespace
 
 TEST_CASE("queries, keys and values of one buffer") {
@@ -25,7 +27,9 @@ TEST_CASE("queries, keys and values of one buffer") {
 TEST_CASE("heads normalized as they are read") {
   Tally t;
   for (const HeadCase& c : head_cases()) {
-    check_normed_heads<k::half, HostMemory>(t, c, [](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(on_threads(2), in, out, rows, cols); });
+    check_normed_heads<k::half, HostMemory>(t, c, [](const auto& in, const auto& out, int64_t rows, int64_t cols) {
+      return k::cpu::copy(on_threads(2), in, out, rows, cols);
+    });
   }
   CHECK_TALLY(t);
   // As queries of attention: the bits of those that were normalized ahead.
@@ -36,7 +40,10 @@ TEST_CASE("heads normalized as they are read") {
   const RandomMatrix<float> weight(3, 1, 32, 32);
   AttentionData<> ahead(c), fused(c);
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), 50);
-  const auto queries = [&](const AttentionData<>& data) { return k::normed_heads(data.source(), 32, 1e-6) | k::affine(k::each_head(static_cast<const float*>(weight.data()), 32)) | turn.map(); };
+  const auto queries = [&](const AttentionData<>& data) {
+    return k::normed_heads(data.source(), 32, 1e-6) |
+           k::affine(k::each_head(static_cast<const float*>(weight.data()), 32)) | turn.map();
+  };
   std::vector<float> made(12 * 128);
   CHECK(k::cpu::copy(k::cpu::Exec{1}, queries(ahead), k::store(made.data(), 128), 12, 128));
   CHECK(k::cpu::attention(on_threads(2), k::load(made.data(), 128), kv, ahead.sink(), ahead.shape(), k::causal()));
@@ -75,7 +82,8 @@ TEST_CASE("what norm_heads refuses, and why") {
   float* const p = memory.data();
   const int32_t positions[] = {0, 1, 2};
   const auto reason = [&](const k::HeadShape& shape, const auto& out, const k::RmsNorm& options = {}) {
-    const k::Status status = k::cpu::norm_heads(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 64), out, shape, options);
+    const k::Status status =
+        k::cpu::norm_heads(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 64), out, shape, options);
     return std::string(status.reason());
   };
   const auto out = k::store(p + 2048, 64);
@@ -88,20 +96,31 @@ TEST_CASE("what norm_heads refuses, and why") {
   CHECK(reason({2, 4, 16, 5}, out) == "norm_heads: normed is negative, or more than there are heads");
   CHECK(reason({2, int64_t(1) << 29, 16, 5}, out) == "norm_heads: heads x dim exceeds 2^30");
   CHECK(reason({2, 4, 16, 3}, out, k::RmsNorm{}.eps(-1)) == "norm_heads: rmsnorm: eps is negative or NaN");
-  CHECK(reason({2, 4, 16, 3}, k::store(static_cast<float*>(nullptr), 64)) == "norm_heads: out: store: the pointer is null");
+  CHECK(reason({2, 4, 16, 3}, k::store(static_cast<float*>(nullptr), 64)) ==
+        "norm_heads: out: store: the pointer is null");
   CHECK(reason({2, 4, 16, 3}, k::store(p + 8, 64)) == "norm_heads: out overlaps in, and not element for element");
-  CHECK(reason({2, 4, 16, 3}, k::affine(k::each_head(p, 24)) | out) == "norm_heads: out: each_head: the columns are no whole heads of dim");
-  CHECK(reason({2, 4, 16, 3}, k::affine(k::each_head(static_cast<const float*>(nullptr), 16)) | out) == "norm_heads: out: row: the vector's pointer is null");
+  CHECK(reason({2, 4, 16, 3}, k::affine(k::each_head(p, 24)) | out) ==
+        "norm_heads: out: each_head: the columns are no whole heads of dim");
+  CHECK(reason({2, 4, 16, 3}, k::affine(k::each_head(static_cast<const float*>(nullptr), 16)) | out) ==
+        "norm_heads: out: row: the vector's pointer is null");
   const auto turned = [&](int dim) { return k::rope(positions, p, dim) | out; };
   CHECK(reason({2, 4, 16, 3}, turned(16)) == "ok");
   CHECK(reason({2, 4, 16, 3}, turned(8)) == "ok");
-  CHECK(reason({2, 4, 16, 3}, turned(32)) == "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
-  const auto read = [&](int64_t dim, double eps) { return std::string(k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), dim, eps), out, 2, 64).reason()); };
+  CHECK(reason({2, 4, 16, 3}, turned(32)) ==
+        "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
+  const auto read = [&](int64_t dim, double eps) {
+    return std::string(
+        k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), dim, eps), out, 2, 64)
+            .reason());
+  };
   CHECK(read(16, 0) == "ok");
   CHECK(read(24, 0) == "in: normed_heads: the columns are no whole heads of dim");
   CHECK(read(0, 0) == "in: normed_heads: the columns are no whole heads of dim");
   CHECK(read(16, -1) == "in: normed_heads: eps is negative or NaN");
-  CHECK(std::string(k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), 16), k::store(p, 64), 2, 64).reason()) == "out overlaps in, and not element for element");
+  CHECK(std::string(k::cpu::copy(k::cpu::Exec{1}, k::normed_heads(k::load(static_cast<const float*>(p), 64), 16),
+                                 k::store(p, 64), 2, 64)
+                        .reason()) == "out overlaps in, and not element for element");
   const auto split = [&](int64_t q) { return k::qkv(turned(8), q, turned(8), 56 - q, k::store(p + 2048, 64), 8); };
-  CHECK(reason({2, 4, 16, 3}, split(24)) == "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
+  CHECK(reason({2, 4, 16, 3}, split(24)) ==
+        "norm_heads: out: the columns of qkv(), or the heads of rope(), are no whole heads of dim");
 }

@@ -21,9 +21,13 @@ struct Cpu {
   k::cpu::Exec cx = on_threads(2);
 
   template <class C, class L, class S>
-  bool softmax(const L& load, const S& store, int64_t rows, int64_t cols) { return k::cpu::softmax<L, S, C>(cx, load, store, rows, cols).ok(); }
+  bool softmax(const L& load, const S& store, int64_t rows, int64_t cols) {
+    return k::cpu::softmax<L, S, C>(cx, load, store, rows, cols).ok();
+  }
   template <class C, class L, class S>
-  bool log_softmax(const L& load, const S& store, int64_t rows, int64_t cols) { return k::cpu::log_softmax<L, S, C>(cx, load, store, rows, cols).ok(); }
+  bool log_softmax(const L& load, const S& store, int64_t rows, int64_t cols) {
+    return k::cpu::log_softmax<L, S, C>(cx, load, store, rows, cols).ok();
+  }
   template <class C, class L, class S>
   bool layernorm(const L& load, const S& store, int64_t rows, int64_t cols, double eps, C* mean, C* inverse) {
     return k::cpu::layernorm<L, S, C>(cx, load, store, rows, cols, eps, mean, inverse).ok();
@@ -59,7 +63,8 @@ TEST_CASE("OneFlow's forms: tril") {
 }
 TEST_CASE("OneFlow's forms: bias, residual in place, affine") {
   // Rows that are kept: 64 KB of what they are computed in.
-  in_every_type([](auto t) { flow::skip_in_place<decltype(t)>(cpu, int64_t(65536 / sizeof(k::compute_t<decltype(t)>))); });
+  in_every_type(
+      [](auto t) { flow::skip_in_place<decltype(t)>(cpu, int64_t(65536 / sizeof(k::compute_t<decltype(t)>))); });
 }
 TEST_CASE("OneFlow's forms: group norm, channels first") {
   in_every_type([](auto t) { flow::group_norm_first<decltype(t)>(cpu); });
@@ -123,7 +128,8 @@ void count(size_t widest, std::initializer_list<int64_t> all_cols) {
 
 }  // namespace
 
-TEST_CASE("OneFlow's forms: a load runs once in rows of up to 16384 columns, in packs as OneFlow's or as CanPackAs says") {
+TEST_CASE(
+    "OneFlow's forms: a load runs once in rows of up to 16384 columns, in packs as OneFlow's or as CanPackAs says") {
   count<CountingLoad>(2, {1, 2, 5, 48, 1000, 1001, 5120, 16384});
   count<LimitedLoad>(1, {1, 2, 48, 1000, 5120});
   count<LimitedLoad>(4, {1, 2, 48, 1000, 1001, 5120});
@@ -133,7 +139,8 @@ TEST_CASE("OneFlow's forms: a load runs once in rows of up to 16384 columns, in 
 
 TEST_CASE("OneFlow's forms: more rows than a load's type can count are refused") {
   float y = 0;
-  const k::Status status = k::cpu::softmax(cpu.cx, HighRows{}, k::DirectStore<float, float>(&y, 1), int64_t(1) << 31, 1);
+  const k::Status status =
+      k::cpu::softmax(cpu.cx, HighRows{}, k::DirectStore<float, float>(&y, 1), int64_t(1) << 31, 1);
   CHECK(status.code() == k::Code::unsupported);
   CHECK(std::string(status.reason()).find("rows of 32 bits") != std::string::npos);
 }

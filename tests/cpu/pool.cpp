@@ -1,4 +1,5 @@
-// The library's own threads, as code has them that is compiled without OpenMP: this file is, and once more for ThreadSanitizer.
+// The library's own threads, as code has them that is compiled without OpenMP: this file is, and once more for
+// ThreadSanitizer.
 #include <kernels/cpu/softmax.h>
 
 #include <dlfcn.h>
@@ -50,7 +51,8 @@ bool softmax_is_right(int threads) {
   const int64_t rows = 7, cols = 100;
   const std::vector<float> x(size_t(rows * cols), 1.f);
   std::vector<float> y(x.size(), -1.f);
-  const k::Status status = k::cpu::softmax(test::on_threads(threads), k::load(x.data(), cols), k::store(y.data(), cols), rows, cols);
+  const k::Status status =
+      k::cpu::softmax(test::on_threads(threads), k::load(x.data(), cols), k::store(y.data(), cols), rows, cols);
   return status.ok() && std::all_of(y.begin(), y.end(), [](float v) { return v == 1.f / 100; });
 }
 

@@ -1,5 +1,5 @@
-// Rotary positions and appending on the CPU: alone, in front of attention, and behind the product that makes queries, keys and
-// values.
+// Rotary positions and appending on the CPU: alone, in front of attention, and behind the product that makes queries,
+// keys and values.
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
 #include <kernels/cpu/matmul.h>
@@ -19,14 +19,16 @@ TEST_CASE("sine and cosine") {
     const float x = float(random.normal() * std::pow(10.0, random.uniform(-6, 8)));
     float s, c;
     k::sin_cos(x, s, c);
-    t.expect(std::fabs(s - std::sin(double(x))) <= 3 * unit<float> && std::fabs(c - std::cos(double(x))) <= 3 * unit<float>, "%.9g: %.9g %.9g", x, s, c);
+    t.expect(
+        std::fabs(s - std::sin(double(x))) <= 3 * unit<float> && std::fabs(c - std::cos(double(x))) <= 3 * unit<float>,
+        "%.9g: %.9g %.9g", x, s, c);
   }
   CHECK_TALLY(t);
 }
 
 TEST_CASE("frequencies") {
-  // From Hugging Face's modeling_rope_utils: Llama 3.1 (factor 8, low 1, high 4, context 8192, theta 5e5), which keeps the fast
-  // pairs and divides the slow ones.
+  // From Hugging Face's modeling_rope_utils: Llama 3.1 (factor 8, low 1, high 4, context 8192, theta 5e5), which keeps
+  // the fast pairs and divides the slow ones.
   float f[64], plain[64];
   k::rope_frequencies(plain, 128, 5e5);
   k::rope_frequencies_llama3(f, 128, 5e5, 8, 1, 4, 8192);
@@ -45,7 +47,9 @@ TEST_CASE("frequencies") {
 
 TEST_CASE("on a source") {
   Tally t;
-  check_turned<HostMemory>(t, 3, 1, [](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(on_threads(2), in, out, rows, cols); });
+  check_turned<HostMemory>(t, 3, 1, [](const auto& in, const auto& out, int64_t rows, int64_t cols) {
+    return k::cpu::copy(on_threads(2), in, out, rows, cols);
+  });
   CHECK_TALLY(t);
 }
 
@@ -53,9 +57,10 @@ namespace {
 
 template <class T, class S>
 void product(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring) {
-  check_qkv<HostMemory, float, T, S>(t, turn, tokens, scaled, ring, [](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) {
-    return k::cpu::matmul(on_threads(2), x, w, sink, shape);
-  });
+  check_qkv<HostMemory, float, T, S>(t, turn, tokens, scaled, ring,
+                                     [](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) {
+                                       return k::cpu::matmul(on_threads(2), x, w, sink, shape);
+                                     });
 }
 
 }  // namespace
@@ -71,7 +76,10 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
   product<float, float>(t, turnings(40)[1], 20, false, true);
   product<k::float8_e4m3, k::half>(t, turnings(40)[1], 20, true, false);
   for (const int tokens : {1, 3, 40}) {
-    check_plain_qkv<HostMemory>(t, tokens, [](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) { return k::cpu::matmul(on_threads(2), x, w, sink, shape); });
+    check_plain_qkv<HostMemory>(t, tokens,
+                                [](const auto& x, const auto& w, const auto& sink, const k::MatmulShape& shape) {
+                                  return k::cpu::matmul(on_threads(2), x, w, sink, shape);
+                                });
   }
   CHECK_TALLY(t);
 }
@@ -80,14 +88,18 @@ TEST_CASE("behind the product of queries, keys and values, into pages") {
 TEST_CASE("weights in the order of pairs give the same bits") {
   const int64_t dim = 24, rotary = 20, n = 3 * dim, cols = 288;
   Random random(1);
-  std::vector<float> x(size_t(7 * cols)), scales(size_t(n * cols / 32), 0.5f), paired(size_t(7 * n)), plain(size_t(7 * n));
+  std::vector<float> x(size_t(7 * cols)), scales(size_t(n * cols / 32), 0.5f), paired(size_t(7 * n)),
+      plain(size_t(7 * n));
   std::vector<uint32_t> codes(size_t(n * cols / 8));
   for (float& v : x) v = float(random.normal());
   for (uint32_t& word : codes) word = uint32_t(random.uniform(0, 4294967295.0));
-  const auto map = k::rope(static_cast<const int32_t*>(nullptr), static_cast<const float*>(nullptr), int(dim)).rotary_dim(int(rotary));
+  const auto map = k::rope(static_cast<const int32_t*>(nullptr), static_cast<const float*>(nullptr), int(dim))
+                       .rotary_dim(int(rotary));
   const auto w = k::dequant(k::int4(codes.data(), cols), k::group_scales(scales.data(), cols / 32, 32));
   for (const int64_t m : {1, 3, 7}) {
-    const auto run = [&](const auto& weights, float* y) { return k::cpu::matmul(on_threads(2), k::load(x.data(), cols), weights, k::store(y, n), {m, n, cols}); };
+    const auto run = [&](const auto& weights, float* y) {
+      return k::cpu::matmul(on_threads(2), k::load(x.data(), cols), weights, k::store(y, n), {m, n, cols});
+    };
     REQUIRE(run(k::paired(w, map), paired.data()));
     REQUIRE(run(w, plain.data()));
     int other = 0;
@@ -102,7 +114,9 @@ TEST_CASE("weights in the order of pairs give the same bits") {
 TEST_CASE("a ring that new tokens go around more than once") {
   Tally t;
   for (const int threads : {1, 2}) {
-    check_ring<HostMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) { return k::cpu::copy(on_threads(threads), in, out, rows, cols); });
+    check_ring<HostMemory>(t, [&](const auto& in, const auto& out, int64_t rows, int64_t cols) {
+      return k::cpu::copy(on_threads(threads), in, out, rows, cols);
+    });
   }
   CHECK_TALLY(t);
 }
@@ -128,7 +142,9 @@ TEST_CASE("what rope and append refuse") {
   std::vector<float> memory(4096);
   float* const p = memory.data();
   const int32_t positions[] = {0, 1};
-  const auto copy = [&](const k::Rope& rope, int64_t cols) { return k::cpu::copy(k::cpu::Exec{1}, k::load(p, 64) | rope, k::store(p + 2048, 64), 2, cols); };
+  const auto copy = [&](const k::Rope& rope, int64_t cols) {
+    return k::cpu::copy(k::cpu::Exec{1}, k::load(p, 64) | rope, k::store(p + 2048, 64), 2, cols);
+  };
   CHECK(copy(k::rope(positions, p, 16), 64));
   CHECK(copy(k::rope(nullptr, p, 16), 64).code() == k::Code::invalid);
   CHECK(copy(k::rope(positions, nullptr, 16), 64).code() == k::Code::invalid);
@@ -138,21 +154,27 @@ TEST_CASE("what rope and append refuse") {
   CHECK(copy(k::rope(positions, p, 16).rotary_dim(3), 64).code() == k::Code::invalid);
 
   const auto append = [&](const auto& tensor, const k::AppendAt& at, int64_t cols) {
-    return k::cpu::copy(k::cpu::Exec{1}, k::load(p, 64), k::append_keys(k::dense_kv(tensor, tensor, 8), at, 16), 2, cols);
+    return k::cpu::copy(k::cpu::Exec{1}, k::load(p, 64), k::append_keys(k::dense_kv(tensor, tensor, 8), at, 16), 2,
+                        cols);
   };
   const auto tensor = k::nhd(p + 2048, 8, 2, 16);
   CHECK(append(tensor, k::AppendAt(positions), 32));
   CHECK(append(tensor, k::AppendAt(nullptr), 32).code() == k::Code::invalid);
   const int32_t* const between = reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(positions) + 2);
-  CHECK(std::string(append(tensor, k::AppendAt(positions, between), 32).reason()) == "out: append: the pointer to the sequences is not aligned for 32-bit numbers");
+  CHECK(std::string(append(tensor, k::AppendAt(positions, between), 32).reason()) ==
+        "out: append: the pointer to the sequences is not aligned for 32-bit numbers");
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, 2), 32));
   CHECK(append(tensor, k::AppendAt(positions).ring(4, 4, 2), 32).code() == k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, -1), 32).code() == k::Code::invalid);
-  CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, static_cast<const int32_t*>(nullptr)), 32).code() == k::Code::invalid);
+  CHECK(append(tensor, k::AppendAt(positions).ring(8, 4, static_cast<const int32_t*>(nullptr)), 32).code() ==
+        k::Code::invalid);
   CHECK(append(tensor, k::AppendAt(positions), 24).code() == k::Code::invalid);
-  CHECK(std::string(append(tensor, k::AppendAt(positions), 48).reason()) == "out: kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
-  CHECK(std::string(append(tensor, k::AppendAt(positions).ring(9, 4, 2), 32).reason()) == "out: append: the ring has more positions than nhd() or hnd() was told of");
-  CHECK(std::string(append(k::nhd(p + 2048, 7, 2, 16), k::AppendAt(positions), 32).reason()) == "out: kv: the length exceeds the positions that nhd() or hnd() was told of");
+  CHECK(std::string(append(tensor, k::AppendAt(positions), 48).reason()) ==
+        "out: kv: nhd() or hnd() was told of more or fewer heads than kv_heads");
+  CHECK(std::string(append(tensor, k::AppendAt(positions).ring(9, 4, 2), 32).reason()) ==
+        "out: append: the ring has more positions than nhd() or hnd() was told of");
+  CHECK(std::string(append(k::nhd(p + 2048, 7, 2, 16), k::AppendAt(positions), 32).reason()) ==
+        "out: kv: the length exceeds the positions that nhd() or hnd() was told of");
   CHECK(append(tensor.scales(p, 16, 2, 1), k::AppendAt(positions), 32).code() == k::Code::unsupported);
 }
 
@@ -163,35 +185,42 @@ TEST_CASE("appended heads get the scales that are found for them") {
   std::normal_distribution<float> normal;
   std::vector<float> in(static_cast<size_t>(tokens * heads * dim));
   for (float& x : in) x = normal(random);
-  for (int64_t i = 0; i < dim; ++i) in[size_t(dim + i)] *= 1e4f, in[size_t(2 * dim + i)] = 0;  // token 0: a large head, and one of zeros
+  for (int64_t i = 0; i < dim; ++i)
+    in[size_t(dim + i)] *= 1e4f, in[size_t(2 * dim + i)] = 0;  // token 0: a large head, and one of zeros
   std::vector<int8_t> codes(static_cast<size_t>(blocks * size * dim), int8_t(99));
   std::vector<float> scales(static_cast<size_t>(blocks * size), -7.f);
   const auto side = k::nhd(codes.data(), page, heads, dim).scales(scales.data(), size, heads, 1);
   const auto kv = k::paged_kv(side, side, k::pages(table.data(), pages, page), 10);
   const k::AppendAt at(positions.data(), sequences.data());
-  REQUIRE(k::cpu::copy(k::cpu::Exec{1}, k::load(static_cast<const float*>(in.data()), heads * dim), k::append_keys(kv, at, dim, scales.data()), tokens, heads * dim));
+  REQUIRE(k::cpu::copy(k::cpu::Exec{1}, k::load(static_cast<const float*>(in.data()), heads * dim),
+                       k::append_keys(kv, at, dim, scales.data()), tokens, heads * dim));
   std::vector<int8_t> codes_left = codes;
   std::vector<float> scales_left = scales;
   for (int64_t t = 0; t < tokens; ++t) {
     if (positions[size_t(t)] < 0) continue;
     for (int64_t h = 0; h < heads; ++h) {
       INFO("token " << t << ", head " << h);
-      const int64_t block = table[size_t(sequences[size_t(t)] * pages + positions[size_t(t)] / page)], place = (block * page + positions[size_t(t)] % page) * heads + h;
+      const int64_t block = table[size_t(sequences[size_t(t)] * pages + positions[size_t(t)] / page)],
+                    place = (block * page + positions[size_t(t)] % page) * heads + h;
       double most = 0;
       for (int64_t i = 0; i < dim; ++i) most = std::max(most, std::fabs(double(in[size_t((t * heads + h) * dim + i)])));
       CHECK(std::fabs(double(scales[size_t(place)]) - most / 127) <= most / 127 * 1e-6);
       scales_left[size_t(place)] = -7.f;
       for (int64_t i = 0; i < dim; ++i) {
-        CHECK(std::fabs(codes[size_t(place * dim + i)] * (most / 127) - double(in[size_t((t * heads + h) * dim + i)])) <= most / 127 * 0.501);
+        CHECK(std::fabs(codes[size_t(place * dim + i)] * (most / 127) -
+                        double(in[size_t((t * heads + h) * dim + i)])) <= most / 127 * 0.501);
         codes_left[size_t(place * dim + i)] = 99;
       }
     }
   }
-  CHECK(std::all_of(codes_left.begin(), codes_left.end(), [](int8_t x) { return x == 99; }));  // nothing else was written
+  CHECK(
+      std::all_of(codes_left.begin(), codes_left.end(), [](int8_t x) { return x == 99; }));  // nothing else was written
   CHECK(std::all_of(scales_left.begin(), scales_left.end(), [](float x) { return x == -7.f; }));
 
   const auto refused = [&](const auto& view, float* to) {
-    return k::cpu::copy(k::cpu::Exec{1}, k::load(static_cast<const float*>(in.data()), heads * dim), k::append_values(view, at, dim, to), tokens, heads * dim).code();
+    return k::cpu::copy(k::cpu::Exec{1}, k::load(static_cast<const float*>(in.data()), heads * dim),
+                        k::append_values(view, at, dim, to), tokens, heads * dim)
+        .code();
   };
   CHECK(refused(kv, scales.data() + 1) == k::Code::invalid);
   const auto one = k::nhd(codes.data(), page, heads, dim).scale(static_cast<const float*>(scales.data()));

@@ -11,7 +11,8 @@ using namespace test;
 TEST_CASE("which experts, and their weights") {
   Tally t;
   for (const int threads : {1, 3}) {
-    check_routings<HostMemory>(t, [&](const auto& logits, int32_t* ids, float* weights, const k::RouterShape& shape, const k::Router& options) {
+    check_routings<HostMemory>(t, [&](const auto& logits, int32_t* ids, float* weights, const k::RouterShape& shape,
+                                      const k::Router& options) {
       return k::cpu::route(on_threads(threads), logits, ids, weights, shape, options);
     });
   }
@@ -20,7 +21,9 @@ TEST_CASE("which experts, and their weights") {
 
 TEST_CASE("rows in the order of their experts") {
   Tally t;
-  check_sortings<HostMemory>(t, [](const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) { return k::cpu::sort_by_expert(k::cpu::Exec{1}, ids, to, shape); });
+  check_sortings<HostMemory>(t, [](const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) {
+    return k::cpu::sort_by_expert(k::cpu::Exec{1}, ids, to, shape);
+  });
   CHECK_TALLY(t);
 }
 
@@ -28,16 +31,21 @@ namespace {
 
 struct Calls {
   template <class Logits>
-  k::Status route(const Logits& logits, int32_t* ids, float* weights, const k::RouterShape& shape, const k::Router& options) const {
+  k::Status route(const Logits& logits, int32_t* ids, float* weights, const k::RouterShape& shape,
+                  const k::Router& options) const {
     return k::cpu::route(on_threads(2), logits, ids, weights, shape, options);
   }
-  k::Status sort(const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) const { return k::cpu::sort_by_expert(on_threads(2), ids, to, shape); }
+  k::Status sort(const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) const {
+    return k::cpu::sort_by_expert(on_threads(2), ids, to, shape);
+  }
   template <class X, class W, class Out>
   k::Status matmul(const X& x, const W& w, const Out& out, const k::MatmulShape& shape, const k::Groups& groups) const {
     return k::cpu::matmul(on_threads(2), x, w, out, shape, groups);
   }
   template <class In, class Out>
-  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const { return k::cpu::copy(on_threads(2), in, out, rows, cols); }
+  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const {
+    return k::cpu::copy(on_threads(2), in, out, rows, cols);
+  }
 };
 
 }  // namespace
@@ -51,14 +59,18 @@ TEST_CASE("a layer of experts") {
 
 TEST_CASE("a few tokens need no sorting, and choices of nobody count nothing") {
   const int64_t tokens = 3, top_k = 2, cols = 16, hidden = 24, experts = 4;
-  const RandomMatrix<float> x(1, tokens, cols, cols), w(2, experts * hidden, cols, cols), v(3, experts * cols, hidden, hidden);
+  const RandomMatrix<float> x(1, tokens, cols, cols), w(2, experts * hidden, cols, cols),
+      v(3, experts * cols, hidden, hidden);
   const int32_t ids[] = {1, -1, 3, 0, -1, -1};
   const float weights[] = {0.5f, 0.25f, 2.f, 1.f, NAN, 1.f};
   std::vector<float> h(size_t(tokens * top_k * hidden)), y(size_t(tokens * cols));
-  CHECK(k::cpu::matmul(k::cpu::Exec{1}, k::repeated(k::load(static_cast<const float*>(x.data()), cols), top_k), k::experts(k::load(static_cast<const float*>(w.data()), cols), ids, hidden, experts),
+  CHECK(k::cpu::matmul(k::cpu::Exec{1}, k::repeated(k::load(static_cast<const float*>(x.data()), cols), top_k),
+                       k::experts(k::load(static_cast<const float*>(w.data()), cols), ids, hidden, experts),
                        k::store(h.data(), hidden), {tokens * top_k, hidden, cols}));
-  CHECK(k::cpu::matmul(k::cpu::Exec{1}, k::load(static_cast<const float*>(h.data()), top_k * hidden),
-                       k::mixed(k::load(static_cast<const float*>(v.data()), hidden), ids, weights, int(top_k), cols, hidden, experts), k::store(y.data(), cols), {tokens, cols, top_k * hidden}));
+  CHECK(k::cpu::matmul(
+      k::cpu::Exec{1}, k::load(static_cast<const float*>(h.data()), top_k * hidden),
+      k::mixed(k::load(static_cast<const float*>(v.data()), hidden), ids, weights, int(top_k), cols, hidden, experts),
+      k::store(y.data(), cols), {tokens, cols, top_k * hidden}));
   Tally t;
   for (int64_t m = 0; m < tokens; ++m) {
     for (int64_t n = 0; n < cols; ++n) {
@@ -66,11 +78,15 @@ TEST_CASE("a few tokens need no sorting, and choices of nobody count nothing") {
       for (int64_t j = m * top_k; j < (m + 1) * top_k; ++j) {
         for (int64_t f = 0; f < hidden && ids[j] >= 0; ++f) {
           double inner = 0, inner_size = 0;
-          for (int64_t i = 0; i < cols; ++i) inner += x.value(m, i) * w.value(ids[j] * hidden + f, i), inner_size += std::fabs(x.value(m, i) * w.value(ids[j] * hidden + f, i));
-          want += weights[j] * inner * v.value(ids[j] * cols + n, f), size += std::fabs(weights[j] * inner_size * v.value(ids[j] * cols + n, f));
+          for (int64_t i = 0; i < cols; ++i)
+            inner += x.value(m, i) * w.value(ids[j] * hidden + f, i),
+                inner_size += std::fabs(x.value(m, i) * w.value(ids[j] * hidden + f, i));
+          want += weights[j] * inner * v.value(ids[j] * cols + n, f),
+              size += std::fabs(weights[j] * inner_size * v.value(ids[j] * cols + n, f));
         }
       }
-      t.expect(std::fabs(y[size_t(m * cols + n)] - want) <= 1e-5 * size, "token %d, column %d: %g, want %g", int(m), int(n), double(y[size_t(m * cols + n)]), want);
+      t.expect(std::fabs(y[size_t(m * cols + n)] - want) <= 1e-5 * size, "token %d, column %d: %g, want %g", int(m),
+               int(n), double(y[size_t(m * cols + n)]), want);
     }
   }
   CHECK_TALLY(t);
@@ -79,13 +95,19 @@ TEST_CASE("a few tokens need no sorting, and choices of nobody count nothing") {
 TEST_CASE("groups of tokens") {
   const int64_t n = 40, cols = 72;
   Tally t;
-  for (const std::vector<int32_t>& offsets : {std::vector<int32_t>{0, 5, 5, 60, 61, 90}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>()}) {
+  for (const std::vector<int32_t>& offsets :
+       {std::vector<int32_t>{0, 5, 5, 60, 61, 90}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>()}) {
     const bool ragged = !offsets.empty();
-    const int64_t groups = ragged ? int64_t(offsets.size()) - 1 : 3, each = 7, used = ragged ? offsets.back() : groups * each, rows = used + 3;
+    const int64_t groups = ragged ? int64_t(offsets.size()) - 1 : 3, each = 7,
+                  used = ragged ? offsets.back() : groups * each, rows = used + 3;
     const RandomMatrix<float> x(1, rows, cols, cols), w(2, groups * n, cols, cols + 1), gamma(3, 1, cols, cols);
     Guarded<float> y(rows, n, n + 1), before(rows, n, n + 1), rstd(rows, 1, 1);
-    const k::Status status = k::cpu::matmul(on_threads(2), k::normed(k::load(static_cast<const float*>(x.data()), cols), k::RmsNorm{}.rstd(rstd.data())) | k::mul(static_cast<const float*>(gamma.data())),
-                                            k::load(static_cast<const float*>(w.data()), cols + 1), k::store(y.data(), y.ld()), {ragged ? rows : each, n, cols}, k::Groups{groups, ragged ? offsets.data() : nullptr});
+    const k::Status status =
+        k::cpu::matmul(on_threads(2),
+                       k::normed(k::load(static_cast<const float*>(x.data()), cols), k::RmsNorm{}.rstd(rstd.data())) |
+                           k::mul(static_cast<const float*>(gamma.data())),
+                       k::load(static_cast<const float*>(w.data()), cols + 1), k::store(y.data(), y.ld()),
+                       {ragged ? rows : each, n, cols}, k::Groups{groups, ragged ? offsets.data() : nullptr});
     t.expect(status.ok(), "%s", status.reason());
     y.download();
     rstd.download();
@@ -100,7 +122,9 @@ TEST_CASE("groups of tokens") {
       if (m < used) t.expect(std::fabs(rstd.get(m, 0) - scale) <= 1e-5 * scale, "rstd of row %d", int(m));
       for (int64_t i = 0; i < n; ++i) {
         if (m >= used) {
-          t.expect(y.get(m, i) == before.get(m, i) || (y.get(m, i) != y.get(m, i) && before.get(m, i) != before.get(m, i)), "row %d belongs to no group, and was written", int(m));
+          t.expect(
+              y.get(m, i) == before.get(m, i) || (y.get(m, i) != y.get(m, i) && before.get(m, i) != before.get(m, i)),
+              "row %d belongs to no group, and was written", int(m));
           continue;
         }
         double sum = 0, size = 0;
@@ -108,7 +132,8 @@ TEST_CASE("groups of tokens") {
           const double part = x.value(m, c) * scale * gamma.value(0, c) * w.value(g * n + i, c);
           sum += part, size += std::fabs(part);
         }
-        t.expect(std::fabs(y.get(m, i) - sum) <= 1e-5 * size, "row %d, column %d: %g, want %g", int(m), int(i), double(y.get(m, i)), sum);
+        t.expect(std::fabs(y.get(m, i) - sum) <= 1e-5 * size, "row %d, column %d: %g, want %g", int(m), int(i),
+                 double(y.get(m, i)), sum);
       }
     }
   }
@@ -121,7 +146,8 @@ TEST_CASE("what routing refuses, and why") {
   float* const p = memory.data();
   int32_t* const i = numbers.data();
   const auto reason = [&](const k::RouterShape& shape, const k::Router& options) {
-    const k::Status status = k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 64), i, p + 2048, shape, options);
+    const k::Status status =
+        k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 64), i, p + 2048, shape, options);
     return std::string(status.reason());
   };
   CHECK(reason({2, 8, 2}, {}) == "ok");
@@ -132,20 +158,34 @@ TEST_CASE("what routing refuses, and why") {
   CHECK(reason({2, 513, 1}, {}) == "route: there are more than 512 experts");
   CHECK(reason({2, 64, 33}, {}) == "route: top_k exceeds 32");
   CHECK(reason({2, 8, 9}, {}) == "route: top_k exceeds the number of experts");
-  CHECK(reason({2, 8, 2}, k::Router{}.groups(3, 1)) == "route: groups: their number does not divide that of the experts");
-  CHECK(reason({2, 8, 2}, k::Router{}.groups(4, 5)) == "route: groups: a number is less than 1, or more are kept than there are");
-  CHECK(reason({2, 8, 2}, k::Router{}.groups(0, 0)) == "route: groups: a number is less than 1, or more are kept than there are");
+  CHECK(reason({2, 8, 2}, k::Router{}.groups(3, 1)) ==
+        "route: groups: their number does not divide that of the experts");
+  CHECK(reason({2, 8, 2}, k::Router{}.groups(4, 5)) ==
+        "route: groups: a number is less than 1, or more are kept than there are");
+  CHECK(reason({2, 8, 2}, k::Router{}.groups(0, 0)) ==
+        "route: groups: a number is less than 1, or more are kept than there are");
   CHECK(reason({2, 64, 2}, k::Router{}.groups(64, 3)) == "route: groups: there are more than 32");
-  CHECK(reason({2, 8, 3}, k::Router{}.groups(4, 1)) == "route: top_k exceeds the number of experts in the groups that are kept");
-  CHECK(reason({2, 8, 2}, k::Router{}.groups(8, 2, k::GroupScore::two_largest)) == "route: groups: one expert alone has no two best");
+  CHECK(reason({2, 8, 3}, k::Router{}.groups(4, 1)) ==
+        "route: top_k exceeds the number of experts in the groups that are kept");
+  CHECK(reason({2, 8, 2}, k::Router{}.groups(8, 2, k::GroupScore::two_largest)) ==
+        "route: groups: one expert alone has no two best");
   CHECK(reason({2, 8, 2}, k::Router{}.scale(INFINITY)) == "route: scale: the factor is not finite");
   CHECK(reason({2, 8, 2}, k::Router{}.bias(nullptr)) == "route: bias: the pointer is null");
-  CHECK(reason({2, 8, 2}, k::Router{}.local(4, 5)) == "route: local: not all of these experts are among those of the call");
-  CHECK(std::string(k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(nullptr), 8), i, p, {2, 8, 2}).reason()) == "route: logits: load: the pointer is null");
-  CHECK(std::string(k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 8), nullptr, p, {2, 8, 2}).reason()) == "route: ids: the pointer is null");
-  CHECK(std::string(k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 8), i, nullptr, {2, 8, 2}).reason()) == "route: weights: the pointer is null");
+  CHECK(reason({2, 8, 2}, k::Router{}.local(4, 5)) ==
+        "route: local: not all of these experts are among those of the call");
+  CHECK(std::string(
+            k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(nullptr), 8), i, p, {2, 8, 2}).reason()) ==
+        "route: logits: load: the pointer is null");
+  CHECK(std::string(
+            k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 8), nullptr, p, {2, 8, 2}).reason()) ==
+        "route: ids: the pointer is null");
+  CHECK(std::string(
+            k::cpu::route(k::cpu::Exec{1}, k::load(static_cast<const float*>(p), 8), i, nullptr, {2, 8, 2}).reason()) ==
+        "route: weights: the pointer is null");
 
-  const auto sort = [&](const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) { return std::string(k::cpu::sort_by_expert(k::cpu::Exec{1}, ids, to, shape).reason()); };
+  const auto sort = [&](const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) {
+    return std::string(k::cpu::sort_by_expert(k::cpu::Exec{1}, ids, to, shape).reason());
+  };
   const k::ExpertOrder to{i + 100, i + 300, i + 500};
   CHECK(sort(i, to, {2, 8, 2}) == "ok");
   CHECK(sort(nullptr, to, {2, 8, 2}) == "sort_by_expert: ids: the pointer is null");
@@ -156,15 +196,20 @@ TEST_CASE("what routing refuses, and why") {
   CHECK(sort(i, to, {2, 0, 2}) == "sort_by_expert: the number of experts is less than 1");
   CHECK(sort(i, to, {int64_t(1) << 30, 8, 2}) == "sort_by_expert: there are more than 2^31 - 1 choices");
 
-  const auto off = [](auto* pointer) { return reinterpret_cast<decltype(pointer)>(reinterpret_cast<uintptr_t>(pointer) + 1); };
+  const auto off = [](auto* pointer) {
+    return reinterpret_cast<decltype(pointer)>(reinterpret_cast<uintptr_t>(pointer) + 1);
+  };
   CHECK(reason({int64_t(1) << 60, 8, 2}, {}) == "route: tokens x top_k exceeds 64 bits");
   CHECK(reason({2, 8, 2}, k::Router{}.bias(off(p))) == "route: bias: the pointer is not aligned for floats");
   CHECK(sort(i, to, {-1, 8, 2}) == "sort_by_expert: the number of tokens is negative, or top_k less than 1");
   CHECK(sort(i, to, {2, 8, 0}) == "sort_by_expert: the number of tokens is negative, or top_k less than 1");
   CHECK(sort(off(i), to, {2, 8, 2}).find("sort_by_expert: ids: the pointer is not aligned") == 0);
-  CHECK(sort(i, {to.offsets, to.order, off(to.places)}, {2, 8, 2}).find("sort_by_expert: places: the pointer is not aligned") == 0);
+  CHECK(sort(i, {to.offsets, to.order, off(to.places)}, {2, 8, 2})
+            .find("sort_by_expert: places: the pointer is not aligned") == 0);
 
-  const auto copy = [&](const auto& in, int64_t rows = 2) { return std::string(k::cpu::copy(k::cpu::Exec{1}, in, k::store(p + 2048, 8), rows, 8).reason()); };
+  const auto copy = [&](const auto& in, int64_t rows = 2) {
+    return std::string(k::cpu::copy(k::cpu::Exec{1}, in, k::store(p + 2048, 8), rows, 8).reason());
+  };
   const auto source = k::load(static_cast<const float*>(p), 8);
   CHECK(copy(k::combined(source, i, p, 2)) == "ok");
   CHECK(copy(k::combined(source, nullptr, p, 2)) == "in: combined: the pointer to the places is null");

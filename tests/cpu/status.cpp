@@ -31,10 +31,14 @@ struct Operation {
 };
 
 const Operation kOperations[] = {
-    {"softmax", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, cols); }},
-    {"log_softmax", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::log_softmax(k::cpu::Exec{2}, in, out, rows, cols); }},
-    {"layernorm", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::layernorm(k::cpu::Exec{2}, in, out, rows, cols); }},
-    {"rmsnorm", [](auto& in, auto& out, int64_t rows, int64_t cols) { return k::cpu::rmsnorm(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"softmax", [](auto& in, auto& out, int64_t rows,
+                   int64_t cols) { return k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"log_softmax", [](auto& in, auto& out, int64_t rows,
+                       int64_t cols) { return k::cpu::log_softmax(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"layernorm", [](auto& in, auto& out, int64_t rows,
+                     int64_t cols) { return k::cpu::layernorm(k::cpu::Exec{2}, in, out, rows, cols); }},
+    {"rmsnorm", [](auto& in, auto& out, int64_t rows,
+                   int64_t cols) { return k::cpu::rmsnorm(k::cpu::Exec{2}, in, out, rows, cols); }},
 };
 
 }  // namespace
@@ -74,7 +78,9 @@ TEST_CASE("wrong parts of compositions are refused") {
   const k::cpu::Exec cx{1};
   const auto in = k::load(x.data(), kCols);
   const auto out = k::store(y.data(), kCols);
-  const auto reason = [&](const auto& from, const auto& to) { return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason()); };
+  const auto reason = [&](const auto& from, const auto& to) {
+    return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason());
+  };
   CHECK(reason(in | k::add(none), out) == "in: row: the vector's pointer is null");
   CHECK(reason(in, k::affine(x.data(), none) | out) == "out: row: the vector's pointer is null");
   CHECK(reason(in | k::tee(none, kCols), out) == "in: tee: the pointer is null");
@@ -97,12 +103,15 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
     CHECK(std::string(status.reason()) == words);
   };
   refused(k::load(off(x.data()), kCols), out, "in: load: the pointer is not aligned for its elements");
-  refused(k::load(reinterpret_cast<const k::half*>(off(x.data())), kCols), out, "in: load: the pointer is not aligned for its elements");
+  refused(k::load(reinterpret_cast<const k::half*>(off(x.data())), kCols), out,
+          "in: load: the pointer is not aligned for its elements");
   refused(in, k::store(off(y.data()), kCols), "out: store: the pointer is not aligned for its elements");
   refused(in | k::tee(off(y.data()), kCols), out, "in: tee: the pointer is not aligned for its elements");
   refused(in | k::add(off(x.data())), out, "in: row: the vector's pointer is not aligned for its elements");
-  refused(in, k::mul(k::per_row(off(x.data()))) | out, "out: per_row: the vector's pointer is not aligned for its elements");
-  refused(in, k::quantize(q.data(), kCols, off(y.data())), "out: quantize: the pointer to the scales is not aligned for floats");
+  refused(in, k::mul(k::per_row(off(x.data()))) | out,
+          "out: per_row: the vector's pointer is not aligned for its elements");
+  refused(in, k::quantize(q.data(), kCols, off(y.data())),
+          "out: quantize: the pointer to the scales is not aligned for floats");
   CHECK((y.unchanged() && q.unchanged()));
   const auto misaligned = [](const k::Status& status, const char* words) {
     CHECK(status.code() == k::Code::invalid);
@@ -112,10 +121,14 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
   double* const half_way = reinterpret_cast<double*>(reinterpret_cast<float*>(numbers) + 1);
   const auto layernorm = [&](const k::LayerNorm& norm) { return k::cpu::layernorm(cx, in, out, 4, kCols, norm); };
   const auto rmsnorm = [&](const k::RmsNorm& norm) { return k::cpu::rmsnorm(cx, in, out, 4, kCols, norm); };
-  misaligned(layernorm(k::LayerNorm{}.mean(off(y.data()))), "layernorm: the pointer to mean is not aligned for its elements");
-  misaligned(layernorm(k::LayerNorm{}.rstd(off(y.data()))), "layernorm: the pointer to rstd is not aligned for its elements");
-  misaligned(layernorm(k::LayerNorm{}.mean(half_way)), "layernorm: the pointer to mean is not aligned for its elements");
-  misaligned(layernorm(k::LayerNorm{}.inv_variance(half_way)), "layernorm: the pointer to rstd is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.mean(off(y.data()))),
+             "layernorm: the pointer to mean is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.rstd(off(y.data()))),
+             "layernorm: the pointer to rstd is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.mean(half_way)),
+             "layernorm: the pointer to mean is not aligned for its elements");
+  misaligned(layernorm(k::LayerNorm{}.inv_variance(half_way)),
+             "layernorm: the pointer to rstd is not aligned for its elements");
   misaligned(rmsnorm(k::RmsNorm{}.rstd(off(y.data()))), "rmsnorm: the pointer to rstd is not aligned for its elements");
   misaligned(rmsnorm(k::RmsNorm{}.rstd(half_way)), "rmsnorm: the pointer to rstd is not aligned for its elements");
   CHECK((y.unchanged() && q.unchanged()));
@@ -129,7 +142,9 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
 TEST_CASE("results that overlap what is read, and not element for element, are refused") {
   std::vector<float> memory(4096, 0.5f);
   float* const p = memory.data();
-  const auto run = [&](const auto& in, const auto& out, int64_t rows) { return std::string(k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, kCols).reason()); };
+  const auto run = [&](const auto& in, const auto& out, int64_t rows) {
+    return std::string(k::cpu::softmax(k::cpu::Exec{2}, in, out, rows, kCols).reason());
+  };
   const std::string refused = "out overlaps in, and not element for element";
   CHECK(run(k::load(p, 8), k::store(p, 8), 4) == "ok");
   CHECK(run(k::load(p, 20) | k::scale(2), k::shift(1) | k::store(p, 20), 4) == "ok");
@@ -144,7 +159,8 @@ TEST_CASE("results that overlap what is read, and not element for element, are r
   CHECK(run(k::load(p, 8), k::store(p, 9), 4) == refused);
   CHECK(run(k::load(p, 0), k::store(p, 8), 4) == refused);
   CHECK(run(k::load(p, 8), k::store(reinterpret_cast<k::half*>(p), 16), 4) == refused);
-  CHECK(run(k::load(reinterpret_cast<const k::half*>(p), 16) | k::scale(2), k::scale(2) | k::store(p, 8), 4) == refused);
+  CHECK(run(k::load(reinterpret_cast<const k::half*>(p), 16) | k::scale(2), k::scale(2) | k::store(p, 8), 4) ==
+        refused);
 }
 
 TEST_CASE("a negative eps is refused, also where there is nothing to do") {
@@ -154,8 +170,10 @@ TEST_CASE("a negative eps is refused, also where there is nothing to do") {
   const auto out = k::store(y.data(), kCols);
   for (const double eps : {-1e-5, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
     for (const int64_t rows : {0, 4}) {
-      CHECK(std::string(k::cpu::layernorm(cx, in, out, rows, kCols, k::LayerNorm{}.eps(eps)).reason()) == "layernorm: eps is negative or NaN");
-      CHECK(std::string(k::cpu::rmsnorm(cx, in, out, rows, kCols, k::RmsNorm{}.eps(eps)).reason()) == "rmsnorm: eps is negative or NaN");
+      CHECK(std::string(k::cpu::layernorm(cx, in, out, rows, kCols, k::LayerNorm{}.eps(eps)).reason()) ==
+            "layernorm: eps is negative or NaN");
+      CHECK(std::string(k::cpu::rmsnorm(cx, in, out, rows, kCols, k::RmsNorm{}.eps(eps)).reason()) ==
+            "rmsnorm: eps is negative or NaN");
     }
   }
   CHECK(y.unchanged());
@@ -176,7 +194,9 @@ TEST_CASE("Exec: at least one thread, and as many as the machine has unless told
   Guarded<float> x(1, kCols, kCols), y(1, kCols, kCols);
   for (int64_t c = 0; c < kCols; ++c) x.set(0, c, 1.f);
   x.upload();
-  const auto run = [&](const k::cpu::Exec& cx, int64_t rows) { return k::cpu::softmax(cx, k::load(x.data(), kCols), k::store(y.data(), kCols), rows, kCols); };
+  const auto run = [&](const k::cpu::Exec& cx, int64_t rows) {
+    return k::cpu::softmax(cx, k::load(x.data(), kCols), k::store(y.data(), kCols), rows, kCols);
+  };
   for (const int threads : {0, -1, std::numeric_limits<int>::min()}) {
     for (const int64_t rows : {0, 1}) {
       const k::Status status = run(k::cpu::Exec{threads}, rows);
@@ -198,7 +218,8 @@ TEST_CASE("machine_has() knows each extension that the code is compiled for") {
   while (std::getline(file, line) && line.rfind("flags", 0) != 0) {}
   if (line.empty()) return test::skip("no flags in /proc/cpuinfo");
   line += ' ';
-  const char* const names[] = {"sse4_1", "avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl"};
+  const char* const names[] = {"sse4_1", "avx",     "avx2",     "fma",      "f16c",
+                               "bmi2",   "avx512f", "avx512bw", "avx512dq", "avx512vl"};
   CHECK(k::cpu::machine_has(0).ok());
   for (unsigned bit = 0; bit < 10; ++bit) {
     INFO(names[bit]);
@@ -302,7 +323,8 @@ TEST_CASE("a caller's pool runs all parts of a call, and small calls have one") 
   CHECK(std::all_of(y.begin(), y.end(), [&](float v) { return v == 1.f / float(rows * cols); }));
   // Little work is done where it is.
   calls.clear();
-  for (const int64_t few : {1, 2, 8}) REQUIRE(k::cpu::softmax(cx, k::load(x.data(), few), k::store(y.data(), few), few, few));
+  for (const int64_t few : {1, 2, 8})
+    REQUIRE(k::cpu::softmax(cx, k::load(x.data(), few), k::store(y.data(), few), few, few));
   CHECK(calls.empty());
   // Unless it is asked for otherwise.
   REQUIRE(k::cpu::softmax(k::cpu::Exec(cx).least_work(0), k::load(x.data(), 8), k::store(y.data(), 8), 9, 8));
@@ -317,7 +339,8 @@ TEST_CASE("a product has no more parts than tiles") {
     most = std::max(most, parts);
     for (int i = 0; i < parts; ++i) f(i);
   };
-  REQUIRE(k::cpu::matmul(k::cpu::Exec{63, pool}, k::load(x.data(), depth), k::load(w.data(), depth), k::store(y.data(), n), {m, n, depth}));
+  REQUIRE(k::cpu::matmul(k::cpu::Exec{63, pool}, k::load(x.data(), depth), k::load(w.data(), depth),
+                         k::store(y.data(), n), {m, n, depth}));
   // Tiles have 8 to 32 columns and 6 or 14 rows.
   CHECK(most <= 3 * 7);
   CHECK(std::all_of(y.begin(), y.end(), [&](float v) { return v == float(depth) / 2; }));

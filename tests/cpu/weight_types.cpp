@@ -3,15 +3,26 @@
 
 using namespace test;
 
-TEST_CASE("bfloat16 weights") { every_shape<k::bfloat16, k::bfloat16>("bf16", [](int64_t n, int64_t c) { return Plain<k::bfloat16>(n, c); }); }
-TEST_CASE("e4m3 weights") { every_shape<float, float>("e4m3", [](int64_t n, int64_t c) { return Plain<k::float8_e4m3>(n, c); }); }
-TEST_CASE("e5m2 weights") { every_shape<float, float>("e5m2", [](int64_t n, int64_t c) { return Plain<k::float8_e5m2>(n, c); }); }
-TEST_CASE("int8 weights without scales") { every_shape<float, float>("int8", [](int64_t n, int64_t c) { return Plain<int8_t>(n, c, 1, 1, 40); }); }
+TEST_CASE("bfloat16 weights") {
+  every_shape<k::bfloat16, k::bfloat16>("bf16", [](int64_t n, int64_t c) { return Plain<k::bfloat16>(n, c); });
+}
+TEST_CASE("e4m3 weights") {
+  every_shape<float, float>("e4m3", [](int64_t n, int64_t c) { return Plain<k::float8_e4m3>(n, c); });
+}
+TEST_CASE("e5m2 weights") {
+  every_shape<float, float>("e5m2", [](int64_t n, int64_t c) { return Plain<k::float8_e5m2>(n, c); });
+}
+TEST_CASE("int8 weights without scales") {
+  every_shape<float, float>("int8", [](int64_t n, int64_t c) { return Plain<int8_t>(n, c, 1, 1, 40); });
+}
 TEST_CASE("int8 weights, a scale for each row") {
-  every_shape<float, float>("int8 by row", [](int64_t n, int64_t c) { return Scaled<int8_t, float>(n, c, Grain::tensor); });
+  every_shape<float, float>("int8 by row",
+                            [](int64_t n, int64_t c) { return Scaled<int8_t, float>(n, c, Grain::tensor); });
 }
 TEST_CASE("e5m2 weights, scales of groups") {
-  every_shape<float, float>("e5m2 by group", [](int64_t n, int64_t c) { return Scaled<k::float8_e5m2, k::bfloat16>(n, c, Grain::group, 64); });
+  every_shape<float, float>("e5m2 by group", [](int64_t n, int64_t c) {
+    return Scaled<k::float8_e5m2, k::bfloat16>(n, c, Grain::group, 64);
+  });
 }
 
 TEST_CASE("misaligned pointers and row strides of bytes") {
@@ -30,11 +41,13 @@ TEST_CASE("row_scales are read one to a row") {
   const Matrix<int8_t> w(1, n, cols, cols, 0, 40);
   const Matrix<float> s(2, 1, n, n), x(3, 2, cols, cols);
   Guarded<float> y(2, n, n);
-  const k::Status status = k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols), k::dequant(k::load(w.data(), cols), k::row_scales(s.data())),
-                                          k::store(y.data(), n), {2, n, cols});
+  const k::Status status =
+      k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols),
+                     k::dequant(k::load(w.data(), cols), k::row_scales(s.data())), k::store(y.data(), n), {2, n, cols});
   const auto value = [&](int64_t m, int64_t i) { return Real<>(x.value(m, i)); };
   const auto weight = [&](int64_t r, int64_t i) { return w.value(r, i) * s.value(0, r); };
-  check_result(t, "row scales", {2, n, cols}, status, y, [&](int64_t m, int64_t r) { return product(m, r, cols, value, weight); });
+  check_result(t, "row scales", {2, n, cols}, status, y,
+               [&](int64_t m, int64_t r) { return product(m, r, cols, value, weight); });
   CHECK_TALLY(t);
 }
 
@@ -44,14 +57,18 @@ TEST_CASE("double") {
   const Matrix<double> x(1, 6, cols, cols + 1), w(2, n, cols, cols);
   for (const int64_t m : {1, 2, 6}) {
     Guarded<double> y(m, n, n + 1);
-    REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols + 1), k::load(w.data(), cols), k::store(y.data(), n + 1), {m, n, cols}));
+    REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols + 1), k::load(w.data(), cols),
+                           k::store(y.data(), n + 1), {m, n, cols}));
     y.download();
     CHECK(y.intact());
     for (int64_t r = 0; r < m; ++r) {
       for (int64_t c = 0; c < n; ++c) {
         long double sum = 0, size = 0;
-        for (int64_t i = 0; i < cols; ++i) sum += static_cast<long double>(x.value(r, i)) * w.value(c, i), size += std::fabs(x.value(r, i) * w.value(c, i));
-        t.expect(std::fabs(double(sum - y.get(r, c))) <= double(kSum * unit<double> * size), "row %d col %d: got %g", int(r), int(c), y.get(r, c));
+        for (int64_t i = 0; i < cols; ++i)
+          sum += static_cast<long double>(x.value(r, i)) * w.value(c, i),
+              size += std::fabs(x.value(r, i) * w.value(c, i));
+        t.expect(std::fabs(double(sum - y.get(r, c))) <= double(kSum * unit<double> * size), "row %d col %d: got %g",
+                 int(r), int(c), y.get(r, c));
       }
     }
   }
@@ -78,15 +95,19 @@ void every_code(Tally& t, const char* what) {
       std::vector<float> plain(size_t(m * 256)), scaled(plain), centered(plain);
       const k::cpu::Exec cx = on_threads(2);
       REQUIRE(k::cpu::matmul(cx, source, w, k::store(plain.data(), 256), {m, 256, cols}));
-      REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(threes.data())), k::store(scaled.data(), 256), {m, 256, cols}));
-      REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(ones.data()).zeros(ones.data())), k::store(centered.data(), 256), {m, 256, cols}));
+      REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(threes.data())), k::store(scaled.data(), 256),
+                             {m, 256, cols}));
+      REQUIRE(k::cpu::matmul(cx, source, k::dequant(w, k::row_scales(ones.data()).zeros(ones.data())),
+                             k::store(centered.data(), 256), {m, 256, cols}));
       for (size_t i = 0; i < plain.size(); ++i) {
         const float value = k::convert<float>(codes[i % 256 * size_t(cols) + size_t(at)]);
         const auto same = [](float a, float b) { return a == b || (a != a && b != b); };
         t.expect(same(plain[i], value), "%s, M %d, code %d: %g, not %g", what, int(m), int(i % 256), plain[i], value);
-        t.expect(same(scaled[i], 3 * value), "%s scaled, M %d, code %d: %g, not %g", what, int(m), int(i % 256), scaled[i], 3 * value);
+        t.expect(same(scaled[i], 3 * value), "%s scaled, M %d, code %d: %g, not %g", what, int(m), int(i % 256),
+                 scaled[i], 3 * value);
         const double want = double(value) - double(cols), off = std::fabs(centered[i] - want);
-        t.expect(same(centered[i], float(want)) || off <= 1e-4 * (std::fabs(double(value)) + 77), "%s centered, code %d: %g, not %g", what, int(i % 256), centered[i], want);
+        t.expect(same(centered[i], float(want)) || off <= 1e-4 * (std::fabs(double(value)) + 77),
+                 "%s centered, code %d: %g, not %g", what, int(i % 256), centered[i], want);
       }
     }
   }
@@ -111,7 +132,8 @@ TEST_CASE("gf4 with scales") {
     for (const int64_t m : {1, 3, 6}) {
       Guarded<float> y(m, 19, 19);
       const auto status = k::cpu::matmul(on_threads(2), k::load(static_cast<const float*>(x.data()), cols),
-                                         k::dequant(w.source(), k::group_scales(s.data(), s.ld(), 32)), k::store(y.data(), 19), {m, 19, cols});
+                                         k::dequant(w.source(), k::group_scales(s.data(), s.ld(), 32)),
+                                         k::store(y.data(), 19), {m, 19, cols});
       check_result(t, "gf4 with scales", {m, 19, cols}, status, y, [&](int64_t r, int64_t n) {
         return product(r, n, cols, value, [&](int64_t row, int64_t i) { return w(row, i) * s.value(row, i / 32); });
       });
@@ -125,7 +147,8 @@ TEST_CASE("NaN in fp8 weights") {
   for (const int64_t at : {0, 17, 76}) {
     Plain<k::float8_e4m3> w(20, 77);
     Plain<k::float8_e5m2> w2(20, 77);
-    w.set(3, at, make<k::float8_e4m3>(kNaN)), w2.set(3, at, make<k::float8_e5m2>(kNaN)), w2.set(4, at, make<k::float8_e5m2>(kNaN));
+    w.set(3, at, make<k::float8_e4m3>(kNaN)), w2.set(3, at, make<k::float8_e5m2>(kNaN)),
+        w2.set(4, at, make<k::float8_e5m2>(kNaN));
     const uint8_t infinity = 0x7c;
     k::float8_e5m2 code;
     std::memcpy(static_cast<void*>(&code), &infinity, 1);

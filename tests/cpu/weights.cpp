@@ -1,22 +1,31 @@
-// Products on the CPU: shapes, threads, and the kinds of weights that vectors decode, which each instruction set does in its own way.
+// Products on the CPU: shapes, threads, and the kinds of weights that vectors decode, which each instruction set does
+// in its own way.
 #include "support/cpu_products.h"
 
 using namespace test;
 
-// ---- types -------------------------------------------------------------------------------------------------------------
+// ---- types ----------------------------------------------------------------------------------------------------------
 
 // Each kind has inputs and results of one type in all of these tests, as every combination is compiled for itself.
-TEST_CASE("float weights") { every_shape<float, float>("float", [](int64_t n, int64_t c) { return Plain<float>(n, c); }); }
-TEST_CASE("half weights") { every_shape<float, k::half>("half", [](int64_t n, int64_t c) { return Plain<k::half>(n, c); }); }
+TEST_CASE("float weights") {
+  every_shape<float, float>("float", [](int64_t n, int64_t c) { return Plain<float>(n, c); });
+}
+TEST_CASE("half weights") {
+  every_shape<float, k::half>("half", [](int64_t n, int64_t c) { return Plain<k::half>(n, c); });
+}
 TEST_CASE("int8 weights, scales of groups") {
   for (const int group : {8, 16, 32, 64, 128}) {
-    every_shape<float, float>("int8 by group", [&](int64_t n, int64_t c) { return Scaled<int8_t, k::half>(n, c, Grain::group, group); });
+    every_shape<float, float>("int8 by group",
+                              [&](int64_t n, int64_t c) { return Scaled<int8_t, k::half>(n, c, Grain::group, group); });
   }
 }
 TEST_CASE("fp8 weights with scales") {
-  every_shape<float, float>("e4m3 by tensor", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::tensor); });
-  every_shape<float, float>("e4m3 by block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 128); });
-  every_shape<float, float>("e4m3 by small block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 4); });
+  every_shape<float, float>("e4m3 by tensor",
+                            [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::tensor); });
+  every_shape<float, float>(
+      "e4m3 by block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 128); });
+  every_shape<float, float>("e4m3 by small block",
+                            [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 4); });
 }
 TEST_CASE("int4 weights") {
   for (const int group : {4, 16, 32, 64, 128, 256}) {
@@ -28,7 +37,9 @@ TEST_CASE("uint4 weights with zero points") {
     every_shape<float, float>("uint4", [&](int64_t n, int64_t c) { return FourBit<float, true>(n, c, group); });
   }
 }
-TEST_CASE("gf4 weights") { every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); }); }
+TEST_CASE("gf4 weights") {
+  every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); });
+}
 
 TEST_CASE("every number of tokens up to 40") {
   Tally t;
@@ -43,12 +54,14 @@ TEST_CASE("every number of tokens up to 40") {
 
 TEST_CASE("many rows") {
   Tally t;
-  for (const int64_t m : {1, 4, 17}) check<float, float>(t, "float", {m, 40000 / m + 5, 33, 3}, Plain<float>(40000 / m + 5, 33));
+  for (const int64_t m : {1, 4, 17})
+    check<float, float>(t, "float", {m, 40000 / m + 5, 33, 3}, Plain<float>(40000 / m + 5, 33));
   CHECK_TALLY(t);
 }
 
-// All products have one sign: nothing cancels, and each partial sum is as large as it can be. Chains of up to 512 additions
-// in 4 lanes or more, then 32 totals: errors that differ in sign leave about 8 units; one chain would leave ten times as many.
+// All products have one sign: nothing cancels, and each partial sum is as large as it can be. Chains of up to 512
+// additions in 4 lanes or more, then 32 totals: errors that differ in sign leave about 8 units; one chain would leave
+// ten times as many.
 TEST_CASE("65536 columns with a large common part") {
   Tally t;
   const int64_t cols = 65536, n = 6;
@@ -62,7 +75,8 @@ TEST_CASE("65536 columns with a large common part") {
     x.upload(), w.upload();
     for (const int64_t m : {1, 2, 5}) {
       Guarded<float> y(m, n, n);
-      REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}));
+      REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n),
+                             {m, n, cols}));
       y.download();
       for (int64_t r = 0; r < m; ++r) {
         for (int64_t c = 0; c < n; ++c) {
@@ -76,7 +90,7 @@ TEST_CASE("65536 columns with a large common part") {
   }
   CHECK_TALLY(t);
 }
-// ---- layouts, threads, special values ----------------------------------------------------------------------------------
+// ---- layouts, threads, special values -------------------------------------------------------------------------------
 
 TEST_CASE("misaligned pointers and row strides") {
   Tally t;
@@ -99,7 +113,8 @@ void same_bits(Tally& t, const char* what, int64_t m, int64_t n, int64_t cols, c
   std::vector<unsigned char> first;
   for (const int threads : {1, 2, 3, 7}) {
     Guarded<TY> y(m, n, n);
-    const k::Status status = k::cpu::matmul(on_threads(threads), k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
+    const k::Status status =
+        k::cpu::matmul(on_threads(threads), k::load(x.data(), cols), w.source(), k::store(y.data(), n), {m, n, cols});
     y.download();
     if (threads == 1) first = y.bytes();
     t.expect(status.ok() && y.bytes() == first, "%s, M %d: %d threads give other bits than one", what, int(m), threads);
@@ -131,7 +146,8 @@ void same_bits_in_any_batch(Tally& t, const char* what, int64_t n, int64_t cols,
   k::cpu::MatmulPolicy policy;
   policy.batch_invariant = true;
   const auto run = [&](Guarded<TY>& y, int64_t first, int threads) {
-    const k::Status status = k::cpu::matmul(on_threads(threads), k::load(x.data() + first * cols, cols), w.source(), k::store(y.data(), n), {y.rows(), n, cols}, policy);
+    const k::Status status = k::cpu::matmul(on_threads(threads), k::load(x.data() + first * cols, cols), w.source(),
+                                            k::store(y.data(), n), {y.rows(), n, cols}, policy);
     t.expect(status.ok(), "%s", status.reason());
     y.download();
   };
@@ -150,7 +166,8 @@ void same_bits_in_any_batch(Tally& t, const char* what, int64_t n, int64_t cols,
     for (int64_t r = 0; r < m; ++r) {
       for (int64_t c = 0; c < n; ++c) different += of(y, r, c) != of(whole, most - m + r, c);
     }
-    t.expect(different == 0, "%s: %d of the results of %d tokens have other bits than among 40", what, different, int(m));
+    t.expect(different == 0, "%s: %d of the results of %d tokens have other bits than among 40", what, different,
+             int(m));
   }
 }
 

@@ -9,15 +9,19 @@ namespace {
 
 // One case on dense keys and values of T.
 template <class T, class S>
-void dense(Tally& t, AttentionCase c, const S& score, const ScoreModel& model, int64_t step = 1, bool aligned = true, double spread = 1) {
+void dense(Tally& t, AttentionCase c, const S& score, const ScoreModel& model, int64_t step = 1, bool aligned = true,
+           double spread = 1) {
   c.aligned = aligned;
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, spread, aligned ? 0 : 1, aligned ? 8 : 3), value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3);
+  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, spread, aligned ? 0 : 1, aligned ? 8 : 3),
+      value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3);
   const OnDevice<int32_t> lengths(where.short_lengths);
-  attends<T, T>(t, aligned ? "aligned" : "not aligned", c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()), key, value, score, model, step, spread);
+  attends<T, T>(t, aligned ? "aligned" : "not aligned", c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()),
+                key, value, score, model, step, spread);
 }
 
-const std::pair<int64_t, int64_t> kOtherDims[] = {{512, 512}, {192, 128}, {576, 512}, {64, 256}, {8, 512}, {256, 8}, {72, 200}, {128, 64}, {40, 128}, {104, 192}};
+const std::pair<int64_t, int64_t> kOtherDims[] = {{512, 512}, {192, 128}, {576, 512}, {64, 256}, {8, 512},
+                                                  {256, 8},   {72, 200},  {128, 64},  {40, 128}, {104, 192}};
 
 }  // namespace
 
@@ -37,7 +41,8 @@ TEST_CASE("every head dimension") {
 TEST_CASE("every group of heads") {
   Tally t;
   for (const int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 16, 64}) {
-    for (const int64_t queries : {1, 3, 20, 150}) dense<k::bfloat16>(t, {{queries, queries}, {150, 40}, 2 * group, 2, 24}, k::causal(), causal_model(), group);
+    for (const int64_t queries : {1, 3, 20, 150})
+      dense<k::bfloat16>(t, {{queries, queries}, {150, 40}, 2 * group, 2, 24}, k::causal(), causal_model(), group);
   }
   CHECK_TALLY(t);
 }
@@ -65,7 +70,8 @@ struct AnyLength {
 
   template <class Q, class K>
   std::string problem(const Q& q, const K& key, const K& value) const {
-    const std::string name = std::to_string(queries) + " queries, " + std::to_string(keys) + " keys, dim " + std::to_string(dim) + ": ";
+    const std::string name =
+        std::to_string(queries) + " queries, " + std::to_string(keys) + " keys, dim " + std::to_string(dim) + ": ";
     if (!o.intact()) return name + "wrote outside its rows";
     for (int64_t row = 0; row < queries; ++row) {
       for (int64_t x = 0; x < 2 * dim; ++x) {
@@ -76,8 +82,11 @@ struct AnyLength {
     for (const int64_t row : {int64_t(0), queries / 2, queries - 1}) {
       if (row < 0 || row >= queries) continue;
       for (int64_t h = 0; h < 2; ++h) {
-        const auto want = attend([&](int64_t x) { return q.value(row, h * dim + x); }, [&](int64_t pos, int64_t x) { return key(0, 0, pos, x); },
-                                 [&](int64_t pos, int64_t x) { return value(0, 0, pos, x); }, {0, h, row, 0, queries, keys}, dim, dim, 1 / std::sqrt(double(dim)), causal_model(), precision);
+        const auto want =
+            attend([&](int64_t x) { return q.value(row, h * dim + x); },
+                   [&](int64_t pos, int64_t x) { return key(0, 0, pos, x); },
+                   [&](int64_t pos, int64_t x) { return value(0, 0, pos, x); }, {0, h, row, 0, queries, keys}, dim, dim,
+                   1 / std::sqrt(double(dim)), causal_model(), precision);
         const std::string wrong = mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * dim + x); });
         if (!wrong.empty()) return name + wrong;
       }
@@ -103,8 +112,10 @@ TEST_CASE("every length of queries and keys up to 1,100") {
       for (const auto& sizes : {std::pair<int64_t, int64_t>{length, length}, {3, length}, {length, 37}}) {
         if (shortened.leaves_out()) continue;
         all.push_back(std::make_unique<AnyLength>(sizes.first, sizes.second, dim));
-        const k::Status status = k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()), k::dense_kv(key.tensor(), value.tensor(), sizes.second),
-                                              k::store(all.back()->o.data(), all.back()->o.ld()), {1, sizes.first, 2, 1, dim}, k::causal());
+        const k::Status status =
+            k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()),
+                         k::dense_kv(key.tensor(), value.tensor(), sizes.second),
+                         k::store(all.back()->o.data(), all.back()->o.ld()), {1, sizes.first, 2, 1, dim}, k::causal());
         if (!status.ok()) report({all.back()->problem(q, key, value) + status.reason()});
       }
       if (length % 100 != 0) continue;
@@ -121,22 +132,27 @@ TEST_CASE("every length of queries and keys up to 1,100") {
 // Tiles of which all rows see all keys, between others.
 TEST_CASE("long sequences, in every layout") {
   Tally t;
-  const std::vector<AttentionCase> cases{{{150}, {1700}, 2, 1, 64}, {{150}, {700}, 2, 1, 128}, {{80}, {500}, 1, 1, 256}, {{40}, {300}, 1, 1, 576, 512}};
+  const std::vector<AttentionCase> cases{
+      {{150}, {1700}, 2, 1, 64}, {{150}, {700}, 2, 1, 128}, {{80}, {500}, 1, 1, 256}, {{40}, {300}, 1, 1, 576, 512}};
   for (AttentionCase c : cases) {
     c.aligned = true;
     const int keys = int(c.kv_lens[0]);
     for (const Layout layout : {Layout::nhd, Layout::hnd, Layout::ragged, Layout::paged_nhd}) {
       const Placement where(layout, c.kv_lens, c.kv_heads, 16);
-      const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+      const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+          value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
       with_view(where, key, value, [&](const auto& kv) {
         const auto scored = [&](const char* name, const auto& score, const ScoreModel& model) {
-          attends<k::bfloat16, k::bfloat16>(t, name + (", layout " + std::to_string(int(layout))), c, kv, key, value, score, model, 17);
+          attends<k::bfloat16, k::bfloat16>(t, name + (", layout " + std::to_string(int(layout))), c, kv, key, value,
+                                            score, model, 17);
         };
         scored("all", k::no_mask(), {});
         scored("causal", k::causal(), causal_model());
         scored("window", k::window(keys * 9 / 10, 0), window_model(keys * 9 / 10, 0));
-        scored("window, top left", k::window(-1, keys * 3 / 4, k::Align::top_left), window_model(-1, keys * 3 / 4, true));
-        if (layout == Layout::nhd) scored("soft cap", k::causal() & k::soft_cap(2.f), causal_model() & soft_cap_model(2));
+        scored("window, top left", k::window(-1, keys * 3 / 4, k::Align::top_left),
+               window_model(-1, keys * 3 / 4, true));
+        if (layout == Layout::nhd)
+          scored("soft cap", k::causal() & k::soft_cap(2.f), causal_model() & soft_cap_model(2));
       });
     }
   }
@@ -167,8 +183,11 @@ TEST_CASE("ragged queries, with pages of keys") {
     c.dim = dim;
     for (const int64_t page : {7, 16, 64}) {
       const Placement where(page == 7 ? Layout::paged_nhd : Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
-      const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-      with_view(where, key, value, [&](const auto& kv) { attends<k::half, k::half>(t, "page " + std::to_string(page), c, kv, key, value, k::causal(), causal_model(), 5); });
+      const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+          value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+      with_view(where, key, value, [&](const auto& kv) {
+        attends<k::half, k::half>(t, "page " + std::to_string(page), c, kv, key, value, k::causal(), causal_model(), 5);
+      });
     }
   }
   CHECK_TALLY(t);
@@ -186,11 +205,14 @@ TEST_CASE("keys outside a window are not touched") {
       const DeviceKv<T> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
       std::vector<int32_t> table = where.table;
       for (size_t b = 0; b < c.kv_lens.size(); ++b) {
-        for (int64_t page = 0; (page + 1) * 16 <= c.kv_lens[b] - c.q_lens[b] - left; ++page) table[b * size_t(where.table_ld) + size_t(page)] = -1000000;
+        for (int64_t page = 0; (page + 1) * 16 <= c.kv_lens[b] - c.q_lens[b] - left; ++page)
+          table[b * size_t(where.table_ld) + size_t(page)] = -1000000;
       }
       const OnDevice<int32_t> there(table), lengths(where.short_lengths);
-      attends<T, T>(t, "window", c, k::paged_kv(key.tensor(), value.tensor(), k::pages(there.data(), where.table_ld, 16), lengths.data()), key, value, k::window(left, 0),
-                    window_model(left, 0), 3);
+      attends<T, T>(
+          t, "window", c,
+          k::paged_kv(key.tensor(), value.tensor(), k::pages(there.data(), where.table_ld, 16), lengths.data()), key,
+          value, k::window(left, 0), window_model(left, 0), 3);
     }
   };
   for (const int64_t dim : {64, 128, 256}) windowed(k::half{}, dim);
@@ -204,23 +226,28 @@ TEST_CASE("layouts, and pages of any size") {
     AttentionCase c = given;
     c.aligned = aligned;
     const Placement where(how, c.kv_lens, c.kv_heads, page);
-    const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3), value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 16 : 5);
+    const DeviceKv<k::half> key(1, where, c.dim, ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3),
+        value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 16 : 5);
     with_view(where, key, value, [&](const auto& kv) {
-      attends<k::half, k::half>(t, "layout " + std::to_string(int(how)) + ", page " + std::to_string(page), c, kv, key, value, k::causal(), causal_model(), 17);
+      attends<k::half, k::half>(t, "layout " + std::to_string(int(how)) + ", page " + std::to_string(page), c, kv, key,
+                                value, k::causal(), causal_model(), 17);
     });
   };
-  for (const AttentionCase& c : {AttentionCase{{150, 150}, {170, 300}, 4, 2, 64}, AttentionCase{{33, 33}, {300, 0}, 4, 2, 128}, AttentionCase{{70}, {290}, 2, 2, 192, 128}, AttentionCase{{40}, {290}, 2, 2, 576, 512}}) {
+  for (const AttentionCase& c :
+       {AttentionCase{{150, 150}, {170, 300}, 4, 2, 64}, AttentionCase{{33, 33}, {300, 0}, 4, 2, 128},
+        AttentionCase{{70}, {290}, 2, 2, 192, 128}, AttentionCase{{40}, {290}, 2, 2, 576, 512}}) {
     for (const bool aligned : {true, false}) {
       layout(Layout::nhd, 16, aligned, c);
       layout(Layout::hnd, 16, aligned, c);
       layout(Layout::ragged, 16, aligned, c);
-      for (const int64_t page : {1, 7, 16, 64, 128, 1000}) layout(page % 2 ? Layout::paged_nhd : Layout::paged_hnd, page, aligned, c);
+      for (const int64_t page : {1, 7, 16, 64, 128, 1000})
+        layout(page % 2 ? Layout::paged_nhd : Layout::paged_hnd, page, aligned, c);
     }
   }
   CHECK_TALLY(t);
 }
 
-// ---- scores ------------------------------------------------------------------------------------------------------------
+// ---- scores ---------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -228,7 +255,8 @@ constexpr int64_t kQueries = 70, kKeys = 300;  // at most, in tests of scores
 
 // Memory of the scores, once for the device and once for their models.
 struct Tables {
-  std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f}, sinks = {0.3f, -2.f, 5.f, -std::numeric_limits<float>::infinity()};
+  std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f},
+                     sinks = {0.3f, -2.f, 5.f, -std::numeric_limits<float>::infinity()};
   std::vector<k::half> biases = std::vector<k::half>(2 * 4 * kQueries * kKeys);
   std::vector<uint32_t> bits = std::vector<uint32_t>(2 * kQueries * 10);
   OnDevice<float> slopes_there{slopes}, sinks_there{sinks};
@@ -251,11 +279,14 @@ Tables& tables() {
 // One of one's own: every third key is denied to odd heads, and logits are halved.
 struct Own : k::Score {
   template <int N>
-  KERNELS_HD k::Pack<float, N> transform(const k::Pack<float, N>& logits, const k::ScoreAt&) const { return logits * 0.5f; }
+  KERNELS_HD k::Pack<float, N> transform(const k::Pack<float, N>& logits, const k::ScoreAt&) const {
+    return logits * 0.5f;
+  }
   KERNELS_HD bool visible(const k::ScoreAt& at) const { return at.head % 2 == 0 || at.key % 3 != 0; }
 };
 
-const char* const kNames[] = {"causal", "causal, top left", "window", "soft cap", "alibi", "bias", "bits", "tree", "sinks", "own"};
+const char* const kNames[] = {
+    "causal", "causal, top left", "window", "soft cap", "alibi", "bias", "bits", "tree", "sinks", "own"};
 constexpr int kScores = 10;
 
 ScoreModel model_of(int kind) {
@@ -293,8 +324,10 @@ struct AnyScore : k::Score {
   k::Window causal = k::causal(), top_left = k::causal(k::Align::top_left), window = k::window(20, 3);
   k::SoftCap cap = k::soft_cap(2.f);
   k::Alibi alibi = k::alibi(tables().slopes_there.data());
-  k::ScoreBias<k::half> bias = k::score_bias(tables().biases_there->data(), 4 * kQueries * kKeys, kQueries * kKeys, kKeys);
-  k::Bitmask bits = k::bitmask(tables().bits_there->data(), 10, kQueries * 10), tree = k::tree_mask(tables().bits_there->data(), 10, kQueries * 10);
+  k::ScoreBias<k::half> bias =
+      k::score_bias(tables().biases_there->data(), 4 * kQueries * kKeys, kQueries* kKeys, kKeys);
+  k::Bitmask bits = k::bitmask(tables().bits_there->data(), 10, kQueries * 10),
+             tree = k::tree_mask(tables().bits_there->data(), 10, kQueries * 10);
   k::Sinks<float> sinks = k::sinks(tables().sinks_there.data());
   Own own;
   explicit AnyScore(int i) : kind(i) {}
@@ -309,21 +342,30 @@ struct AnyScore : k::Score {
       default: return logits;
     }
   }
-  KERNELS_HD bool visible(const k::ScoreAt& at) const { return kind == 6 ? bits.visible(at) : kind == 7 ? tree.visible(at) : kind != 9 || own.visible(at); }
+  KERNELS_HD bool visible(const k::ScoreAt& at) const {
+    return kind == 6 ? bits.visible(at) : kind == 7 ? tree.visible(at) : kind != 9 || own.visible(at);
+  }
   KERNELS_HD k::KeyRange kv_range(const k::ScoreQueries& q) const {
-    return kind == 0 ? causal.kv_range(q) : kind == 1 ? top_left.kv_range(q) : kind == 2 ? window.kv_range(q) : k::KeyRange{0, q.kv_len};
+    return kind == 0   ? causal.kv_range(q)
+           : kind == 1 ? top_left.kv_range(q)
+           : kind == 2 ? window.kv_range(q)
+                       : k::KeyRange{0, q.kv_len};
   }
   KERNELS_HD float sink(int64_t head) const { return kind == 8 ? sinks.sink(head) : -k::infinity<float>(); }
 };
 
 template <class S>
-void scored(Tally& t, const std::string& what, const S& score, const ScoreModel& model, int64_t step = 3, double spread = 1) {
-  for (AttentionCase c : {AttentionCase{{70, 70}, {300, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {290, 3}, 4, 1, 128}, AttentionCase{{40}, {200}, 4, 4, 192}, AttentionCase{{37}, {120}, 4, 2, 512}}) {
+void scored(Tally& t, const std::string& what, const S& score, const ScoreModel& model, int64_t step = 3,
+            double spread = 1) {
+  for (AttentionCase c : {AttentionCase{{70, 70}, {300, 45}, 4, 2, 24}, AttentionCase{{6, 6}, {290, 3}, 4, 1, 128},
+                          AttentionCase{{40}, {200}, 4, 4, 192}, AttentionCase{{37}, {120}, 4, 2, 512}}) {
     c.aligned = true;
     const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-    const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, spread, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    const DeviceKv<k::bfloat16> key(1, where, c.dim, ScaleOf::head, spread, 0, 8),
+        value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
     const OnDevice<int32_t> lengths(where.short_lengths);
-    attends<k::bfloat16, float>(t, what, c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()), key, value, score, model, step, spread);
+    attends<k::bfloat16, float>(t, what, c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()), key, value,
+                                score, model, step, spread);
   }
 }
 
@@ -331,11 +373,14 @@ void scored(Tally& t, const std::string& what, const S& score, const ScoreModel&
 
 TEST_CASE("each score alone") {
   Tally t;
-  for (int kind = 0; kind < kScores; ++kind) scored(t, kNames[kind], AnyScore(kind) & AnyScore(0), model_of(kind) & model_of(0), 5);
+  for (int kind = 0; kind < kScores; ++kind)
+    scored(t, kNames[kind], AnyScore(kind) & AnyScore(0), model_of(kind) & model_of(0), 5);
   AnyScore of_heads(6);
   of_heads.bits = k::bitmask(tables().bits_there->data(), 10, 0).head_stride(150);
   ScoreModel bits_of_heads;
-  bits_of_heads.visible = [](const Spot& s) { return (tables().bits[size_t(s.head * 150 + s.query * 10 + s.key / 32)] >> (s.key % 32) & 1) != 0; };
+  bits_of_heads.visible = [](const Spot& s) {
+    return (tables().bits[size_t(s.head * 150 + s.query * 10 + s.key / 32)] >> (s.key % 32) & 1) != 0;
+  };
   scored(t, "bits of heads", of_heads & AnyScore(0), bits_of_heads & causal_model(), 5);
   scored(t, "no mask", k::no_mask(), {});
   scored(t, "causal", k::causal(), causal_model());
@@ -352,7 +397,8 @@ TEST_CASE("each score alone") {
 TEST_CASE("all pairs of scores, in either order") {
   Tally t;
   for (int a = 0; a < kScores; ++a) {
-    for (int b = 0; b < kScores; ++b) scored(t, std::string(kNames[a]) + " & " + kNames[b], AnyScore(a) & AnyScore(b), model_of(a) & model_of(b), 41);
+    for (int b = 0; b < kScores; ++b)
+      scored(t, std::string(kNames[a]) + " & " + kNames[b], AnyScore(a) & AnyScore(b), model_of(a) & model_of(b), 41);
   }
   CHECK_TALLY(t);
 }
@@ -361,7 +407,8 @@ TEST_CASE("logits beyond 5e4") {
   Tally t;
   for (const double spread : {150.0, 1e4}) {
     scored(t, "huge", k::causal(), causal_model(), 3, spread);
-    scored(t, "huge, sinks", k::causal() & k::sinks(tables().sinks_there.data()), causal_model() & model_of(8), 3, spread);
+    scored(t, "huge, sinks", k::causal() & k::sinks(tables().sinks_there.data()), causal_model() & model_of(8), 3,
+           spread);
   }
   CHECK_TALLY(t);
 }
@@ -385,7 +432,9 @@ void not_finite(Tally& t) {
       score.bias = k::score_bias(there.data(), 4 * kQueries * kKeys, kQueries * kKeys, kKeys);
       const OnDevice<int32_t> lengths(where.short_lengths);
       const Stream stream;
-      const k::Status status = k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), d.shape(), score & AnyScore(3), d.options());
+      const k::Status status =
+          k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(),
+                       d.shape(), score & AnyScore(3), d.options());
       t.expect(status.ok(), "%s", status.reason());
       stream.wait();
       d.o.download();
@@ -396,13 +445,16 @@ void not_finite(Tally& t) {
           t.expect((d.o.get(i, x) != d.o.get(i, x)) == nan, "row %d col %d: %g", int(i), int(x), d.o.get(i, x));
         }
       }
-      const k::Status uncapped = k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), d.shape(), AnyScore(0) & score, d.options());
+      const k::Status uncapped =
+          k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(),
+                       d.shape(), AnyScore(0) & score, d.options());
       t.expect(uncapped.ok(), "%s", uncapped.reason());
       stream.wait();
       d.o.download();
       const int64_t last = queries - 1;
       for (int64_t i = 0; i < queries; ++i) {
-        for (int64_t x = 0; x < d.o.cols(); ++x) t.expect((d.o.get(i, x) != d.o.get(i, x)) == (i == last), "row %d col %d: %g", int(i), int(x), d.o.get(i, x));
+        for (int64_t x = 0; x < d.o.cols(); ++x)
+          t.expect((d.o.get(i, x) != d.o.get(i, x)) == (i == last), "row %d col %d: %g", int(i), int(x), d.o.get(i, x));
       }
     }
   }
@@ -417,7 +469,7 @@ TEST_CASE("a NaN or an infinity among the logits makes its row NaN, and no other
   CHECK_TALLY(t);
 }
 
-// ---- fusion, graphs, bits ----------------------------------------------------------------------------------------------
+// ---- fusion, graphs, bits -------------------------------------------------------------------------------------------
 
 TEST_CASE("queries turned and scaled on their way, results mapped") {
   Tally t;
@@ -436,17 +488,24 @@ TEST_CASE("queries turned and scaled on their way, results mapped") {
     AttentionData<k::half, k::half, DeviceMemory> d(c);
     const Stream stream;
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), lengths.data());
-    const k::Status status = k::attention(k::Exec(stream), d.source() | k::rope(at.data(), there.data(), int(dim)) | k::scale(2), kv, k::scale(0.5) | d.sink(), d.shape(), k::causal(), d.options());
+    const k::Status status =
+        k::attention(k::Exec(stream), d.source() | k::rope(at.data(), there.data(), int(dim)) | k::scale(2), kv,
+                     k::scale(0.5) | d.sink(), d.shape(), k::causal(), d.options());
     t.expect(status.ok(), "%s", status.reason());
     stream.wait();
     const auto turned = [&](int64_t row, int64_t col) {
       const int64_t in_head = col % dim, pair = in_head % (dim / 2), first = col - in_head + pair;
-      const double angle = double(float(positions[size_t(row)]) * frequencies[size_t(pair)]), x = d.q.value(row, first), y = d.q.value(row, first + dim / 2);
-      return 2 * (in_head < dim / 2 ? x * std::cos(angle) - y * std::sin(angle) : y * std::cos(angle) + x * std::sin(angle));
+      const double angle = double(float(positions[size_t(row)]) * frequencies[size_t(pair)]), x = d.q.value(row, first),
+                   y = d.q.value(row, first + dim / 2);
+      return 2 * (in_head < dim / 2 ? x * std::cos(angle) - y * std::sin(angle)
+                                    : y * std::cos(angle) + x * std::sin(angle));
     };
     Precision precision = precision_of<k::half>(key, value);
     precision.queries = 0x1p-11;
-    check(t, "rope", d, turned, key, [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 0.5 * value(b, h, pos, x); }, causal_model(), precision, 7);
+    check(
+        t, "rope", d, turned, key,
+        [&](int64_t b, int64_t h, int64_t pos, int64_t x) { return 0.5 * value(b, h, pos, x); }, causal_model(),
+        precision, 7);
   }
   CHECK_TALLY(t);
 }
@@ -470,12 +529,14 @@ void results_apart(Tally& t, int64_t first_cols) {
     stream.wait();
   };
   run(d.sink());
-  run(k::clamp(-99, 99) | k::apart(k::store(first.data(), first.ld()), first_cols, k::store(second.data(), second.ld()), cols - first_cols));
+  run(k::clamp(-99, 99) | k::apart(k::store(first.data(), first.ld()), first_cols, k::store(second.data(), second.ld()),
+                                   cols - first_cols));
   d.o.download(), first.download(), second.download();
   t.expect(first.intact() && second.intact(), "wrote outside its rows");
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t x = 0; x < cols; ++x) {
-      const double got = value_of(x < first_cols ? first.get(r, x) : second.get(r, x - first_cols)), want = value_of(d.o.get(r, x));
+      const double got = value_of(x < first_cols ? first.get(r, x) : second.get(r, x - first_cols)),
+                   want = value_of(d.o.get(r, x));
       t.expect(got == want, "row %d col %d: %g, want %g", int(r), int(x), got, want);
     }
   }
@@ -503,18 +564,24 @@ TEST_CASE("a captured graph follows the lengths, and the same input gives the sa
   k::AttentionShape shape = d.shape();
   shape.q_offsets = offsets.data();
   const Stream stream;
-  const auto call = [&] { return k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()), d.sink(), shape, k::causal(), d.options()); };
+  const auto call = [&] {
+    return k::attention(k::Exec(stream), d.source(), k::dense_kv(key.tensor(), value.tensor(), lengths.data()),
+                        d.sink(), shape, k::causal(), d.options());
+  };
   k::Status status;
   const Graph graph(stream, [&] { status = call(); });
   t.expect(status.ok(), "%s", status.reason());
-  for (const auto& lens : std::vector<std::vector<int64_t>>{{200, 1, 300, 20}, {0, 133, 5, 500}, {64, 200, 64, 0}, {200, 200, 500, 499}}) {
+  for (const auto& lens :
+       std::vector<std::vector<int64_t>>{{200, 1, 300, 20}, {0, 133, 5, 500}, {64, 200, 64, 0}, {200, 200, 500, 499}}) {
     d.c.q_lens = {lens[0], lens[1]};
     d.c.kv_lens = {lens[2], lens[3]};
     d.offsets = {0, int32_t(lens[0]), int32_t(lens[0] + lens[1])};
     offsets.assign(d.offsets);
     lengths.assign({int32_t(lens[2]), int32_t(lens[3])});
     graph.replay();
-    check(t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, causal_model(), precision_of<k::half>(key, value), 11);
+    check(
+        t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, causal_model(),
+        precision_of<k::half>(key, value), 11);
     const std::vector<unsigned char> bits = d.o.bytes(), lse = d.lse.bytes();
     t.expect(call().ok(), "again");
     stream.wait();
@@ -550,7 +617,9 @@ TEST_CASE("what is refused, and what is nothing to do") {
   const Device<k::half> memory(1, 4096, 4096);
   const k::half* const p = memory.data();
   const auto kv = k::dense_kv(k::nhd(p, 10, 2, 16), k::nhd(p, 10, 2, 16), 10);
-  const auto run = [&](const k::AttentionShape& shape) { return k::attention(k::Exec{}, k::load(p, 64), kv, k::store(memory.data(), 64), shape, k::causal()); };
+  const auto run = [&](const k::AttentionShape& shape) {
+    return k::attention(k::Exec{}, k::load(p, 64), kv, k::store(memory.data(), 64), shape, k::causal());
+  };
   CHECK(run({0, 3, 4, 2, 16}).ok());
   CHECK(run({2, 0, 4, 2, 16}).ok());
   CHECK(run({2, 3, 4, 2, 12}).code() == k::Code::unsupported);

@@ -1,4 +1,5 @@
-// How attention is called on the GPU: strides of queries and results, the same bits in any batch, and what a plan tells.
+// How attention is called on the GPU: strides of queries and results, the same bits in any batch, and what a plan
+// tells.
 #include "support/gpu_attention.cuh"
 #include "support/heads.h"
 
@@ -18,14 +19,16 @@ void in_any_order(Tally& t, const AttentionCase& c, const Call& call) {
   for (size_t i = 0; i < in.size(); ++i) {
     if (t.leaves_out()) continue;
     const size_t j = (i + 2) % out.size();
-    SpreadHeads<T, DeviceMemory> q(in[i], batch, queries, c.heads, c.dim, Poison::nan), o(out[j], batch, queries, c.heads, v_dim, Poison::garbage);
+    SpreadHeads<T, DeviceMemory> q(in[i], batch, queries, c.heads, c.dim, Poison::nan),
+        o(out[j], batch, queries, c.heads, v_dim, Poison::garbage);
     q.fill([&](int64_t row, int64_t col) { return plain.q.get(row, col); });
     const k::Status status = call(q.source(), o.sink(), plain.shape());
     t.expect(status.ok(), "%s: %s", c.describe().c_str(), status.reason());
     t.expect(o.download(), "%s, to %s: wrote between heads", c.describe().c_str(), out[j].name);
     bool same = true;
     for (int64_t row = 0; row < batch * queries; ++row) {
-      for (int64_t col = 0; col < c.heads * v_dim; ++col) same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
+      for (int64_t col = 0; col < c.heads * v_dim; ++col)
+        same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
     }
     t.expect(same, "%s, from %s to %s: other results", c.describe().c_str(), in[i].name, out[j].name);
   }
@@ -34,7 +37,8 @@ void in_any_order(Tally& t, const AttentionCase& c, const Call& call) {
 template <class T>
 void many_and_few_in_any_order(Tally& t, const AttentionCase& c) {
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
   const OnDevice<int32_t> lengths(where.short_lengths);
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), lengths.data());
   const Stream stream;
@@ -69,23 +73,27 @@ TEST_CASE("tokens, heads and sequences may stand any distances apart, on the GPU
   CHECK_TALLY(t);
 }
 
-// ---- bits --------------------------------------------------------------------------------------------------------------
+// ---- bits -----------------------------------------------------------------------------------------------------------
 
 namespace {
 
-// Sequences of a ragged batch together, and each alone with q_len as it is: blocks then hold other rows, of one head or of several.
+// Sequences of a ragged batch together, and each alone with q_len as it is: blocks then hold other rows, of one head or
+// of several.
 template <class T, class S>
 void same_bits_alone(Tally& t, const char* what, const AttentionCase& c, const S& score) {
   if (t.leaves_out()) return;
   const Placement where(Layout::ragged, c.kv_lens, c.kv_heads);
-  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
   const OnDevice<int32_t> kv_offsets(where.offsets);
   AttentionData<T, T, DeviceMemory> together(c), alone(c);
   const OnDevice<int32_t> q_offsets(together.offsets);
   const Stream stream;
   const auto run = [&](AttentionData<T, T, DeviceMemory>& d, int64_t first, int64_t count, int64_t most) {
     const k::AttentionShape shape{count, most, c.heads, c.kv_heads, c.dim, c.v_dim, q_offsets.data() + first};
-    const k::Status status = k::attention(k::Exec(stream), d.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data() + first), d.sink(), shape, score, d.options());
+    const k::Status status =
+        k::attention(k::Exec(stream), d.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data() + first),
+                     d.sink(), shape, score, d.options());
     t.expect(status.ok(), "%s: %s", what, status.reason());
   };
   const int64_t batch = int64_t(c.q_lens.size());
@@ -100,7 +108,8 @@ void same_bits_alone(Tally& t, const char* what, const AttentionCase& c, const S
       for (int64_t x = 0; x < a.o.cols(); ++x) others += value_of(a.o.get(row, x)) != value_of(alone.o.get(row, x));
       for (int64_t h = 0; h < c.heads; ++h) others += value_of(a.lse.get(row, h)) != value_of(alone.lse.get(row, h));
     }
-    t.expect(others == 0, "%s, %s: sequence %d has %d other results alone", what, c.describe().c_str(), int(b), int(others));
+    t.expect(others == 0, "%s, %s: sequence %d has %d other results alone", what, c.describe().c_str(), int(b),
+             int(others));
   }
 }
 
@@ -110,7 +119,8 @@ TEST_CASE("a sequence has the same bits alone and in any batch") {
   Tally t;
   AttentionCase c{{100, 130, 5, 33, 0, 64, 1, 700}, {1900, 2300, 400, 77, 9, 640, 333, 2000}, 8, 2, 64};
   c.ragged_q = c.aligned = true;
-  for (const auto& dims : {std::pair<int64_t, int64_t>{64, 64}, {40, 64}, {128, 128}, {256, 256}, {192, 128}, {576, 512}}) {
+  for (const auto& dims :
+       {std::pair<int64_t, int64_t>{64, 64}, {40, 64}, {128, 128}, {256, 256}, {192, 128}, {576, 512}}) {
     c.dim = dims.first, c.v_dim = dims.second;
     same_bits_alone<k::half>(t, "causal", c, k::causal());
     for (const int64_t left : {50, 1000}) same_bits_alone<k::half>(t, "window", c, k::window(left, 0));
@@ -137,34 +147,47 @@ TEST_CASE("heads of a size that is known: the same kernel, alone") {
     d.lse.download();
     t.expect(status.ok(), "%s", status.reason());
   };
-  run(any, [&](auto& d) { return k::attention(k::Exec(stream), d.source(), kv, d.sink(), d.shape(), k::causal(), d.options()); });
-  run(known, [&](auto& d) { return k::attention<128>(k::Exec(stream), d.source(), kv, d.sink(), d.shape(), k::causal(), d.options()); });
+  run(any, [&](auto& d) {
+    return k::attention(k::Exec(stream), d.source(), kv, d.sink(), d.shape(), k::causal(), d.options());
+  });
+  run(known, [&](auto& d) {
+    return k::attention<128>(k::Exec(stream), d.source(), kv, d.sink(), d.shape(), k::causal(), d.options());
+  });
   t.expect(any.o.bytes() == known.o.bytes() && any.lse.bytes() == known.lse.bytes(), "other bits");
   k::AttentionPlan plan;
-  const k::Status larger = k::attention_plan<64>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan);
-  t.expect(std::string(larger.reason()).find("larger than attention<...>() says") != std::string::npos, "a larger head was taken");
-  t.expect(k::attention_plan<200>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan).ok() && plan.tile_dim == 256, "a plan with a tile of %d", plan.tile_dim);
+  const k::Status larger =
+      k::attention_plan<64>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan);
+  t.expect(std::string(larger.reason()).find("larger than attention<...>() says") != std::string::npos,
+           "a larger head was taken");
+  t.expect(
+      k::attention_plan<200>(k::Exec(stream), known.source(), kv, known.sink(), known.shape(), k::causal(), {}, plan)
+              .ok() &&
+          plan.tile_dim == 256,
+      "a plan with a tile of %d", plan.tile_dim);
   CHECK_TALLY(t);
 }
 
-// ---- plans -------------------------------------------------------------------------------------------------------------
+// ---- plans ----------------------------------------------------------------------------------------------------------
 
 namespace {
 
 struct Planned {
   k::AttentionPlan plan;
   bool because(const char* words) const {
-    const bool right = std::string(plan.why_not).find(words) != std::string::npos && (*words != 0 || *plan.why_not == 0);
+    const bool right =
+        std::string(plan.why_not).find(words) != std::string::npos && (*words != 0 || *plan.why_not == 0);
     if (!right) std::printf("got: %s\n", plan.why_not);
     return right;
   }
 };
 
 template <class TQ, class K, class V>
-Planned planned(const k::AttentionShape& shape, const K& key, const V& value, const TQ* q, k::half* o, int64_t gap = 0, const k::Attention& options = {}) {
+Planned planned(const k::AttentionShape& shape, const K& key, const V& value, const TQ* q, k::half* o, int64_t gap = 0,
+                const k::Attention& options = {}) {
   Planned out;
-  const k::Status status = k::attention_plan(k::Exec{}, k::load(q, shape.heads * shape.dim + gap), k::dense_kv(key, value, 4096), k::store(o, shape.heads * shape.value_dim()), shape,
-                                             k::causal(), options, out.plan);
+  const k::Status status =
+      k::attention_plan(k::Exec{}, k::load(q, shape.heads * shape.dim + gap), k::dense_kv(key, value, 4096),
+                        k::store(o, shape.heads * shape.value_dim()), shape, k::causal(), options, out.plan);
   CHECK(status.ok());
   return out;
 }
@@ -179,7 +202,9 @@ struct OwnView : k::KvView {
   const k::half* p;
   explicit OwnView(const k::half* memory) : p(memory) {}
   KERNELS_HD int64_t length(int64_t) const { return 10; }
-  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(p + pos * 64, 64), 10 - pos, nullptr, 0}; }
+  KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const {
+    return {Codes(p + pos * 64, 64), 10 - pos, nullptr, 0};
+  }
   KERNELS_HD k::KvRun<Codes> value(int64_t b, int64_t head, int64_t pos) const { return key(b, head, pos); }
 };
 
@@ -192,22 +217,28 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   k::half* const p = memory.data() + (int64_t(1) << 32);
   const float* const floats = reinterpret_cast<const float*>(in);
   const k::AttentionShape shape{4, 1000, 8, 2, 128};
-  const auto side = [&](const auto* at, int64_t dim, int64_t gap = 0) { return k::strided(at, 1 << 20, 2 * dim + gap, dim); };
+  const auto side = [&](const auto* at, int64_t dim, int64_t gap = 0) {
+    return k::strided(at, 1 << 20, 2 * dim + gap, dim);
+  };
 
   const Planned best = planned(shape, side(in, 128), side(in, 128), in, p);
   CHECK(best.because(""));
   CHECK(best.plan.path == k::AttentionPath::tensor);
   const int keys = best.plan.tile_keys;  // code for sm_90a takes more at a time
-  CHECK((best.plan.tile_rows == 128 && (keys == 64 || keys == 128) && best.plan.tile_dim == 128 && best.plan.tile_v_dim == 128));
-  CHECK((best.plan.query_pack == 8 && best.plan.key_pack == 8 && best.plan.value_pack == 8 && best.plan.result_pack == 8));
-  // 1000 queries of 4 heads that share keys fill 32 tiles either way; those of one head alone would not be fewer than 8.
+  CHECK((best.plan.tile_rows == 128 && (keys == 64 || keys == 128) && best.plan.tile_dim == 128 &&
+         best.plan.tile_v_dim == 128));
+  CHECK((best.plan.query_pack == 8 && best.plan.key_pack == 8 && best.plan.value_pack == 8 &&
+         best.plan.result_pack == 8));
+  // 1000 queries of 4 heads that share keys fill 32 tiles either way; those of one head alone would not be fewer
+  // than 8.
   CHECK((!best.plan.heads_together && best.plan.blocks == 4 * 8 * 8));
   const Planned few = planned({4, 5, 8, 2, 128}, side(in, 128), side(in, 128), in, p);
   CHECK((few.plan.heads_together && few.plan.blocks == 4 * 2));
 
   const Planned of_float = planned(shape, side(floats, 128), side(floats, 128), floats, p);
   CHECK(of_float.because("more than 16 bits"));
-  CHECK((of_float.plan.path == k::AttentionPath::plain && of_float.plan.key_pack == 4 && of_float.plan.tile_rows == 32 && of_float.plan.tile_keys == 32));
+  CHECK((of_float.plan.path == k::AttentionPath::plain && of_float.plan.key_pack == 4 &&
+         of_float.plan.tile_rows == 32 && of_float.plan.tile_keys == 32));
   CHECK(planned(shape, side(in, 128), side(floats, 128), in, p).because("more than 16 bits"));
 
   const Planned keys_shifted = planned(shape, side(in + 1, 128), side(in, 128), in, p);
@@ -230,19 +261,26 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   CHECK(planned(shape, side(in, 128), side(in, 128), in, p, 0, k::Attention{}.scale(-1)).because("scale"));
 
   k::AttentionPlan plan;
-  const auto own = [&](const auto& kv) { return k::attention_plan(k::Exec{}, k::load(in, 64), kv, k::store(p, 64), {1, 5, 1, 1, 64}, k::causal(), {}, plan); };
+  const auto own = [&](const auto& kv) {
+    return k::attention_plan(k::Exec{}, k::load(in, 64), kv, k::store(p, 64), {1, 5, 1, 1, 64}, k::causal(), {}, plan);
+  };
   CHECK(own(OwnView{in}).ok());
   CHECK(Planned{plan}.because("does not say its alignment()"));
   CHECK(own(Formula{}).ok());
   CHECK((Planned{plan}.because("computes") && plan.path == k::AttentionPath::plain));
-  CHECK(!k::attention_plan(k::Exec{}, k::load(in, 64), Formula{}, k::store(p, 64), {1, 5, 1, 1, 12}, k::causal(), {}, plan).ok());
+  CHECK(!k::attention_plan(k::Exec{}, k::load(in, 64), Formula{}, k::store(p, 64), {1, 5, 1, 1, 12}, k::causal(), {},
+                           plan)
+             .ok());
 
   // What nhd() and hnd() were told is held to the call.
   const auto reason = [&](const auto& kv) { return std::string(own(kv).reason()); };
   const auto one = k::nhd(in, 16, 1, 64), two = k::nhd(in, 16, 2, 64);
-  const auto pages = [&](int64_t size) { return k::paged_kv(one, one, k::pages(reinterpret_cast<const int32_t*>(in), 4, size), 64); };
+  const auto pages = [&](int64_t size) {
+    return k::paged_kv(one, one, k::pages(reinterpret_cast<const int32_t*>(in), 4, size), 64);
+  };
   CHECK(own(pages(16)).ok());
   CHECK(reason(pages(17)).find("attention: keys: kv: the page size exceeds the positions") == 0);
-  CHECK(reason(k::dense_kv(one, two, 16)).find("attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads") == 0);
+  CHECK(reason(k::dense_kv(one, two, 16))
+            .find("attention: values: kv: nhd() or hnd() was told of more or fewer heads than kv_heads") == 0);
   CHECK(reason(k::dense_kv(one, one, 17)).find("attention: keys: kv: the length exceeds the positions") == 0);
 }

@@ -1,4 +1,5 @@
-// Attention with products of 8 bits beside the same call without: weights lose all but 3 bits behind the first, and nothing else is different.
+// Attention with products of 8 bits beside the same call without: weights lose all but 3 bits behind the first, and
+// nothing else is different.
 #include "support/gpu_attention.cuh"
 
 using namespace test;
@@ -10,25 +11,30 @@ using E = k::float8_e4m3;
 k::AttentionPlan plan_of(const k::Exec& ex, int64_t dim, bool in_8_bits, int shift = 0) {
   const E* p = reinterpret_cast<const E*>(uintptr_t(1) << 20);  // planned with, never read
   k::AttentionPlan plan;
-  REQUIRE(k::attention_plan<128>(ex, k::load(p, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, dim), 256),
-                                 k::store(reinterpret_cast<k::half*>(uintptr_t(1) << 30), dim), {1, 256, 1, 1, dim}, k::causal(), k::Attention{}.in_8_bits(in_8_bits), plan));
+  REQUIRE(k::attention_plan<128>(ex, k::load(p, dim),
+                                 k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, dim), 256),
+                                 k::store(reinterpret_cast<k::half*>(uintptr_t(1) << 30), dim), {1, 256, 1, 1, dim},
+                                 k::causal(), k::Attention{}.in_8_bits(in_8_bits), plan));
   return plan;
 }
 
 // Scale: of keys. with_workspace: keys are split.
 template <class Scale = k::Nothing, class S>
-void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score, bool with_workspace = false) {
+void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score,
+                  bool with_workspace = false) {
   if (t.leaves_out()) return;
   const std::string name = std::string(what) + ", " + c.describe();
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
-  const KvSide<E, Scale, DeviceMemory> key(1, where, c.dim, ScaleOf::token, std::is_same<Scale, k::Nothing>::value ? 1 : 10, 0, 16);
+  const KvSide<E, Scale, DeviceMemory> key(1, where, c.dim, ScaleOf::token,
+                                           std::is_same<Scale, k::Nothing>::value ? 1 : 10, 0, 16);
   const KvSide<E, k::Nothing, DeviceMemory> value(2, where, c.value_dim(), ScaleOf::token, 1, 0, 16);
   AttentionData<E, float, DeviceMemory> data(c);
   const OnDevice<int32_t> offsets(data.offsets);
   k::AttentionShape shape = data.shape();
   if (c.ragged_q) shape.q_offsets = offsets.data();
   const int64_t rows = data.o.rows(), width = c.heads * c.value_dim();
-  Device<float> one(rows, width, width), other(rows, width, width), one_lse(rows, c.heads, c.heads), other_lse(rows, c.heads, c.heads);
+  Device<float> one(rows, width, width), other(rows, width, width), one_lse(rows, c.heads, c.heads),
+      other_lse(rows, c.heads, c.heads);
   Stream stream;
   const k::Exec ex(stream);
   with_view(where, key, value, [&](const auto& kv) {
@@ -39,7 +45,8 @@ void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout lay
       if (with_workspace) {
         const size_t bytes = k::attention_workspace_bytes(ex, shape, options);
         Device<unsigned char> memory(1, int64_t(bytes), int64_t(bytes));
-        status = k::attention<128>(ex, q, kv, k::store(o.data(), width), shape, score, k::Workspace{memory.data(), bytes}, options);
+        status = k::attention<128>(ex, q, kv, k::store(o.data(), width), shape, score,
+                                   k::Workspace{memory.data(), bytes}, options);
         stream.wait();
       } else {
         status = k::attention<128>(ex, q, kv, k::store(o.data(), width), shape, score, options);
@@ -56,7 +63,8 @@ void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout lay
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < c.heads; ++h) {
       const float a = one_lse.get(r, h), b = other_lse.get(r, h);
-      t.expect(a == b || std::fabs(a - b) <= 2e-3f, "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r), int(h), a, b);
+      t.expect(a == b || std::fabs(a - b) <= 2e-3f, "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r),
+               int(h), a, b);
     }
     for (int64_t x = 0; x < width; ++x) {
       const double a = one.get(r, x), b = other.get(r, x);
@@ -65,7 +73,8 @@ void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout lay
       t.expect(std::fabs(a - b) <= 0.25, "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), a, b);
     }
   }
-  t.expect(of_difference <= 0.035 * 0.035 * squares, "%s: %g of the results is lost", name.c_str(), std::sqrt(of_difference / squares));
+  t.expect(of_difference <= 0.035 * 0.035 * squares, "%s: %g of the results is lost", name.c_str(),
+           std::sqrt(of_difference / squares));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The kernel of attention for sm_90a beside the one for all architectures: which is taken, and that both say the same. What is right is
-// checked in attention.cu, where calls take the one for sm_90a wherever they can.
+// The kernel of attention for sm_90a beside the one for all architectures: which is taken, and that both say the same.
+// What is right is checked in attention.cu, where calls take the one for sm_90a wherever they can.
 #include "support/gpu_attention.cuh"
 
 using namespace test;
@@ -19,8 +19,9 @@ bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0, int64_t v_dim =
   const T* q = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
   const K* p = reinterpret_cast<const K*>(q);
   k::AttentionPlan plan;
-  REQUIRE(k::attention_plan<kDim>(ex, k::load(q, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, v_dim), 256),
-                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), v_dim), {1, 256, 1, 1, dim, v_dim}, k::causal(), {}, plan));
+  REQUIRE(k::attention_plan<kDim>(
+      ex, k::load(q, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, v_dim), 256),
+      k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), v_dim), {1, 256, 1, 1, dim, v_dim}, k::causal(), {}, plan));
   constexpr bool coded = sizeof(K) == 1;
   return plan.tile_rows == (kDim == 64 && !coded ? 192 : 128) && plan.tile_keys == (kDim < 256 ? 128 : coded ? 64 : 80);
 }
@@ -31,7 +32,8 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
   if (t.leaves_out()) return;
   const std::string name = std::string(what) + ", " + c.describe();  // once: there are many results
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
-  const KvSide<K, Scale, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::token, 1, 0, 8);
+  const KvSide<K, Scale, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 8),
+      value(2, where, c.value_dim(), ScaleOf::token, 1, 0, 8);
   AttentionData<T, float, DeviceMemory> data(c);
   const OnDevice<int32_t> offsets(data.offsets);
   k::AttentionShape shape = data.shape();
@@ -42,7 +44,8 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
   Stream stream;
   with_view(where, key, value, [&](const auto& kv) {
     const auto run = [&](const k::Exec& ex, Device<TO>& o, Device<float>& lse) {
-      const k::Status status = k::attention<kDim>(ex, data.source(), kv, k::store(o.data(), width), shape, score, k::Attention{}.lse(lse.data()));
+      const k::Status status = k::attention<kDim>(ex, data.source(), kv, k::store(o.data(), width), shape, score,
+                                                  k::Attention{}.lse(lse.data()));
       t.expect(status.ok(), "%s: %s", what, status.reason());
       stream.wait();
       o.download(), lse.download();
@@ -51,12 +54,17 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
     run(k::Exec(stream), one, one_lse);
     run(with_less(stream, kDim), other, other_lse);
   });
-  const auto alike = [](float a, float b, float most) { return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most * std::max(1.f, std::fabs(b)); };
+  const auto alike = [](float a, float b, float most) {
+    return (std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= most * std::max(1.f, std::fabs(b));
+  };
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t h = 0; h < c.heads; ++h) t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s: logsumexp of row %d, head %d: %g and %g", name.c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
+    for (int64_t h = 0; h < c.heads; ++h)
+      t.expect(alike(one_lse.get(r, h), other_lse.get(r, h), 1e-3f), "%s: logsumexp of row %d, head %d: %g and %g",
+               name.c_str(), int(r), int(h), one_lse.get(r, h), other_lse.get(r, h));
     int64_t x = 0;
     while (x < width && alike(float(one.get(r, x)), float(other.get(r, x)), 0.03f)) ++x;
-    t.expect(x == width, "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x), x < width ? double(float(one.get(r, x))) : 0, x < width ? double(float(other.get(r, x))) : 0);
+    t.expect(x == width, "%s: row %d, column %d: %g and %g", name.c_str(), int(r), int(x),
+             x < width ? double(float(one.get(r, x))) : 0, x < width ? double(float(other.get(r, x))) : 0);
   }
 }
 
@@ -72,28 +80,33 @@ template <int kDim, class T>
 void many_cases(Tally& t) {
   // Tiles have 128 keys, or 80.
   for (const int64_t queries : {1, 63, 64, 65, 128, 129, 193, 700}) {
-    for (const int64_t keys : {0, 1, kDim == 256 ? 79 : 127, kDim == 256 ? 80 : 128, kDim == 256 ? 81 : 129, kDim == 256 ? 160 : 257, 1000}) {
+    for (const int64_t keys : {0, 1, kDim == 256 ? 79 : 127, kDim == 256 ? 80 : 128, kDim == 256 ? 81 : 129,
+                               kDim == 256 ? 160 : 257, 1000}) {
       AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, kDim};
       c.ragged_q = true, c.aligned = queries % 3 == 0;
       both_say_the_same<kDim, T>(t, "causal", c, Layout::nhd, k::causal());
-      both_say_the_same<kDim, T>(t, "window and cap, in pages", c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+      both_say_the_same<kDim, T>(t, "window and cap, in pages", c, Layout::paged_nhd,
+                                 k::window(100, 30) & k::soft_cap(20.f));
     }
   }
   some_cases<kDim, T>(t, kDim, kDim);
 }
 
-// So many short sequences of one length that blocks take several tiles of queries each: of sequences with many keys, few and none, with heads
-// that go together, and with a last tile that leaves some warps without rows. As many columns as there can be results of T in one access.
+// So many short sequences of one length that blocks take several tiles of queries each: of sequences with many keys,
+// few and none, with heads that go together, and with a last tile that leaves some warps without rows. As many columns
+// as there can be results of T in one access.
 template <int kDim, class T>
 void short_ones(Tally& t) {
   const auto many = [](int64_t queries, int64_t heads, int64_t kv_heads, std::initializer_list<int64_t> keys) {
     AttentionCase c{{}, {}, heads, kv_heads, kDim};
-    for (int64_t i = 0; i < 70; ++i) c.q_lens.push_back(queries), c.kv_lens.push_back(*(keys.begin() + i % int64_t(keys.size())));
+    for (int64_t i = 0; i < 70; ++i)
+      c.q_lens.push_back(queries), c.kv_lens.push_back(*(keys.begin() + i % int64_t(keys.size())));
     c.aligned = true;
     return c;
   };
   both_say_the_same<kDim, T, T>(t, "short", many(130, 8, 8, {130, 0, 400, 257, 1}), Layout::nhd, k::causal());
-  both_say_the_same<kDim, T, T>(t, "short", many(33, 16, 4, {33, 1000, 0, 129, 500, 700}), Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+  both_say_the_same<kDim, T, T>(t, "short", many(33, 16, 4, {33, 1000, 0, 129, 500, 700}), Layout::paged_nhd,
+                                k::window(100, 30) & k::soft_cap(20.f));
   both_say_the_same<kDim, T>(t, "short", many(200, 8, 8, {200}), Layout::nhd, k::no_mask());
 }
 // Keys and values of 8 and 4 bits, which are decoded.
@@ -105,7 +118,8 @@ void coded_cases(Tally& t, const char* what, std::initializer_list<std::pair<int
         AttentionCase c{{queries, queries / 2}, {keys, keys / 3 * 2}, 6, queries % 2 == 0 ? 2 : 6, dim, v_dim};
         c.ragged_q = true, c.aligned = queries % 3 == 0;
         both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::nhd, k::causal());
-        both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
+        both_say_the_same<kDim, T, float, K, Scale>(t, what, c, Layout::paged_nhd,
+                                                    k::window(100, 30) & k::soft_cap(20.f));
       }
     }
     AttentionCase even{{200, 200, 200}, {333, 200, 0}, 6, 2, dim, v_dim};
@@ -125,8 +139,10 @@ template <int kDim, class T>
 bool takes_several(const k::Exec& ex) {
   const T* p = reinterpret_cast<const T*>(uintptr_t(1) << 20);
   k::AttentionPlan plan;
-  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, 8 * kDim), k::dense_kv(k::nhd(p, 130, 8, kDim), k::nhd(p, 130, 8, kDim), 130),
-                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 8 * kDim), {70, 130, 8, 8, kDim, kDim}, k::causal(), {}, plan));
+  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, 8 * kDim),
+                                  k::dense_kv(k::nhd(p, 130, 8, kDim), k::nhd(p, 130, 8, kDim), 130),
+                                  k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 8 * kDim),
+                                  {70, 130, 8, 8, kDim, kDim}, k::causal(), {}, plan));
   return plan.blocks < 70 * 8 * ((130 + plan.tile_rows - 1) / plan.tile_rows);
 }
 
@@ -160,9 +176,12 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   many_cases<128, k::bfloat16>(t);
   many_cases<256, k::bfloat16>(t);
   // With products for fewer columns, and columns that are filled up with zeros.
-  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{8, 8}, {40, 56}, {56, 24}}) some_cases<64, k::half>(t, dim, v_dim);
-  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{96, 96}, {72, 128}, {104, 8}, {64, 88}}) some_cases<128, k::half>(t, dim, v_dim);
-  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{192, 128}, {136, 136}, {200, 256}, {64, 256}, {248, 72}}) some_cases<256, k::bfloat16>(t, dim, v_dim);
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{8, 8}, {40, 56}, {56, 24}})
+    some_cases<64, k::half>(t, dim, v_dim);
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{96, 96}, {72, 128}, {104, 8}, {64, 88}})
+    some_cases<128, k::half>(t, dim, v_dim);
+  for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{192, 128}, {136, 136}, {200, 256}, {64, 256}, {248, 72}})
+    some_cases<256, k::bfloat16>(t, dim, v_dim);
   coded_cases<64, k::half, int8_t, k::half>(t, "int8", {{64, 64}, {40, 56}});
   coded_cases<128, k::bfloat16, k::float8_e4m3, k::Nothing>(t, "float8", {{128, 128}, {72, 104}});
   coded_cases<128, k::bfloat16, k::Int4, k::half>(t, "4 bits", {{128, 96}});

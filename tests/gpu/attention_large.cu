@@ -47,7 +47,8 @@ void each_view(const FarKeys& keys, const F& f) {
   const auto side = [&](int64_t positions) { return k::nhd(keys.data(), positions, 1, FarKeys::dim); };
   f("dense", k::dense_kv(side(kMost), side(kMost), kMost));
   f("ragged", k::ragged_kv(side(kMost), side(kMost), static_cast<const int32_t*>(offsets.data())));
-  f("pages", k::paged_kv(side(page), side(page), k::pages(table.data(), pages, page), static_cast<const int32_t*>(lengths.data())));
+  f("pages", k::paged_kv(side(page), side(page), k::pages(table.data(), pages, page),
+                         static_cast<const int32_t*>(lengths.data())));
 }
 
 }  // namespace
@@ -55,8 +56,10 @@ void each_view(const FarKeys& keys, const F& f) {
 TEST_CASE("attention: as many keys as there can be, computed") {
   Tally t;
   const AttentionCase c{{3}, {FarFormula::seen}, 2, 1, 40};
-  attends<float, float>(t, "far", c, FarFormula{}, FarFormula::expected_key, FarFormula::expected_value, k::window(50, 0), window_model(50, 0));
-  check_decode<64, float, float>(t, "far", c, FarFormula{}, FarFormula::expected_key, FarFormula::expected_value, k::window(50, 0), window_model(50, 0), k::DecodeMode::automatic, {}, 1);
+  attends<float, float>(t, "far", c, FarFormula{}, FarFormula::expected_key, FarFormula::expected_value,
+                        k::window(50, 0), window_model(50, 0));
+  check_decode<64, float, float>(t, "far", c, FarFormula{}, FarFormula::expected_key, FarFormula::expected_value,
+                                 k::window(50, 0), window_model(50, 0), k::DecodeMode::automatic, {}, 1);
   CHECK_TALLY(t);
 }
 
@@ -72,17 +75,22 @@ TEST_CASE("attention: as many keys as there can be, in memory", "[large]") {
   Device<unsigned char> memory(1, room, room);
   const auto expect_all = [&](const std::string& what, const auto& run) {
     Device<float> o(1, 2 * FarKeys::dim, 2 * FarKeys::dim), lse(1, 2, 2);
-    const k::Status status = run(k::load(static_cast<const k::half*>(q.data()), 2 * FarKeys::dim), k::store(o.data(), 2 * FarKeys::dim), k::Attention{}.lse(lse.data()));
+    const k::Status status = run(k::load(static_cast<const k::half*>(q.data()), 2 * FarKeys::dim),
+                                 k::store(o.data(), 2 * FarKeys::dim), k::Attention{}.lse(lse.data()));
     stream.wait();
     if (!t.expect(status.ok(), "%s: %s", what.c_str(), status.reason())) return;
     o.download();
     lse.download();
-    for (int64_t i = 0; i < 2 * FarKeys::dim; ++i) t.expect(std::fabs(o.get(0, i) - 1) < 1e-3, "%s: column %d: %g, want 1", what.c_str(), int(i), o.get(0, i));
-    for (int64_t h = 0; h < 2; ++h) t.expect(std::fabs(lse.get(0, h) - (1 + std::log(double(kMost)))) < 1e-3, "%s: lse %g", what.c_str(), lse.get(0, h));
+    for (int64_t i = 0; i < 2 * FarKeys::dim; ++i)
+      t.expect(std::fabs(o.get(0, i) - 1) < 1e-3, "%s: column %d: %g, want 1", what.c_str(), int(i), o.get(0, i));
+    for (int64_t h = 0; h < 2; ++h)
+      t.expect(std::fabs(lse.get(0, h) - (1 + std::log(double(kMost)))) < 1e-3, "%s: lse %g", what.c_str(),
+               lse.get(0, h));
   };
   each_view(keys, [&](const char* name, const auto& kv) {
     for (const auto mode : kModes) {
-      expect_all(std::string(name) + ", " + name_of(mode), [&](const auto& from, const auto& to, const k::Attention& options) {
+      expect_all(std::string(name) + ", " + name_of(mode), [&](const auto& from, const auto& to,
+                                                               const k::Attention& options) {
         return k::decode<64>(stream, from, kv, to, shape, k::no_mask(), {memory.data(), size_t(room)}, options, mode);
       });
     }
@@ -92,9 +100,11 @@ TEST_CASE("attention: as many keys as there can be, in memory", "[large]") {
   const AttentionCase c{{3}, {FarKeys::seen}, 2, 1, FarKeys::dim};
   each_view(keys, [&](const char* name, const auto& kv) {
     for (const auto mode : kModes) {
-      check_decode<64, k::half, float>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0), mode, precision_of(mode, DType::f16, DType::f16, false), 1);
+      check_decode<64, k::half, float>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0), mode,
+                                       precision_of(mode, DType::f16, DType::f16, false), 1);
     }
-    attends<k::half, k::half>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0), Types{DType::f16, DType::e4m3, DType::e4m3}.precision());
+    attends<k::half, k::half>(t, name, c, kv, keys, keys, k::window(50, 0), window_model(50, 0),
+                              Types{DType::f16, DType::e4m3, DType::e4m3}.precision());
   });
   CHECK_TALLY(t);
 }
@@ -110,8 +120,10 @@ TEST_CASE("attention: more than 2^31 elements of queries and of results", "[larg
   const Placement where(Layout::nhd, {1}, heads);
   const DeviceKv<k::half> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
   Device<float> lse(tokens, heads, heads);
-  const k::Status status = k::attention(stream, k::load(static_cast<const k::half*>(q.data()), width), k::dense_kv(key.tensor(), value.tensor(), 1), k::store(out.data(), width),
-                                        {1, tokens, heads, heads, dim}, k::no_mask(), k::Attention{}.scale(0.125).lse(lse.data()));
+  const k::Status status =
+      k::attention(stream, k::load(static_cast<const k::half*>(q.data()), width),
+                   k::dense_kv(key.tensor(), value.tensor(), 1), k::store(out.data(), width),
+                   {1, tokens, heads, heads, dim}, k::no_mask(), k::Attention{}.scale(0.125).lse(lse.data()));
   t.expect(status.ok(), "%s", status.reason());
   stream.wait();
   lse.download();
@@ -126,7 +138,8 @@ TEST_CASE("attention: more than 2^31 elements of queries and of results", "[larg
         others += value_of(got[size_t(h * dim + c)]) != value(0, h, 0, c);
       }
       t.expect(others == 0, "row %d, head %d: %d other results", int(row), int(h), others);
-      t.expect(std::fabs(lse.get(row, h) - logit) <= 1e-5 * size, "row %d, head %d: lse %g, want %g", int(row), int(h), lse.get(row, h), logit);
+      t.expect(std::fabs(lse.get(row, h) - logit) <= 1e-5 * size, "row %d, head %d: lse %g, want %g", int(row), int(h),
+               lse.get(row, h), logit);
     }
   }
   t.expect(out.intact(), "wrote outside");
@@ -141,14 +154,20 @@ TEST_CASE("attention: biases beyond 2^31 elements", "[large]") {
   std::vector<k::half> rows(size_t(2 * queries * query_stride));
   Random random(6);
   for (auto& x : rows) x = make<k::half>(random.normal());
-  for (int64_t h = 0; h < 2; ++h) DeviceMemory::upload(bias.data() + h * head_stride, rows.data() + h * queries * query_stride, size_t(queries * query_stride) * sizeof(k::half));
+  for (int64_t h = 0; h < 2; ++h)
+    DeviceMemory::upload(bias.data() + h * head_stride, rows.data() + h * queries * query_stride,
+                         size_t(queries * query_stride) * sizeof(k::half));
   ScoreModel model;
-  model.transform = [&](Real<> x, const Spot& s) { return x + Real<>(value_of(rows[size_t((s.head * queries + s.query) * query_stride + s.key)])); };
+  model.transform = [&](Real<> x, const Spot& s) {
+    return x + Real<>(value_of(rows[size_t((s.head * queries + s.query) * query_stride + s.key)]));
+  };
   for (const int64_t dim : {64, 128}) {
     const AttentionCase c{{queries}, {query_stride}, 2, 1, dim};
     const Placement where(Layout::nhd, c.kv_lens, 1);
     const DeviceKv<k::half> key(1, where, dim), value(2, where, dim);
-    attends<k::half, k::half>(t, "bias", c, k::dense_kv(key.tensor(), value.tensor(), query_stride), key, value, k::score_bias(static_cast<const k::half*>(bias.data()), 0, head_stride, query_stride), model);
+    attends<k::half, k::half>(t, "bias", c, k::dense_kv(key.tensor(), value.tensor(), query_stride), key, value,
+                              k::score_bias(static_cast<const k::half*>(bias.data()), 0, head_stride, query_stride),
+                              model);
   }
   CHECK_TALLY(t);
 }
@@ -177,7 +196,8 @@ TEST_CASE("append: positions and pages beyond 2^31 elements", "[large]") {
       DeviceMemory::download(got, from, sizeof(got));
       for (int c = 0; c < 16; ++c) {
         const double want = value_of(make<FarKeys::Code>(x.value(int64_t(i), c)));
-        t.expect(value_of(got[c]) == want, "%s: position %d, column %d: %g, want %g", what, positions[i], c, value_of(got[c]), want);
+        t.expect(value_of(got[c]) == want, "%s: position %d, column %d: %g, want %g", what, positions[i], c,
+                 value_of(got[c]), want);
       }
       if (positions[i] == 0 || positions[i] == 134217728) continue;
       DeviceMemory::download(beside, from - dim, sizeof(beside));
@@ -187,7 +207,10 @@ TEST_CASE("append: positions and pages beyond 2^31 elements", "[large]") {
   const auto side = [&](int64_t count) { return k::nhd(keys.writable(), count, 1, dim); };
   expect("dense", k::copy(stream, in, k::append_keys(k::dense_kv(side(kMost), side(kMost), 0), at, dim), 6, dim));
   check_cuda(cudaMemset(keys.writable(), 0x38, size_t(kMost * dim)));
-  expect("pages", k::copy(stream, in, k::append_values(k::paged_kv(side(page), side(page), k::pages(table.data(), pages, page), 0), at, dim), 6, dim));
+  expect("pages",
+         k::copy(stream, in,
+                 k::append_values(k::paged_kv(side(page), side(page), k::pages(table.data(), pages, page), 0), at, dim),
+                 6, dim));
   CHECK_TALLY(t);
 }
 
@@ -223,7 +246,9 @@ TEST_CASE("copy and append: more than 2^31 elements", "[large]") {
   const OnDevice<int32_t> positions(numbers), sequences(std::vector<int32_t>(size_t(rows), 0));
   const auto side = k::nhd(out.data(), rows, ld / dim, dim);
   out.poison();
-  REQUIRE(k::copy(stream, k::load(static_cast<const k::half*>(in.data()), ld), k::append_keys(k::dense_kv(side, side, rows), k::AppendAt(positions.data(), sequences.data()), dim), rows, ld));
+  REQUIRE(k::copy(stream, k::load(static_cast<const k::half*>(in.data()), ld),
+                  k::append_keys(k::dense_kv(side, side, rows), k::AppendAt(positions.data(), sequences.data()), dim),
+                  rows, ld));
   stream.wait();
   expect(ld);
 }
@@ -236,9 +261,11 @@ TEST_CASE("merge_states: more than 2^31 elements", "[large]") {
   parts.hash();
   // The first part alone has seen keys of even heads, the second those of odd heads.
   std::vector<float> lse(size_t(2 * tokens * heads));
-  for (size_t i = 0; i < lse.size(); ++i) lse[i] = (i % 2 == 0) == (i < lse.size() / 2) ? 3.f : -std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < lse.size(); ++i)
+    lse[i] = (i % 2 == 0) == (i < lse.size() / 2) ? 3.f : -std::numeric_limits<float>::infinity();
   const OnDevice<float> logsumexps(lse);
-  REQUIRE(k::merge_states(stream, k::load(static_cast<const k::half*>(parts.data()), width), k::load(static_cast<const float*>(logsumexps.data()), heads), k::store(out.data(), width),
+  REQUIRE(k::merge_states(stream, k::load(static_cast<const k::half*>(parts.data()), width),
+                          k::load(static_cast<const float*>(logsumexps.data()), heads), k::store(out.data(), width),
                           {2, tokens, heads, dim}));
   stream.wait();
   int wrong = 0;

@@ -1,4 +1,5 @@
-// What stands around attention on the GPU: parts of the keys made one, rotary positions, and new keys and values on their way to the cache.
+// What stands around attention on the GPU: parts of the keys made one, rotary positions, and new keys and values on
+// their way to the cache.
 #include <kernels/elementwise.cuh>
 #include <kernels/matmul.cuh>
 
@@ -18,14 +19,18 @@ TEST_CASE("parts of the keys, merged, are the whole") {
     Device<float> o(parts * tokens, heads * dim, heads * dim), lse(parts * tokens, heads, heads);
     Stream stream;
     for (int64_t part = 0; part < parts; ++part) {
-      const auto shift = [&](const auto& tensor) { return k::strided(tensor.at({0, cuts[part], 1}, 0), 0, dim + 3, 0); };
+      const auto shift = [&](const auto& tensor) {
+        return k::strided(tensor.at({0, cuts[part], 1}, 0), 0, dim + 3, 0);
+      };
       const auto kv = k::dense_kv(shift(key.tensor()), shift(value.tensor()), cuts[part + 1] - cuts[part]);
-      const k::Status status = k::attention(stream, d.source(), kv, k::store(o.data() + part * tokens * heads * dim, heads * dim), d.shape(), k::no_mask(),
-                                            k::Attention{}.lse(lse.data() + part * tokens * heads));
+      const k::Status status =
+          k::attention(stream, d.source(), kv, k::store(o.data() + part * tokens * heads * dim, heads * dim), d.shape(),
+                       k::no_mask(), k::Attention{}.lse(lse.data() + part * tokens * heads));
       t.expect(status.ok(), "%s", status.reason());
     }
     AttentionData<float, float, DeviceMemory> whole(c);
-    const k::Status status = k::merge_states(stream, k::load(static_cast<const float*>(o.data()), heads * dim), k::load(static_cast<const float*>(lse.data()), heads), whole.sink(),
+    const k::Status status = k::merge_states(stream, k::load(static_cast<const float*>(o.data()), heads * dim),
+                                             k::load(static_cast<const float*>(lse.data()), heads), whole.sink(),
                                              {parts, tokens, heads, dim}, whole.options());
     stream.wait();
     t.expect(status.ok(), "%s", status.reason());
@@ -67,12 +72,19 @@ TEST_CASE("a prefix that the batch shares is read once") {
   Stream stream;
   const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, d.shape()));
   Device<unsigned char> memory(1, bytes, bytes);
-  const auto at = [&](const auto& tensor, int64_t pos) { return k::strided(tensor.at({0, pos, 1}, 0), whole.capacity * kv_heads * (dim + 8), kv_heads * (dim + 8), dim + 8); };
-  const k::Status first = k::attention(stream, d.source(), k::dense_kv(at(key.tensor(), 0), at(value.tensor(), 0), prefix), k::store(o.data(), width), {1, batch, heads, kv_heads, dim},
-                                       k::no_mask(), k::Attention{}.lse(lse.data()));
-  const k::Status second = k::decode<64>(stream, d.source(), k::dense_kv(at(key.tensor(), prefix), at(value.tensor(), prefix), static_cast<const int32_t*>(rest.data())),
-                                         k::store(o.data() + batch * width, width), d.shape(), k::no_mask(), {memory.data(), size_t(bytes)}, k::Attention{}.lse(lse.data() + batch * heads));
-  const k::Status third = k::merge_states(stream, k::load(static_cast<const float*>(o.data()), width), k::load(static_cast<const float*>(lse.data()), heads), d.sink(),
+  const auto at = [&](const auto& tensor, int64_t pos) {
+    return k::strided(tensor.at({0, pos, 1}, 0), whole.capacity * kv_heads * (dim + 8), kv_heads * (dim + 8), dim + 8);
+  };
+  const k::Status first = k::attention(
+      stream, d.source(), k::dense_kv(at(key.tensor(), 0), at(value.tensor(), 0), prefix), k::store(o.data(), width),
+      {1, batch, heads, kv_heads, dim}, k::no_mask(), k::Attention{}.lse(lse.data()));
+  const k::Status second = k::decode<64>(
+      stream, d.source(),
+      k::dense_kv(at(key.tensor(), prefix), at(value.tensor(), prefix), static_cast<const int32_t*>(rest.data())),
+      k::store(o.data() + batch * width, width), d.shape(), k::no_mask(), {memory.data(), size_t(bytes)},
+      k::Attention{}.lse(lse.data() + batch * heads));
+  const k::Status third = k::merge_states(stream, k::load(static_cast<const float*>(o.data()), width),
+                                          k::load(static_cast<const float*>(lse.data()), heads), d.sink(),
                                           {2, batch, heads, dim}, d.options());
   stream.wait();
   t.expect(first.ok() && second.ok() && third.ok(), "%s %s %s", first.reason(), second.reason(), third.reason());
@@ -114,12 +126,15 @@ TEST_CASE("copies of any type and alignment") {
       const RandomMatrix<float, DeviceMemory> x(1, 37, cols, cols + 8, shift);
       Device<k::half> y(37, cols, cols + 8, shift);
       Stream stream;
-      const k::Status status = k::copy(stream, k::load(static_cast<const float*>(x.data()), x.ld()), k::store(y.data(), y.ld()), 37, cols);
+      const k::Status status =
+          k::copy(stream, k::load(static_cast<const float*>(x.data()), x.ld()), k::store(y.data(), y.ld()), 37, cols);
       stream.wait();
       y.download();
       t.expect(status.ok() && y.intact(), "%s", status.reason());
       for (int64_t r = 0; r < 37; ++r) {
-        for (int64_t c = 0; c < cols; ++c) t.expect(value_of(y.get(r, c)) == value_of(make<k::half>(x.value(r, c))), "row %d, column %d", int(r), int(c));
+        for (int64_t c = 0; c < cols; ++c)
+          t.expect(value_of(y.get(r, c)) == value_of(make<k::half>(x.value(r, c))), "row %d, column %d", int(r),
+                   int(c));
       }
     }
   }

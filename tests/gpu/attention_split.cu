@@ -1,4 +1,5 @@
-// Keys split among blocks, for calls of attention() with a workspace: cuts that are asked for, and those that sequences get by themselves.
+// Keys split among blocks, for calls of attention() with a workspace: cuts that are asked for, and those that sequences
+// get by themselves.
 #include "support/gpu_attention.cuh"
 
 using namespace test;
@@ -7,7 +8,8 @@ namespace {
 
 // Holds NaN, and so counts and states that no call has left.
 using Memory = Device<float>;
-k::Workspace workspace_of(const k::Exec& ex, const k::AttentionShape& shape, const k::Attention& options, std::unique_ptr<Memory>& memory) {
+k::Workspace workspace_of(const k::Exec& ex, const k::AttentionShape& shape, const k::Attention& options,
+                          std::unique_ptr<Memory>& memory) {
   const size_t bytes = k::attention_workspace_bytes(ex, shape, options);
   const int64_t floats = int64_t(bytes + 3) / 4;
   memory = std::make_unique<Memory>(1, floats, floats, 0, Poison::nan);
@@ -30,10 +32,12 @@ ScoreModel sink_model() {
 
 // With a window and sinks, which stand for causal attention as well: against the oracle.
 template <int kDim, class T>
-void attends_in_parts(Tally& t, const std::string& what, const AttentionCase& c, Layout layout, int left, int right, bool less, int64_t step) {
+void attends_in_parts(Tally& t, const std::string& what, const AttentionCase& c, Layout layout, int left, int right,
+                      bool less, int64_t step) {
   if (t.leaves_out()) return;
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
-  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
   const OnDevice<float> sinks(kSinks);
   AttentionData<T, T, DeviceMemory> d(c);
   const OnDevice<int32_t> offsets(d.offsets);
@@ -47,13 +51,16 @@ void attends_in_parts(Tally& t, const std::string& what, const AttentionCase& c,
   const k::Workspace workspace = workspace_of(ex, shape, options, memory);
   const std::string name = what + ", " + std::to_string(c.splits) + " parts" + (less ? ", not for sm_90a" : "");
   with_view(where, key, value, [&](const auto& kv) {
-    const k::Status status = k::attention<kDim>(ex, d.source(), kv, d.sink(), shape, k::window(left, right) & k::sinks(sinks.data()), workspace, options);
+    const k::Status status = k::attention<kDim>(ex, d.source(), kv, d.sink(), shape,
+                                                k::window(left, right) & k::sinks(sinks.data()), workspace, options);
     t.expect(status.ok(), "%s: %s", name.c_str(), status.reason());
     stream.wait();
   });
   memory->download();
   t.expect(memory->intact(), "%s: wrote outside the workspace", name.c_str());
-  check(t, name, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, window_model(left, right) & sink_model(), precision_of<T>(key, value), step);
+  check(
+      t, name, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value,
+      window_model(left, right) & sink_model(), precision_of<T>(key, value), step);
 }
 
 }  // namespace
@@ -102,8 +109,9 @@ TEST_CASE("attention in parts: sequences cut themselves, and have the same bits 
     const k::AttentionShape shape{count, most, c.heads, c.kv_heads, c.dim, c.v_dim, q_offsets.data() + first, tokens};
     const k::Attention options = d.options().most_keys(most_keys);
     std::unique_ptr<Memory> memory;
-    const k::Status status = k::attention<128>(ex, d.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data() + first), d.sink(), shape, score,
-                                               workspace_of(ex, shape, options, memory), options);
+    const k::Status status =
+        k::attention<128>(ex, d.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data() + first),
+                          d.sink(), shape, score, workspace_of(ex, shape, options, memory), options);
     t.expect(status.ok(), "%s", status.reason());
     stream.wait();
     d.o.download(), d.lse.download();
@@ -113,15 +121,17 @@ TEST_CASE("attention in parts: sequences cut themselves, and have the same bits 
   t.expect(together.o.bytes() == alone.o.bytes() && together.lse.bytes() == alone.lse.bytes(), "other bits alone");
 
   // The third sequence has too few keys for more than one part, the others do not: so much tells that they were cut.
-  const k::Status status = k::attention<128>(ex, whole.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data()), whole.sink(),
-                                             {5, 300, c.heads, c.kv_heads, c.dim, c.v_dim, q_offsets.data()}, score, whole.options());
+  const k::Status status =
+      k::attention<128>(ex, whole.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data()), whole.sink(),
+                        {5, 300, c.heads, c.kv_heads, c.dim, c.v_dim, q_offsets.data()}, score, whole.options());
   t.expect(status.ok(), "%s", status.reason());
   stream.wait();
   whole.o.download();
   for (size_t b = 0; b < c.q_lens.size(); ++b) {
     int64_t others = 0;
     for (int64_t row = whole.offsets[b]; row < whole.offsets[b + 1]; ++row) {
-      for (int64_t x = 0; x < whole.o.cols(); ++x) others += value_of(whole.o.get(row, x)) != value_of(together.o.get(row, x));
+      for (int64_t x = 0; x < whole.o.cols(); ++x)
+        others += value_of(whole.o.get(row, x)) != value_of(together.o.get(row, x));
     }
     t.expect((others > 0) == (c.kv_lens[b] > 2500), "sequence %d has %d other results in parts", int(b), int(others));
   }
@@ -145,20 +155,29 @@ TEST_CASE("attention in parts: a captured graph follows the lengths") {
   std::unique_ptr<Memory> memory;
   const k::Workspace workspace = workspace_of(ex, shape, d.options(), memory);
   const auto call = [&] {
-    return k::attention<128>(ex, d.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data()), d.sink(), shape, k::window(-1, 0) & k::sinks(sinks.data()), workspace, d.options());
+    return k::attention<128>(ex, d.source(), k::ragged_kv(key.tensor(), value.tensor(), kv_offsets.data()), d.sink(),
+                             shape, k::window(-1, 0) & k::sinks(sinks.data()), workspace, d.options());
   };
   k::Status status;
   const Graph graph(stream, [&] { status = call(); });
   t.expect(status.ok(), "%s", status.reason());
-  for (const auto& lens : std::vector<std::vector<int64_t>>{{3, 64, 2100, 4500}, {0, 33, 5, 4400}, {64, 70, 64, 0}, {70, 1, 4500, 3000}}) {
+  for (const auto& lens :
+       std::vector<std::vector<int64_t>>{{3, 64, 2100, 4500}, {0, 33, 5, 4400}, {64, 70, 64, 0}, {70, 1, 4500, 3000}}) {
     d.c.q_lens = {lens[0], lens[1]};
     d.c.kv_lens = {lens[2], lens[3]};
     d.offsets = {0, int32_t(lens[0]), int32_t(lens[0] + lens[1])};
     offsets.assign(d.offsets);
     kv_offsets.assign({begin, int32_t(begin + lens[2]), int32_t(begin + lens[2] + lens[3])});
     graph.replay();
-    const auto at = [&](const auto& side) { return [&, moved = lens[2] - 4500](int64_t b, int64_t head, int64_t pos, int64_t x) { return b == 0 || pos + moved >= 0 ? side(b, head, pos + (b == 0 ? 0 : moved), x) : side(0, head, pos + lens[2], x); }; };
-    check(t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, at(key), at(value), window_model(-1, 0) & sink_model(), precision_of<k::half>(key, value), 41);
+    const auto at = [&](const auto& side) {
+      return [&, moved = lens[2] - 4500](int64_t b, int64_t head, int64_t pos, int64_t x) {
+        return b == 0 || pos + moved >= 0 ? side(b, head, pos + (b == 0 ? 0 : moved), x)
+                                          : side(0, head, pos + lens[2], x);
+      };
+    };
+    check(
+        t, "replayed", d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, at(key), at(value),
+        window_model(-1, 0) & sink_model(), precision_of<k::half>(key, value), 41);
     const std::vector<unsigned char> bits = d.o.bytes(), lse = d.lse.bytes();
     t.expect(call().ok(), "again");
     stream.wait();
@@ -180,7 +199,8 @@ TEST_CASE("attention in parts: a workspace that will not do, and plans") {
   const auto score = k::window(-1, 0) & k::sinks(sinks);
   const k::AttentionShape chunk{1, 64, 32, 8, 128}, prompt{1, 16384, 32, 8, 128};
   const auto reason = [&](const k::AttentionShape& shape, k::Workspace workspace, const k::Attention& options = {}) {
-    return std::string(k::attention<128>(ex, k::load(p, 4096), kv, k::store(to, 4096), shape, score, workspace, options).reason());
+    return std::string(
+        k::attention<128>(ex, k::load(p, 4096), kv, k::store(to, 4096), shape, score, workspace, options).reason());
   };
   const size_t bytes = k::attention_workspace_bytes(ex, chunk);
   CHECK(bytes == 16 + 264 * 128 * (16 + 512));
@@ -190,8 +210,10 @@ TEST_CASE("attention in parts: a workspace that will not do, and plans") {
   CHECK(k::attention_workspace_bytes(ex, prompt) == 16);
   CHECK(k::attention_workspace_bytes(ex, {0, 64, 32, 8, 128}) == 0);
   // As many tokens as there can be, and as there are.
-  CHECK(k::attention_workspace_bytes(ex, {64, 64, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p)}) == 16 + 64 * size_t(264) * 128 * (16 + 512));
-  CHECK(k::attention_workspace_bytes(ex, {64, 64, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p), 64}) == 16 + 64 * size_t(32) * 32 * (16 + 512));
+  CHECK(k::attention_workspace_bytes(ex, {64, 64, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p)}) ==
+        16 + 64 * size_t(264) * 128 * (16 + 512));
+  CHECK(k::attention_workspace_bytes(ex, {64, 64, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p), 64}) ==
+        16 + 64 * size_t(32) * 32 * (16 + 512));
   char* const memory = reinterpret_cast<char*>(uintptr_t(1) << 41);
   const std::string needed = " bytes, and " + std::to_string(bytes) + " are needed";
   CHECK(reason(chunk, {}) == "attention: the workspace has 0" + needed);
@@ -202,7 +224,9 @@ TEST_CASE("attention in parts: a workspace that will not do, and plans") {
   const k::Exec here(nullptr);
   k::AttentionPlan plan;
   const auto planned = [&](const k::AttentionShape& shape, const k::Attention& options = {}) {
-    CHECK(k::attention_plan<128>(here, k::load(p, 4096), kv, k::store(to, 4096), shape, score, k::Workspace{}, options, plan).ok());
+    CHECK(k::attention_plan<128>(here, k::load(p, 4096), kv, k::store(to, 4096), shape, score, k::Workspace{}, options,
+                                 plan)
+              .ok());
     return plan.splits;
   };
   const int parts = planned(chunk), on_each = plan.tile_keys == 128 ? 1 : 2;
@@ -211,6 +235,9 @@ TEST_CASE("attention in parts: a workspace that will not do, and plans") {
   CHECK(planned(prompt) == 1);
   CHECK(planned(chunk, k::Attention{}.splits(5)) == 5);
   // One of 4,096 queries, and 62 of one: tiles of as many as there are.
-  CHECK(k::attention_plan<128>(here, k::load(p, 4096), kv, k::store(to, 4096), {64, 4096, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p), 2 * 4096 + 62}, score, {}, plan).ok());
+  CHECK(k::attention_plan<128>(here, k::load(p, 4096), kv, k::store(to, 4096),
+                               {64, 4096, 32, 8, 128, 0, reinterpret_cast<const int32_t*>(p), 2 * 4096 + 62}, score, {},
+                               plan)
+            .ok());
   CHECK(plan.blocks == ((2 * 4096 + 62) * 4 / 128 + 64) * 8);
 }

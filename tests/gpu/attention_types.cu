@@ -5,7 +5,10 @@ using namespace test;
 
 namespace {
 
-const AttentionCase kCases[] = {{{75, 75}, {130, 260}, 4, 2, 40}, {{20, 20}, {70, 0}, 4, 1, 128}, {{40}, {200}, 2, 2, 192, 128}, {{40}, {100}, 2, 1, 512}};
+const AttentionCase kCases[] = {{{75, 75}, {130, 260}, 4, 2, 40},
+                                {{20, 20}, {70, 0}, 4, 1, 128},
+                                {{40}, {200}, 2, 2, 192, 128},
+                                {{40}, {100}, 2, 1, 512}};
 
 // Dense and paged.
 template <class TQ, class TO, class K, class V, class SK = k::Nothing, class SV = k::Nothing>
@@ -17,7 +20,8 @@ void types(Tally& t, const std::string& what, ScaleOf grain = ScaleOf::head, boo
       const Placement where(layout, c.kv_lens, c.kv_heads, 20);
       const DeviceKv<K, SK> key(1, where, c.dim, grain, 1, aligned ? 0 : 1, gap);
       const DeviceKv<V, SV> value(2, where, c.value_dim(), grain, 1, aligned ? 0 : 1, gap);
-      with_view(where, key, value, [&](const auto& kv) { attends<TQ, TO>(t, what, c, kv, key, value, k::causal(), causal_model(), 7); });
+      with_view(where, key, value,
+                [&](const auto& kv) { attends<TQ, TO>(t, what, c, kv, key, value, k::causal(), causal_model(), 7); });
     }
   }
 }
@@ -53,7 +57,7 @@ TEST_CASE("codes of 8 and 4 bits") {
   CHECK_TALLY(t);
 }
 
-// ---- views -------------------------------------------------------------------------------------------------------------
+// ---- views ----------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -63,7 +67,9 @@ struct Ring : k::KvView {
   const k::half *keys, *values;
   int64_t capacity, count, dim;
   KERNELS_HD int64_t length(int64_t) const { return count; }
-  KERNELS_HD k::KvRun<Codes> at(const k::half* p, int64_t head, int64_t pos) const { return {Codes(p + ((head * capacity) + (capacity - 1 - pos)) * dim, 0), 1, nullptr, 0}; }
+  KERNELS_HD k::KvRun<Codes> at(const k::half* p, int64_t head, int64_t pos) const {
+    return {Codes(p + ((head * capacity) + (capacity - 1 - pos)) * dim, 0), 1, nullptr, 0};
+  }
   KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t head, int64_t pos) const { return at(keys, head, pos); }
   KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t head, int64_t pos) const { return at(values, head, pos); }
 };
@@ -73,13 +79,19 @@ struct Ring : k::KvView {
 TEST_CASE("a view of one's own") {
   Tally t;
   for (const int64_t queries : {1, 70}) {
-    attends<float, float>(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, Formula::expected_key, Formula::expected_value, k::causal(), causal_model(), 3);
+    attends<float, float>(t, "formula", {{queries}, {333}, 2, 1, 40}, Formula{}, Formula::expected_key,
+                          Formula::expected_value, k::causal(), causal_model(), 3);
     const int64_t dim = 64, capacity = 200;
     const RandomMatrix<k::half, DeviceMemory> key(1, 2 * capacity, dim, dim), value(2, 2 * capacity, dim, dim);
     Ring ring;
     ring.keys = key.data(), ring.values = value.data(), ring.capacity = capacity, ring.count = 150, ring.dim = dim;
-    const auto of = [&](const auto& m) { return [&](int64_t, int64_t head, int64_t pos, int64_t c) { return m.value(head * capacity + capacity - 1 - pos, c); }; };
-    attends<k::half, k::half>(t, "ring", {{queries}, {150}, 4, 2, dim}, ring, of(key), of(value), k::causal(), causal_model(), Types{DType::f16, DType::f16, DType::f16}.precision(), 3);
+    const auto of = [&](const auto& m) {
+      return [&](int64_t, int64_t head, int64_t pos, int64_t c) {
+        return m.value(head * capacity + capacity - 1 - pos, c);
+      };
+    };
+    attends<k::half, k::half>(t, "ring", {{queries}, {150}, 4, 2, dim}, ring, of(key), of(value), k::causal(),
+                              causal_model(), Types{DType::f16, DType::f16, DType::f16}.precision(), 3);
   }
   CHECK_TALLY(t);
 }
@@ -107,8 +119,11 @@ TEST_CASE("offsets beyond 2^31 elements") {
   }
   DeviceMemory::upload(p + first * pos_stride, rows.data(), rows.size() * sizeof(k::half));
   const OnDevice<int32_t> offsets({int32_t(first), int32_t(first + 100)});
-  const auto tensor = [&](int64_t shift) { return k::strided(static_cast<const k::half*>(p + shift * pos_stride), 0, pos_stride, dim); };
-  attends<k::half, k::half>(t, "far away", c, k::ragged_kv(tensor(0), tensor(128), offsets.data()), key, value, k::causal(), causal_model(), 3);
+  const auto tensor = [&](int64_t shift) {
+    return k::strided(static_cast<const k::half*>(p + shift * pos_stride), 0, pos_stride, dim);
+  };
+  attends<k::half, k::half>(t, "far away", c, k::ragged_kv(tensor(0), tensor(128), offsets.data()), key, value,
+                            k::causal(), causal_model(), 3);
   CHECK_TALLY(t);
   cudaFree(p);
 }

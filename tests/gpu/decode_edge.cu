@@ -18,9 +18,13 @@ struct Runs : k::KvView {
   Runs(const T* k, const T* v, int64_t r, int64_t c, int64_t d) : keys(k), values(v), run(r), count(c), dim(d) {}
 
   KERNELS_HD int64_t runs() const { return (count + run - 1) / run; }
-  KERNELS_HD int64_t row(int64_t head, int64_t pos) const { return (head * runs() + runs() - 1 - pos / run) * run + pos % run; }
+  KERNELS_HD int64_t row(int64_t head, int64_t pos) const {
+    return (head * runs() + runs() - 1 - pos / run) * run + pos % run;
+  }
   KERNELS_HD int64_t length(int64_t) const { return count; }
-  KERNELS_HD k::KvRun<Codes> at(const T* p, int64_t head, int64_t pos) const { return {Codes(p + row(head, pos) * dim, dim), run - pos % run, nullptr, 0}; }
+  KERNELS_HD k::KvRun<Codes> at(const T* p, int64_t head, int64_t pos) const {
+    return {Codes(p + row(head, pos) * dim, dim), run - pos % run, nullptr, 0};
+  }
   KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t head, int64_t pos) const { return at(keys, head, pos); }
   KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t head, int64_t pos) const { return at(values, head, pos); }
 };
@@ -50,7 +54,8 @@ struct Plans {
   k::Status status;
 
   template <class Kv, class Q>
-  k::AttentionPlan of(const Kv& kv, const Q& q, k::half* o, const k::AttentionShape& shape, k::DecodeMode mode = k::DecodeMode::automatic, const k::Attention& options = {}) {
+  k::AttentionPlan of(const Kv& kv, const Q& q, k::half* o, const k::AttentionShape& shape,
+                      k::DecodeMode mode = k::DecodeMode::automatic, const k::Attention& options = {}) {
     k::AttentionPlan plan;
     status = k::decode_plan<64>(stream, q, kv, k::store(o, 4096), shape, k::no_mask(), options, mode, plan);
     return plan;
@@ -60,7 +65,9 @@ struct Plans {
     return of(kv, k::load(p, 4096), results.data(), {2, 1, 4, 2, dim}, mode);
   }
   template <class T>
-  static auto dense(const T* keys, int64_t dim = 64) { return k::dense_kv(k::nhd(keys, 32, 2, dim), k::nhd(keys, 32, 2, dim), 32); }
+  static auto dense(const T* keys, int64_t dim = 64) {
+    return k::dense_kv(k::nhd(keys, 32, 2, dim), k::nhd(keys, 32, 2, dim), 32);
+  }
 };
 
 }  // namespace
@@ -71,24 +78,29 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   k::AttentionPlan plan = plans.of(kv);
   CHECK(plans.status);
   CHECK(plan.path == k::AttentionPath::precise);
-  CHECK((plan.tile_rows == 8 && plan.tile_keys % 16 == 0 && plan.tile_keys >= 64 && plan.tile_dim == 64 && plan.tile_v_dim == 64 && plan.heads_together));
+  CHECK((plan.tile_rows == 8 && plan.tile_keys % 16 == 0 && plan.tile_keys >= 64 && plan.tile_dim == 64 &&
+         plan.tile_v_dim == 64 && plan.heads_together));
   CHECK((plan.query_pack == 8 && plan.key_pack == 8 && plan.value_pack == 8 && plan.result_pack == 4));
   CHECK((plan.splits == 0 && plan.blocks >= 1 && plan.blocks <= sm_count()));
   CHECK(same(plan.why_not, ""));
   plan = plans.of(kv, 64, k::DecodeMode::tensor);
   CHECK((plan.path == k::AttentionPath::tensor && same(plan.why_not, "")));
   plan = plans.of(kv, 64, k::DecodeMode::plain);
-  CHECK((plan.path == k::AttentionPath::plain && plan.key_pack == 8 && plan.value_pack == 4 && same(plan.why_not, "the mode asks for CUDA cores")));
+  CHECK((plan.path == k::AttentionPath::plain && plan.key_pack == 8 && plan.value_pack == 4 &&
+         same(plan.why_not, "the mode asks for CUDA cores")));
   // Twelve rows are more than a tile of eight.
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 6, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 32));
-  plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 1, 4, 2, 64}, k::DecodeMode::automatic, k::Attention{}.splits(5));
+  plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 1, 4, 2, 64}, k::DecodeMode::automatic,
+                  k::Attention{}.splits(5));
   CHECK(plan.splits == 5);
   const auto said = [&](int64_t most, int64_t sequences = 2) {
-    return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64}, k::DecodeMode::automatic, k::Attention{}.most_keys(most));
+    return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64},
+                    k::DecodeMode::automatic, k::Attention{}.most_keys(most));
   };
   // Four items: a block of 128 keys each, then clusters of up to 8, in which warps take 4 tiles at most.
-  CHECK((said(100).blocks == 4 && said(100).splits == 1 && said(100).tile_keys == 128 && said(100).path == k::AttentionPath::precise));
+  CHECK((said(100).blocks == 4 && said(100).splits == 1 && said(100).tile_keys == 128 &&
+         said(100).path == k::AttentionPath::precise));
   CHECK((said(200).splits == 2 && said(1000).splits == 8 && said(1000).blocks == 32 && said(4096).splits == 8));
   CHECK((said(4097).splits == 0 && said(1, 10000).splits == 0 && said(0).splits == 0));
   plan = plans.of(kv, k::load(plans.p + 1, 4096), plans.results.data() + 1, {2, 1, 4, 2, 64});
@@ -107,9 +119,11 @@ TEST_CASE("decode_plan: why not on tensor cores") {
     CHECK((plan.tile_rows == 8 && plan.query_pack == 1 && plan.key_pack == key_pack && plan.value_pack == value_pack));
     CHECK(same(plan.why_not, why));
   };
-  const char *begin = "keys do not begin at multiples of 16 bytes", *wide = "keys or values have more than 16 bits, which tensor cores would round";
+  const char *begin = "keys do not begin at multiples of 16 bytes",
+             *wide = "keys or values have more than 16 bits, which tensor cores would round";
   expect_plain(plans.of(plans.dense(plans.p + 1)), 1, 1, begin);
-  expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(plans.p + 4, 32, 2, 64), 32)), 8, 4, "values do not begin at multiples of 16 bytes");
+  expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(plans.p + 4, 32, 2, 64), 32)), 8, 4,
+               "values do not begin at multiples of 16 bytes");
   (void)plans.of(plans.dense(plans.p + 1), 64, k::DecodeMode::precise);
   CHECK(plans.status.code() == k::Code::unsupported);
   const auto* const codes = reinterpret_cast<const int8_t*>(plans.p);
@@ -120,7 +134,8 @@ TEST_CASE("decode_plan: why not on tensor cores") {
   expect_plain(plans.of(plans.dense(floats + 1)), 1, 1, wide);
   expect_plain(plans.of(k::dense_kv(k::nhd(plans.p, 32, 2, 64), k::nhd(floats, 32, 2, 64), 32)), 8, 4, wide);
   expect_plain(plans.of(Formula{}), 8, 4, "the view computes its keys or values");
-  expect_plain(plans.of(Runs<k::half>(plans.p, plans.p, 16, 32, 64)), 1, 1, "the view does not say its alignment(): see kv.h");
+  expect_plain(plans.of(Runs<k::half>(plans.p, plans.p, 16, 32, 64)), 1, 1,
+               "the view does not say its alignment(): see kv.h");
   AlignedRuns<k::half> runs(plans.p, plans.p, 16, 32, 64);
   CHECK(plans.of(runs).path == k::AttentionPath::precise);
   runs.bytes = 8;
@@ -140,15 +155,20 @@ TEST_CASE("decode: a view that says its alignment") {
     const RandomMatrix<float, DeviceMemory> key32(3, rows, dim, dim, 0, 1), value32(4, rows, dim, dim, 0, 1);
     const AlignedRuns<k::half> runs(key.data(), value.data(), run, count, dim);
     const AlignedRuns<float> runs32(key32.data(), value32.data(), run, count, dim);
-    const auto of = [&](const auto& m) { return [&](int64_t, int64_t head, int64_t pos, int64_t c) { return m.value(runs.row(head, pos), c); }; };
+    const auto of = [&](const auto& m) {
+      return [&](int64_t, int64_t head, int64_t pos, int64_t c) { return m.value(runs.row(head, pos), c); };
+    };
     const std::string name = "runs of " + std::to_string(run);
     for (const AttentionCase& c : {AttentionCase{{1}, {count}, 4, 2, dim}, AttentionCase{{7}, {count}, 8, 2, dim}}) {
       for (const auto mode : kModes) {
-        check_decode<64, k::half, float>(t, name, c, runs, of(key), of(value), k::causal(), causal_model(), mode, precision_of(mode, DType::f16, DType::f16, false), 1);
+        check_decode<64, k::half, float>(t, name, c, runs, of(key), of(value), k::causal(), causal_model(), mode,
+                                         precision_of(mode, DType::f16, DType::f16, false), 1);
       }
-      check_decode<64, float, float>(t, name + ", float", c, runs32, of(key32), of(value32), k::causal(), causal_model(), k::DecodeMode::automatic, {}, 1);
+      check_decode<64, float, float>(t, name + ", float", c, runs32, of(key32), of(value32), k::causal(),
+                                     causal_model(), k::DecodeMode::automatic, {}, 1);
     }
-    attends<k::half, k::half>(t, name, {{70}, {count}, 4, 2, dim}, runs, of(key), of(value), k::causal(), causal_model(), Types{DType::f16, DType::f16, DType::f16}.precision(), 3);
+    attends<k::half, k::half>(t, name, {{70}, {count}, 4, 2, dim}, runs, of(key), of(value), k::causal(),
+                              causal_model(), Types{DType::f16, DType::f16, DType::f16}.precision(), 3);
   }
   CHECK_TALLY(t);
 }
@@ -161,10 +181,12 @@ TEST_CASE("decode: keys and values of float at any address") {
       AttentionCase ragged = c;
       ragged.ragged_q = true;
       const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-      const KvSide<float, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, shift, gap), value(2, where, c.dim, ScaleOf::head, 1, 0, gap);
+      const KvSide<float, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, shift, gap),
+          value(2, where, c.dim, ScaleOf::head, 1, 0, gap);
       const OnDevice<int32_t> lengths(where.short_lengths);
-      check_decode<64, k::half, float>(t, "float", ragged, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, k::causal(), causal_model(),
-                                       k::DecodeMode::automatic, {}, 1);
+      check_decode<64, k::half, float>(
+          t, "float", ragged, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())),
+          key, value, k::causal(), causal_model(), k::DecodeMode::automatic, {}, 1);
     }
   }
   CHECK_TALLY(t);
@@ -178,10 +200,12 @@ TEST_CASE("decode: a batch without any keys") {
     AttentionCase c{{2, 2, 2}, {0, 0, 0}, 4, 2, 64};
     c.splits = splits;
     const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+        value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
     const OnDevice<int32_t> lengths(where.short_lengths);
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
-    for (const auto mode : kModes) check_decode<64, k::half, float>(t, "empty", c, kv, key, value, k::causal(), causal_model(), mode, {}, 1);
+    for (const auto mode : kModes)
+      check_decode<64, k::half, float>(t, "empty", c, kv, key, value, k::causal(), causal_model(), mode, {}, 1);
   }
   CHECK_TALLY(t);
 }
@@ -196,11 +220,13 @@ TEST_CASE("decode: sinks with keys cut in a fixed number of parts") {
     AttentionCase c{{1, 1, 1}, {2000, 0, 300}, 4, 2, 64};
     c.splits = splits;
     const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+    const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+        value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
     const OnDevice<int32_t> lengths(where.short_lengths);
     const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
     for (const auto mode : kModes) {
-      check_decode<64, k::half, float>(t, std::to_string(splits) + " parts", c, kv, key, value, k::sinks(static_cast<const float*>(there.data())), model, mode,
+      check_decode<64, k::half, float>(t, std::to_string(splits) + " parts", c, kv, key, value,
+                                       k::sinks(static_cast<const float*>(there.data())), model, mode,
                                        precision_of(mode, DType::f16, DType::f16, false), 1);
     }
   }
@@ -215,9 +241,11 @@ TEST_CASE("decode: latent attention, whose values are the first columns of keys 
       const Placement where(Layout::paged_nhd, c.kv_lens, 1, page);
       const KvSide<k::bfloat16, k::Nothing, DeviceMemory> cache(1, where, 576, ScaleOf::head, 1, 0, 8);
       const OnDevice<int32_t> lengths(where.short_lengths), table(where.table);
-      const auto kv = k::paged_kv(cache.tensor(), cache.tensor(), k::pages(table.data(), where.table_ld, page), static_cast<const int32_t*>(lengths.data()));
+      const auto kv = k::paged_kv(cache.tensor(), cache.tensor(), k::pages(table.data(), where.table_ld, page),
+                                  static_cast<const int32_t*>(lengths.data()));
       for (const auto mode : kModes) {
-        check_decode<576, k::bfloat16, float>(t, "pages of " + std::to_string(page), c, kv, cache, cache, k::causal(), causal_model(), mode, precision_of(mode, DType::bf16, DType::bf16, false),
+        check_decode<576, k::bfloat16, float>(t, "pages of " + std::to_string(page), c, kv, cache, cache, k::causal(),
+                                              causal_model(), mode, precision_of(mode, DType::bf16, DType::bf16, false),
                                               heads / 8 + 1);
       }
     }
@@ -231,7 +259,8 @@ TEST_CASE("decode: tokens, heads and sequences may stand any distances apart") {
   const int64_t batch = 2, queries = 3, heads = 4, dim = 64;
   const AttentionCase c{std::vector<int64_t>(size_t(batch), queries), {50, 610}, heads, 2, dim};
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+  const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, dim, ScaleOf::head, 1, 0, 8);
   const OnDevice<int32_t> lengths(where.short_lengths);
   const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
   for (const auto mode : kModes) {
@@ -239,7 +268,8 @@ TEST_CASE("decode: tokens, heads and sequences may stand any distances apart") {
     const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, plain.shape()));
     Device<unsigned char> memory(1, bytes, bytes);
     const auto run = [&](const auto& from, const auto& to) {
-      const k::Status status = k::decode<64>(stream, from, kv, to, plain.shape(), k::no_mask(), {memory.data(), size_t(bytes)}, {}, mode);
+      const k::Status status =
+          k::decode<64>(stream, from, kv, to, plain.shape(), k::no_mask(), {memory.data(), size_t(bytes)}, {}, mode);
       stream.wait();
       t.expect(status.ok(), "%s", status.reason());
     };
@@ -248,13 +278,15 @@ TEST_CASE("decode: tokens, heads and sequences may stand any distances apart") {
     const auto in = head_strides(batch, queries, heads, dim);
     for (size_t i = 0; i < in.size(); ++i) {
       const HeadStrides& out = in[(i + 2) % in.size()];
-      SpreadHeads<k::half, DeviceMemory> q(in[i], batch, queries, heads, dim, Poison::nan), o(out, batch, queries, heads, dim, Poison::garbage);
+      SpreadHeads<k::half, DeviceMemory> q(in[i], batch, queries, heads, dim, Poison::nan),
+          o(out, batch, queries, heads, dim, Poison::garbage);
       q.fill([&](int64_t row, int64_t col) { return plain.q.get(row, col); });
       run(q.source(), o.sink());
       t.expect(o.download(), "%s: wrote between heads", out.name);
       bool same = true;
       for (int64_t row = 0; row < batch * queries; ++row) {
-        for (int64_t col = 0; col < heads * dim; ++col) same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
+        for (int64_t col = 0; col < heads * dim; ++col)
+          same = same && value_of(o.get(row, col)) == value_of(plain.o.get(row, col));
       }
       t.expect(same, "%s, from %s to %s: other results", name_of(mode), in[i].name, out.name);
     }
@@ -270,27 +302,34 @@ struct Calls {
   Tally& t;
 
   template <class Kv, class K, class V, class S, class Broken>
-  void run(const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model, const Broken& broken) const {
+  void run(const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score,
+           const ScoreModel& model, const Broken& broken) const {
     Stream stream;
     for (const auto mode : kModes) {
       AttentionData<k::half, float, DeviceMemory> data(c);
       data.broken = broken;
       const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, data.shape(), data.options()));
       Device<unsigned char> memory(1, bytes, bytes);
-      const k::Status status = k::decode<64>(stream, data.source(), kv, data.sink(), data.shape(), score, {memory.data(), size_t(bytes)}, data.options(), mode);
+      const k::Status status = k::decode<64>(stream, data.source(), kv, data.sink(), data.shape(), score,
+                                             {memory.data(), size_t(bytes)}, data.options(), mode);
       stream.wait();
-      data.check(t, what + ", " + name_of(mode), status, key, value, model, 1, precision_of(mode, DType::f16, DType::f16, false));
+      data.check(t, what + ", " + name_of(mode), status, key, value, model, 1,
+                 precision_of(mode, DType::f16, DType::f16, false));
     }
   }
   template <class K, class V, class S, class Broken>
-  void operator()(const std::string& what, const AttentionCase& c, const Placement& where, const K& key, const V& value, const S& score, const ScoreModel& model, const Broken& broken) const {
+  void operator()(const std::string& what, const AttentionCase& c, const Placement& where, const K& key, const V& value,
+                  const S& score, const ScoreModel& model, const Broken& broken) const {
     const OnDevice<int32_t> lengths(where.short_lengths);
     if (where.paged()) {
       const OnDevice<int32_t> table(where.table);
-      run(what + ", pages", c, k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, where.page), static_cast<const int32_t*>(lengths.data())), key, value, score, model,
-          broken);
+      run(what + ", pages", c,
+          k::paged_kv(key.tensor(), value.tensor(), k::pages(table.data(), where.table_ld, where.page),
+                      static_cast<const int32_t*>(lengths.data())),
+          key, value, score, model, broken);
     } else {
-      run(what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value, score, model, broken);
+      run(what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value,
+          score, model, broken);
     }
   }
 };
@@ -314,7 +353,8 @@ TEST_CASE("decode: logits that are not finite") {
 TEST_CASE("parts whose logsumexp is NaN or infinite, on the GPU") {
   Tally t;
   Stream stream;
-  check_not_finite_parts<DeviceMemory>(t, [&](const auto& o, const auto& lse, const auto& sink, const k::MergeShape& shape, const k::Attention& options) {
+  check_not_finite_parts<DeviceMemory>(t, [&](const auto& o, const auto& lse, const auto& sink,
+                                              const k::MergeShape& shape, const k::Attention& options) {
     const k::Status status = k::merge_states(stream, o, lse, sink, shape, options);
     stream.wait();
     return status;

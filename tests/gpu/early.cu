@@ -38,18 +38,23 @@ struct Early {
   int64_t tokens;
   k::Path path;
 };
-constexpr Early kEarly[] = {{"gemv", 1, k::Path::gemv}, {"skinny", 4, k::Path::skinny}, {"few", 24, k::Path::skinny}, {"gemm", 48, k::Path::gemm}};
+constexpr Early kEarly[] = {{"gemv", 1, k::Path::gemv},
+                            {"skinny", 4, k::Path::skinny},
+                            {"few", 24, k::Path::skinny},
+                            {"gemm", 48, k::Path::gemm}};
 
-k::Status product(const Stream& stream, const Early& which, const k::half* x, const k::half* w, float* y, bool programmatic) {
+k::Status product(const Stream& stream, const Early& which, const k::half* x, const k::half* w, float* y,
+                  bool programmatic) {
   k::MatmulPolicy policy{which.path};
   policy.weights_ready = programmatic;
-  return k::matmul(k::Exec(stream).programmatic(programmatic), k::load(x, kWidth), k::load(w, kWidth), k::store(y, kOutputs), {which.tokens, kOutputs, kWidth}, policy);
+  return k::matmul(k::Exec(stream).programmatic(programmatic), k::load(x, kWidth), k::load(w, kWidth),
+                   k::store(y, kOutputs), {which.tokens, kOutputs, kWidth}, policy);
 }
 
 }  // namespace
 
-// The first kernel writes the weights of the third, late; the second does not. A kernel that lets its successor begin before it has
-// waited itself gives NaN here.
+// The first kernel writes the weights of the third, late; the second does not. A kernel that lets its successor begin
+// before it has waited itself gives NaN here.
 TEST_CASE("early: weights that the kernel before the one ahead writes") {
   Stream stream;
   const int64_t most = 48;
@@ -63,18 +68,24 @@ TEST_CASE("early: weights that the kernel before the one ahead writes") {
     stream.wait();
     CHECK(compare(y, [&](int64_t m) {
             Row<> row;
-            for (int64_t n = 0; n < kOutputs; ++n) row.push_back(test::product(m, n, kWidth, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(behind.path, kWidth)));
+            for (int64_t n = 0; n < kOutputs; ++n)
+              row.push_back(test::product(
+                  m, n, kWidth, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w,
+                  units(behind.path, kWidth)));
             return row;
           }) == "");
     const std::vector<unsigned char> want = y.bytes();
     for (int ahead = 0; ahead <= 4; ++ahead) {  // after the products, rows
       for (const bool graph : {false, true}) {
-        INFO(behind.name << " behind " << (ahead < 4 ? kEarly[ahead].name : "softmax") << (graph ? ", in a graph" : ""));
+        INFO(behind.name << " behind " << (ahead < 4 ? kEarly[ahead].name : "softmax")
+                         << (graph ? ", in a graph" : ""));
         check_cuda(cudaMemsetAsync(y.data(), 0xff, size_t(behind.tokens * kOutputs) * sizeof(float), stream));
         run_in(stream, graph, [&] {
           write_late(stream, w, late);
           if (ahead < 4) CHECK(product(stream, kEarly[ahead], x.data(), other.data(), between.data(), true));
-          else CHECK(k::softmax(k::Exec(stream).programmatic(true), k::load(static_cast<const k::half*>(x.data()), kWidth), k::store(rows.data(), kWidth), 4, kWidth));
+          else
+            CHECK(k::softmax(k::Exec(stream).programmatic(true), k::load(static_cast<const k::half*>(x.data()), kWidth),
+                             k::store(rows.data(), kWidth), 4, kWidth));
           CHECK(product(stream, behind, x.data(), late.data(), y.data(), true));
         });
         y.download();
@@ -102,13 +113,16 @@ TEST_CASE("early: experts that the kernel before the one ahead chooses") {
       CHECK(product(stream, kEarly[1], x.data(), other.data(), between.data(), true));
       k::MatmulPolicy policy;
       policy.weights_ready = true;
-      CHECK(k::matmul(k::Exec(stream).programmatic(true), k::load(static_cast<const k::half*>(x.data()), kWidth), k::experts(w.source(), ids.data(), kOutputs, number),
-                      k::store(y.data(), kOutputs), {tokens, kOutputs, kWidth}, policy));
+      CHECK(k::matmul(k::Exec(stream).programmatic(true), k::load(static_cast<const k::half*>(x.data()), kWidth),
+                      k::experts(w.source(), ids.data(), kOutputs, number), k::store(y.data(), kOutputs),
+                      {tokens, kOutputs, kWidth}, policy));
     });
     CHECK(compare(y, [&](int64_t m) {
             Row<> row;
             for (int64_t n = 0; n < kOutputs; ++n) {
-              row.push_back(test::product(m, chosen[size_t(m)] * kOutputs + n, kWidth, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w));
+              row.push_back(test::product(
+                  m, chosen[size_t(m)] * kOutputs + n, kWidth,
+                  [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w));
             }
             return row;
           }) == "");
@@ -117,26 +131,34 @@ TEST_CASE("early: experts that the kernel before the one ahead chooses") {
 
 namespace {
 
-// A chain of every operation, in which each reads what one ahead has written, and the last product has weights that were written
-// seven kernels before.
+// A chain of every operation, in which each reads what one ahead has written, and the last product has weights that
+// were written seven kernels before.
 class Chain {
  public:
   static constexpr int64_t kTokens = 2, kHeads = 4, kDim = 64, kCapacity = 300, kRow = kHeads * kDim;
   static_assert(kRow == kWidth, "a row holds all heads");
 
   explicit Chain(const Stream& stream)
-      : stream_(stream), source_(3, kTokens, kRow, kRow, 0, 1), w_(4, kRow, kRow, kRow, 0, 0.1), past_(5, kTokens * kCapacity, kRow, kRow, 0, 1),
-        positions_(std::vector<int32_t>{250, 40}), lengths_(std::vector<int32_t>{251, 41}), shape_{kTokens, 1, kHeads, kHeads, kDim},
-        memory_(1, int64_t(k::decode_workspace_bytes(stream, shape_)), int64_t(k::decode_workspace_bytes(stream, shape_))) {}
+      : stream_(stream),
+        source_(3, kTokens, kRow, kRow, 0, 1),
+        w_(4, kRow, kRow, kRow, 0, 0.1),
+        past_(5, kTokens * kCapacity, kRow, kRow, 0, 1),
+        positions_(std::vector<int32_t>{250, 40}),
+        lengths_(std::vector<int32_t>{251, 41}),
+        shape_{kTokens, 1, kHeads, kHeads, kDim},
+        memory_(1, int64_t(k::decode_workspace_bytes(stream, shape_)),
+                int64_t(k::decode_workspace_bytes(stream, shape_))) {}
 
   // Everything that will be written becomes NaN, but for the past in the cache.
   void forget() {
     for (Device<k::half>* m : {&x_, &h_, &r_, &q_, &o_, &merged_, &a_, &s_}) clear(*m);
     clear(lse_), clear(z_);
     for (Device<k::half>* m : {&keys_, &values_}) {
-      check_cuda(cudaMemcpyAsync(m->data(), past_.data(), size_t(past_.rows() * kRow) * sizeof(k::half), cudaMemcpyDeviceToDevice, stream_));
+      check_cuda(cudaMemcpyAsync(m->data(), past_.data(), size_t(past_.rows() * kRow) * sizeof(k::half),
+                                 cudaMemcpyDeviceToDevice, stream_));
       for (int64_t t = 0; t < kTokens; ++t) {
-        check_cuda(cudaMemsetAsync(m->data() + (t * kCapacity + (t == 0 ? 250 : 40)) * kRow, 0xff, kRow * sizeof(k::half), stream_));
+        check_cuda(cudaMemsetAsync(m->data() + (t * kCapacity + (t == 0 ? 250 : 40)) * kRow, 0xff,
+                                   kRow * sizeof(k::half), stream_));
       }
     }
     check_cuda(cudaStreamSynchronize(stream_));
@@ -153,7 +175,8 @@ class Chain {
     };
     const auto in = [](const Device<k::half>& m) { return k::load(static_cast<const k::half*>(m.data()), kRow); };
     const auto out = [](Device<k::half>& m, int64_t row = 0) { return k::store(m.data() + row * kRow, kRow); };
-    const auto kv = k::dense_kv(k::nhd(keys_.data(), kCapacity, kHeads, kDim), k::nhd(values_.data(), kCapacity, kHeads, kDim), lengths_.data());
+    const auto kv = k::dense_kv(k::nhd(keys_.data(), kCapacity, kHeads, kDim),
+                                k::nhd(values_.data(), kCapacity, kHeads, kDim), lengths_.data());
     const k::AppendAt at(positions_.data());
     const k::Workspace workspace{memory_.data(), size_t(memory_.cols())};
     k::MatmulPolicy ready, written_here;  // the last product's weights are written by the chain
@@ -168,8 +191,10 @@ class Chain {
     check(k::copy(ex, in(r_), k::append_values(kv, at, kDim), kTokens, kRow));
     check(k::matmul(ex, in(r_), in(w_), out(q_), {kTokens, kRow, kRow}, ready));
     check(k::decode<kDim>(ex, in(q_), kv, out(o_), shape_, k::causal(), workspace, k::Attention{}.lse(lse_.data())));
-    check(k::decode<kDim>(ex, in(o_), kv, out(o_, kTokens), shape_, k::causal(), workspace, k::Attention{}.lse(lse_.data() + kTokens * kHeads)));
-    check(k::merge_states(ex, in(o_), k::load(static_cast<const float*>(lse_.data()), kHeads), out(merged_), {2, kTokens, kHeads, kDim}));
+    check(k::decode<kDim>(ex, in(o_), kv, out(o_, kTokens), shape_, k::causal(), workspace,
+                          k::Attention{}.lse(lse_.data() + kTokens * kHeads)));
+    check(k::merge_states(ex, in(o_), k::load(static_cast<const float*>(lse_.data()), kHeads), out(merged_),
+                          {2, kTokens, kHeads, kDim}));
     check(k::attention(ex, in(merged_), kv, out(a_), shape_, k::causal()));
     check(k::softmax(ex, in(a_), out(s_), kTokens, kRow));
     check(k::matmul(ex, in(s_), in(r_), k::store(z_.data(), kTokens), {kTokens, kTokens, kRow}, written_here));
@@ -178,7 +203,8 @@ class Chain {
   // All that was written, in the order of the chain.
   std::vector<std::vector<unsigned char>> results() {
     std::vector<std::vector<unsigned char>> all;
-    for (Device<k::half>* m : {&x_, &h_, &keys_, &r_, &values_, &q_, &o_, &merged_, &a_, &s_}) m->download(), all.push_back(m->bytes());
+    for (Device<k::half>* m : {&x_, &h_, &keys_, &r_, &values_, &q_, &o_, &merged_, &a_, &s_})
+      m->download(), all.push_back(m->bytes());
     lse_.download(), z_.download();
     all.push_back(lse_.bytes());
     all.push_back(z_.bytes());
@@ -204,8 +230,9 @@ class Chain {
   OnDevice<int32_t> positions_, lengths_;
   k::AttentionShape shape_;
   Device<unsigned char> memory_;
-  Device<k::half> x_{kTokens, kRow, kRow}, h_{kTokens, kRow, kRow}, r_{kTokens, kRow, kRow}, q_{kTokens, kRow, kRow}, o_{2 * kTokens, kRow, kRow},
-      merged_{kTokens, kRow, kRow}, a_{kTokens, kRow, kRow}, s_{kTokens, kRow, kRow}, keys_{kTokens * kCapacity, kRow, kRow}, values_{kTokens * kCapacity, kRow, kRow};
+  Device<k::half> x_{kTokens, kRow, kRow}, h_{kTokens, kRow, kRow}, r_{kTokens, kRow, kRow}, q_{kTokens, kRow, kRow},
+      o_{2 * kTokens, kRow, kRow}, merged_{kTokens, kRow, kRow}, a_{kTokens, kRow, kRow}, s_{kTokens, kRow, kRow},
+      keys_{kTokens * kCapacity, kRow, kRow}, values_{kTokens * kCapacity, kRow, kRow};
   Device<float> lse_{2 * kTokens, kHeads, kHeads}, z_{kTokens, kTokens, kTokens};
 };
 

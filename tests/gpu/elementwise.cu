@@ -1,5 +1,5 @@
-// copy() on the GPU: the cases that the CPU passes, and the CPU's own results as a second oracle; wide accesses, graphs, and what is
-// scheduled early.
+// copy() on the GPU: the cases that the CPU passes, and the CPU's own results as a second oracle; wide accesses,
+// graphs, and what is scheduled early.
 #include <kernels/elementwise.cuh>
 
 #include "support/gpu.cuh"
@@ -14,11 +14,15 @@ namespace {
 
 struct GpuDoor {
   template <class In, class Out>
-  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const { return waited(k::copy(stream, in, out, rows, cols)); }
+  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const {
+    return waited(k::copy(stream, in, out, rows, cols));
+  }
   template <class In, class Out>
   k::Status copy(const In& in, const Out& out, int64_t n) const { return waited(k::copy(stream, in, out, n)); }
   template <class In, class Out>
-  k::Status rmsnorm(const In& in, const Out& out, int64_t rows, int64_t cols) const { return waited(k::rmsnorm(stream, in, out, rows, cols)); }
+  k::Status rmsnorm(const In& in, const Out& out, int64_t rows, int64_t cols) const {
+    return waited(k::rmsnorm(stream, in, out, rows, cols));
+  }
   k::Status waited(const k::Status& status) const {
     stream.wait();
     return status;
@@ -37,21 +41,35 @@ void run(const Check& check) {
 
 }  // namespace
 
-TEST_CASE("elementwise: activations of all floats") { run([](Tally& t, const GpuDoor& door) { check_activations<D>(t, door); }); }
+TEST_CASE("elementwise: activations of all floats") {
+  run([](Tally& t, const GpuDoor& door) { check_activations<D>(t, door); });
+}
 TEST_CASE("elementwise: flat tensors") { run([](Tally& t, const GpuDoor& door) { check_flat<D>(t, door); }); }
-TEST_CASE("elementwise: rows, strided and repeated") { run([](Tally& t, const GpuDoor& door) { check_rows<D>(t, door); }); }
-TEST_CASE("elementwise: gates of two tensors and of halves") { run([](Tally& t, const GpuDoor& door) { check_gates<D>(t, door); }); }
+TEST_CASE("elementwise: rows, strided and repeated") {
+  run([](Tally& t, const GpuDoor& door) { check_rows<D>(t, door); });
+}
+TEST_CASE("elementwise: gates of two tensors and of halves") {
+  run([](Tally& t, const GpuDoor& door) { check_gates<D>(t, door); });
+}
 TEST_CASE("elementwise: several results") { run([](Tally& t, const GpuDoor& door) { check_several<D>(t, door); }); }
-TEST_CASE("elementwise: dropout, drawn and given") { run([](Tally& t, const GpuDoor& door) { check_dropout<D>(t, door); }); }
-TEST_CASE("elementwise: codes of given scales") { run([](Tally& t, const GpuDoor& door) { check_given_scales<D>(t, door); }); }
+TEST_CASE("elementwise: dropout, drawn and given") {
+  run([](Tally& t, const GpuDoor& door) { check_dropout<D>(t, door); });
+}
+TEST_CASE("elementwise: codes of given scales") {
+  run([](Tally& t, const GpuDoor& door) { check_given_scales<D>(t, door); });
+}
 TEST_CASE("elementwise: codes of scales found for groups") {
   run([](Tally& t, const GpuDoor& door) {
     check_found_scales<int8_t, D>(t, door);
     check_found_scales<k::float8_e4m3, D>(t, door);
   });
 }
-TEST_CASE("elementwise: codes of scales found for rows") { run([](Tally& t, const GpuDoor& door) { check_row_scales<D>(t, door); }); }
-TEST_CASE("elementwise: in front of a norm") { run([](Tally& t, const GpuDoor& door) { check_in_front_of_a_norm<D>(t, door); }); }
+TEST_CASE("elementwise: codes of scales found for rows") {
+  run([](Tally& t, const GpuDoor& door) { check_row_scales<D>(t, door); });
+}
+TEST_CASE("elementwise: in front of a norm") {
+  run([](Tally& t, const GpuDoor& door) { check_in_front_of_a_norm<D>(t, door); });
+}
 TEST_CASE("elementwise: embeddings") { run([](Tally& t, const GpuDoor& door) { check_embeddings<D>(t, door); }); }
 
 // The most that a launch takes at a time, and a little more and less.
@@ -63,11 +81,13 @@ TEST_CASE("elementwise: tiles that are full, and that are not") {
     if (t.leaves_out()) continue;
     const RandomMatrix<k::half, D> x(1, 1, n, n);
     Guarded<k::half, D> y(1, n, n);
-    const k::Status status = door.copy(k::load(static_cast<const k::half*>(x.data())) | k::scale(2), k::store(y.data()), n);
+    const k::Status status =
+        door.copy(k::load(static_cast<const k::half*>(x.data())) | k::scale(2), k::store(y.data()), n);
     t.expect(status.ok(), "%s", status.reason());
     y.download();
     t.expect(y.intact(), "wrote outside");
-    for (int64_t i = 0; i < n; ++i) t.expect(same(y.get(0, i), make<k::half>(2 * x.value(0, i))), "n %d, element %d", int(n), int(i));
+    for (int64_t i = 0; i < n; ++i)
+      t.expect(same(y.get(0, i), make<k::half>(2 * x.value(0, i))), "n %d, element %d", int(n), int(i));
   }
   CHECK_TALLY(t);
 }
@@ -111,7 +131,9 @@ TEST_CASE("elementwise: an embedding in a graph") {
   Numbers<int32_t, D> ids({1, 2, 3});
   Numbers<int64_t, D> wrong({-1});
   Guarded<k::half, D> y(3, d, d);
-  const auto in = k::embed(k::load(static_cast<const k::half*>(table.data()), d), static_cast<const int32_t*>(ids.data()), vocabulary).report(wrong.data());
+  const auto in = k::embed(k::load(static_cast<const k::half*>(table.data()), d),
+                           static_cast<const int32_t*>(ids.data()), vocabulary)
+                      .report(wrong.data());
   k::Status status;
   const Graph graph(stream, [&] { status = k::copy(stream, in, k::store(y.data(), d), 3, d); });
   REQUIRE(status);
@@ -124,7 +146,9 @@ TEST_CASE("elementwise: an embedding in a graph") {
     t.expect(wrong.get(0, 0) == (next[1] == 9 ? 1 : -1), "row %d is reported", int(wrong.get(0, 0)));
     for (int64_t r = 0; r < 3; ++r) {
       const int64_t id = next[size_t(r)];
-      for (int64_t c = 0; c < d; ++c) t.expect(id < 0 || id > 8 ? std::isnan(value_of(y.get(r, c))) : same(y.get(r, c), table.get(id, c)), "row %d, column %d", int(r), int(c));
+      for (int64_t c = 0; c < d; ++c)
+        t.expect(id < 0 || id > 8 ? std::isnan(value_of(y.get(r, c))) : same(y.get(r, c), table.get(id, c)),
+                 "row %d, column %d", int(r), int(c));
     }
   }
   CHECK_TALLY(t);

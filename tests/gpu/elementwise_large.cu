@@ -11,7 +11,9 @@ namespace {
 
 constexpr int64_t kMany = (int64_t(1) << 31) + 4096 + 3;
 
-std::vector<int64_t> places() { return {0, (int64_t(1) << 30) - 8, (int64_t(1) << 31) - 8, int64_t(1) << 31, kMany - 11}; }
+std::vector<int64_t> places() {
+  return {0, (int64_t(1) << 30) - 8, (int64_t(1) << 31) - 8, int64_t(1) << 31, kMany - 11};
+}
 double hashed(int64_t i) {
   const uint16_t bits = hashed_half(uint64_t(i));
   k::half x;
@@ -34,13 +36,16 @@ TEST_CASE("elementwise: a flat tensor of more than 2^31 elements", "[large]") {
     t.expect(status.ok(), "%s: %s", what, status.reason());
     for (const int64_t from : places()) {
       const auto got = out.read(from, 11);
-      for (int64_t i = 0; i < 11; ++i) t.expect(same(got[size_t(i)], make<k::half>(want(from + i))), "%s: element %lld", what, static_cast<long long>(from + i));
+      for (int64_t i = 0; i < 11; ++i)
+        t.expect(same(got[size_t(i)], make<k::half>(want(from + i))), "%s: element %lld", what,
+                 static_cast<long long>(from + i));
     }
     t.expect(out.intact(), "%s: wrote outside", what);
   };
   const auto x = k::load(static_cast<const k::half*>(in.data()));
   check("scaled", x | k::scale(0.5), [](int64_t i) { return 0.5 * hashed(i); });
-  check("dropped", x | k::dropout(0.5, 11, 12), [](int64_t i) { return is_dropped(0.5, 11, 12, 0, 0, i) ? 0 : 2 * hashed(i); });
+  check("dropped", x | k::dropout(0.5, 11, 12),
+        [](int64_t i) { return is_dropped(0.5, 11, 12, 0, 0, i) ? 0 : 2 * hashed(i); });
   // No element is left out.
   out.poison();
   check_cuda(cudaMemset(in.data(), 0, size_t(kMany) * 2));
@@ -65,8 +70,9 @@ TEST_CASE("elementwise: groups and rows of more than 2^31 elements", "[large]") 
   for (const bool flat : {false, true}) {
     out.poison();
     check_cuda(cudaMemset(scales, 0, size_t(rows * groups) * sizeof(float)));
-    const k::Status status = flat ? k::copy(stream, k::load(x), k::quantize(codes, 0, scales, 0, 128), rows * cols)
-                                  : k::copy(stream, k::load(x, cols), k::quantize(codes, cols, scales, groups, 128), rows, cols);
+    const k::Status status =
+        flat ? k::copy(stream, k::load(x), k::quantize(codes, 0, scales, 0, 128), rows * cols)
+             : k::copy(stream, k::load(x, cols), k::quantize(codes, cols, scales, groups, 128), rows, cols);
     stream.wait();
     t.expect(status.ok(), "%s", status.reason());
     for (const int64_t group : {int64_t(0), (int64_t(1) << 24) - 1, int64_t(1) << 24, rows * groups - 1}) {
@@ -75,8 +81,11 @@ TEST_CASE("elementwise: groups and rows of more than 2^31 elements", "[large]") 
       for (int64_t i = 0; i < 128; ++i) largest = std::fmax(largest, float(std::fabs(hashed(group * 128 + i))));
       DeviceMemory::download(&scale, scales + group, sizeof(scale));
       DeviceMemory::download(got, codes + group * 128, sizeof(got));
-      t.expect(scale == largest / 127, "group %lld: scale %g, want %g", static_cast<long long>(group), scale, largest / 127);
-      for (int64_t i = 0; i < 128; ++i) t.expect(got[i] == make<int8_t>(double(float(hashed(group * 128 + i)) * (127 / largest))), "group %lld: code %d", static_cast<long long>(group), int(i));
+      t.expect(scale == largest / 127, "group %lld: scale %g, want %g", static_cast<long long>(group), scale,
+               largest / 127);
+      for (int64_t i = 0; i < 128; ++i)
+        t.expect(got[i] == make<int8_t>(double(float(hashed(group * 128 + i)) * (127 / largest))),
+                 "group %lld: code %d", static_cast<long long>(group), int(i));
     }
     t.expect(out.intact(), "wrote outside");
   }

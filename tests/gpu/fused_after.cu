@@ -213,7 +213,8 @@ TEST_CASE("fused: rmsnorm rounds where a model family does, to the bit") {
     randomize(x, 1);
     randomize(weight, 2);
     each_family(weight.data(), [&](const char* name, const auto& maps, const auto& model) {
-      const k::Status status = k::rmsnorm(stream, k::load(x.data(), x.ld()), maps | k::store(y.data(), y.ld()), rows, cols, k::RmsNorm{}.eps(1e-6).rstd(rstd.data()));
+      const k::Status status = k::rmsnorm(stream, k::load(x.data(), x.ld()), maps | k::store(y.data(), y.ld()), rows,
+                                          cols, k::RmsNorm{}.eps(1e-6).rstd(rstd.data()));
       t.expect(status.ok(), "%s: %s", name, status.reason());
       stream.wait();
       y.download();

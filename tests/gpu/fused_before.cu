@@ -130,7 +130,8 @@ void residual_layernorm() {
         for (Real<float>& a : row) a = rounded_to<R>(a);
         statistics.push_back(layernorm(row, 1e-5));
         for (size_t c = 0; c < row.size(); ++c) {
-          row[c] = row[c] * Real<float>(value_of(gamma.get(0, int64_t(c)))) + Real<float>(value_of(beta.get(0, int64_t(c))));
+          row[c] =
+              row[c] * Real<float>(value_of(gamma.get(0, int64_t(c)))) + Real<float>(value_of(beta.get(0, int64_t(c))));
         }
       }
       const Device<R>& before = res;
@@ -182,7 +183,8 @@ TEST_CASE("fused: a tee in place inside of add and affine runs once") {
     const auto combined = [&](const auto& op) {
       return all_rows(rows, [&](int64_t r) {
         Row<float> row = row_of(x, r);
-        for (size_t c = 0; c < row.size(); ++c) row[c] = op(row[c], doubled[size_t(r)][c], Real<float>(beta.get(0, int64_t(c))));
+        for (size_t c = 0; c < row.size(); ++c)
+          row[c] = op(row[c], doubled[size_t(r)][c], Real<float>(beta.get(0, int64_t(c))));
         layernorm(row, 1e-5);
         return row;
       });
@@ -229,8 +231,8 @@ TEST_CASE("fused: a tee in place inside of a quantizing sink's add runs once") {
       Device<int8_t> codes(rows, cols, cols);
       Device<float> scales(rows, 1, 1);
       const auto twice = k::load(res.data(), cols) | k::scale(2) | k::tee(res.data(), cols);
-      REQUIRE(k::layernorm(ex, k::load(x.data(), cols), k::add(twice) | k::quantize(codes.data(), cols, scales.data()), rows, cols,
-                           k::LayerNorm{}, policy));
+      REQUIRE(k::layernorm(ex, k::load(x.data(), cols), k::add(twice) | k::quantize(codes.data(), cols, scales.data()),
+                           rows, cols, k::LayerNorm{}, policy));
       wait(ex);
       CHECK(compare(res, doubled) == "");
     });

@@ -1,5 +1,5 @@
-// What may stand where (docs/memory.md): results over what they are made of have the bits that they have elsewhere, and overlaps
-// that pointers tell are refused.
+// What may stand where (docs/memory.md): results over what they are made of have the bits that they have elsewhere, and
+// overlaps that pointers tell are refused.
 #include <kernels/attention.cuh>
 #include <kernels/elementwise.cuh>
 #include <kernels/matmul.cuh>
@@ -34,8 +34,10 @@ TEST_CASE("in place: the result of a row operation over what its tee wrote") {
     each_residency(rows, cols, Needs{}, [&](const k::Exec& ex, const k::RowPolicy& policy) {
       Device<float> copy(rows, cols, cols), apart(rows, cols, cols), over(rows, cols, cols);
       const auto in = k::load(x.data(), cols) | k::scale(2);
-      REQUIRE(k::layernorm(ex, in | k::tee(copy.data(), cols), k::store(apart.data(), cols), rows, cols, k::LayerNorm{}, policy));
-      REQUIRE(k::layernorm(ex, in | k::tee(over.data(), cols), k::store(over.data(), cols), rows, cols, k::LayerNorm{}, policy));
+      REQUIRE(k::layernorm(ex, in | k::tee(copy.data(), cols), k::store(apart.data(), cols), rows, cols, k::LayerNorm{},
+                           policy));
+      REQUIRE(k::layernorm(ex, in | k::tee(over.data(), cols), k::store(over.data(), cols), rows, cols, k::LayerNorm{},
+                           policy));
       wait(ex);
       CHECK(same_bits(apart, over));
     });
@@ -51,9 +53,11 @@ TEST_CASE("in place: rows and copies that overlap otherwise are refused") {
   const auto in = k::load(p, 64);
   refused(k::softmax(stream, in, k::store(p + 4, 64), 8, 32), "out overlaps in");
   refused(k::softmax(stream, in, k::store(p, 32), 8, 32), "out overlaps in");
-  refused(k::layernorm(stream, in, k::scale(2) | k::store(reinterpret_cast<k::half*>(p), 128), 8, 32), "out overlaps in");
+  refused(k::layernorm(stream, in, k::scale(2) | k::store(reinterpret_cast<k::half*>(p), 128), 8, 32),
+          "out overlaps in");
   refused(k::copy(stream, k::load(p, 0), k::store(p, 64), 8, 32), "out overlaps in");
-  refused(k::copy(stream, in | k::rope(positions.data(), frequencies.data(), 32), k::store(p, 64), 8, 32), "out overlaps in");
+  refused(k::copy(stream, in | k::rope(positions.data(), frequencies.data(), 32), k::store(p, 64), 8, 32),
+          "out overlaps in");
   CHECK(k::copy(stream, in | k::scale(2), k::store(p, 64), 8, 32));
   CHECK(k::copy(stream, in, k::store(p + 32, 64), 8, 32));
   stream.wait();
@@ -74,9 +78,11 @@ TEST_CASE("in place: products do not write what they read, and take null operand
     INFO("M = " << m);
     Device<float> a(m, n, n), b(m, n, n), c(m, n, n), d(m, n, n);
     REQUIRE(k::matmul(stream, k::load(none, 0), k::load(none, 0), k::shift(1) | k::store(a.data(), n), {m, n, 0}));
-    REQUIRE(k::matmul(stream, k::load(no_floats, 0), k::load(no_floats, 0), k::shift(1) | k::store(b.data(), n), {m, n, 0}));
+    REQUIRE(k::matmul(stream, k::load(no_floats, 0), k::load(no_floats, 0), k::shift(1) | k::store(b.data(), n),
+                      {m, n, 0}));
     REQUIRE(k::matmul(stream, k::load(none, 0), k::int4(no_words, 0), k::shift(1) | k::store(c.data(), n), {m, n, 0}));
-    REQUIRE(k::matmul(stream, k::normed(k::load(none, 0), k::RmsNorm{}), k::load(none, 0), k::shift(1) | k::store(d.data(), n), {m, n, 0}));
+    REQUIRE(k::matmul(stream, k::normed(k::load(none, 0), k::RmsNorm{}), k::load(none, 0),
+                      k::shift(1) | k::store(d.data(), n), {m, n, 0}));
     stream.wait();
     for (Device<float>* y : {&a, &b, &c, &d}) {
       y->download();
@@ -94,7 +100,8 @@ void attention_in_place(int64_t heads, int64_t kv_heads, int64_t dim, int64_t q_
   Stream stream;
   const int64_t batch = 2, keys = 190, cols = heads * dim;
   INFO(heads << " heads of " << dim << ", " << kv_heads << " of keys, " << q_len << " queries");
-  Device<T> q(batch * q_len, cols, cols + 8), apart(batch * q_len, cols, cols + 8), key(batch * keys, kv_heads * dim, kv_heads * dim), value(batch * keys, kv_heads * dim, kv_heads * dim);
+  Device<T> q(batch * q_len, cols, cols + 8), apart(batch * q_len, cols, cols + 8),
+      key(batch * keys, kv_heads * dim, kv_heads * dim), value(batch * keys, kv_heads * dim, kv_heads * dim);
   randomize(q, 1);
   randomize(key, 2);
   randomize(value, 3);
@@ -135,10 +142,15 @@ TEST_CASE("in place: results of attention over queries whose blocks read them ag
   Stream stream;
   Device<k::half> q(8, 512, 512), kv_rows(16, 512, 512);
   const auto kv = k::dense_kv(k::nhd(kv_rows.data(), 16, 1, 512), k::nhd(kv_rows.data(), 16, 1, 512), 16);
-  refused(k::attention(stream, k::load(q.data(), 512), kv, k::store(q.data(), 512), {1, 4, 1, 1, 512}, k::no_mask()), "256 columns");
+  refused(k::attention(stream, k::load(q.data(), 512), kv, k::store(q.data(), 512), {1, 4, 1, 1, 512}, k::no_mask()),
+          "256 columns");
   const auto apart = k::heads(512, 512, 4 * 512).batches(4, 8 * 512);  // (batch, heads, length, dim)
-  refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), apart), {1, 4, 2, 1, 512}, k::no_mask()), "256 columns");
-  refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), k::heads(512, 1024, 512)), {1, 4, 2, 1, 512}, k::no_mask()), "not element for element");
+  refused(
+      k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), apart), {1, 4, 2, 1, 512}, k::no_mask()),
+      "256 columns");
+  refused(k::attention(stream, k::load(q.data(), apart), kv, k::store(q.data(), k::heads(512, 1024, 512)),
+                       {1, 4, 2, 1, 512}, k::no_mask()),
+          "not element for element");
 }
 
 TEST_CASE("in place: merged states over the first part") {
@@ -148,7 +160,9 @@ TEST_CASE("in place: merged states over the first part") {
   randomize(o, 1);
   randomize(lse, 2);
   const k::MergeShape shape{parts, tokens, heads, dim};
-  const auto merge = [&](const auto& sink) { return k::merge_states(stream, k::load(o.data(), o.ld()), k::load(lse.data(), heads), sink, shape); };
+  const auto merge = [&](const auto& sink) {
+    return k::merge_states(stream, k::load(o.data(), o.ld()), k::load(lse.data(), heads), sink, shape);
+  };
   refused(merge(k::store(o.data() + tokens * o.ld(), o.ld())), "merge_states: out overlaps o");
   refused(merge(k::store(lse.data(), width)), "merge_states: out overlaps lse");
   REQUIRE(merge(k::store(apart.data(), width)));
@@ -157,6 +171,7 @@ TEST_CASE("in place: merged states over the first part") {
   o.download();
   apart.download();
   bool same = o.intact() && apart.intact();
-  for (int64_t i = 0; i < tokens * width; ++i) same = same && o.get(i / width, i % width) == apart.get(i / width, i % width);
+  for (int64_t i = 0; i < tokens * width; ++i)
+    same = same && o.get(i / width, i % width) == apart.get(i / width, i % width);
   CHECK(same);
 }

@@ -90,7 +90,8 @@ TEST_CASE("large: 2^30 columns", "[large]") {
   Huge in(most), out(most);
   const k::half last = make<k::half>(24);
   for (const int64_t cols : {most, most - 1}) {
-    for (const k::RowPolicy& p : {k::RowPolicy{}, policy(k::Residency::shared), policy(k::Residency::streamed), policy(k::Residency::split)}) {
+    for (const k::RowPolicy& p :
+         {k::RowPolicy{}, policy(k::Residency::shared), policy(k::Residency::streamed), policy(k::Residency::split)}) {
       if (p.residency == k::Residency::shared && !much_shared_memory()) continue;
       if (p.residency == k::Residency::split && have_clusters()) continue;
       INFO(cols << " columns, " << text(p));

@@ -152,7 +152,8 @@ static void as_good_as_two_passes(Tally& t, const std::vector<int64_t>& lengths,
     for (const double outlier : {1.0, 30.0, 1e4, largest}) {
       each_place_of_outliers(cols, [&](auto is_outlier) {
         rows.emplace_back();
-        for (int64_t c = 0; c < cols; ++c) rows.back().push_back(float(value_of(make<T>(with_outliers(random, c, outlier, is_outlier)))));
+        for (int64_t c = 0; c < cols; ++c)
+          rows.back().push_back(float(value_of(make<T>(with_outliers(random, c, outlier, is_outlier)))));
       });
     }
     const int64_t n = int64_t(rows.size());
@@ -168,18 +169,20 @@ static void as_good_as_two_passes(Tally& t, const std::vector<int64_t>& lengths,
       // Of more values than a thread has unless one asks for it, a chain behind an outlier is rounded more often.
       if (p.threads > 0 && cols > 128 * p.threads * p.cluster) continue;
       Device<float> y(n, cols, cols), rstd(n, 1, 1);
-      const k::Status status = k::layernorm(workspace.exec(stream), k::load(x.data(), cols), k::store(y.data(), cols), n, cols,
-                                            k::LayerNorm{}.eps(1e-5).rstd(rstd.data()), p);
+      const k::Status status = k::layernorm(workspace.exec(stream), k::load(x.data(), cols), k::store(y.data(), cols),
+                                            n, cols, k::LayerNorm{}.eps(1e-5).rstd(rstd.data()), p);
       t.expect(status.ok(), "%d columns, %s: %s", int(cols), text(p).c_str(), text(status).c_str());
       stream.wait();
       y.download();
       rstd.download();
       in_parallel(rows.size(), [&](size_t r) {
         const int64_t row = int64_t(r);
-        ours[r] = norm_errors(rows[r], 1e-5, [&](size_t i) { return double(y.get(row, int64_t(i))); }, double(rstd.get(row, 0)));
+        ours[r] = norm_errors(
+            rows[r], 1e-5, [&](size_t i) { return double(y.get(row, int64_t(i))); }, double(rstd.get(row, 0)));
       });
       for (size_t r = 0; r < rows.size(); ++r) {
-        t.expect(ours[r].within_four_of(theirs[r]), "%d columns, row %d, %s: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f",
+        t.expect(ours[r].within_four_of(theirs[r]),
+                 "%d columns, row %d, %s: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f",
                  int(cols), int(r), text(p).c_str(), ours[r].rstd, theirs[r].rstd, ours[r].values, theirs[r].values);
       }
     }
@@ -210,7 +213,8 @@ TEST_CASE("layernorm: one outlier in front of a long row") {
       for (int64_t c = 0; c < cols; ++c) x.set(r, c, make<T>(c == 0 ? outlier : random.normal()));
     }
     x.upload();
-    REQUIRE(k::layernorm(stream, k::load(x.data(), cols), k::store(y.data(), cols), count, cols, k::LayerNorm{}.eps(1e-5).rstd(rstd.data())));
+    REQUIRE(k::layernorm(stream, k::load(x.data(), cols), k::store(y.data(), cols), count, cols,
+                         k::LayerNorm{}.eps(1e-5).rstd(rstd.data())));
     stream.wait();
     y.download();
     rstd.download();
@@ -219,11 +223,13 @@ TEST_CASE("layernorm: one outlier in front of a long row") {
       std::vector<float> row;
       for (int64_t c = 0; c < cols; ++c) row.push_back(float(value_of(x.get(int64_t(r), c))));
       theirs[r] = two_pass_errors(row, 1e-5);
-      ours[r] = norm_errors(row, 1e-5, [&](size_t i) { return double(y.get(int64_t(r), int64_t(i))); }, double(rstd.get(int64_t(r), 0)));
+      ours[r] = norm_errors(
+          row, 1e-5, [&](size_t i) { return double(y.get(int64_t(r), int64_t(i))); }, double(rstd.get(int64_t(r), 0)));
     });
     for (size_t r = 0; r < theirs.size(); ++r) {
-      t.expect(ours[r].within_four_of(theirs[r]), "%d columns, row %d: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f",
-               int(cols), int(r), ours[r].rstd, theirs[r].rstd, ours[r].values, theirs[r].values);
+      t.expect(ours[r].within_four_of(theirs[r]),
+               "%d columns, row %d: rstd off by %.1f units, in two passes %.1f; values by %.1f and %.1f", int(cols),
+               int(r), ours[r].rstd, theirs[r].rstd, ours[r].values, theirs[r].values);
     }
   };
   rows_of(float{}, 150, 65536, 1e4);

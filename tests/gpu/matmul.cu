@@ -37,8 +37,9 @@ TEST_CASE("matmul: float on every path") {
 
 // Blocks of few rows and of many, alone on their multiprocessors or not, that share columns or not.
 TEST_CASE("matmul: a few tokens with weights of every height") {
-  for (const Sizes s : {Sizes{3, 1100, 136}, Sizes{5, 6103, 264}, Sizes{8, 9000, 72}, Sizes{17, 9504, 40}, Sizes{3, 14336, 136}, Sizes{4, 35000, 48}, Sizes{32, 2040, 128},
-                        Sizes{7, 520, 2056}, Sizes{32, 203, 4096}, Sizes{24, 90, 8200}}) {
+  for (const Sizes s :
+       {Sizes{3, 1100, 136}, Sizes{5, 6103, 264}, Sizes{8, 9000, 72}, Sizes{17, 9504, 40}, Sizes{3, 14336, 136},
+        Sizes{4, 35000, 48}, Sizes{32, 2040, 128}, Sizes{7, 520, 2056}, Sizes{32, 203, 4096}, Sizes{24, 90, 8200}}) {
     const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 8);
     for (const Path path : {Path::automatic, Path::skinny}) check<k::half, k::half>("height", s, path, w);
   }
@@ -61,7 +62,8 @@ TEST_CASE("matmul: every tile of the gemm path") {
   Shortened shortened;
   for (const int tokens : {64, 96, 128, 160}) {
     for (const int rows : {128, 256}) {
-      for (const Sizes s : {Sizes{1, 8, 40}, Sizes{tokens + 1, 300, 264}, Sizes{2 * tokens - 3, 259, 72}, Sizes{tokens, 256, 4104}, Sizes{70, 4096, 136}}) {
+      for (const Sizes s : {Sizes{1, 8, 40}, Sizes{tokens + 1, 300, 264}, Sizes{2 * tokens - 3, 259, 72},
+                            Sizes{tokens, 256, 4104}, Sizes{70, 4096, 136}}) {
         if (shortened.leaves_out()) continue;
         const Matrix<k::bfloat16> x(1, s.m, s.k, s.k + 8, 0, 1);
         const Matrix<k::half> other(1, s.m, s.k, s.k + 8, 0, 1);
@@ -70,32 +72,44 @@ TEST_CASE("matmul: every tile of the gemm path") {
         const double u = units(Path::gemm, s.k);
         const std::string name = "tile of " + std::to_string(tokens) + " x " + std::to_string(rows);
         Device<float> y(s.m, s.n, s.n + 1);
-        if (!k::matmul(Stream(), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile({Path::gemm}, tokens, rows))) {
+        if (!k::matmul(Stream(), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
+                       k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile({Path::gemm}, tokens, rows))) {
           ++refused;
           continue;
         }
-        expect(name.c_str(), s, Path::gemm, y,
-               [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-                 return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
-               },
-               [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w, u); });
+        expect(
+            name.c_str(), s, Path::gemm, y,
+            [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+              return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
+                               k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
+            },
+            [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w, u); });
         expect((name + ", gated").c_str(), s, Path::gemm, y,
                [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-                 return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
+                 return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()),
+                                  k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()),
+                                  {s.m, s.n, s.k}, tile(policy, tokens, rows));
                },
-               [&](int64_t m, int64_t n) { return silu(product(m, n, s.k, value, w, u)) * product(m, n, s.k, value, up, u); });
+               [&](int64_t m, int64_t n) {
+                 return silu(product(m, n, s.k, value, w, u)) * product(m, n, s.k, value, up, u);
+               });
         if (rows == 256 || tokens % 64 != 0) continue;  // inputs of the weights' type
         expect((name + ", inputs of another type").c_str(), s, Path::gemm, y,
                [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-                 return k::matmul(ex, k::load(static_cast<const k::half*>(other.data()), other.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
+                 return k::matmul(ex, k::load(static_cast<const k::half*>(other.data()), other.ld()), w.source(),
+                                  k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
                },
-               [&](int64_t m, int64_t n) { return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(other.value(r, i)); }, w, u, 0x1p-7); });
+               [&](int64_t m, int64_t n) {
+                 return product(
+                     m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(other.value(r, i)); }, w, u, 0x1p-7);
+               });
       }
     }
   }
   int image = 0;
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
-  if (!is_shortened()) CHECK(refused == (image == 90 ? 10 : 25));  // 64 x 256 and 96 x 256; elsewhere 96 x 128 and 160 as well
+  if (!is_shortened())
+    CHECK(refused == (image == 90 ? 10 : 25));  // 64 x 256 and 96 x 256; elsewhere 96 x 128 and 160 as well
   Device<float> y(64, 64, 64);
   const Matrix<k::bfloat16> x(1, 64, 64, 64, 0, 1);
   const auto in = k::load(static_cast<const k::bfloat16*>(x.data()), 64);
@@ -108,7 +122,8 @@ TEST_CASE("matmul: odd numbers of columns") {
     const Plain<k::half, DeviceMemory> w(35, cols, (8 - cols % 8) % 8, 0);
     const Plain<float, DeviceMemory> w32(35, cols, (8 - cols % 8) % 8, 0);
     for (const int64_t m : {1, 3, 6, 40}) {
-      for (const Path path : {Path::automatic, Path::gemv, Path::gemm}) check<k::half, float>("odd", {m, 35, cols}, path, w, 0, (8 - cols % 8) % 8);
+      for (const Path path : {Path::automatic, Path::gemv, Path::gemm})
+        check<k::half, float>("odd", {m, 35, cols}, path, w, 0, (8 - cols % 8) % 8);
       check<k::half, float>("odd", {m, 35, cols}, Path::simt, w32, 0, (8 - cols % 8) % 8);
     }
   }
@@ -145,15 +160,21 @@ TEST_CASE("matmul: 65536 columns with a large common part") {
   for (const Sizes s : {Sizes{1, n, cols}, Sizes{3, n, cols}, Sizes{8, n, cols}, Sizes{40, n, cols}}) {
     Device<float> y(s.m, n, n);
     const Path path = s.m < 5 ? Path::gemv : s.m == 8 ? Path::skinny : Path::gemm;
-    expect("common part", s, path, y,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {s.m, n, cols}, policy); },
-           [&](int64_t m, int64_t r) {
-             return product(m, r, cols, [&](int64_t a, int64_t i) { return Real<>(value_of(x.get(a, i))); }, [&](int64_t a, int64_t i) { return value_of(w.get(a, i)); }, units(path, cols));
-           });
+    expect(
+        "common part", s, path, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {s.m, n, cols},
+                           policy);
+        },
+        [&](int64_t m, int64_t r) {
+          return product(
+              m, r, cols, [&](int64_t a, int64_t i) { return Real<>(value_of(x.get(a, i))); },
+              [&](int64_t a, int64_t i) { return value_of(w.get(a, i)); }, units(path, cols));
+        });
   }
 }
 
-// ---- what stands around it ------------------------------------------------------------------------------------------------
+// ---- what stands around it ------------------------------------------------------------------------------------------
 
 TEST_CASE("matmul: bias, gelu, a residual in place, and integers") {
   for (const Sizes s : {Sizes{1, 50, 333}, Sizes{3, 48, 64}, Sizes{6, 96, 72}, Sizes{70, 136, 40}}) {
@@ -161,31 +182,44 @@ TEST_CASE("matmul: bias, gelu, a residual in place, and integers") {
     const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
     const Matrix<float> bias(2, 1, s.n, s.n);
     const auto sum = [&](int64_t m, int64_t n) {
-      return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k)) + Real<>(bias.value(0, n));
+      return product(
+                 m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k)) +
+             Real<>(bias.value(0, n));
     };
     const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
     {
       Device<k::half> y(s.m, s.n, s.n + 8);
-      expect("bias, gelu", s, Path::automatic, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::gelu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
-             [&](int64_t m, int64_t n) { return gelu(sum(m, n)); });
+      expect(
+          "bias, gelu", s, Path::automatic, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::gelu() | k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) { return gelu(sum(m, n)); });
     }
     {
       Device<float> y(s.m, s.n, s.n);
       randomize(y, 5);
       std::vector<Row<>> before;
       for (int64_t m = 0; m < s.m; ++m) before.push_back(row_of(y, m));
-      expect("residual", s, Path::automatic, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-             },
-             [&](int64_t m, int64_t n) { return sum(m, n) + before[size_t(m)][size_t(n)]; });
+      expect(
+          "residual", s, Path::automatic, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, w.source(),
+                             k::bias(bias.data()) | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) { return sum(m, n) + before[size_t(m)][size_t(n)]; });
     }
     {
       Device<int8_t> y(s.m, s.n, s.n + 8);
-      expect("int8", s, Path::automatic, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::scale(4) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
-             [&](int64_t m, int64_t n) { return sum(m, n) * Real<>(4); });
+      expect(
+          "int8", s, Path::automatic, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::scale(4) | k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) { return sum(m, n) * Real<>(4); });
     }
   }
 }
@@ -194,19 +228,23 @@ namespace {
 
 template <class T>
 void gates(std::initializer_list<Path> paths) {
-  for (const Sizes s : {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{18, 90, 2064}, Sizes{70, 140, 40}}) {
+  for (const Sizes s :
+       {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{18, 90, 2064}, Sizes{70, 140, 40}}) {
     const Matrix<T> x(1, s.m, s.k, s.k, 0, 0.3);
     const Plain<T, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     for (const Path path : paths) {
       Device<float> y(s.m, s.n, s.n + 1);
-      expect("swiglu", s, path, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return k::matmul(ex, k::load(static_cast<const T*>(x.data()), s.k), k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-             },
-             [&](int64_t m, int64_t n) {
-               return silu(product(m, n, s.k, value, gate, units(Path::gemm, s.k))) * product(m, n, s.k, value, up, units(Path::gemm, s.k));
-             });
+      expect(
+          "swiglu", s, path, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, k::load(static_cast<const T*>(x.data()), s.k), k::gated(gate.source(), up.source()),
+                             k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return silu(product(m, n, s.k, value, gate, units(Path::gemm, s.k))) *
+                   product(m, n, s.k, value, up, units(Path::gemm, s.k));
+          });
     }
   }
 }
@@ -226,19 +264,26 @@ TEST_CASE("matmul: stacked weights, results apart") {
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
     Device<float> q(m, ns[0], ns[0]), key(m, ns[1], ns[1] + 8), v(m, ns[2], ns[2]);
     const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-      return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), k::stacked(a.source(), ns[0], b.source(), ns[1], c.source(), ns[2]),
-                       k::clamp(-5, 9) | k::apart(k::store(q.data(), q.ld()), ns[0], k::store(key.data(), key.ld()), ns[1], k::store(v.data(), v.ld()), ns[2]), {m, n, cols}, policy);
+      return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols),
+                       k::stacked(a.source(), ns[0], b.source(), ns[1], c.source(), ns[2]),
+                       k::clamp(-5, 9) | k::apart(k::store(q.data(), q.ld()), ns[0], k::store(key.data(), key.ld()),
+                                                  ns[1], k::store(v.data(), v.ld()), ns[2]),
+                       {m, n, cols}, policy);
     };
     const double u = units(Path::gemm, cols);
     const auto clamped = [](Real<> sum) { return Real<>(std::fmin(std::fmax(sum.v, -5.), 9.), sum.e); };
-    expect("first", {m, n, cols}, Path::automatic, q, run, [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, a, u)); });
-    expect("second", {m, n, cols}, Path::automatic, key, run, [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, b, u)); });
-    expect("third", {m, n, cols}, Path::automatic, v, run, [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, c, u)); });
+    expect("first", {m, n, cols}, Path::automatic, q, run,
+           [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, a, u)); });
+    expect("second", {m, n, cols}, Path::automatic, key, run,
+           [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, b, u)); });
+    expect("third", {m, n, cols}, Path::automatic, v, run,
+           [&](int64_t r, int64_t i) { return clamped(product(r, i, cols, value, c, u)); });
   }
 }
 
 TEST_CASE("matmul: normalized inputs") {
-  for (const Sizes s : {Sizes{1, 20, 40}, Sizes{1, 20, 5000}, Sizes{3, 9, 336}, Sizes{8, 24, 72}, Sizes{20, 20, 5000}, Sizes{32, 9, 1096}, Sizes{40, 20, 200}}) {
+  for (const Sizes s : {Sizes{1, 20, 40}, Sizes{1, 20, 5000}, Sizes{3, 9, 336}, Sizes{8, 24, 72}, Sizes{20, 20, 5000},
+                        Sizes{32, 9, 1096}, Sizes{40, 20, 200}}) {
     const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
     const Matrix<float> gamma(2, 1, s.k, s.k), beta(3, 1, s.k, s.k);
     const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
@@ -259,21 +304,31 @@ TEST_CASE("matmul: normalized inputs") {
     const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
     // From three tokens on, inputs are rounded to half.
     const auto want = [&](const std::vector<Row<>>& rows) {
-      return [&](int64_t m, int64_t n) { return product(m, n, s.k, [&](int64_t r, int64_t i) { return rows[size_t(r)][size_t(i)]; }, w, units(Path::gemm, s.k), s.m > 2 ? 0x1p-10 : 0); };
+      return [&](int64_t m, int64_t n) {
+        return product(
+            m, n, s.k, [&](int64_t r, int64_t i) { return rows[size_t(r)][size_t(i)]; }, w, units(Path::gemm, s.k),
+            s.m > 2 ? 0x1p-10 : 0);
+      };
     };
     Device<float> y(s.m, s.n, s.n), y2(s.m, s.n, s.n);
-    expect("rmsnorm", s, Path::automatic, y,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), w.source(), k::store(y.data(), s.n), {s.m, s.n, s.k}, policy);
-           }, want(rms));
-    expect("layernorm", s, Path::automatic, y2,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             return k::matmul(ex, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(), k::store(y2.data(), s.n), {s.m, s.n, s.k}, policy);
-           }, want(normal));
+    expect(
+        "rmsnorm", s, Path::automatic, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), w.source(),
+                           k::store(y.data(), s.n), {s.m, s.n, s.k}, policy);
+        },
+        want(rms));
+    expect(
+        "layernorm", s, Path::automatic, y2,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(),
+                           k::store(y2.data(), s.n), {s.m, s.n, s.k}, policy);
+        },
+        want(normal));
   }
 }
 
-// ---- groups and experts ---------------------------------------------------------------------------------------------------
+// ---- groups and experts ---------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -291,8 +346,10 @@ namespace {
 template <class T>
 void groups_of_tokens(Path path) {
   const int64_t n = 40, cols = 72;
-  for (const std::vector<int32_t>& offsets : {std::vector<int32_t>{0, 5, 5, 140, 141, 300}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{0, 129}}) {
-    const int64_t groups = int64_t(offsets.size()) - 1, rows = offsets.back() + 7;  // more than there are: those stay as they were
+  for (const std::vector<int32_t>& offsets :
+       {std::vector<int32_t>{0, 5, 5, 140, 141, 300}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{0, 129}}) {
+    const int64_t groups = int64_t(offsets.size()) - 1,
+                  rows = offsets.back() + 7;  // more than there are: those stay as they were
     const Matrix<T> x(1, rows, cols, cols, 0, 1);
     const Plain<T, DeviceMemory> w(groups * n, cols, 0, 0);
     Device<int32_t> ends(1, groups + 1, groups + 1);
@@ -302,26 +359,34 @@ void groups_of_tokens(Path path) {
     for (int64_t r = 0; r < rows; ++r) before.push_back(Row<>(size_t(n), Real<>(-7)));
     for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < n; ++i) y.set(r, i, -7.f);
     y.upload();
-    expect("ragged", {rows, n, cols}, path, y,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
-           },
-           [&](int64_t m, int64_t i) {
-             int64_t g = 0;
-             while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
-             if (g == groups) return before[size_t(m)][size_t(i)];
-             return product(m, g * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w, units(path, cols));
-           });
+    expect(
+        "ragged", {rows, n, cols}, path, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n),
+                           {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
+        },
+        [&](int64_t m, int64_t i) {
+          int64_t g = 0;
+          while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
+          if (g == groups) return before[size_t(m)][size_t(i)];
+          return product(
+              m, g * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w, units(path, cols));
+        });
   }
   const int64_t batch = 3, m = 37;
   const Matrix<T> x(1, batch * m, cols, cols, 0, 1);
   const Plain<T, DeviceMemory> w(batch * n, cols, 0, 0);
   Device<float> y(batch * m, n, n);
-  expect("batch", {m, n, cols}, path, y,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-           return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n), {m, n, cols}, k::Groups{batch}, policy);
-         },
-         [&](int64_t r, int64_t i) { return product(r, r / m * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(path, cols)); });
+  expect(
+      "batch", {m, n, cols}, path, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n),
+                         {m, n, cols}, k::Groups{batch}, policy);
+      },
+      [&](int64_t r, int64_t i) {
+        return product(
+            r, r / m * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(path, cols));
+      });
 }
 
 }  // namespace
@@ -343,20 +408,29 @@ TEST_CASE("matmul: a mixture of experts, there and back") {
   const FourBit<float, false, DeviceMemory> back(number * 16, n, 8);
   const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r / top_k, c)); };
   Device<float> h(tokens * top_k, n, n);
-  expect("there", {tokens * top_k, n, cols}, Path::automatic, h,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-           return k::matmul(ex, k::repeated(k::load(static_cast<const k::half*>(x.data()), cols), top_k), k::experts(w.source(), ids.data(), n, number), k::store(h.data(), n), {tokens * top_k, n, cols}, policy);
-         },
-         [&](int64_t slot, int64_t i) { return product(slot, chosen[size_t(slot)] * n + i, cols, value, w); });
+  expect(
+      "there", {tokens * top_k, n, cols}, Path::automatic, h,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::repeated(k::load(static_cast<const k::half*>(x.data()), cols), top_k),
+                         k::experts(w.source(), ids.data(), n, number), k::store(h.data(), n),
+                         {tokens * top_k, n, cols}, policy);
+      },
+      [&](int64_t slot, int64_t i) { return product(slot, chosen[size_t(slot)] * n + i, cols, value, w); });
   Device<float> y(tokens, 16, 16);
-  expect("back", {tokens, 16, top_k * n}, Path::automatic, y,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-           return k::matmul(ex, k::load(h.data(), top_k * n), k::mixed(back.source(), ids.data(), shares.data(), top_k, 16, n, number), k::store(y.data(), 16), {tokens, 16, top_k * n}, policy);
-         },
-         [&](int64_t m, int64_t i) {
-           return product(m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(value_of(h.get(r * top_k + c / n, c % n))); },
-                          [&](int64_t r, int64_t c) { return shares.value(0, m * top_k + c / n) * back(chosen[size_t(m * top_k + c / n)] * 16 + r, c % n); });
-         });
+  expect(
+      "back", {tokens, 16, top_k * n}, Path::automatic, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(h.data(), top_k * n),
+                         k::mixed(back.source(), ids.data(), shares.data(), top_k, 16, n, number),
+                         k::store(y.data(), 16), {tokens, 16, top_k * n}, policy);
+      },
+      [&](int64_t m, int64_t i) {
+        return product(
+            m, i, top_k * n, [&](int64_t r, int64_t c) { return Real<>(value_of(h.get(r * top_k + c / n, c % n))); },
+            [&](int64_t r, int64_t c) {
+              return shares.value(0, m * top_k + c / n) * back(chosen[size_t(m * top_k + c / n)] * 16 + r, c % n);
+            });
+      });
 }
 
 // A grid has 65535 blocks along y.
@@ -368,9 +442,17 @@ TEST_CASE("matmul: experts of more tokens than a grid is high") {
   const Matrix<k::half> x(1, tokens, cols, cols, 0, 1);
   const Plain<k::half, DeviceMemory> w(number * n, cols, 0, 0);
   Device<float> y(tokens, n, n);
-  expect("tall", {tokens, n, cols}, Path::automatic, y,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols), k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols}, policy); },
-         [&](int64_t m, int64_t i) { return product(m, m * 7 % number * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w); });
+  expect(
+      "tall", {tokens, n, cols}, Path::automatic, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols),
+                         k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols},
+                         policy);
+      },
+      [&](int64_t m, int64_t i) {
+        return product(
+            m, m * 7 % number * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w);
+      });
 }
 
 TEST_CASE("matmul: what a call will do can be asked") {
@@ -411,7 +493,9 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     REQUIRE(k::matmul_plan(stream, x, w, k::store(results.data(), 256), {m, 256, cols}, {}, policy, plan));
     return plan;
   };
-  const auto says = [](const k::MatmulPlan& plan, const char* start) { return std::string(plan.why_not).compare(0, std::strlen(start), start) == 0; };
+  const auto says = [](const k::MatmulPlan& plan, const char* start) {
+    return std::string(plan.why_not).compare(0, std::strlen(start), start) == 0;
+  };
 
   for (const int64_t m : {1, 2, 20, 200}) {
     const k::MatmulPlan plan = ask(half_rows, half_rows, m, 512);
@@ -420,7 +504,8 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     CHECK(plan.input_pack == 8);
   }
   for (const int64_t m : {1, 2, 20, 200}) {
-    const k::MatmulPlan weights = ask(half_rows, k::load(p + 1, 512), m, 504), inputs = ask(k::load(p, 505), half_rows, m, 504), cut = ask(half_rows, half_rows, m, 500);
+    const k::MatmulPlan weights = ask(half_rows, k::load(p + 1, 512), m, 504),
+                        inputs = ask(k::load(p, 505), half_rows, m, 504), cut = ask(half_rows, half_rows, m, 500);
     CHECK(says(weights, "weights: pointer"));
     CHECK(weights.weight_pack == 1);
     CHECK(says(inputs, "x: pointer"));
@@ -430,7 +515,8 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     CHECK((cut.weight_pack == 1) == (cut.path != Path::gemm));
     CHECK(says(ask(half_rows, half_rows | k::scale(2), m, 512), "weights: a map"));
   }
-  CHECK(says(ask(k::load(static_cast<const float*>(floats.data()), 512), half_rows, 200, 512), "x: tiles on tensor cores"));
+  CHECK(says(ask(k::load(static_cast<const float*>(floats.data()), 512), half_rows, 200, 512),
+             "x: tiles on tensor cores"));
   const auto float_rows = k::load(static_cast<const float*>(floats.data()), 512);
   CHECK(says(ask(float_rows, float_rows, 200, 512), "weights: tensor cores would round"));
   k::MatmulPolicy invariant;
@@ -440,7 +526,8 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
   CHECK(ask(float_rows, float_rows, 2, 512, invariant).path == Path::simt);
   invariant.path = Path::skinny;
   k::MatmulPlan plan;
-  CHECK(!k::matmul_plan(stream, half_rows, half_rows, k::store(results.data(), 256), {2, 256, 512}, {}, invariant, plan));
+  CHECK(
+      !k::matmul_plan(stream, half_rows, half_rows, k::store(results.data(), 256), {2, 256, 512}, {}, invariant, plan));
 }
 
 namespace {
@@ -462,7 +549,8 @@ void same_bits(const char* what, const X& inputs_from, const W& w, int64_t n, in
   Stream stream;
   const auto run = [&](Device<float>& y, int64_t first, int64_t m) {
     const TX* from = x.data() + first * x.ld();
-    REQUIRE(k::matmul(stream, inputs_from(k::load(from, x.ld())), w.source(), k::store(y.data(), y.ld()), {m, n, cols}, policy));
+    REQUIRE(k::matmul(stream, inputs_from(k::load(from, x.ld())), w.source(), k::store(y.data(), y.ld()), {m, n, cols},
+                      policy));
     stream.wait();
     y.download();
     CHECK(y.intact());
@@ -491,7 +579,9 @@ TEST_CASE("matmul: a row's bits do not depend on its batch") {
   const int64_t n = 203, cols = 4104;
   same_bits<k::bfloat16>("bfloat16", as_they_are, Plain<k::bfloat16, DeviceMemory>(n, cols, 8, 0), n, cols);
   same_bits<k::half>("misaligned weights", as_they_are, Plain<k::half, DeviceMemory>(n, 520, 1, 1), n, 520);
-  same_bits<k::half>("normalized inputs", [](const auto& source) { return k::normed(source, k::RmsNorm{}); }, Plain<k::half, DeviceMemory>(n, cols, 8, 0), n, cols);
+  same_bits<k::half>(
+      "normalized inputs", [](const auto& source) { return k::normed(source, k::RmsNorm{}); },
+      Plain<k::half, DeviceMemory>(n, cols, 8, 0), n, cols);
   same_bits<k::half>("4 bits", as_they_are, FourBit<k::half, true, DeviceMemory>(n, 4096, 64, 0, 0), n, 4096);
   same_bits<float>("float", as_they_are, Plain<float, DeviceMemory>(n, 1032, 8, 0), n, 1032);
 }
@@ -500,7 +590,8 @@ namespace {
 
 // Tiles take weights rounded to 16 bits: by `rounded`.
 template <class W>
-void turned_products(const char* what, const W& w, const Turning& turn, int64_t n, int64_t cols, std::initializer_list<Path> paths, double rounded = 0x1p-10) {
+void turned_products(const char* what, const W& w, const Turning& turn, int64_t n, int64_t cols,
+                     std::initializer_list<Path> paths, double rounded = 0x1p-10) {
   const Numbers<float, DeviceMemory> frequencies(turn.frequencies);
   const Numbers<int32_t, DeviceMemory> positions(turn.positions);
   const k::Rope map = turn.map(positions.data(), frequencies.data());
@@ -509,15 +600,26 @@ void turned_products(const char* what, const W& w, const Turning& turn, int64_t 
     const auto in = k::load(static_cast<const k::half*>(x.data()), x.ld());
     Device<float> y(m, n, n + 2);
     for (const Path path : paths) {
-      expect(what, {m, n, cols}, path, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, policy); },
-             [&](int64_t row, int64_t col) {
-               return turn([&](int64_t at) { return product(row, at, cols, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, cols), m > 2 || path == Path::gemm ? rounded : 0); }, row, col);
-             });
+      expect(
+          what, {m, n, cols}, path, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols},
+                             policy);
+          },
+          [&](int64_t row, int64_t col) {
+            return turn(
+                [&](int64_t at) {
+                  return product(
+                      row, at, cols, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, cols),
+                      m > 2 || path == Path::gemm ? rounded : 0);
+                },
+                row, col);
+          });
     }
     Stream stream;
     k::MatmulPlan paired, alone;
-    REQUIRE(k::matmul_plan(stream, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, {}, {}, paired));
+    REQUIRE(k::matmul_plan(stream, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, {},
+                           {}, paired));
     REQUIRE(k::matmul_plan(stream, in, w.source(), k::store(y.data(), y.ld()), {m, n, cols}, {}, {}, alone));
     CHECK(paired.path == alone.path);
     CHECK(paired.weight_pack == alone.weight_pack);
@@ -530,14 +632,18 @@ void turned_products(const char* what, const W& w, const Turning& turn, int64_t 
 TEST_CASE("matmul: paired weights keep the fast paths") {
   const int64_t n = 3 * 64, cols = 512;
   for (const Turning& turn : {Turning(64, 64, false, 130), Turning(64, 48, false, 130), Turning(64, 64, true, 130)}) {
-    turned_products("paired half", Plain<k::half, DeviceMemory>(n, cols, 8, 0), turn, n, cols, {Path::automatic, Path::gemv, Path::skinny, Path::gemm}, 0);
-    turned_products("paired int4, groups of 32", FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0), turn, n, cols, {Path::automatic, Path::gemm});
-    turned_products("paired int4, groups of 128", FourBit<k::half, false, DeviceMemory>(n, cols, 128, 0, 0), turn, n, cols, {Path::automatic, Path::gemm});
-    turned_products("paired int8", Scaled<int8_t, k::half, DeviceMemory>(n, cols, Grain::row, 1, 16, 0), turn, n, cols, {Path::automatic, Path::gemm});
+    turned_products("paired half", Plain<k::half, DeviceMemory>(n, cols, 8, 0), turn, n, cols,
+                    {Path::automatic, Path::gemv, Path::skinny, Path::gemm}, 0);
+    turned_products("paired int4, groups of 32", FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0), turn, n, cols,
+                    {Path::automatic, Path::gemm});
+    turned_products("paired int4, groups of 128", FourBit<k::half, false, DeviceMemory>(n, cols, 128, 0, 0), turn, n,
+                    cols, {Path::automatic, Path::gemm});
+    turned_products("paired int8", Scaled<int8_t, k::half, DeviceMemory>(n, cols, Grain::row, 1, 16, 0), turn, n, cols,
+                    {Path::automatic, Path::gemm});
   }
 }
 
-// ---- calls ------------------------------------------------------------------------------------------------------------------
+// ---- calls ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("matmul: NaN and infinity reach the results they belong to, and no others") {
   const int64_t n = 40, cols = 136;
@@ -551,7 +657,8 @@ TEST_CASE("matmul: NaN and infinity reach the results they belong to, and no oth
     for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm}) {
       Device<float> y(m, n, n);
       Stream stream;
-      REQUIRE(k::matmul(stream, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols}, {path}));
+      REQUIRE(k::matmul(stream, k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n), {m, n, cols},
+                        {path}));
       stream.wait();
       y.download();
       for (int64_t r = 0; r < m; ++r) {
@@ -575,7 +682,10 @@ TEST_CASE("matmul: the same bits every time, and in a graph") {
     for (int round = 0; round < 4; ++round) {
       Device<float> y(m, n, n);
       Stream stream;
-      const auto call = [&] { return k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols), w.source(), k::store(y.data(), n), {m, n, cols}); };
+      const auto call = [&] {
+        return k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols), w.source(),
+                         k::store(y.data(), n), {m, n, cols});
+      };
       k::Status status;
       run_in(stream, round % 2 == 1, [&] { status = call(); });
       REQUIRE(status);
@@ -597,10 +707,12 @@ TEST_CASE("matmul: a chain of products that ask for their weights early") {
     const auto chain = [&](const k::Exec& ex, bool ready) {
       k::MatmulPolicy policy;
       policy.weights_ready = ready;
-      REQUIRE(k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), n), w.source(), k::store(a.data(), n), {m, n, n}, policy));
+      REQUIRE(k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), n), w.source(), k::store(a.data(), n),
+                        {m, n, n}, policy));
       for (int i = 0; i < 20; ++i) {
         Device<k::half>&from = i % 2 ? b : a, &to = i % 2 ? a : b;
-        REQUIRE(k::matmul(ex, k::load(static_cast<const k::half*>(from.data()), n), w.source(), k::store(to.data(), n), {m, n, n}, policy));
+        REQUIRE(k::matmul(ex, k::load(static_cast<const k::half*>(from.data()), n), w.source(), k::store(to.data(), n),
+                          {m, n, n}, policy));
       }
     };
     Stream stream;
@@ -627,14 +739,20 @@ TEST_CASE("matmul: experts chosen by the kernel ahead") {
   filled(source, chosen);
   Device<float> y(tokens, n, n);
   for (int round = 0; round < 5; ++round) {
-    expect("late", {tokens, n, cols}, Path::automatic, y,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             check_cuda(cudaMemsetAsync(ids.data(), 0, size_t(tokens) * sizeof(int32_t), ex.stream()));
-             slow_copy<<<1, 32, 0, ex.stream()>>>(source.data(), ids.data(), tokens);
-             check_cuda(cudaGetLastError());
-             return k::matmul(k::Exec(ex).programmatic(true), k::load(static_cast<const k::half*>(x.data()), cols), k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols}, policy);
-           },
-           [&](int64_t m, int64_t i) { return product(m, chosen[size_t(m)] * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w); });
+    expect(
+        "late", {tokens, n, cols}, Path::automatic, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          check_cuda(cudaMemsetAsync(ids.data(), 0, size_t(tokens) * sizeof(int32_t), ex.stream()));
+          slow_copy<<<1, 32, 0, ex.stream()>>>(source.data(), ids.data(), tokens);
+          check_cuda(cudaGetLastError());
+          return k::matmul(k::Exec(ex).programmatic(true), k::load(static_cast<const k::half*>(x.data()), cols),
+                           k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols},
+                           policy);
+        },
+        [&](int64_t m, int64_t i) {
+          return product(
+              m, chosen[size_t(m)] * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, w);
+        });
   }
 }
 

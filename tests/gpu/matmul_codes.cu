@@ -5,17 +5,19 @@ using namespace test;
 
 namespace {
 
-// Weights that are decoded, with few tokens and with many. make(n, k, gap, shift): gap and shift in weights; without them the
-// rows are aligned and tensor cores take the codes as they are.
+// Weights that are decoded, with few tokens and with many. make(n, k, gap, shift): gap and shift in weights; without
+// them the rows are aligned and tensor cores take the codes as they are.
 template <class TX = k::half, class Make>
 void decoded(const char* what, int64_t unit, const Make& make) {
   for (const bool aligned : {true, false}) {
-    for (const int64_t cols : aligned ? std::vector<int64_t>{32, 64, 96, 512, 1024, 4128} : std::vector<int64_t>{64, 200, 1024}) {
+    for (const int64_t cols :
+         aligned ? std::vector<int64_t>{32, 64, 96, 512, 1024, 4128} : std::vector<int64_t>{64, 200, 1024}) {
       for (const int64_t n : {3, 70}) {
         const auto w = aligned ? make(n, cols, (unit - cols % unit) % unit, 0) : make(n, cols, unit / 4, unit / 4);
         for (const int64_t m : {1, 3, 7, 16, 40}) {
           check<TX, float>(what, {m, n, cols}, Path::gemv, w);
-          check<TX, float>(what, {m, n, cols}, Path::gemm, w, std::is_same<TX, k::bfloat16>::value ? 0x1p-8 : 0x1p-10);  // the weights are rounded
+          check<TX, float>(what, {m, n, cols}, Path::gemm, w,
+                           std::is_same<TX, k::bfloat16>::value ? 0x1p-8 : 0x1p-10);  // the weights are rounded
           // The inputs are exact; the sums of a pack of codes are scaled as a whole.
           if (aligned && m <= 16) check<TX, float>(what, {m, n, cols}, Path::skinny, w);
         }
@@ -27,28 +29,52 @@ void decoded(const char* what, int64_t unit, const Make& make) {
 }  // namespace
 
 TEST_CASE("matmul: weights of 8 bits") {
-  decoded("e4m3 by block", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap, shift); });
-  decoded("e5m2 by row", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<k::float8_e5m2, float, DeviceMemory>(n, c, Grain::row, 1, gap, shift); });
-  decoded("e5m2", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Plain<k::float8_e5m2, DeviceMemory>(n, c, gap, shift); });
+  decoded("e4m3 by block", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap, shift);
+  });
+  decoded("e5m2 by row", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return Scaled<k::float8_e5m2, float, DeviceMemory>(n, c, Grain::row, 1, gap, shift);
+  });
+  decoded("e5m2", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return Plain<k::float8_e5m2, DeviceMemory>(n, c, gap, shift);
+  });
   for (const int group : {32, 64}) {
-    decoded("int8 by group", 16, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, group, gap, shift); });
+    decoded("int8 by group", 16, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+      return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, group, gap, shift);
+    });
   }
 }
 TEST_CASE("matmul: weights of 8 bits and bfloat16") {
-  decoded<k::bfloat16>("e4m3 by block", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap, shift); });
-  decoded<k::bfloat16>("int8 by group", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, 64, gap, shift); });
+  decoded<k::bfloat16>("e4m3 by block", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap, shift);
+  });
+  decoded<k::bfloat16>("int8 by group", 16, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, 64, gap, shift);
+  });
 }
 TEST_CASE("matmul: weights of 4 bits") {
   for (const int group : {32, 64, 128}) {
-    decoded("int4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<k::half, false, DeviceMemory>(n, c, group, gap / 8, shift / 8); });
+    decoded("int4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+      return FourBit<k::half, false, DeviceMemory>(n, c, group, gap / 8, shift / 8);
+    });
   }
-  decoded("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8); });
-  decoded("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8); });
+  decoded("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8);
+  });
+  decoded("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
+  });
 }
 TEST_CASE("matmul: weights of 4 bits and bfloat16") {
-  decoded<k::bfloat16>("int4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<k::half, false, DeviceMemory>(n, c, 64, gap / 8, shift / 8); });
-  decoded<k::bfloat16>("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8); });
-  decoded<k::bfloat16>("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) { return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8); });
+  decoded<k::bfloat16>("int4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return FourBit<k::half, false, DeviceMemory>(n, c, 64, gap / 8, shift / 8);
+  });
+  decoded<k::bfloat16>("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8);
+  });
+  decoded<k::bfloat16>("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+    return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
+  });
 }
 TEST_CASE("matmul: quantized weights and inputs of float") {
   for (const int64_t m : {1, 4}) {  // so few that they keep all their digits
@@ -63,13 +89,20 @@ TEST_CASE("matmul: inputs and weights of 8 bits") {
     const Matrix<k::float8_e4m3> x(21, s.m, s.k, s.k, 0, 1);
     const Matrix<float> row_scales(5, 1, s.m, s.m, 0, 1);
     Device<float> y(s.m, s.n, s.n + 3);
-    expect("e4m3 x e4m3", s, Path::automatic, y,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             return k::matmul(ex, k::load(static_cast<const k::float8_e4m3*>(x.data()), s.k), w.source(), k::mul(k::per_row(static_cast<const float*>(row_scales.data()))) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-           },
-           [&](int64_t m, int64_t n) {
-             return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k), 0x1p-10) * Real<>(row_scales.value(0, m));
-           });
+    expect(
+        "e4m3 x e4m3", s, Path::automatic, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(
+              ex, k::load(static_cast<const k::float8_e4m3*>(x.data()), s.k), w.source(),
+              k::mul(k::per_row(static_cast<const float*>(row_scales.data()))) | k::store(y.data(), y.ld()),
+              {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+                     m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+                     0x1p-10) *
+                 Real<>(row_scales.value(0, m));
+        });
   }
 }
 
@@ -82,14 +115,24 @@ TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of
       const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
       const double u = units(Path::skinny, s.k);
       Device<float> y(s.m, s.n, s.n + 1), both(s.m, 2 * s.n, 2 * s.n);
-      expect("swiglu", s, Path::skinny, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, in, k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
-             [&](int64_t m, int64_t n) { return silu(product(m, n, s.k, value, gate, u)) * product(m, n, s.k, value, up, u); });
-      expect("stacked", s, Path::skinny, both,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return k::matmul(ex, in, k::stacked(gate.source(), s.n, up.source(), s.n), k::store(both.data(), both.ld()), {s.m, 2 * s.n, s.k}, policy);
-             },
-             [&](int64_t m, int64_t n) { return n < s.n ? product(m, n, s.k, value, gate, u) : product(m, n - s.n, s.k, value, up, u); });
+      expect(
+          "swiglu", s, Path::skinny, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, k::gated(gate.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return silu(product(m, n, s.k, value, gate, u)) * product(m, n, s.k, value, up, u);
+          });
+      expect(
+          "stacked", s, Path::skinny, both,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, k::stacked(gate.source(), s.n, up.source(), s.n), k::store(both.data(), both.ld()),
+                             {s.m, 2 * s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return n < s.n ? product(m, n, s.k, value, gate, u) : product(m, n - s.n, s.k, value, up, u);
+          });
       std::vector<Row<>> normal;
       for (int64_t m = 0; m < s.m; ++m) {
         Row<> row;
@@ -97,9 +140,16 @@ TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of
         rmsnorm(row, 1e-6);
         normal.push_back(row);
       }
-      expect("rmsnorm", s, Path::skinny, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6f)), up.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy); },
-             [&](int64_t m, int64_t n) { return product(m, n, s.k, [&](int64_t r, int64_t i) { return normal[size_t(r)][size_t(i)]; }, up, u); });
+      expect(
+          "rmsnorm", s, Path::skinny, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6f)), up.source(), k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return product(
+                m, n, s.k, [&](int64_t r, int64_t i) { return normal[size_t(r)][size_t(i)]; }, up, u);
+          });
     }
   }
 }

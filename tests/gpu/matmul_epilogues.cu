@@ -1,4 +1,5 @@
-// What stands behind a product, on every path and for every kind of weights: bias, an activation and a residual in place, all together.
+// What stands behind a product, on every path and for every kind of weights: bias, an activation and a residual in
+// place, all together.
 #include "support/gpu_products.cuh"
 
 using namespace test;
@@ -23,14 +24,20 @@ void epilogue(const char* what, const Sizes& s, Path path, const Weights& w, dou
     const std::vector<Row<>> before = rows_of(y);
     const auto in = k::load(static_cast<const TX*>(x.data()), s.k);
     const bool tiles = path == Path::gemm;
-    expect(what, s, path, y,
-           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-             return k::matmul(ex, in, w.source(), k::bias(bias.data()) | k::gelu() | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-           },
-           [&](int64_t m, int64_t n) {
-             const Real<> sum = product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k), tiles ? rounded : 0);
-             return gelu(sum + Real<>(bias.value(0, n))) + before[size_t(m)][size_t(n)];
-           });
+    expect(
+        what, s, path, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(
+              ex, in, w.source(),
+              k::bias(bias.data()) | k::gelu() | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()),
+              {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          const Real<> sum = product(
+              m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k),
+              tiles ? rounded : 0);
+          return gelu(sum + Real<>(bias.value(0, n))) + before[size_t(m)][size_t(n)];
+        });
   }
 }
 
@@ -55,12 +62,19 @@ void coded_weights(const char* what, const Make& make) {
 
 }  // namespace
 
-TEST_CASE("epilogue: weights of half on every path") { plain_weights<k::half>("half", {Path::gemv, Path::skinny, Path::gemm}); }
-TEST_CASE("epilogue: weights of bfloat16 on every path") { plain_weights<k::bfloat16>("bfloat16", {Path::gemv, Path::gemm}); }
+TEST_CASE("epilogue: weights of half on every path") {
+  plain_weights<k::half>("half", {Path::gemv, Path::skinny, Path::gemm});
+}
+TEST_CASE("epilogue: weights of bfloat16 on every path") {
+  plain_weights<k::bfloat16>("bfloat16", {Path::gemv, Path::gemm});
+}
 TEST_CASE("epilogue: weights of float on every path") { plain_weights<float>("float", {Path::gemv, Path::simt}); }
 TEST_CASE("epilogue: weights of 8 bits") {
-  coded_weights("int8", [](int64_t n, int64_t c) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::row, 1, 0, 0); });
-  coded_weights("e4m3", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, 0, 0); });
+  coded_weights("int8",
+                [](int64_t n, int64_t c) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::row, 1, 0, 0); });
+  coded_weights("e4m3", [](int64_t n, int64_t c) {
+    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, 0, 0);
+  });
 }
 TEST_CASE("epilogue: weights of 4 bits, a scale for each row") {
   coded_weights("int4", [](int64_t n, int64_t c) { return FourBit<k::half, false, DeviceMemory>(n, c, c, 0, 0); });
@@ -83,18 +97,27 @@ TEST_CASE("epilogue: groups and experts") {
     randomize(y, 23);
     const std::vector<Row<>> before = rows_of(y);
     const auto out = k::bias(bias.data()) | k::gelu() | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld());
-    expect(what, {tokens, n, cols}, path, y, [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return call(ex, policy, out); },
-           [&](int64_t r, int64_t i) {
-             const Real<> sum = product(r, group_of(r) * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(path, cols));
-             return gelu(sum + Real<>(bias.value(0, i))) + before[size_t(r)][size_t(i)];
-           });
+    expect(
+        what, {tokens, n, cols}, path, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return call(ex, policy, out); },
+        [&](int64_t r, int64_t i) {
+          const Real<> sum = product(
+              r, group_of(r) * n + i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w,
+              units(path, cols));
+          return gelu(sum + Real<>(bias.value(0, i))) + before[size_t(r)][size_t(i)];
+        });
   };
-  check_with("groups", Path::gemm,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy, const auto& out) { return k::matmul(ex, in, w.source(), out, {m, n, cols}, k::Groups{groups}, policy); },
-             [&](int64_t r) { return r / m; });
-  check_with("experts", Path::gemv,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy, const auto& out) {
-               return k::matmul(ex, in, k::experts(w.source(), static_cast<const int32_t*>(ids.data()), n, groups), out, {tokens, n, cols}, policy);
-             },
-             [&](int64_t r) { return int64_t(chosen[size_t(r)]); });
+  check_with(
+      "groups", Path::gemm,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy, const auto& out) {
+        return k::matmul(ex, in, w.source(), out, {m, n, cols}, k::Groups{groups}, policy);
+      },
+      [&](int64_t r) { return r / m; });
+  check_with(
+      "experts", Path::gemv,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy, const auto& out) {
+        return k::matmul(ex, in, k::experts(w.source(), static_cast<const int32_t*>(ids.data()), n, groups), out,
+                         {tokens, n, cols}, policy);
+      },
+      [&](int64_t r) { return int64_t(chosen[size_t(r)]); });
 }

@@ -20,14 +20,17 @@ TEST_CASE("matmul: more than 2^31 weights") {
     const Matrix<k::half> x(21, m, cols, cols, 0, 1);
     Huge y(m * n);
     Stream stream;
-    REQUIRE(k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols), k::load(static_cast<const k::half*>(w.data()), cols), k::store(y.data(), n), {m, n, cols}));
+    REQUIRE(k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols),
+                      k::load(static_cast<const k::half*>(w.data()), cols), k::store(y.data(), n), {m, n, cols}));
     stream.wait();
     CHECK(y.intact());
     for (const int64_t row : {int64_t(0), m - 1}) {
       for (const int64_t first : {int64_t(0), n / 2, n - 8}) {
         const std::vector<k::half> got = y.read(row * n + first, 8);
         for (int64_t i = 0; i < 8; ++i) {
-          const Real<> want = product(row, first + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, weight, units(Path::gemm, cols));
+          const Real<> want = product(
+              row, first + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); }, weight,
+              units(Path::gemm, cols));
           INFO(m << " tokens, row " << row << ", column " << first + i);
           const double error = std::fabs(value_of(got[size_t(i)]) - want.v);
           REQUIRE(error <= want.e + 0x1p-11 * std::fabs(want.v));
@@ -49,14 +52,17 @@ TEST_CASE("matmul: more than 2^31 inputs, and results") {
   const auto check_at = [&](const Huge& y, int64_t m, int64_t n, int64_t cols, int64_t row, int64_t first) {
     const std::vector<k::half> got = y.read(row * n + first, 8);
     for (int64_t i = 0; i < 8; ++i) {
-      const Real<> want = product(row, first + i, cols, [&](int64_t r, int64_t c) { return Real<>(half_at(r * cols + c)); }, [&](int64_t r, int64_t c) { return half_at(r * cols + c); }, units(Path::gemm, cols));
+      const Real<> want = product(
+          row, first + i, cols, [&](int64_t r, int64_t c) { return Real<>(half_at(r * cols + c)); },
+          [&](int64_t r, int64_t c) { return half_at(r * cols + c); }, units(Path::gemm, cols));
       INFO(m << " tokens, row " << row << ", column " << first + i);
       REQUIRE(std::fabs(value_of(got[size_t(i)]) - want.v) <= want.e + 0x1p-11 * std::fabs(want.v));
     }
   };
   const auto call = [&](const Huge& x, const Huge& w, Huge& y, int64_t m, int64_t n, int64_t cols) {
     Stream stream;
-    REQUIRE(k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols), k::load(static_cast<const k::half*>(w.data()), cols), k::store(y.data(), n), {m, n, cols}));
+    REQUIRE(k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), cols),
+                      k::load(static_cast<const k::half*>(w.data()), cols), k::store(y.data(), n), {m, n, cols}));
     stream.wait();
     CHECK(y.intact());
     for (const int64_t row : {int64_t(0), m / 2, m - 1}) {

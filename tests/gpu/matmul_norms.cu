@@ -25,24 +25,28 @@ struct Inputs {
     }
   }
   auto source(float* inverse = nullptr) const {
-    return k::normed(k::load(static_cast<const T*>(x.data()), x.ld()), k::RmsNorm{}.eps(eps).rstd(inverse)) | k::mul(static_cast<const float*>(gamma.data()));
+    return k::normed(k::load(static_cast<const T*>(x.data()), x.ld()), k::RmsNorm{}.eps(eps).rstd(inverse)) |
+           k::mul(static_cast<const float*>(gamma.data()));
   }
   Real<> operator()(int64_t r, int64_t i) const { return rows[size_t(r)][size_t(i)]; }
 };
 
 // How far tensor cores may round inputs of so many tokens.
-double rounding(Path path, int64_t tokens, double to_16_bits = 0x1p-10) { return path == Path::gemv || tokens < 2 ? 0 : to_16_bits; }
+double rounding(Path path, int64_t tokens, double to_16_bits = 0x1p-10) {
+  return path == Path::gemv || tokens < 2 ? 0 : to_16_bits;
+}
 
 template <class T, class W>
 void check_normed(const char* what, const Sizes& s, Path path, const Inputs<T>& in, const W& w, double rounded) {
   Device<float> y(s.m, s.n, s.n + 1), rstd(s.m, 1, 1);
   bool ran = false;
-  expect(what, s, path, y,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-           ran = true;
-           return k::matmul(ex, in.source(rstd.data()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-         },
-         [&](int64_t m, int64_t n) { return product(m, n, s.k, in, w, units(path, s.k), rounded); });
+  expect(
+      what, s, path, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        ran = true;
+        return k::matmul(ex, in.source(rstd.data()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+      },
+      [&](int64_t m, int64_t n) { return product(m, n, s.k, in, w, units(path, s.k), rounded); });
   INFO(describe(what, s, path));
   if (ran) CHECK(compare(rstd, [&](int64_t m) { return in.rstd[size_t(m)]; }) == "");
 }
@@ -58,7 +62,8 @@ void shapes(const char* what, double rounded) {
         for (const int64_t m : {1, 2, 3, 4, 6}) {
           if (shortened.leaves_out()) continue;
           const Inputs<T> in(m, cols, gap, shift);
-          for (const Path path : {Path::automatic, Path::gemv}) check_normed(what, {m, n, cols}, path, in, w, rounding(path, m, rounded));
+          for (const Path path : {Path::automatic, Path::gemv})
+            check_normed(what, {m, n, cols}, path, in, w, rounding(path, m, rounded));
         }
       }
     }
@@ -74,7 +79,8 @@ TEST_CASE("normed: every shape, with the rstd of each row") {
 }
 
 TEST_CASE("normed: weights of 8 and 4 bits") {
-  for (const Sizes& s : {Sizes{1, 67, 512}, Sizes{2, 40, 1024}, Sizes{4, 40, 512}, Sizes{1, 21, 4128}, Sizes{3, 9, 96}}) {
+  for (const Sizes& s :
+       {Sizes{1, 67, 512}, Sizes{2, 40, 1024}, Sizes{4, 40, 512}, Sizes{1, 21, 4128}, Sizes{3, 9, 96}}) {
     for (const bool aligned : {true, false}) {
       const Inputs<float> floats(s.m, s.k, 0, aligned ? 0 : 1);
       const Inputs<k::half> halves(s.m, s.k, 8, aligned ? 0 : 1);
@@ -104,7 +110,8 @@ TEST_CASE("normed: magnitudes") {
           const Inputs<float> in(m, cols, 0, 0, spread, eps);
           check_normed("half", {m, n, cols}, Path::gemv, in, w, 0);
           check_normed("float", {m, n, cols}, Path::automatic, in, w32, 0);
-          if (eps > 0 && spread < 1) continue;  // where eps is what counts, the normalized rows are beneath what halves hold
+          if (eps > 0 && spread < 1)
+            continue;  // where eps is what counts, the normalized rows are beneath what halves hold
           check_normed("half", {m, n, cols}, Path::automatic, in, w, rounding(Path::automatic, m));
           check_normed("int8", {m, n, cols}, Path::automatic, in, w8, m < 2 ? 0x1p-18 : 0x1p-9);
         }
@@ -126,19 +133,30 @@ TEST_CASE("normed: what stands behind a product") {
       randomize(y, 24);
       std::vector<Row<>> before;
       for (int64_t m = 0; m < s.m; ++m) before.push_back(row_of(y, m));
-      expect("bias, gelu, residual", s, path, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               return k::matmul(ex, in.source(), w.source(), k::bias(bias.data()) | k::gelu() | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-             },
-             [&](int64_t m, int64_t n) { return gelu(product(m, n, s.k, in, w, u, rounded) + Real<>(bias.value(0, n))) + before[size_t(m)][size_t(n)]; });
+      expect(
+          "bias, gelu, residual", s, path, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(
+                ex, in.source(), w.source(),
+                k::bias(bias.data()) | k::gelu() | k::add(k::load(y.data(), y.ld())) | k::store(y.data(), y.ld()),
+                {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return gelu(product(m, n, s.k, in, w, u, rounded) + Real<>(bias.value(0, n))) +
+                   before[size_t(m)][size_t(n)];
+          });
       Device<float> h(s.m, s.n, s.n + 1), rstd(s.m, 1, 1);
       bool ran = false;
-      expect("swiglu", s, path, h,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-               ran = true;
-               return k::matmul(ex, in.source(rstd.data()), k::gated(w.source(), up.source()), k::swiglu() | k::store(h.data(), h.ld()), {s.m, s.n, s.k}, policy);
-             },
-             [&](int64_t m, int64_t n) { return silu(product(m, n, s.k, in, w, u, rounded)) * product(m, n, s.k, in, up, u, rounded); });
+      expect(
+          "swiglu", s, path, h,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            ran = true;
+            return k::matmul(ex, in.source(rstd.data()), k::gated(w.source(), up.source()),
+                             k::swiglu() | k::store(h.data(), h.ld()), {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return silu(product(m, n, s.k, in, w, u, rounded)) * product(m, n, s.k, in, up, u, rounded);
+          });
       if (ran) CHECK(compare(rstd, [&](int64_t m) { return in.rstd[size_t(m)]; }) == "");
     }
   }
@@ -158,13 +176,22 @@ TEST_CASE("normed: stacked weights, turned results apart") {
       Device<float> q(m, nq, nq), key(m, nk, nk + 8), v(m, nk, nk);
       for (const Path path : {Path::automatic, Path::gemv}) {
         const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, in.source(), k::stacked(k::paired(a.source(), rope), nq, k::paired(b.source(), rope), nk, k::plain(c.source()), nk),
-                           k::qkv(rope | k::store(q.data(), q.ld()), nq, rope | k::store(key.data(), key.ld()), nk, k::store(v.data(), v.ld()), nk), {m, n, cols}, policy);
+          return k::matmul(
+              ex, in.source(),
+              k::stacked(k::paired(a.source(), rope), nq, k::paired(b.source(), rope), nk, k::plain(c.source()), nk),
+              k::qkv(rope | k::store(q.data(), q.ld()), nq, rope | k::store(key.data(), key.ld()), nk,
+                     k::store(v.data(), v.ld()), nk),
+              {m, n, cols}, policy);
         };
         const double u = units(Path::gemm, cols), rounded = rounding(path, m, 0x1p-7);
-        expect("queries", {m, n, cols}, path, q, run, [&](int64_t r, int64_t i) { return turn([&](int64_t at) { return product(r, at, cols, in, a, u, rounded); }, r, i); });
-        expect("keys", {m, n, cols}, path, key, run, [&](int64_t r, int64_t i) { return turn([&](int64_t at) { return product(r, at, cols, in, b, u, rounded); }, r, i); });
-        expect("values", {m, n, cols}, path, v, run, [&](int64_t r, int64_t i) { return product(r, i, cols, in, c, u, rounded); });
+        expect("queries", {m, n, cols}, path, q, run, [&](int64_t r, int64_t i) {
+          return turn([&](int64_t at) { return product(r, at, cols, in, a, u, rounded); }, r, i);
+        });
+        expect("keys", {m, n, cols}, path, key, run, [&](int64_t r, int64_t i) {
+          return turn([&](int64_t at) { return product(r, at, cols, in, b, u, rounded); }, r, i);
+        });
+        expect("values", {m, n, cols}, path, v, run,
+               [&](int64_t r, int64_t i) { return product(r, i, cols, in, c, u, rounded); });
       }
     }
   }
@@ -177,22 +204,34 @@ TEST_CASE("normed: the maps behind the norm") {
     const Inputs<float> in(m, cols);
     const Matrix<float> factors(25, 1, m, m);
     const float* const gamma = in.gamma.data();
-    const auto base = k::normed(k::load(static_cast<const float*>(in.x.data()), cols) | k::scale(2), k::RmsNorm{}.eps(4 * in.eps));  // as without both fours
+    const auto base = k::normed(k::load(static_cast<const float*>(in.x.data()), cols) | k::scale(2),
+                                k::RmsNorm{}.eps(4 * in.eps));  // as without both fours
     const auto g = [&](int64_t i) { return in.gamma.value(0, i); };
     const auto normal = [&](int64_t r, int64_t i) { return Real<>(in(r, i).v / g(i), in(r, i).e / std::fabs(g(i))); };
     const auto one = [&](const char* what, const auto& source, const auto& value, double rounded = 0) {
       Device<float> y(m, n, n);
-      expect(what, {m, n, cols}, Path::gemv, y,
-             [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, source, w.source(), k::store(y.data(), n), {m, n, cols}, policy); },
-             [&](int64_t r, int64_t c) { return product(r, c, cols, value, w, units(Path::gemv, cols), rounded); });
+      expect(
+          what, {m, n, cols}, Path::gemv, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, source, w.source(), k::store(y.data(), n), {m, n, cols}, policy);
+          },
+          [&](int64_t r, int64_t c) { return product(r, c, cols, value, w, units(Path::gemv, cols), rounded); });
     };
     one("none", base, normal);
-    one("mul, scale", base | k::mul(gamma) | k::scale(0.5), [&](int64_t r, int64_t i) { return in(r, i) * Real<>(0.5); });
-    one("scale, affine", base | k::scale(-3) | k::affine(gamma), [&](int64_t r, int64_t i) { return in(r, i) * Real<>(-3); });
-    one("one plus", base | k::affine(k::one_plus(gamma)), [&](int64_t r, int64_t i) { return normal(r, i) * (Real<>(1) + Real<>(g(i))); });
-    one("of rows", base | k::mul(k::per_row(static_cast<const float*>(factors.data()))), [&](int64_t r, int64_t i) { return normal(r, i) * Real<>(factors.value(0, r)); });
-    one("affine with beta", base | k::affine(gamma, gamma), [&](int64_t r, int64_t i) { return in(r, i) + Real<>(g(i)); });
-    one("relu", base | k::mul(gamma) | k::relu(), [&](int64_t r, int64_t i) { const Real<> v = in(r, i); return Real<>(v.v > 0 ? v.v : 0, v.e); });
+    one("mul, scale", base | k::mul(gamma) | k::scale(0.5),
+        [&](int64_t r, int64_t i) { return in(r, i) * Real<>(0.5); });
+    one("scale, affine", base | k::scale(-3) | k::affine(gamma),
+        [&](int64_t r, int64_t i) { return in(r, i) * Real<>(-3); });
+    one("one plus", base | k::affine(k::one_plus(gamma)),
+        [&](int64_t r, int64_t i) { return normal(r, i) * (Real<>(1) + Real<>(g(i))); });
+    one("of rows", base | k::mul(k::per_row(static_cast<const float*>(factors.data()))),
+        [&](int64_t r, int64_t i) { return normal(r, i) * Real<>(factors.value(0, r)); });
+    one("affine with beta", base | k::affine(gamma, gamma),
+        [&](int64_t r, int64_t i) { return in(r, i) + Real<>(g(i)); });
+    one("relu", base | k::mul(gamma) | k::relu(), [&](int64_t r, int64_t i) {
+      const Real<> v = in(r, i);
+      return Real<>(v.v > 0 ? v.v : 0, v.e);
+    });
     one("rounded", base | k::round_to<k::half>() | k::mul(gamma), in, 0x1p-11);
   }
 }
@@ -231,7 +270,8 @@ TEST_CASE("normed: no columns, and rows of zeros") {
   for (const double eps : {0., 1e-6}) {
     Device<float> y(1, n, n), rstd(1, 1, 1), x(1, 64, 64);
     const float* const none = nullptr;
-    REQUIRE(k::matmul(stream, k::normed(k::load(none, 0), k::RmsNorm{}.eps(eps)) | k::mul(none), k::load(none, 0), k::shift(1) | k::store(y.data(), n), {1, n, 0}));
+    REQUIRE(k::matmul(stream, k::normed(k::load(none, 0), k::RmsNorm{}.eps(eps)) | k::mul(none), k::load(none, 0),
+                      k::shift(1) | k::store(y.data(), n), {1, n, 0}));
     stream.wait();
     y.download();
     CHECK(y.intact());
@@ -240,7 +280,9 @@ TEST_CASE("normed: no columns, and rows of zeros") {
     for (int64_t i = 0; i < 64; ++i) x.set(0, i, 0.f);
     x.upload();
     const Plain<k::half, DeviceMemory> w(n, 64, 0, 0);
-    REQUIRE(k::matmul(stream, k::normed(k::load(static_cast<const float*>(x.data()), 64), k::RmsNorm{}.eps(eps).rstd(rstd.data())), w.source(), k::shift(1) | k::store(y.data(), n), {1, n, 64}));
+    REQUIRE(k::matmul(
+        stream, k::normed(k::load(static_cast<const float*>(x.data()), 64), k::RmsNorm{}.eps(eps).rstd(rstd.data())),
+        w.source(), k::shift(1) | k::store(y.data(), n), {1, n, 64}));
     stream.wait();
     y.download(), rstd.download();
     for (int64_t i = 0; i < n; ++i) CHECK(y.get(0, i) == 1.f);
@@ -256,10 +298,19 @@ TEST_CASE("normed: experts") {
   const Inputs<k::half> in(tokens, cols);
   const Plain<k::half, DeviceMemory> w(number * n, cols, 0, 0);
   Device<float> h(tokens * top_k, n, n);
-  const auto rows = k::normed(k::repeated(k::load(static_cast<const k::half*>(in.x.data()), in.x.ld()), top_k), k::RmsNorm{}.eps(in.eps)) | k::mul(static_cast<const float*>(in.gamma.data()));
-  expect("experts", {tokens * top_k, n, cols}, Path::automatic, h,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return k::matmul(ex, rows, k::experts(w.source(), ids.data(), n, number), k::store(h.data(), n), {tokens * top_k, n, cols}, policy); },
-         [&](int64_t slot, int64_t i) { return product(slot, chosen[size_t(slot)] * n + i, cols, [&](int64_t r, int64_t c) { return in(r / top_k, c); }, w); });
+  const auto rows = k::normed(k::repeated(k::load(static_cast<const k::half*>(in.x.data()), in.x.ld()), top_k),
+                              k::RmsNorm{}.eps(in.eps)) |
+                    k::mul(static_cast<const float*>(in.gamma.data()));
+  expect(
+      "experts", {tokens * top_k, n, cols}, Path::automatic, h,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, rows, k::experts(w.source(), ids.data(), n, number), k::store(h.data(), n),
+                         {tokens * top_k, n, cols}, policy);
+      },
+      [&](int64_t slot, int64_t i) {
+        return product(
+            slot, chosen[size_t(slot)] * n + i, cols, [&](int64_t r, int64_t c) { return in(r / top_k, c); }, w);
+      });
 }
 
 // Each call normalizes what the one before it writes, in one kernel alone and in all.
@@ -288,10 +339,12 @@ TEST_CASE("normed: a chain of products that ask for their weights early, and one
   for (int i = 0; i < n; ++i) REQUIRE(std::isfinite(a.get(0, i)));
   for (int round = 0; round < 6; ++round) {
     check_cuda(cudaMemsetAsync(a.data(), 0xff, size_t(n) * 4, stream));
-    run_in(stream, round % 2 == 1, [&] { chain(k::Exec(stream).programmatic(true).constant_weights(round > 2), true, round % 3 == 1); });
+    run_in(stream, round % 2 == 1,
+           [&] { chain(k::Exec(stream).programmatic(true).constant_weights(round > 2), true, round % 3 == 1); });
     a.download();
     CHECK(a.bytes() == want);
   }
-  const k::Status other = k::matmul<Path::gemv>(k::Exec(stream), in.source(), w.source(), k::store(a.data(), n), {1, n, n}, k::MatmulPolicy{Path::gemm});
+  const k::Status other = k::matmul<Path::gemv>(k::Exec(stream), in.source(), w.source(), k::store(a.data(), n),
+                                                {1, n, n}, k::MatmulPolicy{Path::gemm});
   CHECK(std::string(other.reason()) == "matmul: another path than the one that is compiled");
 }

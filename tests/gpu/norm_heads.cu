@@ -40,15 +40,17 @@ TEST_CASE("norm_heads: heads normalized as they are read") {
 TEST_CASE("norm_heads: without rope, and LayerNorm") {
   Tally t;
   Stream stream;
-  check_plain_heads<float, DeviceMemory>(t, [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
-    const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
-    stream.wait();
-    return status;
-  });
+  check_plain_heads<float, DeviceMemory>(
+      t, [&](const auto& in, const auto& out, const k::HeadShape& shape, const auto& options) {
+        const k::Status status = k::norm_heads(k::Exec(stream), in, out, shape, options);
+        stream.wait();
+        return status;
+      });
   CHECK_TALLY(t);
 }
 
-// More heads than a grid's blocks take at once are the same loop; here more than one block takes, of a number that no block divides.
+// More heads than a grid's blocks take at once are the same loop; here more than one block takes, of a number that no
+// block divides.
 TEST_CASE("norm_heads: the CPU's results from the same numbers, in a graph too") {
   const int64_t tokens = 1001, heads = 7, dim = 64, cols = heads * dim;
   const RandomMatrix<k::half, DeviceMemory> x(1, tokens, cols, cols);
@@ -64,24 +66,31 @@ TEST_CASE("norm_heads: the CPU's results from the same numbers, in a graph too")
   Device<float> y(tokens, cols, cols), again(tokens, cols, cols);
   std::vector<float> host(size_t(tokens * cols));
   const k::HeadShape shape{tokens, heads, dim, 5};
-  const auto call = [&](const auto& run, const k::half* in, const float* w, const int32_t* at, const float* f, float* out) {
-    return run(k::load(in, cols), k::affine(k::each_head(w, dim)) | k::rope(at, f, int(dim)).rotary_dim(32) | k::store(out, cols));
+  const auto call = [&](const auto& run, const k::half* in, const float* w, const int32_t* at, const float* f,
+                        float* out) {
+    return run(k::load(in, cols),
+               k::affine(k::each_head(w, dim)) | k::rope(at, f, int(dim)).rotary_dim(32) | k::store(out, cols));
   };
   Stream stream;
-  const auto on_gpu = [&](const auto& in, const auto& out) { return k::norm_heads(k::Exec(stream).programmatic(true), in, out, shape); };
+  const auto on_gpu = [&](const auto& in, const auto& out) {
+    return k::norm_heads(k::Exec(stream).programmatic(true), in, out, shape);
+  };
   CHECK(call(on_gpu, x.data(), weight.data(), where.data(), how_fast.data(), y.data()));
   k::Status captured;
-  run_in(stream, /*graph*/ true, [&] { captured = call(on_gpu, x.data(), weight.data(), where.data(), how_fast.data(), again.data()); });
+  run_in(stream, /*graph*/ true,
+         [&] { captured = call(on_gpu, x.data(), weight.data(), where.data(), how_fast.data(), again.data()); });
   CHECK(captured.ok());
   y.download(), again.download();
   CHECK(y.intact());
   CHECK(again.intact());
-  CHECK(call([&](const auto& in, const auto& out) { return k::cpu::norm_heads(k::cpu::Exec{2}, in, out, shape); }, same.data(), same_weight.data(), positions.data(), frequencies.data(), host.data()));
+  CHECK(call([&](const auto& in, const auto& out) { return k::cpu::norm_heads(k::cpu::Exec{2}, in, out, shape); },
+             same.data(), same_weight.data(), positions.data(), frequencies.data(), host.data()));
   Tally t;
   for (int64_t r = 0; r < tokens; ++r) {
     for (int64_t i = 0; i < cols; ++i) {
       const float a = y.get(r, i), b = host[size_t(r * cols + i)];
-      t.expect(k::bit_cast<uint32_t>(a) == k::bit_cast<uint32_t>(again.get(r, i)), "row %d, column %d: %g in a graph, %g without", int(r), int(i), double(again.get(r, i)), double(a));
+      t.expect(k::bit_cast<uint32_t>(a) == k::bit_cast<uint32_t>(again.get(r, i)),
+               "row %d, column %d: %g in a graph, %g without", int(r), int(i), double(again.get(r, i)), double(a));
       t.expect(std::fabs(a - b) <= 3e-5f, "row %d, column %d: %g, on the CPU %g", int(r), int(i), double(a), double(b));
     }
   }

@@ -1,5 +1,6 @@
-// Rows that begin and end anywhere between multiples of 16 bytes, which are moved in wide packs nevertheless: all phases of source and
-// sink, all row strides, NaNs around what is read and guards around what is written. Other types and policies: policy.cu.
+// Rows that begin and end anywhere between multiples of 16 bytes, which are moved in wide packs nevertheless: all
+// phases of source and sink, all row strides, NaNs around what is read and guards around what is written. Other types
+// and policies: policy.cu.
 #include "support/gpu.cuh"
 #include "support/tally.h"
 
@@ -25,18 +26,24 @@ class Calls {
     k::RowPlan plan;
     const k::Status planned = trial->plan(stream_, plan);
     const bool same = shape.in_gap == shape.out_gap && shape.in_shift == shape.out_shift;
-    const bool aligned = shape.cols % Engine::wide == 0 && shape.in_gap % Engine::wide == 0 && shape.out_gap % Engine::wide == 0 &&
-                         shape.in_shift % Engine::wide == 0 && shape.out_shift % Engine::wide == 0;
+    const bool aligned = shape.cols % Engine::wide == 0 && shape.in_gap % Engine::wide == 0 &&
+                         shape.out_gap % Engine::wide == 0 && shape.in_shift % Engine::wide == 0 &&
+                         shape.out_shift % Engine::wide == 0;
     if (!planned) {
       // Groups hold fewer columns of other rows.
-      if (policy.residency != Residency::group || (same && !aligned)) problems_.push_back(trial->describe() + ": " + text(planned));
+      if (policy.residency != Residency::group || (same && !aligned))
+        problems_.push_back(trial->describe() + ": " + text(planned));
       return;
     }
-    const bool chosen = policy.residency != Residency::automatic || shape.cols >= k::tuning::kEndsPacks * Engine::ends_pack;
+    const bool chosen =
+        policy.residency != Residency::automatic || shape.cols >= k::tuning::kEndsPacks * Engine::ends_pack;
     if (plan.ends && aligned) problems_.push_back(trial->describe() + ": aligned rows have no ends");
-    if (same && chosen && plan.ends == aligned) problems_.push_back(trial->describe() + ": not in wide packs: " + plan.why_not);
-    if (same && chosen && *plan.why_not != 0) problems_.push_back(trial->describe() + ": why not faster? " + plan.why_not);
-    if (!plan.ends && !aligned && *plan.why_not == 0) problems_.push_back(trial->describe() + ": does not say why it is not faster");
+    if (same && chosen && plan.ends == aligned)
+      problems_.push_back(trial->describe() + ": not in wide packs: " + plan.why_not);
+    if (same && chosen && *plan.why_not != 0)
+      problems_.push_back(trial->describe() + ": why not faster? " + plan.why_not);
+    if (!plan.ends && !aligned && *plan.why_not == 0)
+      problems_.push_back(trial->describe() + ": does not say why it is not faster");
     if (plan.ends) ++with_ends_;
     if (plan.why_not == k::detail::why_not::pieces) ++in_pieces_;
     trials_.push_back(std::move(trial));
@@ -45,7 +52,8 @@ class Calls {
   void run() {
     std::vector<std::string> problems(trials_.size());
     for (size_t i = 0; i < trials_.size(); ++i) {
-      if (const k::Status status = trials_[i]->launch(stream_); !status) problems[i] = trials_[i]->describe() + ": " + text(status);
+      if (const k::Status status = trials_[i]->launch(stream_); !status)
+        problems[i] = trials_[i]->describe() + ": " + text(status);
     }
     stream_.wait();
     for (auto& trial : trials_) trial->fetch();
@@ -70,7 +78,8 @@ class Calls {
   Shortened shortened_;
 };
 
-// Ways for rows of so many columns: the automatic one, a group's registers where they fit, and read twice by few and many threads.
+// Ways for rows of so many columns: the automatic one, a group's registers where they fit, and read twice by few and
+// many threads.
 template <class Engine>
 std::vector<k::RowPolicy> ways(int64_t cols) {
   std::vector<k::RowPolicy> all = {k::RowPolicy{}, policy(Residency::streamed, 96)};
@@ -133,7 +142,8 @@ TEST_CASE("odd rows: shared by clusters, and few") {
   Calls<Softmax, k::half> calls;
   for (const int64_t cols : {5, 100, 1025, 4099, 50257}) {
     for (const int cluster : {2, 8}) {
-      for (const int64_t gap : {0, 2, 7}) calls.add({3, cols, gap, gap, 3, 3}, policy(Residency::streamed, 64, cluster));
+      for (const int64_t gap : {0, 2, 7})
+        calls.add({3, cols, gap, gap, 3, 3}, policy(Residency::streamed, 64, cluster));
       calls.add({2, cols, 1, 1, 1, 3}, policy(Residency::streamed, 0, cluster));
     }
     if (cols > 1000) calls.add({2, cols, 0, 0, 1, 1}, {});
@@ -179,9 +189,11 @@ std::vector<double> take(Pinned<T>& m, Tally& t, int64_t cols) {
   }
   return values;
 }
-void compare(Tally& t, const char* what, int64_t cols, const std::vector<double>& gpu, const std::vector<double>& cpu, double relative, double absolute) {
+void compare(Tally& t, const char* what, int64_t cols, const std::vector<double>& gpu, const std::vector<double>& cpu,
+             double relative, double absolute) {
   for (size_t i = 0; i < gpu.size(); ++i) {
-    t.expect(std::fabs(gpu[i] - cpu[i]) <= relative * std::fabs(cpu[i]) + absolute, "%s of %d columns, element %d: GPU %.9g, CPU %.9g", what, int(cols), int(i), gpu[i], cpu[i]);
+    t.expect(std::fabs(gpu[i] - cpu[i]) <= relative * std::fabs(cpu[i]) + absolute,
+             "%s of %d columns, element %d: GPU %.9g, CPU %.9g", what, int(cols), int(i), gpu[i], cpu[i]);
   }
 }
 
@@ -203,11 +215,13 @@ TEST_CASE("odd rows: bias, residual, tee in place and rmsnorm with a weight") {
   int with_ends = 0;
   for (const int64_t cols : kCols) {
     for (int64_t shift = 0; shift < 8; ++shift) {
-      Pinned<k::half> x(kRows, cols, cols, shift, Poison::nan), y(kRows, cols, cols, shift), res(kRows, cols, cols + 3, 3);
+      Pinned<k::half> x(kRows, cols, cols, shift, Poison::nan), y(kRows, cols, cols, shift),
+          res(kRows, cols, cols + 3, 3);
       Pinned<k::half> gamma(1, cols, cols, shift / 2, Poison::nan);
       Pinned<float> bias(1, cols, cols, 1, Poison::nan), scale(1, cols, cols, shift % 3, Poison::nan);
       fill(x, 1), fill(gamma, 2), fill(bias, 3), fill(scale, 4);
-      const auto in = k::load(x.data(), x.ld()) | k::add(bias.data()) | k::add(k::load(res.data(), res.ld())) | k::tee(res.data(), res.ld());
+      const auto in = k::load(x.data(), x.ld()) | k::add(bias.data()) | k::add(k::load(res.data(), res.ld())) |
+                      k::tee(res.data(), res.ld());
       const auto out = k::affine(gamma.data()) | k::mul(k::one_plus(scale.data())) | k::store(y.data(), y.ld());
       using Engine = EngineOf<k::RmsNorm, std::decay_t<decltype(in)>, std::decay_t<decltype(out)>>;
       fill(res, 5);
@@ -235,7 +249,8 @@ TEST_CASE("odd rows: layernorm with weights, quantized") {
   Tally t;
   for (const int64_t cols : kCols) {
     for (int64_t shift = 0; shift < 4; ++shift) {
-      Pinned<float> x(kRows, cols, cols + shift, shift, Poison::nan), gamma(1, cols, cols, 1, Poison::nan), beta(1, cols, cols, shift, Poison::nan), scales(kRows, 1, 1);
+      Pinned<float> x(kRows, cols, cols + shift, shift, Poison::nan), gamma(1, cols, cols, 1, Poison::nan),
+          beta(1, cols, cols, shift, Poison::nan), scales(kRows, 1, 1);
       Pinned<int8_t> q(kRows, cols, cols + shift, shift);
       fill(x, 1), fill(gamma, 2), fill(beta, 3);
       const auto in = k::load(x.data(), x.ld());

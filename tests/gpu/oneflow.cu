@@ -1,5 +1,5 @@
-// Functors in OneFlow's form, of every kind that its kernels use, in every type, through the doors of kernels/oneflow.cuh; how often a
-// load runs; and stores with a state of their own.
+// Functors in OneFlow's form, of every kind that its kernels use, in every type, through the doors of
+// kernels/oneflow.cuh; how often a load runs; and stores with a state of their own.
 #include <kernels/oneflow.cuh>
 
 #include "support/gpu.cuh"
@@ -118,8 +118,8 @@ TEST_CASE("oneflow: a load runs once for each element") {
   }
 }
 
-// Each thread has its own: the numbers that one thread gives out are 0, 1, 2 ..., so none is given out more often than the one before,
-// and a row that is longer than a block gets more than one from some thread.
+// Each thread has its own: the numbers that one thread gives out are 0, 1, 2 ..., so none is given out more often than
+// the one before, and a row that is longer than a block gets more than one from some thread.
 TEST_CASE("oneflow: a store keeps its state from one pack to the next") {
   Gpu gpu;
   for (const int64_t cols : {7, 1000, 20001}) {
@@ -163,6 +163,7 @@ TEST_CASE("oneflow: results as errors, or thrown away") {
         }) == "");
   CHECK(softmax_doors::DispatchSoftmax<L, S, float>(gpu.stream, none, store, rows, cols) == cudaErrorInvalidValue);
   CHECK(softmax_doors::DispatchSoftmax<L, S, float>(gpu.stream, load, store, -1, cols) == cudaErrorInvalidValue);
-  CHECK(softmax_doors::DispatchSoftmax<L, S, float>(gpu.stream, load, store, rows, int64_t(1) << 31) == cudaErrorNotSupported);
+  CHECK(softmax_doors::DispatchSoftmax<L, S, float>(gpu.stream, load, store, rows, int64_t(1) << 31) ==
+        cudaErrorNotSupported);
   CHECK(cudaGetLastError() == cudaSuccess);
 }

@@ -30,13 +30,16 @@ class Sweep {
   // Whether rows of so many columns, at aligned addresses, are moved in wide packs with single elements at their ends.
   static bool with_ends(int64_t cols, const k::RowPolicy& p) {
     if (!Engine::ends || cols % wide == 0 || (p.max_pack != 0 && p.max_pack < wide)) return false;
-    return p.residency == Residency::streamed || (p.residency == Residency::group && (p.threads == 0 || p.threads >= Engine::ends_lanes));
+    return p.residency == Residency::streamed ||
+           (p.residency == Residency::group && (p.threads == 0 || p.threads >= Engine::ends_lanes));
   }
   // Columns that a thread of a block works on at a time, and that it holds in registers.
   static int64_t step(int pack) { return int64_t(pack) * Engine::packs(pack); }
   static int64_t held(int pack) { return int64_t(pack) * Engine::packs(pack); }
   static int64_t held_in_group(int pack) { return int64_t(pack) * Engine::group_packs(pack); }
-  static bool allows(Residency residency, int pack, int threads) { return threads <= Engine::max_block(pack, residency); }
+  static bool allows(Residency residency, int pack, int threads) {
+    return threads <= Engine::max_block(pack, residency);
+  }
 
   enum Expected { refused, served, either };
 
@@ -119,8 +122,8 @@ void groups() {
     for (const int max_pack : {0, 1, 2}) {
       k::RowPolicy p = policy(Residency::group, lanes, 1, max_pack);
       // Full, with one pack less or more, with lanes that hold nothing; and the same of single elements.
-      for (const int64_t cols : {int64_t(1), int64_t(lanes), int64_t(3 * lanes), int64_t(wide), full - wide, full, full + wide,
-                                 full - 1, full_single - 1, full_single, full_single + 1, 100 * full}) {
+      for (const int64_t cols : {int64_t(1), int64_t(lanes), int64_t(3 * lanes), int64_t(wide), full - wide, full,
+                                 full + wide, full - 1, full_single - 1, full_single, full_single + 1, 100 * full}) {
         if (cols < 1) continue;
         const int pack = Calls::pack(cols, max_pack);
         const bool ends = Calls::with_ends(cols, p);
@@ -140,7 +143,8 @@ void groups() {
 // Numbers of columns for a block of so many threads, each with up to `steps` steps of `held` columns;
 // for some. With the last run of a step whole, and of 1, 2, 3 ... packs; with lanes, and a warp, that have none.
 std::vector<int64_t> block_cols(int threads, int pack, int64_t held, int64_t steps) {
-  const int64_t stripe = 32 * pack, warps = threads / 32, packs = held / pack;  // a stripe: a pack for each lane of a warp
+  const int64_t stripe = 32 * pack, warps = threads / 32,
+                packs = held / pack;  // a stripe: a pack for each lane of a warp
   std::vector<int64_t> cols = {1, 33, pack, stripe, threads * held, threads * held - pack, threads * held + pack};
   for (int64_t more = 1; more < packs; more = more < 3 ? more + 1 : 2 * more + 1) {
     const int64_t per_warp = (steps - 1) * packs + more;
@@ -172,10 +176,12 @@ void registers() {
         sweep.add({5, cols}, p, fits ? Calls::served : Calls::refused);
       }
     }
-    sweep.finish(Calls::allows(Residency::registers, 1, threads) || Calls::allows(Residency::registers, Calls::wide, threads));
+    sweep.finish(Calls::allows(Residency::registers, 1, threads) ||
+                 Calls::allows(Residency::registers, Calls::wide, threads));
   }
   if (!is_shortened()) CHECK(sweep.refused_calls() > 0);
-  for (int count = 1; count <= Calls::Engine::packs(Calls::wide) && !is_shortened(); ++count) CHECK(sweep.counts().count(count) == 1);
+  for (int count = 1; count <= Calls::Engine::packs(Calls::wide) && !is_shortened(); ++count)
+    CHECK(sweep.counts().count(count) == 1);
 }
 
 template <class Op, class T>
@@ -189,10 +195,12 @@ void register_clusters() {
         const int widest = max_pack == 0 ? Calls::wide : Calls::pack(16, max_pack);
         const int64_t full = cluster * threads * Calls::held(widest);
         // Blocks without columns, a last block with few, all full, one pack too many.
-        for (const int64_t cols : {int64_t(1), int64_t(17), int64_t(16 * cluster - 15), full / cluster + widest, full - full / cluster,
-                                   full - full / cluster + widest, full - 16, full - widest, full, full + widest, 2 * full}) {
+        for (const int64_t cols :
+             {int64_t(1), int64_t(17), int64_t(16 * cluster - 15), full / cluster + widest, full - full / cluster,
+              full - full / cluster + widest, full - 16, full - widest, full, full + widest, 2 * full}) {
           const int pack = Calls::pack(cols, max_pack);
-          const int64_t width = ((cols + cluster - 1) / cluster + 15) / 16 * 16;  // a block's part is rounded up to 16 columns
+          const int64_t width =
+              ((cols + cluster - 1) / cluster + 15) / 16 * 16;  // a block's part is rounded up to 16 columns
           const bool fits = Calls::allows(Residency::registers, pack, threads) && width <= threads * Calls::held(pack);
           k::RowPolicy p = policy(Residency::registers, threads, cluster, max_pack);
           p.max_blocks = cols % 3;
@@ -211,8 +219,8 @@ int64_t most_kept(const k::RowPolicy& policy) {
   const T* x = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
   const int64_t cols = 1 << 28;
   k::RowPlan plan;
-  const k::Status status = k::row_plan(k::Exec{}, Op{}.options(), k::load(x, cols), k::store(const_cast<T*>(x), cols), 2, cols,
-                                       policy, plan);
+  const k::Status status = k::row_plan(k::Exec{}, Op{}.options(), k::load(x, cols), k::store(const_cast<T*>(x), cols),
+                                       2, cols, policy, plan);
   return status ? plan.kept : 0;
 }
 
@@ -232,21 +240,28 @@ void shared_and_streamed(int cluster) {
         const bool shared = residency == Residency::shared;
         const int64_t kept = shared ? most_kept<Op, T>(p) : 0;
         const auto add = [&](int64_t cols) {
-          const bool allowed = Calls::with_ends(cols, p) ? threads <= Calls::Engine::max_block(0, residency, true)
-                                                         : Calls::allows(residency, Calls::pack(cols, max_pack), threads);
+          const bool allowed = Calls::with_ends(cols, p)
+                                   ? threads <= Calls::Engine::max_block(0, residency, true)
+                                   : Calls::allows(residency, Calls::pack(cols, max_pack), threads);
           k::RowPolicy limited = p;
-          limited.max_blocks = cols % 3 == 0 ? 1 : 0;  // rounded up to one cluster: the next row goes where this one was
-          sweep.add({2, cols}, limited, !allowed ? Calls::refused : shared && !much_shared_memory() ? Calls::either : Calls::served);
+          limited.max_blocks =
+              cols % 3 == 0 ? 1 : 0;  // rounded up to one cluster: the next row goes where this one was
+          sweep.add({2, cols}, limited,
+                    !allowed                          ? Calls::refused
+                    : shared && !much_shared_memory() ? Calls::either
+                                                      : Calls::served);
         };
         for (const int64_t cols : block_cols(threads, widest, held, 3)) add(cols > 33 ? cluster * cols : cols);
         // One step more than is kept, with ragged ends; in blocks, too: only the first have all their columns.
         if (kept > 0) {
           const int64_t most = cluster * threads * held * kept;
-          for (const int64_t cols : {most, most + widest, most + cluster * threads * int64_t(widest) - 5 * widest}) add(cols);
+          for (const int64_t cols : {most, most + widest, most + cluster * threads * int64_t(widest) - 5 * widest})
+            add(cols);
         }
       }
     }
-    sweep.finish(Calls::allows(Residency::streamed, 1, threads) || Calls::allows(Residency::streamed, Calls::wide, threads));
+    sweep.finish(Calls::allows(Residency::streamed, 1, threads) ||
+                 Calls::allows(Residency::streamed, Calls::wide, threads));
   }
   for (const int64_t cols : {1000, 4096, 22400, 300000}) {
     for (const Residency residency : {Residency::shared, Residency::streamed}) {
@@ -271,7 +286,8 @@ void split() {
       for (const int64_t cols : {1, 33, 5000, 65536, 100003}) {
         for (const int64_t rows : {1, 3, 40}) {
           if (rows == 40 && cols > 5000) continue;
-          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack), threads <= 512 && !have_clusters() ? Calls::served : Calls::refused);
+          sweep.add({rows, cols}, policy(Residency::split, threads, 1, max_pack),
+                    threads <= 512 && !have_clusters() ? Calls::served : Calls::refused);
         }
       }
     }
@@ -492,7 +508,8 @@ void every_choice_is_right() {
       for (int64_t cols = step; cols <= 20000; cols += cols < 3000 ? step : 16 * 7 + step) {
         if (!automatic<Op, T>(rows, cols, stream, plan)) continue;  // reported above
         const bool all = plan.ends || plan.pack == 1;  // of what takes any number of columns each one is tried
-        if (text(plan.policy) != text(before.policy) && (plan.pack == step || (step == 1 && all))) trials.add(Shape{rows, cols});
+        if (text(plan.policy) != text(before.policy) && (plan.pack == step || (step == 1 && all)))
+          trials.add(Shape{rows, cols});
         before = plan;
       }
     }

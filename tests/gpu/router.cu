@@ -1,5 +1,5 @@
-// Routing on the GPU: choices and weights against double, the order of rows, a layer of experts, graphs, and the CPU's version of the
-// same calls.
+// Routing on the GPU: choices and weights against double, the order of rows, a layer of experts, graphs, and the CPU's
+// version of the same calls.
 #include "support/gpu_products.cuh"
 
 #include <kernels/cpu/router.h>
@@ -14,7 +14,8 @@ namespace {
 
 // Memory for sorting, with a guard behind it.
 struct SortRoom {
-  explicit SortRoom(const k::RouterShape& shape) : bytes(k::sort_workspace_bytes(shape)), memory(1, int64_t(bytes / 4) + 1, int64_t(bytes / 4) + 1) {}
+  explicit SortRoom(const k::RouterShape& shape)
+      : bytes(k::sort_workspace_bytes(shape)), memory(1, int64_t(bytes / 4) + 1, int64_t(bytes / 4) + 1) {}
   k::Workspace workspace() const { return bytes > 0 ? k::Workspace{memory.data(), bytes} : k::Workspace{}; }
   size_t bytes;
   Device<int32_t> memory;
@@ -25,7 +26,8 @@ struct Calls {
 
   k::Status done(const k::Status& status) const { return stream.wait(), status; }
   template <class Logits>
-  k::Status route(const Logits& logits, int32_t* ids, float* weights, const k::RouterShape& shape, const k::Router& options) const {
+  k::Status route(const Logits& logits, int32_t* ids, float* weights, const k::RouterShape& shape,
+                  const k::Router& options) const {
     return done(k::route(k::Exec(stream), logits, ids, weights, shape, options));
   }
   k::Status sort(const int32_t* ids, const k::ExpertOrder& to, const k::RouterShape& shape) const {
@@ -40,7 +42,9 @@ struct Calls {
     return done(k::matmul(k::Exec(stream), x, w, out, shape, groups));
   }
   template <class In, class Out>
-  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const { return done(k::copy(k::Exec(stream), in, out, rows, cols)); }
+  k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const {
+    return done(k::copy(k::Exec(stream), in, out, rows, cols));
+  }
 };
 
 }  // namespace
@@ -58,8 +62,10 @@ TEST_CASE("router: more tokens than blocks take at once") {
   Stream stream;
   const Calls calls{stream};
   Random random(3);
-  check_routing<k::half, DeviceMemory>(t, {"many tokens", 5003, 128, 8, 's', true, false, 1, 1, false, 1, 0, -1, 0.5}, [&](int64_t, int64_t) { return 0.5 * std::round(4 * random.normal()); },
-                                       [&](const auto&... all) { return calls.route(all...); });
+  check_routing<k::half, DeviceMemory>(
+      t, {"many tokens", 5003, 128, 8, 's', true, false, 1, 1, false, 1, 0, -1, 0.5},
+      [&](int64_t, int64_t) { return 0.5 * std::round(4 * random.normal()); },
+      [&](const auto&... all) { return calls.route(all...); });
   CHECK_TALLY(t);
 }
 
@@ -97,20 +103,25 @@ TEST_CASE("router: the same bits on the CPU, in a graph, and early") {
   const auto options = k::Router{}.renormalize().groups(6, 3);
   const auto run = [&](bool graph, bool programmatic) {
     Stream stream;
-    Device<int32_t> ids(1, choices, choices), offsets(1, shape.experts + 1, shape.experts + 1), order(1, choices, choices), places(1, choices, choices);
+    Device<int32_t> ids(1, choices, choices), offsets(1, shape.experts + 1, shape.experts + 1),
+        order(1, choices, choices), places(1, choices, choices);
     Device<float> weights(1, choices, choices);
     const SortRoom room(shape);
     const auto exec = k::Exec(stream).programmatic(programmatic);
     k::Status routed, sorted;
     run_in(stream, graph, [&] {
-      routed = k::route(exec, k::load(static_cast<const float*>(logits.data()), shape.experts), ids.data(), weights.data(), shape, options);
-      sorted = k::sort_by_expert(exec, ids.data(), {offsets.data(), order.data(), places.data()}, shape, room.workspace());
+      routed = k::route(exec, k::load(static_cast<const float*>(logits.data()), shape.experts), ids.data(),
+                        weights.data(), shape, options);
+      sorted =
+          k::sort_by_expert(exec, ids.data(), {offsets.data(), order.data(), places.data()}, shape, room.workspace());
     });
     CHECK(routed.ok());
     CHECK(sorted.ok());
     ids.download(), weights.download(), offsets.download(), order.download(), places.download();
     std::vector<int32_t> all;
-    for (int64_t i = 0; i < choices; ++i) all.push_back(ids.get(0, i)), all.push_back(order.get(0, i)), all.push_back(places.get(0, i)), all.push_back(k::bit_cast<int32_t>(weights.get(0, i)));
+    for (int64_t i = 0; i < choices; ++i)
+      all.push_back(ids.get(0, i)), all.push_back(order.get(0, i)), all.push_back(places.get(0, i)),
+          all.push_back(k::bit_cast<int32_t>(weights.get(0, i)));
     for (int64_t e = 0; e <= shape.experts; ++e) all.push_back(offsets.get(0, e));
     return all;
   };
@@ -119,16 +130,20 @@ TEST_CASE("router: the same bits on the CPU, in a graph, and early") {
   CHECK(plain == run(true, false));
   CHECK(plain == run(true, true));
 
-  std::vector<int32_t> ids(static_cast<size_t>(choices)), offsets(static_cast<size_t>(shape.experts + 1)), order(ids), places(ids);
+  std::vector<int32_t> ids(static_cast<size_t>(choices)), offsets(static_cast<size_t>(shape.experts + 1)), order(ids),
+      places(ids);
   std::vector<float> weights(static_cast<size_t>(choices));
-  CHECK(k::cpu::route(k::cpu::Exec{2}, k::load(static_cast<const float*>(same.data()), shape.experts), ids.data(), weights.data(), shape, options));
+  CHECK(k::cpu::route(k::cpu::Exec{2}, k::load(static_cast<const float*>(same.data()), shape.experts), ids.data(),
+                      weights.data(), shape, options));
   CHECK(k::cpu::sort_by_expert(k::cpu::Exec{2}, ids.data(), {offsets.data(), order.data(), places.data()}, shape));
   Tally t;
   for (int64_t i = 0; i < choices; ++i) {
     const size_t at = size_t(i);
-    t.expect(plain[4 * at] == ids[at] && plain[4 * at + 1] == order[at] && plain[4 * at + 2] == places[at], "choice %d differs", int(i));
+    t.expect(plain[4 * at] == ids[at] && plain[4 * at + 1] == order[at] && plain[4 * at + 2] == places[at],
+             "choice %d differs", int(i));
     const float weight = k::bit_cast<float>(plain[4 * at + 3]);
-    t.expect(std::fabs(weight - weights[at]) <= 4e-6f * weights[at], "choice %d has weight %g, on the CPU %g", int(i), double(weight), double(weights[at]));
+    t.expect(std::fabs(weight - weights[at]) <= 4e-6f * weights[at], "choice %d has weight %g, on the CPU %g", int(i),
+             double(weight), double(weights[at]));
   }
   CHECK_TALLY(t);
 }
@@ -138,14 +153,20 @@ TEST_CASE("router: what it refuses") {
   Device<float> p(1, 1024, 1024);
   Device<int32_t> i(1, 70000, 70000);
   const auto logits = k::load(static_cast<const float*>(p.data()), 8);
-  CHECK(std::string(k::route(stream, logits, i.data(), p.data(), {2, 8, 9}).reason()) == "route: top_k exceeds the number of experts");
-  CHECK(std::string(k::route(stream, logits, nullptr, p.data(), {2, 8, 2}).reason()) == "route: ids: the pointer is null");
+  CHECK(std::string(k::route(stream, logits, i.data(), p.data(), {2, 8, 9}).reason()) ==
+        "route: top_k exceeds the number of experts");
+  CHECK(std::string(k::route(stream, logits, nullptr, p.data(), {2, 8, 2}).reason()) ==
+        "route: ids: the pointer is null");
   const k::RouterShape large{8193, 8, 2};
   const k::ExpertOrder to{i.data() + 20000, i.data() + 30000, i.data() + 50000};
   CHECK(k::sort_workspace_bytes({8192, 8, 2}) == 0);
   CHECK(k::sort_workspace_bytes(large) > 0);
-  CHECK(std::string(k::sort_by_expert(stream, i.data(), to, large).reason()) == "sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
-  CHECK(std::string(k::sort_by_expert(stream, i.data(), to, large, {i.data(), k::sort_workspace_bytes(large) - 1}).reason()) == "sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
-  CHECK(std::string(k::sort_by_expert(stream, i.data(), to, large, {reinterpret_cast<char*>(i.data()) + 1, 1 << 20}).reason()) == "sort_by_expert: the workspace is not aligned for 32-bit numbers");
+  CHECK(std::string(k::sort_by_expert(stream, i.data(), to, large).reason()) ==
+        "sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
+  CHECK(std::string(
+            k::sort_by_expert(stream, i.data(), to, large, {i.data(), k::sort_workspace_bytes(large) - 1}).reason()) ==
+        "sort_by_expert: the workspace is smaller than sort_workspace_bytes(shape)");
+  CHECK(std::string(k::sort_by_expert(stream, i.data(), to, large, {reinterpret_cast<char*>(i.data()) + 1, 1 << 20})
+                        .reason()) == "sort_by_expert: the workspace is not aligned for 32-bit numbers");
   CHECK(i.unchanged());
 }

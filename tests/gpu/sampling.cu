@@ -14,7 +14,8 @@ struct OnDevice {
   cudaStream_t stream;
   int multiprocessors;
   template <class Load, class Token>
-  k::Status operator()(const Load& logits, Token* tokens, int64_t rows, int64_t vocabulary, const k::Sampling& options) const {
+  k::Status operator()(const Load& logits, Token* tokens, int64_t rows, int64_t vocabulary,
+                       const k::Sampling& options) const {
     const k::Exec whole(stream);
     k::DeviceInfo part = whole.device();
     if (multiprocessors > 0) part.sm_count = multiprocessors;
@@ -29,7 +30,8 @@ struct OnDevice {
 TEST_CASE("tokens of every kind of row, by every rule, on the GPU") {
   Tally t;
   Stream stream;
-  for (const int64_t n : {1, 2, 31, 33, 200, 1000, 1028}) check_samples<DeviceMemory, float>(t, {8, n, n % 3, n % 2}, sample_rules(), OnDevice{stream, 0});
+  for (const int64_t n : {1, 2, 31, 33, 200, 1000, 1028})
+    check_samples<DeviceMemory, float>(t, {8, n, n % 3, n % 2}, sample_rules(), OnDevice{stream, 0});
   check_samples<DeviceMemory, float>(t, {8, 1028, 4, 0}, sample_rules(), OnDevice{stream, 0});
   for (const int multiprocessors : {1, 8, 16, 0}) {
     check_samples<DeviceMemory, float>(t, {8, 32000, 0, 0}, sample_rules(), OnDevice{stream, multiprocessors});
@@ -41,7 +43,8 @@ TEST_CASE("tokens of every kind of row, by every rule, on the GPU") {
 TEST_CASE("vocabularies as large as they get, on the GPU") {
   Tally t;
   Stream stream;
-  const std::vector<SampleRulesOf> some = {rules_of("greedy", 0, 0), rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("plain", 1, 0), sample_rules()[21]};
+  const std::vector<SampleRulesOf> some = {rules_of("greedy", 0, 0), rules_of("top_k, top_p", 0.8f, 50, 0.9f),
+                                           rules_of("plain", 1, 0), sample_rules()[21]};
   check_samples<DeviceMemory, float>(t, {8, 50257, 1, 1}, some, OnDevice{stream, 0});
   check_samples<DeviceMemory, float>(t, {8, 128256, 0, 0}, some, OnDevice{stream, 0});
   check_samples<DeviceMemory, float>(t, {8, 128256, 0, 0}, some, OnDevice{stream, 4});
@@ -96,12 +99,18 @@ TEST_CASE("wrong arguments are named, and nothing is written") {
   const auto text = [](const k::Status& status) { return std::string(status.reason()); };
   CHECK(text(k::sample(stream, in, static_cast<int32_t*>(nullptr), 2, 64)) == "sample: tokens: the pointer is null");
   CHECK(text(k::sample(stream, in, tokens.data(), -1, 64)) == "sample: rows is negative");
-  CHECK(text(k::sample(stream, in, tokens.data(), 2, 64, k::Sampling{}.top_k(65))) == "sample: top_k is negative, or larger than the vocabulary");
-  CHECK(text(k::sample(stream, k::load(static_cast<const float*>(nullptr), 64), tokens.data(), 2, 64)) == "sample: logits: load: the pointer is null");
-  CHECK(text(k::verify(stream, in, k::drafts(drafted, 1), tokens.data(), static_cast<int32_t*>(nullptr), {1, 1, 64})) == "verify: accepted: the pointer is null");
-  CHECK(text(k::verify(stream, in, k::drafts(drafted, 0), tokens.data(), accepted.data(), {1, 1, 64})) == "verify: drafts: ld is less than the number of drafts");
-  CHECK(text(k::log_probs(stream, in, 2, int64_t(1) << 23, k::LogProbs{}.of(drafted, values.data()))) == "log_probs: vocabulary is larger than 2^22");
-  CHECK(text(k::log_probs(stream, in, 2, 64, k::LogProbs{}.of(drafted, nullptr))) == "log_probs: of: the pointer to log_probs is null");
+  CHECK(text(k::sample(stream, in, tokens.data(), 2, 64, k::Sampling{}.top_k(65))) ==
+        "sample: top_k is negative, or larger than the vocabulary");
+  CHECK(text(k::sample(stream, k::load(static_cast<const float*>(nullptr), 64), tokens.data(), 2, 64)) ==
+        "sample: logits: load: the pointer is null");
+  CHECK(text(k::verify(stream, in, k::drafts(drafted, 1), tokens.data(), static_cast<int32_t*>(nullptr), {1, 1, 64})) ==
+        "verify: accepted: the pointer is null");
+  CHECK(text(k::verify(stream, in, k::drafts(drafted, 0), tokens.data(), accepted.data(), {1, 1, 64})) ==
+        "verify: drafts: ld is less than the number of drafts");
+  CHECK(text(k::log_probs(stream, in, 2, int64_t(1) << 23, k::LogProbs{}.of(drafted, values.data()))) ==
+        "log_probs: vocabulary is larger than 2^22");
+  CHECK(text(k::log_probs(stream, in, 2, 64, k::LogProbs{}.of(drafted, nullptr))) ==
+        "log_probs: of: the pointer to log_probs is null");
   stream.wait();
   CHECK((tokens.unchanged() && accepted.unchanged() && values.unchanged()));
 }
@@ -120,7 +129,10 @@ TEST_CASE("a graph draws new tokens as its step and parameters change on the dev
   Device<int32_t> tokens(1, rows, rows), alone(1, rows, rows);
   const auto in = k::load(static_cast<const float*>(logits.data()), n);
   k::Status captured;
-  const Graph graph(stream, [&] { captured = k::sample(stream, in, tokens.data(), rows, n, k::Sampling{}.seed(4).step(step.data(), 0).top_k(top_k.data(), 0)); });
+  const Graph graph(stream, [&] {
+    captured = k::sample(stream, in, tokens.data(), rows, n,
+                         k::Sampling{}.seed(4).step(step.data(), 0).top_k(top_k.data(), 0));
+  });
   REQUIRE(captured.ok());
   Tally t;
   for (uint64_t i = 0; i < 6; ++i) {
@@ -128,10 +140,12 @@ TEST_CASE("a graph draws new tokens as its step and parameters change on the dev
     top_k.assign({i == 4 ? 1 : 40});
     graph.replay();
     tokens.download();
-    const k::Status status = k::sample(stream, in, alone.data(), rows, n, k::Sampling{}.seed(4).step(i).top_k(i == 4 ? 1 : 40));
+    const k::Status status =
+        k::sample(stream, in, alone.data(), rows, n, k::Sampling{}.seed(4).step(i).top_k(i == 4 ? 1 : 40));
     stream.wait();
     alone.download();
-    t.expect(status.ok() && tokens.bytes() == alone.bytes(), "step %d: %d, %d", int(i), int(tokens.get(0, 0)), int(alone.get(0, 0)));
+    t.expect(status.ok() && tokens.bytes() == alone.bytes(), "step %d: %d, %d", int(i), int(tokens.get(0, 0)),
+             int(alone.get(0, 0)));
   }
   CHECK_TALLY(t);
 }
@@ -139,7 +153,8 @@ TEST_CASE("a graph draws new tokens as its step and parameters change on the dev
 TEST_CASE("drafts are accepted or replaced, on the GPU") {
   Tally t;
   Stream stream;
-  const auto run = [&](const auto& logits, const auto& drafts, auto* tokens, int32_t* accepted, const k::VerifyShape& shape, const k::Sampling& options) {
+  const auto run = [&](const auto& logits, const auto& drafts, auto* tokens, int32_t* accepted,
+                       const k::VerifyShape& shape, const k::Sampling& options) {
     const k::Status status = k::verify(stream, logits, drafts, tokens, accepted, shape, options);
     stream.wait();
     return status;

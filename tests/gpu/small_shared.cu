@@ -1,5 +1,5 @@
-// Devices that have less shared memory for a block than the GPU that code was compiled for: 99 KB (sm_86, sm_89, sm_120) and 163 KB (sm_80),
-// as an Exec that speaks of so much.
+// Devices that have less shared memory for a block than the GPU that code was compiled for: 99 KB (sm_86, sm_89,
+// sm_120) and 163 KB (sm_80), as an Exec that speaks of so much.
 #include "support/gpu_decode.cuh"
 #include "support/gpu_products.cuh"
 
@@ -55,8 +55,10 @@ size_t shared_of(const Stream& stream, const Launch& launch) {
 
 // A product in so much shared memory, against the oracle.
 template <class T, class Inputs, class Weights>
-void multiplies(int shared, const Sizes& s, const k::MatmulPolicy& policy, const Inputs& x, const Weights& w, double rounded = 0) {
-  INFO((shared >> 10) << " KB, " << s.m << " x " << s.n << " x " << s.k << ", " << k::to_string(policy.path) << ", tile of " << policy.tile_tokens);
+void multiplies(int shared, const Sizes& s, const k::MatmulPolicy& policy, const Inputs& x, const Weights& w,
+                double rounded = 0) {
+  INFO((shared >> 10) << " KB, " << s.m << " x " << s.n << " x " << s.k << ", " << k::to_string(policy.path)
+                      << ", tile of " << policy.tile_tokens);
   Stream stream;
   Device<T> y(s.m, s.n, s.n + 8);
   k::Status status;
@@ -64,7 +66,8 @@ void multiplies(int shared, const Sizes& s, const k::MatmulPolicy& policy, const
   const size_t took = shared_of(stream, [&] {
     k::DeviceInfo device = exec_with(stream, shared).device();
     if (!wgmma) device.capability = std::max(device.capability, 120);
-    status = k::matmul(k::Exec(stream, device), k::load(static_cast<const T*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+    status = k::matmul(k::Exec(stream, device), k::load(static_cast<const T*>(x.data()), x.ld()), w.source(),
+                       k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
   });
   INFO(text(status));
   CHECK(status.ok() == !refuses);
@@ -74,7 +77,9 @@ void multiplies(int shared, const Sizes& s, const k::MatmulPolicy& policy, const
   CHECK(compare(y, [&](int64_t m) {
           Row<> row;
           for (int64_t n = 0; n < s.n; ++n) {
-            row.push_back(product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(policy.path == k::Path::automatic ? k::Path::gemm : policy.path, s.k), rounded));
+            row.push_back(product(
+                m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w,
+                units(policy.path == k::Path::automatic ? k::Path::gemm : policy.path, s.k), rounded));
           }
           return row;
         }) == "");
@@ -126,7 +131,8 @@ TEST_CASE("small shared memory: decode") {
       for (const int64_t queries : {1, 5}) {
         const AttentionCase c{{queries, queries}, {130, 700}, 8, 2, dim};
         const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-        const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+        const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8),
+            value(2, where, dim, ScaleOf::head, 1, 0, 8);
         with_view(where, key, value, [&](const auto& kv) {
           Stream stream;
           const k::Exec ex = exec_with(stream, shared);
@@ -135,10 +141,12 @@ TEST_CASE("small shared memory: decode") {
           Device<unsigned char> memory(1, bytes, bytes);
           k::Status status;
           const size_t took = shared_of(stream, [&] {
-            status = k::decode(ex, data.source(), kv, data.sink(), data.shape(), k::causal(), k::Workspace{memory.data(), size_t(bytes)}, data.options());
+            status = k::decode(ex, data.source(), kv, data.sink(), data.shape(), k::causal(),
+                               k::Workspace{memory.data(), size_t(bytes)}, data.options());
           });
           t.expect(took > 0 && took <= size_t(shared), "dim %d took %d bytes of %d", int(dim), int(took), shared);
-          data.check(t, "decode", status, key, value, causal_model(), 3, precision_of(k::DecodeMode::automatic, DType::f16, DType::f16, false));
+          data.check(t, "decode", status, key, value, causal_model(), 3,
+                     precision_of(k::DecodeMode::automatic, DType::f16, DType::f16, false));
         });
       }
     }
@@ -155,16 +163,21 @@ TEST_CASE("small shared memory: attention") {
       const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
       const auto attend_with = [&](auto type) {
         using T = decltype(type);
-        const KvSide<T, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
+        const KvSide<T, k::Nothing, DeviceMemory> key(1, where, dim, ScaleOf::head, 1, 0, 8),
+            value(2, where, c.value_dim(), ScaleOf::head, 1, 0, 8);
         with_view(where, key, value, [&](const auto& kv) {
           Stream stream;
           AttentionData<T, float, DeviceMemory> data(c);
           k::Status status;
-          const size_t took = shared_of(stream, [&] { status = k::attention(exec_with(stream, shared), data.source(), kv, data.sink(), data.shape(), k::causal(), data.options()); });
+          const size_t took = shared_of(stream, [&] {
+            status = k::attention(exec_with(stream, shared), data.source(), kv, data.sink(), data.shape(), k::causal(),
+                                  data.options());
+          });
           t.expect(status.ok(), "dim %d: %s", int(dim), status.reason());
           t.expect(took > 0 && took <= size_t(shared), "dim %d took %d bytes of %d", int(dim), int(took), shared);
-          check(t, "attention", data, [&](int64_t row, int64_t x) { return data.q.value(row, x); }, key, value, causal_model(),
-                precision_of<T>(key, value), 7);
+          check(
+              t, "attention", data, [&](int64_t row, int64_t x) { return data.q.value(row, x); }, key, value,
+              causal_model(), precision_of<T>(key, value), 7);
         });
       };
       attend_with(k::half());

@@ -76,8 +76,9 @@ TEST_CASE("threads: products of several tiles") {
     k::MatmulPolicy policy{k::Path::gemm};
     if (t % 3 != 0) policy.tile_tokens = t % 3 == 1 ? 64 : 128;
     for (int i = 0; i < kCalls; ++i) {
-      const k::Status status = k::matmul(p.stream, k::load(static_cast<const k::half*>(p.x.data()), p.x.ld()), w.source(),
-                                         k::store(p.y.data(), p.y.ld()), {p.x.rows(), kOutputs, kColumns}, policy);
+      const k::Status status =
+          k::matmul(p.stream, k::load(static_cast<const k::half*>(p.x.data()), p.x.ld()), w.source(),
+                    k::store(p.y.data(), p.y.ld()), {p.x.rows(), kOutputs, kColumns}, policy);
       if (!status) return status.reason();
     }
     return "";
@@ -86,7 +87,10 @@ TEST_CASE("threads: products of several tiles") {
     p->stream.wait();
     CHECK(compare(p->y, [&](int64_t m) {
             Row<> row;
-            for (int64_t c = 0; c < kOutputs; ++c) row.push_back(product(m, c, kColumns, [&](int64_t r, int64_t i) { return Real<>(p->x.value(r, i)); }, w, units(k::Path::gemm, kColumns)));
+            for (int64_t c = 0; c < kOutputs; ++c)
+              row.push_back(product(
+                  m, c, kColumns, [&](int64_t r, int64_t i) { return Real<>(p->x.value(r, i)); }, w,
+                  units(k::Path::gemm, kColumns)));
             return row;
           }) == "");
   }
@@ -126,8 +130,9 @@ TEST_CASE("threads: what a device has is asked for once, and is the same for all
     for (int i = 0; i < 1000; ++i) {
       const k::Exec ex;
       const k::DeviceInfo& got = ex.device();
-      if (!ex.status() || got.device != want.device || got.sm_count != want.sm_count || got.shared_per_block != want.shared_per_block ||
-          got.shared_per_sm != want.shared_per_sm || got.capability != want.capability)
+      if (!ex.status() || got.device != want.device || got.sm_count != want.sm_count ||
+          got.shared_per_block != want.shared_per_block || got.shared_per_sm != want.shared_per_sm ||
+          got.capability != want.capability)
         return "another device";
     }
     return "";

@@ -142,8 +142,8 @@ TEST_CASE("user: a source with its own reload") {
 
 namespace {
 
-// A sink of one's own that looks at the whole row first: writes how far every value is above the row's smallest. Counts the
-// values, too.
+// A sink of one's own that looks at the whole row first: writes how far every value is above the row's smallest. Counts
+// the values, too.
 struct AboveSmallest : k::Functor {
   float *y, *smallest, *largest;
   int32_t* counts;
@@ -285,9 +285,11 @@ TEST_CASE("user: a source that reads very much for every value") {
     }
     k::RowPlan plan;
     CHECK(k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), 0), k::store(x.data(), cols), 100000, cols, {}, plan));
-    CHECK(k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), 0), k::store(x.data(), cols), sm_count() / 2, cols, {}, plan));
-    if (cols > 40000) CHECK(!k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), cols), k::store(x.data(), cols), rows, cols,
-                                         policy(k::Residency::shared, 512), plan));
+    CHECK(k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), 0), k::store(x.data(), cols), sm_count() / 2, cols, {},
+                      plan));
+    if (cols > 40000)
+      CHECK(!k::row_plan(stream, k::RmsNorm{}, Bulky(x.data(), cols), k::store(x.data(), cols), rows, cols,
+                         policy(k::Residency::shared, 512), plan));
   }
 }
 

@@ -1,4 +1,5 @@
-// What both translation units of a link test do: the same calls of the CUDA operations, checked. All public headers together.
+// What both translation units of a link test do: the same calls of the CUDA operations, checked. All public headers
+// together.
 #pragma once
 
 #include <kernels/attention.cuh>
@@ -83,7 +84,8 @@ inline void check_gpu_attention(Verdict& verdict) {
   bool downloaded = out.download(o);
   verdict.called("attention", accepted(status) && downloaded, o, want, 1e-3);
   const OnDevice<char> memory(k::decode_workspace_bytes(ex, shape));
-  status = k::decode<64>(ex, in, kv, k::store(again.get(), width), shape, k::causal(), k::Workspace{memory.get(), memory.bytes()});
+  status = k::decode<64>(ex, in, kv, k::store(again.get(), width), shape, k::causal(),
+                         k::Workspace{memory.get(), memory.bytes()});
   downloaded = again.download(o);
   verdict.called("decode", accepted(status) && downloaded, o, want, 1e-3);
 }

@@ -25,8 +25,10 @@ inline int cpu_calls(const char* unit) {
   const auto out = k::store(y.data(), cols);
   link::Verdict verdict(unit);
   verdict.called("softmax", bool(k::cpu::softmax(cx, in, out, rows, cols)), y, link::softmax(x, rows, cols));
-  verdict.called("log_softmax", bool(k::cpu::log_softmax(cx, in | k::scale(1), out, rows, cols)), y, link::log_softmax(x, rows, cols));
-  verdict.called("layernorm", bool(k::cpu::layernorm(cx, in, k::affine(gamma.data()) | out, rows, cols)), y, link::layernorm(x, rows, cols, 2));
+  verdict.called("log_softmax", bool(k::cpu::log_softmax(cx, in | k::scale(1), out, rows, cols)), y,
+                 link::log_softmax(x, rows, cols));
+  verdict.called("layernorm", bool(k::cpu::layernorm(cx, in, k::affine(gamma.data()) | out, rows, cols)), y,
+                 link::layernorm(x, rows, cols, 2));
   verdict.called("rmsnorm", bool(k::cpu::rmsnorm(cx, in, out, rows, cols)), y, link::rmsnorm(x, rows, cols));
   const bool ok = bool(k::cpu::rmsnorm(cx, in, k::quantize(q.data(), cols, scales.data()), rows, cols));
   for (size_t i = 0; i < y.size(); ++i) y[i] = float(q[i]) * scales[i / size_t(cols)];

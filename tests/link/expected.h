@@ -31,7 +31,8 @@ std::vector<double> by_rows(const std::vector<float>& x, int64_t rows, int64_t c
       squares += a * a;
       exponentials += std::exp(a);
     }
-    for (int64_t c = 0; c < cols; ++c) y.push_back(f(double(x[size_t(r * cols + c)]), sum / double(cols), squares / double(cols), exponentials));
+    for (int64_t c = 0; c < cols; ++c)
+      y.push_back(f(double(x[size_t(r * cols + c)]), sum / double(cols), squares / double(cols), exponentials));
   }
   return y;
 }
@@ -43,7 +44,9 @@ inline std::vector<double> log_softmax(const std::vector<float>& x, int64_t rows
   return by_rows(x, rows, cols, [](double a, double, double, double e) { return a - std::log(e); });
 }
 inline std::vector<double> layernorm(const std::vector<float>& x, int64_t rows, int64_t cols, double gamma) {
-  return by_rows(x, rows, cols, [gamma](double a, double m, double s, double) { return gamma * (a - m) / std::sqrt(s - m * m + 1e-5); });
+  return by_rows(x, rows, cols, [gamma](double a, double m, double s, double) {
+    return gamma * (a - m) / std::sqrt(s - m * m + 1e-5);
+  });
 }
 inline std::vector<double> rmsnorm(const std::vector<float>& x, int64_t rows, int64_t cols) {
   return by_rows(x, rows, cols, [](double a, double, double s, double) { return a / std::sqrt(s + 1e-5); });
@@ -53,7 +56,8 @@ class Verdict {
  public:
   explicit Verdict(const char* unit) : unit_(unit) {}
 
-  void called(const char* what, bool accepted, const std::vector<float>& got, const std::vector<double>& want, double tolerance = 1e-5) {
+  void called(const char* what, bool accepted, const std::vector<float>& got, const std::vector<double>& want,
+              double tolerance = 1e-5) {
     double worst = accepted ? 0 : HUGE_VAL, largest = 0;
     for (const double w : want) largest = std::fmax(largest, std::fabs(w));
     for (size_t i = 0; i < want.size() && accepted; ++i) {

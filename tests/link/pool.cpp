@@ -16,7 +16,8 @@ int CALL(int threads) {
   });
   float x[16 * 32], y[16 * 32];
   for (float& each : x) each = 2;
-  const k::Status status = k::cpu::rmsnorm(k::cpu::Exec{threads}.least_work(0), k::load(x, 32), k::store(y, 32), 16, 32, k::RmsNorm{}.eps(0));
+  const k::Status status = k::cpu::rmsnorm(k::cpu::Exec{threads}.least_work(0), k::load(x, 32), k::store(y, 32), 16, 32,
+                                           k::RmsNorm{}.eps(0));
   int wrong = !status;
   for (const float each : y) wrong += each != 1;
   return wrong;

@@ -1,5 +1,6 @@
-// The same text, computed in all ways that there are: alone and in a batch, in pages and dense, in chunks and as a whole, with fewer bits; on
-// a GPU also by a graph and call by call, with weights asked for early and not, and against the CPU. Compiled for a device, LLM_DEVICE.
+// The same text, computed in all ways that there are: alone and in a batch, in pages and dense, in chunks and as a
+// whole, with fewer bits; on a GPU also by a graph and call by call, with weights asked for early and not, and against
+// the CPU. Compiled for a device, LLM_DEVICE.
 #include <cstdlib>
 
 #include "golden.h"
@@ -17,7 +18,8 @@ bool can(llm::Type stored, llm::Type weights, llm::Type cache) {
   std::string why;
   const auto device = on_gpu ? llm::make_gpu(stored, why) : llm::make_cpu(1);
   if (device == nullptr) WARN(why);
-  return device != nullptr && device->products(stored) != nullptr && device->products(weights) != nullptr && device->attend(cache) != nullptr;
+  return device != nullptr && device->products(stored) != nullptr && device->products(weights) != nullptr &&
+         device->attend(cache) != nullptr;
 }
 
 llm::Settings settings_of(const std::string& directory, llm::Type cache) {
@@ -30,7 +32,9 @@ llm::Settings settings_of(const std::string& directory, llm::Type cache) {
 struct Loaded {
   llm::Settings settings;
   llm::Session session;
-  explicit Loaded(const llm::Settings& s, int64_t sequences = 1) : settings(s), session(settings) { session.load(sequences); }
+  explicit Loaded(const llm::Settings& s, int64_t sequences = 1) : settings(s), session(settings) {
+    session.load(sequences);
+  }
 
   std::vector<float> logits(int64_t row = 0) {
     const float* const p = session.model->logits(row);
@@ -75,7 +79,9 @@ double nats(const llm::Settings& settings) {
   for (const std::string& story : stories()) {
     const Ids ids = model.session.tokenizer->encode(story);
     model.session.model->score(0, 0, ids.data(), int64_t(ids.size()), [&](int64_t i, const float* logits) {
-      if (i + 1 < int64_t(ids.size())) sum += llm::negative_log_likelihood(logits, model.session.config.vocabulary, ids[size_t(i + 1)]) / double(ids.size() - 1);
+      if (i + 1 < int64_t(ids.size()))
+        sum += llm::negative_log_likelihood(logits, model.session.config.vocabulary, ids[size_t(i + 1)]) /
+               double(ids.size() - 1);
     });
   }
   return sum / double(stories().size());
@@ -124,7 +130,8 @@ void compare_ways(const std::string& directory, llm::Type cache, const std::vect
 
 std::vector<Ids> three(const Ids& ids) {
   std::vector<Ids> out;
-  for (const size_t n : {size_t(40), size_t(3), size_t(17)}) out.emplace_back(ids.begin(), ids.begin() + int64_t(std::min(n, ids.size())));
+  for (const size_t n : {size_t(40), size_t(3), size_t(17)})
+    out.emplace_back(ids.begin(), ids.begin() + int64_t(std::min(n, ids.size())));
   return out;
 }
 
@@ -133,11 +140,13 @@ std::vector<Ids> three(const Ids& ids) {
 TEST_CASE("tiny models compute the same in every way") {
   const llm::Type type = on_gpu ? llm::Type::f16 : llm::Type::f32;
   if (!can(type, type, type)) return test::skip("no such device or types");
-  for (const char* name : {"llama", "mistral", "qwen2_window", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen2_moe"}) {
+  for (const char* name :
+       {"llama", "mistral", "qwen2_window", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen2_moe"}) {
     INFO(name);
     const Json golden = read(name);
     const ModelFolder folder(golden, type);
-    compare_ways(folder.path(), type, three(golden["ids"].get<Ids>()), on_gpu ? 2 * golden["errors"]["float16"].get<double>() : 2e-5);
+    compare_ways(folder.path(), type, three(golden["ids"].get<Ids>()),
+                 on_gpu ? 2 * golden["errors"]["float16"].get<double>() : 2e-5);
   }
 }
 
@@ -157,7 +166,8 @@ TEST_CASE("models with weights and caches of 16 bits err no more than transforme
       const double allowed = 2 * golden["errors"][type == llm::Type::f16 ? "float16" : "bfloat16"].get<double>();
       const Ids ids = golden["ids"].get<Ids>();
       for (const Json& mark : golden["logits"]) {
-        CHECK(difference(model.read({ids.begin(), ids.begin() + mark["at"].get<int64_t>() + 1}).data(), mark["values"].get<std::vector<float>>()) < allowed);
+        CHECK(difference(model.read({ids.begin(), ids.begin() + mark["at"].get<int64_t>() + 1}).data(),
+                         mark["values"].get<std::vector<float>>()) < allowed);
       }
     }
   }
@@ -179,7 +189,11 @@ TEST_CASE("the bundled model foresees texts with fewer bits almost as well") {
   struct {
     llm::Type weights, cache;
     double most;
-  } const all[] = {{llm::Type::i8, llm::Type::f16, 1.005}, {llm::Type::i4, llm::Type::f16, 1.04}, {llm::Type::f8, llm::Type::f16, 1.01}, {llm::Type::f16, llm::Type::f8, 1.01}, {llm::Type::f16, llm::Type::i8, 1.005}};
+  } const all[] = {{llm::Type::i8, llm::Type::f16, 1.005},
+                   {llm::Type::i4, llm::Type::f16, 1.04},
+                   {llm::Type::f8, llm::Type::f16, 1.01},
+                   {llm::Type::f16, llm::Type::f8, 1.01},
+                   {llm::Type::f16, llm::Type::i8, 1.005}};
   if (!can(llm::Type::f16, llm::Type::f16, llm::Type::f16)) return test::skip("no such device or types");
   const double plain = nats(settings_of(LLM_MODEL, llm::Type::f16));
   CHECK(plain < 2.6);  // it has learned something, or nothing is tested
@@ -188,7 +202,8 @@ TEST_CASE("the bundled model foresees texts with fewer bits almost as well") {
     llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
     settings.weights = llm::name_of(one.weights), settings.cache = llm::name_of(one.cache);
     const double more = std::exp(nats(settings) - plain);
-    INFO("weights of " << llm::name_of(one.weights) << ", cache of " << llm::name_of(one.cache) << ": perplexity " << std::exp(plain) << " times " << more);
+    INFO("weights of " << llm::name_of(one.weights) << ", cache of " << llm::name_of(one.cache) << ": perplexity "
+                       << std::exp(plain) << " times " << more);
     CHECK(more < one.most);
     if (one.cache != llm::Type::i8) continue;
     settings.page = 5;  // scales lie in pages as keys do

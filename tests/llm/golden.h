@@ -35,7 +35,9 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
-  void write(const std::string& name, const std::string& bytes) const { std::ofstream(path_ + "/" + name, std::ios::binary) << bytes; }
+  void write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path_ + "/" + name, std::ios::binary) << bytes;
+  }
 
  private:
   std::string path_;
@@ -69,7 +71,11 @@ inline std::string safetensors(const std::vector<Tensor>& tensors, Type type) {
     const size_t begin = data.size(), bytes = tensor.values.size() * size_t(llm::bits_of(type) / 8);
     data.resize(begin + bytes);
     llm::from_floats(tensor.values.data(), 1, int64_t(tensor.values.size()), type, &data[begin], nullptr);
-    header[tensor.name] = {{"dtype", type == Type::f32 ? "F32" : type == Type::f16 ? "F16" : "BF16"}, {"shape", tensor.shape}, {"data_offsets", {begin, begin + bytes}}};
+    header[tensor.name] = {{"dtype", type == Type::f32   ? "F32"
+                                     : type == Type::f16 ? "F16"
+                                                         : "BF16"},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {begin, begin + bytes}}};
   }
   std::string text = header.dump();
   while (text.size() % 8 != 0) text += ' ';
@@ -96,7 +102,9 @@ inline Json read(const std::string& name) { return llm::read_json(std::string(LL
 inline std::string tokenizer() {
   Json vocabulary = Json::object();
   for (int i = 0; i < 96; ++i) vocabulary[std::string(1, char('!' + i % 94)) + (i < 94 ? "" : "!")] = i;
-  return Json{{"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}, {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}.dump();
+  return Json{{"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}},
+              {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}
+      .dump();
 }
 
 // Experts in tensors of their own, as transformers 4 wrote them; Mixtral's with names of their own.
@@ -115,7 +123,8 @@ inline std::vector<Tensor> apart(const std::vector<Tensor>& all, bool mixtral) {
     for (int64_t e = 0; e < tensor.shape[0]; ++e) {
       for (int64_t part = 0; part < parts; ++part) {
         const auto first = tensor.values.begin() + (e * parts + part) * rows * cols;
-        const std::string name = tensor.name.substr(0, at) + (mixtral ? "block_sparse_moe" : "mlp") + ".experts." + std::to_string(e) + "." + names[mixtral][both ? part : 2] + ".weight";
+        const std::string name = tensor.name.substr(0, at) + (mixtral ? "block_sparse_moe" : "mlp") + ".experts." +
+                                 std::to_string(e) + "." + names[mixtral][both ? part : 2] + ".weight";
         out.push_back({name, {rows, cols}, {first, first + rows * cols}});
       }
     }
@@ -123,16 +132,21 @@ inline std::vector<Tensor> apart(const std::vector<Tensor>& all, bool mixtral) {
   return out;
 }
 
-inline void write_model(const Folder& folder, const Json& golden, const Json& config, Type type, bool old_names = false) {
+inline void write_model(const Folder& folder, const Json& golden, const Json& config, Type type,
+                        bool old_names = false) {
   folder.write("config.json", config.dump());
   folder.write("tokenizer.json", tokenizer());
-  folder.write("model.safetensors", safetensors(old_names ? apart(tensors_of(golden), config["model_type"] == "mixtral") : tensors_of(golden), type));
+  folder.write(
+      "model.safetensors",
+      safetensors(old_names ? apart(tensors_of(golden), config["model_type"] == "mixtral") : tensors_of(golden), type));
 }
 
 // The directory of a golden file's model, which is gone with its object.
 class ModelFolder : public Folder {
  public:
-  explicit ModelFolder(const Json& golden, Type type = Type::f32) { write_model(*this, golden, golden["config"], type); }
+  explicit ModelFolder(const Json& golden, Type type = Type::f32) {
+    write_model(*this, golden, golden["config"], type);
+  }
 };
 
 // The largest difference between logits, relative to the largest of them.

@@ -1,4 +1,5 @@
-// Files that are wrong, in every way that comes to mind: one clear line, and no crash. The sanitizers' run of this test is what counts.
+// Files that are wrong, in every way that comes to mind: one clear line, and no crash. The sanitizers' run of this test
+// is what counts.
 #include <functional>
 
 #include "fuzz/fuzz.h"
@@ -43,13 +44,34 @@ std::string tensor(const std::string& shape, const std::string& offsets, const s
 TEST_CASE("safetensors that are not what they must be are refused") {
   CHECK(parse(with_header(tensor("[2,2]", "[0,16]"), 16)) == "");
   CHECK(parse(with_header("{}", 0)) == "");
-  for (const std::string& bytes :
-       {std::string(), std::string("abc"), std::string(8, '\xff'), std::string(8, '\0'), with_header("{", 0), with_header("[]", 0), with_header("{\"a\":1}", 0), with_header("{\"a\":{}}", 0),
-        with_header(tensor("[2,2]", "[0,17]"), 16), with_header(tensor("[2,2]", "[0,12]"), 16), with_header(tensor("[2,2]", "[16,0]"), 16), with_header(tensor("[-1,2]", "[0,16]"), 16),
-        with_header(tensor("[2.5,2]", "[0,16]"), 16), with_header(tensor("[2,2]", "[0]"), 16), with_header(tensor("[2,2]", "[-16,0]"), 16), with_header(tensor("{}", "[0,16]"), 16),
-        with_header(tensor("[4294967296,4294967296]", "[0,16]"), 16), with_header(tensor("[18446744073709551615,2]", "[0,16]"), 16), with_header(tensor("[0,18446744073709551615]", "[0,0]"), 16),
-        with_header(tensor("[2,2]", "[18446744073709551600,18446744073709551615]"), 16), with_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 16),
-        with_header(std::string(100000, '['), 0), with_header("{\"a\":" + std::string(5000, '[') + std::string(5000, ']') + "}", 0), std::string("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")}) {
+  for (
+      const std::string& bytes :
+      {std::string(),
+       std::string("abc"),
+       std::string(8, '\xff'),
+       std::string(8, '\0'),
+       with_header("{", 0),
+       with_header("[]", 0),
+       with_header("{\"a\":1}", 0),
+       with_header("{\"a\":{}}", 0),
+       with_header(tensor("[2,2]", "[0,17]"), 16),
+       with_header(tensor("[2,2]", "[0,12]"), 16),
+       with_header(tensor("[2,2]", "[16,0]"), 16),
+       with_header(tensor("[-1,2]", "[0,16]"), 16),
+       with_header(tensor("[2.5,2]", "[0,16]"), 16),
+       with_header(tensor("[2,2]", "[0]"), 16),
+       with_header(tensor("[2,2]", "[-16,0]"), 16),
+       with_header(tensor("{}", "[0,16]"), 16),
+       with_header(tensor("[4294967296,4294967296]", "[0,16]"), 16),
+       with_header(tensor("[18446744073709551615,2]", "[0,16]"), 16),
+       with_header(tensor("[0,18446744073709551615]", "[0,0]"), 16),
+       with_header(tensor("[2,2]", "[18446744073709551600,18446744073709551615]"), 16),
+       with_header(
+           "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
+           16),
+       with_header(std::string(100000, '['), 0),
+       with_header("{\"a\":" + std::string(5000, '[') + std::string(5000, ']') + "}", 0),
+       std::string("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")}) {
     INFO(llm::shown(bytes));
     CHECK(parse(bytes) != "");
   }
@@ -74,11 +96,14 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(with("num_key_value_heads", 3).find("num_key_value_heads") != std::string::npos);
   CHECK(with("head_dim", 12).find("head_dim") != std::string::npos);
   CHECK(with("rope_parameters", {{"rope_type", "spiral"}}).find("spiral") != std::string::npos);
-  CHECK(with("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"wobble", 1}}).find("wobble") != std::string::npos);
-  CHECK(with("rope_parameters", {{"rope_type", "llama3"}, {"factor", 2.0}}).find("low_freq_factor") != std::string::npos);
+  CHECK(with("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"wobble", 1}}).find("wobble") !=
+        std::string::npos);
+  CHECK(with("rope_parameters", {{"rope_type", "llama3"}, {"factor", 2.0}}).find("low_freq_factor") !=
+        std::string::npos);
   CHECK(with("quantization_config", {{"bits", 4}}).find("quantization_config") != std::string::npos);
   CHECK(refusal([&] { llm::read_config(Json::array()); }) != "");
-  CHECK(refusal([&] { llm::parse_json(std::string(1000, '[') + std::string(1000, ']'), "deep"); }).find("deep") != std::string::npos);
+  CHECK(refusal([&] { llm::parse_json(std::string(1000, '[') + std::string(1000, ']'), "deep"); }).find("deep") !=
+        std::string::npos);
 
   const auto load = [&](const std::function<void(const Folder&, Json&)>& spoil) {
     const Folder folder;
@@ -87,7 +112,8 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
     spoil(folder, copy);
     return refusal([&] {
       llm::Settings settings;
-      settings.directory = folder.path(), settings.device = "cpu", settings.quiet = true, settings.threads = 1, settings.most = 1;
+      settings.directory = folder.path(), settings.device = "cpu", settings.quiet = true, settings.threads = 1,
+      settings.most = 1;
       llm::Session session(settings);
       session.load(1);
       llm::Session::Times times;
@@ -102,18 +128,41 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
     };
   };
   CHECK(load([](const Folder&, Json&) {}) == "");
-  CHECK(load(weights([](auto& t) { t.erase(t.begin() + 3); })).find(golden["tensors"][3][0].get<std::string>()) != std::string::npos);
-  CHECK(load(weights([](auto& t) { t.push_back({"model.extra.weight", {2}, {1, 2}}); })).find("model.extra.weight") != std::string::npos);
-  CHECK(load(weights([](auto& t) { std::swap(t[3].shape[0], t[3].shape[1]), t[3].shape[0] *= 2, t[3].values.resize(t[3].values.size() * 2); })) != "");
-  CHECK(load(weights([](auto& t) { t.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {4}, {1, 2, 3, 4}}); })) == "");
-  CHECK(load([](const Folder& f, Json&) { f.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"); }).find("Git LFS") != std::string::npos);
-  CHECK(load([](const Folder& f, Json&) { f.write("config.json", "{\"model_type\": \"llama\""); }).find("config.json") != std::string::npos);
-  CHECK(load([](const Folder& f, Json&) { f.write("tokenizer.json", "{}"); }).find("tokenizer.json") != std::string::npos);
-  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); f.write("pytorch_model.bin", "x"); }).find("pytorch_model.bin") != std::string::npos);
-  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/config.json"); f.write("llama-q4_k.gguf", "GGUF"); }).find("GGUF") != std::string::npos);
-  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); }).find("model.safetensors") != std::string::npos);
-  for (const char* index : {"{}", "{\"weight_map\":{\"a\":\"../../etc/passwd\"}}", "{\"weight_map\":{\"a\":5}}", "{\"weight_map\":{\"a\":\"missing.safetensors\"}}"}) {
-    CHECK(load([&](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); f.write("model.safetensors.index.json", index); }) != "");
+  CHECK(load(weights([](auto& t) { t.erase(t.begin() + 3); })).find(golden["tensors"][3][0].get<std::string>()) !=
+        std::string::npos);
+  CHECK(load(weights([](auto& t) {
+          t.push_back({"model.extra.weight", {2}, {1, 2}});
+        })).find("model.extra.weight") != std::string::npos);
+  CHECK(load(weights([](auto& t) {
+          std::swap(t[3].shape[0], t[3].shape[1]), t[3].shape[0] *= 2, t[3].values.resize(t[3].values.size() * 2);
+        })) != "");
+  CHECK(load(weights([](auto& t) {
+          t.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {4}, {1, 2, 3, 4}});
+        })) == "");
+  CHECK(load([](const Folder& f, Json&) {
+          f.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+        }).find("Git LFS") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) {
+          f.write("config.json", "{\"model_type\": \"llama\"");
+        }).find("config.json") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { f.write("tokenizer.json", "{}"); }).find("tokenizer.json") !=
+        std::string::npos);
+  CHECK(load([](const Folder& f, Json&) {
+          fs::remove(f.path() + "/model.safetensors");
+          f.write("pytorch_model.bin", "x");
+        }).find("pytorch_model.bin") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) {
+          fs::remove(f.path() + "/config.json");
+          f.write("llama-q4_k.gguf", "GGUF");
+        }).find("GGUF") != std::string::npos);
+  CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); }).find("model.safetensors") !=
+        std::string::npos);
+  for (const char* index : {"{}", "{\"weight_map\":{\"a\":\"../../etc/passwd\"}}", "{\"weight_map\":{\"a\":5}}",
+                            "{\"weight_map\":{\"a\":\"missing.safetensors\"}}"}) {
+    CHECK(load([&](const Folder& f, Json&) {
+            fs::remove(f.path() + "/model.safetensors");
+            f.write("model.safetensors.index.json", index);
+          }) != "");
   }
   CHECK(load([](const Folder& f, Json&) {
     Json more = llm::parse_json(tokenizer(), "tokenizer");
@@ -127,7 +176,8 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
       const auto all = tensors_of(json);
       const size_t half = all.size() / 2;
       Json map = Json::object();
-      for (size_t i = 0; i < all.size(); ++i) map[all[i].name] = i < half ? "model-1.safetensors" : "model-2.safetensors";
+      for (size_t i = 0; i < all.size(); ++i)
+        map[all[i].name] = i < half ? "model-1.safetensors" : "model-2.safetensors";
       f.write("model.safetensors.index.json", Json{{"weight_map", map}}.dump());
       f.write("model-1.safetensors", safetensors({all.begin(), all.begin() + int(half)}, Type::f32));
       if (both) f.write("model-2.safetensors", safetensors({all.begin() + int(half), all.end()}, Type::f32));

@@ -17,12 +17,15 @@ Written write(llm::Settings settings, const std::string& prompt, const std::vect
   session.load(1);
   Written out;
   std::string printed;
-  out.text = session.generate({ids.empty() ? session.tokenizer->encode(prompt) : ids}, [&](size_t, const std::string& more) { printed += more; }, out.times)[0];
+  out.text = session.generate(
+      {ids.empty() ? session.tokenizer->encode(prompt) : ids},
+      [&](size_t, const std::string& more) { printed += more; }, out.times)[0];
   CHECK(printed == out.text.written);
   return out;
 }
 
-void compare(const llm::Settings& settings, const std::string& prompt, const std::vector<int32_t>& ids, bool repeats, std::initializer_list<int64_t> guesses) {
+void compare(const llm::Settings& settings, const std::string& prompt, const std::vector<int32_t>& ids, bool repeats,
+             std::initializer_list<int64_t> guesses) {
   const Written plain = write(settings, prompt, ids, 0);
   CHECK(plain.times.steps + 1 == plain.times.decoded);
   for (const int64_t n : guesses) {
@@ -48,12 +51,14 @@ llm::Settings settings_of(const std::string& directory) {
 TEST_CASE("a text with guesses is the text without, greedy and sampled") {
   llm::Settings s = settings_of(LLM_MODEL);
   s.context = 200;
-  const std::string prompts[] = {"Once upon a time, there was a little girl named Lily.", "Tom and Sue ran. Tom and Sue ran. Tom and Sue ran. Tom and"};
+  const std::string prompts[] = {"Once upon a time, there was a little girl named Lily.",
+                                 "Tom and Sue ran. Tom and Sue ran. Tom and Sue ran. Tom and"};
   for (const std::string& prompt : prompts) {
     for (const uint64_t seed : {1, 2}) {
       for (const double temperature : {0.0, 0.7}) {
         INFO(prompt << " seed " << seed << " temperature " << temperature);
-        s.seed = seed, s.temperature = temperature, s.top_p = temperature > 0 ? 0.9 : 1, s.repetition_penalty = seed == 1 ? 1 : 1.1;
+        s.seed = seed, s.temperature = temperature, s.top_p = temperature > 0 ? 0.9 : 1,
+        s.repetition_penalty = seed == 1 ? 1 : 1.1;
         compare(s, prompt, {}, false, {seed == 1 ? 2 : 7});
       }
     }

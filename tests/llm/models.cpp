@@ -1,5 +1,5 @@
-// Tiny models of every architecture against Hugging Face transformers (examples/llm/golden), and against themselves: in chunks and as a
-// whole, in pages and dense, in a batch and alone.
+// Tiny models of every architecture against Hugging Face transformers (examples/llm/golden), and against themselves: in
+// chunks and as a whole, in pages and dense, in a batch and alone.
 #include "golden.h"
 #include "support/catch.h"
 
@@ -16,7 +16,9 @@ llm::Settings settings_of(const Folder& folder) {
 struct Loaded {
   llm::Settings settings;
   llm::Session session;
-  explicit Loaded(const llm::Settings& s, int64_t sequences = 1) : settings(s), session(settings) { session.load(sequences); }
+  explicit Loaded(const llm::Settings& s, int64_t sequences = 1) : settings(s), session(settings) {
+    session.load(sequences);
+  }
   std::vector<float> last_logits(const std::vector<int32_t>& ids, int64_t sequence = 0) {
     session.model->read(sequence, 0, ids.data(), int64_t(ids.size()));
     const float* const p = session.model->logits(0);
@@ -32,7 +34,8 @@ struct Loaded {
 };
 
 // text: whether to write one as well; otherwise experts are named as transformers 4 did.
-void compare(const Json& golden, const Json& config, Type type, const char* weights, const char* cache, int64_t chunk, double tolerance, bool text) {
+void compare(const Json& golden, const Json& config, Type type, const char* weights, const char* cache, int64_t chunk,
+             double tolerance, bool text) {
   const Folder folder;
   write_model(folder, golden, config, type, !text);
   llm::Settings settings = settings_of(folder);
@@ -51,8 +54,12 @@ void compare(const Json& golden, const Json& config, Type type, const char* weig
 }  // namespace
 
 TEST_CASE("tiny models give the logits and the text that transformers gives") {
-  for (const char* name : {"llama", "llama_tied", "llama_bias", "llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "llama_yarn_plain", "mistral", "mistral_nemo", "qwen2", "qwen2_window", "qwen3",
-                           "phi3", "phi3_long", "gemma", "gemma2", "gemma3", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe"}) {
+  for (const char* name : {"llama",         "llama_tied",   "llama_bias", "llama_linear",
+                           "llama_dynamic", "llama_llama3", "llama_yarn", "llama_yarn_plain",
+                           "mistral",       "mistral_nemo", "qwen2",      "qwen2_window",
+                           "qwen3",         "phi3",         "phi3_long",  "gemma",
+                           "gemma2",        "gemma3",       "gpt2",       "mixtral",
+                           "qwen2_moe",     "qwen3_moe"}) {
     INFO(name);
     const Json golden = read(name);
     compare(golden, golden["config"], Type::f32, "stored", "fp32", 512, 2e-5, true);
@@ -82,7 +89,8 @@ TEST_CASE("the flag decides whether a head is its own") {
     folder.write("model.safetensors", safetensors(tensors, Type::f32));
     llm::Settings settings = settings_of(folder);
     settings.context = 60;
-    return difference(Loaded(settings).last_logits(golden["ids"].get<std::vector<int32_t>>()).data(), golden["logits"].back()["values"].get<std::vector<float>>());
+    return difference(Loaded(settings).last_logits(golden["ids"].get<std::vector<int32_t>>()).data(),
+                      golden["logits"].back()["values"].get<std::vector<float>>());
   };
   auto tensors = tensors_of(tied);
   tensors.push_back({"lm_head.weight", {96, 32}, std::vector<float>(96 * 32, 1.f)});  // not read
@@ -105,7 +113,8 @@ TEST_CASE("a text that grows over the length where angles change is read anew") 
   settings.temperature = 0;
   const auto ids = golden["ids"].get<std::vector<int32_t>>();
   const auto follows = golden["over"]["greedy"].get<std::vector<int32_t>>();
-  CHECK(Loaded(settings).greedy({ids.begin(), ids.begin() + golden["over"]["from"].get<int64_t>()}, int64_t(follows.size())) == follows);
+  CHECK(Loaded(settings).greedy({ids.begin(), ids.begin() + golden["over"]["from"].get<int64_t>()},
+                                int64_t(follows.size())) == follows);
 }
 
 TEST_CASE("weights and caches of fewer bits stay near") {
@@ -165,7 +174,8 @@ TEST_CASE("a text ends where it should") {
   settings.most = -1;
   text = write(settings, {follows[3]});
   CHECK(std::string(text.finish) == "stop");
-  CHECK(text.ids.size() == ids.size() + size_t(std::find(follows.begin(), follows.end(), follows[3]) - follows.begin()) + 1);
+  CHECK(text.ids.size() ==
+        ids.size() + size_t(std::find(follows.begin(), follows.end(), follows[3]) - follows.begin()) + 1);
 
   // At the end of the context.
   settings.context = 43, settings.ignore_eos = true;

@@ -1,5 +1,5 @@
-// Texts longer than the cache: the first keys stay, and the others go around. Against the whole computation in double over the keys that
-// ought to be there.
+// Texts longer than the cache: the first keys stay, and the others go around. Against the whole computation in double
+// over the keys that ought to be there.
 #include <cmath>
 #include <map>
 
@@ -11,8 +11,8 @@ using Row = std::vector<double>;
 
 namespace {
 
-// A Llama that reads one token after the other and keeps all keys and values, of which each token sees the first ones and the last ones,
-// but none in front of its window.
+// A Llama that reads one token after the other and keeps all keys and values, of which each token sees the first ones
+// and the last ones, but none in front of its window.
 class Reference {
  public:
   explicit Reference(const Json& golden) : config_(golden["config"]) {
@@ -20,13 +20,17 @@ class Reference {
     keys_.resize(config_["num_hidden_layers"].get<size_t>()), values_.resize(keys_.size());
   }
   Row logits(int32_t id, int64_t at, int64_t context, int64_t sinks) {
-    const int64_t window = config_.contains("sliding_window") && !config_["sliding_window"].is_null() ? config_["sliding_window"].get<int64_t>() : at + 1;
-    const size_t hidden = config_["hidden_size"], dim = config_["head_dim"], heads = config_["num_attention_heads"], kv_heads = config_["num_key_value_heads"];
+    const int64_t window = config_.contains("sliding_window") && !config_["sliding_window"].is_null()
+                               ? config_["sliding_window"].get<int64_t>()
+                               : at + 1;
+    const size_t hidden = config_["hidden_size"], dim = config_["head_dim"], heads = config_["num_attention_heads"],
+                 kv_heads = config_["num_key_value_heads"];
     const std::vector<float>& table = tensors_["model.embed_tokens.weight"].values;
     Row x(table.begin() + id * int64_t(hidden), table.begin() + (id + 1) * int64_t(hidden));
     for (size_t l = 0; l < keys_.size(); ++l) {
       const std::string name = "model.layers." + std::to_string(l) + ".", attention = name + "self_attn.";
-      Row y = norm(x, name + "input_layernorm.weight"), q = product(y, attention + "q_proj.weight"), k = product(y, attention + "k_proj.weight");
+      Row y = norm(x, name + "input_layernorm.weight"), q = product(y, attention + "q_proj.weight"),
+          k = product(y, attention + "k_proj.weight");
       rotate(q, dim, at), rotate(k, dim, at);
       keys_[l].push_back(k), values_[l].push_back(product(y, attention + "v_proj.weight"));
       Row o(heads * dim, 0);
@@ -61,7 +65,8 @@ class Reference {
     double sum = 0;
     for (const double v : x) sum += v * v;
     Row out(x);
-    for (size_t i = 0; i < x.size(); ++i) out[i] *= tensors_.at(name).values[i] / std::sqrt(sum / double(x.size()) + config_["rms_norm_eps"].get<double>());
+    for (size_t i = 0; i < x.size(); ++i)
+      out[i] *= tensors_.at(name).values[i] / std::sqrt(sum / double(x.size()) + config_["rms_norm_eps"].get<double>());
     return out;
   }
   Row product(const Row& x, const std::string& name) {
@@ -74,7 +79,8 @@ class Reference {
     const double theta = config_["rope_parameters"]["rope_theta"];
     for (size_t i = 0; i < x.size(); ++i) {
       if (i % dim >= dim / 2) continue;
-      const double angle = double(at) * std::pow(theta, -2 * double(i % dim) / double(dim)), a = x[i], b = x[i + dim / 2];
+      const double angle = double(at) * std::pow(theta, -2 * double(i % dim) / double(dim)), a = x[i],
+                   b = x[i + dim / 2];
       x[i] = a * std::cos(angle) - b * std::sin(angle), x[i + dim / 2] = b * std::cos(angle) + a * std::sin(angle);
     }
   }
@@ -86,7 +92,8 @@ class Reference {
 
 llm::Settings settings_of(const std::string& directory) {
   llm::Settings s;
-  s.directory = directory, s.device = "cpu", s.threads = 1, s.quiet = true, s.cache = "fp32", s.temperature = 0, s.ignore_eos = true, s.most = 90;
+  s.directory = directory, s.device = "cpu", s.threads = 1, s.quiet = true, s.cache = "fp32", s.temperature = 0,
+  s.ignore_eos = true, s.most = 90;
   return s;
 }
 
@@ -115,7 +122,8 @@ TEST_CASE("a text goes on behind the context as with all keys and a mask") {
           if (i + 1 < ids.size()) continue;
           INFO("behind token " << i);
           CHECK(text.ids[i + 1] == std::max_element(logits.begin(), logits.end()) - logits.begin());
-          if (i + 2 == text.ids.size()) CHECK(difference(session.model->logits(0), std::vector<float>(logits.begin(), logits.end())) < 2e-5);
+          if (i + 2 == text.ids.size())
+            CHECK(difference(session.model->logits(0), std::vector<float>(logits.begin(), logits.end())) < 2e-5);
         }
       }
     }

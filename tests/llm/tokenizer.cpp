@@ -1,4 +1,5 @@
-// Tokenizers against the original libraries (examples/llm/golden/make_tokenizers.py), against themselves, and on hostile texts.
+// Tokenizers against the original libraries (examples/llm/golden/make_tokenizers.py), against themselves, and on
+// hostile texts.
 #include <pthread.h>
 
 #include <algorithm>
@@ -113,8 +114,10 @@ TEST_CASE("random strings become the tokens that the original libraries make") {
       CHECK(hash == std::stoull(expected[i].get<std::string>(), nullptr, 16));
     }
   };
-  for (const auto& item : golden["tokenizers"].items()) compare(Tokenizer::from_json(item.value()["json"], item.key()), item.value()["drawn"], item.key());
-  compare(Tokenizer::from_model(from_base64(golden["sentencepiece"]["model"]), "tokenizer.model"), golden["sentencepiece"]["drawn"], "sentencepiece");
+  for (const auto& item : golden["tokenizers"].items())
+    compare(Tokenizer::from_json(item.value()["json"], item.key()), item.value()["drawn"], item.key());
+  compare(Tokenizer::from_model(from_base64(golden["sentencepiece"]["model"]), "tokenizer.model"),
+          golden["sentencepiece"]["drawn"], "sentencepiece");
 }
 
 // With 256 KB of stack; four times the text takes about four times as long, of the thread's own time.
@@ -122,8 +125,11 @@ TEST_CASE("a million bytes of anything come back as they were, from a small stac
   const Json golden = read("tokenizers");
   for (const char* name : {"llama3", "llama2", "qwen2"}) {
     const Tokenizer tokenizer = Tokenizer::from_json(golden["tokenizers"][name]["json"], name);
-    for (const std::string& unit : {std::string("a"), std::string("."), std::string(" "), std::string("\n"), std::string("7"), std::string("\xe6\x97\xa5"), std::string("The cat sat. "), std::string("<"), std::string("\xcc\x81\xcc\x96")}) {
-      if (name == std::string("qwen2") && unit != "\xcc\x81\xcc\x96") continue;  // marks that NFC sorts; otherwise as Llama 3
+    for (const std::string& unit : {std::string("a"), std::string("."), std::string(" "), std::string("\n"),
+                                    std::string("7"), std::string("\xe6\x97\xa5"), std::string("The cat sat. "),
+                                    std::string("<"), std::string("\xcc\x81\xcc\x96")}) {
+      if (name == std::string("qwen2") && unit != "\xcc\x81\xcc\x96")
+        continue;  // marks that NFC sorts; otherwise as Llama 3
       const auto encode = [&](size_t bytes) {
         std::string text;
         while (text.size() < bytes) text += unit;
@@ -134,7 +140,8 @@ TEST_CASE("a million bytes of anything come back as they were, from a small stac
       };
       const double quarter = encode(250000);
       double whole = encode(1000000);
-      for (int again = 0; again < 3 && whole >= 10 * quarter + 0.05; ++again) whole = std::min(whole, encode(1000000));  // memory that the kernel has yet to find counts
+      for (int again = 0; again < 3 && whole >= 10 * quarter + 0.05; ++again)
+        whole = std::min(whole, encode(1000000));  // memory that the kernel has yet to find counts
       INFO(name << " of " << unit << ": " << quarter << " s, and " << whole << " s for four times as much");
       CHECK(whole < 10 * quarter + 0.05);
     }
@@ -156,13 +163,19 @@ TEST_CASE("tokens that are printed as they come are the text") {
       }
       joined += stream.end();
       INFO(item.key() << ": " << golden["texts"][i]);
-      CHECK((joined == tokenizer.decode(ids) || joined == " " + tokenizer.decode(ids)));  // Llama 2 has a space more at the beginning
+      CHECK((joined == tokenizer.decode(ids) ||
+             joined == " " + tokenizer.decode(ids)));  // Llama 2 has a space more at the beginning
     }
   }
 }
 
 TEST_CASE("bytes come out as whole characters, wherever they are cut") {
-  const std::string good = "a\xc3\xa9\xe6\x97\xa5\xf0\x9f\x98\x80z", bad = "\xff" "a\xc3" "b\xe6\x97" "c\xf0\x9f\x98" "d\xed\xa0\x80\xc0\xaf\xf5\xf4\x90\x80\x80";
+  const std::string good = "a\xc3\xa9\xe6\x97\xa5\xf0\x9f\x98\x80z", bad =
+                                                                         "\xff"
+                                                                         "a\xc3"
+                                                                         "b\xe6\x97"
+                                                                         "c\xf0\x9f\x98"
+                                                                         "d\xed\xa0\x80\xc0\xaf\xf5\xf4\x90\x80\x80";
   for (const std::string& text : {good, bad, good + bad + good, std::string("\xe6"), std::string("\xf0\x9f")}) {
     const std::string whole = llm::valid_utf8(text);
     CHECK(llm::valid_utf8(whole) == whole);

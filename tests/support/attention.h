@@ -20,7 +20,7 @@ namespace k = kernels;
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// ---- keys and values ---------------------------------------------------------------------------------------------------
+// ---- keys and values ------------------------------------------------------------------------------------------------
 
 enum class Layout { nhd, hnd, ragged, paged_nhd, paged_hnd };
 enum class ScaleOf { tensor, head, token };
@@ -34,7 +34,8 @@ struct Placement {
   std::vector<int32_t> offsets, table, short_lengths;
   int64_t table_ld = 0;
 
-  Placement(Layout l, const std::vector<int64_t>& lens, int64_t h, int64_t page_size = 16) : layout(l), lengths(lens), heads(h), page(page_size) {
+  Placement(Layout l, const std::vector<int64_t>& lens, int64_t h, int64_t page_size = 16)
+      : layout(l), lengths(lens), heads(h), page(page_size) {
     const int64_t most = lens.empty() ? 0 : *std::max_element(lens.begin(), lens.end());
     short_lengths.assign(lens.begin(), lens.end());
     offsets.push_back(3);  // positions need not begin at 0
@@ -58,8 +59,12 @@ struct Placement {
   }
   bool paged() const { return layout == Layout::paged_nhd || layout == Layout::paged_hnd; }
   bool heads_first() const { return layout == Layout::hnd || layout == Layout::paged_hnd; }
-  int64_t block(int64_t b, int64_t pos) const { return layout == Layout::ragged ? 0 : paged() ? table[size_t(b * table_ld + pos / page)] : b; }
-  int64_t place(int64_t b, int64_t pos) const { return layout == Layout::ragged ? offsets[size_t(b)] + pos : paged() ? pos % page : pos; }
+  int64_t block(int64_t b, int64_t pos) const {
+    return layout == Layout::ragged ? 0 : paged() ? table[size_t(b * table_ld + pos / page)] : b;
+  }
+  int64_t place(int64_t b, int64_t pos) const {
+    return layout == Layout::ragged ? offsets[size_t(b)] + pos : paged() ? pos % page : pos;
+  }
 };
 
 template <class E>
@@ -91,11 +96,15 @@ class KvSide {
   using Scale = std::conditional_t<scaled, S, float>;
 
  public:
-  KvSide(uint64_t seed, const Placement& where, int64_t dim, ScaleOf grain = ScaleOf::head, double spread = 1, int64_t shift = 1,
-         int64_t gap = per_unit > 1 ? 8 : 3)
-      : where_(where), dim_(dim), gap_(gap), grain_(grain),
+  KvSide(uint64_t seed, const Placement& where, int64_t dim, ScaleOf grain = ScaleOf::head, double spread = 1,
+         int64_t shift = 1, int64_t gap = per_unit > 1 ? 8 : 3)
+      : where_(where),
+        dim_(dim),
+        gap_(gap),
+        grain_(grain),
         units_(1, elements() / per_unit, elements() / per_unit, shift, Poison::nan),
-        scales_(1, scale_count(), scale_count(), 1, Poison::nan), values_(size_t(elements())) {
+        scales_(1, scale_count(), scale_count(), 1, Poison::nan),
+        values_(size_t(elements())) {
     Random random(seed);
     if (scaled && grain != ScaleOf::token) {
       for (int64_t i = 0; i < scale_count(); ++i) scales_.set(0, i, make<Scale>(0.05 + 0.1 * random.uniform()));
@@ -130,7 +139,10 @@ class KvSide {
     if (scaled) set_scale(scale_index(b, head, pos), x);
   }
   int64_t scale_count() const {
-    return !scaled ? 0 : grain_ == ScaleOf::tensor ? 1 : grain_ == ScaleOf::head ? where_.heads : where_.blocks * where_.capacity * where_.heads;
+    return !scaled                     ? 0
+           : grain_ == ScaleOf::tensor ? 1
+           : grain_ == ScaleOf::head   ? where_.heads
+                                       : where_.blocks * where_.capacity * where_.heads;
   }
   void upload() { units_.upload(), scales_.upload(); }
 
@@ -192,7 +204,9 @@ struct Formula : k::KvView {
       return out;
     }
   };
-  static KERNELS_HD double at(int64_t pos, int64_t col, bool values) { return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5; }
+  static KERNELS_HD double at(int64_t pos, int64_t col, bool values) {
+    return double((pos * 7 + col * 3 + (values ? 5 : 0)) % 11) / 8 - 0.5;
+  }
   KERNELS_HD int64_t length(int64_t) const { return 333; }
   KERNELS_HD k::KvRun<Codes> key(int64_t, int64_t, int64_t pos) const { return {Codes(pos, false), 5, nullptr, 0}; }
   KERNELS_HD k::KvRun<Codes> value(int64_t, int64_t, int64_t pos) const { return {Codes(pos, true), 7, nullptr, 0}; }
@@ -202,7 +216,8 @@ struct Formula : k::KvView {
   static double expected_value(int64_t, int64_t, int64_t pos, int64_t c) { return at(pos, c, true); }
 };
 
-// The same with as many keys as there can be, for scores that see the last `seen` of them at most: what oracles are told of.
+// The same with as many keys as there can be, for scores that see the last `seen` of them at most: what oracles are
+// told of.
 struct FarFormula : Formula {
   static constexpr int64_t keys = 2147482624, seen = 100;
   KERNELS_HD int64_t length(int64_t) const { return keys; }
@@ -210,7 +225,7 @@ struct FarFormula : Formula {
   static double expected_value(int64_t, int64_t, int64_t pos, int64_t c) { return at(keys - seen + pos, c, true); }
 };
 
-// ---- oracle ------------------------------------------------------------------------------------------------------------
+// ---- oracle ---------------------------------------------------------------------------------------------------------
 
 // A query and a key, as the library's scores see them.
 struct Spot {
@@ -239,8 +254,8 @@ struct Attended {
   Real<> lse;
 };
 
-// What a path that does not compute in float throughout rounds on the way. Tensor cores add with an accumulator that is cut
-// off: up to two units for every 16 products.
+// What a path that does not compute in float throughout rounds on the way. Tensor cores add with an accumulator that is
+// cut off: up to two units for every 16 products.
 struct Precision {
   double queries = 0, values = 0;  // when they become operands, relative to them
   DType weights = DType::f32;
@@ -252,11 +267,11 @@ struct Precision {
   double units(int64_t terms) const { return tensor ? double(terms) / 8 : 0; }
 };
 
-// One head of one query. q(c), key(pos, c), value(pos, c). `plain`: if given, what it would be if nothing but the weights under the
-// largest logit was rounded.
+// One head of one query. q(c), key(pos, c), value(pos, c). `plain`: if given, what it would be if nothing but the
+// weights under the largest logit was rounded.
 template <class Q, class K, class V>
-Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim, int64_t v_dim, double scale, const ScoreModel& score,
-                const Precision& precision = {}, std::vector<double>* plain = nullptr) {
+Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim, int64_t v_dim, double scale,
+                const ScoreModel& score, const Precision& precision = {}, std::vector<double>* plain = nullptr) {
   Row<> x;
   std::vector<int64_t> keys;
   for (spot.key = 0; spot.key < spot.kv_len; ++spot.key) {
@@ -267,7 +282,10 @@ Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim
       sum += a, size += std::fabs(a);
     }
     // q is rounded once more with the scale in it; then as in a product.
-    x.push_back(score.transform({double(sum) * scale, double(size) * std::fabs(scale) * ((kSum + 6 + precision.units(dim)) * unit<float> + precision.queries)}, spot));
+    x.push_back(score.transform(
+        {double(sum) * scale,
+         double(size) * std::fabs(scale) * ((kSum + 6 + precision.units(dim)) * unit<float> + precision.queries)},
+        spot));
     keys.push_back(spot.key);
   }
   const double sink = score.sink(spot.head);
@@ -298,14 +316,15 @@ Attended attend(const Q& q, const K& key, const V& value, Spot spot, int64_t dim
       sum += x[i].v * v, size += std::fabs(x[i].v * v), off += (x[i].e + precision.least_weight()) * std::fabs(v);
       if (plain) rounded += weights[i] * v;
     }
-    const double units = (kSum + 8 + precision.units(int64_t(keys.size()))) * unit<float> + precision.of_weights() + precision.values;
+    const double units =
+        (kSum + 8 + precision.units(int64_t(keys.size()))) * unit<float> + precision.of_weights() + precision.values;
     out.o.push_back({double(sum), double(off + size * units) + tiny<float>});
     if (plain) plain->push_back(double(rounded) * std::exp(-log_sum.v));
   }
   return out;
 }
 
-// ---- one call and its check --------------------------------------------------------------------------------------------
+// ---- one call and its check -----------------------------------------------------------------------------------------
 
 struct AttentionCase {
   std::vector<int64_t> q_lens, kv_lens;
@@ -329,7 +348,8 @@ struct AttentionCase {
     };
     out << "q", list(q_lens);
     out << ", kv", list(kv_lens);
-    out << ", heads " << heads << "/" << kv_heads << ", dim " << dim << "/" << value_dim() << ", " << threads << " threads";
+    out << ", heads " << heads << "/" << kv_heads << ", dim " << dim << "/" << value_dim() << ", " << threads
+        << " threads";
     return out.str();
   }
 };
@@ -352,7 +372,13 @@ struct AttentionData {
   }
   static int64_t rows(const AttentionCase& a) { return std::accumulate(a.q_lens.begin(), a.q_lens.end(), int64_t(0)); }
   k::AttentionShape shape() const {
-    return {int64_t(c.q_lens.size()), c.most_queries(), c.heads, c.kv_heads, c.dim, c.v_dim, c.ragged_q ? offsets.data() : nullptr};
+    return {int64_t(c.q_lens.size()),
+            c.most_queries(),
+            c.heads,
+            c.kv_heads,
+            c.dim,
+            c.v_dim,
+            c.ragged_q ? offsets.data() : nullptr};
   }
   auto source() const { return k::load(static_cast<const TQ*>(q.data()), q.ld()); }
   auto sink() const { return k::store(o.data(), o.ld()); }
@@ -367,8 +393,8 @@ struct AttentionData {
 
   // Every `step`th query against the oracle. key, value: (b, head, pos, c).
   template <class K, class V>
-  void check(Tally& t, const std::string& what, const k::Status& status, const K& key, const V& value, const ScoreModel& score, int64_t step = 1,
-             const Precision& precision = {}) {
+  void check(Tally& t, const std::string& what, const k::Status& status, const K& key, const V& value,
+             const ScoreModel& score, int64_t step = 1, const Precision& precision = {}) {
     const std::string name = what + ": " + c.describe();
     if (!t.expect(status.ok(), "%s: %s", name.c_str(), status.reason())) return;
     o.download();
@@ -381,24 +407,27 @@ struct AttentionData {
           if (count++ % step != 0 && i + 1 < c.q_lens[b]) continue;
           const int64_t row = offsets[b] + i, kv_head = h / (c.heads / c.kv_heads);
           auto want = attend([&](int64_t x) { return q.value(row, h * c.dim + x); },
-                                   [&](int64_t pos, int64_t x) { return key(int64_t(b), kv_head, pos, x); },
-                                   [&](int64_t pos, int64_t x) { return value(int64_t(b), kv_head, pos, x); },
-                                   {int64_t(b), h, i, 0, c.q_lens[b], c.kv_lens[b]}, c.dim, c.value_dim(), c.scaling(), score, precision);
+                             [&](int64_t pos, int64_t x) { return key(int64_t(b), kv_head, pos, x); },
+                             [&](int64_t pos, int64_t x) { return value(int64_t(b), kv_head, pos, x); },
+                             {int64_t(b), h, i, 0, c.q_lens[b], c.kv_lens[b]}, c.dim, c.value_dim(), c.scaling(), score,
+                             precision);
           for (int64_t x = 0; broken && x < c.value_dim(); ++x) {
             const double got = value_of(o.get(row, h * c.value_dim() + x));
             if (broken(int64_t(b), h, x)) want.o[size_t(x)] = std::isfinite(got) ? Real<>(std::nan("")) : Real<>(got);
           }
-          const std::string problem = mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * c.value_dim() + x); });
-          t.expect(problem.empty(), "%s, sequence %d query %d head %d: %s", name.c_str(), int(b), int(i), int(h), problem.c_str());
-          t.expect(within(lse.get(row, h), want.lse), "%s, sequence %d query %d head %d: lse %g, want %g +- %g", name.c_str(), int(b), int(i), int(h),
-                   lse.get(row, h), want.lse.v, want.lse.e);
+          const std::string problem =
+              mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * c.value_dim() + x); });
+          t.expect(problem.empty(), "%s, sequence %d query %d head %d: %s", name.c_str(), int(b), int(i), int(h),
+                   problem.c_str());
+          t.expect(within(lse.get(row, h), want.lse), "%s, sequence %d query %d head %d: lse %g, want %g +- %g",
+                   name.c_str(), int(b), int(i), int(h), lse.get(row, h), want.lse.v, want.lse.e);
         }
       }
     }
   }
 };
 
-// ---- scores, with their models -----------------------------------------------------------------------------------------
+// ---- scores, with their models --------------------------------------------------------------------------------------
 
 inline ScoreModel causal_model(bool top_left = false) {
   ScoreModel m;
@@ -415,13 +444,16 @@ inline ScoreModel window_model(int64_t left, int64_t right, bool top_left = fals
 }
 inline ScoreModel soft_cap_model(double cap) {
   ScoreModel m;
-  m.transform = [=](Real<> x, const Spot&) { return Real<>(cap * std::tanh(x.v / cap), x.e + 16 * unit<float> * std::min(cap, std::fabs(x.v)) + tiny<float>); };
+  m.transform = [=](Real<> x, const Spot&) {
+    return Real<>(cap * std::tanh(x.v / cap), x.e + 16 * unit<float> * std::min(cap, std::fabs(x.v)) + tiny<float>);
+  };
   return m;
 }
 inline ScoreModel alibi_model(const std::vector<float>& slopes) {
   ScoreModel m;
   m.transform = [=](Real<> x, const Spot& s) {
-    return x + Real<>(-double(slopes[size_t(s.head)]) * std::fabs(double(s.key - (s.query + s.kv_len - s.q_len)))).rounded();
+    return x + Real<>(-double(slopes[size_t(s.head)]) * std::fabs(double(s.key - (s.query + s.kv_len - s.q_len))))
+                   .rounded();
   };
   return m;
 }

@@ -15,7 +15,7 @@ namespace k = kernels;
 
 namespace test {
 
-// ---- operations, with their oracles ------------------------------------------------------------------------------------
+// ---- operations, with their oracles ---------------------------------------------------------------------------------
 
 struct Softmax {
   static constexpr const char* name = "softmax";
@@ -53,7 +53,8 @@ struct LayerNorm {
   double eps = 1e-5;
 
   template <class In, class Out, class C>
-  k::Status run(const k::cpu::Exec& cx, const In& in, const Out& out, int64_t rows, int64_t cols, C* mean, C* rstd) const {
+  k::Status run(const k::cpu::Exec& cx, const In& in, const Out& out, int64_t rows, int64_t cols, C* mean,
+                C* rstd) const {
     return k::cpu::layernorm(cx, in, out, rows, cols, k::LayerNorm{}.eps(eps).mean(mean).rstd(rstd));
   }
   template <class C>
@@ -73,7 +74,7 @@ struct RmsNorm {
   RowStatistics<C> expect(Row<C>& x) const { return {{}, rmsnorm(x, eps)}; }
 };
 
-// ---- shapes ------------------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------------------
 
 struct Shape {
   int64_t rows, cols;
@@ -95,7 +96,7 @@ inline std::vector<Shape> awkward_shapes() {
   return shapes;
 }
 
-// ---- Trial -------------------------------------------------------------------------------------------------------------
+// ---- Trial ----------------------------------------------------------------------------------------------------------
 
 // How a Trial reads and writes, unless told otherwise.
 struct Direct {
@@ -103,8 +104,8 @@ struct Direct {
   template <class T> static auto store(T* p, int64_t ld) { return k::store(p, ld); }
 };
 
-// One call on guarded memory: random rows, unless input() gives others; run() calls the operation and compares every row
-// with the oracle.
+// One call on guarded memory: random rows, unless input() gives others; run() calls the operation and compares every
+// row with the oracle.
 template <class Op, class S, class D = S, class Io = Direct>
 class Trial {
  public:
@@ -112,10 +113,13 @@ class Trial {
 
   // In place: S and D of the same size.
   explicit Trial(const Shape& shape, const Op& op = {})
-      : shape_(shape), op_(op),
-        in_(shape.rows, shape.cols, shape.cols + shape.in_gap, shape.in_shift, shape.in_place ? Poison::garbage : Poison::nan),
+      : shape_(shape),
+        op_(op),
+        in_(shape.rows, shape.cols, shape.cols + shape.in_gap, shape.in_shift,
+            shape.in_place ? Poison::garbage : Poison::nan),
         out_(shape.in_place ? 0 : shape.rows, shape.cols, shape.cols + shape.out_gap, shape.out_shift),
-        mean_(Op::has_mean ? shape.rows : 0, 1, 1), rstd_(Op::has_rstd ? shape.rows : 0, 1, 1) {
+        mean_(Op::has_mean ? shape.rows : 0, 1, 1),
+        rstd_(Op::has_rstd ? shape.rows : 0, 1, 1) {
     RandomRows rows(mix(uint64_t(shape.cols)) + uint64_t(shape.rows), Op::holes);
     for (int64_t r = 0; r < shape.rows; ++r) {
       rows.row(r, shape.cols, [&](int64_t c, double x) { in_.set(r, c, make<S>(x)); });
@@ -134,10 +138,12 @@ class Trial {
 
   // "" or what is wrong. Only every `step`th row and the last are compared with the oracle.
   std::string run(const k::cpu::Exec& cx = k::cpu::Exec{1}, int64_t step = 1) {
-    const k::Status status = op_.run(cx, Io::load(static_cast<const S*>(in_.data()), in_.ld()), sink(), shape_.rows, shape_.cols,
-                                     Op::has_mean ? mean_.data() : nullptr, Op::has_rstd ? rstd_.data() : nullptr);
+    const k::Status status =
+        op_.run(cx, Io::load(static_cast<const S*>(in_.data()), in_.ld()), sink(), shape_.rows, shape_.cols,
+                Op::has_mean ? mean_.data() : nullptr, Op::has_rstd ? rstd_.data() : nullptr);
     if (!status) return describe() + ": refused, " + status.reason();
-    if (shape_.cols == 0 && !(mean_.unchanged() && rstd_.unchanged())) return describe() + ": wrote mean or rstd of empty rows";
+    if (shape_.cols == 0 && !(mean_.unchanged() && rstd_.unchanged()))
+      return describe() + ": wrote mean or rstd of empty rows";
     if (!shape_.in_place && !in_.unchanged()) return describe() + ": the input was changed";
     in_.download();
     out_.download();
@@ -159,13 +165,15 @@ class Trial {
     return all;
   }
 
-  double output(int64_t row, int64_t col) const { return shape_.in_place ? value_of(in_.get(row, col)) : value_of(out_.get(row, col)); }
+  double output(int64_t row, int64_t col) const {
+    return shape_.in_place ? value_of(in_.get(row, col)) : value_of(out_.get(row, col));
+  }
 
   std::string describe() const {
     std::ostringstream out;
-    out << Op::name << " " << name(dtype_of<S>::value) << " to " << name(dtype_of<D>::value) << " " << shape_.rows << " x "
-        << shape_.cols << ", gaps " << shape_.in_gap << " " << shape_.out_gap << ", shifts " << shape_.in_shift << " "
-        << shape_.out_shift << (shape_.in_place ? ", in place" : "");
+    out << Op::name << " " << name(dtype_of<S>::value) << " to " << name(dtype_of<D>::value) << " " << shape_.rows
+        << " x " << shape_.cols << ", gaps " << shape_.in_gap << " " << shape_.out_gap << ", shifts " << shape_.in_shift
+        << " " << shape_.out_shift << (shape_.in_place ? ", in place" : "");
     return out.str();
   }
 
@@ -197,8 +205,10 @@ class Trial {
     if (!problem.empty()) return problem;
     // A row with infinities has no mean: infinity and NaN are both fine.
     const bool infinite = !std::isfinite(statistics.mean.v) && !std::isfinite(mean_.get(r, 0));
-    if (Op::has_mean && !infinite && !within(mean_.get(r, 0), statistics.mean)) return wrong("mean", r, mean_.get(r, 0), statistics.mean);
-    if (Op::has_rstd && !within(rstd_.get(r, 0), statistics.rstd)) return wrong("rstd", r, rstd_.get(r, 0), statistics.rstd);
+    if (Op::has_mean && !infinite && !within(mean_.get(r, 0), statistics.mean))
+      return wrong("mean", r, mean_.get(r, 0), statistics.mean);
+    if (Op::has_rstd && !within(rstd_.get(r, 0), statistics.rstd))
+      return wrong("rstd", r, rstd_.get(r, 0), statistics.rstd);
     return "";
   }
   static std::string wrong(const char* what, int64_t row, C got, Real<C> want) {

@@ -46,14 +46,14 @@ template <class TX, class TY, class Weights>
 void check(Tally& t, const char* what, const Case& c, const Weights& w) {
   const Matrix<TX> x(21, c.m, c.k, c.k + 2, 1, 1);
   Guarded<TY> y(c.m, c.n, c.n + 3, 1);
-  const k::Status status = k::cpu::matmul(on_threads(c.threads), k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
-                                          k::store(y.data(), y.ld()), {c.m, c.n, c.k});
+  const k::Status status = k::cpu::matmul(on_threads(c.threads), k::load(static_cast<const TX*>(x.data()), x.ld()),
+                                          w.source(), k::store(y.data(), y.ld()), {c.m, c.n, c.k});
   const auto value = [&](int64_t m, int64_t i) { return Real<>(x.value(m, i)); };
   check_result(t, what, c, status, y, [&](int64_t m, int64_t n) { return product(m, n, c.k, value, w); });
 }
 
-// make(rows, cols) gives the weights. Tokens that are alone, fill a tile, share decoded weights, and are more than share a
-// pass; columns that fill no vector, no unit, no run, and more than a buffer holds.
+// make(rows, cols) gives the weights. Tokens that are alone, fill a tile, share decoded weights, and are more than
+// share a pass; columns that fill no vector, no unit, no run, and more than a buffer holds.
 template <class TX, class TY, class Make>
 void every_shape(const char* what, const Make& make) {
   Tally t;
@@ -63,7 +63,8 @@ void every_shape(const char* what, const Make& make) {
       for (const int64_t m : {1, 2, 3, 4, 5, 33}) check<TX, TY>(t, what, {m, rows, cols}, w);
     }
   }
-  for (const Case c : {Case{1, 9, 4096 + 41, 1}, Case{2, 9, 8192 + 17, 3}, Case{6, 5, 5001, 2}, Case{1, 5, 70001, 2}, Case{31, 6, 3001, 2}}) {
+  for (const Case c : {Case{1, 9, 4096 + 41, 1}, Case{2, 9, 8192 + 17, 3}, Case{6, 5, 5001, 2}, Case{1, 5, 70001, 2},
+                       Case{31, 6, 3001, 2}}) {
     check<TX, TY>(t, what, c, make(c.n, c.k));
   }
   CHECK_TALLY(t);

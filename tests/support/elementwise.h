@@ -1,4 +1,5 @@
-// What the tests of copy() on the CPU and on the GPU share: the cases, and what they should give. A Door says how a call is made:
+// What the tests of copy() on the CPU and on the GPU share: the cases, and what they should give. A Door says how a
+// call is made:
 //
 //   copy(in, out, rows, cols), copy(in, out, n) and rmsnorm(in, out, rows, cols) return a Status when the call is done.
 #pragma once
@@ -25,7 +26,8 @@ namespace k = kernels;
 // ---- activations: one type for all, so that each call is compiled once ---------------------------------------------
 
 enum class Curve { gelu, gelu_erf, silu, relu, relu2, sigmoid, tanh, exp };
-constexpr Curve kCurves[] = {Curve::gelu, Curve::gelu_erf, Curve::silu, Curve::relu, Curve::relu2, Curve::sigmoid, Curve::tanh, Curve::exp};
+constexpr Curve kCurves[] = {Curve::gelu,  Curve::gelu_erf, Curve::silu, Curve::relu,
+                             Curve::relu2, Curve::sigmoid,  Curve::tanh, Curve::exp};
 inline const char* name(Curve curve) {
   static const char* const names[] = {"gelu", "gelu_erf", "silu", "relu", "relu2", "sigmoid", "tanh", "exp"};
   return names[int(curve)];
@@ -89,8 +91,22 @@ inline Real<> applied(Curve curve, double x) {
 
 // Floats of all sizes, and those that need care.
 inline std::vector<float> all_floats(uint32_t step) {
-  std::vector<float> all = {0.f, -0.f, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf(""), 0x1p-149f,
-                            -0x1p-149f, 0x1p-126f, 3.4028235e38f, -3.4028235e38f, 0.3f, -0.3f, 88.72f, -87.34f, 1e19f, -1e19f};
+  std::vector<float> all = {0.f,
+                            -0.f,
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
+                            std::nanf(""),
+                            0x1p-149f,
+                            -0x1p-149f,
+                            0x1p-126f,
+                            3.4028235e38f,
+                            -3.4028235e38f,
+                            0.3f,
+                            -0.3f,
+                            88.72f,
+                            -87.34f,
+                            1e19f,
+                            -1e19f};
   for (uint64_t bits = 0; bits < uint64_t(1) << 32; bits += step) all.push_back(k::bit_cast<float>(uint32_t(bits)));
   for (int i = -3000; i <= 3000; ++i) all.push_back(float(i) * 0.005f);
   return all;
@@ -103,18 +119,20 @@ void check_activations(Tally& t, const Door& door) {
   const Numbers<float, Memory> x(values);
   for (const Curve curve : kCurves) {
     Guarded<float, Memory> y(1, n, n);
-    const k::Status status = door.copy(k::load(static_cast<const float*>(x.data())) | AnyActivation(curve), k::store(y.data()), n);
+    const k::Status status =
+        door.copy(k::load(static_cast<const float*>(x.data())) | AnyActivation(curve), k::store(y.data()), n);
     t.expect(status.ok(), "%s", status.reason());
     y.download();
     t.expect(y.intact(), "wrote outside");
     for (int64_t i = 0; i < n; ++i) {
       const float got = y.get(0, i), from = values[size_t(i)];
-      t.expect(is_right(curve, got, from), "%s(%.9g): got %.9g, want %.17g", name(curve), from, got, exact(curve, from));
+      t.expect(is_right(curve, got, from), "%s(%.9g): got %.9g, want %.17g", name(curve), from, got,
+               exact(curve, from));
     }
   }
 }
 
-// ---- shapes ----------------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------------------
 
 // Whether two values are the same bits, or both NaN.
 template <class T>
@@ -137,7 +155,9 @@ void check_flat(Tally& t, const Door& door) {
         t.expect(status.ok(), "n %d: %s", int(n), status.reason());
         to.download();
         t.expect(to.intact(), "n %d, shift %d: wrote outside", int(n), int(shift));
-        for (int64_t i = 0; i < n; ++i) t.expect(same(to.get(0, i), make<k::half>(0.5 * x.value(0, i))), "n %d, shift %d: element %d", int(n), int(shift), int(i));
+        for (int64_t i = 0; i < n; ++i)
+          t.expect(same(to.get(0, i), make<k::half>(0.5 * x.value(0, i))), "n %d, shift %d: element %d", int(n),
+                   int(shift), int(i));
       };
       run(x.data(), y);
       run(own.data(), own);
@@ -151,19 +171,24 @@ void check_rows(Tally& t, const Door& door) {
   for (const int64_t cols : {1, 2, 6, 8, 50, 64, 257, 4100}) {
     for (const int64_t rows : {1, 3, 70}) {
       for (const int64_t gap : {0, 1, 8}) {
-        const RandomMatrix<k::half, Memory> x(1, rows, cols, cols + gap, gap == 1), again(2, 1, cols, cols), table(3, 3, cols, cols);
+        const RandomMatrix<k::half, Memory> x(1, rows, cols, cols + gap, gap == 1), again(2, 1, cols, cols),
+            table(3, 3, cols, cols);
         const RandomMatrix<float, Memory> factors(4, rows, 1, 1);
         Guarded<k::half, Memory> y(rows, cols, cols + 2 * gap, gap == 1);
-        const k::Status status = door.copy(k::load(static_cast<const k::half*>(x.data()), x.ld()) | k::add(k::load(static_cast<const k::half*>(again.data()), 0)) |
-                                               k::add(k::cycle(k::load(static_cast<const k::half*>(table.data()), cols), 3)) | k::mul(k::per_row(static_cast<const float*>(factors.data()))),
-                                           k::store(y.data(), y.ld()), rows, cols);
+        const k::Status status =
+            door.copy(k::load(static_cast<const k::half*>(x.data()), x.ld()) |
+                          k::add(k::load(static_cast<const k::half*>(again.data()), 0)) |
+                          k::add(k::cycle(k::load(static_cast<const k::half*>(table.data()), cols), 3)) |
+                          k::mul(k::per_row(static_cast<const float*>(factors.data()))),
+                      k::store(y.data(), y.ld()), rows, cols);
         t.expect(status.ok(), "%s", status.reason());
         y.download();
         t.expect(y.intact(), "%d x %d: wrote outside", int(rows), int(cols));
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < cols; ++c) {
             const float sum = float(x.value(r, c)) + float(again.value(0, c)), all = sum + float(table.value(r % 3, c));
-            t.expect(same(y.get(r, c), make<k::half>(double(all * factors.get(r, 0)))), "%d x %d, gap %d: row %d, column %d", int(rows), int(cols), int(gap), int(r), int(c));
+            t.expect(same(y.get(r, c), make<k::half>(double(all * factors.get(r, 0)))),
+                     "%d x %d, gap %d: row %d, column %d", int(rows), int(cols), int(gap), int(r), int(c));
           }
         }
       }
@@ -171,7 +196,7 @@ void check_rows(Tally& t, const Door& door) {
   }
 }
 
-// ---- gates -----------------------------------------------------------------------------------------------------------
+// ---- gates ----------------------------------------------------------------------------------------------------------
 
 template <class T, class Memory, class Want>
 void expect_matrix(Tally& t, const char* what, const k::Status& status, Guarded<T, Memory>& got, Want want) {
@@ -196,7 +221,8 @@ void check_gates(Tally& t, const Door& door) {
     for (const Curve curve : {Curve::silu, Curve::gelu, Curve::gelu_erf, Curve::relu, Curve::relu2, Curve::sigmoid}) {
       Guarded<k::half, Memory> y(rows, n, n);
       const auto want = [&](int64_t gate, int64_t up) {
-        return [=, &x](int64_t r, int64_t c) { return applied(curve, x.value(r, gate + c)) * Real<>(x.value(r, up + c)); };
+        return
+            [=, &x](int64_t r, int64_t c) { return applied(curve, x.value(r, gate + c)) * Real<>(x.value(r, up + c)); };
       };
       const auto glu = k::glu(AnyActivation(curve));
       const auto out = k::store(y.data(), n);
@@ -208,8 +234,12 @@ void check_gates(Tally& t, const Door& door) {
     RandomMatrix<k::bfloat16, Memory> up(2, rows, n, n);
     std::vector<double> before;
     for (int64_t i = 0; i < rows * n; ++i) before.push_back(up.value(i / n, i % n));
-    expect_matrix(t, "composed, in place", door.copy(k::load(p, x.ld()) | k::silu() | k::mul(k::load(static_cast<const k::bfloat16*>(up.data()), n)), k::store(up.data(), n), rows, n),
-                  up, [&](int64_t r, int64_t c) { return applied(Curve::silu, x.value(r, c)) * Real<>(before[size_t(r * n + c)]); });
+    expect_matrix(
+        t, "composed, in place",
+        door.copy(k::load(p, x.ld()) | k::silu() | k::mul(k::load(static_cast<const k::bfloat16*>(up.data()), n)),
+                  k::store(up.data(), n), rows, n),
+        up,
+        [&](int64_t r, int64_t c) { return applied(Curve::silu, x.value(r, c)) * Real<>(before[size_t(r * n + c)]); });
   }
 }
 
@@ -223,29 +253,35 @@ void check_several(Tally& t, const Door& door) {
     Guarded<k::half, Memory> plain(rows, cols, cols);
     Guarded<float, Memory> active(rows, cols, cols + 3);
     Guarded<int8_t, Memory> codes(rows, cols, cols);
-    const auto sinks = k::both(k::store(plain.data(), plain.ld()), k::gelu() | k::store(active.data(), active.ld()),
-                               k::relu() | k::quantize(codes.data(), codes.ld(), k::tensor_scale(static_cast<const float*>(scale.data()))));
+    const auto sinks = k::both(
+        k::store(plain.data(), plain.ld()), k::gelu() | k::store(active.data(), active.ld()),
+        k::relu() | k::quantize(codes.data(), codes.ld(), k::tensor_scale(static_cast<const float*>(scale.data()))));
     const k::Status status = door.copy(k::load(static_cast<const k::half*>(x.data()), cols), sinks, rows, cols);
     expect_matrix(t, "plain", status, plain, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); });
     expect_matrix(t, "gelu", status, active, [&](int64_t r, int64_t c) { return applied(Curve::gelu, x.value(r, c)); });
-    expect_matrix(t, "codes", status, codes, [&](int64_t r, int64_t c) { return Real<>(double(float(std::fmax(0, x.value(r, c))) * (1.f / 0.03f))); });
+    expect_matrix(t, "codes", status, codes, [&](int64_t r, int64_t c) {
+      return Real<>(double(float(std::fmax(0, x.value(r, c))) * (1.f / 0.03f)));
+    });
   }
 }
 
-// ---- dropout ---------------------------------------------------------------------------------------------------------
+// ---- dropout --------------------------------------------------------------------------------------------------------
 
 // Philox4x32-10 as its paper has it, word by word.
 inline uint32_t philox_word(uint64_t seed, uint64_t low, uint64_t high, int which) {
-  uint32_t c[4] = {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)}, key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+  uint32_t c[4] = {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)},
+           key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
   for (int round = 0; round < 10; ++round, key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u) {
     const uint64_t p0 = uint64_t(0xD2511F53u) * c[0], p1 = uint64_t(0xCD9E8D57u) * c[2];
-    const uint32_t next[4] = {uint32_t(p1 >> 32) ^ c[1] ^ key[0], uint32_t(p1), uint32_t(p0 >> 32) ^ c[3] ^ key[1], uint32_t(p0)};
+    const uint32_t next[4] = {uint32_t(p1 >> 32) ^ c[1] ^ key[0], uint32_t(p1), uint32_t(p0 >> 32) ^ c[3] ^ key[1],
+                              uint32_t(p0)};
     std::copy(next, next + 4, c);
   }
   return c[which];
 }
 inline bool is_dropped(double p, uint64_t seed, uint64_t offset, uint64_t row_blocks, int64_t row, int64_t col) {
-  return double(philox_word(seed, uint64_t(row) * row_blocks + uint64_t(col) / 4, offset, int(col % 4)) >> 1) < std::nearbyint(p * 0x1p31);
+  return double(philox_word(seed, uint64_t(row) * row_blocks + uint64_t(col) / 4, offset, int(col % 4)) >> 1) <
+         std::nearbyint(p * 0x1p31);
 }
 
 template <class Memory, class Door>
@@ -270,46 +306,58 @@ void check_dropout(Tally& t, const Door& door) {
         t.expect(y.intact(), "%s: wrote outside", what);
         int64_t count = 0;
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t c = 0; c < cols; ++c) expect(what, y.get(r, c), x.get(r, c), dropped(r, c), p), count += dropped(r, c);
+          for (int64_t c = 0; c < cols; ++c)
+            expect(what, y.get(r, c), x.get(r, c), dropped(r, c), p), count += dropped(r, c);
         }
-        if (cols > 1000) t.expect(std::fabs(double(count) / double(rows * cols) - p) < 0.03, "%s: %d of %d dropped", what, int(count), int(rows * cols));
+        if (cols > 1000)
+          t.expect(std::fabs(double(count) / double(rows * cols) - p) < 0.03, "%s: %d of %d dropped", what, int(count),
+                   int(rows * cols));
       };
-      run("drawn", k::dropout(p, seed, offset, ld), [&](int64_t r, int64_t c) { return is_dropped(p, seed, offset, uint64_t(ld + 3) / 4, r, c); });
+      run("drawn", k::dropout(p, seed, offset, ld),
+          [&](int64_t r, int64_t c) { return is_dropped(p, seed, offset, uint64_t(ld + 3) / 4, r, c); });
       Guarded<bool, Memory> keep(rows, cols, cols);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < cols; ++c) keep.set(r, c, !is_dropped(p, seed, 1, 300, r, c));
       }
       keep.upload();
-      run("given", k::dropout(p, k::load(static_cast<const bool*>(keep.data()), cols)), [&](int64_t r, int64_t c) { return p == 1 || !keep.get(r, c); });
+      run("given", k::dropout(p, k::load(static_cast<const bool*>(keep.data()), cols)),
+          [&](int64_t r, int64_t c) { return p == 1 || !keep.get(r, c); });
     }
   }
   // A flat tensor, of a number of elements that no pack divides.
   const int64_t n = 10007;
   const RandomMatrix<float, Memory> x(2, 1, n, n);
   Guarded<float, Memory> y(1, n, n);
-  const k::Status status = door.copy(k::load(static_cast<const float*>(x.data())) | k::dropout(0.5, seed, 3), k::store(y.data()), n);
+  const k::Status status =
+      door.copy(k::load(static_cast<const float*>(x.data())) | k::dropout(0.5, seed, 3), k::store(y.data()), n);
   t.expect(status.ok(), "%s", status.reason());
   y.download();
   for (int64_t i = 0; i < n; ++i) expect("flat", y.get(0, i), x.get(0, i), is_dropped(0.5, seed, 3, 0, 0, i), 0.5);
 }
 
-// ---- codes -----------------------------------------------------------------------------------------------------------
+// ---- codes ----------------------------------------------------------------------------------------------------------
 
 // Given scales: codes of a matrix, and what they are read back as.
 template <class T, class Memory, class Door, class ScaleOf, class Scales>
-void check_codes(Tally& t, const Door& door, const char* what, int64_t rows, int64_t cols, const Scales& scales, const ScaleOf& scale_of) {
+void check_codes(Tally& t, const Door& door, const char* what, int64_t rows, int64_t cols, const Scales& scales,
+                 const ScaleOf& scale_of) {
   RandomMatrix<k::half, Memory> x(1, rows, cols, cols);
   x.set(0, 0, make<k::half>(std::nan("")));
   x.set(rows - 1, cols - 1, make<k::half>(60000));
   x.upload();
   Guarded<T, Memory> q(rows, cols, cols + 1);
-  expect_matrix(t, what, door.copy(k::load(static_cast<const k::half*>(x.data()), cols), k::quantize(q.data(), q.ld(), scales), rows, cols), q, [&](int64_t r, int64_t c) {
-    const float scale = scale_of(r, c);
-    return Real<>(scale != 0 ? double(float(x.value(r, c)) * (1.f / scale)) : x.value(r, c) * 0);
-  });
+  expect_matrix(t, what,
+                door.copy(k::load(static_cast<const k::half*>(x.data()), cols), k::quantize(q.data(), q.ld(), scales),
+                          rows, cols),
+                q, [&](int64_t r, int64_t c) {
+                  const float scale = scale_of(r, c);
+                  return Real<>(scale != 0 ? double(float(x.value(r, c)) * (1.f / scale)) : x.value(r, c) * 0);
+                });
   Guarded<float, Memory> y(rows, cols, cols);
-  expect_matrix(t, what, door.copy(k::dequant(k::load(static_cast<const T*>(q.data()), q.ld()), scales), k::store(y.data(), cols), rows, cols), y,
-                [&](int64_t r, int64_t c) { return Real<>(double(float(value_of(q.get(r, c))) * scale_of(r, c))); });
+  expect_matrix(t, what,
+                door.copy(k::dequant(k::load(static_cast<const T*>(q.data()), q.ld()), scales),
+                          k::store(y.data(), cols), rows, cols),
+                y, [&](int64_t r, int64_t c) { return Real<>(double(float(value_of(q.get(r, c))) * scale_of(r, c))); });
 }
 
 template <class Memory, class Door>
@@ -324,17 +372,27 @@ void check_given_scales(Tally& t, const Door& door) {
     }
     s.upload();
     const float* const p = s.data();
-    check_codes<int8_t, Memory>(t, door, "tensor", rows, cols, k::tensor_scale(p), [&](int64_t, int64_t) { return s.get(0, 0); });
-    check_codes<k::float8_e5m2, Memory>(t, door, "row", rows, cols, k::row_scales(p), [&](int64_t r, int64_t) { return s.get(r / groups, r % groups); });
-    check_codes<k::float8_e4m3, Memory>(t, door, "group", rows, cols, k::group_scales(p, groups, 32), [&](int64_t r, int64_t c) { return s.get(r, c / 32); });
+    check_codes<int8_t, Memory>(t, door, "tensor", rows, cols, k::tensor_scale(p),
+                                [&](int64_t, int64_t) { return s.get(0, 0); });
+    check_codes<k::float8_e5m2, Memory>(t, door, "row", rows, cols, k::row_scales(p),
+                                        [&](int64_t r, int64_t) { return s.get(r / groups, r % groups); });
+    check_codes<k::float8_e4m3, Memory>(t, door, "group", rows, cols, k::group_scales(p, groups, 32),
+                                        [&](int64_t r, int64_t c) { return s.get(r, c / 32); });
   }
   // The middle of codes of -128 to 127 lies at the zero point.
   const RandomMatrix<float, Memory> x(2, rows, 40, 40);
   const Numbers<float, Memory> scale({0.05f});
   const Numbers<int8_t, Memory> zero({-20});
   Guarded<int8_t, Memory> q(rows, 40, 40);
-  expect_matrix(t, "zero point", door.copy(k::load(static_cast<const float*>(x.data()), 40), k::quantize(q.data(), 40, k::tensor_scale(static_cast<const float*>(scale.data())).zeros(static_cast<const int8_t*>(zero.data()))), rows, 40), q,
-                [&](int64_t r, int64_t c) { return Real<>(x.value(r, c) * double(1.f / 0.05f) - 20, 20 * 0x1p-22); });
+  expect_matrix(
+      t, "zero point",
+      door.copy(
+          k::load(static_cast<const float*>(x.data()), 40),
+          k::quantize(
+              q.data(), 40,
+              k::tensor_scale(static_cast<const float*>(scale.data())).zeros(static_cast<const int8_t*>(zero.data()))),
+          rows, 40),
+      q, [&](int64_t r, int64_t c) { return Real<>(x.value(r, c) * double(1.f / 0.05f) - 20, 20 * 0x1p-22); });
 }
 
 // Found scales. A group's values are read again where the lanes of a warp cannot hold them.
@@ -352,7 +410,10 @@ void check_found_scales(Tally& t, const Door& door) {
       Guarded<T, Memory> q(rows, cols, ld);
       Guarded<float, Memory> scales(rows, groups, groups + 2);
       Guarded<k::half, Memory> doubled(rows, cols, cols);  // a map with an effect, once for each element
-      const k::Status status = door.copy(k::load(static_cast<const k::half*>(x.data()), cols), k::scale(2) | k::tee(doubled.data(), cols) | k::quantize(q.data(), ld, scales.data(), scales.ld(), int(group)), rows, cols);
+      const k::Status status = door.copy(k::load(static_cast<const k::half*>(x.data()), cols),
+                                         k::scale(2) | k::tee(doubled.data(), cols) |
+                                             k::quantize(q.data(), ld, scales.data(), scales.ld(), int(group)),
+                                         rows, cols);
       t.expect(status.ok(), "%s", status.reason());
       q.download();
       scales.download();
@@ -368,11 +429,15 @@ void check_found_scales(Tally& t, const Door& door) {
             largest = std::fmax(largest, std::fabs(v));
           }
           if (nan) largest = std::nanf("");
-          t.expect(same(scales.get(r, g), largest / most), "groups of %d, row %d: scale %g of %g", int(group), int(r), scales.get(r, g), largest);
+          t.expect(same(scales.get(r, g), largest / most), "groups of %d, row %d: scale %g of %g", int(group), int(r),
+                   scales.get(r, g), largest);
           for (int64_t c = g * group; c < std::min(cols, (g + 1) * group); ++c) {
             const double v = 2 * x.value(r, c), code = largest > 0 || nan ? double(float(v) * (most / largest)) : 0;
-            t.expect(same(doubled.get(r, c), make<k::half>(v)), "groups of %d, row %d, column %d: tee", int(group), int(r), int(c));
-            t.expect(same(q.get(r, c), make<T>(code)), "groups of %d of %d columns, row %d, column %d: code %g, want %g", int(group), int(cols), int(r), int(c), value_of(q.get(r, c)), code);
+            t.expect(same(doubled.get(r, c), make<k::half>(v)), "groups of %d, row %d, column %d: tee", int(group),
+                     int(r), int(c));
+            t.expect(same(q.get(r, c), make<T>(code)),
+                     "groups of %d of %d columns, row %d, column %d: code %g, want %g", int(group), int(cols), int(r),
+                     int(c), value_of(q.get(r, c)), code);
           }
         }
       }
@@ -399,7 +464,9 @@ void check_row_scales(Tally& t, const Door& door) {
         float largest = 0;
         for (int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(at(i)));
         t.expect(same(scales.get(r, 0), largest / 127), "%s, %d columns: scale", what, int(cols));
-        for (int64_t i = 0; i < n; ++i) t.expect(same(q.get((r * n + i) / cols, (r * n + i) % cols), make<int8_t>(double(at(i) * (127 / largest)))), "%s, %d columns: code %d", what, int(cols), int(i));
+        for (int64_t i = 0; i < n; ++i)
+          t.expect(same(q.get((r * n + i) / cols, (r * n + i) % cols), make<int8_t>(double(at(i) * (127 / largest)))),
+                   "%s, %d columns: code %d", what, int(cols), int(i));
       }
     };
     const auto in = k::load(static_cast<const k::half*>(x.data()), cols);
@@ -408,12 +475,14 @@ void check_row_scales(Tally& t, const Door& door) {
   }
 }
 
-// ---- embeddings ------------------------------------------------------------------------------------------------------
+// ---- embeddings -----------------------------------------------------------------------------------------------------
 
 template <class Memory, class Id, class Door, class Table, class Value>
-void check_table(Tally& t, const Door& door, const char* what, const Table& table, int64_t vocabulary, int64_t cols, const Value& value) {
+void check_table(Tally& t, const Door& door, const char* what, const Table& table, int64_t vocabulary, int64_t cols,
+                 const Value& value) {
   const int64_t far = sizeof(Id) == 8 ? (int64_t(1) << 40) : 2000000000;
-  const std::vector<int64_t> right = {3, 0, vocabulary - 1, 3, 3, 7}, some = {3, 0, vocabulary - 1, 7, vocabulary, 5, -1, far, 0, -far};
+  const std::vector<int64_t> right = {3, 0, vocabulary - 1, 3, 3, 7},
+                             some = {3, 0, vocabulary - 1, 7, vocabulary, 5, -1, far, 0, -far};
   for (const auto& ids : {right, some}) {
     std::vector<Id> narrow(ids.begin(), ids.end());
     const Numbers<Id, Memory> there(narrow);
@@ -428,7 +497,8 @@ void check_table(Tally& t, const Door& door, const char* what, const Table& tabl
         const int64_t id = ids[size_t(r)];
         for (int64_t c = 0; c < cols; ++c) {
           const float want = id < 0 || id >= vocabulary ? std::nanf("") : float(value(id, c));
-          t.expect(same(x.get(r, c), want), "%s, %d columns: row %d, column %d: %g, want %g", what, int(cols), int(r), int(c), x.get(r, c), want);
+          t.expect(same(x.get(r, c), want), "%s, %d columns: row %d, column %d: %g, want %g", what, int(cols), int(r),
+                   int(c), x.get(r, c), want);
         }
       }
     };
@@ -444,25 +514,34 @@ template <class Memory, class Door>
 void check_embeddings(Tally& t, const Door& door) {
   const int64_t vocabulary = 11;
   for (const int64_t cols : {64, 7, 1000}) {
-    const RandomMatrix<k::half, Memory> halves(1, vocabulary, cols, cols + 1), aligned(2, vocabulary, cols, (cols + 7) / 8 * 8);
-    check_table<Memory, int32_t>(t, door, "halves", k::load(static_cast<const k::half*>(halves.data()), halves.ld()), vocabulary, cols, [&](int64_t r, int64_t c) { return halves.value(r, c); });
-    check_table<Memory, int64_t>(t, door, "aligned", k::load(static_cast<const k::half*>(aligned.data()), aligned.ld()), vocabulary, cols, [&](int64_t r, int64_t c) { return aligned.value(r, c); });
+    const RandomMatrix<k::half, Memory> halves(1, vocabulary, cols, cols + 1),
+        aligned(2, vocabulary, cols, (cols + 7) / 8 * 8);
+    check_table<Memory, int32_t>(t, door, "halves", k::load(static_cast<const k::half*>(halves.data()), halves.ld()),
+                                 vocabulary, cols, [&](int64_t r, int64_t c) { return halves.value(r, c); });
+    check_table<Memory, int64_t>(t, door, "aligned", k::load(static_cast<const k::half*>(aligned.data()), aligned.ld()),
+                                 vocabulary, cols, [&](int64_t r, int64_t c) { return aligned.value(r, c); });
     Guarded<int8_t, Memory> codes(vocabulary, cols, cols);
     const RandomMatrix<float, Memory> scales(3, vocabulary, 1, 1);
     for (int64_t i = 0; i < vocabulary * cols; ++i) codes.set(i / cols, i % cols, int8_t(i * 37 % 251 - 125));
     codes.upload();
-    check_table<Memory, int32_t>(t, door, "int8", k::dequant(k::load(static_cast<const int8_t*>(codes.data()), cols), k::row_scales(static_cast<const float*>(scales.data()))), vocabulary, cols,
-                                 [&](int64_t r, int64_t c) { return double(float(codes.get(r, c)) * scales.get(r, 0)); });
+    check_table<Memory, int32_t>(
+        t, door, "int8",
+        k::dequant(k::load(static_cast<const int8_t*>(codes.data()), cols),
+                   k::row_scales(static_cast<const float*>(scales.data()))),
+        vocabulary, cols, [&](int64_t r, int64_t c) { return double(float(codes.get(r, c)) * scales.get(r, 0)); });
   }
   const int64_t cols = 64;
   Guarded<uint32_t, Memory> words(vocabulary, cols / 8, cols / 8);
   const RandomMatrix<k::half, Memory> scales(4, vocabulary, 2, 2);
   for (int64_t i = 0; i < vocabulary * cols / 8; ++i) words.set(i / 8, i % 8, uint32_t(i * 2654435761u));
   words.upload();
-  check_table<Memory, int64_t>(t, door, "int4", k::dequant(k::int4(words.data(), cols), k::group_scales(static_cast<const k::half*>(scales.data()), 2, 32)), vocabulary, cols, [&](int64_t r, int64_t c) {
-    const int code = int(words.get(r, c / 8) >> k::int4_shift(int(c % 8)) & 15) - 8;
-    return double(float(code) * float(scales.value(r, c / 32)));
-  });
+  check_table<Memory, int64_t>(
+      t, door, "int4",
+      k::dequant(k::int4(words.data(), cols), k::group_scales(static_cast<const k::half*>(scales.data()), 2, 32)),
+      vocabulary, cols, [&](int64_t r, int64_t c) {
+        const int code = int(words.get(r, c / 8) >> k::int4_shift(int(c % 8)) & 15) - 8;
+        return double(float(code) * float(scales.value(r, c / 32)));
+      });
 
   // With a scale, the residual and the first norm in one launch; the lowest of several reports stays.
   for (const int64_t d : {64, 4096, 515}) {
@@ -470,8 +549,12 @@ void check_embeddings(Tally& t, const Door& door) {
     const Numbers<int32_t, Memory> ids({3, 10, -5, 0, 11, 3});
     Numbers<int64_t, Memory> wrong({-1});
     Guarded<k::half, Memory> residual(6, d, d), y(6, d, d), apart(6, d, d);
-    const auto tokens = k::embed(k::load(static_cast<const k::half*>(table.data()), d), static_cast<const int32_t*>(ids.data()), vocabulary).report(wrong.data());
-    const auto sink = [&](auto& to) { return k::affine(static_cast<const k::half*>(gamma.data())) | k::store(to.data(), d); };
+    const auto tokens = k::embed(k::load(static_cast<const k::half*>(table.data()), d),
+                                 static_cast<const int32_t*>(ids.data()), vocabulary)
+                            .report(wrong.data());
+    const auto sink = [&](auto& to) {
+      return k::affine(static_cast<const k::half*>(gamma.data())) | k::store(to.data(), d);
+    };
     const k::Status status = door.rmsnorm(tokens | k::scale(8) | k::tee(residual.data(), d), sink(y), 6, d);
     expect_matrix(t, "residual", status, residual, [&](int64_t r, int64_t c) {
       const int64_t id = ids.get(0, r);
@@ -486,13 +569,19 @@ void check_embeddings(Tally& t, const Door& door) {
       return Real<>(want, 0x1p-10 * std::fabs(want));
     });
     // Rows of a later call come before the reported one.
-    t.expect(door.copy(k::embed(k::load(static_cast<const k::half*>(table.data()), d), static_cast<const int32_t*>(ids.data()) + 1, vocabulary).report(wrong.data()), k::store(y.data(), d), 5, d).ok(), "again");
+    t.expect(door.copy(k::embed(k::load(static_cast<const k::half*>(table.data()), d),
+                                static_cast<const int32_t*>(ids.data()) + 1, vocabulary)
+                           .report(wrong.data()),
+                       k::store(y.data(), d), 5, d)
+                 .ok(),
+             "again");
     wrong.download();
     t.expect(wrong.get(0, 0) == 1, "row %d is reported", int(wrong.get(0, 0)));
   }
 }
 
-// All of it in front of a norm, in rows that are aligned, and in rows of which none is: the same as a copy and the norm of that.
+// All of it in front of a norm, in rows that are aligned, and in rows of which none is: the same as a copy and the norm
+// of that.
 template <class Memory, class Door>
 void check_in_front_of_a_norm(Tally& t, const Door& door) {
   const int64_t rows = 6, vocabulary = 11;
@@ -504,17 +593,25 @@ void check_in_front_of_a_norm(Tally& t, const Door& door) {
     keep.upload();
     Guarded<float, Memory> between(rows, d, d), apart(rows, d, d), at_once(rows, d, d + 1);
     const auto check = [&](const char* what, const auto& in) {
-      t.expect(door.copy(in, k::store(between.data(), d), rows, d).ok() && door.rmsnorm(k::load(static_cast<const float*>(between.data()), d), k::store(apart.data(), d), rows, d).ok(), "%s", what);
+      t.expect(
+          door.copy(in, k::store(between.data(), d), rows, d).ok() &&
+              door.rmsnorm(k::load(static_cast<const float*>(between.data()), d), k::store(apart.data(), d), rows, d)
+                  .ok(),
+          "%s", what);
       apart.download();
-      expect_matrix(t, what, door.rmsnorm(in, k::store(at_once.data(), at_once.ld()), rows, d), at_once, [&](int64_t r, int64_t c) {
-        const double want = value_of(apart.get(r, c));
-        return Real<>(want, 0x1p-19 * std::fabs(want));
-      });
+      expect_matrix(t, what, door.rmsnorm(in, k::store(at_once.data(), at_once.ld()), rows, d), at_once,
+                    [&](int64_t r, int64_t c) {
+                      const double want = value_of(apart.get(r, c));
+                      return Real<>(want, 0x1p-19 * std::fabs(want));
+                    });
     };
     const auto whole = k::load(static_cast<const k::half*>(x.data()), x.ld());
-    const auto tokens = k::embed(k::load(static_cast<const k::half*>(table.data()), d), static_cast<const int32_t*>(ids.data()), vocabulary);
-    check("gate, embedding, dropout", (k::gate_up(whole, d) | k::swiglu()) | k::add(tokens) | k::dropout(0.25, 5, 6, d));
-    check("embedding, given dropout", whole | k::add(tokens) | k::dropout(0.25, k::load(static_cast<const bool*>(keep.data()), d)));
+    const auto tokens = k::embed(k::load(static_cast<const k::half*>(table.data()), d),
+                                 static_cast<const int32_t*>(ids.data()), vocabulary);
+    check("gate, embedding, dropout",
+          (k::gate_up(whole, d) | k::swiglu()) | k::add(tokens) | k::dropout(0.25, 5, 6, d));
+    check("embedding, given dropout",
+          whole | k::add(tokens) | k::dropout(0.25, k::load(static_cast<const bool*>(keep.data()), d)));
   }
 }
 

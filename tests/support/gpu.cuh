@@ -108,7 +108,8 @@ using Pinned = Guarded<T, PinnedMemory>;
 class Graph {
  public:
   template <class Launch>
-  Graph(const Stream& stream, const Launch& launch, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) : stream_(stream) {
+  Graph(const Stream& stream, const Launch& launch, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+      : stream_(stream) {
     check_cuda(cudaStreamBeginCapture(stream, mode));
     launch();
     check_cuda(cudaStreamEndCapture(stream, &graph_));
@@ -230,7 +231,8 @@ std::string compare(Device<T>& got, const std::vector<Row<C>>& want) {
 
 inline std::string text(const k::RowPolicy& p) {
   std::ostringstream out;
-  out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " max_pack " << p.max_pack << " max_blocks " << p.max_blocks;
+  out << k::to_string(p.residency) << " threads " << p.threads << " cluster " << p.cluster << " max_pack " << p.max_pack
+      << " max_blocks " << p.max_blocks;
   return out.str();
 }
 inline std::string text(const k::Status& status) { return status ? "ok" : std::string("refused: ") + status.reason(); }
@@ -588,8 +590,8 @@ class Trial {
     return all;
   }
 
-  using Engine = EngineOf<decltype(std::declval<const Op&>().options()), decltype(Io::load(std::declval<const S*>(), 0)),
-                          decltype(Io::store(std::declval<D*>(), 0))>;
+  using Engine = EngineOf<decltype(std::declval<const Op&>().options()),
+                          decltype(Io::load(std::declval<const S*>(), 0)), decltype(Io::store(std::declval<D*>(), 0))>;
 
   k::RowPolicy& policy() { return policy_; }
   const Shape& shape() const { return shape_; }

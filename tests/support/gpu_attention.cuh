@@ -15,9 +15,10 @@ using DeviceKv = KvSide<T, S, DeviceMemory>;
 template <class T>
 using OnDevice = Numbers<T, DeviceMemory>;
 
-// What attention() rounds, as it is documented: float throughout where keys or values are float, and for those that a view computes.
-// Otherwise queries become the 16-bit type of the keys, or with codes keep their own, or become half; weights become that of the values,
-// or with codes half; with scales of values, bfloat16, to which values of half are then rounded as well.
+// What attention() rounds, as it is documented: float throughout where keys or values are float, and for those that a
+// view computes. Otherwise queries become the 16-bit type of the keys, or with codes keep their own, or become half;
+// weights become that of the values, or with codes half; with scales of values, bfloat16, to which values of half are
+// then rounded as well.
 struct Types {
   DType queries, keys, values;
   bool scaled_values = false;
@@ -66,12 +67,12 @@ struct Errors {
   double ours = 0, plain = 0;
 };
 
-// Every `step`th result of a case, and those of each sequence's last query. Where nothing but weights is rounded to 16 bits, and logits
-// are not so large that float is what limits them, the error over all must not be more than twice as large as when they are
-// rounded under the row's largest logit.
+// Every `step`th result of a case, and those of each sequence's last query. Where nothing but weights is rounded to 16
+// bits, and logits are not so large that float is what limits them, the error over all must not be more than twice as
+// large as when they are rounded under the row's largest logit.
 template <class TQ, class TO, class Query, class K, class V>
-void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory>& d, const Query& query, const K& key, const V& value, const ScoreModel& score,
-           const Precision& precision, int64_t step = 1) {
+void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory>& d, const Query& query, const K& key,
+           const V& value, const ScoreModel& score, const Precision& precision, int64_t step = 1) {
   const AttentionCase& c = d.c;
   const std::string name = what + ": " + c.describe();
   d.o.download();
@@ -91,22 +92,29 @@ void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory
   }
   std::vector<std::string> problems(spots.size());
   std::vector<Errors> errors(spots.size());
-  const bool compare = precision.weights != DType::f32 && precision.queries == 0 && precision.values == 0 && !precision.scaled;
+  const bool compare =
+      precision.weights != DType::f32 && precision.queries == 0 && precision.values == 0 && !precision.scaled;
   in_parallel(spots.size(), [&](size_t n) {
     const auto [b, i, h] = spots[n];
     const int64_t row = d.offsets[size_t(b)] + i, kv_head = h / (c.heads / c.kv_heads), sequence = b, head = h;
     std::vector<double> plain;
-    const auto want = attend([&](int64_t x) { return query(row, head * c.dim + x); }, [&](int64_t pos, int64_t x) { return key(sequence, kv_head, pos, x); },
-                             [&](int64_t pos, int64_t x) { return value(sequence, kv_head, pos, x); }, {b, h, i, 0, c.q_lens[size_t(b)], c.kv_lens[size_t(b)]}, c.dim,
-                             c.value_dim(), c.scaling(), score, precision, compare ? &plain : nullptr);
+    const auto want = attend([&](int64_t x) { return query(row, head * c.dim + x); },
+                             [&](int64_t pos, int64_t x) { return key(sequence, kv_head, pos, x); },
+                             [&](int64_t pos, int64_t x) { return value(sequence, kv_head, pos, x); },
+                             {b, h, i, 0, c.q_lens[size_t(b)], c.kv_lens[size_t(b)]}, c.dim, c.value_dim(), c.scaling(),
+                             score, precision, compare ? &plain : nullptr);
     std::ostringstream out;
-    const std::string problem = mismatch(row, want.o, [&](int64_t x) { return d.o.get(row, head * c.value_dim() + x); });
+    const std::string problem =
+        mismatch(row, want.o, [&](int64_t x) { return d.o.get(row, head * c.value_dim() + x); });
     if (!problem.empty()) out << "sequence " << b << " query " << i << " head " << h << ": " << problem;
-    else if (const float lse = d.lse.get(row, h); !within(lse, want.lse)) out << "sequence " << b << " query " << i << " head " << h << ": lse " << lse << ", want " << want.lse.v << " +- " << want.lse.e;
+    else if (const float lse = d.lse.get(row, h); !within(lse, want.lse))
+      out << "sequence " << b << " query " << i << " head " << h << ": lse " << lse << ", want " << want.lse.v << " +- "
+          << want.lse.e;
     problems[n] = out.str();
     for (size_t x = 0; compare && x < plain.size(); ++x) {
       if (!std::isfinite(want.o[x].v) || want.lse.e > 1e-3) continue;
-      const double got = value_of(d.o.get(row, head * c.value_dim() + int64_t(x))) - want.o[x].v, like = round_to(dtype_of<TO>::value, plain[x]) - want.o[x].v;
+      const double got = value_of(d.o.get(row, head * c.value_dim() + int64_t(x))) - want.o[x].v,
+                   like = round_to(dtype_of<TO>::value, plain[x]) - want.o[x].v;
       errors[n].ours += got * got;
       errors[n].plain += like * like;
     }
@@ -116,13 +124,14 @@ void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory
     t.expect(problems[n].empty(), "%s, %s", name.c_str(), problems[n].c_str());
     all.ours += errors[n].ours, all.plain += errors[n].plain;
   }
-  t.expect(all.ours <= 4 * all.plain + 1e-12 * double(spots.size()), "%s: error %g, a plain computation has %g", name.c_str(), std::sqrt(all.ours), std::sqrt(all.plain));
+  t.expect(all.ours <= 4 * all.plain + 1e-12 * double(spots.size()), "%s: error %g, a plain computation has %g",
+           name.c_str(), std::sqrt(all.ours), std::sqrt(all.plain));
 }
 
 // One call and its check. Maps may stand behind the queries and before the sink.
 template <class TQ, class TO, class Kv, class K, class V, class S>
-void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
-             const Precision& precision, int64_t step = 1, double spread = 1) {
+void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value,
+             const S& score, const ScoreModel& model, const Precision& precision, int64_t step = 1, double spread = 1) {
   if (t.leaves_out()) return;
   AttentionData<TQ, TO, DeviceMemory> d(c, spread);
   const OnDevice<int32_t> offsets(d.offsets);
@@ -135,8 +144,8 @@ void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv
   check(t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model, precision, step);
 }
 template <class TQ, class TO, class Kv, class K, class V, class S>
-void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
-             int64_t step = 1, double spread = 1) {
+void attends(Tally& t, const std::string& what, const AttentionCase& c, const Kv& kv, const K& key, const V& value,
+             const S& score, const ScoreModel& model, int64_t step = 1, double spread = 1) {
   attends<TQ, TO>(t, what, c, kv, key, value, score, model, precision_of<TQ>(key, value), step, spread);
 }
 

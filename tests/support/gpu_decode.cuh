@@ -28,8 +28,9 @@ inline Precision precision_of(k::DecodeMode mode, DType keys, DType values, bool
 
 // decode() in a workspace of its own; twice, as the same input gives the same bits.
 template <int kDim, class TQ, class TO, class View, class K, class V, class S>
-void check_one_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
-                  k::DecodeMode mode, const Precision& precision, int64_t step, double spread) {
+void check_one_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key,
+                      const V& value, const S& score, const ScoreModel& model, k::DecodeMode mode,
+                      const Precision& precision, int64_t step, double spread) {
   Stream stream;
   std::vector<unsigned char> before;
   for (int round = 0; round < 2; ++round) {
@@ -40,7 +41,8 @@ void check_one_decode(Tally& t, const std::string& what, const AttentionCase& c,
     const int64_t bytes = int64_t(k::decode_workspace_bytes(stream, shape, data.options()));
     Device<unsigned char> memory(1, bytes, bytes, 0, round == 0 ? Poison::garbage : Poison::nan);
     const k::Workspace workspace{memory.data(), size_t(bytes)};
-    const k::Status status = k::decode<kDim>(stream, data.source(), kv, data.sink(), shape, score, workspace, data.options(), mode);
+    const k::Status status =
+        k::decode<kDim>(stream, data.source(), kv, data.sink(), shape, score, workspace, data.options(), mode);
     stream.wait();
     if (round == 0) {
       data.check(t, what + ", " + name_of(mode), status, key, value, model, step, precision);
@@ -56,15 +58,17 @@ void check_one_decode(Tally& t, const std::string& what, const AttentionCase& c,
 
 // The same by every kernel that may take such a call: what is said of the number of keys need not be true.
 template <int kDim, class TQ, class TO, class View, class K, class V, class S>
-void check_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key, const V& value, const S& score, const ScoreModel& model,
-                  k::DecodeMode mode, const Precision& precision, int64_t step = 3, double spread = 1) {
+void check_decode(Tally& t, const std::string& what, const AttentionCase& c, const View& kv, const K& key,
+                  const V& value, const S& score, const ScoreModel& model, k::DecodeMode mode,
+                  const Precision& precision, int64_t step = 3, double spread = 1) {
   if (t.leaves_out()) return;
   check_one_decode<kDim, TQ, TO>(t, what, c, kv, key, value, score, model, mode, precision, step, spread);
   if (mode != k::DecodeMode::precise) return;
   for (const int64_t most : {1, 500, 4000}) {
     AttentionCase said = c;
     said.most_keys = most;
-    check_one_decode<kDim, TQ, TO>(t, what + ", said to have " + std::to_string(most) + " keys", said, kv, key, value, score, model, mode, precision, step, spread);
+    check_one_decode<kDim, TQ, TO>(t, what + ", said to have " + std::to_string(most) + " keys", said, kv, key, value,
+                                   score, model, mode, precision, step, spread);
   }
 }
 

@@ -19,7 +19,9 @@ struct Sizes {
 };
 
 // Tensor cores add with an accumulator that is cut off, not rounded: up to two units for every 16 columns.
-inline double units(Path path, int64_t cols) { return kSum + 4 + (path == Path::gemv || path == Path::simt ? 0.0 : double(cols) / 8); }
+inline double units(Path path, int64_t cols) {
+  return kSum + 4 + (path == Path::gemv || path == Path::simt ? 0.0 : double(cols) / 8);
+}
 
 inline std::string describe(const char* what, const Sizes& s, Path path) {
   std::ostringstream out;
@@ -52,19 +54,24 @@ void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run
 
 // Weights w, of which `rounded` says how far tensor cores round them.
 template <class TX, class TY, class Weights>
-void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8, int64_t shift = 0) {
+void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8,
+           int64_t shift = 0) {
   static Shortened shortened;
   if (shortened.leaves_out()) return;
   const Matrix<TX> x(21, s.m, s.k, s.k + gap, shift, 1);
   Device<TY> y(s.m, s.n, s.n + 3, 1);
   const bool tensor = path == Path::gemm || path == Path::skinny;
-  expect_always(what, s, path, y,
-         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-           return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
-         },
-         [&](int64_t m, int64_t n) {
-           return product(m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k), tensor ? rounded : 0);
-         });
+  expect_always(
+      what, s, path, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(), k::store(y.data(), y.ld()),
+                         {s.m, s.n, s.k}, policy);
+      },
+      [&](int64_t m, int64_t n) {
+        return product(
+            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k),
+            tensor ? rounded : 0);
+      });
 }
 
 }  // namespace test

@@ -109,7 +109,10 @@ class Guarded {
 // A vector of given numbers.
 template <class T, class Memory = HostMemory>
 struct Numbers : Guarded<T, Memory> {
-  explicit Numbers(const std::vector<T>& all) : Guarded<T, Memory>(1, int64_t(all.size()), int64_t(all.size()), 0, Poison::nan) { assign(all); }
+  explicit Numbers(const std::vector<T>& all)
+      : Guarded<T, Memory>(1, int64_t(all.size()), int64_t(all.size()), 0, Poison::nan) {
+    assign(all);
+  }
   void assign(const std::vector<T>& all) {
     for (size_t i = 0; i < all.size(); ++i) this->set(0, int64_t(i), all[i]);
     this->upload();

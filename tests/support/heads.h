@@ -31,7 +31,12 @@ template <class T, class Memory = HostMemory>
 class SpreadHeads {
  public:
   SpreadHeads(const HeadStrides& strides, int64_t batch, int64_t length, int64_t heads, int64_t dim, Poison poison)
-      : s_(strides), batch_(batch), length_(length), heads_(heads), dim_(dim), memory_(1, extent(), extent(), 0, poison) {}
+      : s_(strides),
+        batch_(batch),
+        length_(length),
+        heads_(heads),
+        dim_(dim),
+        memory_(1, extent(), extent(), 0, poison) {}
 
   k::Heads where() const { return k::heads(dim_, s_.token, s_.head).batches(length_, s_.batch); }
   auto source() const { return k::load(static_cast<const T*>(memory_.data()), where()); }
@@ -62,7 +67,9 @@ class SpreadHeads {
 
  private:
   int64_t extent() const { return (batch_ - 1) * s_.batch + (length_ - 1) * s_.token + (heads_ - 1) * s_.head + dim_; }
-  int64_t index(int64_t row, int64_t col) const { return row / length_ * s_.batch + row % length_ * s_.token + col / dim_ * s_.head + col % dim_; }
+  int64_t index(int64_t row, int64_t col) const {
+    return row / length_ * s_.batch + row % length_ * s_.token + col / dim_ * s_.head + col % dim_;
+  }
   template <class F>
   void each(const F& f) const {
     for (int64_t row = 0; row < batch_ * length_; ++row) {

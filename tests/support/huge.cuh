@@ -20,7 +20,8 @@ static __global__ void fill_hashed(uint16_t* p, int64_t n) {
 }
 
 // How many rows do not sum to 1; a warp each.
-static __global__ void count_bad_sums(const k::half* p, int64_t rows, int64_t cols, int64_t ld, unsigned long long* bad) {
+static __global__ void count_bad_sums(const k::half* p, int64_t rows, int64_t cols, int64_t ld,
+                                      unsigned long long* bad) {
   const int64_t warps = int64_t(gridDim.x) * blockDim.x / 32;
   for (int64_t row = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32; row < rows; row += warps) {
     float sum = 0;

@@ -1,5 +1,5 @@
-// What the two main programs share. Exit status: 0 passed, 1 failed, 77 skipped. Catch2 would return the number of failed
-// checks, and 77 of those must not read as a skipped test.
+// What the two main programs share. Exit status: 0 passed, 1 failed, 77 skipped. Catch2 would return the number of
+// failed checks, and 77 of those must not read as a skipped test.
 #pragma once
 
 #if __has_include(<catch2/catch_session.hpp>)
@@ -13,7 +13,8 @@
 
 namespace test {
 
-// Listing the tests needs no device and keeps Catch2's own exit status: CMake lists them while building, on any machine.
+// Listing the tests needs no device and keeps Catch2's own exit status: CMake lists them while building, on any
+// machine.
 inline bool only_lists(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (!std::strncmp(argv[i], "--list", 6) || !std::strcmp(argv[i], "--help")) return true;

@@ -1,5 +1,5 @@
-// norm_heads(): queries, keys and values of one buffer, normalized by heads, turned and appended; against double, in the memory of the CPU
-// or the GPU.
+// norm_heads(): queries, keys and values of one buffer, normalized by heads, turned and appended; against double, in
+// the memory of the CPU or the GPU.
 #pragma once
 
 #include <kernels/append.h>
@@ -21,7 +21,9 @@ struct HeadCase {
 constexpr double kHeadEps = 0.5;  // large, so that it shows
 
 inline std::vector<HeadCase> head_cases() {
-  const auto turn = [](int dim, int rotary, bool neighbours, int rows, float amplitude = 1) { return Turning(dim, rotary, neighbours, rows, amplitude); };
+  const auto turn = [](int dim, int rotary, bool neighbours, int rows, float amplitude = 1) {
+    return Turning(dim, rotary, neighbours, rows, amplitude);
+  };
   return {{turn(128, 128, false, 5), 5, 16, 8},                 // Qwen3
           {turn(256, 256, false, 3), 3, 4, 1},                  // Gemma-3
           {turn(64, 64, false, 7), 7, 3, 3, true},
@@ -37,7 +39,8 @@ inline std::vector<HeadCase> head_cases() {
 // run(source, sink, shape, options) normalizes, and returns when it is done.
 template <class T, class Memory, class Run>
 void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run) {
-  const int64_t dim = c.turn.head_dim, nq = c.heads * dim, nk = c.kv_heads * dim, cols = nq + 2 * nk, ld = cols + 8, capacity = 3;
+  const int64_t dim = c.turn.head_dim, nq = c.heads * dim, nk = c.kv_heads * dim, cols = nq + 2 * nk, ld = cols + 8,
+                capacity = 3;
   const char* const what = c.in_place ? "in place" : "apart";
   RandomMatrix<T, Memory> x(1, c.tokens, cols, ld, c.shift);
   const RandomMatrix<float, Memory> q_weight(2, 1, dim, dim), k_weight(3, 1, dim, dim);
@@ -46,7 +49,8 @@ void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run
   std::vector<int32_t> slots;
   for (int r = 0; r < c.tokens; ++r) slots.push_back(r == 1 ? -1 : r % int(capacity));
   const Numbers<int32_t, Memory> where(slots);
-  Guarded<T, Memory> q(c.tokens, nq, nq + 8, c.shift), keys(c.tokens * capacity, nk, nk), values(c.tokens * capacity, nk, nk);
+  Guarded<T, Memory> q(c.tokens, nq, nq + 8, c.shift), keys(c.tokens * capacity, nk, nk),
+      values(c.tokens * capacity, nk, nk);
   const Guarded<T, Memory> untouched(c.tokens * capacity, nk, nk);
   const int64_t normed = c.heads + c.kv_heads;
   Guarded<float, Memory> rstd(c.tokens, normed, normed);
@@ -56,7 +60,8 @@ void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run
     for (int64_t i = 0; i < cols; ++i) before.back().push_back(x.value(r, i));
   }
   const k::Rope rope = c.turn.map(positions.data(), frequencies.data());
-  const auto kv = k::dense_kv(k::nhd(keys.data(), capacity, c.kv_heads, dim), k::nhd(values.data(), capacity, c.kv_heads, dim), capacity);
+  const auto kv = k::dense_kv(k::nhd(keys.data(), capacity, c.kv_heads, dim),
+                              k::nhd(values.data(), capacity, c.kv_heads, dim), capacity);
   const k::AppendAt at(where.data());
   const k::HeadShape shape{c.tokens, c.heads + 2 * c.kv_heads, dim, normed};
   const auto options = k::RmsNorm{}.eps(kHeadEps).rstd(rstd.data());
@@ -64,7 +69,8 @@ void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run
   const int64_t to_ld = c.in_place ? ld : q.ld();
   const auto call = [&](const auto& qw, const auto& kw) {
     const k::Status status = run(k::load(static_cast<const T*>(x.data()), ld),
-                                 k::qkv(k::affine(k::each_head(qw, dim)) | rope | k::store(to, to_ld), nq, k::affine(k::each_head(kw, dim)) | rope | k::append_keys(kv, at, dim), nk,
+                                 k::qkv(k::affine(k::each_head(qw, dim)) | rope | k::store(to, to_ld), nq,
+                                        k::affine(k::each_head(kw, dim)) | rope | k::append_keys(kv, at, dim), nk,
                                         k::append_values(kv, at, dim), nk),
                                  shape, options);
     t.expect(status.ok(), "dim %d: %s", int(dim), status.reason());
@@ -73,7 +79,8 @@ void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run
   if (one_plus) call(k::one_plus(qw), k::one_plus(kw));
   else call(qw, kw);
   x.download(), q.download(), keys.download(), values.download(), rstd.download();
-  t.expect(x.intact() && q.intact() && keys.intact() && values.intact() && rstd.intact(), "dim %d: wrote outside", int(dim));
+  t.expect(x.intact() && q.intact() && keys.intact() && values.intact() && rstd.intact(), "dim %d: wrote outside",
+           int(dim));
 
   for (int64_t r = 0; r < c.tokens; ++r) {
     Row<> want;
@@ -83,29 +90,38 @@ void check_norm_heads(Tally& t, const HeadCase& c, bool one_plus, const Run& run
       const Real<> inverse = rmsnorm(row, kHeadEps);
       t.expect(within(rstd.get(r, head), inverse), "dim %d, rstd of head %d", int(dim), int(head));
       const auto& weight = head < c.heads ? q_weight : k_weight;
-      for (int64_t i = 0; i < dim; ++i) row[size_t(i)] = row[size_t(i)] * (one_plus ? Real<>(weight.value(0, i)) + Real<>(1) : Real<>(weight.value(0, i)));
+      for (int64_t i = 0; i < dim; ++i)
+        row[size_t(i)] =
+            row[size_t(i)] * (one_plus ? Real<>(weight.value(0, i)) + Real<>(1) : Real<>(weight.value(0, i)));
       for (int64_t i = 0; i < dim; ++i) want.push_back(c.turn([&](int64_t col) { return row[size_t(col)]; }, r, i));
     }
     for (int64_t i = 0; i < nq; ++i) {
       const T got = c.in_place ? x.get(r, i) : q.get(r, i);
-      t.expect(within(got, want[size_t(i)]), "%s, dim %d, rotary %d, query %d of token %d: %g, want %g", what, int(dim), c.turn.rotary_dim, int(i), int(r), value_of(got), want[size_t(i)].v);
+      t.expect(within(got, want[size_t(i)]), "%s, dim %d, rotary %d, query %d of token %d: %g, want %g", what, int(dim),
+               c.turn.rotary_dim, int(i), int(r), value_of(got), want[size_t(i)].v);
     }
-    for (int64_t i = nq; i < cols; ++i) t.expect(value_of(x.get(r, i)) == before[size_t(r)][size_t(i)], "the buffer's keys and values changed");
+    for (int64_t i = nq; i < cols; ++i)
+      t.expect(value_of(x.get(r, i)) == before[size_t(r)][size_t(i)], "the buffer's keys and values changed");
     for (int64_t slot = 0; slot < capacity; ++slot) {
       for (int64_t i = 0; i < nk; ++i) {
-        const T key = keys.get(r * capacity + slot, i), value = values.get(r * capacity + slot, i), old = untouched.get(r * capacity + slot, i);
+        const T key = keys.get(r * capacity + slot, i), value = values.get(r * capacity + slot, i),
+                old = untouched.get(r * capacity + slot, i);
         if (slot == slots[size_t(r)]) {
-          t.expect(within(key, want[size_t(nq + i)]), "%s, dim %d, rotary %d, key %d of token %d: %g, want %g", what, int(dim), c.turn.rotary_dim, int(i), int(r), value_of(key), want[size_t(nq + i)].v);
-          t.expect(value_of(value) == before[size_t(r)][size_t(nq + nk + i)], "value %d of token %d changed", int(i), int(r));
+          t.expect(within(key, want[size_t(nq + i)]), "%s, dim %d, rotary %d, key %d of token %d: %g, want %g", what,
+                   int(dim), c.turn.rotary_dim, int(i), int(r), value_of(key), want[size_t(nq + i)].v);
+          t.expect(value_of(value) == before[size_t(r)][size_t(nq + nk + i)], "value %d of token %d changed", int(i),
+                   int(r));
         } else {
-          t.expect(std::memcmp(&key, &old, sizeof(T)) == 0 && std::memcmp(&value, &old, sizeof(T)) == 0, "another position was written");
+          t.expect(std::memcmp(&key, &old, sizeof(T)) == 0 && std::memcmp(&value, &old, sizeof(T)) == 0,
+                   "another position was written");
         }
       }
     }
   }
 }
 
-// Heads that are normalized and turned as they are read. run(source, sink, rows, cols) copies, and returns when it is done.
+// Heads that are normalized and turned as they are read. run(source, sink, rows, cols) copies, and returns when it is
+// done.
 template <class T, class Memory, class Run>
 void check_normed_heads(Tally& t, const HeadCase& c, const Run& run) {
   const int64_t dim = c.turn.head_dim, cols = c.heads * dim;
@@ -114,7 +130,8 @@ void check_normed_heads(Tally& t, const HeadCase& c, const Run& run) {
   const Numbers<int32_t, Memory> positions(c.turn.positions);
   const Numbers<float, Memory> frequencies(c.turn.frequencies);
   Guarded<float, Memory> y(c.tokens, cols, cols + 4);
-  const k::Status status = run(k::normed_heads(k::load(static_cast<const T*>(x.data()), x.ld()), dim, kHeadEps) | k::affine(k::each_head(static_cast<const float*>(weight.data()), dim)) |
+  const k::Status status = run(k::normed_heads(k::load(static_cast<const T*>(x.data()), x.ld()), dim, kHeadEps) |
+                                   k::affine(k::each_head(static_cast<const float*>(weight.data()), dim)) |
                                    c.turn.map(positions.data(), frequencies.data()),
                                k::store(y.data(), y.ld()), c.tokens, cols);
   t.expect(status.ok(), "dim %d: %s", int(dim), status.reason());
@@ -142,8 +159,12 @@ void check_plain_heads(Tally& t, const Run& run) {
       const int64_t tokens = 5, heads = 3, cols = heads * dim;
       const RandomMatrix<T, Memory> x(1, tokens, cols, cols + 1, 1);
       Guarded<float, Memory> y(tokens, cols, cols + 3, 1), mean(tokens, normed, normed), rstd(tokens, normed, normed);
-      const k::Status status = run(k::load(static_cast<const T*>(x.data()), x.ld()) | k::scale(2), k::shift(1) | k::store(y.data(), y.ld()), k::HeadShape{tokens, heads, dim, normed},
-                                   k::LayerNorm{}.eps(1e-5).mean(normed > 0 ? mean.data() : static_cast<float*>(nullptr)).rstd(normed > 0 ? rstd.data() : static_cast<float*>(nullptr)));
+      const k::Status status = run(k::load(static_cast<const T*>(x.data()), x.ld()) | k::scale(2),
+                                   k::shift(1) | k::store(y.data(), y.ld()), k::HeadShape{tokens, heads, dim, normed},
+                                   k::LayerNorm{}
+                                       .eps(1e-5)
+                                       .mean(normed > 0 ? mean.data() : static_cast<float*>(nullptr))
+                                       .rstd(normed > 0 ? rstd.data() : static_cast<float*>(nullptr)));
       t.expect(status.ok(), "%s", status.reason());
       y.download(), mean.download(), rstd.download();
       t.expect(y.intact() && mean.intact() && rstd.intact(), "wrote outside");
@@ -153,11 +174,13 @@ void check_plain_heads(Tally& t, const Run& run) {
           for (int64_t i = 0; i < dim; ++i) row.push_back(Real<>(2 * x.value(r, head * dim + i)));
           if (head < normed) {
             const auto statistics = layernorm(row, 1e-5);
-            t.expect(within(mean.get(r, head), statistics.mean) && within(rstd.get(r, head), statistics.rstd), "dim %d: mean or rstd of head %d", int(dim), int(head));
+            t.expect(within(mean.get(r, head), statistics.mean) && within(rstd.get(r, head), statistics.rstd),
+                     "dim %d: mean or rstd of head %d", int(dim), int(head));
           }
           for (Real<>& v : row) v = v + Real<>(1);
           const std::string problem = mismatch(r, row, [&](int64_t i) { return y.get(r, head * dim + i); });
-          t.expect(problem.empty(), "dim %d, head %d of %d normed: %s", int(dim), int(head), int(normed), problem.c_str());
+          t.expect(problem.empty(), "dim %d, head %d of %d normed: %s", int(dim), int(head), int(normed),
+                   problem.c_str());
         }
       }
     }

@@ -1,12 +1,13 @@
-// NaN and infinities among keys, values, scales and logits, and behind what is seen: what docs/attention.md says of them.
+// NaN and infinities among keys, values, scales and logits, and behind what is seen: what docs/attention.md says of
+// them.
 #pragma once
 
 #include "attention.h"
 
 namespace test {
 
-// With element type E and scales of S for each position, or Nothing. run(what, case, where, key, value, score, model, broken) makes
-// calls and checks them; `broken` tells which results must not be finite.
+// With element type E and scales of S for each position, or Nothing. run(what, case, where, key, value, score, model,
+// broken) makes calls and checks them; `broken` tells which results must not be finite.
 template <class Memory, class E, class S, class Run>
 void check_not_finite_kv(Layout layout, const Run& run) {
   using Side = KvSide<E, S, Memory>;
@@ -33,22 +34,38 @@ void check_not_finite_kv(Layout layout, const Run& run) {
   with("outside the window", three, 20, [&](Placement& where, Side& key, Side& value) {
     for (int64_t b = 0; b < 2; ++b) {
       const int64_t seen = three.kv_lens[size_t(b)] - 3 - 20;
-      for (int64_t pos = 0; pos < seen; ++pos) all_of(key, three, b, pos, nan, nan), all_of(value, three, b, pos, nan, nan);
-      for (int64_t i = 0; where.paged() && (i + 1) * where.page <= seen; ++i) where.table[size_t(b * where.table_ld + i)] = -1000000;
+      for (int64_t pos = 0; pos < seen; ++pos)
+        all_of(key, three, b, pos, nan, nan), all_of(value, three, b, pos, nan, nan);
+      for (int64_t i = 0; where.paged() && (i + 1) * where.page <= seen; ++i)
+        where.table[size_t(b * where.table_ld + i)] = -1000000;
     }
   }, nothing);
   // The last query alone sees the last key.
-  with("a key that is masked", three, -1, [&](Placement&, Side& key, Side&) { all_of(key, three, 1, 332, nan, 1); }, nothing);
-  with("a NaN scale of a key that is masked", three, -1, [&](Placement&, Side& key, Side&) { key.set_scale_at(1, 0, 332, nan); }, nothing);
-  with("an infinite scale of a key that is masked", three, -1, [&](Placement&, Side& key, Side&) { all_of(key, three, 1, 332, 0, infinity); }, nothing);
+  with(
+      "a key that is masked", three, -1, [&](Placement&, Side& key, Side&) { all_of(key, three, 1, 332, nan, 1); },
+      nothing);
+  with(
+      "a NaN scale of a key that is masked", three, -1,
+      [&](Placement&, Side& key, Side&) { key.set_scale_at(1, 0, 332, nan); }, nothing);
+  with(
+      "an infinite scale of a key that is masked", three, -1,
+      [&](Placement&, Side& key, Side&) { all_of(key, three, 1, 332, 0, infinity); }, nothing);
   with("a NaN key", one, -1, [&](Placement&, Side& key, Side&) { key.set(1, 1, 33, 7, nan); }, nothing);
   with("a NaN value", one, -1, [&](Placement&, Side&, Side& value) { value.set(1, 1, 33, 7, nan); }, nothing);
   if constexpr (std::is_same<S, k::Nothing>::value) {
-    with("an infinite value", one, -1, [&](Placement&, Side&, Side& value) { value.set(1, 1, 33, 7, infinity); }, element);
+    with(
+        "an infinite value", one, -1, [&](Placement&, Side&, Side& value) { value.set(1, 1, 33, 7, infinity); },
+        element);
   } else {
-    with("a NaN scale of a key", one, -1, [&](Placement&, Side& key, Side&) { key.set_scale_at(1, 1, 33, nan); }, nothing);
-    with("a NaN scale of a value", one, -1, [&](Placement&, Side&, Side& value) { value.set_scale_at(1, 1, 33, nan); }, nothing);
-    with("an infinite scale of a value", one, -1, [&](Placement&, Side&, Side& value) { value.set_scale_at(1, 1, 33, infinity); }, group);
+    with(
+        "a NaN scale of a key", one, -1, [&](Placement&, Side& key, Side&) { key.set_scale_at(1, 1, 33, nan); },
+        nothing);
+    with(
+        "a NaN scale of a value", one, -1, [&](Placement&, Side&, Side& value) { value.set_scale_at(1, 1, 33, nan); },
+        nothing);
+    with(
+        "an infinite scale of a value", one, -1,
+        [&](Placement&, Side&, Side& value) { value.set_scale_at(1, 1, 33, infinity); }, group);
   }
 }
 
@@ -57,11 +74,14 @@ template <class Memory, class Run>
 void check_not_finite_logits(const Run& run) {
   const AttentionCase c{{3, 3}, {40, 700}, 4, 2, 64};
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-  const KvSide<k::half, k::Nothing, Memory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8), value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  const KvSide<k::half, k::Nothing, Memory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
+      value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
   for (const double bad : {std::nan(""), -kMinusInfinity, kMinusInfinity}) {
     for (const int64_t at : {0, 650, 699}) {
       std::vector<float> bias(2 * 4 * 3 * 700, 0.5f);
-      const auto index = [](int64_t b, int64_t head, int64_t query, int64_t pos) { return size_t(((b * 4 + head) * 3 + query) * 700 + pos); };
+      const auto index = [](int64_t b, int64_t head, int64_t query, int64_t pos) {
+        return size_t(((b * 4 + head) * 3 + query) * 700 + pos);
+      };
       bias[index(1, 2, 1, at)] = float(bad);
       const Numbers<float, Memory> there(bias);
       ScoreModel model;
@@ -69,7 +89,9 @@ void check_not_finite_logits(const Run& run) {
         const double b = bias[index(s.b, s.head, s.query, s.key)];
         return std::isfinite(b) ? (x + Real<>(b)).rounded() : Real<>(b);
       };
-      run("a logit", c, where, key, value, k::score_bias(static_cast<const float*>(there.data()), 4 * 3 * 700, 3 * 700, 700), model, [](int64_t, int64_t, int64_t) { return false; });
+      run("a logit", c, where, key, value,
+          k::score_bias(static_cast<const float*>(there.data()), 4 * 3 * 700, 3 * 700, 700), model,
+          [](int64_t, int64_t, int64_t) { return false; });
     }
   }
 }
@@ -85,7 +107,8 @@ void check_not_finite_parts(Tally& t, const Run& run) {
       logsumexps[size_t((part * tokens + 2) * heads + 1)] = float(bad);
       const Numbers<float, Memory> lse(logsumexps);
       Guarded<float, Memory> out(tokens, width, width), merged(tokens, heads, heads);
-      const k::Status status = run(k::load(static_cast<const float*>(o.data()), width), k::load(static_cast<const float*>(lse.data()), heads), k::store(out.data(), width),
+      const k::Status status = run(k::load(static_cast<const float*>(o.data()), width),
+                                   k::load(static_cast<const float*>(lse.data()), heads), k::store(out.data(), width),
                                    k::MergeShape{2, tokens, heads, dim}, k::Attention{}.lse(merged.data()));
       t.expect(status.ok(), "%s", status.reason());
       out.download();
@@ -93,8 +116,11 @@ void check_not_finite_parts(Tally& t, const Run& run) {
       for (int64_t token = 0; token < tokens; ++token) {
         for (int64_t col = 0; col < width; ++col) {
           const float got = out.get(token, col), sum = merged.get(token, col / dim);
-          if (token == 2 && col / dim == 1) t.expect(got != got && sum != sum, "%g in part %d: %g, logsumexp %g", bad, int(part), got, sum);
-          else t.expect(std::fabs(got - (o.value(token, col) + o.value(tokens + token, col)) / 2) < 1e-5, "token %d, column %d: %g", int(token), int(col), got);
+          if (token == 2 && col / dim == 1)
+            t.expect(got != got && sum != sum, "%g in part %d: %g, logsumexp %g", bad, int(part), got, sum);
+          else
+            t.expect(std::fabs(got - (o.value(token, col) + o.value(tokens + token, col)) / 2) < 1e-5,
+                     "token %d, column %d: %g", int(token), int(col), got);
         }
       }
     }

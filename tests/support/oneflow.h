@@ -1,6 +1,7 @@
-// Functors in OneFlow's form, of every kind that its kernels use, for the GPU and the CPU: elementwise, broadcast with an index
-// helper, tril, dropout with a mask, affine, skip in place, group norm with channels first and last, quantizing. They move a pack as one
-// word, as OneFlow's do: on the GPU a misaligned one faults, on the CPU it is counted.
+// Functors in OneFlow's form, of every kind that its kernels use, for the GPU and the CPU: elementwise, broadcast with
+// an index helper, tril, dropout with a mask, affine, skip in place, group norm with channels first and last,
+// quantizing. They move a pack as one word, as OneFlow's do: on the GPU a misaligned one faults, on the CPU it is
+// counted.
 #pragma once
 
 #include <kernels/core/dtype.h>
@@ -85,14 +86,16 @@ struct ScaleMaskLoad {
 template <typename SRC, typename DST>
 struct BroadcastBiasMaskLoad {
   using LoadType = DST;
-  BroadcastBiasMaskLoad(const SRC* src, const SRC* bias, const bool* mask, int64_t row_size, RowHelper helper, DST fill, DST scale)
+  BroadcastBiasMaskLoad(const SRC* src, const SRC* bias, const bool* mask, int64_t row_size, RowHelper helper, DST fill,
+                        DST scale)
       : src(src), bias(bias), mask(mask), row_size(row_size), helper(helper), fill(fill), scale(scale) {}
   template <int N>
   KERNELS_HD void load(DST* dst, int32_t row, int32_t col) {
     const auto x = get<N>(src + row * row_size + col);
     const auto b = get<N>(bias + helper.head(row) * row_size + col);
     const auto keep = get<N>(mask + helper.mask_row(row) * row_size + col);
-    for (int i = 0; i < N; ++i) dst[i] = keep.elem[i] ? (k::convert<DST>(x.elem[i]) + k::convert<DST>(b.elem[i])) * scale : fill;
+    for (int i = 0; i < N; ++i)
+      dst[i] = keep.elem[i] ? (k::convert<DST>(x.elem[i]) + k::convert<DST>(b.elem[i])) * scale : fill;
   }
   const SRC* src;
   const SRC* bias;
@@ -186,12 +189,14 @@ struct SkipInPlaceLoad {
 
 template <typename SRC, typename DST>
 struct AffineStore {
-  AffineStore(DST* y, int64_t row_size, const DST* gamma, const DST* beta) : y(y), row_size(row_size), gamma(gamma), beta(beta) {}
+  AffineStore(DST* y, int64_t row_size, const DST* gamma, const DST* beta)
+      : y(y), row_size(row_size), gamma(gamma), beta(beta) {}
   template <int N>
   KERNELS_HD void store(const SRC* src, int64_t row, int64_t col) {
     const auto g = get<N>(gamma + col), b = get<N>(beta + col);
     Word<DST, N> out;
-    for (int i = 0; i < N; ++i) out.elem[i] = k::convert<DST>(src[i] * k::convert<SRC>(g.elem[i]) + k::convert<SRC>(b.elem[i]));
+    for (int i = 0; i < N; ++i)
+      out.elem[i] = k::convert<DST>(src[i] * k::convert<SRC>(g.elem[i]) + k::convert<SRC>(b.elem[i]));
     put<N>(y + row * row_size + col, out);
   }
   DST* y;
@@ -220,7 +225,8 @@ struct ChannelsFirstStore {
   const DST* beta;
 };
 
-// Group norm, channels last: element (row, col) of batch row / groups is at the channels row % groups, in steps of all channels.
+// Group norm, channels last: element (row, col) of batch row / groups is at the channels row % groups, in steps of all
+// channels.
 template <class T>
 struct ChannelsLast {
   ChannelsLast(int64_t spatial, int64_t channels, int64_t groups)
@@ -252,7 +258,8 @@ struct ChannelsLastStore : ChannelsLast<DST> {
   KERNELS_HD void store(const SRC* src, int32_t row, int32_t col) {
     const auto g = get<N>(gamma + this->channel(row, col)), b = get<N>(beta + this->channel(row, col));
     Word<DST, N> out;
-    for (int i = 0; i < N; ++i) out.elem[i] = k::convert<DST>(src[i] * k::convert<SRC>(g.elem[i]) + k::convert<SRC>(b.elem[i]));
+    for (int i = 0; i < N; ++i)
+      out.elem[i] = k::convert<DST>(src[i] * k::convert<SRC>(g.elem[i]) + k::convert<SRC>(b.elem[i]));
     put<N>(y + this->at(row, col), out);
   }
   DST* y;

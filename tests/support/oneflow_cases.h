@@ -1,5 +1,5 @@
-// Calls as they are written for OneFlow, with functors of every form (oneflow.h), each checked against the oracle. A Machine is where
-// they run: its memory, its doors and OneFlow's direct functors.
+// Calls as they are written for OneFlow, with functors of every form (oneflow.h), each checked against the oracle. A
+// Machine is where they run: its memory, its doors and OneFlow's direct functors.
 #pragma once
 
 #include <string>
@@ -24,7 +24,8 @@ class Matrix : public Guarded<T, typename Machine::Memory> {
   Matrix(uint64_t seed, int64_t rows, int64_t cols, int64_t ld = 0) : Base(rows, cols, ld > 0 ? ld : cols) {
     Random random(seed);
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < cols; ++c) this->set(r, c, make<T>(dtype_of<T>::value == DType::boolean ? double(random.below(4) != 0) : number(random)));
+      for (int64_t c = 0; c < cols; ++c)
+        this->set(r, c, make<T>(dtype_of<T>::value == DType::boolean ? double(random.below(4) != 0) : number(random)));
     }
     this->upload();
   }
@@ -53,8 +54,9 @@ struct Size {
   int64_t rows, cols, ld;
 };
 // Odd and even, short and long, with gaps behind the rows that allow pairs and no more.
-constexpr Size kSizes[] = {{7, 1, 1},       {7, 3, 3},       {13, 48, 50},    {13, 64, 66},     {5, 127, 129},   {9, 128, 128},
-                           {3, 257, 257},   {7, 1000, 1002}, {3, 1023, 1023}, {2, 1026, 1026},  {3, 4098, 4098}, {2, 5001, 5001},
+constexpr Size kSizes[] = {{7, 1, 1},       {7, 3, 3},       {13, 48, 50},    {13, 64, 66},
+                           {5, 127, 129},   {9, 128, 128},   {3, 257, 257},   {7, 1000, 1002},
+                           {3, 1023, 1023}, {2, 1026, 1026}, {3, 4098, 4098}, {2, 5001, 5001},
                            {3, 5120, 5122}, {1, 8190, 8190}, {2, 8192, 8192}, {1, 12291, 12291}};
 
 // Scale and mask before softmax; dropout, and adding to what is there, behind it.
@@ -99,13 +101,15 @@ void bias_mask_broadcast(Machine& machine) {
     const Matrix<Machine, T> x(11, rows, size.cols, size.ld), bias(12, heads, size.cols, size.ld);
     const Matrix<Machine, bool> mask(13, batch * queries, size.cols, size.ld);
     Matrix<Machine, T> y(14, rows, size.cols, size.ld);
-    BroadcastBiasMaskLoad<T, C> load(x.data(), bias.data(), mask.data(), size.ld, RowHelper(int32_t(heads), int32_t(queries)), C(-10000), C(0.5));
+    BroadcastBiasMaskLoad<T, C> load(x.data(), bias.data(), mask.data(), size.ld,
+                                     RowHelper(int32_t(heads), int32_t(queries)), C(-10000), C(0.5));
     typename Machine::template DirectStore<C, T> store(y.data(), size.ld);
     REQUIRE(machine.template softmax<C>(load, store, rows, size.cols));
     CHECK(y.compare([&](int64_t r) {
       const int64_t head = r / queries % heads, mask_row = r / (heads * queries) * queries + r % queries;
       auto row = row_of<C>(size.cols, [&](int64_t c) {
-        return mask.get(mask_row, c) ? (Real<C>(x.value(r, c)) + Real<C>(bias.value(head, c))) * Real<C>(0.5) : Real<C>(-10000.0);
+        return mask.get(mask_row, c) ? (Real<C>(x.value(r, c)) + Real<C>(bias.value(head, c))) * Real<C>(0.5)
+                                     : Real<C>(-10000.0);
       });
       softmax(row);
       return row;
@@ -126,7 +130,8 @@ void tril(Machine& machine) {
     typename Machine::template DirectStore<C, T> store(y.data(), size.ld);
     REQUIRE(machine.template log_softmax<C>(load, store, size.rows, size.cols));
     CHECK(y.compare([&](int64_t r) {
-      auto row = row_of<C>(size.cols, [&](int64_t c) { return Real<C>(c <= r % queries + diagonal ? x.value(r, c) : -100.0); });
+      auto row = row_of<C>(size.cols,
+                           [&](int64_t c) { return Real<C>(c <= r % queries + diagonal ? x.value(r, c) : -100.0); });
       log_softmax(row);
       return row;
     }) == "");
@@ -140,7 +145,8 @@ void skip_in_place(Machine& machine, int64_t most_cols) {
   for (const Size& size : kSizes) {
     if (size.cols > most_cols) continue;
     INFO(size.rows << " x " << size.cols << ", " << size.ld << " apart, " << name(dtype_of<T>::value));
-    const Matrix<Machine, T> x(31, size.rows, size.cols, size.ld), bias(32, 1, size.cols), gamma(33, 1, size.cols), beta(34, 1, size.cols);
+    const Matrix<Machine, T> x(31, size.rows, size.cols, size.ld), bias(32, 1, size.cols), gamma(33, 1, size.cols),
+        beta(34, 1, size.cols);
     Matrix<Machine, T> residual(35, size.rows, size.cols, size.ld), y(36, size.rows, size.cols, size.ld);
     const Matrix<Machine, T> before(35, size.rows, size.cols, size.ld);
     Matrix<Machine, C> mean(37, size.rows, 1), inverse(38, size.rows, 1);
@@ -148,13 +154,15 @@ void skip_in_place(Machine& machine, int64_t most_cols) {
     AffineStore<C, T> store(y.data(), size.ld, gamma.data(), beta.data());
     REQUIRE(machine.template layernorm<C>(load, store, size.rows, size.cols, 1e-3, mean.data(), inverse.data()));
     const auto sum = [&](int64_t r) {
-      return row_of<C>(size.cols, [&](int64_t c) { return Real<C>(x.value(r, c) + bias.value(0, c) + before.value(r, c)); });
+      return row_of<C>(size.cols,
+                       [&](int64_t c) { return Real<C>(x.value(r, c) + bias.value(0, c) + before.value(r, c)); });
     };
     CHECK(residual.compare(sum) == "");
     CHECK(y.compare([&](int64_t r) {
       auto row = sum(r);
       layernorm(row, 1e-3);
-      for (int64_t c = 0; c < size.cols; ++c) row[size_t(c)] = row[size_t(c)] * Real<C>(gamma.value(0, c)) + Real<C>(beta.value(0, c));
+      for (int64_t c = 0; c < size.cols; ++c)
+        row[size_t(c)] = row[size_t(c)] * Real<C>(gamma.value(0, c)) + Real<C>(beta.value(0, c));
       return row;
     }) == "");
     CHECK(mean.compare([&](int64_t r) {
@@ -171,7 +179,8 @@ void skip_in_place(Machine& machine, int64_t most_cols) {
 struct Groups {
   int64_t channels, groups, spatial;
 };
-// Groups of 1 to 40 channels; numbers of elements in a channel that fours, pairs or nothing divides, where rows are always divided.
+// Groups of 1 to 40 channels; numbers of elements in a channel that fours, pairs or nothing divides, where rows are
+// always divided.
 constexpr Groups kGroups[] = {{8, 2, 1},   {8, 2, 3},   {4, 2, 6},   {16, 4, 49},  {12, 3, 50},    {12, 3, 64},
                               {320, 32, 10}, {64, 16, 9}, {36, 6, 196}, {160, 4, 66}, {96, 2, 101}, {320, 32, 1024}};
 
@@ -181,7 +190,8 @@ void group_norm_first(Machine& machine) {
   using C = k::compute_t<T>;
   for (const Groups& g : kGroups) {
     const int64_t batch = 2, rows = batch * g.groups, cols = g.channels / g.groups * g.spatial;
-    INFO(g.channels << " channels, " << g.groups << " groups of " << cols << ", " << g.spatial << " each, " << name(dtype_of<T>::value));
+    INFO(g.channels << " channels, " << g.groups << " groups of " << cols << ", " << g.spatial << " each, "
+                    << name(dtype_of<T>::value));
     const Matrix<Machine, T> x(41, rows, cols), gamma(42, 1, g.channels), beta(43, 1, g.channels);
     Matrix<Machine, T> y(44, rows, cols);
     Matrix<Machine, C> mean(45, rows, 1), inverse(46, rows, 1);
@@ -204,7 +214,8 @@ void group_norm_last(Machine& machine) {
   using C = k::compute_t<T>;
   for (const Groups& g : kGroups) {
     const int64_t batch = 2, each = g.channels / g.groups, rows = batch * g.groups, cols = each * g.spatial;
-    INFO(g.channels << " channels, " << g.groups << " groups of " << cols << ", " << g.spatial << " each, " << name(dtype_of<T>::value));
+    INFO(g.channels << " channels, " << g.groups << " groups of " << cols << ", " << g.spatial << " each, "
+                    << name(dtype_of<T>::value));
     const Matrix<Machine, T> x(51, batch * g.spatial, g.channels), gamma(52, 1, g.channels), beta(53, 1, g.channels);
     Matrix<Machine, T> y(54, batch * g.spatial, g.channels);
     Matrix<Machine, C> mean(55, rows, 1), inverse(56, rows, 1);
@@ -218,7 +229,8 @@ void group_norm_last(Machine& machine) {
       layernorm(row, 1e-3);
       for (int64_t c = 0; c < cols; ++c) {
         const int64_t at = channel + c % each;
-        want[size_t(first + c / each)][size_t(at)] = row[size_t(c)] * Real<C>(gamma.value(0, at)) + Real<C>(beta.value(0, at));
+        want[size_t(first + c / each)][size_t(at)] =
+            row[size_t(c)] * Real<C>(gamma.value(0, at)) + Real<C>(beta.value(0, at));
       }
     }
     CHECK(y.compare([&](int64_t r) -> const Row<C>& { return want[size_t(r)]; }) == "");

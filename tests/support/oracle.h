@@ -149,7 +149,8 @@ T make(double value) {
   } else if constexpr (type == DType::i8 || type == DType::boolean) {
     return static_cast<T>(round_to(type, value));
   } else {
-    const auto code = static_cast<std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>>(encode_small(format(type), type, value));
+    const auto code =
+        static_cast<std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>>(encode_small(format(type), type, value));
     T x;
     std::memcpy(static_cast<void*>(&x), &code, sizeof(T));
     return x;
@@ -196,7 +197,8 @@ template <class C> Real<C> gelu(Real<C> x) {
   return {0.5 * x.v * (1.0 + std::tanh(inner)), 1.13 * x.e + 16 * unit<C> * std::fabs(x.v) + tiny<C>};
 }
 template <class C> Real<C> gelu_erf(Real<C> x) {
-  return {0.5 * x.v * (1.0 + std::erf(x.v * 0.70710678118654752)), 1.13 * x.e + 16 * unit<C> * std::fabs(x.v) + tiny<C>};
+  return {0.5 * x.v * (1.0 + std::erf(x.v * 0.70710678118654752)),
+          1.13 * x.e + 16 * unit<C> * std::fabs(x.v) + tiny<C>};
 }
 // What T can hold; a value near a tie may go either way.
 template <class T, class C> Real<C> rounded_to(Real<C> x) {
@@ -208,8 +210,8 @@ template <class T, class C> Real<C> rounded_to(Real<C> x) {
 
 // ---- comparing -----------------------------------------------------------------------------------------------------
 
-// Whether a type could hold `got` after rounding some number within the bound. NaN equals NaN, an infinity equals itself.
-// Doubles become narrow types by way of float.
+// Whether a type could hold `got` after rounding some number within the bound. NaN equals NaN, an infinity equals
+// itself. Doubles become narrow types by way of float.
 template <class C>
 bool within(DType type, double got, Real<C> want) {
   const auto stored = [type](double x) { return round_to(type, type == DType::f64 ? x : round_to(DType::f32, x)); };
@@ -244,13 +246,14 @@ std::string mismatch(int64_t row, const Row<C>& want, Got got) {
 
 // ---- row operations, in place --------------------------------------------------------------------------------------
 //
-// Sums are taken in long double. Bounds on the sums of a computation in C: serial chains are at most 100 long (a thread's
-// tile, its tiles, lanes, warps), their rounding errors differ in sign, and 64 units cover what they add up to.
+// Sums are taken in long double. Bounds on the sums of a computation in C: serial chains are at most 100 long (a
+// thread's tile, its tiles, lanes, warps), their rounding errors differ in sign, and 64 units cover what they add up
+// to.
 
 constexpr double kSum = 64;
 
-// exp is good to 2 + 1.2 |x| units in the last place on a GPU and better on a CPU; the rounding of x - max adds |x - max|
-// half units: 4 |x - max| half units together.
+// exp is good to 2 + 1.2 |x| units in the last place on a GPU and better on a CPU; the rounding of x - max adds |x -
+// max| half units: 4 |x - max| half units together.
 template <class C>
 Real<C> log_sum_exp(const Row<C>& x, double& largest) {
   largest = -std::numeric_limits<double>::infinity();
@@ -303,8 +306,8 @@ struct RowStatistics {
   Real<C> mean, rstd;
 };
 
-// The mean is off by a few units of the row's largest deviation at most, and of its own size only to second order: nothing
-// cancels under a large mean. 64 units cover long chains, too; two_pass.h holds rows with outliers to less.
+// The mean is off by a few units of the row's largest deviation at most, and of its own size only to second order:
+// nothing cancels under a large mean. 64 units cover long chains, too; two_pass.h holds rows with outliers to less.
 template <class C>
 RowStatistics<C> layernorm(Row<C>& x, double eps) {
   const long double n = static_cast<long double>(x.size());
@@ -355,8 +358,8 @@ Real<C> rmsnorm(Row<C>& x, double eps) {
   return {rstd, rstd_error};
 }
 
-// One scale per row: largest |value| / largest T, but no subnormal one. The codes are value / scale, still to be rounded
-// to T.
+// One scale per row: largest |value| / largest T, but no subnormal one. The codes are value / scale, still to be
+// rounded to T.
 template <class T, class C>
 Real<C> quantize(Row<C>& x) {
   const double most = dtype_of<T>::value == DType::i8 ? 127 : format(dtype_of<T>::value).largest();

@@ -12,14 +12,15 @@ namespace test {
 
 namespace k = kernels;
 
-// ---- oracle ------------------------------------------------------------------------------------------------------------
+// ---- oracle ---------------------------------------------------------------------------------------------------------
 
-// The sum over k of x(m, k) * w(n, k). A sum of K values is made lane by lane, in runs of at most 2048 columns: chains of up
-// to 512 additions, whose errors differ in sign. kSum units of the sum of magnitudes cover them; a dequantized weight
-// is rounded twice more, and so is what it is multiplied by.
-// `rounded`: how far operands are rounded besides, relative to each product.
+// The sum over k of x(m, k) * w(n, k). A sum of K values is made lane by lane, in runs of at most 2048 columns: chains
+// of up to 512 additions, whose errors differ in sign. kSum units of the sum of magnitudes cover them; a dequantized
+// weight is rounded twice more, and so is what it is multiplied by. `rounded`: how far operands are rounded besides,
+// relative to each product.
 template <class X, class W>
-Real<> product(int64_t m, int64_t n, int64_t cols, const X& x, const W& w, double units = kSum + 4, double rounded = 0) {
+Real<> product(int64_t m, int64_t n, int64_t cols, const X& x, const W& w, double units = kSum + 4,
+               double rounded = 0) {
   long double sum = 0, size = 0, error = 0;
   for (int64_t i = 0; i < cols; ++i) {
     const Real<> a = x(m, i);
@@ -31,11 +32,12 @@ Real<> product(int64_t m, int64_t n, int64_t cols, const X& x, const W& w, doubl
   return {double(sum), double(error + (units * unit<float> + rounded) * size) + tiny<float>};
 }
 
-// ---- weights: each has a source and the value that it should give ------------------------------------------------------
+// ---- weights: each has a source and the value that it should give ---------------------------------------------------
 
 template <class T, class Memory = HostMemory>
 struct Plain : RandomMatrix<T, Memory> {
-  Plain(int64_t rows, int64_t cols, int64_t gap = 3, int64_t shift = 1, double spread = 1) : RandomMatrix<T, Memory>(11, rows, cols, cols + gap, shift, spread) {}
+  Plain(int64_t rows, int64_t cols, int64_t gap = 3, int64_t shift = 1, double spread = 1)
+      : RandomMatrix<T, Memory>(11, rows, cols, cols + gap, shift, spread) {}
   auto source() const { return k::load(static_cast<const T*>(this->data()), this->ld()); }
   double operator()(int64_t row, int64_t col) const { return this->value(row, col); }
 };
@@ -56,8 +58,10 @@ struct Scaled {
     const T* p = codes.data();
     const S* s = scales.data();
     const int64_t ld = scales.ld();
-    const auto scales_of = grain == Grain::tensor ? k::tensor_scale(s) : grain == Grain::row ? k::Scales<S>(s, ld, 0, 62)
-                         : grain == Grain::group ? k::group_scales(s, ld, int(size)) : k::block_scales(s, ld, int(size));
+    const auto scales_of = grain == Grain::tensor  ? k::tensor_scale(s)
+                           : grain == Grain::row   ? k::Scales<S>(s, ld, 0, 62)
+                           : grain == Grain::group ? k::group_scales(s, ld, int(size))
+                                                   : k::block_scales(s, ld, int(size));
     return k::dequant(k::load(p, codes.ld()), scales_of);
   }
   double operator()(int64_t row, int64_t col) const {
@@ -70,7 +74,8 @@ struct Scaled {
 // Any bits are eight codes. What lies behind the last column must not count.
 template <class Memory = HostMemory>
 struct Codes : Guarded<uint32_t, Memory> {
-  Codes(int64_t rows, int64_t cols, int64_t gap = 1, int64_t shift = 1) : Guarded<uint32_t, Memory>(rows, (cols + 7) / 8, (cols + 7) / 8 + gap, shift, Poison::nan) {
+  Codes(int64_t rows, int64_t cols, int64_t gap = 1, int64_t shift = 1)
+      : Guarded<uint32_t, Memory>(rows, (cols + 7) / 8, (cols + 7) / 8 + gap, shift, Poison::nan) {
     Random random(14);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < this->cols(); ++c) this->set(r, c, tame(uint32_t(random.bits())));
@@ -102,7 +107,8 @@ struct FourBit {
   auto source() const {
     const uint32_t* p = codes.data();
     const auto s = k::group_scales(static_cast<const S*>(scales.data()), scales.ld(), int(group));
-    if constexpr (kZeros) return k::dequant(k::uint4(p, codes.ld() * 8), s.zeros(static_cast<const uint8_t*>(zeros.data())));
+    if constexpr (kZeros)
+      return k::dequant(k::uint4(p, codes.ld() * 8), s.zeros(static_cast<const uint8_t*>(zeros.data())));
     else return k::dequant(k::int4(p, codes.ld() * 8), s);
   }
   double operator()(int64_t row, int64_t col) const {

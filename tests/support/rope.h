@@ -1,4 +1,5 @@
-// Rotary positions, and what makes queries, keys and values in one product: what they should give, in the memory of the CPU or the GPU.
+// Rotary positions, and what makes queries, keys and values in one product: what they should give, in the memory of the
+// CPU or the GPU.
 #pragma once
 
 #include <kernels/append.h>
@@ -21,7 +22,8 @@ struct Turning {
   std::vector<float> frequencies;
   std::vector<int32_t> positions;
 
-  Turning(int dim, int rotary, bool n, int rows, float a = 1) : head_dim(dim), rotary_dim(rotary), neighbours(n), amplitude(a), frequencies(size_t(rotary / 2) + 1) {
+  Turning(int dim, int rotary, bool n, int rows, float a = 1)
+      : head_dim(dim), rotary_dim(rotary), neighbours(n), amplitude(a), frequencies(size_t(rotary / 2) + 1) {
     k::rope_frequencies(frequencies.data(), rotary, 1e4);
     for (int i = 0; i < rows; ++i) positions.push_back(int32_t(mix(uint64_t(i)) % 100000));
   }
@@ -45,7 +47,8 @@ struct Turning {
 };
 
 inline std::vector<Turning> turnings(int rows) {
-  return {{8, 8, false, rows}, {64, 64, false, rows}, {64, 64, true, rows}, {40, 40, false, rows}, {48, 32, false, rows, 1.25f}, {48, 12, true, rows}, {16, 6, false, rows}, {24, 0, false, rows}};
+  return {{8, 8, false, rows},          {64, 64, false, rows}, {64, 64, true, rows}, {40, 40, false, rows},
+          {48, 32, false, rows, 1.25f}, {48, 12, true, rows},  {16, 6, false, rows}, {24, 0, false, rows}};
 }
 
 // Rows that are copied and turned on the way. run(source, sink, rows, cols) copies them, and returns when it is done.
@@ -59,14 +62,16 @@ void check_turned(Tally& t, int64_t gap_x, int64_t gap_y, const Run& run) {
       const Numbers<int32_t, Memory> positions(turn.positions);
       const Numbers<float, Memory> frequencies(turn.frequencies);
       Guarded<float, Memory> y(rows, cols, cols + gap_y, shift);
-      const k::Status status = run(k::load(static_cast<const float*>(x.data()), x.ld()) | k::scale(0.5) | turn.map(positions.data(), frequencies.data()),
+      const k::Status status = run(k::load(static_cast<const float*>(x.data()), x.ld()) | k::scale(0.5) |
+                                       turn.map(positions.data(), frequencies.data()),
                                    k::scale(2) | k::store(y.data(), y.ld()), rows, cols);
       t.expect(status.ok(), "%s", status.reason());
       y.download();
       t.expect(y.intact(), "wrote outside");
       for (int64_t r = 0; r < rows; ++r) {
         Row<> want;
-        for (int64_t c = 0; c < cols; ++c) want.push_back(turn([&](int64_t at) { return Real<>(x.value(r, at)); }, r, c));
+        for (int64_t c = 0; c < cols; ++c)
+          want.push_back(turn([&](int64_t at) { return Real<>(x.value(r, at)); }, r, c));
         const std::string problem = mismatch(r, want, [&](int64_t c) { return y.get(r, c); });
         t.expect(problem.empty(), "head %d, rotary %d: %s", turn.head_dim, turn.rotary_dim, problem.c_str());
       }
@@ -78,7 +83,8 @@ void check_turned(Tally& t, int64_t gap_x, int64_t gap_y, const Run& run) {
 // run(source, weights, sink, shape) makes it, of numbers of TX, and returns when it is done.
 template <class Memory, class TX, class T, class S, class Run>
 void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring, const Run& run_product) {
-  const int64_t dim = turn.head_dim, heads = 4, kv_heads = 2, depth = 40, nq = heads * dim, nk = kv_heads * dim, page = 7, capacity = 35;
+  const int64_t dim = turn.head_dim, heads = 4, kv_heads = 2, depth = 40, nq = heads * dim, nk = kv_heads * dim,
+                page = 7, capacity = 35;
   const RandomMatrix<TX, Memory> x(1, tokens, depth, depth), w(2, nq + 2 * nk, depth, depth, 0, 0.3);
   const RandomMatrix<float, Memory> bias(3, 1, nq, nq);
   const TX* const weights = w.data();
@@ -104,9 +110,10 @@ void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring
   const auto run = [&](const auto& kt, const auto& vt) {
     const auto kv = k::paged_kv(kt, vt, k::pages(table.data(), 5, page), capacity);
     const k::Status status = run_product(
-        k::load(static_cast<const TX*>(x.data()), depth), k::stacked(k::paired(part(0), map), nq, k::paired(part(nq), map), nk, k::plain(part(nq + nk)), nk),
-        k::qkv(k::bias(static_cast<const float*>(bias.data())) | map | k::scale(2) | k::store(q.data(), q.ld()), nq, map | k::append_keys(kv, at, dim), nk,
-               k::append_values(kv, at, dim), nk),
+        k::load(static_cast<const TX*>(x.data()), depth),
+        k::stacked(k::paired(part(0), map), nq, k::paired(part(nq), map), nk, k::plain(part(nq + nk)), nk),
+        k::qkv(k::bias(static_cast<const float*>(bias.data())) | map | k::scale(2) | k::store(q.data(), q.ld()), nq,
+               map | k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk),
         k::MatmulShape{tokens, nq + 2 * nk, depth});
     t.expect(status.ok(), "%s", status.reason());
   };
@@ -120,12 +127,14 @@ void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring
   t.expect(q.intact() && keys.intact() && values.intact(), "wrote outside");
   const auto result = [&](int64_t token, int64_t n) {
     double sum = 0, size = 0;
-    for (int64_t i = 0; i < depth; ++i) sum += x.value(token, i) * w.value(n, i), size += std::fabs(x.value(token, i) * w.value(n, i));
+    for (int64_t i = 0; i < depth; ++i)
+      sum += x.value(token, i) * w.value(n, i), size += std::fabs(x.value(token, i) * w.value(n, i));
     return Real<>(sum, size * 200 * unit<float>);
   };
   for (int64_t m = 0; m < tokens; ++m) {
     Row<> want;
-    for (int64_t c = 0; c < nq; ++c) want.push_back(turned([&](int64_t n) { return result(m, n) + Real<>(bias.value(0, n)); }, m, c) * Real<>(2));
+    for (int64_t c = 0; c < nq; ++c)
+      want.push_back(turned([&](int64_t n) { return result(m, n) + Real<>(bias.value(0, n)); }, m, c) * Real<>(2));
     const std::string problem = mismatch(m, want, [&](int64_t c) { return q.get(m, c); });
     t.expect(problem.empty(), "queries, %d tokens, dim %d: %s", tokens, int(dim), problem.c_str());
     if (positions[size_t(m)] < 0) continue;
@@ -133,9 +142,12 @@ void check_qkv(Tally& t, const Turning& turn, int tokens, bool scaled, bool ring
     const int64_t slot = table.get(0, sequences[size_t(m)] * 5 + pos / page) * page + pos % page;
     for (int64_t c = 0; c < nk; ++c) {
       const Real<> inverse(scaled ? 1 / value_of(scales.get(0, c / dim)) : 1.0, scaled ? 32 * unit<float> : 0);
-      const Real<> key = turned([&](int64_t n) { return result(m, nq + n); }, m, c) * inverse, value = result(m, nq + nk + c) * inverse;
-      t.expect(within(keys.get(0, slot * nk + c), key), "key %d of token %d: %g, want %g", int(c), int(m), value_of(keys.get(0, slot * nk + c)), key.v);
-      t.expect(within(values.get(0, slot * nk + c), value), "value %d of token %d: %g, want %g", int(c), int(m), value_of(values.get(0, slot * nk + c)), value.v);
+      const Real<> key = turned([&](int64_t n) { return result(m, nq + n); }, m, c) * inverse,
+                   value = result(m, nq + nk + c) * inverse;
+      t.expect(within(keys.get(0, slot * nk + c), key), "key %d of token %d: %g, want %g", int(c), int(m),
+               value_of(keys.get(0, slot * nk + c)), key.v);
+      t.expect(within(values.get(0, slot * nk + c), value), "value %d of token %d: %g, want %g", int(c), int(m),
+               value_of(values.get(0, slot * nk + c)), value.v);
     }
   }
 }
@@ -153,18 +165,21 @@ void check_plain_qkv(Tally& t, int tokens, const Run& run_product) {
   const k::AppendAt at(where.data(), whose.data());
   Guarded<float, Memory> q(tokens, nq, nq + 1, 1), keys(tokens, nk, nk), values(tokens, nk, nk);
   const auto kv = k::dense_kv(k::nhd(keys.data(), tokens, 2, dim), k::nhd(values.data(), tokens, 2, dim), tokens);
-  const k::Status status = run_product(k::load(static_cast<const k::half*>(x.data()), depth), k::stacked(part(0), nq, part(nq), nk, part(nq + nk), nk),
-                                       k::qkv(k::store(q.data(), q.ld()), nq, k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk),
-                                       k::MatmulShape{tokens, nq + 2 * nk, depth});
+  const k::Status status = run_product(
+      k::load(static_cast<const k::half*>(x.data()), depth), k::stacked(part(0), nq, part(nq), nk, part(nq + nk), nk),
+      k::qkv(k::store(q.data(), q.ld()), nq, k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim), nk),
+      k::MatmulShape{tokens, nq + 2 * nk, depth});
   t.expect(status.ok(), "%s", status.reason());
   q.download(), keys.download(), values.download();
   t.expect(q.intact() && keys.intact() && values.intact(), "wrote outside");
   for (int64_t m = 0; m < tokens; ++m) {
     for (int64_t n = 0; n < nq + 2 * nk; ++n) {
       double sum = 0, size = 0;
-      for (int64_t i = 0; i < depth; ++i) sum += x.value(m, i) * w.value(n, i), size += std::fabs(x.value(m, i) * w.value(n, i));
+      for (int64_t i = 0; i < depth; ++i)
+        sum += x.value(m, i) * w.value(n, i), size += std::fabs(x.value(m, i) * w.value(n, i));
       const float got = n < nq ? q.get(m, n) : n < nq + nk ? keys.get(m, n - nq) : values.get(m, n - nq - nk);
-      t.expect(within(got, Real<>(sum, size * 200 * unit<float>)), "token %d, column %d: %g, want %g", int(m), int(n), got, sum);
+      t.expect(within(got, Real<>(sum, size * 200 * unit<float>)), "token %d, column %d: %g, want %g", int(m), int(n),
+               got, sum);
     }
   }
 }
@@ -186,8 +201,11 @@ void check_ring(Tally& t, const Run& run) {
   const Numbers<int32_t, Memory> where(positions), whose(sequences), lengths({40, 9, 125});
   Guarded<float, Memory> cache(3 * capacity, width, width);
   const auto side = k::nhd(cache.data(), capacity, heads, dim);
-  const k::Status status = run(k::load(static_cast<const float*>(x.data()), width),
-                               k::append_keys(k::dense_kv(side, side, capacity), k::AppendAt(where.data(), whose.data()).ring(capacity, kept, lengths.data()), dim), rows, width);
+  const k::Status status =
+      run(k::load(static_cast<const float*>(x.data()), width),
+          k::append_keys(k::dense_kv(side, side, capacity),
+                         k::AppendAt(where.data(), whose.data()).ring(capacity, kept, lengths.data()), dim),
+          rows, width);
   t.expect(status.ok(), "%s", status.reason());
   cache.download();
   t.expect(cache.intact(), "wrote outside");
@@ -198,11 +216,16 @@ void check_ring(Tally& t, const Run& run) {
       int64_t newest = -1, row = -1;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t pos = positions[size_t(r)];
-        if (sequences[size_t(r)] == b && (pos < kept ? pos : kept + (pos - kept) % (capacity - kept)) == slot && pos > newest) newest = pos, row = r;
+        if (sequences[size_t(r)] == b && (pos < kept ? pos : kept + (pos - kept) % (capacity - kept)) == slot &&
+            pos > newest)
+          newest = pos, row = r;
       }
       for (int64_t c = 0; c < width; ++c) {
-        const float got = cache.get(b * capacity + slot, c), want = row < 0 ? untouched.get(b * capacity + slot, c) : float(x.value(row, c));
-        t.expect(std::memcmp(&got, &want, sizeof(got)) == 0, "sequence %d, slot %d, column %d: %g, want %g of position %d", int(b), int(slot), int(c), got, want, int(newest));
+        const float got = cache.get(b * capacity + slot, c),
+                    want = row < 0 ? untouched.get(b * capacity + slot, c) : float(x.value(row, c));
+        t.expect(std::memcmp(&got, &want, sizeof(got)) == 0,
+                 "sequence %d, slot %d, column %d: %g, want %g of position %d", int(b), int(slot), int(c), got, want,
+                 int(newest));
       }
     }
   }

@@ -1,5 +1,6 @@
-// What the tests of sampling on the CPU and the GPU share: cases, and an oracle that sorts each row. The oracle takes the weight of a
-// logit from the library, as it must have the same bits; that weights are what they should be is tested by itself.
+// What the tests of sampling on the CPU and the GPU share: cases, and an oracle that sorts each row. The oracle takes
+// the weight of a logit from the library, as it must have the same bits; that weights are what they should be is tested
+// by itself.
 #pragma once
 
 #include <kernels/core/sampling.h>
@@ -28,22 +29,35 @@ struct SampleRulesOf {
   bool bias = false, allowed = false, listed = false, counted = false;
 };
 
-inline SampleRulesOf rules_of(const char* name, float temperature, int top_k, float top_p = 1, float min_p = 0, float typical = 1) {
+inline SampleRulesOf rules_of(const char* name, float temperature, int top_k, float top_p = 1, float min_p = 0,
+                              float typical = 1) {
   SampleRulesOf r;
   r.name = name, r.temperature = temperature, r.top_k = top_k, r.top_p = top_p, r.min_p = min_p, r.typical = typical;
   return r;
 }
 
 inline std::vector<SampleRulesOf> sample_rules() {
-  std::vector<SampleRulesOf> all = {
-      rules_of("plain", 1, 0),          rules_of("greedy", 0, 0),       rules_of("greedy with filters", 0, 50, 0.9f),
-      rules_of("hot", 3, 0),            rules_of("cold", 0.05f, 0),     rules_of("nearly greedy", 1e-30f, 0),
-      rules_of("top_k", 1, 50),         rules_of("top_k 1", 1, 1),      rules_of("top_k 256", 1.3f, 256),
-      rules_of("top_k 300", 2, 300),    rules_of("top_k 5000", 3, 5000), rules_of("top_p", 1, 0, 0.9f),
-      rules_of("top_p 0", 1, 0, 0.f),   rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("min_p", 1, 0, 1, 0.05f), rules_of("top_p, min_p", 1.5f, 0, 0.6f, 0.02f),
-      rules_of("typical", 1, 0, 1, 0, 0.6f), rules_of("top_k, typical", 1, 100, 1, 0, 0.5f),
-      rules_of("all", 1.2f, 200, 0.95f, 0.01f, 0.9f), rules_of("all but top_k", 1.2f, 0, 0.95f, 0.001f, 0.7f),
-      rules_of("top_k 2000 and all", 1.2f, 2000, 0.98f, 0.001f, 0.7f)};
+  std::vector<SampleRulesOf> all = {rules_of("plain", 1, 0),
+                                    rules_of("greedy", 0, 0),
+                                    rules_of("greedy with filters", 0, 50, 0.9f),
+                                    rules_of("hot", 3, 0),
+                                    rules_of("cold", 0.05f, 0),
+                                    rules_of("nearly greedy", 1e-30f, 0),
+                                    rules_of("top_k", 1, 50),
+                                    rules_of("top_k 1", 1, 1),
+                                    rules_of("top_k 256", 1.3f, 256),
+                                    rules_of("top_k 300", 2, 300),
+                                    rules_of("top_k 5000", 3, 5000),
+                                    rules_of("top_p", 1, 0, 0.9f),
+                                    rules_of("top_p 0", 1, 0, 0.f),
+                                    rules_of("top_k, top_p", 0.8f, 50, 0.9f),
+                                    rules_of("min_p", 1, 0, 1, 0.05f),
+                                    rules_of("top_p, min_p", 1.5f, 0, 0.6f, 0.02f),
+                                    rules_of("typical", 1, 0, 1, 0, 0.6f),
+                                    rules_of("top_k, typical", 1, 100, 1, 0, 0.5f),
+                                    rules_of("all", 1.2f, 200, 0.95f, 0.01f, 0.9f),
+                                    rules_of("all but top_k", 1.2f, 0, 0.95f, 0.001f, 0.7f),
+                                    rules_of("top_k 2000 and all", 1.2f, 2000, 0.98f, 0.001f, 0.7f)};
   SampleRulesOf r = rules_of("adjusted", 0.9f, 40, 0.95f);
   r.soft_cap = 30, r.bias = true, r.allowed = true;
   all.push_back(r);
@@ -79,8 +93,10 @@ inline uint64_t share_of_range(uint64_t random, uint64_t range) {
   return uint64_t(product >> 64);
 }
 
-// What one row gives. x: the logits, changed here by what comes before the temperature. drafted: as a row with a draft draws.
-inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& r, RandomNumbers random, const float* bias, const uint32_t* allowed, const std::vector<int>& seen,
+// What one row gives. x: the logits, changed here by what comes before the temperature. drafted: as a row with a draft
+// draws.
+inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& r, RandomNumbers random,
+                                    const float* bias, const uint32_t* allowed, const std::vector<int>& seen,
                                     bool drafted = false) {
   const int64_t n = int64_t(x.size());
   SampleExpected out;
@@ -140,13 +156,16 @@ inline SampleExpected sample_oracle(std::vector<float>& x, const SampleRulesOf& 
     const int64_t mean = int64_t(sum / total(ids));
     std::vector<int32_t> nearest = ids;
     const auto distance = [&](int32_t id) { return std::abs(int64_t(level(id)) - mean); };
-    std::sort(nearest.begin(), nearest.end(), [&](int32_t a, int32_t b) { return distance(a) != distance(b) ? distance(a) < distance(b) : a < b; });
+    std::sort(nearest.begin(), nearest.end(),
+              [&](int32_t a, int32_t b) { return distance(a) != distance(b) ? distance(a) < distance(b) : a < b; });
     share(nearest, r.typical);
     std::sort(nearest.begin(), nearest.end());
-    ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !std::binary_search(nearest.begin(), nearest.end(), id); }), ids.end());
+    ids.erase(std::remove_if(ids.begin(), ids.end(),
+                             [&](int32_t id) { return !std::binary_search(nearest.begin(), nearest.end(), id); }),
+              ids.end());
   }
-  // By logit if there is a top_k of up to 1024, and else by id. Without typical() and drafts top_p is not asked before, but of each token
-  // that is drawn; if it does not keep it, one of those ahead of it is drawn.
+  // By logit if there is a top_k of up to 1024, and else by id. Without typical() and drafts top_p is not asked before,
+  // but of each token that is drawn; if it does not keep it, one of those ahead of it is drawn.
   const bool by_logit = r.temperature == 0 || (r.top_k > 0 && r.top_k < n && r.top_k <= 1024);
   if (by_logit || r.typical < 1 || drafted || r.top_p >= 1) from = ids;
   else keep_likely(from);
@@ -184,7 +203,8 @@ struct SampleShape {
   int64_t gap = 0, shift = 0;
 };
 
-// Calls run(source, tokens, rows, vocabulary, options) for rows of every kind, and compares tokens and statuses with the oracle's.
+// Calls run(source, tokens, rows, vocabulary, options) for rows of every kind, and compares tokens and statuses with
+// the oracle's.
 template <class Memory, class T, class Run>
 void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleRulesOf>& rules, const Run& run) {
   const int64_t rows = shape.rows, n = shape.vocabulary, words = (n + 31) / 32 + 1, most = 70;
@@ -192,10 +212,12 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
   Guarded<T, Memory> logits(rows, n, n + shape.gap, shape.shift, Poison::nan);
   Guarded<float, Memory> bias(1, n, n, 1, Poison::nan);
   Guarded<uint32_t, Memory> allowed(rows, words, words, 1, Poison::nan);
-  Guarded<int32_t, Memory> counts(rows, n, n + 3, 1, Poison::garbage), previous(rows, most, most, 1, Poison::nan), lengths(1, rows, rows, 1);
+  Guarded<int32_t, Memory> counts(rows, n, n + 3, 1, Poison::garbage), previous(rows, most, most, 1, Poison::nan),
+      lengths(1, rows, rows, 1);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < n; ++i) logits.set(r, i, k::convert<T>(logit(Logits((r + n) % 8), random, i)));
-    for (int64_t i = 0; i < words; ++i) allowed.set(r, i, uint32_t(random.bits()) | (r % 2 == 0 ? uint32_t(random.bits()) : 0u));
+    for (int64_t i = 0; i < words; ++i)
+      allowed.set(r, i, uint32_t(random.bits()) | (r % 2 == 0 ? uint32_t(random.bits()) : 0u));
     for (int64_t i = 0; i < n; ++i) counts.set(r, i, random.below(10) == 0 ? int32_t(random.below(4)) : 0);
     for (int64_t i = 0; i < most; ++i) previous.set(r, i, int32_t(random.below(i % 3 == 0 ? n : 1 + n / 8)));
     if (r % 2 == 0) previous.set(r, 3, -1), previous.set(r, 5, int32_t(n));  // no tokens
@@ -211,11 +233,18 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
     if (r.top_k > n) r.top_k = int(n);
     const uint64_t seed = mix(++step);
     Guarded<int32_t, Memory> tokens(1, rows, rows), status(1, rows, rows);
-    k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(r.top_k).top_p(r.top_p).min_p(r.min_p).typical(r.typical).soft_cap(r.soft_cap);
+    k::Sampling s = k::Sampling{}
+                        .temperature(r.temperature)
+                        .top_k(r.top_k)
+                        .top_p(r.top_p)
+                        .min_p(r.min_p)
+                        .typical(r.typical)
+                        .soft_cap(r.soft_cap);
     s.seed(seed).step(step).status(status.data());
     if (r.listed) s.previous(previous.data(), previous.ld(), lengths.data());
     if (r.counted) s.counts(counts.data(), counts.ld());
-    if (r.listed || r.counted) s.repetition_penalty(r.repetition).presence_penalty(r.presence).frequency_penalty(r.frequency);
+    if (r.listed || r.counted)
+      s.repetition_penalty(r.repetition).presence_penalty(r.presence).frequency_penalty(r.frequency);
     if (r.bias) s.bias(bias.data(), 0);
     if (r.allowed) s.allowed(allowed.data(), allowed.ld());
     const k::Status called = run(k::load(static_cast<const T*>(logits.data()), logits.ld()), tokens.data(), rows, n, s);
@@ -236,9 +265,12 @@ void check_samples(Tally& t, const SampleShape& shape, const std::vector<SampleR
         const int32_t token = previous.get(row, i);
         if (token >= 0 && token < n) ++seen[size_t(token)];
       }
-      const SampleExpected want = sample_oracle(x, r, RandomNumbers(seed, uint64_t(row), step), added.data(), mask.data(), seen);
-      t.expect(tokens.get(0, row) == want.token && status.get(0, row) == int32_t(want.status), "%s, %d tokens, row %d of kind %d: token %d, status %d, want %d, %d of %d that are left",
-               r.name, int(n), int(row), int((row + n) % 8), int(tokens.get(0, row)), int(status.get(0, row)), int(want.token), int(want.status), int(want.kept.size()));
+      const SampleExpected want =
+          sample_oracle(x, r, RandomNumbers(seed, uint64_t(row), step), added.data(), mask.data(), seen);
+      t.expect(tokens.get(0, row) == want.token && status.get(0, row) == int32_t(want.status),
+               "%s, %d tokens, row %d of kind %d: token %d, status %d, want %d, %d of %d that are left", r.name, int(n),
+               int(row), int((row + n) % 8), int(tokens.get(0, row)), int(status.get(0, row)), int(want.token),
+               int(want.status), int(want.kept.size()));
     }
   }
   t.expect(logits.unchanged(), "the logits were changed");
@@ -252,21 +284,25 @@ void check_sample_rows(Tally& t, const Run& run) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<SampleRulesOf> rules(size_t(rows), rules_of("row", 1, 0));
   for (int64_t r = 0; r < rows; ++r) rules[size_t(r)].top_k = int(r), rules[size_t(r)].top_p = r % 2 == 0 ? 1.f : 0.8f;
-  rules[1].temperature = 0, rules[2].temperature = -1, rules[3].top_p = nan, rules[4].top_k = int(n) + 1, rules[5].min_p = 1.5f;
-  rules[6].typical = -0.1f, rules[7].repetition = 0, rules[8].presence = inf, rules[9].temperature = inf, rules[10].top_k = -1;
+  rules[1].temperature = 0, rules[2].temperature = -1, rules[3].top_p = nan, rules[4].top_k = int(n) + 1,
+  rules[5].min_p = 1.5f;
+  rules[6].typical = -0.1f, rules[7].repetition = 0, rules[8].presence = inf, rules[9].temperature = inf,
+  rules[10].top_k = -1;
   const auto all = [&](auto SampleRulesOf::*what) {
     std::vector<std::decay_t<decltype(rules[0].*what)>> numbers;
     for (const SampleRulesOf& r : rules) numbers.push_back(r.*what);
     return numbers;
   };
-  const Numbers<float, Memory> temperature(all(&SampleRulesOf::temperature)), top_p(all(&SampleRulesOf::top_p)), min_p(all(&SampleRulesOf::min_p)),
-      typical(all(&SampleRulesOf::typical)), repetition(all(&SampleRulesOf::repetition)), presence(all(&SampleRulesOf::presence)),
+  const Numbers<float, Memory> temperature(all(&SampleRulesOf::temperature)), top_p(all(&SampleRulesOf::top_p)),
+      min_p(all(&SampleRulesOf::min_p)), typical(all(&SampleRulesOf::typical)),
+      repetition(all(&SampleRulesOf::repetition)), presence(all(&SampleRulesOf::presence)),
       frequency(all(&SampleRulesOf::frequency));
   const Numbers<int32_t, Memory> top_k(all(&SampleRulesOf::top_k));
   const Guarded<int32_t, Memory> nobody(1, 1, 1);
   Numbers<int32_t, Memory> none(std::vector<int32_t>(size_t(rows), 0));
   std::vector<uint64_t> seeds, steps;
-  for (int64_t r = 0; r < rows; ++r) seeds.push_back(r == 11 ? 77 : uint64_t(r)), steps.push_back(uint64_t(r == 11 ? 5 : 100 + r));
+  for (int64_t r = 0; r < rows; ++r)
+    seeds.push_back(r == 11 ? 77 : uint64_t(r)), steps.push_back(uint64_t(r == 11 ? 5 : 100 + r));
   seeds[0] = 77, steps[0] = 5;
   Numbers<uint64_t, Memory> seed(seeds), step(steps);
   const Numbers<uint64_t, Memory> one_step(std::vector<uint64_t>{9});
@@ -281,7 +317,8 @@ void check_sample_rows(Tally& t, const Run& run) {
     Guarded<int64_t, Memory> tokens(1, rows, rows);
     Guarded<int32_t, Memory> status(1, rows, rows);
     k::Sampling s = options;
-    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, s.status(status.data()));
+    const k::Status called =
+        run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, s.status(status.data()));
     t.expect(called.ok(), "%s: %s", what, called.reason());
     tokens.download(), status.download();
     t.expect(tokens.intact() && status.intact(), "%s: wrote outside", what);
@@ -289,21 +326,30 @@ void check_sample_rows(Tally& t, const Run& run) {
       std::vector<float> x(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i) x[size_t(i)] = logits.get(r, i);
       const SampleRulesOf rule = own_rules ? rules[size_t(r)] : rules_of("one", 1, 0);
-      const RandomNumbers numbers = own_seeds ? RandomNumbers(seeds[size_t(r)], 0, steps[size_t(r)]) : RandomNumbers(3, uint64_t(r), 9);
+      const RandomNumbers numbers =
+          own_seeds ? RandomNumbers(seeds[size_t(r)], 0, steps[size_t(r)]) : RandomNumbers(3, uint64_t(r), 9);
       SampleExpected want;
       want.status = k::Sampled::parameter;
-      if (!own_rules || r < 2 || r > 10) want = sample_oracle(x, rule, numbers, nullptr, nullptr, std::vector<int>(static_cast<size_t>(n)));
-      t.expect(tokens.get(0, r) == want.token && status.get(0, r) == int32_t(want.status), "%s, row %d: token %d, status %d, want %d, %d", what, int(r),
-               int(tokens.get(0, r)), int(status.get(0, r)), int(want.token), int(want.status));
+      if (!own_rules || r < 2 || r > 10)
+        want = sample_oracle(x, rule, numbers, nullptr, nullptr, std::vector<int>(static_cast<size_t>(n)));
+      t.expect(tokens.get(0, r) == want.token && status.get(0, r) == int32_t(want.status),
+               "%s, row %d: token %d, status %d, want %d, %d", what, int(r), int(tokens.get(0, r)),
+               int(status.get(0, r)), int(want.token), int(want.status));
     }
     return tokens.get(0, 0) == tokens.get(0, 11);
   };
-  k::Sampling own = k::Sampling{}.temperature(temperature.data()).top_k(top_k.data()).top_p(top_p.data()).min_p(min_p.data()).typical(typical.data());
+  k::Sampling own = k::Sampling{}
+                        .temperature(temperature.data())
+                        .top_k(top_k.data())
+                        .top_p(top_p.data())
+                        .min_p(min_p.data())
+                        .typical(typical.data());
   own.repetition_penalty(repetition.data()).presence_penalty(presence.data()).frequency_penalty(frequency.data());
   own.previous(nobody.data(), 0, none.data());
   expect("parameters of each row", k::Sampling(own).seed(3).step(9), false, true);
   expect("seeds of each row as well", k::Sampling(own).seed(seed.data()).step(step.data()), true, true);
-  t.expect(expect("seeds of each row", k::Sampling{}.seed(seed.data()).step(step.data()), true, false), "rows with equal seeds and steps have other tokens");
+  t.expect(expect("seeds of each row", k::Sampling{}.seed(seed.data()).step(step.data()), true, false),
+           "rows with equal seeds and steps have other tokens");
   expect("one step for all", k::Sampling{}.seed(3).step(one_step.data(), 0), false, false);
   seed.assign(std::vector<uint64_t>(size_t(rows), 3));
   logits.set(4, n - 1, nan), logits.set(5, 0, -nan), logits.set(6, 17, inf);
@@ -317,9 +363,11 @@ void check_sample_rows(Tally& t, const Run& run) {
   for (int64_t i = 0; i < (n + 31) / 32; ++i) allowed.set(0, i, i == 0 ? 6u : 0u);
   allowed.upload();
   Guarded<int32_t, Memory> tokens(1, rows, rows), status(1, rows, rows);
-  const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, k::Sampling{}.allowed(allowed.data(), 0).status(status.data()));
+  const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n,
+                               k::Sampling{}.allowed(allowed.data(), 0).status(status.data()));
   tokens.download(), status.download();
-  t.expect(called.ok() && status.get(0, 4) == 0 && (tokens.get(0, 4) == 1 || tokens.get(0, 4) == 2), "two allowed tokens: token %d, status %d", int(tokens.get(0, 4)), int(status.get(0, 4)));
+  t.expect(called.ok() && status.get(0, 4) == 0 && (tokens.get(0, 4) == 1 || tokens.get(0, 4) == 2),
+           "two allowed tokens: token %d, status %d", int(tokens.get(0, 4)), int(status.get(0, 4)));
 }
 
 // A million draws of each rule against the probabilities of a textbook, in double.
@@ -371,10 +419,18 @@ void check_draws(Tally& t, int64_t n, int64_t draws, const Run& run) {
   std::vector<float> x;
   for (int64_t i = 0; i < n; ++i) x.push_back(float(1.5 * random.normal())), logits.set(0, i, x.back());
   logits.upload();
-  for (const SampleRulesOf& r : {rules_of("plain", 1, 0), rules_of("hot", 1.7f, 0), rules_of("top_k", 1, 7), rules_of("top_p", 1, 0, 0.7f), rules_of("min_p", 1, 0, 1, 0.1f),
-                                 rules_of("typical", 1, 0, 1, 0, 0.6f), rules_of("all", 1.3f, 15, 0.95f, 0.03f, 0.8f)}) {
+  for (const SampleRulesOf& r :
+       {rules_of("plain", 1, 0), rules_of("hot", 1.7f, 0), rules_of("top_k", 1, 7), rules_of("top_p", 1, 0, 0.7f),
+        rules_of("min_p", 1, 0, 1, 0.1f), rules_of("typical", 1, 0, 1, 0, 0.6f),
+        rules_of("all", 1.3f, 15, 0.95f, 0.03f, 0.8f)}) {
     Guarded<int32_t, Memory> tokens(1, draws, draws);
-    k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(r.top_k).top_p(r.top_p).min_p(r.min_p).typical(r.typical).seed(123);
+    k::Sampling s = k::Sampling{}
+                        .temperature(r.temperature)
+                        .top_k(r.top_k)
+                        .top_p(r.top_p)
+                        .min_p(r.min_p)
+                        .typical(r.typical)
+                        .seed(123);
     const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), tokens.data(), draws, n, s);
     t.expect(called.ok(), "%s: %s", r.name, called.reason());
     tokens.download();
@@ -391,7 +447,8 @@ void check_draws(Tally& t, int64_t n, int64_t draws, const Run& run) {
       else squares += (got - want) * (got - want) / want, ++freedom;
     }
     if (draws < 20000) continue;  // too few for statistics
-    t.expect(freedom > 0 && squares < freedom + 5 * std::sqrt(2 * freedom) + 5, "%s: chi-square of %g with %g degrees of freedom", r.name, squares, freedom);
+    t.expect(freedom > 0 && squares < freedom + 5 * std::sqrt(2 * freedom) + 5,
+             "%s: chi-square of %g with %g degrees of freedom", r.name, squares, freedom);
   }
 }
 
@@ -407,16 +464,27 @@ void check_known(Tally& t, const Run& run) {
   Numbers<int32_t, Memory> previous({1, 2, 3, 1, 500, 501}), lengths(std::vector<int32_t>(size_t(rows), 6));
   const k::Sampling plain = k::Sampling{}.seed(2024).step(7);
   const k::Sampling all[] = {plain, k::Sampling(plain).temperature(3.7f), k::Sampling(plain).top_k(50).top_p(0.9f),
-                             k::Sampling(plain).temperature(2.3f).soft_cap(11).previous(previous.data(), 0, lengths.data()).repetition_penalty(1.7f).frequency_penalty(0.3f).typical(0.8f),
+                             k::Sampling(plain)
+                                 .temperature(2.3f)
+                                 .soft_cap(11)
+                                 .previous(previous.data(), 0, lengths.data())
+                                 .repetition_penalty(1.7f)
+                                 .frequency_penalty(0.3f)
+                                 .typical(0.8f),
                              k::Sampling(plain).temperature(3.7f).top_p(0.6f).min_p(0.2f)};
-  const int32_t want[][rows] = {{686, 614, 1102, 1069, 575, 1076}, {691, 627, 1101, 1074, 576, 1084}, {1319, 818, 106, 614, 1577, 621},
-                                {694, 636, 1103, 1078, 582, 1090}, {693, 627, 1102, 1221, 1439, 1974}};
+  const int32_t want[][rows] = {{686, 614, 1102, 1069, 575, 1076},
+                                {691, 627, 1101, 1074, 576, 1084},
+                                {1319, 818, 106, 614, 1577, 621},
+                                {694, 636, 1103, 1078, 582, 1090},
+                                {693, 627, 1102, 1221, 1439, 1974}};
   for (int i = 0; i < 5; ++i) {
     Guarded<int32_t, Memory> tokens(1, rows, rows);
     const k::Status called = run(k::load(static_cast<const float*>(logits.data()), n), tokens.data(), rows, n, all[i]);
     t.expect(called.ok(), "%s", called.reason());
     tokens.download();
-    for (int64_t r = 0; r < rows; ++r) t.expect(tokens.get(0, r) == want[i][r], "known tokens %d, row %d: %d, want %d", i, int(r), int(tokens.get(0, r)), int(want[i][r]));
+    for (int64_t r = 0; r < rows; ++r)
+      t.expect(tokens.get(0, r) == want[i][r], "known tokens %d, row %d: %d, want %d", i, int(r), int(tokens.get(0, r)),
+               int(want[i][r]));
   }
 }
 
@@ -433,22 +501,32 @@ void check_golden(Tally& t, const Run& run) {
     std::vector<float> x, bias(static_cast<size_t>(n));
     std::vector<int> seen(static_cast<size_t>(n));
     for (const int v : golden.logits) x.push_back(float(v) / 1024);
-    for (size_t i = 0; i < golden.biased.size(); i += 2) bias[size_t(golden.biased[i])] = float(golden.biased[i + 1]) / 1024;
+    for (size_t i = 0; i < golden.biased.size(); i += 2)
+      bias[size_t(golden.biased[i])] = float(golden.biased[i + 1]) / 1024;
     for (const int token : golden.previous) ++seen[size_t(token)];
     std::vector<uint32_t> allowed(size_t(n + 31) / 32, ~0u);
     for (const int token : golden.hidden) allowed[size_t(token) / 32] &= ~(1u << token % 32);
     const Numbers<float, Memory> logits(x), added(bias);
     const Numbers<uint32_t, Memory> mask(allowed);
-    const Numbers<int32_t, Memory> previous(std::vector<int32_t>(golden.previous.begin(), golden.previous.end())), lengths(std::vector<int32_t>(size_t(draws), int32_t(golden.previous.size())));
+    const Numbers<int32_t, Memory> previous(std::vector<int32_t>(golden.previous.begin(), golden.previous.end())),
+        lengths(std::vector<int32_t>(size_t(draws), int32_t(golden.previous.size())));
     Guarded<int32_t, Memory> tokens(1, draws, draws);
-    k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(r.top_k).top_p(r.top_p).min_p(r.min_p).typical(r.typical).repetition_penalty(r.repetition);
+    k::Sampling s = k::Sampling{}
+                        .temperature(r.temperature)
+                        .top_k(r.top_k)
+                        .top_p(r.top_p)
+                        .min_p(r.min_p)
+                        .typical(r.typical)
+                        .repetition_penalty(r.repetition);
     s.previous(previous.data(), 0, lengths.data()).bias(added.data(), 0).allowed(mask.data(), 0).seed(uint64_t(row));
     const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), tokens.data(), draws, n, s);
     t.expect(called.ok(), "golden row %d: %s", row, called.reason());
     tokens.download();
     SampleExpected want = sample_oracle(x, r, RandomNumbers(0, 0, 0), bias.data(), allowed.data(), seen);
     std::sort(want.kept.begin(), want.kept.end());
-    t.expect(std::vector<int>(want.kept.begin(), want.kept.end()) == golden.kept, "golden row %d: %d tokens are left, of Hugging Face's %d", row, int(want.kept.size()), int(golden.kept.size()));
+    t.expect(std::vector<int>(want.kept.begin(), want.kept.end()) == golden.kept,
+             "golden row %d: %d tokens are left, of Hugging Face's %d", row, int(want.kept.size()),
+             int(golden.kept.size()));
     std::vector<int> drawn(static_cast<size_t>(n));
     for (int64_t i = 0; i < draws; ++i) {
       const int32_t token = tokens.get(0, i);
@@ -461,24 +539,30 @@ void check_golden(Tally& t, const Run& run) {
       const bool left = std::binary_search(golden.kept.begin(), golden.kept.end(), token);
       const double share = left ? std::exp((x[size_t(token)] - greatest) / r.temperature) / sum : 0;
       t.expect(left || drawn[size_t(token)] == 0, "golden row %d: token %d was drawn", row, token);
-      t.expect(std::fabs(drawn[size_t(token)] - share * double(draws)) <= 6 * std::sqrt(share * double(draws)) + 6, "golden row %d: token %d was drawn %d times", row, token, drawn[size_t(token)]);
+      t.expect(std::fabs(drawn[size_t(token)] - share * double(draws)) <= 6 * std::sqrt(share * double(draws)) + 6,
+               "golden row %d: token %d was drawn %d times", row, token, drawn[size_t(token)]);
     }
     ++row;
   }
 }
 
-// ---- speculative decoding --------------------------------------------------------------------------------------------------
+// ---- speculative decoding -------------------------------------------------------------------------------------------
 
-// What one row says about a draft: -2 for accepted, or the token in its place. q: the drafter's probabilities; empty: it was certain.
-inline int64_t verify_oracle(std::vector<float> x, const SampleRulesOf& r, const std::vector<float>& q, int64_t drafted, const RandomNumbers& random) {
+// What one row says about a draft: -2 for accepted, or the token in its place. q: the drafter's probabilities; empty:
+// it was certain.
+inline int64_t verify_oracle(std::vector<float> x, const SampleRulesOf& r, const std::vector<float>& q, int64_t drafted,
+                             const RandomNumbers& random) {
   const bool none = drafted < 0 || drafted >= int64_t(x.size());
   const SampleExpected plain = sample_oracle(x, r, random, nullptr, nullptr, std::vector<int>(x.size()), !none);
   if (plain.status != k::Sampled::ok || none) return plain.token;
   const k::detail::Levels levels(k::detail::key_of(x[size_t(plain.kept[0])]), r.temperature);
   std::vector<uint64_t> weights;
   uint64_t total = 0, own = 0;
-  for (const int32_t id : plain.kept) weights.push_back(k::detail::weight_of(levels(k::detail::key_of(x[size_t(id)])))), total += weights.back();
-  const auto share = [&](int64_t id) { return q.empty() ? (id == drafted ? total : 0) : uint64_t(double(q[size_t(id)]) * double(total)); };
+  for (const int32_t id : plain.kept)
+    weights.push_back(k::detail::weight_of(levels(k::detail::key_of(x[size_t(id)])))), total += weights.back();
+  const auto share = [&](int64_t id) {
+    return q.empty() ? (id == drafted ? total : 0) : uint64_t(double(q[size_t(id)]) * double(total));
+  };
   uint64_t rest = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     if (plain.kept[i] == drafted) own = weights[i];
@@ -492,7 +576,8 @@ inline int64_t verify_oracle(std::vector<float> x, const SampleRulesOf& r, const
   std::vector<size_t> order(weights.size());
   std::iota(order.begin(), order.end(), size_t(0));
   const bool by_logit = r.temperature == 0 || (r.top_k > 0 && r.top_k <= 1024 && r.top_k < int(x.size()));
-  if (!by_logit) std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return plain.kept[a] < plain.kept[b]; });
+  if (!by_logit)
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return plain.kept[a] < plain.kept[b]; });
   uint64_t target = share_of_range(random.draw, rest);
   for (const size_t i : order) {
     if (target < weights[i]) return plain.kept[i];
@@ -517,7 +602,8 @@ void check_verify(Tally& t, int64_t n, const Run& run) {
       const int64_t row = s * (drafts + 1) + j;
       double sum = 0, share = random.uniform();
       int64_t token = 0, best = 0;
-      for (int64_t i = 0; i < n; ++i) sum += std::exp(logits.get(row, i) * 0.9), best = logits.get(row, i) > logits.get(row, best) ? i : best;
+      for (int64_t i = 0; i < n; ++i)
+        sum += std::exp(logits.get(row, i) * 0.9), best = logits.get(row, i) > logits.get(row, best) ? i : best;
       for (int64_t i = 0; i < n; ++i) {
         const double p = std::exp(logits.get(row, i) * 0.9) / sum;
         q.set(s * drafts + j, i, float(p));
@@ -528,17 +614,29 @@ void check_verify(Tally& t, int64_t n, const Run& run) {
     }
   }
   logits.upload(), q.upload(), drafted.upload();
-  for (const SampleRulesOf& r : {rules_of("greedy", 0, 0), rules_of("plain", 1, 0), rules_of("hot", 5, 0), rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("typical", 1, 0, 1, 0, 0.7f), rules_of("top_k 600", 1.5f, 600)}) {
+  for (const SampleRulesOf& r : {rules_of("greedy", 0, 0), rules_of("plain", 1, 0), rules_of("hot", 5, 0),
+                                 rules_of("top_k, top_p", 0.8f, 50, 0.9f), rules_of("typical", 1, 0, 1, 0, 0.7f),
+                                 rules_of("top_k 600", 1.5f, 600)}) {
     for (const bool certain : {false, true}) {
       if (t.leaves_out()) continue;
       Guarded<int64_t, Memory> tokens(1, rows, rows, 1);
       Guarded<int32_t, Memory> accepted(1, sequences, sequences, 1), status(1, rows, rows, 1);
       const int top_k = int(std::min<int64_t>(r.top_k, n));
-      const k::Sampling s = k::Sampling{}.temperature(r.temperature).top_k(top_k).top_p(r.top_p).typical(r.typical).seed(8).step(40).status(status.data());
+      const k::Sampling s = k::Sampling{}
+                                .temperature(r.temperature)
+                                .top_k(top_k)
+                                .top_p(r.top_p)
+                                .typical(r.typical)
+                                .seed(8)
+                                .step(40)
+                                .status(status.data());
       const auto in = k::load(static_cast<const float*>(logits.data()), n);
       const k::VerifyShape shape{sequences, drafts, n};
-      const k::Status called = certain ? run(in, k::drafts(drafted.data(), drafted.ld()), tokens.data(), accepted.data(), shape, s)
-                                       : run(in, k::drafts(drafted.data(), drafted.ld(), k::load(static_cast<const float*>(q.data()), q.ld())), tokens.data(), accepted.data(), shape, s);
+      const k::Status called =
+          certain
+              ? run(in, k::drafts(drafted.data(), drafted.ld()), tokens.data(), accepted.data(), shape, s)
+              : run(in, k::drafts(drafted.data(), drafted.ld(), k::load(static_cast<const float*>(q.data()), q.ld())),
+                    tokens.data(), accepted.data(), shape, s);
       t.expect(called.ok(), "%s: %s", r.name, called.reason());
       tokens.download(), accepted.download(), status.download();
       t.expect(tokens.intact() && accepted.intact() && status.intact(), "%s: wrote outside", r.name);
@@ -557,10 +655,13 @@ void check_verify(Tally& t, int64_t n, const Run& run) {
           if (open) want = verify_oracle(x, rule, other, draft, RandomNumbers(8, uint64_t(b), uint64_t(40 + j)));
           if (want == -2) want = draft, ++count;
           else open = false;
-          t.expect(tokens.get(0, row) == want, "%s, %d tokens, certain %d, sequence %d, draft %d: %d, want %d", r.name, int(n), int(certain), int(b), int(j), int(tokens.get(0, row)), int(want));
-          t.expect(status.get(0, row) == (row == 4 ? 1 : 0), "%s, row %d: status %d", r.name, int(row), int(status.get(0, row)));
+          t.expect(tokens.get(0, row) == want, "%s, %d tokens, certain %d, sequence %d, draft %d: %d, want %d", r.name,
+                   int(n), int(certain), int(b), int(j), int(tokens.get(0, row)), int(want));
+          t.expect(status.get(0, row) == (row == 4 ? 1 : 0), "%s, row %d: status %d", r.name, int(row),
+                   int(status.get(0, row)));
         }
-        t.expect(accepted.get(0, b) == count, "%s, %d tokens, sequence %d: %d accepted, want %d", r.name, int(n), int(b), int(accepted.get(0, b)), int(count));
+        t.expect(accepted.get(0, b) == count, "%s, %d tokens, sequence %d: %d accepted, want %d", r.name, int(n),
+                 int(b), int(accepted.get(0, b)), int(count));
       }
     }
   }
@@ -589,8 +690,10 @@ void check_verified_draws(Tally& t, int64_t sequences, const Run& run) {
   }
   logits.upload(), q.upload(), drafted.upload();
   for (const SampleRulesOf& r : {rules_of("plain", 1, 0), rules_of("top_p", 0.8f, 0, 0.9f)}) {
-    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0), k::drafts(drafted.data(), 1, k::load(static_cast<const float*>(q.data()), 0)), tokens.data(), accepted.data(),
-                                 k::VerifyShape{sequences, 1, n}, k::Sampling{}.temperature(r.temperature).top_p(r.top_p).seed(77));
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), 0),
+                                 k::drafts(drafted.data(), 1, k::load(static_cast<const float*>(q.data()), 0)),
+                                 tokens.data(), accepted.data(), k::VerifyShape{sequences, 1, n},
+                                 k::Sampling{}.temperature(r.temperature).top_p(r.top_p).seed(77));
     t.expect(called.ok(), "%s", called.reason());
     tokens.download(), accepted.download();
     const std::vector<double> want = sample_probabilities(x, r);
@@ -609,12 +712,13 @@ void check_verified_draws(Tally& t, int64_t sequences, const Run& run) {
         else squares += (got - often) * (got - often) / often, ++freedom;
       }
       if (sequences < 20000) continue;  // too few for statistics
-      t.expect(squares < freedom + 5 * std::sqrt(2 * freedom) + 5, "%s, token %d: chi-square of %g with %g degrees of freedom", r.name, place, squares, freedom);
+      t.expect(squares < freedom + 5 * std::sqrt(2 * freedom) + 5,
+               "%s, token %d: chi-square of %g with %g degrees of freedom", r.name, place, squares, freedom);
     }
   }
 }
 
-// ---- logarithms of probabilities -------------------------------------------------------------------------------------------
+// ---- logarithms of probabilities ------------------------------------------------------------------------------------
 
 // run(logits, rows, vocabulary, outputs)
 template <class Memory, class Run>
@@ -634,7 +738,8 @@ void check_log_probs(Tally& t, int64_t n, int64_t shift, const Run& run) {
   for (const int64_t count : {0, 1, 5, 256}) {
     Guarded<float, Memory> own(1, rows, rows, 1), values(rows, count, ld, 1);
     Guarded<int32_t, Memory> ids(rows, count, ld, 1);
-    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), logits.ld()), rows, n, k::LogProbs{}.of(of.data(), own.data()).top(count, ids.data(), values.data(), ld));
+    const k::Status called = run(k::load(static_cast<const float*>(logits.data()), logits.ld()), rows, n,
+                                 k::LogProbs{}.of(of.data(), own.data()).top(count, ids.data(), values.data(), ld));
     t.expect(called.ok(), "%s", called.reason());
     own.download(), values.download(), ids.download();
     t.expect(own.intact() && values.intact() && ids.intact(), "%d tokens, top %d: wrote outside", int(n), int(count));
@@ -643,19 +748,26 @@ void check_log_probs(Tally& t, int64_t n, int64_t shift, const Run& run) {
       for (int64_t i = 0; i < n; ++i) {
         if (logits.get(r, i) > -inf) order.push_back(int32_t(i));
       }
-      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits.get(r, a) > logits.get(r, b); });
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int32_t a, int32_t b) { return logits.get(r, a) > logits.get(r, b); });
       double sum = 0;
       const double most = order.empty() ? 0 : logits.get(r, order[0]);
       for (const int32_t id : order) sum += logits.get(r, id) == most ? 1 : std::exp(logits.get(r, id) - most);
       const auto is = [&](float got, int64_t id, const char* what) {
-        double want = r == 8 || id >= n || (id < 0 && what[0] == 'c') ? std::nan("") : id < 0 || logits.get(r, id) == -inf ? -inf : logits.get(r, id) == most ? -std::log(sum) : logits.get(r, id) - most - std::log(sum);
-        t.expect(std::isnan(want) ? std::isnan(got) : std::isinf(want) ? got == float(want) : std::fabs(got - want) <= 1e-6 + std::fabs(want) * 2e-7, "%d tokens, top %d, row %d, %s: %g, want %g", int(n),
-                 int(count), int(r), what, got, want);
+        double want = r == 8 || id >= n || (id < 0 && what[0] == 'c') ? std::nan("")
+                      : id < 0 || logits.get(r, id) == -inf           ? -inf
+                      : logits.get(r, id) == most                     ? -std::log(sum)
+                                                                      : logits.get(r, id) - most - std::log(sum);
+        t.expect(std::isnan(want)   ? std::isnan(got)
+                 : std::isinf(want) ? got == float(want)
+                                    : std::fabs(got - want) <= 1e-6 + std::fabs(want) * 2e-7,
+                 "%d tokens, top %d, row %d, %s: %g, want %g", int(n), int(count), int(r), what, got, want);
       };
       is(own.get(0, r), chosen[size_t(r)], "chosen");
       for (int64_t i = 0; i < count; ++i) {
         const int64_t id = r == 8 || i >= int64_t(order.size()) ? -1 : order[size_t(i)];
-        t.expect(ids.get(r, i) == id, "%d tokens, top %d, row %d: id %d of place %d, want %d", int(n), int(count), int(r), int(ids.get(r, i)), int(i), int(id));
+        t.expect(ids.get(r, i) == id, "%d tokens, top %d, row %d: id %d of place %d, want %d", int(n), int(count),
+                 int(r), int(ids.get(r, i)), int(i), int(id));
         is(values.get(r, i), id, "top");
       }
     }

@@ -1,5 +1,5 @@
-// KERNELS_SHORT=n in the environment shortens tests: of the calls that one makes in a loop, every nth is made, the first always.
-// For sanitizers, under which a call takes a hundred times as long.
+// KERNELS_SHORT=n in the environment shortens tests: of the calls that one makes in a loop, every nth is made, the
+// first always. For sanitizers, under which a call takes a hundred times as long.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// How far a LayerNorm is off, beside one in float that reads its row twice: what any row is held to, wherever its outliers lie.
+// How far a LayerNorm is off, beside one in float that reads its row twice: what any row is held to, wherever its
+// outliers lie.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,8 @@
 
 namespace test {
 
-// The largest errors of a normalized row's values, and that of rstd, in units of 2^-24; relative where values are larger than 1.
+// The largest errors of a normalized row's values, and that of rstd, in units of 2^-24; relative where values are
+// larger than 1.
 struct NormErrors {
   double values, rstd;
   // At most 4 times the other ones, which may come out right by chance: then at most 6 units.
@@ -29,7 +31,8 @@ NormErrors norm_errors(const std::vector<float>& x, double eps, Value value, dou
   const double exact_rstd = double(1 / std::sqrt(squares / x.size() + eps));
   NormErrors errors{0, std::fabs(rstd - exact_rstd) / exact_rstd * 0x1p24};
   for (size_t i = 0; i < x.size(); ++i) {
-    const double y = double(x[i] - mean) * exact_rstd, error = std::fabs(value(i) - y) / std::max(1.0, std::fabs(y)) * 0x1p24;
+    const double y = double(x[i] - mean) * exact_rstd,
+                 error = std::fabs(value(i) - y) / std::max(1.0, std::fabs(y)) * 0x1p24;
     if (!(error <= errors.values)) errors.values = error;  // NaN stays
   }
   return errors;
@@ -54,8 +57,8 @@ inline NormErrors two_pass_errors(const std::vector<float>& x, double eps) {
   return norm_errors(x, eps, [&](size_t i) { return double((x[i] - mean) * rstd); }, double(rstd));
 }
 
-// f(is_outlier) for the places in which outliers are most trouble to a sum whose origin is one of the first values, or a mean of
-// some: one value, a lane's first ones, those of a lane, of a warp, of many lanes.
+// f(is_outlier) for the places in which outliers are most trouble to a sum whose origin is one of the first values, or
+// a mean of some: one value, a lane's first ones, those of a lane, of a warp, of many lanes.
 template <class F>
 void each_place_of_outliers(int64_t cols, F f) {
   for (const int64_t first : {1, 4, 8, 32, 128, 1024}) {

@@ -19,17 +19,20 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return y;
 }
 
-// 1 / x to 1 unit of the last place; subnormal arguments count as 0, and subnormal results are 0. 1.f / x and __fdividef scale those.
+// 1 / x to 1 unit of the last place; subnormal arguments count as 0, and subnormal results are 0. 1.f / x and
+// __fdividef scale those.
 __device__ __forceinline__ float reciprocal_flushed(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Two halves that share a word, and two floats that are to share one as halves or bfloat16s; low is the first in memory. One
-// instruction string for both: the intrinsics make seven, and the compiler's time goes by their number.
+// Two halves that share a word, and two floats that are to share one as halves or bfloat16s; low is the first in
+// memory. One instruction string for both: the intrinsics make seven, and the compiler's time goes by their number.
 __device__ __forceinline__ void halves_to_floats(uint32_t word, float& low, float& high) {
-  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(word));
+  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
+      : "=f"(low), "=f"(high)
+      : "r"(word));
 }
 __device__ __forceinline__ uint32_t floats_to_halves(float low, float high) {
   uint32_t word;
@@ -42,8 +45,8 @@ __device__ __forceinline__ uint32_t floats_to_bfloats(float low, float high) {
   return word;
 }
 
-// x, with its origin hidden from the compiler. In a loop over rows it keeps the addresses of a row together, as one base
-// with constant offsets, where the compiler would keep one register pair per access alive across rows.
+// x, with its origin hidden from the compiler. In a loop over rows it keeps the addresses of a row together, as one
+// base with constant offsets, where the compiler would keep one register pair per access alive across rows.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -57,13 +60,17 @@ __device__ __forceinline__ T* opaque(T* p) {
   return static_cast<T*>(__cvta_global_to_generic(address));
 }
 
-// Stores 16 bytes that are not kept in the cache, or does nothing: without a branch, so that what is around it stays in one piece.
+// Stores 16 bytes that are not kept in the cache, or does nothing: without a branch, so that what is around it stays in
+// one piece.
 __device__ __forceinline__ void store_if(bool there, void* to, ::uint4 value) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.s32 p, %0, 0;\n @p st.global.cs.v4.u32 [%1], {%2, %3, %4, %5};\n}" ::"r"(int(there)),
-               "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.s32 p, %0, 0;\n @p st.global.cs.v4.u32 [%1], {%2, %3, %4, %5};\n}" ::"r"(int(there)),
+      "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+      : "memory");
 }
 
-// threadIdx.x, read at this place: the compiler would rather keep it, and all that it computes from it, from row to row.
+// threadIdx.x, read at this place: the compiler would rather keep it, and all that it computes from it, from row to
+// row.
 __device__ __forceinline__ int thread_here() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

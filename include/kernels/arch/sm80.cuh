@@ -9,9 +9,9 @@
 KERNELS_BEGIN
 namespace arch {
 
-// d += a * b for a 16 x 16 tile of a and a 16 x 8 tile of b of T, in the fragments of mma.m16n8k16: lane 4g + t holds of a the
-// pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8), of b (k 2t, column g), (k 2t + 8, column g),
-// of d (row g, columns 2t and 2t + 1) and (row g + 8, the same).
+// d += a * b for a 16 x 16 tile of a and a 16 x 8 tile of b of T, in the fragments of mma.m16n8k16: lane 4g + t holds
+// of a the pairs (row g, k 2t), (row g + 8, k 2t), (row g, k 2t + 8), (row g + 8, k 2t + 8), of b (k 2t, column g), (k
+// 2t + 8, column g), of d (row g, columns 2t and 2t + 1) and (row g + 8, the same).
 template <class T>
 __device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (kCompiledFor >= 80) {
@@ -50,7 +50,8 @@ __device__ __forceinline__ uint32_t mask_or(uint32_t word) {
   return out;
 }
 
-// Two halves in a word. The compiler does not see through it: a constant stays in its register, and is not made anew for each use.
+// Two halves in a word. The compiler does not see through it: a constant stays in its register, and is not made anew
+// for each use.
 __device__ __forceinline__ uint32_t join_halves(uint32_t low, uint32_t high) {
   uint32_t pair;
   asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(pair) : "r"(low), "r"(high));
@@ -68,7 +69,8 @@ __device__ __forceinline__ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c)
   return d;
 }
 
-// Four 8 x 8 tiles of 16-bit values from shared memory; each lane names a row of 16 bytes: lanes 8i to 8i + 7 those of tile i.
+// Four 8 x 8 tiles of 16-bit values from shared memory; each lane names a row of 16 bytes: lanes 8i to 8i + 7 those of
+// tile i.
 __device__ __forceinline__ void load_matrix_x4(uint32_t (&tiles)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
@@ -83,7 +85,8 @@ __device__ __forceinline__ void load_matrix_x4_turned(uint32_t (&tiles)[4], uint
                : "r"(row_address)
                : "memory");
 }
-// An 8 x 8 tile of 16-bit values in registers turned around: lane 4g + t has the pair 2t, 2t + 1 of row g, before and after.
+// An 8 x 8 tile of 16-bit values in registers turned around: lane 4g + t has the pair 2t, 2t + 1 of row g, before and
+// after.
 __device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
@@ -93,21 +96,26 @@ __device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
 // 16 bytes from global to shared memory, past the registers and the L1; `bytes` of them are read, the rest are zeros.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(bytes)
+                 : "memory");
   }
 }
 // All 16; what lies beside them is brought into the L2.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   if constexpr (kCompiledFor >= 80) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from))
+                 : "memory");
   }
 }
 // All 16, or nothing at all. A predicate, not a branch, so that other instructions may be scheduled around it.
 __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, bool wanted) {
   if constexpr (kCompiledFor >= 80) {
-    asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::"r"(to),
-                 "l"(__cvta_generic_to_global(from)), "r"(int(wanted))
-                 : "memory");
+    asm volatile(
+        "{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::
+            "r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(int(wanted))
+        : "memory");
   }
 }
 // All 16, zeros in their place, or nothing at all.
@@ -126,7 +134,9 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   if constexpr (kBytes == 16) {
     copy_async_16(to, from);
   } else if constexpr (kCompiledFor >= 80) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "n"(kBytes) : "memory");
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "n"(kBytes)
+                 : "memory");
   }
 }
 template <int kBytes>
@@ -151,13 +161,18 @@ __device__ __forceinline__ void copy_async_wait() {
 }
 
 // Brings the 128 bytes around an address into the L2.
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p))); }
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
 
-// Adds, and returns what was there: what others wrote before they added can be read from then on, and what this thread has seen
-// or written is seen by those that add later.
+// Adds, and returns what was there: what others wrote before they added can be read from then on, and what this thread
+// has seen or written is seen by those that add later.
 __device__ __forceinline__ unsigned long long atomic_add_released(unsigned long long* p, unsigned long long x) {
   unsigned long long before;
-  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(__cvta_generic_to_global(p)), "l"(x) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(__cvta_generic_to_global(p)), "l"(x)
+               : "memory");
   return before;
 }
 

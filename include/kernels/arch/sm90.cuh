@@ -16,13 +16,14 @@ __device__ __forceinline__ void grid_dependency_wait() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Lets the next kernel in the stream begin when all blocks have come here or ended, if it was launched with programmatic dependence.
+// Lets the next kernel in the stream begin when all blocks have come here or ended, if it was launched with
+// programmatic dependence.
 __device__ __forceinline__ void let_next_begin() {
   if constexpr (kCompiledFor >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Waits, and only then lets the next kernel begin: that one may read what merely the kernel ahead of it does not write, so all others
-// ahead must have finished when it begins, and they have when this block's wait is over.
+// Waits, and only then lets the next kernel begin: that one may read what merely the kernel ahead of it does not write,
+// so all others ahead must have finished when it begins, and they have when this block's wait is over.
 __device__ __forceinline__ void grid_dependency_pass() {
   grid_dependency_wait();
   let_next_begin();
@@ -40,8 +41,8 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-// The number of the cluster, in a grid of one dimension, and how many clusters there are. Where a cluster has several blocks the compiler finds
-// the number with floating point, exact below 2^24.
+// The number of the cluster, in a grid of one dimension, and how many clusters there are. Where a cluster has several
+// blocks the compiler finds the number with floating point, exact below 2^24.
 __device__ __forceinline__ unsigned cluster_index() {
   unsigned index = blockIdx.x;
   if constexpr (kClusters) {
@@ -97,11 +98,13 @@ __device__ __forceinline__ void mbarrier_init_fence() {
   if constexpr (kClusters) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-  if constexpr (kClusters) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  if constexpr (kClusters)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 // Arrives, as one of those that the barrier counts, when all that this thread has begun with copy_async_16() is there.
 __device__ __forceinline__ void mbarrier_arrive_copied(uint64_t* barrier) {
-  if constexpr (kClusters) asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+  if constexpr (kClusters)
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
   if constexpr (kClusters) {
@@ -143,14 +146,20 @@ __device__ __forceinline__ void store_async(uint32_t remote, uint64_t value, uin
 // Arrives at a barrier of another block, which `bytes` by store_async() are on their way to.
 __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_barrier, int bytes) {
   if constexpr (kClusters) {
-    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote_barrier), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote_barrier),
+                 "r"(bytes)
                  : "memory");
   }
 }
 
-// A barrier of some warps of a block, with a number from 1 to 15: sync() waits until `threads` have come to it, arrive() counts and goes on.
-__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+// A barrier of some warps of a block, with a number from 1 to 15: sync() waits until `threads` have come to it,
+// arrive() counts and goes on.
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // How many registers a thread of this warpgroup has from here on: what some give back others can have.
 template <int kRegisters>
@@ -162,18 +171,21 @@ __device__ __forceinline__ void more_registers() {
   if constexpr (kWarpgroupMma) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a multiple of
-// 1024 on, in which chunk i of 16 bytes is at i ^ (row % 8). 16 columns further is 2 more. As a turned operand, whose rows are k, 16
-// rows further is 128 more, and 64 columns further is `run` bytes behind.
+// A tile of 16-bit values in shared memory, as warpgroup_mma takes it: rows of 128 bytes, one behind the other from a
+// multiple of 1024 on, in which chunk i of 16 bytes is at i ^ (row % 8). 16 columns further is 2 more. As a turned
+// operand, whose rows are k, 16 rows further is 128 more, and 64 columns further is `run` bytes behind.
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
-// Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by the four warps of
-// a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to 32j + 31 in block j. It runs by
-// itself: warpgroup_fence(), products, warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other
-// instructions than these have written to shared memory is seen after async_proxy_fence() in the thread that wrote.
-#define KERNELS_FLOATS_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+// Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
+// the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
+// 32j + 31 in block j. It runs by itself: warpgroup_fence(), products, warpgroup_commit(), and before d is touched
+// warpgroup_wait() and pin(). What other instructions than these have written to shared memory is seen after
+// async_proxy_fence() in the thread that wrote.
+#define KERNELS_FLOATS_8(d, i)                                                                                \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
 #define KERNELS_FLOATS(j) KERNELS_FLOATS_8(d[j], 16 * kHalf), KERNELS_FLOATS_8(d[j], 16 * kHalf + 8)
 #define KERNELS_FLOATS_64 KERNELS_FLOATS(0), KERNELS_FLOATS(1)
 #define KERNELS_FLOATS_96 KERNELS_FLOATS_64, KERNELS_FLOATS(2)
@@ -182,16 +194,29 @@ __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
 #define KERNELS_NAMES_64  \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define KERNELS_NAMES_96 KERNELS_NAMES_64 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define KERNELS_NAMES_160 KERNELS_NAMES_128 ", " "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define KERNELS_WARPGROUP_MMA(n, at_a, at_b)                                                                              \
-  if constexpr (kBlocks * 32 == n && std::is_same<T, half>::value) {                                                       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b ", 1, 1, 1, 0, 0;" \
-                 : KERNELS_FLOATS_##n : "l"(a), "l"(b));                                                                   \
-  } else if constexpr (kBlocks * 32 == n) {                                                                                \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b ", 1, 1, 1, 0, 0;" \
-                 : KERNELS_FLOATS_##n : "l"(a), "l"(b));                                                                   \
+#define KERNELS_NAMES_96 \
+  KERNELS_NAMES_64       \
+      ", "               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define KERNELS_NAMES_128 \
+  KERNELS_NAMES_96        \
+      ", "                \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KERNELS_NAMES_160 \
+  KERNELS_NAMES_128       \
+      ", "                \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define KERNELS_WARPGROUP_MMA(n, at_a, at_b)                                                                         \
+  if constexpr (kBlocks * 32 == n && std::is_same<T, half>::value) {                                                 \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b   \
+                                                                                              ", 1, 1, 1, 0, 0;"     \
+                 : KERNELS_FLOATS_##n                                                                                \
+                 : "l"(a), "l"(b));                                                                                  \
+  } else if constexpr (kBlocks * 32 == n) {                                                                          \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b \
+                                                                                                ", 1, 1, 1, 0, 0;"   \
+                 : KERNELS_FLOATS_##n                                                                                \
+                 : "l"(a), "l"(b));                                                                                  \
   }
 template <class T, int kHalf, int kBlocks>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t a, uint64_t b) {
@@ -216,9 +241,10 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #undef KERNELS_FLOATS
 #undef KERNELS_FLOATS_8
 
-// The same with d as mma_16816 has it, for 8 columns side by side, which is added to, or, without `adds`, overwritten. a: a tile of 64 rows
-// in shared memory, or the fragments of mma_16816, of a warp's 16 rows; turned: rows of b are k. A product of 8 bits has 32 columns of a, and
-// lane 4g + t of a warp has of its fragments columns 4t to 4t + 3 of rows g and g + 8, and the same 16 columns further.
+// The same with d as mma_16816 has it, for 8 columns side by side, which is added to, or, without `adds`, overwritten.
+// a: a tile of 64 rows in shared memory, or the fragments of mma_16816, of a warp's 16 rows; turned: rows of b are k. A
+// product of 8 bits has 32 columns of a, and lane 4g + t of a warp has of its fragments columns 4t to 4t + 3 of rows g
+// and g + 8, and the same 16 columns further.
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
@@ -232,21 +258,29 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #define KERNELS_NAMES_96 KERNELS_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define KERNELS_WARPGROUP_MMA(n, k, type, a_names, b_name, adds_name, turns, ...)                                                              \
-  asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name ", 0;"                                                                       \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k" k ".f32." type "." type " {" KERNELS_NAMES_##n "}, " a_names ", " b_name ", adds, 1, 1" turns ";}" \
-               : KERNELS_D_##n : __VA_ARGS__, "l"(b), "r"(int(adds)));
-#define KERNELS_WARPGROUP_MMA_SHARED(n, type, a_name, b_name, adds_name) KERNELS_WARPGROUP_MMA(n, "16", type, a_name, b_name, adds_name, ", 0, 0", "l"(a))
+#define KERNELS_WARPGROUP_MMA(n, k, type, a_names, b_name, adds_name, turns, ...)                        \
+  asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name                                          \
+               ", 0;"                                                                                    \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k" k ".f32." type "." type " {" KERNELS_NAMES_##n \
+               "}, " a_names ", " b_name ", adds, 1, 1" turns ";}"                                       \
+               : KERNELS_D_##n                                                                           \
+               : __VA_ARGS__, "l"(b), "r"(int(adds)));
+#define KERNELS_WARPGROUP_MMA_SHARED(n, type, a_name, b_name, adds_name) \
+  KERNELS_WARPGROUP_MMA(n, "16", type, a_name, b_name, adds_name, ", 0, 0", "l"(a))
 #define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
   KERNELS_WARPGROUP_MMA(n, "16", type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
-#define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
-  if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34")                                             \
-  else if constexpr (kEights == 10) KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42")                                       \
-  else KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
+#define KERNELS_WARPGROUP_MMA_OF(type)                          \
+  if constexpr (kEights == 8)                                   \
+    KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34") \
+  else if constexpr (kEights == 10)                             \
+    KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42") \
+  else                                                          \
+    KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
   static_assert(kEights == 8 || kEights == 10 || kEights == 12 || kEights == 16, "64, 80, 96 or 128 columns");
-  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || std::is_same<T, float8_e4m3>::value, "half, bfloat16 or float8_e4m3");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || std::is_same<T, float8_e4m3>::value,
+                "half, bfloat16 or float8_e4m3");
   if constexpr (kWarpgroupMma) {
     if constexpr (std::is_same<T, float8_e4m3>::value) {
       if constexpr (kEights == 12) KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "%48", "%49", "%50", "", "l"(a))
@@ -259,12 +293,16 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
   }
 }
 #undef KERNELS_WARPGROUP_MMA_OF
-#define KERNELS_WARPGROUP_MMA_OF(type)                                                                                                \
-  if constexpr (kEights == 8) KERNELS_WARPGROUP_MMA_HELD(64, type, "{%32, %33, %34, %35}", "%36", "%37")                              \
-  else if constexpr (kEights == 12) KERNELS_WARPGROUP_MMA_HELD(96, type, "{%48, %49, %50, %51}", "%52", "%53")                        \
-  else KERNELS_WARPGROUP_MMA_HELD(128, type, "{%64, %65, %66, %67}", "%68", "%69")
+#define KERNELS_WARPGROUP_MMA_OF(type)                                         \
+  if constexpr (kEights == 8)                                                  \
+    KERNELS_WARPGROUP_MMA_HELD(64, type, "{%32, %33, %34, %35}", "%36", "%37") \
+  else if constexpr (kEights == 12)                                            \
+    KERNELS_WARPGROUP_MMA_HELD(96, type, "{%48, %49, %50, %51}", "%52", "%53") \
+  else                                                                         \
+    KERNELS_WARPGROUP_MMA_HELD(128, type, "{%64, %65, %66, %67}", "%68", "%69")
 template <class T, int kEights>
-__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
+                                                     bool adds) {
   static_assert(kEights == 8 || kEights == 12 || kEights == 16, "64, 96 or 128 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
   if constexpr (kWarpgroupMma) {
@@ -279,19 +317,23 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
 __device__ __forceinline__ uint32_t floats_to_e4m3(float a, float b, float c, float d) {
   uint32_t four = 0;
   if constexpr (kCompiledFor >= 89) {
-    asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+    asm("{.reg .b16 low, high;"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
         : "=r"(four) : "f"(a), "f"(b), "f"(c), "f"(d));
   }
   return four;
 }
 template <int kEights>
-__device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+__device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
+                                                   bool adds) {
   static_assert(kEights == 12 || kEights == 16, "96 or 128 columns");
   if constexpr (kWarpgroupMma) {
     if constexpr (kEights == 12) {
-      KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "{%48, %49, %50, %51}", "%52", "%53", "", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+      KERNELS_WARPGROUP_MMA(96, "32", "e4m3", "{%48, %49, %50, %51}", "%52", "%53", "", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                            "r"(a[3]))
     } else {
-      KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "{%64, %65, %66, %67}", "%68", "%69", "", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+      KERNELS_WARPGROUP_MMA(128, "32", "e4m3", "{%64, %65, %66, %67}", "%68", "%69", "", "r"(a[0]), "r"(a[1]),
+                            "r"(a[2]), "r"(a[3]))
     }
   }
 }

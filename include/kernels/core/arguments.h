@@ -1,5 +1,5 @@
-// What calls take for a source and for a sink. Each wrong argument gets one message, which says what was meant; calls ask before they
-// name anything that such an argument does not have, and compile nothing behind it:
+// What calls take for a source and for a sink. Each wrong argument gets one message, which says what was meant; calls
+// ask before they name anything that such an argument does not have, and compile nothing behind it:
 //
 //   if constexpr (!takes_source<In>() || !takes_sink<Out>()) return not_compiled();
 //   else ...
@@ -15,14 +15,21 @@ inline Status not_compiled() { return unsupported("a call with arguments that do
 
 template <class F>
 constexpr bool takes_source() {
-  constexpr bool pointer = std::is_pointer<std::decay_t<F>>::value, read = has_fetch<F>::value || has_load<F>::value || oneflow_load<F>;
+  constexpr bool pointer = std::is_pointer<std::decay_t<F>>::value,
+                 read = has_fetch<F>::value || has_load<F>::value || oneflow_load<F>;
   static_assert(!pointer, "a pointer where there must be a source: k::load(p, ld), whose rows are ld elements apart");
   static_assert(!is_map<F>, "a map where there must be a source: k::load(p, ld) | map");
   static_assert(!is_sink<F>, "a sink where there must be a source: k::load(p, ld) reads, k::store(p, ld) writes");
-  static_assert(!is_source<F> || read, "weights where there must be a source: gated() becomes one with swiglu() or another glu() behind it, experts() and mixed() go with matmul alone");
-  constexpr bool none = role_of<F>() == Role::none, other_load = none && (has_plain_load<F>::value || has_template_load<F>::value);
-  static_assert(!other_load, "the functor's load does not fit: it must be template <int N> void load(Dst* dst, row, col), as in OneFlow, or Pack<C, N> load(row, col) const");
-  static_assert(pointer || other_load || !none, "there must be a source here: k::load(p, ld), with maps behind it if wanted");
+  static_assert(
+      !is_source<F> || read,
+      "weights where there must be a source: gated() becomes one with swiglu() or another glu() behind it, experts() and mixed() go with matmul alone");
+  constexpr bool none = role_of<F>() == Role::none,
+                 other_load = none && (has_plain_load<F>::value || has_template_load<F>::value);
+  static_assert(
+      !other_load,
+      "the functor's load does not fit: it must be template <int N> void load(Dst* dst, row, col), as in OneFlow, or Pack<C, N> load(row, col) const");
+  static_assert(pointer || other_load || !none,
+                "there must be a source here: k::load(p, ld), with maps behind it if wanted");
   return is_source<F> && read;
 }
 
@@ -32,9 +39,13 @@ constexpr bool takes_sink() {
   static_assert(!pointer, "a pointer where there must be a sink: k::store(p, ld), whose rows are ld elements apart");
   static_assert(!is_map<F>, "a map where there must be a sink: map | k::store(p, ld)");
   static_assert(!is_source<F>, "a source where there must be a sink: k::store(p, ld) writes, k::load(p, ld) reads");
-  constexpr bool none = role_of<F>() == Role::none, other_store = none && (has_plain_store<F>::value || has_template_store<F>::value);
-  static_assert(!other_store, "the functor's store does not fit: it must be template <int N> void store(const Src* src, row, col), as in OneFlow, or store(Pack<C, N>, row, col) const");
-  static_assert(pointer || other_store || !none, "there must be a sink here: k::store(p, ld), with maps before it if wanted");
+  constexpr bool none = role_of<F>() == Role::none,
+                 other_store = none && (has_plain_store<F>::value || has_template_store<F>::value);
+  static_assert(
+      !other_store,
+      "the functor's store does not fit: it must be template <int N> void store(const Src* src, row, col), as in OneFlow, or store(Pack<C, N>, row, col) const");
+  static_assert(pointer || other_store || !none,
+                "there must be a sink here: k::store(p, ld), with maps before it if wanted");
   return is_sink<F>;
 }
 

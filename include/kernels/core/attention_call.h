@@ -10,13 +10,15 @@
 
 KERNELS_BEGIN
 
-// `batch` sequences of q_len queries. A query is a row of the source of queries, with its heads side by side: head h begins at
-// column h * dim; likewise a row of the sink, at h * v_dim. Head h reads keys and values of head h / (heads / kv_heads). Where rows
-// and heads lie in memory is up to source and sink: k::load(q, heads * dim), or any strides with heads.h.
+// `batch` sequences of q_len queries. A query is a row of the source of queries, with its heads side by side: head h
+// begins at column h * dim; likewise a row of the sink, at h * v_dim. Head h reads keys and values of head h / (heads /
+// kv_heads). Where rows and heads lie in memory is up to source and sink: k::load(q, heads * dim), or any strides with
+// heads.h.
 //
-// Sequence b has rows b * q_len on. With q_offsets (batch + 1 of them, in the memory that the call computes in) it has rows
-// q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has; `tokens`, if it is known, is the most that all have together, which
-// spares attention() on the GPU blocks that find nothing to do where one sequence is much longer than others.
+// Sequence b has rows b * q_len on. With q_offsets (batch + 1 of them, in the memory that the call computes in) it has
+// rows q_offsets[b] up to q_offsets[b + 1], and q_len is the most that any has; `tokens`, if it is known, is the most
+// that all have together, which spares attention() on the GPU blocks that find nothing to do where one sequence is much
+// longer than others.
 struct AttentionShape {
   int64_t batch, q_len, heads, kv_heads, dim;
   int64_t v_dim = 0;  // 0: dim
@@ -32,19 +34,22 @@ struct AttentionShape {
   }
 };
 
-// k::Attention{}.scale(0.1).lse(p): scale is what logits are multiplied by, 1 / sqrt(dim) unless given; lse receives the natural
-// logarithm of each row's sum of exponentials, sinks among them, of query t and head h at p[t * ld + h]; -inf where nothing is visible.
+// k::Attention{}.scale(0.1).lse(p): scale is what logits are multiplied by, 1 / sqrt(dim) unless given; lse receives
+// the natural logarithm of each row's sum of exponentials, sinks among them, of query t and head h at p[t * ld + h];
+// -inf where nothing is visible.
 //
-// splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch evenly: the keys of
-// each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch. Everything else keeps to that anyway.
-// attention() with a workspace cuts in n parts as well.
+// splits(n) is for decode() on the GPU, which otherwise cuts the keys of a sequence where that spreads the batch
+// evenly: the keys of each are then cut in n parts, from 1 to 256, and its bits are the same alone and in any batch.
+// Everything else keeps to that anyway. attention() with a workspace cuts in n parts as well.
 //
-// most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is expected to have more
-// than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a schedule or a merge through memory, which is
-// done sooner. A sequence that has more is right all the same, and slower. attention() with a workspace needs less of it. 0: nothing is known.
+// most_keys(n) is for decode() on the GPU as well, which only finds the lengths when the kernel runs: no sequence is
+// expected to have more than n keys. Some hundreds, or with few sequences some thousands, go to a kernel without a
+// schedule or a merge through memory, which is done sooner. A sequence that has more is right all the same, and slower.
+// attention() with a workspace needs less of it. 0: nothing is known.
 //
-// in_8_bits() is for attention() on the GPU with queries, keys and values of float8_e4m3: products are those of 8 bits (sm_90a), for which
-// weights are rounded to 3 bits behind the first. Without, and where there is no such kernel, they keep the precision of half.
+// in_8_bits() is for attention() on the GPU with queries, keys and values of float8_e4m3: products are those of 8 bits
+// (sm_90a), for which weights are rounded to 3 bits behind the first. Without, and where there is no such kernel, they
+// keep the precision of half.
 class Attention {
  public:
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
@@ -73,8 +78,11 @@ class Attention {
 
  private:
   Status check_lse(int64_t heads) const {
-    if (wanted_) KERNELS_TRY(detail::check_pointer(lse_, "the pointer to the logsumexp is null", "the pointer to the logsumexp is not aligned for floats"));
-    if (ld_ < 0 || (ld_ > 0 && ld_ < heads)) return invalid("the row stride of the logsumexp is smaller than the number of heads");
+    if (wanted_)
+      KERNELS_TRY(detail::check_pointer(lse_, "the pointer to the logsumexp is null",
+                                        "the pointer to the logsumexp is not aligned for floats"));
+    if (ld_ < 0 || (ld_ > 0 && ld_ < heads))
+      return invalid("the row stride of the logsumexp is smaller than the number of heads");
     return {};
   }
 
@@ -101,21 +109,23 @@ struct has_kv_check<F, void_t<decltype(std::declval<const F&>().check(kAny, kAny
 template <class F, class = void>
 struct has_score_check : std::false_type {};
 template <class F>
-struct has_score_check<F, void_t<decltype(std::declval<const F&>().check(std::declval<const AttentionShape&>()))>> : std::true_type {};
+struct has_score_check<F, void_t<decltype(std::declval<const F&>().check(std::declval<const AttentionShape&>()))>>
+    : std::true_type {};
 
 // What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
 inline Status check_head_dims(int64_t dim, int64_t v_dim) {
   const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
   if (dim < 1 || v_dim < 1) return invalid("the head dimension is less than 1");
-  if (!ordinary(dim) && dim != 512 && dim != 576) return unsupported("dim is no multiple of 8 up to 256, nor 512 or 576");
+  if (!ordinary(dim) && dim != 512 && dim != 576)
+    return unsupported("dim is no multiple of 8 up to 256, nor 512 or 576");
   if (!ordinary(v_dim) && v_dim != 512) return unsupported("v_dim is no multiple of 8 up to 256, nor 512");
   return {};
 }
 
 // `empty` is set when there is nothing to do. `most_queries` of a sequence: what the path can do.
 template <class Q, class Kv, class Out, class S>
-Status check_attention(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options,
-                       int64_t most_queries, bool& empty) {
+Status check_attention(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+                       const Attention& options, int64_t most_queries, bool& empty) {
   empty = true;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
   if (shape.batch < 0 || shape.q_len < 0 || shape.tokens < 0) return invalid("batch, q_len or tokens is negative");
@@ -123,19 +133,24 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
   if (shape.heads % shape.kv_heads != 0) return invalid("heads is no multiple of kv_heads");
   if (shape.v_dim < 0) return invalid("v_dim is negative");
   KERNELS_TRY(check_head_dims(shape.dim, shape.value_dim()));
-  if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536) return unsupported("batch or q_len exceeds 2^31 - 1, or heads 65536");
+  if (shape.batch > limit || shape.q_len > limit || shape.heads > 65536)
+    return unsupported("batch or q_len exceeds 2^31 - 1, or heads 65536");
   if (shape.q_len > most_queries) return unsupported("q_len exceeds 32: call attention()");
   KERNELS_TRY(options.check(shape));
-  if (reinterpret_cast<uintptr_t>(shape.q_offsets) % alignof(int32_t) != 0) return invalid("the pointer q_offsets is not aligned for 32-bit numbers");
+  if (reinterpret_cast<uintptr_t>(shape.q_offsets) % alignof(int32_t) != 0)
+    return invalid("the pointer q_offsets is not aligned for 32-bit numbers");
   if constexpr (has_score_check<S>::value) KERNELS_TRY(score.check(shape));
   if (shape.batch == 0 || shape.q_len == 0) return {};
   KERNELS_TRY(check_of(q, shape.batch * shape.q_len, shape.heads * shape.dim).of("q"));
   KERNELS_TRY(check_of(out, shape.batch * shape.q_len, shape.heads * shape.value_dim()).of("out"));
-  if constexpr (has_kv_check<Kv>::value) KERNELS_TRY(kv.check(shape.batch, shape.kv_heads, shape.dim, shape.value_dim()));
+  if constexpr (has_kv_check<Kv>::value)
+    KERNELS_TRY(kv.check(shape.batch, shape.kv_heads, shape.dim, shape.value_dim()));
   // With offsets only the device knows how many rows there are.
   const int64_t rows = shape.q_offsets == nullptr ? shape.batch * shape.q_len : 1;
-  const Plane queries = plane_of(q, rows, shape.heads * shape.dim), results = plane_of(out, rows, shape.heads * shape.value_dim());
-  if (share_bytes(queries, results) && !(in_place(queries, results) && shape.dim == shape.value_dim())) return invalid("out overlaps q, and not element for element");
+  const Plane queries = plane_of(q, rows, shape.heads * shape.dim),
+              results = plane_of(out, rows, shape.heads * shape.value_dim());
+  if (share_bytes(queries, results) && !(in_place(queries, results) && shape.dim == shape.value_dim()))
+    return invalid("out overlaps q, and not element for element");
   empty = false;
   return {};
 }
@@ -143,7 +158,10 @@ Status check_attention(const Q& q, const Kv& kv, const Out& out, const Attention
 // Results in place of the queries, where calls have more conditions on that.
 template <class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape, bool possible, const char* why_not) {
-  return !possible && share_bytes(plane_of(q, 1, shape.heads * shape.dim), plane_of(out, 1, shape.heads * shape.value_dim())) ? invalid(why_not) : Status{};
+  return !possible &&
+                 share_bytes(plane_of(q, 1, shape.heads * shape.dim), plane_of(out, 1, shape.heads * shape.value_dim()))
+             ? invalid(why_not)
+             : Status{};
 }
 
 // Whether merge_states takes them.
@@ -151,19 +169,24 @@ template <class O, class L, class Out>
 constexpr bool takes_states() {
   constexpr bool right = takes_source<O>() && takes_source<L>() && takes_sink<Out>();
   if constexpr (right) {
-    static_assert(!is_row_sink<Out>, "quantize() needs a whole row of results, and merge_states makes them pack by pack");
-    static_assert(!has_effects<O> && !has_effects<L>, "merge_states reads logsumexps more than once, and tee() or another effect must happen once: make its inputs before with copy()");
+    static_assert(!is_row_sink<Out>,
+                  "quantize() needs a whole row of results, and merge_states makes them pack by pack");
+    static_assert(
+        !has_effects<O> && !has_effects<L>,
+        "merge_states reads logsumexps more than once, and tee() or another effect must happen once: make its inputs before with copy()");
   }
   return right && !is_row_sink<Out>;
 }
 
 template <class O, class L, class Out>
-Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options, bool& empty) {
+Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options,
+                   bool& empty) {
   empty = true;
   if (shape.parts < 0 || shape.tokens < 0) return invalid("parts or tokens is negative");
   if (shape.heads < 1 || shape.dim < 1) return invalid("heads or dim is less than 1");
   if (shape.heads > 65536 || shape.dim > 65536) return unsupported("heads or dim exceeds 65536");
-  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts) return invalid("parts x tokens exceeds 64 bits");
+  if (shape.parts > 0 && shape.tokens > std::numeric_limits<int64_t>::max() / shape.parts)
+    return invalid("parts x tokens exceeds 64 bits");
   KERNELS_TRY(options.check_merge(shape.heads));
   if (shape.tokens == 0) return {};
   KERNELS_TRY(check_of(o, shape.parts * shape.tokens, shape.heads * shape.dim).of("o"));
@@ -171,8 +194,10 @@ Status check_merge(const O& o, const L& lse, const Out& out, const MergeShape& s
   KERNELS_TRY(check_of(out, shape.tokens, shape.heads * shape.dim).of("out"));
   const int64_t rows = shape.parts * shape.tokens, cols = shape.heads * shape.dim;
   const Plane results = plane_of(out, shape.tokens, cols);
-  if (share_bytes(plane_of(o, rows, cols), results) && !in_place(plane_of(o, shape.tokens, cols), results)) return invalid("out overlaps o, and not the first part element for element");
-  if (share_bytes(plane_of(lse, rows, shape.heads), results)) return invalid("out overlaps lse, which is read more than once");
+  if (share_bytes(plane_of(o, rows, cols), results) && !in_place(plane_of(o, shape.tokens, cols), results))
+    return invalid("out overlaps o, and not the first part element for element");
+  if (share_bytes(plane_of(lse, rows, shape.heads), results))
+    return invalid("out overlaps lse, which is read more than once");
   empty = false;
   return {};
 }

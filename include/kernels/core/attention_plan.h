@@ -1,5 +1,5 @@
-// DecodeMode: how decode() is asked to multiply. AttentionPlan: how a call of attention would run, and why it does not run faster;
-// attention_plan() and decode_plan() fill it in.
+// DecodeMode: how decode() is asked to multiply. AttentionPlan: how a call of attention would run, and why it does not
+// run faster; attention_plan() and decode_plan() fill it in.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@ KERNELS_BEGIN
 
 // How decode() multiplies.
 enum class DecodeMode {
-  automatic,   // precise where it can be, otherwise plain
-  plain,       // CUDA cores, all in float
-  tensor,      // tensor cores, weights rounded to 16 bits
-  precise,     // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as float
+  automatic,  // precise where it can be, otherwise plain
+  plain,  // CUDA cores, all in float
+  tensor,  // tensor cores, weights rounded to 16 bits
+  precise,  // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as
+            // float
 };
 
 // How logits are made, and how weights meet values.
@@ -38,7 +39,8 @@ struct AttentionPlan {
   int tile_dim = 0, tile_v_dim = 0;    // columns of heads that the kernel is made for
   bool heads_together = false;         // whether the rows of a tile are queries of all heads that share keys
   int64_t blocks = 0;
-  int splits = 0;                      // parts that the keys of a sequence are cut in, in attention() at most; 0: decode() finds out on the device
+  int splits =
+      0;  // parts that the keys of a sequence are cut in, in attention() at most; 0: decode() finds out on the device
   // Columns in one access to memory. 1: element by element.
   int query_pack = 0, key_pack = 0, value_pack = 0, result_pack = 0;
   const char* why_not = "";            // why this is not the fastest there is, or ""
@@ -59,7 +61,8 @@ inline constexpr const char* shared = "the code was compiled for a GPU with more
 inline constexpr const char* queries = "queries do not begin at multiples of 16 bytes";
 inline constexpr const char* results = "results cannot be written in packs of 8 columns";
 inline constexpr const char* codes = "keys or values of 8 or 4 bits are decoded on their way";
-inline constexpr const char* filled = "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
+inline constexpr const char* filled =
+    "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
 inline constexpr const char* scale = "the scale is negative, or next to nothing";
 }  // namespace why_not
 }  // namespace detail

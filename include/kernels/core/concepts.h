@@ -3,8 +3,8 @@
 //   Source   reads:   Pack<C,N> load<N>(row, col)                 ours
 //                     void load<N>(Dst* dst, row, col)            OneFlow's, see below
 //                     fetch<N>(row, col) + resolve(fetched, row, col)   split, see below
-//   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col) with fetch<N>(row, col)
-//   Sink     writes:  store<N>(Pack, row, col)                    ours
+//   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col) with fetch<N>(row,
+//   col) Sink     writes:  store<N>(Pack, row, col)                    ours
 //                     void store<N>(const Src* src, row, col)     OneFlow's, see below
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
 //            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
@@ -13,38 +13,47 @@
 // The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so
 // many loads are in flight at once even when one of the maps also writes memory (tee).
 //
-// OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed in
-// double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of its own
-// then, that may keep a state from one call of it to the next; the caller does not get it back, and CPU threads, copy(), products and attention
-// share or copy functors as they like. Packs have 1 or 2 elements, as in OneFlow, of which the functor's
-// pointers must be aligned where the number of columns is even; and 4 where `bool CanPackAs(size_t n)` says so, which may
-// also forbid 2. As a load may have an effect (residual_out = x + residual), engines run it once for each element where the
-// row can be kept; docs/row_ops.md says where. Such functors are not copied on the device, unless they have a `reload`.
+// OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed
+// in double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of
+// its own then, that may keep a state from one call of it to the next; the caller does not get it back, and CPU
+// threads, copy(), products and attention share or copy functors as they like. Packs have 1 or 2 elements, as in
+// OneFlow, of which the functor's pointers must be aligned where the number of columns is even; and 4 where `bool
+// CanPackAs(size_t n)` says so, which may also forbid 2. As a load may have an effect (residual_out = x + residual),
+// engines run it once for each element where the row can be kept; docs/row_ops.md says where. Such functors are not
+// copied on the device, unless they have a `reload`.
 //
 // Optional members, all const:
 //   static constexpr Role role      what it is; without it, found out from its members
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
 //   int max_pack()                  the widest pack that pointer and stride allow now
-//   static constexpr bool takes_any_column   its packs may begin at any column of rows that begin at any element, not only at
-//                                   multiples of their width: true of what computes on values alone, whatever their columns, and of
-//                                   what reads and writes single elements. A functor made of others says it where these do
-//   any_column()                    the same functor for such packs, which never are the first or the last N - 1 columns of a row;
-//                                   without it, it is that already. A class with it says its own name, `using Itself = ...`: what is
-//                                   derived from it may be another thing
-//   placed<N>(row, col)             the same functor for one row and packs of N at column `col` and at multiples of N from there, and for
-//                                   single elements: what these have in common is found out once. Without it, it is that already
+//   static constexpr bool takes_any_column   its packs may begin at any column of rows that begin at any element, not
+//   only at
+//                                   multiples of their width: true of what computes on values alone, whatever their
+//                                   columns, and of what reads and writes single elements. A functor made of others
+//                                   says it where these do
+//   any_column()                    the same functor for such packs, which never are the first or the last N - 1
+//   columns of a row;
+//                                   without it, it is that already. A class with it says its own name, `using Itself =
+//                                   ...`: what is derived from it may be another thing
+//   placed<N>(row, col)             the same functor for one row and packs of N at column `col` and at multiples of N
+//   from there, and for
+//                                   single elements: what these have in common is found out once. Without it, it is
+//                                   that already
 //   whole(), is_whole()             of a Sink: the same, if is_whole(), for packs that need not be cut to be written
 //   store_if(there, v, row, col)    of a Sink: store(), or nothing, without a branch
 //   Status check(rows, cols)        what is wrong with the arguments
-//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair are adjacent: it takes packs of 2
+//   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair are adjacent: it takes packs of
+//   2
 //                                   or more at even columns, and is for products and norm_heads() alone (rope.h)
-//   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col, which is even, and col + 1
-//   pairs_within(dim)               likewise: whether these lie in one head of dim columns
-//   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
-//                                   effects of these. They happen exactly once for each element, or the call does not compile
-//   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out before the values are there
-//   reload<N>(row, col)             a Source with effects supplies this for engines that read a row a second time
-//   without_effects()               a Map with effects supplies this for engines that apply it once more: the same map without them;
+//   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col, which is even, and
+//   col + 1 pairs_within(dim)               likewise: whether these lie in one head of dim columns static constexpr
+//   bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
+//                                   effects of these. They happen exactly once for each element, or the call does not
+//                                   compile
+//   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out
+//   before the values are there reload<N>(row, col)             a Source with effects supplies this for engines that
+//   read a row a second time without_effects()               a Map with effects supplies this for engines that apply it
+//   once more: the same map without them;
 //                                   likewise a Source whose resolve() has them
 #pragma once
 
@@ -117,7 +126,8 @@ KERNELS_HD auto fetch(const F& f, int64_t row, int64_t col) {
   } else if constexpr (oneflow_load<F>) {
     using Form = load_form<F>;
     OneFlowPack<typename Form::element, N> out;
-    const_cast<F&>(f).template load<N>(out.pack.v, static_cast<typename Form::row>(row), static_cast<typename Form::col>(col));
+    const_cast<F&>(f).template load<N>(out.pack.v, static_cast<typename Form::row>(row),
+                                       static_cast<typename Form::col>(col));
     return out;
   } else {
     return Nothing{};
@@ -165,8 +175,9 @@ KERNELS_HD decltype(auto) without_effects(const F& f) {
     return f.without_effects();
   } else {
     // Those of a source with load() alone are over when it has been fetched.
-    static_assert(is_source<F> && !has_fetch<F>::value,
-                  "what has effects would be applied twice: give it without_effects(), which returns the same functor without them");
+    static_assert(
+        is_source<F> && !has_fetch<F>::value,
+        "what has effects would be applied twice: give it without_effects(), which returns the same functor without them");
     return (f);
   }
 }
@@ -181,15 +192,18 @@ KERNELS_HD decltype(auto) second_pass(const F& f) {
   } else if constexpr (has_reload<F>::value) {
     return Reloaded<F>{{}, f};
   } else if constexpr (is_source<F>) {
-    static_assert(!has_effects<F>, "a source with effects would be read twice: give it reload<N>(row, col), or make its values without them and write these with tee()");
+    static_assert(
+        !has_effects<F>,
+        "a source with effects would be read twice: give it reload<N>(row, col), or make its values without them and write these with tee()");
     return f;
   } else {
     return without_effects(f);
   }
 }
 
-// The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with the
-// source itself, tells the cache that it is not needed any more; so nothing pushes out what others have yet to read again.
+// The source or map to use in the first of two passes: what it reads should stay in the cache. The second pass, with
+// the source itself, tells the cache that it is not needed any more; so nothing pushes out what others have yet to read
+// again.
 template <class F>
 KERNELS_HD decltype(auto) cached(const F& f) {
   if constexpr (loaded_once<F>) return (f);  // which must not be copied
@@ -220,7 +234,8 @@ KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col
     using Form = store_form<S>;
     using Src = std::conditional_t<std::is_void<typename Form::element>::value, C, typename Form::element>;
     const OneFlowPack<Src, N> taken{convert<Src>(v)};
-    const_cast<S&>(sink).template store<N>(taken.pack.v, static_cast<typename Form::row>(row), static_cast<typename Form::col>(col));
+    const_cast<S&>(sink).template store<N>(taken.pack.v, static_cast<typename Form::row>(row),
+                                           static_cast<typename Form::col>(col));
   } else {
     sink.template store<N>(v, row, col);
   }
@@ -228,15 +243,17 @@ KERNELS_HD void put(const S& sink, const Pack<C, N>& v, int64_t row, int64_t col
 
 // The same, or nothing: for engines that have no branch around a pack.
 template <class S, class C, int N>
-KERNELS_HD void put_if(std::true_type, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) { put(sink, v, row, col); }
+KERNELS_HD void put_if(std::true_type, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
+  put(sink, v, row, col);
+}
 template <class S, class C, int N>
 KERNELS_HD void put_if(bool there, const S& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
   if constexpr (has_store_if<S>::value) sink.store_if(there, v, row, col);
   else if (there) put(sink, v, row, col);
 }
 
-// What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their values are ready
-// ask for it then.
+// What a sink can find out before the values are there: addresses, angles, scales. Engines that have time before their
+// values are ready ask for it then.
 template <int N, class S>
 KERNELS_HD auto prepare(const S& sink, int64_t row, int64_t col) {
   if constexpr (has_prepare<S>::value) return sink.template prepare<N>(row, col);
@@ -302,7 +319,8 @@ KERNELS_HD F placed(const F& f, int64_t row, int64_t col) {
   if constexpr (has_placed<F>::value) return f.template placed<N>(row, col);
   else return f;
 }
-// Whether rows can be cut where the packs of this source are aligned: then these are read as they are, and other functors adapt.
+// Whether rows can be cut where the packs of this source are aligned: then these are read as they are, and other
+// functors adapt.
 template <class F>
 constexpr bool leads() {
   if constexpr (has_leading<F>::value) return F::leads;
@@ -363,12 +381,16 @@ bool counts_cols(int64_t cols) { return sizeof(typename Form::col) >= sizeof(col
 template <class F>
 Status check_of(const F& f, int64_t rows, int64_t cols) {
   if constexpr (oneflow_load<F>) {
-    if (!counts_rows<load_form<F>>(rows)) return unsupported("the functor's load takes rows of 32 bits: fewer than 2^31");
-    if (!counts_cols<load_form<F>>(cols)) return unsupported("the functor's load takes columns of 32 bits: fewer than 2^31");
+    if (!counts_rows<load_form<F>>(rows))
+      return unsupported("the functor's load takes rows of 32 bits: fewer than 2^31");
+    if (!counts_cols<load_form<F>>(cols))
+      return unsupported("the functor's load takes columns of 32 bits: fewer than 2^31");
   }
   if constexpr (oneflow_store<F>) {
-    if (!counts_rows<store_form<F>>(rows)) return unsupported("the functor's store takes rows of 32 bits: fewer than 2^31");
-    if (!counts_cols<store_form<F>>(cols)) return unsupported("the functor's store takes columns of 32 bits: fewer than 2^31");
+    if (!counts_rows<store_form<F>>(rows))
+      return unsupported("the functor's store takes rows of 32 bits: fewer than 2^31");
+    if (!counts_cols<store_form<F>>(cols))
+      return unsupported("the functor's store takes columns of 32 bits: fewer than 2^31");
   }
   if constexpr (has_check<F>::value) return f.check(rows, cols);
   else return {};

@@ -1,5 +1,5 @@
-// Divisor: quotients by a number that is known ahead, by a multiplication and a shift. A division at run time goes through a unit that
-// takes 16 threads a cycle: two in every thread of a product's blocks took 3.5 of 17 us.
+// Divisor: quotients by a number that is known ahead, by a multiplication and a shift. A division at run time goes
+// through a unit that takes 16 threads a cycle: two in every thread of a product's blocks took 3.5 of 17 us.
 #pragma once
 
 #include <cstdint>

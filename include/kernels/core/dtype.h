@@ -134,7 +134,8 @@ struct Convert<half> {
 #if defined(KERNELS_DEVICE_CODE)
     return __float2half_rn(x);
 #elif defined(__F16C__)
-    return bit_cast<half>(static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0)));
+    return bit_cast<half>(
+        static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0)));
 #else
     return bit_cast<half>(static_cast<uint16_t>(Fp16Format::encode(x)));
 #endif

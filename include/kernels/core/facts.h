@@ -8,8 +8,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A list that only grows, for the few keys that there are: kernels times devices. Threads that miss a key at the same time each find
-// out for themselves, and the first to arrive is kept. Entries are never freed, as threads may still read them while a program ends.
+// A list that only grows, for the few keys that there are: kernels times devices. Threads that miss a key at the same
+// time each find out for themselves, and the first to arrive is kept. Entries are never freed, as threads may still
+// read them while a program ends.
 template <class Key, class Fact>
 class Facts {
  public:

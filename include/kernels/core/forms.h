@@ -1,5 +1,6 @@
-// Which form a functor has and what it says of itself, found from its members: whether it is a source, a map or a sink, in this
-// library's words or OneFlow's, and whether using it has effects. core/concepts.h lists the members, and calls them.
+// Which form a functor has and what it says of itself, found from its members: whether it is a source, a map or a sink,
+// in this library's words or OneFlow's, and whether using it has effects. core/concepts.h lists the members, and calls
+// them.
 #pragma once
 
 #include <utility>
@@ -83,7 +84,8 @@ template <class F, class = void>
 struct LoadForm {
   template <class C>
   using of = OneFlowForm<C, int64_t, int64_t, false>;
-  using type = std::conditional_t<loads_into<F, float>::value, of<float>, std::conditional_t<loads_into<F, double>::value, of<double>, void>>;
+  using type = std::conditional_t<loads_into<F, float>::value, of<float>,
+                                  std::conditional_t<loads_into<F, double>::value, of<double>, void>>;
 };
 template <class F>
 struct LoadForm<F, void_t<decltype(form_of(&F::template load<1>))>> {
@@ -119,9 +121,10 @@ struct maps<F, C, void_t<decltype(std::declval<const F&>().map(std::declval<Pack
 template <class F, class C, class = void>
 struct maps_fetched : std::false_type {};
 template <class F, class C>
-struct maps_fetched<F, C,
-                    void_t<decltype(std::declval<const F&>().map(
-                        std::declval<Pack<C, 1>>(), std::declval<const F&>().template fetch<1>(kAny, kAny), kAny, kAny))>>
+struct maps_fetched<
+    F, C,
+    void_t<decltype(std::declval<const F&>().map(std::declval<Pack<C, 1>>(),
+                                                 std::declval<const F&>().template fetch<1>(kAny, kAny), kAny, kAny))>>
     : std::true_type {};
 
 template <class F, bool = has_fetch<F>::value || has_load<F>::value>
@@ -146,7 +149,8 @@ template <template <class> class Is, template <class...> class Composed, class..
 struct AnyPart<Is, Composed<Parts...>>
     : std::integral_constant<bool, Is<Composed<Parts...>>::value || (AnyPart<Is, Parts>::value || ...)> {};
 
-// Whether a load should run once for each element: OneFlow's may have an effect. One that has a `reload` says what to do instead.
+// Whether a load should run once for each element: OneFlow's may have an effect. One that has a `reload` says what to
+// do instead.
 template <class F>
 struct IsLoadedOnce : std::integral_constant<bool, oneflow_load<F> && !has_reload<F>::value> {};
 template <class F>
@@ -175,7 +179,8 @@ constexpr Role role_of() {
   else if constexpr (maps<F, float>::value || maps<F, double>::value) return Role::map;
   else if constexpr (maps_fetched<F, float>::value || maps_fetched<F, double>::value) return Role::map;
   else if constexpr (has_load<F>::value || oneflow_load<F> || has_fetch<F>::value) return Role::source;
-  else if constexpr (stores_pack<F, float>::value || stores_pack<F, double>::value || oneflow_store<F>) return Role::sink;
+  else if constexpr (stores_pack<F, float>::value || stores_pack<F, double>::value || oneflow_store<F>)
+    return Role::sink;
   else return Role::none;
 }
 template <class F>
@@ -187,14 +192,15 @@ constexpr bool is_row_sink = role_of<F>() == Role::row_sink;
 template <class F>
 constexpr bool is_sink = role_of<F>() == Role::sink || is_row_sink<F>;
 
-// Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or one of those
-// that it is made of does.
+// Whether reading or applying a functor changes memory: it says so, a second load of it would give something else, or
+// one of those that it is made of does.
 template <class F, bool = declares_effects<F>::value>
 struct Effects : has_reload<F> {};
 template <class F>
 struct Effects<F, true> : std::integral_constant<bool, F::has_effects> {};
 template <template <class...> class F, class... Parts>
-struct Effects<F<Parts...>, false> : std::integral_constant<bool, has_reload<F<Parts...>>::value || (Effects<Parts>::value || ...)> {};
+struct Effects<F<Parts...>, false>
+    : std::integral_constant<bool, has_reload<F<Parts...>>::value || (Effects<Parts>::value || ...)> {};
 template <class F>
 constexpr bool has_effects = Effects<F>::value;
 

@@ -27,9 +27,9 @@
 #define KERNELS_INLINE
 #endif
 
-// What each shared library has for itself: variables, as it may be unloaded, and its kernels with it; and functions that call the CUDA
-// runtime, as each library has a runtime of its own, which knows that library's kernels alone. A function that the loader took from
-// another library would ask that one's runtime.
+// What each shared library has for itself: variables, as it may be unloaded, and its kernels with it; and functions
+// that call the CUDA runtime, as each library has a runtime of its own, which knows that library's kernels alone. A
+// function that the loader took from another library would ask that one's runtime.
 #if defined(__GNUC__)
 #define KERNELS_OF_THIS_LIBRARY __attribute__((visibility("hidden")))
 #else
@@ -64,11 +64,12 @@
 #define KERNELS_CUDA_TYPES 0
 #endif
 
-// Everything stands in an inline namespace that is named after what its code depends on: the version, the storage types, the
-// instruction set that the host's code may use, and whose threads it runs on. Files that are compiled with different flags then
-// keep their own code in one program, whatever the linker does with inline functions, and choose between them as it runs
-// (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction sets: their functions are always
-// inlined. Whatever else is handed from one such file to another should be of plain types.
+// Everything stands in an inline namespace that is named after what its code depends on: the version, the storage
+// types, the instruction set that the host's code may use, and whose threads it runs on. Files that are compiled with
+// different flags then keep their own code in one program, whatever the linker does with inline functions, and choose
+// between them as it runs (examples/dispatch_cpu.cpp). Status and the storage types are the same for all instruction
+// sets: their functions are always inlined. Whatever else is handed from one such file to another should be of plain
+// types.
 #if KERNELS_CUDA_TYPES
 #define KERNELS_ABI v0_1_cuda
 #else
@@ -123,12 +124,13 @@
 #endif
 #define KERNELS_JOIN8_(a, b, c, d, e, f, g, h) a##b##c##d##e##f##g##h
 #define KERNELS_JOIN8(a, b, c, d, e, f, g, h) KERNELS_JOIN8_(a, b, c, d, e, f, g, h)
-#define KERNELS_ISA                                                                                                             \
-  KERNELS_JOIN8(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW, KERNELS_ISA_DQ, KERNELS_ISA_VL, \
-                KERNELS_THREADS_NAME)
+#define KERNELS_ISA                                                                                                    \
+  KERNELS_JOIN8(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW, KERNELS_ISA_DQ, \
+                KERNELS_ISA_VL, KERNELS_THREADS_NAME)
 
-// Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through memory: a
-// product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a macro, so it comes last.
+// Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through
+// memory: a product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a
+// macro, so it comes last.
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define KERNELS_WIDE_VECTORS _Pragma("GCC push_options") _Pragma("GCC target(\"prefer-vector-width=512\")")
 #define KERNELS_USUAL_VECTORS _Pragma("GCC pop_options")
@@ -148,7 +150,11 @@
 #define KERNELS_USUAL_WARNINGS
 #endif
 
-#define KERNELS_BEGIN KERNELS_QUIET namespace kernels { inline namespace KERNELS_ABI { inline namespace KERNELS_ISA { KERNELS_WIDE_VECTORS
+#define KERNELS_BEGIN               \
+  KERNELS_QUIET namespace kernels { \
+    inline namespace KERNELS_ABI {  \
+    inline namespace KERNELS_ISA {  \
+    KERNELS_WIDE_VECTORS
 #define KERNELS_END } } } KERNELS_USUAL_VECTORS KERNELS_USUAL_WARNINGS
 
 // What is the same for all instruction sets.

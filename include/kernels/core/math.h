@@ -2,7 +2,8 @@
 //
 // On the device these are the hardware's fast forms; on the host, branch-free polynomials that vectorize when called
 // in a loop over a pack. Errors in units of the last place (float): exp 2 near 0, growing to 80 near -88 on the GPU,
-// where the result is below 1e-37 and only then; precise_exp 2, sigmoid 4 (below 2^-126 it is 0), tanh 4, erf 2. NaN in, NaN out.
+// where the result is below 1e-37 and only then; precise_exp 2, sigmoid 4 (below 2^-126 it is 0), tanh 4, erf 2. NaN
+// in, NaN out.
 #pragma once
 
 #include <cmath>
@@ -199,8 +200,9 @@ KERNELS_HD float erf(float x) {
 }
 KERNELS_HD double erf(double x) { return ::erf(x); }
 
-// The share of a normal distribution beyond a, which is not negative: exp(-a^2 / 2) times a polynomial in 1 / (1 + 0.3 a), fitted
-// minimax for the quotient on [0, 13.5]. Good to 7 + 1.5 a^2 units of the last place; below 2^-126 the GPU gives 0.
+// The share of a normal distribution beyond a, which is not negative: exp(-a^2 / 2) times a polynomial in 1 / (1 + 0.3
+// a), fitted minimax for the quotient on [0, 13.5]. Good to 7 + 1.5 a^2 units of the last place; below 2^-126 the GPU
+// gives 0.
 KERNELS_HD float normal_tail(float a) {
   const float t = inverse(fma(a, 0.3f, 1.f));
   float p = 3.83336361e-2f;
@@ -223,7 +225,8 @@ KERNELS_HD void sin_cos(float x, float& sine, float& cosine) {
   const uint32_t quarter = static_cast<uint32_t>(bit_cast<uint64_t>(shifted));
   const float r = static_cast<float>(double(x) - (shifted - shift) * 1.5707963267948966), s = r * r;
   const float odd = ((-1.9515295891e-4f * s + 8.3321608736e-3f) * s - 1.6666654611e-1f) * s * r + r;
-  const float even = ((2.443315711809948e-5f * s - 1.388731625493765e-3f) * s + 4.166664568298827e-2f) * (s * s) - 0.5f * s + 1.f;
+  const float even =
+      ((2.443315711809948e-5f * s - 1.388731625493765e-3f) * s + 4.166664568298827e-2f) * (s * s) - 0.5f * s + 1.f;
   const bool swapped = (quarter & 1u) != 0;
   const float a = swapped ? even : odd, b = swapped ? odd : even;
   sine = bit_cast<float>(bit_cast<uint32_t>(a) ^ (quarter & 2u) << 30);

@@ -1,5 +1,5 @@
-// MatmulPolicy: which kernel makes a product, and how; MatmulPlan: what a call does. Leave the policy out and the sizes and types of
-// the operands decide. A policy that cannot serve the call is refused with the reason, never replaced.
+// MatmulPolicy: which kernel makes a product, and how; MatmulPlan: what a call does. Leave the policy out and the sizes
+// and types of the operands decide. A policy that cannot serve the call is refused with the reason, never replaced.
 #pragma once
 
 #include "macros.h"
@@ -28,15 +28,17 @@ inline const char* to_string(Path path) {
 
 struct MatmulPolicy {
   Path path = Path::automatic;
-  // The tile of the gemm path: 64, 96, 128 or 160 tokens x 128 or 256 rows of weights, half as many outputs with a gate; 0: as it is best.
-  // 96 and 160 tokens are in code for sm_90, for inputs and weights of the same 16-bit type in memory; 256 rows go with those inputs and
-  // weights and 128 tokens or more.
+  // The tile of the gemm path: 64, 96, 128 or 160 tokens x 128 or 256 rows of weights, half as many outputs with a
+  // gate; 0: as it is best. 96 and 160 tokens are in code for sm_90, for inputs and weights of the same 16-bit type in
+  // memory; 256 rows go with those inputs and weights and 128 tokens or more.
   int tile_tokens = 0, tile_rows = 0;
-  // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of experts).
-  // Then they are prefetched while it is still running. Kernels ahead of that one have ended, and may have written them.
+  // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of
+  // experts). Then they are prefetched while it is still running. Kernels ahead of that one have ended, and may have
+  // written them.
   bool weights_ready = false;
-  // A token's results have the same bits whatever M is and whichever row the token has: tiles for any number of tokens, blocks never share
-  // K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which read few tokens' weights slower.
+  // A token's results have the same bits whatever M is and whichever row the token has: tiles for any number of tokens,
+  // blocks never share K. Takes the gemm or the simt path (gemv for weights that differ from token to token), which
+  // read few tokens' weights slower.
   bool batch_invariant = false;
 };
 

@@ -26,8 +26,8 @@ template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = ::uint4; };
 #endif
 
-// memcpy of kBytes, on the host in registers as long as those that compute: the compiler's own is in shorter pieces, and a
-// load must not wait for several stores.
+// memcpy of kBytes, on the host in registers as long as those that compute: the compiler's own is in shorter pieces,
+// and a load must not wait for several stores.
 template <int kBytes>
 KERNELS_HD void copy_bytes(void* to, const void* from) {
 #if !defined(KERNELS_DEVICE_CODE) && defined(__AVX512F__)
@@ -66,11 +66,13 @@ void stream_bytes(void* to, const void* from) {
 #endif
   if constexpr (kBytes % 32 == 0) {
     for (int i = 0; i < kBytes; i += 32) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(address + i), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + i)));
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(address + i),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + i)));
     }
   } else {
     for (int i = 0; i < kBytes; i += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(address + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(value + i)));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(address + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(value + i)));
     }
   }
 }
@@ -80,9 +82,14 @@ void stream_bytes(void* to, const void* from) {
 
 // A pack as it lies in memory. Kept in whole words, so that carrying it through a loop costs no repacking.
 template <class T, int N>
-class alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * sizeof(T) % 4 == 0 ? 4 : N * sizeof(T) % 2 == 0 ? 2 : 1) Packed {
+class alignas(N * sizeof(T) % 16 == 0  ? 16
+              : N * sizeof(T) % 8 == 0 ? 8
+              : N * sizeof(T) % 4 == 0 ? 4
+              : N * sizeof(T) % 2 == 0 ? 2
+                                       : 1) Packed {
  public:
-  using Word = std::conditional_t<(N * sizeof(T)) % 4 == 0, uint32_t, std::conditional_t<(N * sizeof(T)) % 2 == 0, uint16_t, uint8_t>>;
+  using Word = std::conditional_t<(N * sizeof(T)) % 4 == 0, uint32_t,
+                                  std::conditional_t<(N * sizeof(T)) % 2 == 0, uint16_t, uint8_t>>;
 
   KERNELS_HD Pack<T, N> unpack() const {
     Pack<T, N> out;
@@ -144,7 +151,8 @@ KERNELS_HD void write(T* to, const Pack<T, N>& pack, bool past_cache = false) {
   constexpr int bytes = N * int(sizeof(T));
 #if defined(__AVX__)
   if constexpr (bytes % 16 == 0) {
-    if (past_cache && reinterpret_cast<uintptr_t>(to) % lesser(bytes & -bytes, 64) == 0) return detail::stream_bytes<bytes>(to, pack.v);
+    if (past_cache && reinterpret_cast<uintptr_t>(to) % lesser(bytes & -bytes, 64) == 0)
+      return detail::stream_bytes<bytes>(to, pack.v);
   }
 #endif
   (void)past_cache;
@@ -167,7 +175,8 @@ KERNELS_HD void write_if(bool there, T* to, const Pack<T, N>& pack) {
 
 namespace detail {
 
-// Words, taken from byte `bytes` on, fewer than 16: whole words move by way of a choice, as `bytes` is only known at run time.
+// Words, taken from byte `bytes` on, fewer than 16: whole words move by way of a choice, as `bytes` is only known at
+// run time.
 template <int kWords>
 KERNELS_HD void drop_bytes(uint32_t (&words)[kWords], int bytes) {
   KERNELS_UNROLL
@@ -194,8 +203,8 @@ KERNELS_HD int bytes_behind(const T* p) { return int(reinterpret_cast<uintptr_t>
 
 }  // namespace detail
 
-// A pack that lies `behind` bytes behind an address that is aligned for it, fewer than its unit has. What is read is all of the aligned
-// words that hold some of it.
+// A pack that lies `behind` bytes behind an address that is aligned for it, fewer than its unit has. What is read is
+// all of the aligned words that hold some of it.
 template <int N, class T>
 KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
   constexpr int bytes = N * int(sizeof(T)), unit = detail::unit_bytes<N, T>, step = unit / int(sizeof(T));
@@ -204,9 +213,11 @@ KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
     constexpr int words = (bytes + unit) / 4, mine = bytes / 4;
     uint32_t all[words];
     const auto low = read<N, Cache::keep>(aligned);
-    const auto high = read<step, Cache::keep>(aligned + (behind != 0 ? N : N - step));  // the next words need not be readable
+    const auto high =
+        read<step, Cache::keep>(aligned + (behind != 0 ? N : N - step));  // the next words need not be readable
     KERNELS_UNROLL
-    for (int i = 0; i < words; ++i) all[i] = i < mine ? low.words[i < mine ? i : 0] : high.words[i < mine ? 0 : i - mine];
+    for (int i = 0; i < words; ++i)
+      all[i] = i < mine ? low.words[i < mine ? i : 0] : high.words[i < mine ? 0 : i - mine];
     detail::drop_bytes(all, behind);
     KERNELS_UNROLL
     for (int i = 0; i < mine; ++i) out.words[i] = all[i];
@@ -219,7 +230,8 @@ KERNELS_HD Packed<T, N> read_behind(const T* aligned, int behind) {
   return out;
 }
 
-// Writes a pack to an address that lies `behind` bytes behind one that is aligned for it, in pieces of kUnit bytes at most.
+// Writes a pack to an address that lies `behind` bytes behind one that is aligned for it, in pieces of kUnit bytes at
+// most.
 template <int N, int kUnit = 0, class T>
 KERNELS_HD void write_behind(T* to, const Pack<T, N>& pack, int behind) {
   constexpr int unit = kUnit > 0 ? kUnit : detail::unit_bytes<N, T>;
@@ -245,7 +257,8 @@ KERNELS_HD Packed<T, N> read_anywhere(const T* from) {
 template <int N, class T>
 KERNELS_HD void write_anywhere(T* to, const Pack<T, N>& pack) { write_behind(to, pack, detail::bytes_behind<N>(to)); }
 
-// On the host: whether `count` elements fill cache lines, and how many elements lie between an address and the next line.
+// On the host: whether `count` elements fill cache lines, and how many elements lie between an address and the next
+// line.
 constexpr int kLineBytes = 64;
 template <class T>
 bool whole_lines(int64_t count) { return count * int64_t(sizeof(T)) % kLineBytes == 0; }
@@ -255,20 +268,22 @@ int until_line(const T* p) {
 }
 
 // On the host: prefetches [begin, end) into the second-level cache: the first level has room for few lines in flight,
-// and waits where there are more. On an EPYC with AVX-512, one thread, as a share of a plain read, into the first level and into
-// the second: products with halves 0.66 and 1.09, with int8 0.75 and 1.05; RMSNorm of 4096 floats 0.31 and, in two runs, 0.42 and 0.56. Always inlined, as
-// are the functions that call it: g++ 12 takes one that only prefetches for one without an effect, and leaves the call out.
+// and waits where there are more. On an EPYC with AVX-512, one thread, as a share of a plain read, into the first level
+// and into the second: products with halves 0.66 and 1.09, with int8 0.75 and 1.05; RMSNorm of 4096 floats 0.31 and, in
+// two runs, 0.42 and 0.56. Always inlined, as are the functions that call it: g++ 12 takes one that only prefetches for
+// one without an effect, and leaves the call out.
 template <class T>
 KERNELS_INLINE inline void prefetch_lines(const T* begin, const T* end) {
 #if defined(__GNUC__)
-  for (auto p = reinterpret_cast<const char*>(begin); p < reinterpret_cast<const char*>(end); p += kLineBytes) __builtin_prefetch(p, 0, 2);
+  for (auto p = reinterpret_cast<const char*>(begin); p < reinterpret_cast<const char*>(end); p += kLineBytes)
+    __builtin_prefetch(p, 0, 2);
 #else
   (void)begin, (void)end;
 #endif
 }
 
-// On the host: what was written past the cache by this thread is ordered before what it does next. A call that returns, or
-// a thread that ends, after such writes needs it.
+// On the host: what was written past the cache by this thread is ordered before what it does next. A call that returns,
+// or a thread that ends, after such writes needs it.
 inline void fence_past_cache() {
 #if defined(__AVX__)
   _mm_sfence();

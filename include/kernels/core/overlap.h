@@ -1,6 +1,6 @@
-// Which memory calls may read and write at the same time (docs/memory.md has the table), as far as pointers tell on the host: where two
-// matrices share bytes for certain. What lies behind page tables and offsets on the device, and what other functors than a load and
-// a store read, is not looked at.
+// Which memory calls may read and write at the same time (docs/memory.md has the table), as far as pointers tell on the
+// host: where two matrices share bytes for certain. What lies behind page tables and offsets on the device, and what
+// other functors than a load and a store read, is not looked at.
 #pragma once
 
 #include "concepts.h"
@@ -12,8 +12,8 @@ struct Repeat {
   int64_t count = 1, stride = 0;  // bytes
 };
 
-// A matrix in memory: rows of so many bytes, `stride` bytes apart, and all of that again for other heads and sequences (heads.h), where
-// those do not continue the rows. No rows: it is not known where it lies.
+// A matrix in memory: rows of so many bytes, `stride` bytes apart, and all of that again for other heads and sequences
+// (heads.h), where those do not continue the rows. No rows: it is not known where it lies.
 struct Plane {
   const char* begin = nullptr;
   int64_t rows = 0, bytes = 0, stride = 0;
@@ -25,7 +25,9 @@ template <class T>
 Plane plane(const T* p, int64_t ld, int64_t rows, int64_t cols) {
   const int64_t size = int64_t(sizeof(T));
   // What does not fit 64 bits is refused elsewhere.
-  if (p == nullptr || cols <= 0 || ld < 0 || cols > (int64_t(1) << 40) || ld > (int64_t(1) << 40) || rows > (int64_t(1) << 20) * (int64_t(1) << 20)) return {};
+  if (p == nullptr || cols <= 0 || ld < 0 || cols > (int64_t(1) << 40) || ld > (int64_t(1) << 40) ||
+      rows > (int64_t(1) << 20) * (int64_t(1) << 20))
+    return {};
   return {reinterpret_cast<const char*>(p), rows, cols * size, ld * size, int(size)};
 }
 
@@ -56,11 +58,13 @@ inline bool holds(const Plane& plane, const char* p) {
   return at < plane.bytes;
 }
 
-// Whether two matrices share bytes: exact for equal strides, and for others, and for heads that are not adjacent, by where they begin.
+// Whether two matrices share bytes: exact for equal strides, and for others, and for heads that are not adjacent, by
+// where they begin.
 inline bool share_bytes(const Plane& a, const Plane& b) {
   if (a.rows < 1 || b.rows < 1) return false;
   if (holds(a, b.begin) || holds(b, a.begin)) return true;
-  if (a.stride != b.stride || a.stride == 0 || a.heads.count * b.heads.count * a.batches.count * b.batches.count != 1) return false;
+  if (a.stride != b.stride || a.stride == 0 || a.heads.count * b.heads.count * a.batches.count * b.batches.count != 1)
+    return false;
   // Row j of b begins `apart` + j * stride behind the beginning of a; row i of a i * stride behind it.
   const int64_t apart = int64_t(reinterpret_cast<uintptr_t>(b.begin) - reinterpret_cast<uintptr_t>(a.begin));
   const int64_t first = greater(1 - a.rows, floor_quotient(-b.bytes - apart, a.stride) + 1);
@@ -70,9 +74,12 @@ inline bool share_bytes(const Plane& a, const Plane& b) {
 
 // Whether each element is written to the place of the one that it is made of.
 inline bool in_place(const Plane& in, const Plane& out) {
-  const auto same = [](const Repeat& a, const Repeat& b) { return a.count == b.count && (a.stride == b.stride || a.count == 1); };
-  return in.begin == out.begin && in.element == out.element && in.element != 0 && same({in.rows, in.stride}, {out.rows, out.stride}) &&
-         same(in.heads, out.heads) && same(in.batches, out.batches);
+  const auto same = [](const Repeat& a, const Repeat& b) {
+    return a.count == b.count && (a.stride == b.stride || a.count == 1);
+  };
+  return in.begin == out.begin && in.element == out.element && in.element != 0 &&
+         same({in.rows, in.stride}, {out.rows, out.stride}) && same(in.heads, out.heads) &&
+         same(in.batches, out.batches);
 }
 
 }  // namespace detail

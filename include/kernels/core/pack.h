@@ -137,7 +137,8 @@ KERNELS_HD T dot(const Pack<T, N>& a, const Pack<T, N>& b) {
   return sum(a * b);
 }
 
-// g++'s and clang's own vectors, for the loops in which they do not find them. nvcc has none in functions for both sides.
+// g++'s and clang's own vectors, for the loops in which they do not find them. nvcc has none in functions for both
+// sides.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 #define KERNELS_VECTORS 1
 #else
@@ -163,7 +164,8 @@ template <class T, int N>
 using VectorOf = typename VectorType<T, N>::type;
 // Whether to use them on packs of floats and what is narrower.
 template <class C, int N>
-constexpr bool in_vectors = std::is_same<C, float>::value && N > 1 && (N & (N - 1)) == 0 && N * sizeof(C) <= kVectorBytes;
+constexpr bool in_vectors = std::is_same<C, float>::value&& N > 1 &&
+                            (N & (N - 1)) == 0 && N * sizeof(C) <= kVectorBytes;
 
 // Integers as wider ones, with their sign or as they are. Left to themselves, the compilers do so in pieces.
 template <class T, int N>
@@ -194,8 +196,8 @@ KERNELS_HD VectorOf<uint16_t, N> widened_bytes(const Pack<T, N>& in) {
 #endif
   return __builtin_convertvector(bit_cast<VectorOf<uint8_t, N>>(in), VectorOf<uint16_t, N>);
 }
-// A vector of float8_e4m3 as halves of 2^-8 times their value: the code's bits in the places of a half's, subnormal ones as well.
-// NaN, all ones below the sign, stays NaN.
+// A vector of float8_e4m3 as halves of 2^-8 times their value: the code's bits in the places of a half's, subnormal
+// ones as well. NaN, all ones below the sign, stays NaN.
 template <int N>
 KERNELS_HD VectorOf<uint16_t, N> e4m3_as_halves(const Pack<float8_e4m3, N>& in) {
   using Halves = VectorOf<uint16_t, N>;
@@ -272,8 +274,9 @@ KERNELS_HD Pack<T, N> pairs_of_floats(const Pack<float, N>& in) {
   return out;
 }
 #elif defined(__F16C__)
-// Eight halves, or with AVX-512 sixteen, in one instruction: vectors as long as those of the loops around, as a value stored in two
-// parts would have to wait for both in the cache. Masked with all ones, because g++ 12 warns about the forms without a mask.
+// Eight halves, or with AVX-512 sixteen, in one instruction: vectors as long as those of the loops around, as a value
+// stored in two parts would have to wait for both in the cache. Masked with all ones, because g++ 12 warns about the
+// forms without a mask.
 template <int N>
 KERNELS_HD Pack<float, N> floats_of_halves(const Pack<half, N>& in) {
   Pack<float, N> out;
@@ -319,9 +322,11 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
 #if defined(KERNELS_DEVICE_CODE)
   if constexpr (std::is_same<To, From>::value) {
     return in;
-  } else if constexpr (N % 2 == 0 && std::is_same<To, float>::value && sizeof(From) <= 2 && !std::is_integral<From>::value) {
+  } else if constexpr (N % 2 == 0 && std::is_same<To, float>::value && sizeof(From) <= 2 &&
+                       !std::is_integral<From>::value) {
     return detail::floats_of_pairs(in);
-  } else if constexpr (N % 2 == 0 && std::is_same<From, float>::value && sizeof(To) <= 2 && !std::is_integral<To>::value) {
+  } else if constexpr (N % 2 == 0 && std::is_same<From, float>::value && sizeof(To) <= 2 &&
+                       !std::is_integral<To>::value) {
     return detail::pairs_of_floats<To>(in);
   } else
 #else
@@ -348,7 +353,8 @@ KERNELS_HD Pack<To, N> convert(const Pack<From, N>& in) {
   } else if constexpr (detail::in_vectors<To, N> && N >= 8 && std::is_same<From, float8_e5m2>::value) {
     return convert<To>(bit_cast<Pack<half, N>>(detail::e5m2_as_halves(in)));
   } else if constexpr (detail::in_vectors<From, N> && std::is_same<To, bfloat16>::value) {
-    const auto codes = detail::encode_bfloat16<detail::VectorOf<int32_t, N>>(bit_cast<detail::VectorOf<uint32_t, N>>(in));
+    const auto codes =
+        detail::encode_bfloat16<detail::VectorOf<int32_t, N>>(bit_cast<detail::VectorOf<uint32_t, N>>(in));
     return bit_cast<Pack<To, N>>(__builtin_convertvector(codes, detail::VectorOf<uint16_t, N>));
   } else
 #endif

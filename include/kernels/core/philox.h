@@ -1,12 +1,13 @@
-// Philox4x32-10, the counter-based random generator of Salmon, Moraes, Dror and Shaw (Parallel Random Numbers: As Easy as 1, 2, 3,
-// SC 2011): 128 random bits for each key and counter, without a state, and in integers alone, so the CPU and the GPU draw the same.
+// Philox4x32-10, the counter-based random generator of Salmon, Moraes, Dror and Shaw (Parallel Random Numbers: As Easy
+// as 1, 2, 3, SC 2011): 128 random bits for each key and counter, without a state, and in integers alone, so the CPU
+// and the GPU draw the same.
 //
 //   k::Pack<uint32_t, 4> four = k::philox(seed, index, step);
 //   float u = k::unit_interval(four[0]);              // in [0, 1)
 //
-// The key is the seed. The two words of the counter are whatever tells one draw from another, such as a row and a step, or the number
-// of a pack of four elements and that of a call. cuRAND's generator of that name, with the subsequence `high` and the offset 4 low,
-// draws these words.
+// The key is the seed. The two words of the counter are whatever tells one draw from another, such as a row and a step,
+// or the number of a pack of four elements and that of a call. cuRAND's generator of that name, with the subsequence
+// `high` and the offset 4 low, draws these words.
 #pragma once
 
 #include "pack.h"

@@ -1,8 +1,8 @@
 // 4-bit weights: how they lie in memory, and packing functions for the host.
 //
 // int4, uint4: eight codes of 0 to 15 in a 32-bit word. Code i of a word is at bit int4_shift(i): the even ones in the
-// lower half and the odd ones in the upper, so that one AND brings codes 2j and 2j + 1 to the same place in either half, where
-// a GPU converts them as a pair. int4 means code - 8, uint4 the code itself, for use with zero points:
+// lower half and the odd ones in the upper, so that one AND brings codes 2j and 2j + 1 to the same place in either
+// half, where a GPU converts them as a pair. int4 means code - 8, uint4 the code itself, for use with zero points:
 //
 //   std::vector<uint32_t> codes(n * k / 8);
 //   std::vector<float> scales(n * k / 64);
@@ -11,8 +11,8 @@
 //   k::pack_uint4(w, k, n, k, 64, codes.data(), scales.data(), zeros.data());  // dequant(uint4(...), ....zeros(...))
 //   k::pack_gf4(w, k, n, k, codes.data());                                     // gf4(...)
 //
-// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it are eight codes of 3
-// bits. The weight is (code - 4) * scale / -4: the one that is largest in magnitude is exactly the scale.
+// gf4: eight weights in a word, with their scale. The low byte is the scale in float8_e5m2, above it are eight codes of
+// 3 bits. The weight is (code - 4) * scale / -4: the one that is largest in magnitude is exactly the scale.
 #pragma once
 
 #include <cmath>
@@ -65,7 +65,8 @@ namespace detail {
 #if KERNELS_VECTORS
 // What codes in the low bits of each lane mean, without the scale of gf4; the bits above them are ignored.
 template <class Format, int... i>
-KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, int(sizeof...(i))> codes, std::integer_sequence<int, i...>) {
+KERNELS_HD VectorOf<float, int(sizeof...(i))> decode_lanes(VectorOf<uint32_t, int(sizeof...(i))> codes,
+                                                           std::integer_sequence<int, i...>) {
   constexpr int N = sizeof...(i);
   using Floats = VectorOf<float, N>;
   // Looked up in a table: only as many bits of a lane count as it has entries for.
@@ -87,7 +88,8 @@ KERNELS_HD VectorOf<float, N> decode_lanes(const VectorOf<uint32_t, N>& codes) {
 // The scales of words of gf4.
 template <int N>
 KERNELS_HD VectorOf<float, N> gf4_scales(const VectorOf<uint32_t, N>& words) {
-  const auto scales = __builtin_convertvector(words, VectorOf<uint16_t, N>) << 8;  // float8_e5m2 is the upper half of a half
+  const auto scales = __builtin_convertvector(words, VectorOf<uint16_t, N>)
+                      << 8;  // float8_e5m2 is the upper half of a half
   return bit_cast<VectorOf<float, N>>(convert<float>(bit_cast<Pack<half, N>>(scales)));
 }
 
@@ -123,12 +125,14 @@ KERNELS_HD Pack<float, N> decode_words(const uint32_t* words) {
   }
 }
 
-// f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a matrix.
+// f(row, number of the group in its row and of all, its first column, the end of its columns) for all groups of a
+// matrix.
 template <class F>
 void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
   const int64_t groups = (cols + group - 1) / group;
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t g = 0; g < groups; ++g) f(row, g, row * groups + g, g * group, (g + 1) * group < cols ? (g + 1) * group : cols);
+    for (int64_t g = 0; g < groups; ++g)
+      f(row, g, row * groups + g, g * group, (g + 1) * group < cols ? (g + 1) * group : cols);
   }
 }
 
@@ -164,7 +168,8 @@ void pack_int4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, ui
 
 // The same with a zero point for each group, a code of 0 to 15 that means 0.
 template <class T, class S>
-void pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales, uint8_t* zeros) {
+void pack_uint4(const T* w, int64_t ld, int64_t rows, int64_t cols, int group, uint32_t* words, S* scales,
+                uint8_t* zeros) {
   const int64_t row_words = (cols + 7) / 8;
   for (int64_t i = 0; i < rows * row_words; ++i) words[i] = 0;
   detail::each_group(rows, cols, group, [&](int64_t row, int64_t, int64_t index, int64_t begin, int64_t end) {

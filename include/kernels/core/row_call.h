@@ -39,12 +39,16 @@ constexpr bool by_group = AnyPart<IsByGroup, F>::value;
 template <class Source, class Sink>
 constexpr bool takes_copy() {
   constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
-  if constexpr (right) static_assert(!wants_pairs<Sink>(), "rope | sink is for products and norm_heads(); elsewhere rotate what is read: source | rope");
+  if constexpr (right)
+    static_assert(!wants_pairs<Sink>(),
+                  "rope | sink is for products and norm_heads(); elsewhere rotate what is read: source | rope");
   return right;
 }
 template <class Source, class Sink>
 constexpr bool takes_rows() {
-  static_assert(!by_group<Sink>, "quantize() with a scale for each group goes with copy() alone: write the row with store(), and copy() that");
+  static_assert(
+      !by_group<Sink>,
+      "quantize() with a scale for each group goes with copy() alone: write the row with store(), and copy() that");
   return takes_copy<Source, Sink>() && !by_group<Sink>;
 }
 
@@ -56,11 +60,13 @@ Status check_operands(const Source& source, const Sink& sink, int64_t rows, int6
   KERNELS_TRY(check_of(source, rows, cols).of("in"));
   KERNELS_TRY(check_of(sink, rows, cols).of("out"));
   const Plane read = plane_of(source, rows, cols), written = plane_of(sink, rows, cols);
-  if (share_bytes(read, written) && !in_place(read, written)) return invalid("out overlaps in, and not element for element");
+  if (share_bytes(read, written) && !in_place(read, written))
+    return invalid("out overlaps in, and not element for element");
   return {};
 }
 template <class Options, class Source, class Sink>
-Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols, bool& empty) {
+Status check_rows(const Options& options, const Source& source, const Sink& sink, int64_t rows, int64_t cols,
+                  bool& empty) {
   KERNELS_TRY(check_shape(rows, cols));
   KERNELS_TRY(options.check());
   return check_operands(source, sink, rows, cols, empty);

@@ -14,9 +14,9 @@ struct RowPhase {
   KERNELS_HD uint32_t at(int64_t row) const { return first + step * uint32_t(row); }
 };
 
-// A row of `cols` columns that begins `phase` elements behind a multiple of `pack`, a power of two. Its packs lie at multiples of that,
-// at columns head, head + pack, ... before `end`, with pack - 1 columns more on either side: what is read around a pack lies in the
-// row. 4 * pack - 4 elements at most are left, some before head and some from `end` on.
+// A row of `cols` columns that begins `phase` elements behind a multiple of `pack`, a power of two. Its packs lie at
+// multiples of that, at columns head, head + pack, ... before `end`, with pack - 1 columns more on either side: what is
+// read around a pack lies in the row. 4 * pack - 4 elements at most are left, some before head and some from `end` on.
 struct RowEnds {
   int head, end, cols;
 
@@ -29,15 +29,18 @@ struct RowEnds {
   // A row that is packs throughout.
   static KERNELS_HD RowEnds none(int columns) { return RowEnds(0u, 1, columns); }
   // How many packs such a row has at most.
-  static constexpr int64_t most_packs(int64_t columns, int pack) { return columns < 2 * pack - 2 ? 0 : (columns - 2 * pack + 2) / pack; }
+  static constexpr int64_t most_packs(int64_t columns, int pack) {
+    return columns < 2 * pack - 2 ? 0 : (columns - 2 * pack + 2) / pack;
+  }
 
   KERNELS_HD int left() const { return cols - (end - head); }
   // The column of the i-th element that is left.
   KERNELS_HD int column(int i) const { return i < head ? i : end + (i - head); }
 };
 
-// What one lane of a warp works on when the blocks of a cluster and their warps share the columns [from, to) of a row: `width` columns
-// per block and `warp_width` per warp, side by side, and of these every 32nd pack, from `first` on and before `end`.
+// What one lane of a warp works on when the blocks of a cluster and their warps share the columns [from, to) of a row:
+// `width` columns per block and `warp_width` per warp, side by side, and of these every 32nd pack, from `first` on and
+// before `end`.
 struct LaneColumns {
   int first, end;
 

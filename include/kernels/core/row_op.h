@@ -17,8 +17,8 @@
 //
 // A GPU thread takes in several packs at once and then brings its state together with those of the threads beside it:
 //   take(State&, packs)                  packs.fold(start, f) is f(... f(start, pack) ..., pack) and may be asked for
-//                                        more than once; packs.typical() is the mean of a quarter of their values (of 4 at
-//                                        least, where there are 4), packs.count() the Count of all
+//                                        more than once; packs.typical() is the mean of a quarter of their values (of 4
+//                                        at least, where there are 4), packs.count() the Count of all
 //   folds_twice                          whether take() asks for a fold more than once
 //   State gather(State, lanes)           the states of all lanes in one. lanes.sum(v), lanes.max(v) reduce over them,
 //                                        lanes.first(v) is of the first one, lanes.total(n) is the Count of all values
@@ -77,7 +77,8 @@ struct SoftmaxOp : detail::SoftmaxBase<C> {
   template <int N>
   KERNELS_HD Pack<C, N> center(const Pack<C, N>& x, const State& s) const { return exp_minus(x, s.reference()); }
   KERNELS_HD Linear<C> linear(const State& s, const Result& r) const {
-    // The part of s may be hidden while the rest lies far below 0: then there is nothing to scale, but exp would overflow.
+    // The part of s may be hidden while the rest lies far below 0: then there is nothing to scale, but exp would
+    // overflow.
     return {exp(lesser(s.reference() - r.reference, C(0))) * r.scale, C(0)};
   }
 };
@@ -91,7 +92,9 @@ struct LogSoftmaxOp : detail::SoftmaxBase<C> {
     C log_sum;
   };
 
-  KERNELS_HD Result finish(const State& s, const Count<C>&) const { return {s.reference(), s.empty() ? C(0) : log(s.l)}; }
+  KERNELS_HD Result finish(const State& s, const Count<C>&) const {
+    return {s.reference(), s.empty() ? C(0) : log(s.l)};
+  }
   KERNELS_HD void write_row(const Result&, int64_t) const {}
 
   template <int N>

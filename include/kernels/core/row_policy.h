@@ -15,11 +15,11 @@ KERNELS_BEGIN
 
 enum class Residency {
   automatic,
-  group,      // registers of 1 to 32 lanes of a warp
+  group,  // registers of 1 to 32 lanes of a warp
   registers,  // registers of a block, or of the blocks of a cluster
-  shared,     // shared memory of a block, or of the blocks of a cluster; what has no room there is read twice
-  streamed,   // nowhere: the row is read twice
-  split,      // nowhere, and the row is shared by many blocks: two launches, needs a workspace; in code without clusters
+  shared,  // shared memory of a block, or of the blocks of a cluster; what has no room there is read twice
+  streamed,  // nowhere: the row is read twice
+  split,  // nowhere, and the row is shared by many blocks: two launches, needs a workspace; in code without clusters
 };
 
 struct RowPolicy {
@@ -38,8 +38,9 @@ struct RowPlan {
   int width = 0;      // columns per block
   int warp_width = 0; // columns per warp
   int count = 0;      // group, registers, streamed: packs per thread, where all have the same number
-  int kept = 0;       // of the steps in which a thread goes through its part of the row: those that stay in shared memory
-  bool ends = false;  // whether packs begin where each row is aligned, and single elements are left on both sides of them
+  int kept = 0;  // of the steps in which a thread goes through its part of the row: those that stay in shared memory
+  bool ends =
+      false;  // whether packs begin where each row is aligned, and single elements are left on both sides of them
   const char* why_not = "";  // why packs are not the widest, or are cut when they are written; or ""
 };
 
@@ -47,11 +48,16 @@ namespace detail {
 namespace why_not {
 inline constexpr const char* limited = "the policy limits the width of packs";
 inline constexpr const char* narrow = "one of the functors takes single elements only";
-inline constexpr const char* unknown = "rows or columns are no multiples of 16 bytes, and one of the functors does not say that it takes packs at any column: see takes_any_column in core/concepts.h";
-inline constexpr const char* whole_only = "rows or columns are no multiples of 16 bytes, and where the policy wants a row packs would have to be";
-inline constexpr const char* short_rows = "rows or columns are no multiples of 16 bytes, and rows are too short to cut them where they are";
-inline constexpr const char* apart = "rows of in and out lie so differently between multiples of 16 bytes that not even 4 bytes of them could be written at once";
-inline constexpr const char* pieces = "rows of in and out lie differently between multiples of 16 bytes: they are written in narrower pieces";
+inline constexpr const char* unknown =
+    "rows or columns are no multiples of 16 bytes, and one of the functors does not say that it takes packs at any column: see takes_any_column in core/concepts.h";
+inline constexpr const char* whole_only =
+    "rows or columns are no multiples of 16 bytes, and where the policy wants a row packs would have to be";
+inline constexpr const char* short_rows =
+    "rows or columns are no multiples of 16 bytes, and rows are too short to cut them where they are";
+inline constexpr const char* apart =
+    "rows of in and out lie so differently between multiples of 16 bytes that not even 4 bytes of them could be written at once";
+inline constexpr const char* pieces =
+    "rows of in and out lie differently between multiples of 16 bytes: they are written in narrower pieces";
 }  // namespace why_not
 }  // namespace detail
 

@@ -1,15 +1,17 @@
-// What sampling on the GPU and on the CPU share: the options and the arithmetic that decides. sampling_search.h has the search for the
-// token itself, sampling_row.h what is done with a row.
+// What sampling on the GPU and on the CPU share: the options and the arithmetic that decides. sampling_search.h has the
+// search for the token itself, sampling_row.h what is done with a row.
 //
-// Both draw the same token from the same logits and the same seed, whatever the number of threads or blocks, because nothing that
-// decides is rounded twice. A logit becomes an integer, its level: how far it lies below the largest logit of its row, in units of
-// 2^-24 of a factor of two. The level's weight is 2^40 2^(-level / 2^24), in integers as well, so that sums of weights do not depend
-// on their order. A token more than a factor of 2^40 behind the likeliest one has no weight.
+// Both draw the same token from the same logits and the same seed, whatever the number of threads or blocks, because
+// nothing that decides is rounded twice. A logit becomes an integer, its level: how far it lies below the largest logit
+// of its row, in units of 2^-24 of a factor of two. The level's weight is 2^40 2^(-level / 2^24), in integers as well,
+// so that sums of weights do not depend on their order. A token more than a factor of 2^40 behind the likeliest one has
+// no weight.
 //
-// Tokens are ordered by their logits, the largest first, those with the same logit by their ids, the lowest first. Every filter keeps
-// a beginning of that order (but typical(), which has an order of its own). The draw is the first token at which the weights so far exceed
-// a random share of their sum: in that order if there is a top_k() of up to kFew, otherwise in that of ids, in which a row need not be
-// sorted. Nor is it for top_p() alone: a token is drawn from all, and again from those ahead of it until it is one that top_p() keeps.
+// Tokens are ordered by their logits, the largest first, those with the same logit by their ids, the lowest first.
+// Every filter keeps a beginning of that order (but typical(), which has an order of its own). The draw is the first
+// token at which the weights so far exceed a random share of their sum: in that order if there is a top_k() of up to
+// kFew, otherwise in that of ids, in which a row need not be sorted. Nor is it for top_p() alone: a token is drawn from
+// all, and again from those ahead of it until it is one that top_p() keeps.
 #pragma once
 
 #include <cmath>
@@ -42,7 +44,9 @@ class RowValue {
   KERNELS_HD bool for_each_row() const { return p_ != nullptr && stride_ != 0; }
   T value() const { return value_; }
   KERNELS_HD T at(int64_t row) const { return p_ == nullptr ? value_ : p_[row * stride_]; }
-  Status check(const char* null, const char* misaligned) const { return on_device_ ? check_pointer(p_, null, misaligned) : Status{}; }
+  Status check(const char* null, const char* misaligned) const {
+    return on_device_ ? check_pointer(p_, null, misaligned) : Status{};
+  }
 
  private:
   template <class A>
@@ -61,10 +65,10 @@ class RowValue {
   bool on_device_ = false;
 };
 
-// ---- numbers that come out the same on the CPU and the GPU -------------------------------------------------------------
+// ---- numbers that come out the same on the CPU and the GPU ----------------------------------------------------------
 
-// One operation, rounded once, which no compiler makes one of with the next. A double holds a product of floats, and their sum or
-// quotient rounded to it rounds to the right float.
+// One operation, rounded once, which no compiler makes one of with the next. A double holds a product of floats, and
+// their sum or quotient rounded to it rounds to the right float.
 KERNELS_HD float add_once(float a, float b) {
 #if defined(KERNELS_DEVICE_CODE)
   return __fadd_rn(a, b);
@@ -126,7 +130,8 @@ constexpr int kLevelBits = 24, kWeightBits = 40;
 constexpr uint32_t kNoLevel = uint32_t(kWeightBits) << kLevelBits;  // the largest level, which has no weight
 constexpr int64_t kMostVocabulary = int64_t(1) << 22;                   // sums of weights have 62 bits
 
-// What 2^(1 - f) has above 1, in units of 2^-32, for the fraction f of a level: g (a1 + g (a2 + ...)) with g = 1 - f, good to 2^-23.
+// What 2^(1 - f) has above 1, in units of 2^-32, for the fraction f of a level: g (a1 + g (a2 + ...)) with g = 1 - f,
+// good to 2^-23.
 KERNELS_HD uint32_t power_of(uint32_t level) {
   const uint32_t g = ~(level << (32 - kLevelBits));
   uint32_t p = high_product(0x7a5d3fu, g) + 0x24ef0aau;
@@ -152,7 +157,8 @@ KERNELS_HD uint32_t last_level_of(uint64_t weight) {
 // The levels of a row, in which no logit is above the top.
 struct Levels {
   float top, scale;
-  KERNELS_HD Levels(uint32_t top_key, float temperature) : top(logit_of(top_key)), scale(over_once(24204406.f, temperature)) {}  // 2^24 / ln 2
+  KERNELS_HD Levels(uint32_t top_key, float temperature)
+      : top(logit_of(top_key)), scale(over_once(24204406.f, temperature)) {}  // 2^24 / ln 2
   KERNELS_HD uint32_t of(float x) const {
     const float below = (top - x) * scale;  // NaN where both are infinite
 #if defined(KERNELS_DEVICE_CODE)
@@ -169,7 +175,10 @@ KERNELS_HD float capped(float x, float cap) {
   const float z = over_once(x, cap), a = magnitude(z);
   if (!(a < 16.f)) return x != x ? x : copy_sign(cap, x);
   const uint32_t level = uint32_t(int32_t(a * 48408812.f));  // exp(-2a), 2 2^24 / ln 2
-  const uint32_t one = 1u << 30, power = level == 0 ? one : level >> kLevelBits > 29 ? 0u : (one + (power_of(level) >> 2)) >> (1 + (level >> kLevelBits));
+  const uint32_t one = 1u << 30, power = level == 0 ? one
+                                         : level >> kLevelBits > 29
+                                             ? 0u
+                                             : (one + (power_of(level) >> 2)) >> (1 + (level >> kLevelBits));
   return copy_sign(times_once(cap, over_once(float(one - power), float(one + power))), x);
 }
 
@@ -179,12 +188,14 @@ class TokenOutput {
   TokenOutput() = default;
   template <class T>
   TokenOutput(T* p) : to_(const_cast<std::remove_const_t<T>*>(p)), wide_(sizeof(T) == sizeof(int64_t)) {
-    static_assert(std::is_integral<T>::value && std::is_signed<T>::value && sizeof(T) >= 4, "tokens are numbers of 32 or 64 bits with a sign");
+    static_assert(std::is_integral<T>::value && std::is_signed<T>::value && sizeof(T) >= 4,
+                  "tokens are numbers of 32 or 64 bits with a sign");
   }
 
   KERNELS_HD bool wanted() const { return to_ != nullptr; }
   Status check(const char* misaligned) const {
-    return reinterpret_cast<uintptr_t>(to_) % (wide_ ? alignof(int64_t) : alignof(int32_t)) == 0 ? Status{} : invalid(misaligned);
+    return reinterpret_cast<uintptr_t>(to_) % (wide_ ? alignof(int64_t) : alignof(int32_t)) == 0 ? Status{}
+                                                                                                 : invalid(misaligned);
   }
   KERNELS_HD void write(int64_t at, int64_t token) const {
     if (wide_) static_cast<int64_t*>(to_)[at] = token;
@@ -220,7 +231,9 @@ struct SampleOptions {
   int32_t* status = nullptr;
 
   KERNELS_HD bool penalized() const { return counts.p != nullptr || previous.p != nullptr; }
-  KERNELS_HD bool adjusted() const { return soft_cap > 0.f || bias.p != nullptr || allowed.p != nullptr || penalized(); }
+  KERNELS_HD bool adjusted() const {
+    return soft_cap > 0.f || bias.p != nullptr || allowed.p != nullptr || penalized();
+  }
 };
 
 // Logarithms of a row's probabilities: of its largest logits, and of one token.
@@ -250,9 +263,10 @@ constexpr int64_t kMostDrafts = 65535;
 
 }  // namespace detail
 
-// Drafted tokens of sequences: rows of a matrix of int32_t or int64_t, and the probabilities that the drafter had for all tokens of the
-// vocabulary, a source whose row sequence * drafts + i is that of draft i. Without them the drafter is taken to have been certain, as one
-// is that looks tokens up. A token that is none, such as -1, ends a sequence's drafts before it.
+// Drafted tokens of sequences: rows of a matrix of int32_t or int64_t, and the probabilities that the drafter had for
+// all tokens of the vocabulary, a source whose row sequence * drafts + i is that of draft i. Without them the drafter
+// is taken to have been certain, as one is that looks tokens up. A token that is none, such as -1, ends a sequence's
+// drafts before it.
 template <class Q>
 struct Drafts {
   detail::TokenOutput tokens;
@@ -273,8 +287,9 @@ struct VerifyShape {
   int64_t rows() const { return int64_t(uint64_t(sequences) * (uint64_t(drafts) + 1)); }
 };
 
-// What log_probs() gives: k::LogProbs{}.of(tokens, log_probs) those of one token of each row; .top(n, ids, log_probs, ld) the n largest of
-// each row, n up to 256, in order, with their ids. A null pointer to ids or log_probs of top(): not wanted.
+// What log_probs() gives: k::LogProbs{}.of(tokens, log_probs) those of one token of each row; .top(n, ids, log_probs,
+// ld) the n largest of each row, n up to 256, in order, with their ids. A null pointer to ids or log_probs of top():
+// not wanted.
 class LogProbs {
  public:
   template <class T>
@@ -302,13 +317,15 @@ class LogProbs {
     if (o_.says_chosen) {
       if (!o_.chosen.wanted()) return invalid("of: the pointer to tokens is null");
       KERNELS_TRY(o_.chosen.check("of: the pointer to tokens is not aligned for its elements"));
-      KERNELS_TRY(detail::check_pointer(o_.log_probs, "of: the pointer to log_probs is null", "of: the pointer to log_probs is not aligned for its elements"));
+      KERNELS_TRY(detail::check_pointer(o_.log_probs, "of: the pointer to log_probs is null",
+                                        "of: the pointer to log_probs is not aligned for its elements"));
     }
     if (o_.count > 0) {
       if (o_.ld < o_.count) return invalid("top: ld is less than n");
       if (!o_.ids.wanted() && o_.values == nullptr) return invalid("top: both pointers are null");
       KERNELS_TRY(o_.ids.check("top: the pointer to ids is not aligned for its elements"));
-      if (reinterpret_cast<uintptr_t>(o_.values) % alignof(float) != 0) return invalid("top: the pointer to log_probs is not aligned for its elements");
+      if (reinterpret_cast<uintptr_t>(o_.values) % alignof(float) != 0)
+        return invalid("top: the pointer to log_probs is not aligned for its elements");
     }
     return {};
   }
@@ -317,7 +334,8 @@ class LogProbs {
   detail::LogProbOutputs o_;
 };
 
-// What happens to a row of logits before a token is drawn from it, in this order, which is that of Hugging Face's generate():
+// What happens to a row of logits before a token is drawn from it, in this order, which is that of Hugging Face's
+// generate():
 //
 //   soft_cap(cap)                     cap * tanh(logit / cap); 0: none
 //   bias(p, ld)                       adds p[row * ld + token], floats; ld 0: the same for all rows
@@ -328,14 +346,16 @@ class LogProbs {
 //   top_k(k)                          the k largest; 0: all
 //   top_p(p)                          the largest whose probabilities add up to p; one at least; 1: all
 //   min_p(p)                          those with at least p times the largest probability; 0: all
-//   typical(p)                        those with an information nearest to the entropy whose probabilities add up to p; 1: all
+//   typical(p)                        those with an information nearest to the entropy whose probabilities add up to p;
+//   1: all
 //
-// Tokens that occurred: previous(tokens, ld, lengths), the first lengths[row] of tokens[row * ld], in which numbers that are no token
-// are passed over, or counts(p, ld), which is how often each token of the vocabulary did, p[row * ld + token]; or both.
+// Tokens that occurred: previous(tokens, ld, lengths), the first lengths[row] of tokens[row * ld], in which numbers
+// that are no token are passed over, or counts(p, ld), which is how often each token of the vocabulary did, p[row * ld
+// + token]; or both.
 //
-// Parameters are numbers, or pointers to one for each row where the call runs, (p) or (p, stride): with a stride of 0 one number there
-// is for all rows. So are seed(s) and step(s), which may change between replays of a graph. A row's draw depends on the seed, the step
-// and, unless each row has a seed of its own, on its number.
+// Parameters are numbers, or pointers to one for each row where the call runs, (p) or (p, stride): with a stride of 0
+// one number there is for all rows. So are seed(s) and step(s), which may change between replays of a graph. A row's
+// draw depends on the seed, the step and, unless each row has a seed of its own, on its number.
 //
 // Arrays where the call runs: status(p) gets a Sampled for each row.
 class Sampling {
@@ -398,14 +418,20 @@ struct SampleRules {
   int32_t top_k;
 
   KERNELS_HD SampleRules(const SampleOptions& o, int64_t row)
-      : temperature(o.temperature.at(row)), top_p(o.top_p.at(row)), min_p(o.min_p.at(row)), typical(o.typical.at(row)),
-        repetition(o.repetition.at(row)), presence(o.presence.at(row)), frequency(o.frequency.at(row)), top_k(o.top_k.at(row)) {}
+      : temperature(o.temperature.at(row)),
+        top_p(o.top_p.at(row)),
+        min_p(o.min_p.at(row)),
+        typical(o.typical.at(row)),
+        repetition(o.repetition.at(row)),
+        presence(o.presence.at(row)),
+        frequency(o.frequency.at(row)),
+        top_k(o.top_k.at(row)) {}
 
   KERNELS_HD bool right(int64_t vocabulary) const {
-    return within_numbers(temperature, 0.f, kMostFloat) && within_numbers(top_p, 0.f, 1.f) && within_numbers(min_p, 0.f, 1.f) &&
-           within_numbers(typical, 0.f, 1.f) && repetition > 0.f && repetition <= kMostFloat &&
-           within_numbers(presence, -kMostFloat, kMostFloat) && within_numbers(frequency, -kMostFloat, kMostFloat) && top_k >= 0 &&
-           top_k <= vocabulary;
+    return within_numbers(temperature, 0.f, kMostFloat) && within_numbers(top_p, 0.f, 1.f) &&
+           within_numbers(min_p, 0.f, 1.f) && within_numbers(typical, 0.f, 1.f) && repetition > 0.f &&
+           repetition <= kMostFloat && within_numbers(presence, -kMostFloat, kMostFloat) &&
+           within_numbers(frequency, -kMostFloat, kMostFloat) && top_k >= 0 && top_k <= vocabulary;
   }
 };
 
@@ -417,7 +443,8 @@ inline Status check_vocabulary(int64_t rows, int64_t vocabulary) {
   return {};
 }
 template <class T>
-Status check_rows_of(const StridedRows<T>& rows, int64_t least, const char* null, const char* misaligned, const char* stride, bool repeats) {
+Status check_rows_of(const StridedRows<T>& rows, int64_t least, const char* null, const char* misaligned,
+                     const char* stride, bool repeats) {
   KERNELS_TRY(check_pointer(rows.p, null, misaligned));
   return rows.ld >= least || (repeats && rows.ld == 0) ? Status{} : invalid(stride);
 }
@@ -432,7 +459,8 @@ inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   if (const auto v = o_.name.value(); !o_.name.on_device() && !(right)) return invalid(what " " limits)
   constexpr float most = detail::kMostFloat;
   KERNELS_NUMBER(temperature, "temperature", "is negative, infinite or NaN", within_numbers(v, 0.f, most));
-  KERNELS_NUMBER(top_k, "top_k", "is negative, or larger than the vocabulary", v >= 0 && (v <= vocabulary || rows == 0));
+  KERNELS_NUMBER(top_k, "top_k", "is negative, or larger than the vocabulary",
+                 v >= 0 && (v <= vocabulary || rows == 0));
   KERNELS_NUMBER(top_p, "top_p", "is not from 0 to 1", within_numbers(v, 0.f, 1.f));
   KERNELS_NUMBER(min_p, "min_p", "is not from 0 to 1", within_numbers(v, 0.f, 1.f));
   KERNELS_NUMBER(typical, "typical", "is not from 0 to 1", within_numbers(v, 0.f, 1.f));
@@ -445,27 +473,34 @@ inline Status Sampling::check(int64_t rows, int64_t vocabulary) const {
   if (!within_numbers(o_.soft_cap, 0.f, most)) return invalid("soft_cap is negative, infinite or NaN");
   if (rows == 0) return {};
   if (o_.says_bias) {
-    KERNELS_TRY(check_rows_of(o_.bias, vocabulary, "bias: the pointer is null", "bias: the pointer is not aligned for its elements",
+    KERNELS_TRY(check_rows_of(o_.bias, vocabulary, "bias: the pointer is null",
+                              "bias: the pointer is not aligned for its elements",
                               "bias: ld is neither 0 nor at least the vocabulary", true));
   }
   if (o_.says_allowed) {
-    KERNELS_TRY(check_rows_of(o_.allowed, (vocabulary + 31) / 32, "allowed: the pointer is null", "allowed: the pointer is not aligned for its words",
+    KERNELS_TRY(check_rows_of(o_.allowed, (vocabulary + 31) / 32, "allowed: the pointer is null",
+                              "allowed: the pointer is not aligned for its words",
                               "allowed: ld is neither 0 nor at least vocabulary / 32, rounded up", true));
   }
   if (o_.says_counts) {
-    KERNELS_TRY(check_rows_of(o_.counts, vocabulary, "counts: the pointer is null", "counts: the pointer is not aligned for its elements",
+    KERNELS_TRY(check_rows_of(o_.counts, vocabulary, "counts: the pointer is null",
+                              "counts: the pointer is not aligned for its elements",
                               "counts: ld is neither 0 nor at least the vocabulary", true));
   }
   if (o_.says_previous) {
-    KERNELS_TRY(check_rows_of(o_.previous, 0, "previous: the pointer to tokens is null", "previous: the pointer to tokens is not aligned for its elements",
+    KERNELS_TRY(check_rows_of(o_.previous, 0, "previous: the pointer to tokens is null",
+                              "previous: the pointer to tokens is not aligned for its elements",
                               "previous: ld is negative", true));
-    KERNELS_TRY(detail::check_pointer(o_.lengths, "previous: the pointer to lengths is null", "previous: the pointer to lengths is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(o_.lengths, "previous: the pointer to lengths is null",
+                                      "previous: the pointer to lengths is not aligned for its elements"));
   }
   const auto idle = [](const detail::RowValue<float>& v, float off) { return !v.on_device() && v.value() == off; };
   if (!o_.penalized() && !(idle(o_.repetition, 1.f) && idle(o_.presence, 0.f) && idle(o_.frequency, 0.f))) {
     return invalid("a penalty needs previous() or counts(): the tokens that occurred");
   }
-  return o_.says_status ? detail::check_pointer(o_.status, "status: the pointer is null", "status: the pointer is not aligned for its elements") : Status{};
+  return o_.says_status ? detail::check_pointer(o_.status, "status: the pointer is null",
+                                                "status: the pointer is not aligned for its elements")
+                        : Status{};
 }
 
 KERNELS_END

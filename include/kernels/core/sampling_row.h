@@ -25,13 +25,14 @@ struct RowDraw {
 
 constexpr int64_t kNoToken = -1, kAccepted = -2;
 
-KERNELS_HD void write_sampled(const SampleOptions& o, const TokenOutput& tokens, int64_t number, Sampled status, int64_t token) {
+KERNELS_HD void write_sampled(const SampleOptions& o, const TokenOutput& tokens, int64_t number, Sampled status,
+                              int64_t token) {
   tokens.write(number, token);
   if (o.status != nullptr) o.status[number] = int32_t(status);
 }
 
-// Draws a token in the order of ids: shared().edge. top_p: of those that are kept so far, unless it is 1. No token that it keeps is behind
-// one that it does not, so what was drawn in vain need not be looked at again, nor what is behind.
+// Draws a token in the order of ids: shared().edge. top_p: of those that are kept so far, unless it is 1. No token that
+// it keeps is behind one that it does not, so what was drawn in vain need not be looked at again, nor what is behind.
 template <class Row, class V>
 KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float top_p, RowDraw draw) {
   visit.stage = Stage::draw;
@@ -62,8 +63,8 @@ KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float t
 
 // A token for one row, or kAccepted. `number`: where the token is written.
 template <class Row, class Draft>
-KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number, int64_t vocabulary, const TokenOutput& tokens, const RowDraw& draw,
-                           const Draft& draft) {
+KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number,
+                           int64_t vocabulary, const TokenOutput& tokens, const RowDraw& draw, const Draft& draft) {
   const auto conclude = [&](Sampled status, int64_t token) {
     if (row.is_first()) write_sampled(o, tokens, number, status, token);
   };
@@ -91,7 +92,9 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
   for (int i = 0; !listed && i < int(Stage::draw); ++i) {
     const Stage stage = visit.stage = Stage(i);
     if (stage == Stage::typical && exactly && rules.min_p > 0.f) visit.kept.least_weight = least_weight_of(rules.min_p);
-    const bool wanted = stage == Stage::top_k ? k > 0 : stage == Stage::top_p ? exactly && rules.top_p < 1.f : rules.typical < 1.f;
+    const bool wanted = stage == Stage::top_k   ? k > 0
+                        : stage == Stage::top_p ? exactly && rules.top_p < 1.f
+                                                : rules.typical < 1.f;
     if (!wanted) continue;
     if (stage == Stage::typical) {
       uint64_t sums[4];
@@ -100,7 +103,8 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
       visit.kept.center = mean_level(sums[0], sums[1], sums[2]);
     }
     select(row, visit, [&](uint64_t total) {
-      return stage == Stage::top_k ? lesser(uint64_t(k), total) : share_of(stage == Stage::top_p ? rules.top_p : rules.typical, total);
+      return stage == Stage::top_k ? lesser(uint64_t(k), total)
+                                   : share_of(stage == Stage::top_p ? rules.top_p : rules.typical, total);
     });
     if (stage == Stage::typical) visit.kept.by_distance = true, visit.kept.nearest = s.edge;
     else visit.kept.least = s.edge;
@@ -159,7 +163,9 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
   const auto log_prob = [top, right, log_total](uint32_t key) {
     const float x = logit_of(key), most = logit_of(top);
     if (top == kNanKey || key == kNanKey) return logit_of(kNanKey);
-    return x == most && right ? float(-log_total) : x <= -infinity<float>() ? x : float(double(x) - double(most) - log_total);
+    return x == most && right        ? float(-log_total)
+           : x <= -infinity<float>() ? x
+                                     : float(double(x) - double(most) - log_total);
   };
   auto& block = row.block();
   SampleShared& mine = block.shared();
@@ -169,7 +175,8 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
     block.each(k, [&](int i) {
       const int64_t at = number * out.ld + i;
       if (out.ids.wanted()) out.ids.write(at, i < listed ? int64_t(id_of(mine.sorted[i])) : kNoToken);
-      if (out.values != nullptr) out.values[at] = log_prob(top == kNanKey ? kNanKey : i < listed ? first_of_entry(mine.sorted[i]) : kLowestKey);
+      if (out.values != nullptr)
+        out.values[at] = log_prob(top == kNanKey ? kNanKey : i < listed ? first_of_entry(mine.sorted[i]) : kLowestKey);
     });
   }
   if (out.says_chosen && row.is_first()) {
@@ -178,7 +185,7 @@ KERNELS_HD void score_row(Row& row, const LogProbOutputs& out, int64_t number, i
   }
 }
 
-// ---- what is done with each row, by whoever drives them ------------------------------------------------------------------
+// ---- what is done with each row, by whoever drives them -------------------------------------------------------------
 
 template <class Source_>
 struct SampleProblem {
@@ -215,13 +222,15 @@ struct VerifyProblem {
     const int64_t sequence = row / (drafts + 1), place = row - sequence * (drafts + 1);
     const RowDraw draw(options, sequence, uint64_t(place));
     const int64_t token = place < drafts ? drafted.read(sequence * drafted_ld + place) : kNoToken;
-    sample_row(one, options, rules, row, vocabulary, tokens, draw, DraftOf<Q>(q, sequence * drafts + place, token, vocabulary, draw.draft));
+    sample_row(one, options, rules, row, vocabulary, tokens, draw,
+               DraftOf<Q>(q, sequence * drafts + place, token, vocabulary, draw.draft));
   }
   // Once all rows are there.
   KERNELS_HD void finish(int64_t sequence) const {
     const int64_t first = sequence * (drafts + 1);
     int64_t count = 0;
-    for (; count < drafts && tokens.read(first + count) == kAccepted; ++count) tokens.write(first + count, drafted.read(sequence * drafted_ld + count));
+    for (; count < drafts && tokens.read(first + count) == kAccepted; ++count)
+      tokens.write(first + count, drafted.read(sequence * drafted_ld + count));
     for (int64_t i = count + 1; i <= drafts; ++i) tokens.write(first + i, kNoToken);
     accepted[sequence] = int32_t(count);
   }
@@ -246,15 +255,19 @@ template <class Load>
 constexpr bool takes_logits() {
   constexpr bool right = takes_source<Load>();
   if constexpr (right) {
-    static_assert(!has_effects<Load>, "sampling reads logits more than once, and tee() or another effect must happen once: write them with copy() before");
-    static_assert(!loaded_once<Load>, "sampling reads logits more than once, and a load in OneFlow's form runs once: give it a reload");
+    static_assert(
+        !has_effects<Load>,
+        "sampling reads logits more than once, and tee() or another effect must happen once: write them with copy() before");
+    static_assert(!loaded_once<Load>,
+                  "sampling reads logits more than once, and a load in OneFlow's form runs once: give it a reload");
     return !has_effects<Load> && !loaded_once<Load>;
   } else {
     return false;
   }
 }
 template <class Load>
-Status check_sample(const Load& logits, const TokenOutput& tokens, int64_t rows, int64_t vocabulary, const Sampling& options) {
+Status check_sample(const Load& logits, const TokenOutput& tokens, int64_t rows, int64_t vocabulary,
+                    const Sampling& options) {
   KERNELS_TRY(options.check(rows, vocabulary));
   if (rows == 0) return {};
   KERNELS_TRY(check_of(logits, rows, vocabulary).of("logits"));
@@ -274,7 +287,8 @@ Status check_verify(const VerifyProblem<Load, Q>& p, const VerifyShape& shape, c
     if (p.drafted_ld < p.drafts) return invalid("drafts: ld is less than the number of drafts");
     KERNELS_TRY(p.q.check(shape.sequences * p.drafts, p.vocabulary));
   }
-  return check_pointer(p.accepted, "accepted: the pointer is null", "accepted: the pointer is not aligned for its elements");
+  return check_pointer(p.accepted, "accepted: the pointer is null",
+                       "accepted: the pointer is not aligned for its elements");
 }
 template <class Load>
 Status check_score(const Load& logits, const LogProbs& options, int64_t rows, int64_t vocabulary) {

@@ -14,9 +14,13 @@ struct Adjust {
   float soft_cap, repetition, presence, frequency;
 
   KERNELS_HD Adjust(const SampleOptions& o, const SampleRules& rules, int64_t row)
-      : bias(o.bias.p == nullptr ? nullptr : o.bias.at(row)), allowed(o.allowed.p == nullptr ? nullptr : o.allowed.at(row)),
-        counts(o.counts.p == nullptr ? nullptr : o.counts.at(row)), soft_cap(o.soft_cap), repetition(rules.repetition),
-        presence(rules.presence), frequency(rules.frequency) {}
+      : bias(o.bias.p == nullptr ? nullptr : o.bias.at(row)),
+        allowed(o.allowed.p == nullptr ? nullptr : o.allowed.at(row)),
+        counts(o.counts.p == nullptr ? nullptr : o.counts.at(row)),
+        soft_cap(o.soft_cap),
+        repetition(rules.repetition),
+        presence(rules.presence),
+        frequency(rules.frequency) {}
 
   // count: how often the token occurs in the list of previous ones.
   KERNELS_HD float operator()(float x, int64_t id, int64_t count) const {
@@ -32,21 +36,20 @@ struct Adjust {
   }
 };
 
-// ---- the search --------------------------------------------------------------------------------------------------------
+// ---- the search -----------------------------------------------------------------------------------------------------
 //
 // It is written once, for a Row that says how a row is gone through and which threads work on it:
 //
 //   look(want, floor)      the largest key of the row, and a floor that at least `want` tokens reach (0: none is known)
-//   visit(from, what)      what(key, id) for the row's tokens, shared among the threads; those below `from` may be left out
-//   list(from)             append(entry, key) for the tokens that are not below
-//   bin(i, mass)           counts a token in one of kBins bins; clear_bins() before, gather_bins() after
-//   append(entry, key)     to the list, of which no more than kFew are kept
-//   sums(what, result)     the four sums of what each thread adds to row.sum(i, value) meanwhile
-//   weigh(what)            the sum of what.mass_left(key, id) over the row's tokens
-//   find(what, target)     behind it: shared().edge is the first token in the order of ids at which the sum so far exceeds the target
-//   shared()               what all threads see
-//   leads(), is_first()    whether this thread is of the block that works on it between two sync(), or the first one of all
-//   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put), ranks(n, entries, put)
+//   visit(from, what)      what(key, id) for the row's tokens, shared among the threads; those below `from` may be left
+//   out list(from)             append(entry, key) for the tokens that are not below bin(i, mass)           counts a
+//   token in one of kBins bins; clear_bins() before, gather_bins() after append(entry, key)     to the list, of which
+//   no more than kFew are kept sums(what, result)     the four sums of what each thread adds to row.sum(i, value)
+//   meanwhile weigh(what)            the sum of what.mass_left(key, id) over the row's tokens find(what, target) behind
+//   it: shared().edge is the first token in the order of ids at which the sum so far exceeds the target shared() what
+//   all threads see leads(), is_first()    whether this thread is of the block that works on it between two sync(), or
+//   the first one of all block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get,
+//   put), ranks(n, entries, put)
 
 constexpr int kFew = 1024, kMostListed = 256, kBins = 1024, kBinBits = 10, kFirstShift = 20, kIdBits = 22;
 
@@ -64,7 +67,9 @@ struct SampleShared {
 KERNELS_HD uint64_t entry_of(uint32_t first, uint32_t id) { return uint64_t(first) << 32 | uint32_t(~id); }
 KERNELS_HD uint32_t id_of(uint64_t entry) { return ~uint32_t(entry); }
 KERNELS_HD uint32_t first_of_entry(uint64_t entry) { return uint32_t(entry >> 32); }
-KERNELS_HD uint64_t short_entry(uint32_t first, uint32_t id) { return uint64_t(first) << kIdBits | (uint32_t(kMostVocabulary - 1) - id); }
+KERNELS_HD uint64_t short_entry(uint32_t first, uint32_t id) {
+  return uint64_t(first) << kIdBits | (uint32_t(kMostVocabulary - 1) - id);
+}
 
 // A share of a sum.
 KERNELS_HD uint64_t share_of(float p, uint64_t total) {
@@ -102,8 +107,9 @@ struct NoDraft {
   KERNELS_HD void give_up() {}
 };
 
-// A token that a drafter proposed, with the probabilities that it had: q. With p the target's, it is accepted with probability p / q, and
-// otherwise a token is drawn by what p has more than q. In weights: q's are shares of the sum of p's.
+// A token that a drafter proposed, with the probabilities that it had: q. With p the target's, it is accepted with
+// probability p / q, and otherwise a token is drawn by what p has more than q. In weights: q's are shares of the sum of
+// p's.
 template <class Q>
 class DraftOf {
  public:
@@ -146,7 +152,8 @@ struct Visit {
   Kept kept;
   Levels levels;
   Draft draft;
-  // Of the search within a stage: the bin of the first round, if there was one, and the bits of the entry that are known.
+  // Of the search within a stage: the bin of the first round, if there was one, and the bits of the entry that are
+  // known.
   bool narrowed = false;
   uint32_t first_bin = 0;
   int shift = 0;
@@ -154,8 +161,12 @@ struct Visit {
 
   KERNELS_HD Visit(const Levels& l, const Draft& d) : levels(l), draft(d) {}
 
-  KERNELS_HD uint32_t first(uint32_t key, uint32_t level) const { return stage == Stage::typical ? ~kept.distance(level) : key; }
-  KERNELS_HD uint32_t bin_of(uint32_t level) const { return (stage == Stage::typical ? kept.distance(level) : level) >> kFirstShift; }
+  KERNELS_HD uint32_t first(uint32_t key, uint32_t level) const {
+    return stage == Stage::typical ? ~kept.distance(level) : key;
+  }
+  KERNELS_HD uint32_t bin_of(uint32_t level) const {
+    return (stage == Stage::typical ? kept.distance(level) : level) >> kFirstShift;
+  }
   KERNELS_HD uint64_t mass(uint32_t id, uint32_t level) const {
     if (stage == Stage::top_k) return 1;
     const uint64_t weight = weight_of(level);
@@ -205,11 +216,11 @@ KERNELS_HD uint32_t mean_level(uint64_t weights, uint64_t low, uint64_t high) {
   return quotient;
 }
 
-// Of the tokens in the order of a stage, the one at which the masses so far first reach the budget, budget_of(their sum): it is in
-// shared().edge then.
+// Of the tokens in the order of a stage, the one at which the masses so far first reach the budget, budget_of(their
+// sum): it is in shared().edge then.
 //
-// The first round's bins are of a 16th of a factor of two. If the bin in question holds too many for a list, such as many equal
-// logits, it is searched by the bits of its entries.
+// The first round's bins are of a 16th of a factor of two. If the bin in question holds too many for a list, such as
+// many equal logits, it is searched by the bits of its entries.
 template <class Row, class V, class Budget>
 KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   SampleShared& s = row.shared();
@@ -225,7 +236,8 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
     if (row.leads()) {
       auto& block = row.block();
       SampleShared& s = block.shared();
-      const uint64_t sum = block.scan(kBins, [&s](int i) { return s.mass[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
+      const uint64_t sum = block.scan(
+          kBins, [&s](int i) { return s.mass[i]; }, [&s](int i, uint64_t before) { s.mass[i] = before; });
       if (round == 0) budget = budget_of(sum);
       block.each(kBins, [&s, sum, budget](int i) {
         if (i == 0) s.listed = 0;
@@ -260,7 +272,8 @@ KERNELS_HD void select(Row& row, V visit, const Budget& budget_of) {
   row.sync();
 }
 
-// The same for tokens that are all in the list, among which the k largest are: they are brought in order, with their weights, ...
+// The same for tokens that are all in the list, among which the k largest are: they are brought in order, with their
+// weights, ...
 template <class Block>
 KERNELS_HD void rank_listed(Block& block, const Levels& levels) {
   SampleShared& s = block.shared();
@@ -331,7 +344,9 @@ KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& 
       s.count[i] = uint32_t(rank);
       by_distance[rank] = s.weights[i];
     });
-    block.scan(n, [by_distance](int i) { return by_distance[i]; }, [by_distance](int i, uint64_t before) { by_distance[i] = before; });
+    block.scan(
+        n, [by_distance](int i) { return by_distance[i]; },
+        [by_distance](int i, uint64_t before) { by_distance[i] = before; });
     const uint64_t share = share_of(rules.typical, left.total);
     block.each(n, [&s, by_distance, share](int i) {
       if (by_distance[s.count[i]] >= share) s.weights[i] = 0;
@@ -340,7 +355,8 @@ KERNELS_HD bool choose_listed(Block& block, int k, const SampleRules& rules, V& 
   }
   if (visit.draft.drafted()) {
     const auto& draft = visit.draft;
-    const uint64_t drafted = block.sum(n, [&s, &draft](int i) { return draft.is(id_of(s.sorted[i])) ? s.weights[i] : 0; });
+    const uint64_t drafted =
+        block.sum(n, [&s, &draft](int i) { return draft.is(id_of(s.sorted[i])) ? s.weights[i] : 0; });
     if (visit.draft.accepts(drafted, left.total)) return true;
     const auto rest = [&s, &draft](int i) { return draft.rest(id_of(s.sorted[i]), s.weights[i]); };
     if (block.sum(n, rest) > 0) {

@@ -23,7 +23,8 @@ struct SoftmaxState {
   // What sums weighted with exp(score - m) are divided by, as a factor: nothing visible gives 0.
   KERNELS_HD C inverse() const { return empty() ? C(0) : divide(C(1), l); }
 
-  // Makes room for scores up to this one. Whatever was summed under the old m must shrink by the factor that is returned.
+  // Makes room for scores up to this one. Whatever was summed under the old m must shrink by the factor that is
+  // returned.
   KERNELS_HD C raise(C score) {
     const C before = m;
     m = greater(m, score);
@@ -62,15 +63,16 @@ struct SoftmaxState {
   }
 };
 
-// The same for N columns of the values. Engines that keep o elsewhere (in the registers of many threads, in a tile) hold a
-// SoftmaxState and apply the factors that it returns to o themselves: this is what they compute.
+// The same for N columns of the values. Engines that keep o elsewhere (in the registers of many threads, in a tile)
+// hold a SoftmaxState and apply the factors that it returns to o themselves: this is what they compute.
 template <class C, int N>
 struct AttentionState : SoftmaxState<C> {
   Pack<C, N> o = broadcast<N>(C(0));
 
   AttentionState() = default;
   // What is left of a part of the keys when it is finished: its output and its logsumexp.
-  KERNELS_HD AttentionState(C logsumexp, const Pack<C, N>& output) : SoftmaxState<C>{logsumexp, logsumexp == -infinity<C>() ? C(0) : C(1)}, o(output) {}
+  KERNELS_HD AttentionState(C logsumexp, const Pack<C, N>& output)
+      : SoftmaxState<C>{logsumexp, logsumexp == -infinity<C>() ? C(0) : C(1)}, o(output) {}
 
   // One key more.
   KERNELS_HD void take(C score, const Pack<C, N>& value) {

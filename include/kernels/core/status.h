@@ -20,14 +20,17 @@ enum class Code {
 class [[nodiscard]] Status {
  public:
   KERNELS_INLINE constexpr Status() = default;
-  KERNELS_INLINE constexpr Status(Code code, const char* reason, int native = 0) : code_(code), native_(native), reason_(reason) {}
+  KERNELS_INLINE constexpr Status(Code code, const char* reason, int native = 0)
+      : code_(code), native_(native), reason_(reason) {}
 
   KERNELS_INLINE constexpr bool ok() const { return code_ == Code::ok; }
   KERNELS_INLINE constexpr explicit operator bool() const { return ok(); }
   KERNELS_INLINE constexpr Code code() const { return code_; }
   KERNELS_INLINE constexpr int native() const { return native_; }
   // To be printed or copied before this thread asks another Status.
-  KERNELS_INLINE constexpr const char* reason() const { return call_ == nullptr && argument_ == nullptr ? reason_ : named(); }
+  KERNELS_INLINE constexpr const char* reason() const {
+    return call_ == nullptr && argument_ == nullptr ? reason_ : named();
+  }
 
   // The same, and which argument, and which call, it is about.
   KERNELS_INLINE constexpr Status of(const char* argument) const {

@@ -1,10 +1,10 @@
 // WelfordState: mergeable mean and sum of squared deviations, joined by Chan's form of Welford's recurrence.
 //
 // The mean is kept as origin + offset. The origin is a value of the row or a mean of some: deviations are taken from it
-// first, so values that share a large common part (mean 1e6, spread 1e-3) lose nothing, and a constant row has variance 0
-// exactly. Before anything is added the origin moves to the mean of what is there: an outlier among the first values of a
-// row then costs no digits of what follows, and the result is as good as if the row were read twice. The empty state is
-// neutral.
+// first, so values that share a large common part (mean 1e6, spread 1e-3) lose nothing, and a constant row has variance
+// 0 exactly. Before anything is added the origin moves to the mean of what is there: an outlier among the first values
+// of a row then costs no digits of what follows, and the result is as good as if the row were read twice. The empty
+// state is neutral.
 #pragma once
 
 #include "math.h"
@@ -36,8 +36,9 @@ struct WelfordState {
     join(base, mine, delta, other.n, other.m2);
   }
 
-  // Takes in a few packs (row_op.h). Around a poor origin squares and what is taken out of them are large. That of the very
-  // first packs is the mean of a quarter of their values: however far out some of these lie, that costs a factor of 5 at most.
+  // Takes in a few packs (row_op.h). Around a poor origin squares and what is taken out of them are large. That of the
+  // very first packs is the mean of a quarter of their values: however far out some of these lie, that costs a factor
+  // of 5 at most.
   template <class Packs>
   KERNELS_HD void take(const Packs& packs) {
     const C typical = packs.typical();  // a branch would cost more
@@ -55,8 +56,8 @@ struct WelfordState {
   // The states of all lanes in one.
   template <class Lanes>
   static KERNELS_HD WelfordState gather(const WelfordState& s, const Lanes& lanes) {
-    // The first lane's origin may be a poor one: it serves to find the mean, from which then all others are taken. A lane
-    // without values has weight 0.
+    // The first lane's origin may be a poor one: it serves to find the mean, from which then all others are taken. A
+    // lane without values has weight 0.
     const auto total = lanes.total(s.n);
     const C base = lanes.first(s.origin);
     WelfordState all;

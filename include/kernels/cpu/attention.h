@@ -7,16 +7,16 @@
 //   k::cpu::decode   (cx, k::load(q, heads * dim), kv, k::store(o, heads * dim), shape, k::causal(), workspace);
 //   k::cpu::attention(cx, q, kv, o, shape, k::causal() & k::soft_cap(30.f), k::Attention{}.scale(0.1).lse(p));
 //
-// attention() is for many queries and shares them among the threads; decode() is for 1 to 32 queries of each sequence and
-// shares the keys as well: it needs a workspace of decode_workspace_bytes(shape). kv.h lists the ways in which keys and values
-// may lie, score.h what may happen to the logits, core/attention_call.h the shape and the options.
+// attention() is for many queries and shares them among the threads; decode() is for 1 to 32 queries of each sequence
+// and shares the keys as well: it needs a workspace of decode_workspace_bytes(shape). kv.h lists the ways in which keys
+// and values may lie, score.h what may happen to the logits, core/attention_call.h the shape and the options.
 //
-// The same functors as on the GPU, with host pointers. Queries and keys of any number, 0 as well; dim: every multiple of 8 up to
-// 256, 512 and 576; v_dim likewise up to 256, and 512; heads a multiple of kv_heads. All is computed in float. A query that
-// sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN; docs/attention.md has the
-// rest of what NaN and infinities do. The output may stand where the queries were, if a row of both takes the same bytes and heads are as
-// many as kv_heads; other overlaps are not fine. The same input gives the same bits, whatever the number of threads and whatever
-// else is in the batch.
+// The same functors as on the GPU, with host pointers. Queries and keys of any number, 0 as well; dim: every multiple
+// of 8 up to 256, 512 and 576; v_dim likewise up to 256, and 512; heads a multiple of kv_heads. All is computed in
+// float. A query that sees no key gives zeros and a logsumexp of -inf; a NaN or +inf among its logits makes it NaN;
+// docs/attention.md has the rest of what NaN and infinities do. The output may stand where the queries were, if a row
+// of both takes the same bytes and heads are as many as kv_heads; other overlaps are not fine. The same input gives the
+// same bits, whatever the number of threads and whatever else is in the batch.
 //
 // Threads need 512 KB of stack; nothing is allocated. Flags: as in softmax.h.
 #pragma once
@@ -34,7 +34,9 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
   } else {
     namespace host = ::kernels::detail::host;
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
+    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
+                                                   std::numeric_limits<int32_t>::max(), empty)
+                    .in("attention"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
     KERNELS_TRY(host::check_queries(shape).in("attention"));
@@ -59,7 +61,9 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
   } else {
     namespace host = ::kernels::detail::host;
     bool empty = false;
-    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options, ::kernels::detail::kMostDecodeQueries, empty).in("decode"));
+    KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
+                                                   ::kernels::detail::kMostDecodeQueries, empty)
+                    .in("decode"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
     KERNELS_TRY(host::check_queries(shape).in("decode"));
@@ -67,20 +71,23 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
     if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(shape)) {
       return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
     }
-    if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0) return invalid("decode: the workspace is not aligned for floats");
+    if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0)
+      return invalid("decode: the workspace is not aligned for floats");
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
     host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).split(cx.team(), static_cast<float*>(workspace.ptr));
     return {};
   }
 }
 
-// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o` and `lse`
-// are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
+// Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`
+// and `lse` are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
 //
-//   k::cpu::merge_states(cx, k::stacked(k::load(o1, ld), n, k::load(o2, ld), n), k::stacked(k::load(lse1, heads), n, k::load(lse2, heads), n),
+//   k::cpu::merge_states(cx, k::stacked(k::load(o1, ld), n, k::load(o2, ld), n), k::stacked(k::load(lse1, heads), n,
+//   k::load(lse2, heads), n),
 //                        k::store(o, ld), {2, n, heads, dim});
 template <class O, class L, class Out>
-Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options = {}) {
+Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, const MergeShape& shape,
+                    const Attention& options = {}) {
   if constexpr (!::kernels::detail::takes_states<O, L, Out>()) {
     return ::kernels::detail::not_compiled();
   } else {

@@ -1,10 +1,11 @@
 // A pass over a matrix, or over a flat tensor, on the CPU: the sink gets what the source gives, element by element.
 //
-//   k::cpu::copy(cx, k::load(x) | k::gelu(), k::store(y), n);                                             // n elements, flat
-//   k::cpu::copy(cx, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f);            // the halves of one tensor
-//   k::cpu::copy(cx, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols);                        // a scale for each 128 columns
-//   k::cpu::copy(cx, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
-//   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                     // new keys to the cache
+//   k::cpu::copy(cx, k::load(x) | k::gelu(), k::store(y), n);                                             // n
+//   elements, flat k::cpu::copy(cx, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f); // the
+//   halves of one tensor k::cpu::copy(cx, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols); // a scale for
+//   each 128 columns k::cpu::copy(cx, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
+//   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                     // new keys
+//   to the cache
 //
 // Shapes, types, determinism, flags: as in softmax.h; flat tensors and in place: as in ../elementwise.cuh.
 #pragma once
@@ -23,7 +24,8 @@ constexpr int64_t kPieceCols = 16384;
 
 // Columns [begin, end) of a row.
 template <class Load, class Store>
-void copy_piece(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t begin, int64_t end) {
+void copy_piece(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t begin,
+                int64_t end) {
   packs.each(begin, end, [&in, &out, row](auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
     put(out, resolve(in, fetch<N>(in, row, col), row, col), row, col);
@@ -31,11 +33,13 @@ void copy_piece(const Packs<Load, Store>& packs, const Load& in, const Store& ou
 }
 
 template <class Load, class Store>
-void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t index, int64_t begin, int64_t end) {
+void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store& out, int64_t row, int64_t index,
+                    int64_t begin, int64_t end) {
   const auto& sink = sink_end(out);
   const auto values = [row](const auto& source, const auto& map, auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
-    return apply_map(map, resolve(source, fetch<N>(source, row, col), row, col), fetch_operands<N>(map, row, col), row, col);
+    return apply_map(map, resolve(source, fetch<N>(source, row, col), row, col), fetch_operands<N>(map, row, col), row,
+                     col);
   };
   const auto map = sink_map(out);
   const auto silent = without_effects(map);
@@ -44,7 +48,9 @@ void quantize_group(const Packs<Load, Store>& packs, const Load& in, const Store
   sink.write_scale(state, row, index);
   const float reciprocal = state.reciprocal();
   const auto& again = second_pass(in);
-  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE { sink.store(values(again, map, width, col), reciprocal, row, col); });
+  packs.each(begin, end, [&](auto width, int64_t col) KERNELS_INLINE {
+    sink.store(values(again, map, width, col), reciprocal, row, col);
+  });
 }
 
 template <class Load, class Store>
@@ -70,7 +76,8 @@ Status run_copy(const cpu::Exec& cx, const Load& in, const Store& out, int64_t r
     const auto share = [&](int part) { return units / parts * part + units % parts * part / parts; };
     parallel(team, parts, [&](int part) {
       for (int64_t unit = share(part); unit < share(part + 1); ++unit) {
-        const int64_t row = unit / pieces, piece = unit % pieces, begin = piece * width, end = lesser(cols, begin + width);
+        const int64_t row = unit / pieces, piece = unit % pieces, begin = piece * width,
+                      end = lesser(cols, begin + width);
         if constexpr (by_group<Store>) {
           quantize_group(packs, in, out, row, piece, begin, end);
         } else {

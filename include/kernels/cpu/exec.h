@@ -6,18 +6,20 @@
 //   k::cpu::Exec mine{8, pool};        // at most 8 parts, run by the caller's own pool (below)
 //   k::cpu::Exec{8}.least_work(0)      // 8 threads however little there is to do
 //
-// Otherwise a thread is used only for at least 32 K values, or sixteen times as many multiplications: a call with less than 64 K values
-// runs on the calling thread alone, and one of a million on at most 32 threads, whatever the Exec says.
+// Otherwise a thread is used only for at least 32 K values, or sixteen times as many multiplications: a call with less
+// than 64 K values runs on the calling thread alone, and one of a million on at most 32 threads, whatever the Exec
+// says.
 //
 // pool(parts, f) calls f(i) once for each i in [0, parts), in any order and on any threads, and returns when all have
 // returned. It must not throw, and outlives the Exec.
 //
-// Without a pool, threads are OpenMP's where the code is compiled with it (-fopenmp): within a parallel region a call then
-// runs on the thread that makes it, unless nesting is switched on, and in a child of fork() GNU's OpenMP hangs if the parent
-// has used it, so that such a child needs a pool or Exec{1}. Compiled without OpenMP a call takes threads of the library's own,
-// which the first such call starts and which stay until the program ends or the library that holds the code is unloaded; they keep the
-// affinity of the thread that started them. Calls from several threads at once share them, and so do those within somebody
-// else's parallel region; a child of fork() starts its own. Where there are neither OpenMP nor POSIX threads, calls run alone.
+// Without a pool, threads are OpenMP's where the code is compiled with it (-fopenmp): within a parallel region a call
+// then runs on the thread that makes it, unless nesting is switched on, and in a child of fork() GNU's OpenMP hangs if
+// the parent has used it, so that such a child needs a pool or Exec{1}. Compiled without OpenMP a call takes threads of
+// the library's own, which the first such call starts and which stay until the program ends or the library that holds
+// the code is unloaded; they keep the affinity of the thread that started them. Calls from several threads at once
+// share them, and so do those within somebody else's parallel region; a child of fork() starts its own. Where there are
+// neither OpenMP nor POSIX threads, calls run alone.
 #pragma once
 
 #include <cstdio>
@@ -40,7 +42,8 @@ inline int quota_cpus(double quota, double period) {
   return cpus < 1e6 ? int(cpus) + (cpus > int(cpus)) : 0;
 }
 
-// The quota of the control group at this path: version 2 has quota and period in one file, version 1 has a file for each.
+// The quota of the control group at this path: version 2 has quota and period in one file, version 1 has a file for
+// each.
 inline int container_cpus(const char* group) {
   double quota = 0, period = 0, none = 0;
   const auto scan = [group](const char* name, double& first, double& second) {
@@ -76,8 +79,9 @@ inline int usable_threads() {
 
 namespace cpu {
 
-// For programs that choose between instruction sets as they run (examples/dispatch_cpu.cpp): the bits of what a file was compiled
-// for, which it can export as a constant, and whether the machine has that. Every call also checks for itself.
+// For programs that choose between instruction sets as they run (examples/dispatch_cpu.cpp): the bits of what a file
+// was compiled for, which it can export as a constant, and whether the machine has that. Every call also checks for
+// itself.
 using ::kernels::detail::host::kNeeds;
 using ::kernels::detail::host::machine_has;
 
@@ -91,11 +95,13 @@ class Exec {
     static_assert(std::is_invocable<Pool&, int, const Team::Part&>::value,
                   "Exec: a pool is called as pool(parts, f), and calls f(i) for each i below parts");
     team_.pool = &pool;
-    team_.run = [](const void* p, int parts, const Team::Part& part) { (*static_cast<Pool*>(const_cast<void*>(p)))(parts, part); };
+    team_.run = [](const void* p, int parts, const Team::Part& part) {
+      (*static_cast<Pool*>(const_cast<void*>(p)))(parts, part);
+    };
   }
 
-  // Values (those that are read or written, or a sixteenth of the multiplications of values) for each thread: a call runs on
-  // values / least_work threads, rounded down, on one at least and on `threads` at most. 32 K unless given.
+  // Values (those that are read or written, or a sixteenth of the multiplications of values) for each thread: a call
+  // runs on values / least_work threads, rounded down, on one at least and on `threads` at most. 32 K unless given.
   Exec& least_work(int64_t values) { team_.least_work = double(values); return *this; }
 
   int threads() const { return team_.threads; }

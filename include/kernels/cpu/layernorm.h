@@ -17,16 +17,18 @@ KERNELS_BEGIN
 namespace cpu {
 
 template <class Load, class Store, class Compute = void>
-Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, const LayerNorm& options = {}) {
+Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols,
+                 const LayerNorm& options = {}) {
   detail::check_compute<Load, Compute>();
   return detail::host::run_rows(cx, options, in, out, rows, cols);
 }
 
 // In OneFlow's order, as on the GPU.
 template <class Load, class Store, class Compute>
-Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps, Compute* mean,
-                 Compute* inv_variance) {
-  return layernorm<Load, Store, Compute>(cx, in, out, rows, cols, LayerNorm{}.eps(eps).mean(mean).inv_variance(inv_variance));
+Status layernorm(const Exec& cx, const Load& in, const Store& out, int64_t rows, int64_t cols, double eps,
+                 Compute* mean, Compute* inv_variance) {
+  return layernorm<Load, Store, Compute>(cx, in, out, rows, cols,
+                                         LayerNorm{}.eps(eps).mean(mean).inv_variance(inv_variance));
 }
 
 }  // namespace cpu

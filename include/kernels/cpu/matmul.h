@@ -3,14 +3,14 @@
 //   k::cpu::Exec cx{threads};
 //   k::cpu::matmul(cx, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
 //
-// x has a row for each token and w one for each output; both are read along K. weights.h lists the sources for quantized,
-// gated and stacked weights and for normalized inputs, functor.h the rest. The same functors as on the GPU, with host
-// pointers. M, N >= 0, 0 <= K <= 2^30, any alignment, any row stride; K = 0 gives sums of 0. Computed in float (double when
-// x is double), in many partial sums. Each result reaches the sink once: a residual may be added in place. What x reads
-// must not be written. The same input gives the same bits, whatever the number of threads.
+// x has a row for each token and w one for each output; both are read along K. weights.h lists the sources for
+// quantized, gated and stacked weights and for normalized inputs, functor.h the rest. The same functors as on the GPU,
+// with host pointers. M, N >= 0, 0 <= K <= 2^30, any alignment, any row stride; K = 0 gives sums of 0. Computed in
+// float (double when x is double), in many partial sums. Each result reaches the sink once: a residual may be added in
+// place. What x reads must not be written. The same input gives the same bits, whatever the number of threads.
 //
-// Groups are made one after the other, as tiles of many tokens: those with few read their weights several times slower. Offsets are
-// the host's.
+// Groups are made one after the other, as tiles of many tokens: those with few read their weights several times slower.
+// Offsets are the host's.
 //
 // Threads need 512 KB of stack; nothing is allocated for few tokens. Flags: as in softmax.h.
 #pragma once
@@ -22,13 +22,14 @@ KERNELS_BEGIN
 namespace cpu {
 
 struct MatmulPolicy {
-  // A token's results have the same bits whatever M is and whichever row the token has: few tokens are made like many. That
-  // reads their weights several times slower.
+  // A token's results have the same bits whatever M is and whichever row the token has: few tokens are made like many.
+  // That reads their weights several times slower.
   bool batch_invariant = false;
 };
 
 template <class X, class W, class Out>
-Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy = {}) {
+Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups,
+              const MatmulPolicy& policy = {}) {
   if constexpr (!::kernels::detail::takes_product<X, W, Out>()) {
     return ::kernels::detail::not_compiled();
   } else {
@@ -36,14 +37,18 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
     KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty, groups));
     KERNELS_TRY(cx.status());
     if (empty) return {};
-    if constexpr (::kernels::detail::by_token<W>) return groups.several() ? unsupported("matmul: weights that differ from token to token go without groups") : ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
+    if constexpr (::kernels::detail::by_token<W>)
+      return groups.several() ? unsupported("matmul: weights that differ from token to token go without groups")
+                              : ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
     else if (groups.several()) return ::kernels::detail::host::gemm(cx, x, w, out, shape, groups);
-    else if (shape.m <= ::kernels::detail::host::kMostTokens && !policy.batch_invariant) return ::kernels::detail::host::gemv(cx, x, w, out, shape);
+    else if (shape.m <= ::kernels::detail::host::kMostTokens && !policy.batch_invariant)
+      return ::kernels::detail::host::gemv(cx, x, w, out, shape);
     else return ::kernels::detail::host::gemm(cx, x, w, out, shape);
   }
 }
 template <class X, class W, class Out>
-Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const MatmulPolicy& policy = {}) {
+Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+              const MatmulPolicy& policy = {}) {
   return matmul(cx, x, w, out, shape, Groups{}, policy);
 }
 

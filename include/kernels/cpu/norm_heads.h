@@ -1,4 +1,5 @@
-// RMSNorm or LayerNorm of each head of new tokens on the CPU, rotary positions, and to where attention reads them, in one pass.
+// RMSNorm or LayerNorm of each head of new tokens on the CPU, rotary positions, and to where attention reads them, in
+// one pass.
 //
 //   const auto q = k::affine(k::each_head(q_weight, dim)) | rope | k::store(qp, nq);
 //   const auto keys = k::affine(k::each_head(k_weight, dim)) | rope | k::append_keys(kv, at, dim);
@@ -15,20 +16,23 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Values in a buffer, in their true order, to columns `begin` and on of a sink, N at a time in the order that it takes them in.
+// Values in a buffer, in their true order, to columns `begin` and on of a sink, N at a time in the order that it takes
+// them in.
 template <int N, class Sink, class C>
 void write_head(const Sink& sink, int64_t row, int64_t begin, int dim, const C* values) {
   for (int64_t col = begin; col < begin + dim; col += N) {
     const ColumnPair pair = pair_at(sink, col);
     const bool apart = pair.second != pair.first + 1;
     Pack<C, N> v;
-    for (int j = 0; j < N; ++j) v.v[j] = values[apart ? (j % 2 == 0 ? pair.first : pair.second) + j / 2 - begin : pair.first + j - begin];
+    for (int j = 0; j < N; ++j)
+      v.v[j] = values[apart ? (j % 2 == 0 ? pair.first : pair.second) + j / 2 - begin : pair.first + j - begin];
     put(sink, v, row, col);
   }
 }
 
 template <class Options, class Source, class Sink>
-Status norm_heads(const cpu::Exec& cx, const Options& options, const Source& in, const Sink& out, const HeadShape& shape) {
+Status norm_heads(const cpu::Exec& cx, const Options& options, const Source& in, const Sink& out,
+                  const HeadShape& shape) {
   using C = compute_type<Source>;
   using Op = decltype(options.template op<C>());
   using None = DirectStore<C, C>;
@@ -69,7 +73,8 @@ Status norm_heads(const cpu::Exec& cx, const Options& options, const Source& in,
 namespace cpu {
 
 template <class Load, class Store, class Options = RmsNorm>
-Status norm_heads(const Exec& cx, const Load& in, const Store& out, const HeadShape& shape, const Options& options = {}) {
+Status norm_heads(const Exec& cx, const Load& in, const Store& out, const HeadShape& shape,
+                  const Options& options = {}) {
   if constexpr (!::kernels::detail::takes_heads<Load, Store>()) {
     return ::kernels::detail::not_compiled();
   } else {

@@ -46,7 +46,8 @@ inline void keep_groups(const Router& options, uint32_t* ranks, int experts) {
   for (int e = 0; e < experts; ++e) ranks[e] = kept[e / size] ? ranks[e] : 0;
 }
 
-inline void route_token(const Router& options, const float* logits, int experts, int top_k, int32_t* ids, float* weights) {
+inline void route_token(const Router& options, const float* logits, int experts, int top_k, int32_t* ids,
+                        float* weights) {
   float largest = -infinity<float>(), sum = 0;
   for (int e = 0; e < experts; ++e) largest = logits[e] > largest ? logits[e] : largest;
   if (options.softmax_of_all()) {
@@ -81,7 +82,8 @@ inline void route_token(const Router& options, const float* logits, int experts,
 namespace cpu {
 
 template <class Logits>
-Status route(const Exec& cx, const Logits& logits, int32_t* ids, float* weights, const RouterShape& shape, const Router& options = {}) {
+Status route(const Exec& cx, const Logits& logits, int32_t* ids, float* weights, const RouterShape& shape,
+             const Router& options = {}) {
   if constexpr (!::kernels::detail::takes_source<Logits>()) {
     return ::kernels::detail::not_compiled();
   } else {

@@ -1,9 +1,11 @@
 // The next token from rows of logits, on the CPU.
 //
 //   k::cpu::Exec cx{threads};
-//   k::cpu::sample(cx, k::load(logits, ld), tokens, rows, vocabulary, k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
+//   k::cpu::sample(cx, k::load(logits, ld), tokens, rows, vocabulary,
+//   k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
 //
-// Options, limits and results are those of the GPU (sampling.cuh), with host pointers, and the same seed draws the same tokens there.
+// Options, limits and results are those of the GPU (sampling.cuh), with host pointers, and the same seed draws the same
+// tokens there.
 #pragma once
 
 #include "detail/sampling.h"
@@ -12,24 +14,29 @@ KERNELS_BEGIN
 namespace cpu {
 
 template <class Load, class Token>
-Status sample(const Exec& cx, const Load& logits, Token* tokens, int64_t rows, int64_t vocabulary, const Sampling& options = {}) {
+Status sample(const Exec& cx, const Load& logits, Token* tokens, int64_t rows, int64_t vocabulary,
+              const Sampling& options = {}) {
   if constexpr (!::kernels::detail::takes_logits<Load>()) {
     return ::kernels::detail::not_compiled();
   } else {
     const ::kernels::detail::TokenOutput out(tokens);
     KERNELS_TRY(::kernels::detail::check_sample(logits, out, rows, vocabulary, options).in("sample"));
     KERNELS_TRY(cx.status());
-    ::kernels::detail::host::run_samples(cx.team(), ::kernels::detail::SampleProblem<Load>{logits, rows, vocabulary, out, options.options()});
+    ::kernels::detail::host::run_samples(
+        cx.team(), ::kernels::detail::SampleProblem<Load>{logits, rows, vocabulary, out, options.options()});
     return {};
   }
 }
 
 template <class Load, class Q, class Token>
-Status verify(const Exec& cx, const Load& logits, const Drafts<Q>& drafts, Token* tokens, int32_t* accepted, const VerifyShape& shape, const Sampling& options = {}) {
+Status verify(const Exec& cx, const Load& logits, const Drafts<Q>& drafts, Token* tokens, int32_t* accepted,
+              const VerifyShape& shape, const Sampling& options = {}) {
   if constexpr (!::kernels::detail::takes_logits<Load>()) {
     return ::kernels::detail::not_compiled();
   } else {
-    const ::kernels::detail::VerifyProblem<Load, Q> problem{logits, options.options(), tokens, drafts.tokens, drafts.ld, shape.drafts, drafts.q, accepted, shape.rows(), shape.vocabulary};
+    const ::kernels::detail::VerifyProblem<Load, Q> problem{logits,       options.options(), tokens,   drafts.tokens,
+                                                            drafts.ld,    shape.drafts,      drafts.q, accepted,
+                                                            shape.rows(), shape.vocabulary};
     KERNELS_TRY(::kernels::detail::check_verify(problem, shape, options).in("verify"));
     KERNELS_TRY(cx.status());
     ::kernels::detail::host::run_samples(cx.team(), problem);
@@ -45,7 +52,8 @@ Status log_probs(const Exec& cx, const Load& logits, int64_t rows, int64_t vocab
   } else {
     KERNELS_TRY(::kernels::detail::check_score(logits, outputs, rows, vocabulary).in("log_probs"));
     KERNELS_TRY(cx.status());
-    ::kernels::detail::host::run_samples(cx.team(), ::kernels::detail::ScoreProblem<Load>{logits, {}, outputs.outputs(), rows, vocabulary});
+    ::kernels::detail::host::run_samples(
+        cx.team(), ::kernels::detail::ScoreProblem<Load>{logits, {}, outputs.outputs(), rows, vocabulary});
     return {};
   }
 }

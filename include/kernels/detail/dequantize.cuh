@@ -61,9 +61,8 @@ __device__ __forceinline__ uint32_t halves_to(uint32_t pair) {
   }
 }
 
-// pairs<T>(out, word, zero): the codes of a word in their order, if it says no other, with the zero point, a whole number, taken
-// away.
-// A code that is put into the lowest bits of 1024's mantissa, as a half, makes 1024 + code.
+// pairs<T>(out, word, zero): the codes of a word in their order, if it says no other, with the zero point, a whole
+// number, taken away. A code that is put into the lowest bits of 1024's mantissa, as a half, makes 1024 + code.
 template <class Code>
 struct Decoder;
 
@@ -111,13 +110,15 @@ struct NibbleDecoder {
       KERNELS_UNROLL
       for (int i = 0; i < 4; i += 2) {
         out[i] = arch::fma_pair<half>(arch::mask_or<0x000f000fu, 0x64006400u>(word), one, shift);
-        out[i + 1] = arch::fma_pair<half>(arch::mask_or<0x00f000f0u, 0x64006400u>(word), sixteenth, shift_16);  // 1024 + 16 * code
+        out[i + 1] = arch::fma_pair<half>(arch::mask_or<0x00f000f0u, 0x64006400u>(word), sixteenth,
+                                          shift_16);  // 1024 + 16 * code
         word >>= 8;
       }
     } else {
       const uint32_t shift = without<bfloat16, 128 + kOffset>(zero);
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) out[i] = arch::fma_pair<bfloat16>(arch::mask_or<0x000f000fu, 0x43004300u>(word >> (4 * i)), one, shift);
+      for (int i = 0; i < 4; ++i)
+        out[i] = arch::fma_pair<bfloat16>(arch::mask_or<0x000f000fu, 0x43004300u>(word >> (4 * i)), one, shift);
     }
   }
 };
@@ -133,15 +134,16 @@ struct Decoder<Gf4> {
   // Codes 0 and 3, 1 and 4, 2 and 5, 6 and 7.
   template <class T>
   static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word, Nothing) {
-    // Codes 0 to 2 at bits 0, 3, 6 of the lower half, 3 to 5 at bits 1, 4, 7 of the upper; then 6 at bit 2 of the lower half, 7 at
-    // bit 5 of the upper.
+    // Codes 0 to 2 at bits 0, 3, 6 of the lower half, 3 to 5 at bits 1, 4, 7 of the upper; then 6 at bit 2 of the lower
+    // half, 7 at bit 5 of the upper.
     const uint32_t six = __byte_perm(word, 0, 0x3221), two = __byte_perm(word, 0, 0x4343);
     // (code - 4) / -4, from the place of the code in the mantissa.
     const uint32_t slope_03 = arch::join_halves(bits_of<half>(-0.25f), bits_of<half>(-0.125f));
     const uint32_t slope_14 = arch::join_halves(bits_of<half>(-0.03125f), bits_of<half>(-0.015625f));
     const uint32_t slope_25 = arch::join_halves(bits_of<half>(-0.00390625f), bits_of<half>(-0.001953125f));
     const uint32_t slope_67 = arch::join_halves(bits_of<half>(-0.0625f), bits_of<half>(-0.0078125f));
-    constexpr uint32_t shift_03 = pair_of<half>(257, 129), shift_14 = pair_of<half>(33, 17), shift_25 = pair_of<half>(5, 3), shift_67 = pair_of<half>(65, 9);
+    constexpr uint32_t shift_03 = pair_of<half>(257, 129), shift_14 = pair_of<half>(33, 17),
+                       shift_25 = pair_of<half>(5, 3), shift_67 = pair_of<half>(65, 9);
     constexpr uint32_t minus_zero = 0x80008000u;
     out[0] = arch::fma_pair<half>(arch::mask_or<0x000e0007u, 0x64006400u>(six), slope_03, shift_03);
     out[1] = arch::fma_pair<half>(arch::mask_or<0x00700038u, 0x64006400u>(six), slope_14, shift_14);
@@ -157,13 +159,14 @@ struct Decoder<Gf4> {
 template <class Code, int kWords>
 __device__ __forceinline__ void order_pairs(uint32_t (&x)[kWords]) {
   if constexpr (std::is_same<Code, Gf4>::value) {
-    const uint32_t p03 = __byte_perm(x[0], x[1], 0x7610), p14 = __byte_perm(x[0], x[2], 0x5432), p25 = __byte_perm(x[1], x[2], 0x7610);
+    const uint32_t p03 = __byte_perm(x[0], x[1], 0x7610), p14 = __byte_perm(x[0], x[2], 0x5432),
+                   p25 = __byte_perm(x[1], x[2], 0x7610);
     x[0] = p03, x[1] = p14, x[2] = p25;
   }
 }
 
-// What a source of weights holds, for tensor cores: the codes, of a 16-bit type or of one that is decoded, and how many there
-// are in the 16 bytes that a lane reads at a time. void: it has to be resolved.
+// What a source of weights holds, for tensor cores: the codes, of a 16-bit type or of one that is decoded, and how many
+// there are in the 16 bytes that a lane reads at a time. void: it has to be resolved.
 template <class W>
 struct Coded {
   using Code = void;
@@ -189,9 +192,12 @@ template <class Code, class Zero, class = void>
 struct TakesZeros : std::false_type {};
 template <class Code, class Zero>
 struct TakesZeros<Code, Zero, void_t<decltype(Decoder<Code>::each)>>
-    : std::integral_constant<bool, std::is_same<Zero, Nothing>::value || (Decoder<Code>::takes_zero && std::is_integral<Zero>::value && sizeof(Zero) == 1)> {};
+    : std::integral_constant<bool,
+                             std::is_same<Zero, Nothing>::value ||
+                                 (Decoder<Code>::takes_zero && std::is_integral<Zero>::value && sizeof(Zero) == 1)> {};
 template <class Codes, class T, class Zero>
-struct Coded<Dequant<Codes, Scales<T, Zero>>> : std::conditional_t<TakesZeros<typename Coded<Codes>::Code, Zero>::value, Coded<Codes>, Coded<void>> {
+struct Coded<Dequant<Codes, Scales<T, Zero>>>
+    : std::conditional_t<TakesZeros<typename Coded<Codes>::Code, Zero>::value, Coded<Codes>, Coded<void>> {
   static constexpr bool scaled = true;
 };
 template <class S, int kParts>

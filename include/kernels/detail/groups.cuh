@@ -46,10 +46,13 @@ struct GroupsBody {
 
  private:
   template <class Source, class Map>
-  static __device__ __forceinline__ auto value(const Source& source, const Map& map, const Fetched& fetched, int64_t row, int64_t col) {
+  static __device__ __forceinline__ auto value(const Source& source, const Map& map, const Fetched& fetched,
+                                               int64_t row, int64_t col) {
     return apply_map(map, resolve(source, fetched, row, col), fetch_operands<N>(map, row, col), row, col);
   }
-  static __device__ __forceinline__ void gather(State& state, const Lanes<>& lanes) { state.largest = lanes.max(state.largest); }
+  static __device__ __forceinline__ void gather(State& state, const Lanes<>& lanes) {
+    state.largest = lanes.max(state.largest);
+  }
 
   // A lane has one pack of a group at most. All lanes of a warp take part in exchanges, also without a group.
   static __device__ __forceinline__ void held(const Params& p, const Lanes<>& lanes) {
@@ -94,10 +97,14 @@ struct GroupsBody {
         for (int64_t col = at.begin + lanes.rank() * N; col < at.end; col += lanes.count() * N) f(col);
       };
       State state;
-      columns([&](int64_t col) { state.take(apply_map(silent, resolve(p.in, fetch<N>(p.in, at.row, col), at.row, col), fetch_operands<N>(silent, at.row, col), at.row, col)); });
+      columns([&](int64_t col) {
+        state.take(apply_map(silent, resolve(p.in, fetch<N>(p.in, at.row, col), at.row, col),
+                             fetch_operands<N>(silent, at.row, col), at.row, col));
+      });
       gather(state, lanes);
       columns([&](int64_t col) {
-        const auto v = apply_map(map, resolve(again, fetch<N>(again, at.row, col), at.row, col), fetch_operands<N>(map, at.row, col), at.row, col);
+        const auto v = apply_map(map, resolve(again, fetch<N>(again, at.row, col), at.row, col),
+                                 fetch_operands<N>(map, at.row, col), at.row, col);
         sink.store(v, state.reciprocal(), at.row, col);
       });
       if (at.there && lanes.rank() == 0) sink.write_scale(state, at.row, at.index);
@@ -115,7 +122,8 @@ Status each_group(const Exec& ex, const In& in, const Out& out, int64_t rows, in
     int lanes_log2 = 0;
     while (lanes_log2 < 5 && int64_t(N) << lanes_log2 < group) ++lanes_log2;
     if (loaded_once<In> && int64_t(N) << lanes_log2 < group) {
-      return unsupported("quantize: the functor's load runs once, and so large a group is read twice: give it a reload<N>(row, col)");
+      return unsupported(
+          "quantize: the functor's load runs once, and so large a group is read twice: give it a reload<N>(row, col)");
     }
     const int64_t groups = rows * row_groups, each = int64_t(Body::max_threads >> lanes_log2) * Body::many;
     Launch how;

@@ -28,15 +28,16 @@ struct HeadProblem {
   Count<C> columns;  // of a head
 };
 
-// A lane has packs of N values in the sink's order: those of a pair side by side. In the source they are two runs of N / 2
-// columns.
+// A lane has packs of N values in the sink's order: those of a pair side by side. In the source they are two runs of N
+// / 2 columns.
 template <class P, int N>
 struct HeadBody {
   using C = typename P::C;
   using Source = typename P::Source;
   static constexpr int max_threads = 128, registers = sizeof(C) > 4 ? 128 : 64;
   static constexpr int kHalf = N / 2, kPacks = kMaxHeadDim / 32 / N;
-  static constexpr bool kSingles = N == 2 && !wants_pairs<typename P::Sink>();  // it may take no more than one column at a time
+  static constexpr bool kSingles =
+      N == 2 && !wants_pairs<typename P::Sink>();  // it may take no more than one column at a time
   struct Params {
     P problem;
     int lanes_log2;
@@ -74,9 +75,11 @@ struct HeadBody {
       values[i] = broadcast<N>(C(0));
       if (!has(i)) continue;
       const Runs at = runs(p, column(i));
-      const Pack<C, kHalf> a = resolve(p.source, fetched[i][0], token, at.first), b = resolve(p.source, fetched[i][1], token, at.second);
+      const Pack<C, kHalf> a = resolve(p.source, fetched[i][0], token, at.first),
+                           b = resolve(p.source, fetched[i][1], token, at.second);
       KERNELS_UNROLL
-      for (int j = 0; j < N; ++j) values[i].v[j] = at.apart ? (j % 2 == 0 ? a : b).v[j / 2] : (j < kHalf ? a : b).v[j % kHalf];
+      for (int j = 0; j < N; ++j)
+        values[i].v[j] = at.apart ? (j % 2 == 0 ? a : b).v[j / 2] : (j < kHalf ? a : b).v[j % kHalf];
     }
     if (p.shape.normed > 0) {
       typename P::Op::State seen;
@@ -106,7 +109,8 @@ struct HeadBody {
     const bool apart = pair.second != pair.first + 1;
     return {pair.first, apart ? pair.second : pair.first + kHalf, apart};
   }
-  static __device__ __forceinline__ void put_pack(const typename P::Sink& sink, const Pack<C, N>& v, int64_t row, int64_t col) {
+  static __device__ __forceinline__ void put_pack(const typename P::Sink& sink, const Pack<C, N>& v, int64_t row,
+                                                  int64_t col) {
     if constexpr (kSingles) {
       put(sink, Pack<C, 1>{{v.v[0]}}, row, col);
       put(sink, Pack<C, 1>{{v.v[1]}}, row, col + 1);

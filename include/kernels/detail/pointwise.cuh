@@ -56,7 +56,10 @@ using FetchedBy = decltype(std::declval<const F&>().template fetch<N>(kAny, kAny
 template <class F, int N, int kBytes = tuning::kBytesInFlight>
 struct PointwiseBody {
   using Fetched = FetchedBy<F, N>;
-  static constexpr int wanted = std::is_same<Fetched, Nothing>::value ? 1 : kBytes / int(sizeof(Fetched)), most = wanted < 1 ? 1 : wanted < 4 ? wanted : 4;
+  static constexpr int wanted = std::is_same<Fetched, Nothing>::value ? 1 : kBytes / int(sizeof(Fetched)),
+                       most = wanted < 1   ? 1
+                              : wanted < 4 ? wanted
+                                           : 4;
   static constexpr int max_threads = 256, registers = 128;
   struct Params {
     F f;
@@ -75,9 +78,11 @@ struct PointwiseBody {
       };
       Fetched fetched[most];
       KERNELS_UNROLL
-      for (int k = 0; k < most; ++k) visit(k, [&](int64_t row, int64_t col) { fetched[k] = p.f.template fetch<N>(row, col); });
+      for (int k = 0; k < most; ++k)
+        visit(k, [&](int64_t row, int64_t col) { fetched[k] = p.f.template fetch<N>(row, col); });
       KERNELS_UNROLL
-      for (int k = 0; k < most; ++k) visit(k, [&](int64_t row, int64_t col) { p.f.template finish<N>(fetched[k], row, col); });
+      for (int k = 0; k < most; ++k)
+        visit(k, [&](int64_t row, int64_t col) { p.f.template finish<N>(fetched[k], row, col); });
     }
     if constexpr (N > 1 && F::takes_rest) {
       if (blockIdx.x == 0 && int(threadIdx.x) < p.rest) {
@@ -88,8 +93,8 @@ struct PointwiseBody {
   }
 };
 
-// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns. Of a single row
-// the columns that are left come one by one.
+// In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns. Of a
+// single row the columns that are left come one by one.
 template <int kWide, int kMiddle = 1, int kBytes = tuning::kBytesInFlight, class F>
 Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pack) {
   const auto start = [&](auto width) {
@@ -98,7 +103,8 @@ Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pac
     const int64_t row_packs = cols / N, packs = rows * row_packs;
     const auto blocks = [&](int each) { return (packs + Body::max_threads * each - 1) / (Body::max_threads * each); };
     typename Body::Params params{f, Tiles(rows, row_packs), Body::most, int(cols - row_packs * N)};
-    while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count) params.each /= 2;
+    while (params.each > 1 && blocks(params.each) < int64_t(tuning::kBlocksEach) * ex.device().sm_count)
+      params.each /= 2;
     Launch how;
     how.threads = Body::max_threads;
     how.grid.x = unsigned(greater<int64_t>(1, lesser<int64_t>(blocks(params.each), int64_t(1) << 30)));

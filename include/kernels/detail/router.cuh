@@ -12,7 +12,9 @@ KERNELS_BEGIN
 namespace detail {
 
 // The number of the lane with the largest rank, the lowest of equals; every lane gets it.
-__device__ __forceinline__ int best_lane(uint32_t rank) { return __ffs(int(__ballot_sync(0xffffffffu, rank == __reduce_max_sync(0xffffffffu, rank)))) - 1; }
+__device__ __forceinline__ int best_lane(uint32_t rank) {
+  return __ffs(int(__ballot_sync(0xffffffffu, rank == __reduce_max_sync(0xffffffffu, rank)))) - 1;
+}
 
 // A warp for each token: lane l has experts l, l + 32 and so on, kEach of them.
 template <class Logits, int kEach>
@@ -30,7 +32,9 @@ struct RouteBody {
   static __device__ __forceinline__ void run(const Params& p) {
     constexpr int kWarps = max_threads / 32;
     KERNELS_ROLLED
-    for (int64_t token = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; token < p.tokens; token += int64_t(gridDim.x) * kWarps) route_token(p, token);
+    for (int64_t token = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; token < p.tokens;
+         token += int64_t(gridDim.x) * kWarps)
+      route_token(p, token);
   }
 
  private:
@@ -106,7 +110,8 @@ struct RouteBody {
     KERNELS_UNROLL
     for (int j = 0; j < kEach; ++j) {
       logits[j] = -infinity<float>();
-      if (lane + 32 * j < p.experts) logits[j] = convert<float>(resolve(p.logits, fetched[j], token, lane + 32 * j)).v[0];
+      if (lane + 32 * j < p.experts)
+        logits[j] = convert<float>(resolve(p.logits, fetched[j], token, lane + 32 * j)).v[0];
     }
   }
 
@@ -148,8 +153,8 @@ struct RouteBody {
 
 // ---- sorting -------------------------------------------------------------------------------------------------------
 
-// Warps go through choices side by side, each through a part of its own, with a table of its own: how many there are of each expert,
-// and then where the next one goes. So the order needs no atomics, and is the same each time.
+// Warps go through choices side by side, each through a part of its own, with a table of its own: how many there are of
+// each expert, and then where the next one goes. So the order needs no atomics, and is the same each time.
 struct SortParams {
   const int32_t* ids;
   ExpertOrder to;
@@ -164,15 +169,17 @@ struct SortTables {
   int32_t of_warp[kWarps][kMaxExperts];
   int32_t of_warps[kWarps];
 
-  // f(number of the choice, its expert or -1, how many with the same expert are before it in the warp, how many in all) for 32 choices
-  // at a time of this warp's part, on all lanes.
+  // f(number of the choice, its expert or -1, how many with the same expert are before it in the warp, how many in all)
+  // for 32 choices at a time of this warp's part, on all lanes.
   template <class F>
   static __device__ __forceinline__ void each(const SortParams& p, const F& f) {
     constexpr int kAhead = 8;
     const int lane = threadIdx.x & 31;
-    const int64_t block_begin = lesser(p.choices, blockIdx.x * p.each), block_end = lesser(p.choices, block_begin + p.each);
+    const int64_t block_begin = lesser(p.choices, blockIdx.x * p.each),
+                  block_end = lesser(p.choices, block_begin + p.each);
     const int64_t part = (p.each / 32 + kWarps - 1) / kWarps * 32;
-    const int64_t begin = lesser(block_end, block_begin + threadIdx.x / 32 * part), end = lesser(block_end, begin + part);
+    const int64_t begin = lesser(block_end, block_begin + threadIdx.x / 32 * part),
+                  end = lesser(block_end, begin + part);
     KERNELS_ROLLED
     for (int64_t first = begin; first < end; first += 32 * kAhead) {
       int32_t ids[kAhead];
@@ -282,7 +289,9 @@ struct SortBody {
     if (expert == p.experts - 1) tables.of_warps[0] = offset + all;
     __syncthreads();
     KERNELS_ROLLED
-    for (int64_t i = tables.of_warps[0] + int64_t(blockIdx.x) * max_threads + threadIdx.x; i < p.choices; i += int64_t(gridDim.x) * max_threads) p.to.order[i] = -1;
+    for (int64_t i = tables.of_warps[0] + int64_t(blockIdx.x) * max_threads + threadIdx.x; i < p.choices;
+         i += int64_t(gridDim.x) * max_threads)
+      p.to.order[i] = -1;
   }
 };
 

@@ -37,7 +37,9 @@ class Lanes {
   __device__ __forceinline__ int count() const { return kCount ? kCount : count_; }
   __device__ __forceinline__ int rank() const { return threadIdx.x & (count() - 1); }
   // Which of the groups of so many lanes a thread belongs to.
-  __device__ __forceinline__ unsigned group_of(unsigned thread) const { return kCount ? thread / (kCount ? unsigned(kCount) : 1u) : thread >> (31 - __clz(count_)); }
+  __device__ __forceinline__ unsigned group_of(unsigned thread) const {
+    return kCount ? thread / (kCount ? unsigned(kCount) : 1u) : thread >> (31 - __clz(count_));
+  }
   template <class V>
   __device__ __forceinline__ V sum(const V& value) const {
     return exchange(value, [](const V& a, const V& b) { return a + b; });
@@ -46,8 +48,8 @@ class Lanes {
   __device__ __forceinline__ V max(const V& value) const {
     return exchange(value, [](const V& a, const V& b) { return greater(a, b); });
   }
-  // Sums of several values at once, a power of two of them; a lane gets that of value number rank() / (32 / kValues). With fewer
-  // exchanges than one sum after the other takes: lanes send the values that they will not get.
+  // Sums of several values at once, a power of two of them; a lane gets that of value number rank() / (32 / kValues).
+  // With fewer exchanges than one sum after the other takes: lanes send the values that they will not get.
   template <class V, int kValues>
   __device__ __forceinline__ V sums(const V (&values)[kValues]) const {
     static_assert(kCount == 32 && kValues >= 1 && kValues <= 32 && (kValues & (kValues - 1)) == 0, "for whole warps");
@@ -176,8 +178,8 @@ class BlockTeam {
   __device__ __forceinline__ int lane() const { return threadIdx.x & 31; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
 
-  // From the state of each thread to that of the row. One barrier, and one message between blocks. kWarp: how many values
-  // every warp has seen, or 0.
+  // From the state of each thread to that of the row. One barrier, and one message between blocks. kWarp: how many
+  // values every warp has seen, or 0.
   template <int kWarp = 0, class Op, class Seen, class C>
   __device__ __forceinline__ auto reduce(const Op& op, const Seen& seen, const Count<C>& row) {
     const auto lanes = [&] {
@@ -207,11 +209,14 @@ class BlockTeam {
  private:
   // Every warp does the same work on the same states, and gets the same result.
   template <class State, class Op, class C>
-  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count, const Count<C>* total) {
-    return count <= 4 ? gather_lanes<State>(op, slots, count, PartLanes<C, 4>(total)) : gather_lanes<State>(op, slots, count, PartLanes<C>(total));
+  static __device__ __forceinline__ State gather(const Op& op, const unsigned char (*slots)[kBytes], int count,
+                                                 const Count<C>* total) {
+    return count <= 4 ? gather_lanes<State>(op, slots, count, PartLanes<C, 4>(total))
+                      : gather_lanes<State>(op, slots, count, PartLanes<C>(total));
   }
   template <class State, class Op, class L>
-  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count, const L& lanes) {
+  static __device__ __forceinline__ State gather_lanes(const Op& op, const unsigned char (*slots)[kBytes], int count,
+                                                       const L& lanes) {
     State state;
     if (lanes.rank() < count) memcpy(&state, __builtin_assume_aligned(slots[lanes.rank()], 8), sizeof(State));
     return op.gather(state, lanes);

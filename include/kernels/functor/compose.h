@@ -11,17 +11,21 @@ class MappedSource : public Functor {
   static constexpr Role role = Role::source;
   KERNELS_HD MappedSource(S source, M map) : source_(source), map_(map) {}
 
-  static constexpr int widest = detail::widest_of<S>() < detail::widest_of<M>() ? detail::widest_of<S>() : detail::widest_of<M>();
+  static constexpr int widest =
+      detail::widest_of<S>() < detail::widest_of<M>() ? detail::widest_of<S>() : detail::widest_of<M>();
   int max_pack() const { return lesser(detail::max_pack_of(source_), detail::max_pack_of(map_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(source_, rows, cols));
     return detail::check_of(map_, rows, cols);
   }
-  static constexpr bool takes_any_column = detail::takes_any_column<S>() && detail::takes_any_column<M>(), leads = detail::leads<S>();
+  static constexpr bool takes_any_column = detail::takes_any_column<S>() && detail::takes_any_column<M>(),
+                        leads = detail::leads<S>();
   auto any_column() const { return with(detail::any_column(source_), detail::any_column(map_)); }
   auto leading() const { return with(detail::leading(source_), detail::any_column(map_)); }
   template <int N>
-  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(source_, row, col), detail::placed<N>(map_, row, col)); }
+  KERNELS_HD auto placed(int64_t row, int64_t col) const {
+    return with(detail::placed<N>(source_, row, col), detail::placed<N>(map_, row, col));
+  }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
@@ -34,13 +38,16 @@ class MappedSource : public Functor {
   }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
-    return detail::apply_map(map_, detail::resolve(source_, detail::first_of(fetched), row, col), detail::second_of(fetched), row, col);
+    return detail::apply_map(map_, detail::resolve(source_, detail::first_of(fetched), row, col),
+                             detail::second_of(fetched), row, col);
   }
   KERNELS_HD auto second_pass() const {
     if constexpr (detail::is_tee<M>::value) return map_.template read_back<compute_type<S>>();
     else return with(detail::second_pass(source_), detail::second_pass(map_));
   }
-  KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_), detail::without_effects(map_)); }
+  KERNELS_HD auto without_effects() const {
+    return with(detail::without_effects(source_), detail::without_effects(map_));
+  }
 
   detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane_of(source_, rows, cols); }
   KERNELS_HD const S& source() const { return source_; }
@@ -60,7 +67,8 @@ class MapChain : public Functor {
   static constexpr Role role = Role::map;
   KERNELS_HD MapChain(A first, B second) : first_(first), second_(second) {}
 
-  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  static constexpr int widest =
+      detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
   int max_pack() const { return lesser(detail::max_pack_of(first_), detail::max_pack_of(second_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(first_, rows, cols));
@@ -73,7 +81,9 @@ class MapChain : public Functor {
     return MapChain<std::decay_t<decltype(first)>, std::decay_t<decltype(second)>>(first, second);
   }
   template <int N>
-  KERNELS_HD MapChain placed(int64_t row, int64_t col) const { return {detail::placed<N>(first_, row, col), detail::placed<N>(second_, row, col)}; }
+  KERNELS_HD MapChain placed(int64_t row, int64_t col) const {
+    return {detail::placed<N>(first_, row, col), detail::placed<N>(second_, row, col)};
+  }
   void set_past_cache(bool past) {
     detail::set_past_cache(first_, past);
     detail::set_past_cache(second_, past);
@@ -85,7 +95,8 @@ class MapChain : public Functor {
   }
   template <class C, int N, class Fetched>
   KERNELS_HD auto map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
-    return detail::apply_map(second_, detail::apply_map(first_, v, detail::first_of(fetched), row, col), detail::second_of(fetched), row, col);
+    return detail::apply_map(second_, detail::apply_map(first_, v, detail::first_of(fetched), row, col),
+                             detail::second_of(fetched), row, col);
   }
   KERNELS_HD auto without_effects() const {
     auto first = detail::without_effects(first_);
@@ -107,7 +118,8 @@ class MappedSink : public Functor {
   static constexpr Role role = detail::role_of<S>();
   KERNELS_HD MappedSink(M map, S sink) : map_(map), sink_(sink) {}
 
-  static constexpr int widest = detail::widest_of<M>() < detail::widest_of<S>() ? detail::widest_of<M>() : detail::widest_of<S>();
+  static constexpr int widest =
+      detail::widest_of<M>() < detail::widest_of<S>() ? detail::widest_of<M>() : detail::widest_of<S>();
   int max_pack() const { return lesser(detail::max_pack_of(map_), detail::max_pack_of(sink_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(map_, rows, cols));
@@ -120,7 +132,9 @@ class MappedSink : public Functor {
     return MappedSink<std::decay_t<decltype(map)>, std::decay_t<decltype(sink)>>(map, sink);
   }
   template <int N>
-  KERNELS_HD MappedSink placed(int64_t row, int64_t col) const { return {detail::placed<N>(map_, row, col), detail::placed<N>(sink_, row, col)}; }
+  KERNELS_HD MappedSink placed(int64_t row, int64_t col) const {
+    return {detail::placed<N>(map_, row, col), detail::placed<N>(sink_, row, col)};
+  }
   void set_past_cache(bool past) {
     detail::set_past_cache(map_, past);
     detail::set_past_cache(sink_, past);
@@ -173,7 +187,8 @@ KERNELS_HD int pack_at(int64_t col, int most) {
   return most;
 }
 
-// f(pack, col) for the columns of v, in packs of at most `most`. What f does is compiled once for each width: v is moved down instead.
+// f(pack, col) for the columns of v, in packs of at most `most`. What f does is compiled once for each width: v is
+// moved down instead.
 template <int kWidth = 0, int N, class C, class F>
 KERNELS_HD void in_packs(int most, Pack<C, N> v, int64_t col, const F& f) {
   constexpr int width = kWidth > 0 ? kWidth : N;
@@ -191,16 +206,19 @@ KERNELS_HD void in_packs(int most, Pack<C, N> v, int64_t col, const F& f) {
   }
 }
 
-// A map that needs other columns than those it changes says itself what source | map and map | sink are: on_source(source),
-// on_sink(sink). A sink in front of which columns are in another order says what map | sink is: after(map).
+// A map that needs other columns than those it changes says itself what source | map and map | sink are:
+// on_source(source), on_sink(sink). A sink in front of which columns are in another order says what map | sink is:
+// after(map).
 template <class M, class S, class = void>
 struct has_on_source : std::false_type {};
 template <class M, class S>
-struct has_on_source<M, S, void_t<decltype(std::declval<const M&>().on_source(std::declval<const S&>()))>> : std::true_type {};
+struct has_on_source<M, S, void_t<decltype(std::declval<const M&>().on_source(std::declval<const S&>()))>>
+    : std::true_type {};
 template <class M, class S, class = void>
 struct has_on_sink : std::false_type {};
 template <class M, class S>
-struct has_on_sink<M, S, void_t<decltype(std::declval<const M&>().on_sink(std::declval<const S&>()))>> : std::true_type {};
+struct has_on_sink<M, S, void_t<decltype(std::declval<const M&>().on_sink(std::declval<const S&>()))>>
+    : std::true_type {};
 template <class A, class B, class S>
 struct has_on_sink<MapChain<A, B>, S> {
   static constexpr bool value = has_on_sink<A, S>::value || has_on_sink<B, S>::value;
@@ -227,7 +245,9 @@ auto compose(const A& a, const B& b) {
   } else if constexpr (is_mapped_sink<B>::value) {
     return compose(compose(a, b.map()), b.end());
   } else {
-    static_assert(!wants_pairs<B>(), "a map before qkv(), which is given columns in another order: give each of its sinks its maps, qkv(map | rope | sink, ...)");
+    static_assert(
+        !wants_pairs<B>(),
+        "a map before qkv(), which is given columns in another order: give each of its sinks its maps, qkv(map | rope | sink, ...)");
     return MappedSink<A, B>(a, b);
   }
 }
@@ -252,16 +272,22 @@ constexpr bool is_score = std::is_base_of<Score, F>::value;
 
 // Anything else on either side of | is a mistake, and the message says what was meant.
 template <class A, class B,
-          class = std::enable_if_t<!detail::goes_before<A, B> && (std::is_base_of<Functor, A>::value || std::is_base_of<Functor, B>::value)>,
+          class = std::enable_if_t<!detail::goes_before<A, B> &&
+                                   (std::is_base_of<Functor, A>::value || std::is_base_of<Functor, B>::value)>,
           class = void>
 A operator|(const A& a, const B&) {
   using namespace detail;
   constexpr bool scores = is_score<A> || is_score<B>, call = is_source<A> && is_sink<B>;
   static_assert(!scores, "operator| does not compose scores, & does: k::causal() & k::soft_cap(30)");
-  static_assert(!call, "operator| between a source and a sink: they are two arguments of a call, as in k::softmax(stream, source, sink, rows, cols)");
-  static_assert(!is_sink<A>, "operator| behind a sink: maps stand before it, map | sink; k::both(sink, sink) writes twice");
-  static_assert(scores || is_sink<A> || !is_source<B>, "operator| before a source: maps stand behind it, source | map; k::add(source) adds one to another");
-  static_assert(scores || call || is_sink<A> || is_source<B>, "operator| takes source | map, map | map and map | sink: one of these is none of them");
+  static_assert(
+      !call,
+      "operator| between a source and a sink: they are two arguments of a call, as in k::softmax(stream, source, sink, rows, cols)");
+  static_assert(!is_sink<A>,
+                "operator| behind a sink: maps stand before it, map | sink; k::both(sink, sink) writes twice");
+  static_assert(scores || is_sink<A> || !is_source<B>,
+                "operator| before a source: maps stand behind it, source | map; k::add(source) adds one to another");
+  static_assert(scores || call || is_sink<A> || is_source<B>,
+                "operator| takes source | map, map | map and map | sink: one of these is none of them");
   return a;
 }
 

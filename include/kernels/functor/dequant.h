@@ -88,10 +88,12 @@ template <class T>
 Scales<T> group_scales(const T* p, int64_t ld, int group) { return {p, ld, 0, detail::log2_of(group)}; }
 // p[row / block * ld + col / block]; block: a power of two.
 template <class T>
-Scales<T> block_scales(const T* p, int64_t ld, int block) { return {p, ld, detail::log2_of(block), detail::log2_of(block)}; }
+Scales<T> block_scales(const T* p, int64_t ld, int block) {
+  return {p, ld, detail::log2_of(block), detail::log2_of(block)};
+}
 
-// Codes and their scales. Engines that sum over columns multiply by the scale once per pack: they ask for unscaled() and
-// scale_of(); everyone else sees an ordinary source.
+// Codes and their scales. Engines that sum over columns multiply by the scale once per pack: they ask for unscaled()
+// and scale_of(); everyone else sees an ordinary source.
 template <class Codes, class S>
 class Dequant : public Functor {
  public:
@@ -127,9 +129,12 @@ class Dequant : public Functor {
   KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const {
     return unscaled(fetched, row, col) * scale_of(fetched);
   }
-  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(codes_, row, begin, end); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(codes_, row, begin, end);
+  }
   template <class Of = Codes>
-  KERNELS_HD auto at_row(int64_t row) const -> decltype(Dequant<decltype(std::declval<const Of&>().at_row(row)), S>{std::declval<const Of&>().at_row(row), std::declval<const S&>()}) {
+  KERNELS_HD auto at_row(int64_t row) const -> decltype(Dequant<decltype(std::declval<const Of&>().at_row(row)), S>{
+      std::declval<const Of&>().at_row(row), std::declval<const S&>()}) {
     return {codes_.at_row(row), scales_.at_row(row)};
   }
 
@@ -148,7 +153,8 @@ Dequant<Codes, S> dequant(Codes codes, S scales) {
   return {codes, scales};
 }
 
-// Weights of which eight lie in a 32-bit word; Format (core/quant.h) says how. ld counts weights and is a multiple of 8.
+// Weights of which eight lie in a 32-bit word; Format (core/quant.h) says how. ld counts weights and is a multiple
+// of 8.
 template <class Format>
 class Words : public Functor {
  public:
@@ -162,8 +168,10 @@ class Words : public Functor {
   }
   Status check(int64_t rows, int64_t cols) const {
     if (rows == 0 || cols == 0) return {};
-    KERNELS_TRY(detail::check_pointer(words_, "4-bit weights: the pointer is null", "4-bit weights: the pointer is not aligned for words of 32 bits"));
-    if (ld_ % 8 != 0 || (ld_ < cols && rows > 1)) return invalid("4-bit weights: the row stride is not a multiple of 8, or is smaller than cols");
+    KERNELS_TRY(detail::check_pointer(words_, "4-bit weights: the pointer is null",
+                                      "4-bit weights: the pointer is not aligned for words of 32 bits"));
+    if (ld_ % 8 != 0 || (ld_ < cols && rows > 1))
+      return invalid("4-bit weights: the row stride is not a multiple of 8, or is smaller than cols");
     if (detail::rows_overflow<uint32_t>(rows, ld_)) return invalid("4-bit weights: rows x row stride exceeds 64 bits");
     return {};
   }

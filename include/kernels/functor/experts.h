@@ -5,20 +5,23 @@
 
 KERNELS_BEGIN
 
-// A mixture of experts, for tokens of which each goes to experts of its own: token m is multiplied with rows ids[m] * n and so
-// on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts), or -1: the result
-// of such a token is made with the first expert's weights, and is not to be used.
+// A mixture of experts, for tokens of which each goes to experts of its own: token m is multiplied with rows ids[m] * n
+// and so on of all experts' weights. ids, in the memory that the call computes in, are in [0, experts), or -1: the
+// result of such a token is made with the first expert's weights, and is not to be used.
 template <class S>
 class Experts : public Functor {
  public:
   static constexpr Role role = Role::source;
-  Experts(S source, const int32_t* ids, int64_t n, int64_t experts) : source_(source), ids_(ids), n_(n), experts_(experts) {}
+  Experts(S source, const int32_t* ids, int64_t n, int64_t experts)
+      : source_(source), ids_(ids), n_(n), experts_(experts) {}
 
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(ids_, "experts: the pointer to the ids is null", "experts: the pointer to the ids is not aligned for its elements"));
-    if (experts_ < 1 || rows != n_) return invalid("experts: the number of experts is less than 1, or an expert's rows are not N");
+    KERNELS_TRY(detail::check_pointer(ids_, "experts: the pointer to the ids is null",
+                                      "experts: the pointer to the ids is not aligned for its elements"));
+    if (experts_ < 1 || rows != n_)
+      return invalid("experts: the number of experts is less than 1, or an expert's rows are not N");
     return detail::check_of(source_, n_ * experts_, cols);
   }
   KERNELS_HD Shifted<S> for_token(int64_t token) const { return {source_, greater<int64_t>(ids_[token], 0) * n_}; }
@@ -57,7 +60,9 @@ class Repeated : public Functor {
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row / times_, col); }
   template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row / times_, col); }
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, row / times_, col);
+  }
 
  private:
   S source_;
@@ -66,11 +71,14 @@ class Repeated : public Functor {
 
 template <class S>
 Repeated<S> repeated(S source, int64_t times) {
-  static_assert(!detail::has_effects<S>, "repeated() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
+  static_assert(
+      !detail::has_effects<S>,
+      "repeated() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
   return {source, times};
 }
 
-// Rows in the order of their experts, which is known on the device alone (sort_by_expert() in router.h): row r is row order[r] / top_k of the source; row 0 where order[r] is negative.
+// Rows in the order of their experts, which is known on the device alone (sort_by_expert() in router.h): row r is row
+// order[r] / top_k of the source; row 0 where order[r] is negative.
 template <class S>
 class Gathered : public Functor {
  public:
@@ -87,13 +95,16 @@ class Gathered : public Functor {
   Status check(int64_t rows, int64_t cols) const {
     if (top_k_ < 1) return invalid("gathered: top_k is less than 1");
     if (top_k_ > std::numeric_limits<int32_t>::max()) return invalid("gathered: top_k exceeds 2^31 - 1");
-    KERNELS_TRY(detail::check_pointer(order_, "gathered: the pointer to the order is null", "gathered: the pointer to the order is not aligned for 32-bit numbers"));
+    KERNELS_TRY(detail::check_pointer(order_, "gathered: the pointer to the order is null",
+                                      "gathered: the pointer to the order is not aligned for 32-bit numbers"));
     return detail::check_of(source_, (rows + top_k_ - 1) / top_k_, cols);
   }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
   template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, origin(row), col);
+  }
 
   KERNELS_HD const S& source() const { return source_; }
   // The row of the source that is at this one's place.
@@ -119,13 +130,16 @@ struct is_gathered<Gathered<S>> : std::true_type {};
 template <class S>
 Gathered<S> gathered(S source, const int32_t* order, int64_t top_k) {
   static_assert(detail::is_source<S>, "gathered() takes a source, the order of its rows and top_k");
-  static_assert(!detail::has_effects<S>, "gathered() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
+  static_assert(
+      !detail::has_effects<S>,
+      "gathered() reads its rows more than once, and tee() or another effect must happen once: make these rows before with copy()");
   return {source, order, top_k};
 }
 
-// The way back from a mixture: a token's result is the sum over its top_k experts of shares[m * top_k + j] times the product of
-// its j-th row of inputs with the weights of expert ids[m * top_k + j]. All top_k rows of inputs are one row to the call, and
-// K is top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts). An expert -1 has share 0; its row of inputs must be finite.
+// The way back from a mixture: a token's result is the sum over its top_k experts of shares[m * top_k + j] times the
+// product of its j-th row of inputs with the weights of expert ids[m * top_k + j]. All top_k rows of inputs are one row
+// to the call, and K is top_k * cols: mixed(w, ids, shares, top_k, n, cols, experts). An expert -1 has share 0; its row
+// of inputs must be finite.
 template <class S, class T>
 class Mixed : public Functor {
  public:
@@ -141,8 +155,10 @@ class Mixed : public Functor {
     const char* const misaligned = "mixed: the pointer to the ids or the shares is not aligned for its elements";
     KERNELS_TRY(detail::check_pointer(ids_, null, misaligned));
     KERNELS_TRY(detail::check_pointer(shares_, null, misaligned));
-    if (experts_ < 1 || top_k_ < 1 || cols_ < 0) return invalid("mixed: top_k or the number of experts is less than 1, or cols is negative");
-    if (rows != n_ || cols != top_k_ * cols_) return invalid("mixed: an expert's rows are not N, or K is not top_k x cols");
+    if (experts_ < 1 || top_k_ < 1 || cols_ < 0)
+      return invalid("mixed: top_k or the number of experts is less than 1, or cols is negative");
+    if (rows != n_ || cols != top_k_ * cols_)
+      return invalid("mixed: an expert's rows are not N, or K is not top_k x cols");
     return detail::check_of(source_, n_ * experts_, cols_);
   }
 
@@ -162,7 +178,8 @@ class Mixed : public Functor {
     KERNELS_HD auto fetch(int64_t row, int64_t col) const {
       const int64_t slot = first_ + part(col);
       const int64_t id = all_.ids_[slot];
-      const auto weights = detail::fetch<N>(all_.source_, greater<int64_t>(id, 0) * all_.n_ + row, col - part(col) * all_.cols_);
+      const auto weights =
+          detail::fetch<N>(all_.source_, greater<int64_t>(id, 0) * all_.n_ + row, col - part(col) * all_.cols_);
       return Some<std::decay_t<decltype(weights)>>{weights, read<1, Cache::keep>(all_.shares_ + slot), id >= 0};
     }
     template <class F>
@@ -170,12 +187,18 @@ class Mixed : public Functor {
       return detail::resolve(all_.source_, fetched.weights, row, col - part(col) * all_.cols_);
     }
     template <class F>
-    KERNELS_HD float scale_of(const F& fetched) const { return fetched.counts ? convert<float>(fetched.share.unpack().v[0]) : 0.f; }
+    KERNELS_HD float scale_of(const F& fetched) const {
+      return fetched.counts ? convert<float>(fetched.share.unpack().v[0]) : 0.f;
+    }
     template <class F>
-    KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const { return unscaled(fetched, row, col) * scale_of(fetched); }
+    KERNELS_HD auto resolve(const F& fetched, int64_t row, int64_t col) const {
+      return unscaled(fetched, row, col) * scale_of(fetched);
+    }
 
    private:
-    KERNELS_HD int part(int64_t col) const { return int(static_cast<uint32_t>(col) / static_cast<uint32_t>(all_.cols_)); }
+    KERNELS_HD int part(int64_t col) const {
+      return int(static_cast<uint32_t>(col) / static_cast<uint32_t>(all_.cols_));
+    }
 
     const Mixed& all_;
     int64_t first_;

@@ -80,8 +80,8 @@ template <class C>
 KERNELS_HD C not_minus_infinity(C x) { return greater(x, -largest<C>()); }
 }  // namespace detail
 
-// The activations keep their relative precision where they are small: none of them subtracts numbers that are nearly equal. Far below 0
-// they are -0, at -infinity as well; NaN stays.
+// The activations keep their relative precision where they are small: none of them subtracts numbers that are nearly
+// equal. Far below 0 they are -0, at -infinity as well; NaN stays.
 
 struct Silu : Elementwise<Silu> {
   template <class C>
@@ -138,7 +138,9 @@ class Binary : public Functor {
   KERNELS_HD auto cached() const { return with(detail::cached(source_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
-  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, begin, end); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(source_, row, begin, end);
+  }
   template <class C, int N, class Fetched>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, const Fetched& fetched, int64_t row, int64_t col) const {
     return Op::apply(v, convert<C>(detail::resolve(source_, fetched, row, col)));
@@ -196,7 +198,9 @@ class Affine : public Functor {
   static constexpr bool takes_any_column = detail::takes_any_column<Gamma>() && detail::takes_any_column<Beta>();
   auto any_column() const { return with(detail::any_column(gamma_), detail::any_column(beta_)); }
   template <int N>
-  KERNELS_HD auto placed(int64_t row, int64_t col) const { return with(detail::placed<N>(gamma_, row, col), detail::placed<N>(beta_, row, col)); }
+  KERNELS_HD auto placed(int64_t row, int64_t col) const {
+    return with(detail::placed<N>(gamma_, row, col), detail::placed<N>(beta_, row, col));
+  }
 
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
@@ -208,7 +212,9 @@ class Affine : public Functor {
            convert<C>(detail::resolve(beta_, detail::second_of(fetched), row, col));
   }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(gamma_), detail::second_pass(beta_)); }
-  KERNELS_HD auto without_effects() const { return with(detail::without_effects(gamma_), detail::without_effects(beta_)); }
+  KERNELS_HD auto without_effects() const {
+    return with(detail::without_effects(gamma_), detail::without_effects(beta_));
+  }
 
  private:
   template <class G, class B>

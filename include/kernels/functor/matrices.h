@@ -1,4 +1,5 @@
-// Several matrices that one product multiplies with: gated, joined, stacked, paired and shifted ones, and where their results go apart.
+// Several matrices that one product multiplies with: gated, joined, stacked, paired and shifted ones, and where their
+// results go apart.
 #pragma once
 
 #include <tuple>
@@ -49,19 +50,24 @@ class ColumnsFrom : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::pack_at(first_, detail::max_pack_of(source_)); }
   Status check(int64_t rows, int64_t cols) const {
-    if (first_ < 0 || cols > std::numeric_limits<int64_t>::max() - first_) return invalid("columns: the first column is negative, or too large");
+    if (first_ < 0 || cols > std::numeric_limits<int64_t>::max() - first_)
+      return invalid("columns: the first column is negative, or too large");
     return detail::check_of(source_, rows, first_ + cols);
   }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row, first_ + col); }
   template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row, first_ + col); }
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, row, first_ + col);
+  }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(source_)); }
   KERNELS_HD auto cached() const { return with(detail::cached(source_)); }
   KERNELS_HD auto second_pass() const { return with(detail::second_pass(source_)); }
   KERNELS_HD auto without_effects() const { return with(detail::without_effects(source_)); }
-  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, row, first_ + begin, first_ + end); }
+  KERNELS_INLINE void prefetch(int64_t row, int64_t begin, int64_t end) const {
+    detail::prefetch(source_, row, first_ + begin, first_ + end);
+  }
 
  private:
   template <class T>
@@ -77,15 +83,20 @@ ColumnsFrom<S> columns(S source, int64_t first) {
   return {source, first};
 }
 
-// The halves of a source of 2 n columns: the first n columns are the gate's and the next n the other operand's, or the other way around.
+// The halves of a source of 2 n columns: the first n columns are the gate's and the next n the other operand's, or the
+// other way around.
 template <class S>
 Gated<ColumnsFrom<S>> gate_up(S source, int64_t n) {
-  static_assert(!detail::has_effects<S>, "gate_up() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
+  static_assert(
+      !detail::has_effects<S>,
+      "gate_up() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
   return gated(columns(source, 0), columns(source, n));
 }
 template <class S>
 Gated<ColumnsFrom<S>> up_gate(S source, int64_t n) {
-  static_assert(!detail::has_effects<S>, "up_gate() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
+  static_assert(
+      !detail::has_effects<S>,
+      "up_gate() reads a row in two places: put tee() behind the gate's activation, swiglu() | tee(), or make its input before with copy()");
   return gated(columns(source, n), columns(source, 0));
 }
 
@@ -101,7 +112,9 @@ struct Glu : Functor {
   Glu(Activation a = {}) : activation(a) {}
 
   template <class C, int N>
-  KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const { return transform(gate, activation) * up; }
+  KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const {
+    return transform(gate, activation) * up;
+  }
   template <class S>
   Joined<S, Activation> on_source(const Gated<S>& both) const { return {both.gate(), both.up(), *this}; }
 };
@@ -119,10 +132,13 @@ class Joined : public Functor {
     return detail::check_of(up_, rows, cols);
   }
   template <int N>
-  KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::pair(detail::fetch<N>(gate_, row, col), detail::fetch<N>(up_, row, col)); }
+  KERNELS_HD auto fetch(int64_t row, int64_t col) const {
+    return detail::pair(detail::fetch<N>(gate_, row, col), detail::fetch<N>(up_, row, col));
+  }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
-    return glu_.join(detail::resolve(gate_, detail::first_of(fetched), row, col), detail::resolve(up_, detail::second_of(fetched), row, col));
+    return glu_.join(detail::resolve(gate_, detail::first_of(fetched), row, col),
+                     detail::resolve(up_, detail::second_of(fetched), row, col));
   }
   static constexpr bool takes_any_column = detail::takes_any_column<S>();
   auto any_column() const { return with(detail::any_column(gate_), detail::any_column(up_)); }
@@ -151,7 +167,9 @@ inline Glu<Sigmoid> glu() { return {}; }
 template <class Activation>
 auto glu(Activation activation) {
   constexpr bool elementwise = std::is_base_of<Elementwise<Activation>, Activation>::value;
-  static_assert(elementwise, "glu() takes a map of single values: silu(), gelu(), gelu_erf(), relu(), relu2(), sigmoid(), tanh(), or one derived from k::Elementwise");
+  static_assert(
+      elementwise,
+      "glu() takes a map of single values: silu(), gelu(), gelu_erf(), relu(), relu2(), sigmoid(), tanh(), or one derived from k::Elementwise");
   if constexpr (elementwise) return Glu<Activation>(activation);
   else return Glu<Silu>();
 }
@@ -167,8 +185,8 @@ struct Sections {
   Part parts[kParts];
   int64_t bounds[kParts + 1];
 
-  // f(part, where it begins), for the part that `at` lies in. One part is tried after the other: what is known of each then lies at an address
-  // that the compiler knows.
+  // f(part, where it begins), for the part that `at` lies in. One part is tried after the other: what is known of each
+  // then lies at an address that the compiler knows.
   template <int i = 0, class F>
   KERNELS_HD auto visit(int64_t at, const F& f) const {
     if constexpr (i + 1 < kParts) {
@@ -188,7 +206,8 @@ struct Sections {
 // From part, count, part, count ...
 template <class Part, size_t... I, class... All>
 Sections<Part, int(sizeof...(I))> sections_of(std::index_sequence<I...>, const std::tuple<All...>& all) {
-  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...}, {0, static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
+  Sections<Part, int(sizeof...(I))> out{{std::get<2 * I>(all)...},
+                                        {0, static_cast<int64_t>(std::get<2 * I + 1>(all))...}};
   for (size_t i = 1; i <= sizeof...(I); ++i) out.bounds[i] += out.bounds[i - 1];
   return out;
 }
@@ -219,7 +238,8 @@ class Stacked : public Functor {
     if (rows != sections_.bounds[kParts]) return invalid("stacked: the numbers of rows do not add up to N");
     for (int i = 0; i < kParts; ++i) KERNELS_TRY(detail::check_of(sections_.parts[i], sections_.size(i), cols));
     for (int i = 1; i < kParts && detail::is_paired<S>::value; ++i) {
-      if (sections_.bounds[i] % 8 != 0) return invalid("stacked: a part of paired() or plain() begins at no multiple of 8 rows");
+      if (sections_.bounds[i] % 8 != 0)
+        return invalid("stacked: a part of paired() or plain() begins at no multiple of 8 rows");
     }
     return {};
   }
@@ -230,7 +250,8 @@ class Stacked : public Functor {
   }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
-    return sections_.visit(row, [&](const S& part, int64_t begin) { return detail::resolve(part, fetched, row - begin, col); });
+    return sections_.visit(
+        row, [&](const S& part, int64_t begin) { return detail::resolve(part, fetched, row - begin, col); });
   }
   template <class F>
   bool any(const F& f) const {
@@ -249,12 +270,13 @@ class Stacked : public Functor {
 
 template <class S, class... Rest>
 auto stacked(S first, int64_t rows, Rest... rest) {
-  static_assert(detail::is_source<S> && sizeof...(Rest) % 2 == 0, "stacked() takes sources, each with its number of rows");
+  static_assert(detail::is_source<S> && sizeof...(Rest) % 2 == 0,
+                "stacked() takes sources, each with its number of rows");
   return Stacked<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, rows, rest...));
 }
 
-// Rows of weights in the order in which rope | sink takes results: those of a pair side by side. In each head of head_dim rows, rows i
-// and half + i are pair i; half = 0: as they are. paired() and plain() in rope.h make it.
+// Rows of weights in the order in which rope | sink takes results: those of a pair side by side. In each head of
+// head_dim rows, rows i and half + i are pair i; half = 0: as they are. paired() and plain() in rope.h make it.
 template <class S>
 class Paired : public Functor {
  public:
@@ -270,15 +292,21 @@ class Paired : public Functor {
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, origin(row), col); }
   template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, origin(row), col); }
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, origin(row), col);
+  }
   template <class Of = S>
-  KERNELS_HD auto at_row(int64_t row, uint32_t behind = 0) const -> decltype(std::declval<const Of&>().at_row(row)) { return source_.at_row(origin(row, behind)); }
+  KERNELS_HD auto at_row(int64_t row, uint32_t behind = 0) const -> decltype(std::declval<const Of&>().at_row(row)) {
+    return source_.at_row(origin(row, behind));
+  }
   void prefetch(int64_t row, int64_t begin, int64_t end) const { detail::prefetch(source_, origin(row), begin, end); }
 
   KERNELS_HD const S& source() const { return source_; }
-  // The row of the source that is at this one's place, or `behind` it in the same head. In 32 bits, as products find it in every thread.
+  // The row of the source that is at this one's place, or `behind` it in the same head. In 32 bits, as products find it
+  // in every thread.
   KERNELS_HD int64_t origin(int64_t row, uint32_t behind = 0) const {
-    const uint32_t first = static_cast<uint32_t>(row), begin = first - heads_.remainder(first), at = first - begin + behind;
+    const uint32_t first = static_cast<uint32_t>(row), begin = first - heads_.remainder(first),
+                   at = first - begin + behind;
     return at >= 2 * uint32_t(half_) ? first + behind : begin + at / 2 + (at % 2 != 0 ? uint32_t(half_) : 0);
   }
   // Of a row: its place in its head if it is one of a pair, otherwise -1.
@@ -328,7 +356,8 @@ class Apart : public Functor {
 
 template <class S, class... Rest>
 auto apart(S first, int64_t cols, Rest... rest) {
-  static_assert(detail::is_sink<S> && !detail::is_row_sink<S> && sizeof...(Rest) % 2 == 0, "apart() takes sinks, each with its number of columns");
+  static_assert(detail::is_sink<S> && !detail::is_row_sink<S> && sizeof...(Rest) % 2 == 0,
+                "apart() takes sinks, each with its number of columns");
   static_assert(!detail::wants_pairs<S>(), "apart() of rope | sink: use qkv()");
   return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
 }
@@ -344,13 +373,18 @@ class Shifted : public Functor {
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row + shift_, col); }
   template <class Fetched>
-  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const { return detail::resolve(source_, fetched, row + shift_, col); }
+  KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
+    return detail::resolve(source_, fetched, row + shift_, col);
+  }
   template <class Fetched, class Of = S>
-  KERNELS_HD auto unscaled(const Fetched& fetched, int64_t row, int64_t col) const -> decltype(std::declval<const Of&>().unscaled(fetched, row, col)) {
+  KERNELS_HD auto unscaled(const Fetched& fetched, int64_t row, int64_t col) const
+      -> decltype(std::declval<const Of&>().unscaled(fetched, row, col)) {
     return source_.unscaled(fetched, row + shift_, col);
   }
   template <class Fetched, class Of = S>
-  KERNELS_HD auto scale_of(const Fetched& fetched) const -> decltype(std::declval<const Of&>().scale_of(fetched)) { return source_.scale_of(fetched); }
+  KERNELS_HD auto scale_of(const Fetched& fetched) const -> decltype(std::declval<const Of&>().scale_of(fetched)) {
+    return source_.scale_of(fetched);
+  }
   KERNELS_HD const S& source() const { return source_; }
   KERNELS_HD int64_t shift() const { return shift_; }
 

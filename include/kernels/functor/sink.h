@@ -47,7 +47,8 @@ class DirectStore : public Functor {
   static constexpr int widest = 16 / int(sizeof(Dst));
   int max_pack() const { return detail::aligned_pack(dst_, ld_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(dst_, "store: the pointer is null", "store: the pointer is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(dst_, "store: the pointer is null",
+                                      "store: the pointer is not aligned for its elements"));
     if (ld_ == detail::kOneRow && rows > 1) return invalid("store: store(p) has one row, store(p, ld) several");
     if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than cols");
     if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
@@ -56,7 +57,9 @@ class DirectStore : public Functor {
   // Around the cache only where rows are whole lines: a part of one costs more than it saves.
   void set_past_cache(bool past) { past_cache_ = past && whole_lines<Dst>(ld_); }
   int lead(int64_t row) const { return until_line(dst_ + row * ld_); }
-  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(dst_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
+  detail::Plane plane(int64_t rows, int64_t cols) const {
+    return detail::plane(dst_, ld_ == detail::kOneRow ? cols : ld_, rows, cols);
+  }
   using Itself = DirectStore;
   static constexpr bool takes_any_column = true;
   StoreAnywhere<Dst> any_column() const { return {dst_, ld_}; }
@@ -107,9 +110,9 @@ class TeeAnywhere : public Functor {
   int64_t ld_;
 };
 
-// A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once: an engine
-// that reads a row a second time reads what was written here instead of evaluating what came before, and what must be read more
-// often (inputs of products, queries, columns in front of rope) does not take a tee at all.
+// A map that also writes: stores the value, and passes on what was stored, rounded to T. Each element is written once:
+// an engine that reads a row a second time reads what was written here instead of evaluating what came before, and what
+// must be read more often (inputs of products, queries, columns in front of rope) does not take a tee at all.
 template <class T>
 class Tee : public DirectStore<compute_t<T>, T> {
  public:
@@ -118,7 +121,8 @@ class Tee : public DirectStore<compute_t<T>, T> {
   using DirectStore<compute_t<T>, T>::DirectStore;
 
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(this->dst_, "tee: the pointer is null", "tee: the pointer is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(this->dst_, "tee: the pointer is null",
+                                      "tee: the pointer is not aligned for its elements"));
     if (this->ld_ == detail::kOneRow && rows > 1) return invalid("tee: tee(p) has one row, tee(p, ld) several");
     if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than cols");
     if (detail::rows_overflow<T>(rows, this->ld_)) return invalid("tee: rows x row stride exceeds 64 bits");
@@ -167,10 +171,12 @@ class Both : public Functor {
     static_assert(detail::is_sink<A> && detail::is_sink<B>, "both() takes two sinks");
     static_assert(!detail::is_row_sink<A> && !detail::is_row_sink<B>,
                   "quantize() cannot be one of both(): write the plain copy with tee() in front of it");
-    static_assert(!detail::wants_pairs<A>() && !detail::wants_pairs<B>(), "rope | sink and qkv() cannot be one of both(): use rope | both(sink, sink)");
+    static_assert(!detail::wants_pairs<A>() && !detail::wants_pairs<B>(),
+                  "rope | sink and qkv() cannot be one of both(): use rope | both(sink, sink)");
   }
 
-  static constexpr int widest = detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
+  static constexpr int widest =
+      detail::widest_of<A>() < detail::widest_of<B>() ? detail::widest_of<A>() : detail::widest_of<B>();
   int max_pack() const { return lesser(detail::max_pack_of(a_), detail::max_pack_of(b_)); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(detail::check_of(a_, rows, cols));
@@ -206,8 +212,8 @@ auto both(A a, B b, More... more) { return both(a, both(b, more...)); }
 
 namespace detail {
 
-// What quantizing to T has to find out: the largest |value|, as the bits of a float. They order as the values do, with NaN above all,
-// so that a NaN shows in the scale and with it in all that shares it.
+// What quantizing to T has to find out: the largest |value|, as the bits of a float. They order as the values do, with
+// NaN above all, so that a NaN shows in the scale and with it in all that shares it.
 template <class T>
 struct LargestSeen {
   uint32_t largest = 0;
@@ -244,8 +250,10 @@ class Quantize : public Functor {
   static constexpr int widest = 16 / int(sizeof(T));
   int max_pack() const { return detail::aligned_pack(q_, ld_, widest); }
   Status check(int64_t rows, int64_t cols) const {
-    KERNELS_TRY(detail::check_pointer(q_, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
-    KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null", "quantize: the pointer to the scales is not aligned for floats"));
+    KERNELS_TRY(detail::check_pointer(q_, "quantize: the pointer is null",
+                                      "quantize: the pointer is not aligned for its elements"));
+    KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null",
+                                      "quantize: the pointer to the scales is not aligned for floats"));
     if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
     if (detail::rows_overflow<T>(rows, ld_)) return invalid("quantize: rows x row stride exceeds 64 bits");
     return {};

@@ -34,8 +34,8 @@ bool rows_overflow(int64_t rows, int64_t ld) {
 
 }  // namespace detail
 
-// A matrix whose packs begin at any column of its rows, but the first and the last. Placed, it is one row, from a few bytes before its
-// first column on: then packs, and the words that they lie in, are as far apart in all of it.
+// A matrix whose packs begin at any column of its rows, but the first and the last. Placed, it is one row, from a few
+// bytes before its first column on: then packs, and the words that they lie in, are as far apart in all of it.
 template <class Src, class Dst>
 class LoadAnywhere : public Functor {
  public:
@@ -77,7 +77,8 @@ class DirectLoad : public Functor {
   int max_pack() const { return detail::aligned_pack(src_, ld_, widest); }
   Status check(int64_t rows, int64_t cols) const {
     if (rows == 0 || cols == 0) return {};
-    KERNELS_TRY(detail::check_pointer(src_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
+    KERNELS_TRY(
+        detail::check_pointer(src_, "load: the pointer is null", "load: the pointer is not aligned for its elements"));
     if (ld_ == detail::kOneRow) return rows == 1 ? Status{} : invalid("load: load(p) has one row, load(p, ld) several");
     if (ld_ < 0) return invalid("load: the row stride is negative");
     if (detail::rows_overflow<Src>(rows, ld_)) return invalid("load: rows x row stride exceeds 64 bits");
@@ -89,7 +90,9 @@ class DirectLoad : public Functor {
     return read<N, kCache>(at(row, col));
   }
   KERNELS_HD const Src* at(int64_t row, int64_t col) const { return src_ + row * ld_ + col; }
-  detail::Plane plane(int64_t rows, int64_t cols) const { return detail::plane(src_, ld_ == detail::kOneRow ? cols : ld_, rows, cols); }
+  detail::Plane plane(int64_t rows, int64_t cols) const {
+    return detail::plane(src_, ld_ == detail::kOneRow ? cols : ld_, rows, cols);
+  }
   using Itself = DirectLoad;
   static constexpr bool takes_any_column = true, leads = true;
   LoadAnywhere<Src, Dst> any_column() const { return {src_, ld_}; }
@@ -127,7 +130,9 @@ class RowVector : public Functor {
   static constexpr int widest = 32 / int(sizeof(T)) < 16 ? 32 / int(sizeof(T)) : 16;
   int max_pack() const { return detail::aligned_pack(p_, 0, widest); }
   Status check(int64_t, int64_t cols) const {
-    return cols == 0 ? Status{} : detail::check_pointer(p_, "row: the vector's pointer is null", "row: the vector's pointer is not aligned for its elements");
+    return cols == 0 ? Status{}
+                     : detail::check_pointer(p_, "row: the vector's pointer is null",
+                                             "row: the vector's pointer is not aligned for its elements");
   }
 
   using Itself = RowVector;
@@ -157,7 +162,8 @@ class PerRow : public Functor {
   explicit PerRow(const T* p) : p_(p) {}
 
   Status check(int64_t, int64_t) const {
-    return detail::check_pointer(p_, "per_row: the vector's pointer is null", "per_row: the vector's pointer is not aligned for its elements");
+    return detail::check_pointer(p_, "per_row: the vector's pointer is null",
+                                 "per_row: the vector's pointer is not aligned for its elements");
   }
 
   // A pack of N equal values: what is read is one element.
@@ -213,7 +219,9 @@ class Cycle : public Functor {
 
 template <class S>
 Cycle<S> cycle(S source, int64_t period) {
-  static_assert(!detail::has_effects<S>, "cycle() reads its rows more than once, and tee() or another effect must happen once: put it behind add(cycle(...)), or make these rows before with copy()");
+  static_assert(
+      !detail::has_effects<S>,
+      "cycle() reads its rows more than once, and tee() or another effect must happen once: put it behind add(cycle(...)), or make these rows before with copy()");
   return {source, period};
 }
 
@@ -227,7 +235,9 @@ RowVector<T> as_source(T* p) { return RowVector<T>(p); }
 template <class S>
 auto as_source(S source) {
   constexpr bool number = std::is_arithmetic<S>::value;
-  static_assert(!number, "as_source: a number where there must be a source: k::shift(s) adds one to all values, k::scale(s) multiplies them by it");
+  static_assert(
+      !number,
+      "as_source: a number where there must be a source: k::shift(s) adds one to all values, k::scale(s) multiplies them by it");
   static_assert(number || is_source<S>, "as_source: expected a source (k::load, k::row, k::per_row ...) or a pointer");
   if constexpr (is_source<S>) return source;
   else return RowVector<float>(nullptr);

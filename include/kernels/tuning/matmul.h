@@ -1,5 +1,5 @@
-// Tuning of products. Measured on an H200 (CUDA 13.0, 2026-11) by graph replay with rotated weights, as in bench/matmul; figures of what
-// was not chosen are those of the run that decided.
+// Tuning of products. Measured on an H200 (CUDA 13.0, 2026-11) by graph replay with rotated weights, as in
+// bench/matmul; figures of what was not chosen are those of the run that decided.
 #pragma once
 
 #include "../core/macros.h"
@@ -7,55 +7,62 @@
 KERNELS_BEGIN
 namespace tuning {
 
-// Rows of weights that a block of the gemv path makes, and its threads at most, or where these take a row in one go. 16-bit
-// weights: 1 to 8 rows and 32 to 512 threads with 1 to 8 packs of each in flight differ by up to 10 %: 14336 x 4096 took 27.2 us with
-// 512 threads and 27.6 with 256, 4096 x 14336 28.0 and 27.7. What is done before the first load is issued and after the last one arrives counts:
-// 400 cycles more in every block took 0.9 us. A normalized input costs every block its statistics and every multiplication its scale, so
-// that more rows share them: 4 with RMSNorm took 29.1 us (2: 31.2), 8 with LayerNorm 31.5 (4: 33.5). Values kept in shared memory for
-// the rows of a whole wave took 29.7 and 30.2. Multiplying by gamma on the way and by the factor at the end, so that nothing waits for the
-// statistics, took longer: gates of a 1B model 23 to 31 us (now 21.2, with a norm in front 21.0), of 8B 86 to 106 (65.8 and 69.1), a head
-// 160 to 200 (150 and 125). Gamma and the squares cost as many instructions a column as two rows of weights, and instructions are the limit.
-// Blocks that stay, find the statistics once, keep the inputs in shared memory and let a warp of their own end rows: QKV of 8B alone 16.2 us
-// (now 17.1), but between its neighbours a layer of 8B took 113 us and of 1B 44.7 (110 and 41.1; bench/step), as they leave no room for the
-// blocks of the next kernel to begin. 40 registers took 142 and 51.4, 64 110 and 42.9, 8 rows 112 and 43.0, what the sink prepares before the
-// statistics or behind the products 110 to 111 and 41.4 to 41.9. Inputs x * gamma that the residual ahead leaves, and the factor of the row
-// multiplied at the end: if it cost nothing, a layer would take 38.5 us at 1B and 110 at 8B; with the squares of x added up by every block 48.9
-// and 146; with whole numbers that blocks of the residual add to in one place 42.8 and 132, in eight places that a warp reads 42.9.
+// Rows of weights that a block of the gemv path makes, and its threads at most, or where these take a row in one go.
+// 16-bit weights: 1 to 8 rows and 32 to 512 threads with 1 to 8 packs of each in flight differ by up to 10 %: 14336 x
+// 4096 took 27.2 us with 512 threads and 27.6 with 256, 4096 x 14336 28.0 and 27.7. What is done before the first load
+// is issued and after the last one arrives counts: 400 cycles more in every block took 0.9 us. A normalized input costs
+// every block its statistics and every multiplication its scale, so that more rows share them: 4 with RMSNorm took 29.1
+// us (2: 31.2), 8 with LayerNorm 31.5 (4: 33.5). Values kept in shared memory for the rows of a whole wave took 29.7
+// and 30.2. Multiplying by gamma on the way and by the factor at the end, so that nothing waits for the statistics,
+// took longer: gates of a 1B model 23 to 31 us (now 21.2, with a norm in front 21.0), of 8B 86 to 106 (65.8 and 69.1),
+// a head 160 to 200 (150 and 125). Gamma and the squares cost as many instructions a column as two rows of weights, and
+// instructions are the limit. Blocks that stay, find the statistics once, keep the inputs in shared memory and let a
+// warp of their own end rows: QKV of 8B alone 16.2 us (now 17.1), but between its neighbours a layer of 8B took 113 us
+// and of 1B 44.7 (110 and 41.1; bench/step), as they leave no room for the blocks of the next kernel to begin. 40
+// registers took 142 and 51.4, 64 110 and 42.9, 8 rows 112 and 43.0, what the sink prepares before the statistics or
+// behind the products 110 to 111 and 41.4 to 41.9. Inputs x * gamma that the residual ahead leaves, and the factor of
+// the row multiplied at the end: if it cost nothing, a layer would take 38.5 us at 1B and 110 at 8B; with the squares
+// of x added up by every block 48.9 and 146; with whole numbers that blocks of the residual add to in one place 42.8
+// and 132, in eight places that a warp reads 42.9.
 constexpr int kGemvRows = 2, kGemvThreads = 256, kGemvThreadsAtOnce = 512;
 constexpr int kGemvRowsNormed = 4;
 constexpr int kGemvRowsHeavy = 8, kGemvThreadsHeavy = 128;
-// The same with tensor cores, and weights of 8 or 4 bits. 2 to 8 rows, 32 to 512 threads. Weights of 8 bits: 128 threads took 15.8 us,
-// 64 took 16.3 (14336 x 4096, e4m3; 4096 x 14336: 15.8 and 17.3). Of 4 bits, 4096 x 14336: 128 threads 10.3, 64 11.2, 32 15.8;
-// 14336 x 4096: 10.9, 10.9 and 10.0 (int4 with a scale for 128).
+// The same with tensor cores, and weights of 8 or 4 bits. 2 to 8 rows, 32 to 512 threads. Weights of 8 bits: 128
+// threads took 15.8 us, 64 took 16.3 (14336 x 4096, e4m3; 4096 x 14336: 15.8 and 17.3). Of 4 bits, 4096 x 14336: 128
+// threads 10.3, 64 11.2, 32 15.8; 14336 x 4096: 10.9, 10.9 and 10.0 (int4 with a scale for 128).
 constexpr int kSkinnyRows = 4, kSkinnyThreads = 128;
-// And with several scales in 64 bytes: 4 steps for each warp, with two blocks of 14 warps on a multiprocessor where rows are that
-// long. 4096 x 14336, int4 with a scale for 32: 14 warps took 11.2 us, 8 14.2, 4 18.1; 14336 x 4096: 4 warps 11.3, 8 12.3, 14 16.1.
-// Gates of 14336 x 4096 among themselves take 20.3 us, a read of their bytes 15.7: 17.7 without scales (a ninth of the bytes), 19.4 without
-// inputs, 17.2 without both, 16.0 if nothing is decoded either, 18.5 if codes and scales are read and no more. 128 bytes of a row by eight
-// lanes took 21.4 to 23.3, codes copied to shared memory 21.7 with as many in flight and 22.5 to 27.9 with two or three times as many (e4m3: 29.3
-// and 29.7 to 32.7, now 27.7), an L1 of the least size 30.5, 80 registers 22.9. Weights that the kernel ahead brings into the L2: a layer of 7B with int4
-// took 52.2 to 57.1 us (now 52.0 to 52.6), with e4m3 65.4 to 70.6 (65.7 to 66.2), with half 111.0 to 121.1 (111.6).
+// And with several scales in 64 bytes: 4 steps for each warp, with two blocks of 14 warps on a multiprocessor where
+// rows are that long. 4096 x 14336, int4 with a scale for 32: 14 warps took 11.2 us, 8 14.2, 4 18.1; 14336 x 4096: 4
+// warps 11.3, 8 12.3, 14 16.1. Gates of 14336 x 4096 among themselves take 20.3 us, a read of their bytes 15.7: 17.7
+// without scales (a ninth of the bytes), 19.4 without inputs, 17.2 without both, 16.0 if nothing is decoded
+// either, 18.5 if codes and scales are read and no more. 128 bytes of a row by eight lanes took 21.4 to 23.3, codes
+// copied to shared memory 21.7 with as many in flight and 22.5 to 27.9 with two or three times as many (e4m3: 29.3
+// and 29.7 to 32.7, now 27.7), an L1 of the least size 30.5, 80 registers 22.9. Weights that the kernel ahead brings
+// into the L2: a layer of 7B with int4 took 52.2 to 57.1 us (now 52.0 to 52.6), with e4m3 65.4 to 70.6 (65.7 to 66.2),
+// with half 111.0 to 121.1 (111.6).
 constexpr int kFineThreads = 448;
 
-// Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in one go,
-// where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16, 14336 x 4096 and
-// 4096 x 14336: 2 tokens 30.6 and 29.8 us, 3 tokens 29.6 and 30.8, 16 tokens 30.1 and 31.8, 32 tokens 31.3 and 33.2; a tile of
-// 64 x 128 took 32.2 to 33.4 and 35.2 to 36.8).
+// Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in
+// one go, where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16,
+// 14336 x 4096 and 4096 x 14336: 2 tokens 30.6 and 29.8 us, 3 tokens 29.6 and 30.8, 16 tokens 30.1 and 31.8, 32
+// tokens 31.3 and 33.2; a tile of 64 x 128 took 32.2 to 33.4 and 35.2 to 36.8).
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// Where 16-bit weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the average, if it
-// has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks of 64 took 30.0 us, 256
-// blocks of 56 30.1); a block that is alone cannot take more (6144 rows, 8 tokens: 128 blocks of 48 took 14.8, 110 of 56 15.4). And
-// what inputs cost, compared to weights (4096 x 4096, 32 tokens: pairs of blocks with 64 rows took 13.2 us, blocks with 32 14.7).
-// kSharedBesides: bytes that a block needs besides its stages, at most.
+// Where 16-bit weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the
+// average, if it has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks
+// of 64 took 30.0 us, 256 blocks of 56 30.1); a block that is alone cannot take more (6144 rows, 8 tokens: 128 blocks
+// of 48 took 14.8, 110 of 56 15.4). And what inputs cost, compared to weights (4096 x 4096, 32 tokens: pairs of blocks
+// with 64 rows took 13.2 us, blocks with 32 14.7). kSharedBesides: bytes that a block needs besides its stages, at
+// most.
 constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
 constexpr int kSharedBesides = 2 << 10;
 
-// What a step of a tile takes; of 64 tokens x 128 rows it is 1. 4096^3 and 14336 x 4096, microseconds for a wave of blocks: 64 x 128 26
-// and 27, 96 x 128 33 and 31, 128 x 128 39 and 35, 160 x 128 45 and 42, 128 x 256 53 and 52, 160 x 256 61 and 64. And how many steps
-// the beginning and the end of a block are worth, with blocks that share K: 1024^3, 64 x 128, a block each, took 10.7 us, 128 x 128
-// with pairs 12.1; 4096 x 4096, 512 tokens: 128 x 128 35.3, 128 x 256 with pairs 31.6.
+// What a step of a tile takes; of 64 tokens x 128 rows it is 1. 4096^3 and 14336 x 4096, microseconds for a wave of
+// blocks: 64 x 128 26 and 27, 96 x 128 33 and 31, 128 x 128 39 and 35, 160 x 128 45 and 42, 128 x 256 53 and 52, 160 x
+// 256 61 and 64. And how many steps the beginning and the end of a block are worth, with blocks that share K: 1024^3,
+// 64 x 128, a block each, took 10.7 us, 128 x 128 with pairs 12.1; 4096 x 4096, 512 tokens: 128 x 128 35.3, 128 x 256
+// with pairs 31.6.
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
 constexpr double kStepsBesides = 16;
 

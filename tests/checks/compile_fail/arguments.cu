@@ -26,7 +26,8 @@
 
 namespace k = kernels;
 
-k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int32_t* ids, const k::AttentionShape& shape, int64_t n) {
+k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int32_t* ids,
+            const k::AttentionShape& shape, int64_t n) {
   const auto in = k::load(p, n);
   const auto out = k::store(y, n);
   const auto side = k::nhd(p, n, 1, 64);

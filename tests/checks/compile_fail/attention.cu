@@ -14,5 +14,6 @@ constexpr int largest = 64;
 
 k::Status f(cudaStream_t stream, const k::half* p, k::half* o) {
   const auto side = k::nhd(p, 16, 1, 64);
-  return k::attention<largest>(stream, k::load(p, 64), k::dense_kv(side, side, 16), k::store(o, 64), {1, 1, 1, 1, 64}, k::no_mask());
+  return k::attention<largest>(stream, k::load(p, 64), k::dense_kv(side, side, 16), k::store(o, 64), {1, 1, 1, 1, 64},
+                               k::no_mask());
 }

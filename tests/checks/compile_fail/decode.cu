@@ -24,5 +24,6 @@ using Scale = float;
 
 k::Status f(cudaStream_t stream, const k::half* p, const Scale* scales, k::half* o, k::Workspace workspace) {
   const auto side = k::nhd(p, 16, 1, 64).head_scales(scales);
-  return k::decode<largest>(stream, k::load(p, 64), k::dense_kv(side, side, 16), k::store(o, 64), {1, 1, 1, 1, 64}, k::no_mask(), workspace);
+  return k::decode<largest>(stream, k::load(p, 64), k::dense_kv(side, side, 16), k::store(o, 64), {1, 1, 1, 1, 64},
+                            k::no_mask(), workspace);
 }

@@ -50,6 +50,7 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
   return k::cpu::norm_heads(cx, k::normed_heads(teed, 16), out, shape);
 #else
   KERNELS_TRY(k::cpu::route(cx, in, numbers, y, {n, 8, 2}));
-  return k::cpu::norm_heads(cx, k::combined(in, numbers, p, 2), k::qkv(k::scale(2) | turned, 16, turned, 16, out, 16), shape);
+  return k::cpu::norm_heads(cx, k::combined(in, numbers, p, 2), k::qkv(k::scale(2) | turned, 16, turned, 16, out, 16),
+                            shape);
 #endif
 }

@@ -5,7 +5,8 @@
 // FAILS COMPUTE_FLOAT_IN_DOUBLE: a load of double is computed in double, any other in float
 #include <kernels/oneflow.cuh>
 
-// A functor of each form, with an index helper whose copy constructor is for the host: no warning, and no copy on the device.
+// A functor of each form, with an index helper whose copy constructor is for the host: no warning, and no copy on the
+// device.
 struct Helper {
   explicit Helper(int n) : divisor(n) {}
   Helper(const Helper& other) : divisor(other.divisor) {}

@@ -9,7 +9,8 @@
 
 namespace fuzz {
 
-// Reads the file and uses what it says. It is either read or refused by llm::Error, in one line; anything else ends the program.
+// Reads the file and uses what it says. It is either read or refused by llm::Error, in one line; anything else ends the
+// program.
 void read(const std::string& input);
 
 // The input with a few changes: of JSON's values, of bytes, or both.

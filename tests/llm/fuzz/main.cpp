@@ -1,6 +1,6 @@
 // The same target without libFuzzer, for compilers that have none.
-//   fuzz SECONDS SEED FILES...     reads the files, then changes of them for so long; FUZZ_FAILURE names the file for an input that fails
-//   fuzz seeds FOLDER GOLDEN       writes what golden files hold as inputs
+//   fuzz SECONDS SEED FILES...     reads the files, then changes of them for so long; FUZZ_FAILURE names the file for
+//   an input that fails fuzz seeds FOLDER GOLDEN       writes what golden files hold as inputs
 #include <sanitizer/common_interface_defs.h>
 #include <unistd.h>
 
@@ -27,7 +27,8 @@ void keep() {
 
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "seeds") == 0) {
-    for (const auto& seed : fuzz::seeds(argv[3])) std::ofstream(std::string(argv[2]) + "/" + seed.first, std::ios::binary) << seed.second;
+    for (const auto& seed : fuzz::seeds(argv[3]))
+      std::ofstream(std::string(argv[2]) + "/" + seed.first, std::ios::binary) << seed.second;
     return 0;
   }
   if (argc < 4) return std::fprintf(stderr, "fuzz SECONDS SEED FILES...\n"), 2;
@@ -53,6 +54,7 @@ int main(int argc, char** argv) {
     one();
   }
   alarm(0);
-  std::printf("%zu files and %llu changes of them were read or refused\n", all.size(), static_cast<unsigned long long>(count));
+  std::printf("%zu files and %llu changes of them were read or refused\n", all.size(),
+              static_cast<unsigned long long>(count));
   return 0;
 }

@@ -35,23 +35,29 @@ void must(bool holds, const char* what) {
 
 void use(const llm::Config& config) {
   for (const llm::RopeConfig& rope : config.ropes) {
-    for (const int64_t length : {int64_t(1), int64_t(5000), int64_t(1) << 30}) must(int64_t(rope.frequencies(config.rotary_dim, length).size()) == config.rotary_dim / 2, "a frequency for each pair");
+    for (const int64_t length : {int64_t(1), int64_t(5000), int64_t(1) << 30})
+      must(int64_t(rope.frequencies(config.rotary_dim, length).size()) == config.rotary_dim / 2,
+           "a frequency for each pair");
     rope.differs(1, 1 << 20);
   }
-  must(config.layers.size() <= 4096 && config.head_dim >= 8 && config.heads >= config.kv_heads && config.kv_heads > 0, "numbers that can be computed with");
+  must(config.layers.size() <= 4096 && config.head_dim >= 8 && config.heads >= config.kv_heads && config.kv_heads > 0,
+       "numbers that can be computed with");
 }
 
 void use(const std::map<std::string, llm::Tensor>& tensors) {
   for (const auto& item : tensors) {
     const llm::Tensor& tensor = item.second;
-    must(size_t(tensor.elements()) * size_t(llm::bits_of(tensor.type) / 8) == tensor.bytes, "a tensor has the bytes of its shape");
+    must(size_t(tensor.elements()) * size_t(llm::bits_of(tensor.type) / 8) == tensor.bytes,
+         "a tensor has the bytes of its shape");
     std::vector<float> values(size_t(std::min<int64_t>(tensor.elements(), 1 << 16)));
-    llm::to_floats(tensor.type, tensor.data + (tensor.bytes - values.size() * size_t(llm::bits_of(tensor.type) / 8)), values.data(), int64_t(values.size()));
+    llm::to_floats(tensor.type, tensor.data + (tensor.bytes - values.size() * size_t(llm::bits_of(tensor.type) / 8)),
+                   values.data(), int64_t(values.size()));
   }
 }
 
 void use(const llm::Tokenizer& tokenizer) {
-  std::string text = "Hello  world, 1234 it's\n\n <s> <|end|> x\xc3\xa9\xe6\x97\xa5\xf0\x9f\x98\x80 e\xcc\x81 \xff <tool>";
+  std::string text =
+      "Hello  world, 1234 it's\n\n <s> <|end|> x\xc3\xa9\xe6\x97\xa5\xf0\x9f\x98\x80 e\xcc\x81 \xff <tool>";
   for (size_t i = 0; i < std::min<size_t>(tokenizer.added().size(), 3); ++i) text += " " + tokenizer.added()[i].text;
   llm::Utf8Stream stream;
   std::string joined;
@@ -72,7 +78,9 @@ void use_directory(const Json& parts) {
   std::vector<golden::Tensor> tensors;
   size_t count = 0;
   for (const Json& item : part("tensors")) {
-    if (!item.is_array() || item.size() != 4 || !item[0].is_string() || !item[1].is_array() || !item[2].is_number() || !item[3].is_number()) return;
+    if (!item.is_array() || item.size() != 4 || !item[0].is_string() || !item[1].is_array() || !item[2].is_number() ||
+        !item[3].is_number())
+      return;
     golden::Tensor tensor{item[0].get<std::string>(), {}, {}};
     size_t n = 1;
     for (const Json& d : item[1]) {
@@ -91,7 +99,8 @@ void use_directory(const Json& parts) {
   folder.write("generation_config.json", part("generation").dump());
   folder.write("model.safetensors", golden::safetensors(tensors, llm::Type::f32));
   llm::Settings settings;
-  settings.directory = folder.path(), settings.device = "cpu", settings.cache = "fp32", settings.quiet = true, settings.threads = 1, settings.seed = 1;
+  settings.directory = folder.path(), settings.device = "cpu", settings.cache = "fp32", settings.quiet = true,
+  settings.threads = 1, settings.seed = 1;
   settings.context = 12, settings.most = 3;
   llm::Session session(settings);
   const llm::Plan plan = llm::Model::plan(session.config, *session.weights, *session.device, session.options(2));
@@ -123,7 +132,8 @@ void read(const std::string& input) {
   } catch (const llm::Error& e) {
     const std::string line = e.what();
     must(line.size() > 8 && line.size() < 1000, "an error is a line");
-    must(std::none_of(line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; }), "an error has no control characters");
+    must(std::none_of(line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; }),
+         "an error has no control characters");
   }
 }
 
@@ -136,14 +146,19 @@ std::map<std::string, std::string> seeds(const std::string& golden) {
     const std::string name = file.path().stem().string();
     const Json json = llm::read_json(file.path().string());
     if (name == "tokenizers") {
-      for (const auto& item : json["tokenizers"].items()) out["tokenizer_" + item.key()] = "t" + item.value()["json"].dump();
+      for (const auto& item : json["tokenizers"].items())
+        out["tokenizer_" + item.key()] = "t" + item.value()["json"].dump();
       out["tokenizer_model"] = "m" + golden::from_base64(json["sentencepiece"]["model"].get<std::string>());
     }
     if (!json.contains("tensors")) continue;
     out["config_" + name] = "c" + json["config"].dump();
     if (!json["old_config"].is_null()) out["config_old_" + name] = "c" + json["old_config"].dump();
-    out["directory_" + name] = "d" + Json{{"config", json["config"]}, {"tensors", json["tensors"]}, {"generation", {{"eos_token_id", {2, 3}}, {"do_sample", true}, {"top_k", 5}, {"temperature", 0.5}}},
-                                          {"tokenizer_config", {{"bos_token", {{"content", "a"}}}, {"eos_token", "b"}}}}.dump();
+    out["directory_" + name] =
+        "d" + Json{{"config", json["config"]},
+                   {"tensors", json["tensors"]},
+                   {"generation", {{"eos_token_id", {2, 3}}, {"do_sample", true}, {"top_k", 5}, {"temperature", 0.5}}},
+                   {"tokenizer_config", {{"bos_token", {{"content", "a"}}}, {"eos_token", "b"}}}}
+                  .dump();
   }
   return out;
 }
@@ -153,14 +168,119 @@ std::map<std::string, std::string> seeds(const std::string& golden) {
 namespace {
 
 // Words that files have, so that one can stand where another was.
-const char* const kWords[] = {
-    "", "x", "a", " ", "\xe2\x96\x81", "<unk>", "<0x41>", "<0x-1>", "<0xGG>", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "silu", "gelu",
-    "gelu_new", "default", "linear", "dynamic", "llama3", "yarn", "longrope", "full_attention", "sliding_attention", "BPE", "Unigram", "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Split", "ByteLevel",
-    "Digits", "Metaspace", "TemplateProcessing", "Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "always", "first", "never", "Strip", "(a+)+$", "[^\\s\\p{L}]+|\\s+(?!\\S)", "(?=.*)", "\\K", "(?<=a)b", "[[a]", "\\C", "(?R)?a",
-    "F32", "F16", "BF16", "U8", "__metadata__", "model.layers.0.self_attn.q_proj.weight"};
-const char* const kNames[] = {"model", "vocab", "merges", "type", "normalizer", "pre_tokenizer", "pretokenizers", "normalizers", "pattern", "Regex", "String", "behavior", "invert", "content", "prepend", "replacement", "added_tokens", "id",
-                              "special", "normalized", "lstrip", "single_word", "byte_fallback", "ignore_merges", "unk_token", "post_processor", "decoder", "rope_parameters", "rope_scaling", "rope_type", "factor", "head_dim",
-                              "partial_rotary_factor", "sliding_window", "layer_types", "text_config", "eos_token_id", "mlp_only_layers", "num_key_value_heads", "tie_word_embeddings", "dtype", "shape", "data_offsets"};
+const char* const kWords[] = {"",
+                              "x",
+                              "a",
+                              " ",
+                              "\xe2\x96\x81",
+                              "<unk>",
+                              "<0x41>",
+                              "<0x-1>",
+                              "<0xGG>",
+                              "llama",
+                              "mistral",
+                              "qwen2",
+                              "qwen3",
+                              "mixtral",
+                              "qwen2_moe",
+                              "qwen3_moe",
+                              "phi3",
+                              "gemma",
+                              "gemma2",
+                              "gemma3",
+                              "gemma3_text",
+                              "gpt2",
+                              "silu",
+                              "gelu",
+                              "gelu_new",
+                              "default",
+                              "linear",
+                              "dynamic",
+                              "llama3",
+                              "yarn",
+                              "longrope",
+                              "full_attention",
+                              "sliding_attention",
+                              "BPE",
+                              "Unigram",
+                              "Sequence",
+                              "NFC",
+                              "NFD",
+                              "NFKC",
+                              "NFKD",
+                              "Lowercase",
+                              "Prepend",
+                              "Replace",
+                              "Split",
+                              "ByteLevel",
+                              "Digits",
+                              "Metaspace",
+                              "TemplateProcessing",
+                              "Isolated",
+                              "Removed",
+                              "MergedWithPrevious",
+                              "MergedWithNext",
+                              "always",
+                              "first",
+                              "never",
+                              "Strip",
+                              "(a+)+$",
+                              "[^\\s\\p{L}]+|\\s+(?!\\S)",
+                              "(?=.*)",
+                              "\\K",
+                              "(?<=a)b",
+                              "[[a]",
+                              "\\C",
+                              "(?R)?a",
+                              "F32",
+                              "F16",
+                              "BF16",
+                              "U8",
+                              "__metadata__",
+                              "model.layers.0.self_attn.q_proj.weight"};
+const char* const kNames[] = {"model",
+                              "vocab",
+                              "merges",
+                              "type",
+                              "normalizer",
+                              "pre_tokenizer",
+                              "pretokenizers",
+                              "normalizers",
+                              "pattern",
+                              "Regex",
+                              "String",
+                              "behavior",
+                              "invert",
+                              "content",
+                              "prepend",
+                              "replacement",
+                              "added_tokens",
+                              "id",
+                              "special",
+                              "normalized",
+                              "lstrip",
+                              "single_word",
+                              "byte_fallback",
+                              "ignore_merges",
+                              "unk_token",
+                              "post_processor",
+                              "decoder",
+                              "rope_parameters",
+                              "rope_scaling",
+                              "rope_type",
+                              "factor",
+                              "head_dim",
+                              "partial_rotary_factor",
+                              "sliding_window",
+                              "layer_types",
+                              "text_config",
+                              "eos_token_id",
+                              "mlp_only_layers",
+                              "num_key_value_heads",
+                              "tie_word_embeddings",
+                              "dtype",
+                              "shape",
+                              "data_offsets"};
 
 template <size_t N>
 std::string any(const char* const (&list)[N], uint64_t& state) {
@@ -169,7 +289,26 @@ std::string any(const char* const (&list)[N], uint64_t& state) {
 
 Json interesting(uint64_t& state) {
   const double reals[] = {0.0, -0.0, 0.5, -1.0, 1e-300, 1e300, 3.4e38, 255.5};
-  const uint64_t whole[] = {0, 1, 2, 3, 7, 8, 16, 255, 256, 257, 4096, 65535, 65536, 1u << 24, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x7fffffffffffffffull, 0x8000000000000000ull, ~0ull};
+  const uint64_t whole[] = {0,
+                            1,
+                            2,
+                            3,
+                            7,
+                            8,
+                            16,
+                            255,
+                            256,
+                            257,
+                            4096,
+                            65535,
+                            65536,
+                            1u << 24,
+                            0x7fffffff,
+                            0x80000000u,
+                            0xffffffffu,
+                            0x7fffffffffffffffull,
+                            0x8000000000000000ull,
+                            ~0ull};
   switch (random_bits(state) % 12) {
     case 0: return nullptr;
     case 1: return random_bits(state) % 2 == 0;
@@ -229,7 +368,10 @@ void change(std::string& bytes, uint64_t& state) {
   switch (random_bits(state) % 7) {
     case 0: bytes[place(0)] = char(random_bits(state)); break;
     case 1: bytes[place(0)] ^= char(1 << random_bits(state) % 8); break;
-    case 2: bytes.insert(place(1), size_t(random_bits(state) % 9), char(random_bits(state) % 2 == 0 ? 0xff : random_bits(state))); break;
+    case 2:
+      bytes.insert(place(1), size_t(random_bits(state) % 9),
+                   char(random_bits(state) % 2 == 0 ? 0xff : random_bits(state)));
+      break;
     case 3: bytes.erase(place(0), size_t(random_bits(state) % 30)); break;
     case 4: bytes.resize(place(1)); break;
     case 5: {  // something that was elsewhere

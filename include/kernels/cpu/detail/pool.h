@@ -1,14 +1,18 @@
-// The threads of calls that are compiled without OpenMP: they stay between calls, as to start one takes as long as a small call.
+// The threads of calls that are compiled without OpenMP: they stay between calls, as to start one takes as long as a
+// small call.
 //
-//   run_on_pool(parts, f)     f(i) for every i in [0, parts), on the thread that calls and on those of the pool that are free
+//   run_on_pool(parts, f)     f(i) for every i in [0, parts), on the thread that calls and on those of the pool that
+//   are free
 //
-// A call takes threads that no other call has, and starts some where there are too few, up to the number of CPUs or of its own
-// parts. So calls from many threads at once, and within each other, share the CPUs and never wait for one another. Waiting threads
-// spin for a moment, then sleep. A part that no thread has begun is left to the caller, who does not wait for sleepers to wake.
+// A call takes threads that no other call has, and starts some where there are too few, up to the number of CPUs or of
+// its own parts. So calls from many threads at once, and within each other, share the CPUs and never wait for one
+// another. Waiting threads spin for a moment, then sleep. A part that no thread has begun is left to the caller, who
+// does not wait for sleepers to wake.
 //
-// Each program or shared library has one pool for all instruction sets that it is compiled for: what it consists of is of plain types
-// and in the shared namespace, its code is not. Threads end when the program ends or the library is unloaded; calls after that, by
-// destructors or threads that still run, are done by their callers alone. A child of fork() begins with an empty pool.
+// Each program or shared library has one pool for all instruction sets that it is compiled for: what it consists of is
+// of plain types and in the shared namespace, its code is not. Threads end when the program ends or the library is
+// unloaded; calls after that, by destructors or threads that still run, are done by their callers alone. A child of
+// fork() begins with an empty pool.
 #pragma once
 
 #include <pthread.h>
@@ -75,8 +79,9 @@ using host_threads::pool;
 using host_threads::Pool;
 using host_threads::Worker;
 
-// How long a thread spins before it sleeps: about as long as it takes to wake one, of which 12 to 24 microseconds are the caller's and
-// the rest is until it runs (two cores of a virtual machine). So it never costs twice as much as knowing when the next call comes.
+// How long a thread spins before it sleeps: about as long as it takes to wake one, of which 12 to 24 microseconds are
+// the caller's and the rest is until it runs (two cores of a virtual machine). So it never costs twice as much as
+// knowing when the next call comes.
 constexpr int64_t kSpinNanoseconds = 50000;
 
 inline int64_t nanoseconds() {
@@ -85,7 +90,8 @@ inline int64_t nanoseconds() {
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// Until done(), which wake() comes after. Where there are more threads than CPUs, spinning would keep others from working.
+// Until done(), which wake() comes after. Where there are more threads than CPUs, spinning would keep others from
+// working.
 template <class Done>
 void wait(Worker& worker, const Done& done) {
   if (pool.started.load(std::memory_order_relaxed) < pool.cpus.load(std::memory_order_relaxed)) {
@@ -193,7 +199,8 @@ void run_on_pool(int parts, const F& f) {
   for (const int started = pool.started; missing > 0 && end < started; ++end) {
     Worker& worker = pool.workers[end];
     const Job* free = nullptr;
-    if (worker.owner.load(std::memory_order_relaxed) != nullptr || !worker.owner.compare_exchange_strong(free, &job)) continue;
+    if (worker.owner.load(std::memory_order_relaxed) != nullptr || !worker.owner.compare_exchange_strong(free, &job))
+      continue;
     worker.job = &job;
     wake(worker);
     --missing;
@@ -204,7 +211,8 @@ void run_on_pool(int parts, const F& f) {
     Worker& worker = pool.workers[i];
     if (worker.owner.load(std::memory_order_relaxed) != &job) continue;
     Job* not_begun = &job;
-    if (!worker.job.compare_exchange_strong(not_begun, nullptr)) wait(worker, [&worker] { return worker.job == nullptr; });
+    if (!worker.job.compare_exchange_strong(not_begun, nullptr))
+      wait(worker, [&worker] { return worker.job == nullptr; });
     worker.owner = nullptr;
   }
 }

@@ -1,5 +1,5 @@
-// A row of logits on the CPU, as core/sampling_row.h goes through it: in up to 1024 groups of tokens side by side, of which those below a
-// floor are left out.
+// A row of logits on the CPU, as core/sampling_row.h goes through it: in up to 1024 groups of tokens side by side, of
+// which those below a floor are left out.
 #pragma once
 
 #include <algorithm>
@@ -62,9 +62,16 @@ struct SampleRoom {
 template <class Source>
 class SampleRow {
  public:
-  SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int64_t vocabulary, SampleRoom& room)
-      : source_(source), packs_(source, source, vocabulary), adjust_(options, rules, row), adjusted_(options.adjusted()), row_(row),
-        vocabulary_(vocabulary), room_(room), block_{room.shared} {
+  SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row,
+            int64_t vocabulary, SampleRoom& room)
+      : source_(source),
+        packs_(source, source, vocabulary),
+        adjust_(options, rules, row),
+        adjusted_(options.adjusted()),
+        row_(row),
+        vocabulary_(vocabulary),
+        room_(room),
+        block_{room.shared} {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
       listed_ = options.lengths[row];
@@ -100,7 +107,9 @@ class SampleRow {
   }
 
   // Of one token, in a row that nothing changes.
-  uint32_t key_at(int64_t id) const { return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]); }
+  uint32_t key_at(int64_t id) const {
+    return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]);
+  }
 
   template <class V>
   void visit(uint32_t from, const V& what) {
@@ -145,7 +154,8 @@ class SampleRow {
     uint64_t all = 0;
     for (int g = 0; g < groups_; ++g) {
       uint64_t mass = 0;
-      if (room_.greatest[g] >= first_of_entry(what.kept.least)) each_of(g, [&what, &mass](uint32_t key, uint32_t id) { mass += what.mass_left(key, id); });
+      if (room_.greatest[g] >= first_of_entry(what.kept.least))
+        each_of(g, [&what, &mass](uint32_t key, uint32_t id) { mass += what.mass_left(key, id); });
       room_.shared.mass[g] = mass;
       all += mass;
     }
@@ -177,7 +187,8 @@ class SampleRow {
         for (int i = 0; i < N; ++i) keys[i] = key_of(x.v[i]);
         for (int i = 0; i < N; ++i) f(keys[i], uint32_t(col + i));
       } else {
-        for (int i = 0; i < N; ++i) f(key_of(adjust_(x.v[i], col + i, listed_ > 0 ? room_.counts[col + i - counted_] : 0)), uint32_t(col + i));
+        for (int i = 0; i < N; ++i)
+          f(key_of(adjust_(x.v[i], col + i, listed_ > 0 ? room_.counts[col + i - counted_] : 0)), uint32_t(col + i));
       }
     });
   }

@@ -54,7 +54,8 @@ constexpr unsigned kNeeds = 0
     ;
 
 #if defined(__GNUC__) && defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports() knows f16c. Asked once: in a virtual machine cpuid takes ten microseconds.
+// Not every compiler's __builtin_cpu_supports() knows f16c. Asked once: in a virtual machine cpuid takes ten
+// microseconds.
 KERNELS_OF_THIS_LIBRARY inline bool has_f16c() {
   static const bool has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -120,8 +121,9 @@ struct Team {
   int threads;
   const void* pool = nullptr;  // the caller's, for run; without it threads are OpenMP's or new ones
   void (*run)(const void* pool, int parts, const Part& part) = nullptr;
-  // How many values that are read or written are worth a thread. Microseconds of softmax and RMSNorm of floats, 1024 columns, in caches,
-  // by one thread and by two of the library's own (AVX2, two cores of a Xeon in a virtual machine, medians of 1000 calls):
+  // How many values that are read or written are worth a thread. Microseconds of softmax and RMSNorm of floats, 1024
+  // columns, in caches, by one thread and by two of the library's own (AVX2, two cores of a Xeon in a virtual machine,
+  // medians of 1000 calls):
   //   values in all                         16 K      32 K      64 K      128 K      256 K
   //   threads still spinning, softmax      4.0 3.2   8.0 5.1   16  9.5   34  19     70  36
   //   threads still spinning, RMSNorm      1.2 1.9   2.4 2.3   4.6 3.5   9.2  5.9   18  11
@@ -129,7 +131,8 @@ struct Team {
   // Twice 32 K pays for both while threads are awake, and where they have to be woken, little is lost.
   double least_work = 32 << 10;
 
-  // With no more threads than there is work for. A multiplication of values that lie in a cache counts as a sixteenth of a value.
+  // With no more threads than there is work for. A multiplication of values that lie in a cache counts as a sixteenth
+  // of a value.
   Team for_work(double values, double products = 0) const {
     const double work = values + products / 16;
     Team team = *this;

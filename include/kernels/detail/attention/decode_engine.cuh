@@ -15,7 +15,9 @@ namespace detail {
 template <class Kv>
 constexpr bool takes_short() {
   if constexpr (narrow_kv<Kv>) {
-    return is_16_bit<typename Coded<typename KeyRun<Kv>::Codes>::Code> && is_16_bit<typename Coded<typename ValueRun<Kv>::Codes>::Code> && !KeyRun<Kv>::scaled && !ValueRun<Kv>::scaled;
+    return is_16_bit<typename Coded<typename KeyRun<Kv>::Codes>::Code> &&
+           is_16_bit<typename Coded<typename ValueRun<Kv>::Codes>::Code> && !KeyRun<Kv>::scaled &&
+           !ValueRun<Kv>::scaled;
   } else {
     return false;
   }
@@ -23,16 +25,19 @@ constexpr bool takes_short() {
 
 // Blocks that share the work, at most.
 inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
-// A few less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a time.
+// A few less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a
+// time.
 inline int even_blocks(int64_t items, int most) {
-  const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most) : items * (parts > 32 ? parts / 32 * 32 : parts);
+  const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most)
+                                                          : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * 15 ? int(even) : most;
 }
-// Rows that are worked on together: 8, or where there are more as many as registers allow with heads of up to `dim` columns.
+// Rows that are worked on together: 8, or where there are more as many as registers allow with heads of up to `dim`
+// columns.
 constexpr int decode_rows(int64_t rows, int64_t dim) { return rows <= 8 || dim > 256 ? 8 : dim > 128 ? 16 : 32; }
 
-// f(size) for the first of these head sizes that has room for `dim` columns, or else the last. If kLargest > 0, which dim does not
-// exceed, that stands for dim, and the others are not compiled.
+// f(size) for the first of these head sizes that has room for `dim` columns, or else the last. If kLargest > 0, which
+// dim does not exceed, that stands for dim, and the others are not compiled.
 template <int kLargest, int kFirst, int... kOthers, class F>
 Status with_head_size(int dim, const F& f) {
   constexpr std::integral_constant<int, kFirst> size{};
@@ -46,8 +51,8 @@ Status with_head_size(int dim, const F& f) {
   }
 }
 
-// kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for; otherwise it is
-// automatic, and two kernels less are compiled.
+// kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for;
+// otherwise it is automatic, and two kernels less are compiled.
 template <class P, int kLargest, bool kAnyMode>
 class DecodeEngine {
   static constexpr int kMany = 32;  // rows
@@ -62,7 +67,8 @@ class DecodeEngine {
     if (*misfit == '\0' && p_.v_dim % widest_of<Value>() != 0) misfit = why_not::values_end;
     const bool fits = *misfit == '\0';
     if (mode != DecodeMode::automatic && mode != DecodeMode::plain && !fits) {
-      return unsupported("decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
+      return unsupported(
+          "decode: tensor cores take keys and values of 16, 8 or 4 bits, in rows that begin and end at multiples of 16 bytes");
     }
     if (plan_ != nullptr) plan_->why_not = fits && mode == DecodeMode::plain ? why_not::mode : misfit;
     automatic_ = mode == DecodeMode::automatic;
@@ -85,42 +91,48 @@ class DecodeEngine {
   using Key = typename KeyRun<Kv>::Codes;
   using Value = typename ValueRun<Kv>::Codes;
 
-  // Whether the kernel for short sequences takes the call, by clusters of so many blocks: with at most so many keys, that is, that a
-  // warp has a few tiles of them.
+  // Whether the kernel for short sequences takes the call, by clusters of so many blocks: with at most so many keys,
+  // that is, that a warp has a few tiles of them.
   bool is_short(int& cluster) const {
     constexpr int most_dim = kLargest == 0 || kLargest > 128 ? 128 : kLargest;
-    const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads, tile = ShortDecodeBody<P, 64>::kWarps * kDecodeKeys;
-    if (keys == 0 || p_.splits > 0 || p_.shape.q_len * p_.group > ShortDecodeBody<P, 64>::kRows || p_.dim > most_dim || p_.v_dim > most_dim) return false;
+    const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads,
+                  tile = ShortDecodeBody<P, 64>::kWarps * kDecodeKeys;
+    if (keys == 0 || p_.splits > 0 || p_.shape.q_len * p_.group > ShortDecodeBody<P, 64>::kRows || p_.dim > most_dim ||
+        p_.v_dim > most_dim)
+      return false;
     if (p_.q_pack < wide_pack<typename P::Q>) return false;
     const bool clusters = ex_.device().capability >= 90;
     cluster = 1;
-    while (clusters && cluster < ShortDecodeBody<P, 64>::kMostBlocks && cluster * tile < keys && 2 * cluster * items <= ex_.device().sm_count) cluster *= 2;
+    while (clusters && cluster < ShortDecodeBody<P, 64>::kMostBlocks && cluster * tile < keys &&
+           2 * cluster * items <= ex_.device().sm_count)
+      cluster *= 2;
     return items <= 2 * ex_.device().sm_count && keys <= tuning::kShortTiles * cluster * tile;
   }
   Status start_short(int cluster) {
-    return with_head_size<(kLargest > 128 ? 128 : kLargest), 64, 128>(greater(p_.dim, p_.v_dim), [this, cluster](auto size) -> Status {
-      using Body = ShortDecodeBody<P, size()>;
-      Launch how;
-      how.threads = Body::max_threads;
-      how.cluster = cluster;
-      if (cluster > 1) {
-        int image = 0;
-        KERNELS_TRY(image_architecture<Body>(ex_, image));
-        if (image < 90) how.cluster = 1;  // right all the same
-      }
-      const int rows = int(p_.shape.q_len * p_.group);
-      how.shared = Body::shared_bytes(rows, how.cluster);
-      how.grid.x = unsigned(p_.shape.batch * p_.shape.kv_heads * how.cluster);
-      if (plan_ == nullptr) return launch<Body>(ex_, how, p_);
-      plan_->path = AttentionPath::precise;
-      plan_->tile_dim = plan_->tile_v_dim = size();
-      plan_->query_pack = wide_pack<typename P::Q>, plan_->key_pack = plan_->value_pack = 8;
-      plan_->tile_rows = rows, plan_->tile_keys = Body::kWarps * kDecodeKeys;
-      plan_->heads_together = true;
-      plan_->blocks = how.grid.x, plan_->splits = how.cluster;
-      plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;
-      return {};
-    });
+    return with_head_size<(kLargest > 128 ? 128 : kLargest), 64, 128>(
+        greater(p_.dim, p_.v_dim), [this, cluster](auto size) -> Status {
+          using Body = ShortDecodeBody<P, size()>;
+          Launch how;
+          how.threads = Body::max_threads;
+          how.cluster = cluster;
+          if (cluster > 1) {
+            int image = 0;
+            KERNELS_TRY(image_architecture<Body>(ex_, image));
+            if (image < 90) how.cluster = 1;  // right all the same
+          }
+          const int rows = int(p_.shape.q_len * p_.group);
+          how.shared = Body::shared_bytes(rows, how.cluster);
+          how.grid.x = unsigned(p_.shape.batch * p_.shape.kv_heads * how.cluster);
+          if (plan_ == nullptr) return launch<Body>(ex_, how, p_);
+          plan_->path = AttentionPath::precise;
+          plan_->tile_dim = plan_->tile_v_dim = size();
+          plan_->query_pack = wide_pack<typename P::Q>, plan_->key_pack = plan_->value_pack = 8;
+          plan_->tile_rows = rows, plan_->tile_keys = Body::kWarps * kDecodeKeys;
+          plan_->heads_together = true;
+          plan_->blocks = how.grid.x, plan_->splits = how.cluster;
+          plan_->result_pack = p_.out_pack >= 4 ? 4 : 1;
+          return {};
+        });
   }
 
   template <int kParts>
@@ -137,7 +149,9 @@ class DecodeEngine {
     int image = 0;
     KERNELS_TRY((image_architecture<DecodeBody<P, Rows>>(ex_, image)));
     if (Rows::shared_bytes(image) + Rows::kStatic > ex_.device().shared_per_block) {
-      if (!automatic_) return unsupported("decode: tensor cores need more shared memory than this device has, in code that was compiled for another");
+      if (!automatic_)
+        return unsupported(
+            "decode: tensor cores need more shared memory than this device has, in code that was compiled for another");
       if (plan_ != nullptr) plan_->why_not = why_not::shared;
       return plain();
     }
@@ -158,7 +172,8 @@ class DecodeEngine {
   Status start(int warps, size_t shared, int blocks_each) {
     p_.tile_rows = Rows::rows;
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
-    p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles * greater(1, p_.splits), blocks_each * ex_.device().sm_count);
+    p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles * greater(1, p_.splits),
+                            blocks_each * ex_.device().sm_count);
     if (plan_ != nullptr) return describe<Rows>(warps);
     Launch how;
     how.threads = 32 * warps;
@@ -182,8 +197,8 @@ class DecodeEngine {
   bool automatic_ = false;
 };
 
-// What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless items are cut in
-// a fixed number of them.
+// What blocks leave: counters, the states of parts, then their outputs. Each block leaves two parts at most, unless
+// items are cut in a fixed number of them.
 struct DecodeRoom {
   size_t counters, states, outputs;
   DecodeRoom(int blocks, const AttentionShape& shape, int splits) {
@@ -200,7 +215,8 @@ struct DecodeRoom {
 
 // With a plan: what would be done, for which no workspace is needed.
 template <int kLargest, bool kAnyMode, class Q, class Kv, class Out, class S>
-Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode,
+Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                    const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode,
                     AttentionPlan* plan = nullptr) {
   using Problem = DecodeProblem<Q, Kv, S, Out>;
   char* const memory = static_cast<char*>(workspace.ptr);

@@ -36,15 +36,20 @@ class PlainRows {
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;
   // Columns in one access, if the view allows.
-  static constexpr int key_pack = wide_pack<typename Key::Codes>, value_pack = wide_pack<typename Value::Codes> < 4 ? wide_pack<typename Value::Codes> : 4;
+  static constexpr int key_pack = wide_pack<typename Key::Codes>,
+                       value_pack = wide_pack<typename Value::Codes> < 4 ? wide_pack<typename Value::Codes> : 4;
   static void describe(const P& p, AttentionPlan& plan) {
     plan.tile_dim = 576, plan.tile_v_dim = 128 * kChunks;
     plan.query_pack = 1, plan.key_pack = p.wide_kv ? key_pack : 1, plan.value_pack = p.wide_kv ? value_pack : 1;
   }
-  static size_t shared_bytes(const P& p) { return sizeof(float) * (rows * p.dim + warps * (kDecodeKeys * rows + rows * (p.v_dim + 4))); }
+  static size_t shared_bytes(const P& p) {
+    return sizeof(float) * (rows * p.dim + warps * (kDecodeKeys * rows + rows * (p.v_dim + 4)));
+  }
 
   __device__ __forceinline__ PlainRows(const P& p, unsigned char* shared, const Cursor&)
-      : p_(p), queries_(reinterpret_cast<float*>(shared)), shares_(queries_ + rows * p.dim + warp() * kDecodeKeys * rows),
+      : p_(p),
+        queries_(reinterpret_cast<float*>(shared)),
+        shares_(queries_ + rows * p.dim + warp() * kDecodeKeys * rows),
         all_sums_(queries_ + rows * p.dim + warps * kDecodeKeys * rows) {}
 
   __device__ __forceinline__ void prefetch(const DecodePart&) {}
@@ -115,7 +120,8 @@ class PlainRows {
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const float scale = Value::scaled ? p_.kv.value(part.b, part.head, place(g + 8 * i)).scale(0) : 1.f;
-      *reinterpret_cast<float2*>(shares_ + (g + 8 * i) * rows + 2 * t) = make_float2(x[0][2 * i] * scale, x[0][2 * i + 1] * scale);
+      *reinterpret_cast<float2*>(shares_ + (g + 8 * i) * rows + 2 * t) =
+          make_float2(x[0][2 * i] * scale, x[0][2 * i + 1] * scale);
     }
     __syncwarp();
     const int count = lesser(kDecodeKeys, part.end - key);
@@ -129,7 +135,8 @@ class PlainRows {
           KERNELS_UNROLL
           for (int chunk = 0; chunk < kChunks; ++chunk) {
             values[i][chunk] = broadcast<4>(0.f);
-            if (column(chunk) < p_.v_dim && first + i < count) values[i][chunk] = read_some<4, decltype(most)::value>(run.codes, 0, column(chunk));
+            if (column(chunk) < p_.v_dim && first + i < count)
+              values[i][chunk] = read_some<4, decltype(most)::value>(run.codes, 0, column(chunk));
           }
         }
       });
@@ -141,7 +148,8 @@ class PlainRows {
           KERNELS_UNROLL
           for (int chunk = 0; chunk < kChunks; ++chunk) {
             KERNELS_UNROLL
-            for (int j = 0; j < 4; ++j) sums_[row][chunk].v[j] = fma(share.v[row], values[i][chunk].v[j], sums_[row][chunk].v[j]);
+            for (int j = 0; j < 4; ++j)
+              sums_[row][chunk].v[j] = fma(share.v[row], values[i][chunk].v[j], sums_[row][chunk].v[j]);
           }
         }
       }

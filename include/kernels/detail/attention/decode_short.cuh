@@ -32,12 +32,17 @@ struct ShortDecodeBody {
   static constexpr int kChunks = kDim / 32;  // of 8 columns, to a lane
   static constexpr int kPitch = kDim + 4;    // floats of a row of sums
 
-  static __host__ __device__ constexpr size_t left_bytes(int rows) { return size_t(rows) * kPitch * sizeof(float) + kRows * sizeof(float2); }
+  static __host__ __device__ constexpr size_t left_bytes(int rows) {
+    return size_t(rows) * kPitch * sizeof(float) + kRows * sizeof(float2);
+  }
   // What rows of sums and their states take in shared memory, of all warps and of all blocks of the cluster.
-  static size_t shared_bytes(int rows, int cluster) { return size_t(kWarps + (cluster > 1 ? cluster : 0)) * left_bytes(rows); }
+  static size_t shared_bytes(int rows, int cluster) {
+    return size_t(kWarps + (cluster > 1 ? cluster : 0)) * left_bytes(rows);
+  }
 
   static __device__ __forceinline__ void run(const P& p) {
-    extern __shared__ __align__(128) unsigned char shared[];  // 128: the compiler keeps one alignment for all that have this name
+    extern __shared__ __align__(
+        128) unsigned char shared[];  // 128: the compiler keeps one alignment for all that have this name
     const unsigned blocks = arch::cluster_size(), rank = arch::cluster_rank();
     if (blocks > 1) arch::cluster_arrive_relaxed();  // others may write to this block's memory
     const unsigned item = blockIdx.x / blocks, heads = unsigned(p.shape.kv_heads);
@@ -106,10 +111,15 @@ struct ShortDecodeBody {
   // What warps, or blocks, leave of each row: a state, and sums of values by weights that this state is for.
   class Left {
    public:
-    __device__ __forceinline__ Left(unsigned char* shared, int rows, int count) : sums_(reinterpret_cast<float*>(shared)), rows_(rows), count_(count) {}
+    __device__ __forceinline__ Left(unsigned char* shared, int rows, int count)
+        : sums_(reinterpret_cast<float*>(shared)), rows_(rows), count_(count) {}
     __device__ __forceinline__ size_t bytes() const { return count_ * left_bytes(rows_); }
-    __device__ __forceinline__ float* sums(int from, int row, int col) const { return sums_ + (from * rows_ + row) * kPitch + col; }
-    __device__ __forceinline__ float2* state(int from, int row) const { return reinterpret_cast<float2*>(sums_ + count_ * rows_ * kPitch) + from * kRows + row; }
+    __device__ __forceinline__ float* sums(int from, int row, int col) const {
+      return sums_ + (from * rows_ + row) * kPitch + col;
+    }
+    __device__ __forceinline__ float2* state(int from, int row) const {
+      return reinterpret_cast<float2*>(sums_ + count_ * rows_ * kPitch) + from * kRows + row;
+    }
     // Of the first `count`, in their order.
     __device__ __forceinline__ Pack<float, 4> merged(int count, int row, int col, float2& whole) const {
       whole = make_float2(-infinity<float>(), 0.f);
@@ -165,7 +175,8 @@ struct ShortDecodeBody {
       KERNELS_UNROLL
       for (int i = 0; i < 8 / kQueryPack; ++i) {
         if (!there(j)) break;
-        const Pack<float, kQueryPack> some = resolve(p_.q, prefetched_[j][i], token_, first_column_ + column(j) + i * kQueryPack);
+        const Pack<float, kQueryPack> some =
+            resolve(p_.q, prefetched_[j][i], token_, first_column_ + column(j) + i * kQueryPack);
         KERNELS_UNROLL
         for (int n = 0; n < kQueryPack; ++n) v.v[i * kQueryPack + n] = some.v[n];
       }
@@ -190,7 +201,8 @@ struct ShortDecodeBody {
       KERNELS_UNROLL
       for (int j = 0; j < kChunks; ++j) {
         ::uint4 some = make_uint4(0, 0, 0, 0);
-        if (key < uint32_t(part_.end) && column(j) < dim) some = *reinterpret_cast<const ::uint4*>(from + column(j) * 2);
+        if (key < uint32_t(part_.end) && column(j) < dim)
+          some = *reinterpret_cast<const ::uint4*>(from + column(j) * 2);
         words[i][j][0] = some.x, words[i][j][1] = some.y, words[i][j][2] = some.z, words[i][j][3] = some.w;
       }
     }
@@ -246,7 +258,9 @@ struct ShortDecodeBody {
     }
   }
   // The column of the values that row g, and g + 8 as second = 1, of operand m stands for.
-  static __device__ __forceinline__ int value_column(int m, int second) { return (m / 2 * 4 + lane() / 8) * 8 + m % 2 * 4 + second * 2 + lane() / 4 % 2; }
+  static __device__ __forceinline__ int value_column(int m, int second) {
+    return (m / 2 * 4 + lane() / 8) * 8 + m % 2 * 4 + second * 2 + lane() / 4 % 2;
+  }
 
   __device__ __forceinline__ void leave(const Left& left, int warp) {
     weights_.write(left.state(warp, 0));
@@ -257,7 +271,8 @@ struct ShortDecodeBody {
       KERNELS_UNROLL
       for (int m = 0; m < 2 * kChunks; ++m) {
         KERNELS_UNROLL
-        for (int second = 0; second < 2; ++second) *left.sums(warp, row, value_column(m, second)) = sums_[m][2 * second + j];
+        for (int second = 0; second < 2; ++second)
+          *left.sums(warp, row, value_column(m, second)) = sums_[m][2 * second + j];
       }
     }
   }

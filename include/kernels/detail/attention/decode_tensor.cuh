@@ -19,13 +19,18 @@ namespace detail {
 
 // Where a row of codes begins.
 template <class Source>
-__device__ __forceinline__ const char* row_address(const Source& source, int64_t row) { return reinterpret_cast<const char*>(source.at(row, 0)); }
+__device__ __forceinline__ const char* row_address(const Source& source, int64_t row) {
+  return reinterpret_cast<const char*>(source.at(row, 0));
+}
 template <class Format>
-__device__ __forceinline__ const char* row_address(const Words<Format>& source, int64_t row) { return reinterpret_cast<const char*>(source.at(row)); }
+__device__ __forceinline__ const char* row_address(const Words<Format>& source, int64_t row) {
+  return reinterpret_cast<const char*>(source.at(row));
+}
 
-// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted within 128 bytes, so
-// that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async ask for half as many sectors again: on
-// an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and 240 with rows at multiples of 128 bytes.
+// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted
+// within 128 bytes, so that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async
+// ask for half as many sectors again: on an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and
+// 240 with rows at multiples of 128 bytes.
 template <class Run_, int kCols>
 struct DecodeSide {
   using Run = Run_;
@@ -36,10 +41,15 @@ struct DecodeSide {
   static constexpr int kSteps = kCols / kPack / 2;                // of ldmatrix
   static constexpr int kSpan = kSteps * 32 < 128 ? kSteps * 32 : 128;
   static constexpr int kRowBytes = (kSteps * 32 + kSpan - 1) / kSpan * kSpan, kBytes = kDecodeKeys * kRowBytes;
-  static constexpr int kSharers = kRowBytes >= 512 ? 32 : kRowBytes >= 256 ? 16 : kRowBytes >= 128 ? 8 : 4;  // lanes to a row
+  static constexpr int kSharers = kRowBytes >= 512   ? 32
+                                  : kRowBytes >= 256 ? 16
+                                  : kRowBytes >= 128 ? 8
+                                                     : 4;  // lanes to a row
 
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
-  static __device__ __forceinline__ int place(int row, int chunk) { return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16; }
+  static __device__ __forceinline__ int place(int row, int chunk) {
+    return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
+  }
 
   // Row i comes from at(i); rows and columns that are not there are zeros. kOnce: what runs once has to be short.
   template <bool kOnce, class At>
@@ -52,14 +62,20 @@ struct DecodeSide {
       KERNELS_UNROLL
       for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
         const int chunk = first / 16 + lane % kSharers;
-        if (chunk < kSteps * 2) arch::copy_async_16(to + place(row, chunk), from + chunk * 16, row < rows ? greater(0, lesser(16, bytes - chunk * 16)) : 0);
+        if (chunk < kSteps * 2)
+          arch::copy_async_16(to + place(row, chunk), from + chunk * 16,
+                              row < rows ? greater(0, lesser(16, bytes - chunk * 16)) : 0);
       }
     }
   }
   // The address of a lane's row of 32 bytes number `step`, from its first one.
-  static __device__ __forceinline__ uint32_t at_step(uint32_t first, int step) { return (first ^ (step * 32 % kSpan)) + step * 32 / kSpan * kSpan; }
+  static __device__ __forceinline__ uint32_t at_step(uint32_t first, int step) {
+    return (first ^ (step * 32 % kSpan)) + step * 32 / kSpan * kSpan;
+  }
   static __device__ __forceinline__ uint32_t key_lane() { return place(threadIdx.x & 15, threadIdx.x / 16 & 1); }
-  static __device__ __forceinline__ uint32_t value_lane() { return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1); }
+  static __device__ __forceinline__ uint32_t value_lane() {
+    return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1);
+  }
 
   // Operands of 16 keys x 16 columns from 32 bytes of each row; if coded, k is in the order of query_word().
   template <class T>
@@ -81,7 +97,8 @@ struct DecodeSide {
       arch::load_matrix_x4(a[0], at);
     }
   }
-  // The words, pairs of columns, in which thread t of a row finds what stands beside number `operand`, from there on and `apart`.
+  // The words, pairs of columns, in which thread t of a row finds what stands beside number `operand`, from there on
+  // and `apart`.
   static constexpr int apart = coded ? 1 : 4;
   static __device__ __forceinline__ int query_word(int operand, int t) {
     if constexpr (kPack == 32) return operand / 2 * 16 + 4 * t + operand % 2 * 2;
@@ -121,8 +138,8 @@ struct DecodeSide {
     }
     return 1.f;
   }
-  // The column that row g, and g + 8 as second = 1, of operand number m stands for. Of 4 bits two codes of a word that follow each
-  // other are 16 bits apart.
+  // The column that row g, and g + 8 as second = 1, of operand number m stands for. Of 4 bits two codes of a word that
+  // follow each other are 16 bits apart.
   static __device__ __forceinline__ int value_column(int m, int g, int second) {
     if constexpr (kPack == 32) return m / 2 * 32 + g / 2 * 8 + m % 2 * 4 + second * 2 + g % 2;
     else return m * 16 + (coded ? 2 * g + second : g + 8 * second);
@@ -133,8 +150,12 @@ struct DecodeSide {
 template <class P, int kDim, int kVDim, int kTiles, int kParts>
 class TensorRows {
  public:
-  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }  // shared memory
-  static constexpr int warps_of(int architecture) { return kDim > 256 ? 2 : kDim > 128 || !has_much(architecture) ? 4 : 8; }
+  static constexpr bool has_much(int architecture) {
+    return architecture >= 90 && architecture < 120;
+  }  // shared memory
+  static constexpr int warps_of(int architecture) {
+    return kDim > 256 ? 2 : kDim > 128 || !has_much(architecture) ? 4 : 8;
+  }
   static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts, registers = 255;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
@@ -145,22 +166,28 @@ class TensorRows {
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
-  static constexpr int kSumsPitch = kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
+  static constexpr int kSumsPitch =
+      kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
   static constexpr int kTileBytes = Keys::kBytes + Values::kBytes, kSumsBytes = 8 * kSumsPitch * 4;
-  static constexpr int kSlot = kTileBytes > kSumsBytes ? kTileBytes : kSumsBytes;  // the sums of 8 rows take the place of a tile
+  static constexpr int kSlot =
+      kTileBytes > kSumsBytes ? kTileBytes : kSumsBytes;  // the sums of 8 rows take the place of a tile
   static constexpr int kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
   static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
   static constexpr int stages(int architecture) {
-    const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries, most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
+    const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries,
+              most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
     return most < 1 ? 1 : most > 6 ? 6 : most;
   }
   static void describe(const P& p, AttentionPlan& plan) {
     plan.tile_dim = kDim, plan.tile_v_dim = kVDim;
-    plan.query_pack = p.q_pack >= kQueryPack ? kQueryPack : 1, plan.key_pack = Keys::kPack, plan.value_pack = Values::kPack;
+    plan.query_pack = p.q_pack >= kQueryPack ? kQueryPack : 1, plan.key_pack = Keys::kPack,
+    plan.value_pack = Values::kPack;
   }
-  static constexpr int shared_bytes(int architecture) { return stages(architecture) * warps_of(architecture) * (kSlot + 4 * kSlotScales) + kQueries; }
+  static constexpr int shared_bytes(int architecture) {
+    return stages(architecture) * warps_of(architecture) * (kSlot + 4 * kSlotScales) + kQueries;
+  }
 
   __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
       : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {}
@@ -185,7 +212,8 @@ class TensorRows {
         KERNELS_UNROLL
         for (int j = 0; j < 8 / kQueryPack; ++j) {
           if (!place.there) break;
-          const Pack<float, kQueryPack> some = resolve(p_.q, prefetched_[i][j], place.token, place.col + j * kQueryPack);
+          const Pack<float, kQueryPack> some =
+              resolve(p_.q, prefetched_[i][j], place.token, place.col + j * kQueryPack);
           KERNELS_UNROLL
           for (int x = 0; x < kQueryPack; ++x) v.v[j * kQueryPack + x] = some.v[x];
         }
@@ -196,7 +224,9 @@ class TensorRows {
       for (int i = threadIdx.x; i < rows * kDim; i += warps * 32) {
         const int row = i / kDim, col = i % kDim;
         const QueryPlace place = query_place(part, row, col);
-        put_query(place.there ? resolve(p_.q, fetch<1>(p_.q, place.token, place.col), place.token, place.col) : broadcast<1>(0.f), row, col);
+        put_query(place.there ? resolve(p_.q, fetch<1>(p_.q, place.token, place.col), place.token, place.col)
+                              : broadcast<1>(0.f),
+                  row, col);
       }
     }
     weights_.begin(p_, part);
@@ -277,7 +307,8 @@ class TensorRows {
         KERNELS_UNROLL
         for (int n = 0; n < kTiles; ++n) {
           KERNELS_UNROLL
-          for (int part_of = 0; part_of < kParts; ++part_of) arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n][part_of]);
+          for (int part_of = 0; part_of < kParts; ++part_of)
+            arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n][part_of]);
         }
       }
     }
@@ -313,10 +344,13 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
-  static constexpr int kQueryPack = wide_pack<typename P::Q>, kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
+  static constexpr int kQueryPack = wide_pack<typename P::Q>,
+                       kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
-  // Keys are looked for ahead of time; first of all, before there are any to bring. Of a view of the user's own nothing is known.
-  static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>, kFoundAhead = kInOneRun || kInPages;
+  // Keys are looked for ahead of time; first of all, before there are any to bring. Of a view of the user's own nothing
+  // is known.
+  static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
+                        kFoundAhead = kInOneRun || kInPages;
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
   // Queries stay in registers where there is room.
   static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
@@ -326,16 +360,21 @@ class TensorRows {
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   __device__ __forceinline__ unsigned char* queries() const { return shared_ + warps * kStages * kSlot; }
   __device__ __forceinline__ float* scales_at(int slot) const {
-    return reinterpret_cast<float*>(shared_ + warps * kStages * kSlot + kQueries) + (warp() * kStages + slot) * kSlotScales;
+    return reinterpret_cast<float*>(shared_ + warps * kStages * kSlot + kQueries) +
+           (warp() * kStages + slot) * kSlotScales;
   }
-  __device__ __forceinline__ unsigned char* slot_at(int warp, int slot) const { return shared_ + (warp * kStages + slot) * kSlot; }
+  __device__ __forceinline__ unsigned char* slot_at(int warp, int slot) const {
+    return shared_ + (warp * kStages + slot) * kSlot;
+  }
   // The slot that was worked on last is free until the next is brought: there a warp's sums go.
   __device__ __forceinline__ int free_slot() const { return slot_ == 0 ? kStages - 1 : slot_ - 1; }
   static __device__ __forceinline__ int* sums_slot(int warp) {
     __shared__ int slots[warps];
     return slots + warp;
   }
-  __device__ __forceinline__ float* sums_at(int warp) const { return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp))); }
+  __device__ __forceinline__ float* sums_at(int warp) const {
+    return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp)));
+  }
 
   __device__ __forceinline__ void scale_sums(const typename Weights::Factors& factors) {
     KERNELS_UNROLL
@@ -375,10 +414,12 @@ class TensorRows {
       const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
       if (kInOneRun || together_) {
         Keys::template copy<kOnce>(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
-        Values::template copy<kOnce>(to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
+        Values::template copy<kOnce>(
+            to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
       } else {
         Keys::template copy<kOnce>(to, [&](int row) { return of_lane(key_, row); }, key_bytes, there_);
-        Values::template copy<kOnce>(to + Keys::kBytes, [&](int row) { return of_lane(value_, row); }, value_bytes, there_);
+        Values::template copy<kOnce>(
+            to + Keys::kBytes, [&](int row) { return of_lane(value_, row); }, value_bytes, there_);
       }
     }
     arch::copy_async_commit();
@@ -431,8 +472,8 @@ class TensorRows {
       else find_scale(value, position);
     }
   }
-  // Asks the table for the page of the next keys, or of a lane's own if they are in several, and leaves the answer alone until they
-  // are brought.
+  // Asks the table for the page of the next keys, or of a lane's own if they are in several, and leaves the answer
+  // alone until they are brought.
   __device__ __forceinline__ void look_up_page() {
     const Pages& pages = p_.kv.where().pages;
     const auto find_page = [&](uint32_t position) {
@@ -460,12 +501,15 @@ class TensorRows {
   }
   __device__ __forceinline__ void prefetch_scale() {
     scales_[0] = 0, scale_slots_[0] = bring_;
-    if (lane() % kDecodeKeys < there_) scales_[0] = lane() < kDecodeKeys ? Keys::scale_bits(scale_at_) : Values::scale_bits(scale_at_);
+    if (lane() % kDecodeKeys < there_)
+      scales_[0] = lane() < kDecodeKeys ? Keys::scale_bits(scale_at_) : Values::scale_bits(scale_at_);
   }
   // Scales take as long to come as keys: nothing is done with their bits before.
   __device__ __forceinline__ void keep_scale() {
     const uint32_t bits = scales_[kScalesAhead - 1];
-    if (scale_slots_[kScalesAhead - 1] >= 0) scales_at(scale_slots_[kScalesAhead - 1])[lane()] = lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
+    if (scale_slots_[kScalesAhead - 1] >= 0)
+      scales_at(scale_slots_[kScalesAhead - 1])[lane()] =
+          lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
     KERNELS_UNROLL
     for (int i = kScalesAhead - 1; i > 0; --i) scales_[i] = scales_[i - 1], scale_slots_[i] = scale_slots_[i - 1];
     scale_slots_[0] = -1;
@@ -491,7 +535,8 @@ class TensorRows {
   };
   __device__ __forceinline__ QueryPlace query_place(const DecodePart& part, int row, int col) const {
     const int number = part.tile * rows + row, token = p_.query_of(number);
-    return {row < part.rows && col < p_.dim, p_.shape.first_query(part.b) + token, (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + col};
+    return {row < part.rows && col < p_.dim, p_.shape.first_query(part.b) + token,
+            (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + col};
   }
   __device__ __forceinline__ bool wide() const { return p_.q_pack >= kQueryPack; }
   // Eight columns to a thread: f(i, row, column, where these are), i-th of the thread.
@@ -510,13 +555,16 @@ class TensorRows {
     KERNELS_UNROLL
     for (int part_of = 0; part_of < kQueryParts; ++part_of) {
       const Pack<KeyType, N> rounded = convert<KeyType>(v);
-      memcpy(__builtin_assume_aligned(queries() + (part_of * rows + row) * kQueryPitch + col * 2, 2 * N), rounded.v, 2 * N);
+      memcpy(__builtin_assume_aligned(queries() + (part_of * rows + row) * kQueryPitch + col * 2, 2 * N), rounded.v,
+             2 * N);
       v = transform(v - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; });
     }
   }
   // The queries of a tile beside 16 columns of keys, in the order of k that these have.
   __device__ __forceinline__ void query_operand(uint32_t (&b)[2], int part_of, int tile, int step) const {
-    const auto* const words = reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + tile * 8 + lane() / 4) * kQueryPitch) + Keys::query_word(step, lane() % 4);
+    const auto* const words =
+        reinterpret_cast<const uint32_t*>(queries() + (part_of * rows + tile * 8 + lane() / 4) * kQueryPitch) +
+        Keys::query_word(step, lane() % 4);
     b[0] = words[0], b[1] = words[Keys::apart];
   }
 

@@ -43,9 +43,9 @@ struct DecodePart {
   __device__ __forceinline__ bool whole() const { return starts() && ends(); }
 };
 
-// Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose upper 48 bits
-// are not kMark counts as 0. With them, its 64 bits are a double's NaN whose payload no computation gives, so that what earlier
-// calls of other kernels left there is not taken for a count.
+// Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose
+// upper 48 bits are not kMark counts as 0. With them, its 64 bits are a double's NaN whose payload no computation
+// gives, so that what earlier calls of other kernels left there is not taken for a count.
 class DecodeCounter {
  public:
   // By one thread of each block that will arrive, some time before.
@@ -53,8 +53,8 @@ class DecodeCounter {
     const unsigned long long found = *reinterpret_cast<volatile unsigned long long*>(counter);
     if (found >> 16 != kMark) atomicCAS(counter, found, kMark << 16);
   }
-  // By one thread of a block, whose others have written before a barrier. Whether all `count` have arrived: what they wrote can be
-  // read then.
+  // By one thread of a block, whose others have written before a barrier. Whether all `count` have arrived: what they
+  // wrote can be read then.
   static __device__ __forceinline__ bool arrive(unsigned long long* counter, int count) {
     const bool last = int(arch::atomic_add_released(counter, 1) & 0xffff) + 1 == count;
     if (last) *counter = kMark << 16;
@@ -72,7 +72,8 @@ struct DecodeProblem {
   using S = S_;
   using Out = Out_;
 
-  DecodeProblem(const Q& queries, const Kv& keys, const S& s, const Out& sink, const AttentionShape& sizes, const Attention& opts)
+  DecodeProblem(const Q& queries, const Kv& keys, const S& s, const Out& sink, const AttentionShape& sizes,
+                const Attention& opts)
       : q(queries), kv(keys), score(s), out(sink), shape(sizes), options(opts) {}
 
   // Of a row of an item: which of the sequence's queries it is.
@@ -97,9 +98,10 @@ struct DecodeProblem {
   float* outputs = nullptr;
 };
 
-// Where the parts of an item are left, `count` in all: the first, the others at equal distances from `others` on (counted with the
-// first), and that of the block itself. A block has room for two, of which the first goes on with an item and the second begins one;
-// the item's parts are counted by the block that begins it. If cuts are fixed, each item has room for its own.
+// Where the parts of an item are left, `count` in all: the first, the others at equal distances from `others` on
+// (counted with the first), and that of the block itself. A block has room for two, of which the first goes on with an
+// item and the second begins one; the item's parts are counted by the block that begins it. If cuts are fixed, each
+// item has room for its own.
 struct DecodePlace {
   int64_t counter, mine, first, others;
   int distance, count;
@@ -125,8 +127,12 @@ class DecodeSchedule {
         if (b_ == p.shape.batch) b_ = 0, ++head_;
         keys_ = keys_of(p, b_, tile_);
       }
-      const int up_to = p.splits > 0 ? cut_after(unit_, keys_.units, p.splits) : int(lesser<int64_t>(unit_ + left_, keys_.units)), begin = keys_.begin + unit_ * kUnit;
-      part = {b_, head_, tile_, keys_.rows, begin, int(lesser<int64_t>(keys_.end, keys_.begin + int64_t(up_to) * kUnit)), unit_, up_to, keys_.units};
+      const int up_to = p.splits > 0 ? cut_after(unit_, keys_.units, p.splits)
+                                     : int(lesser<int64_t>(unit_ + left_, keys_.units)),
+                begin = keys_.begin + unit_ * kUnit;
+      part = {b_,         head_, tile_,
+              keys_.rows, begin, int(lesser<int64_t>(keys_.end, keys_.begin + int64_t(up_to) * kUnit)),
+              unit_,      up_to, keys_.units};
       left_ -= up_to - unit_;
       unit_ = up_to;
       return true;
@@ -135,7 +141,8 @@ class DecodeSchedule {
    private:
     friend class DecodeSchedule;
     // `left` units, from the one that is `offset` behind the first of a head of sequence b.
-    __device__ __forceinline__ Cursor(const P& p, int head, int b, int64_t offset, int64_t left) : left_(left), b_(b), head_(head) {
+    __device__ __forceinline__ Cursor(const P& p, int head, int b, int64_t offset, int64_t left)
+        : left_(left), b_(b), head_(head) {
       keys_ = {};
       do {
         offset -= keys_.units;
@@ -162,13 +169,16 @@ class DecodeSchedule {
   // `part` begins `at` units behind the block's first.
   __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
     if (p.splits > 0) {
-      const int64_t item = (int64_t(part.b) * p.shape.kv_heads + part.head) * p.tiles + part.tile, first = item * p.splits;
+      const int64_t item = (int64_t(part.b) * p.shape.kv_heads + part.head) * p.tiles + part.tile,
+                    first = item * p.splits;
       const int count = lesser(p.splits, part.units);
       return {item, first + number_of_cut(part.unit, part.units, count), first, first, 1, count};
     }
     const int64_t item = first_ + at - part.unit;
-    const int first = part.starts() ? int(blockIdx.x) : block_of(item), last = part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1);
-    return {first, 2 * int64_t(blockIdx.x) + part.starts(), 2 * int64_t(first) + 1, 2 * int64_t(first), 2, last - first + 1};
+    const int first = part.starts() ? int(blockIdx.x) : block_of(item),
+              last = part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1);
+    return {first,           2 * int64_t(blockIdx.x) + part.starts(), 2 * int64_t(first) + 1, 2 * int64_t(first), 2,
+            last - first + 1};
   }
 
  private:
@@ -176,9 +186,11 @@ class DecodeSchedule {
     const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
     if (first >= all) return {0, 0, 0, 0};
     const int rows = lesser(p.tile_rows, all - first);
-    const KeyRange seen = key_range(p.score, {b, p.query_of(first), p.query_of(first + rows - 1), q_len, p.kv.length(b)});
+    const KeyRange seen =
+        key_range(p.score, {b, p.query_of(first), p.query_of(first + rows - 1), q_len, p.kv.length(b)});
     // Rows without keys have a result as well.
-    return {int(seen.begin), int(seen.end), rows, greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
+    return {int(seen.begin), int(seen.end), rows,
+            greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
   }
   // Of each head of a sequence.
   static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) {
@@ -188,25 +200,32 @@ class DecodeSchedule {
     return sum;
   }
 
-  // Fixed cuts: number i of `count` is at unit units * i / count. The number of the first that is not before a unit, and the place of
-  // the next behind it.
-  static __device__ __forceinline__ int number_of_cut(int unit, int units, int count) { return int((int64_t(unit) * count + units - 1) / units); }
+  // Fixed cuts: number i of `count` is at unit units * i / count. The number of the first that is not before a unit,
+  // and the place of the next behind it.
+  static __device__ __forceinline__ int number_of_cut(int unit, int units, int count) {
+    return int((int64_t(unit) * count + units - 1) / units);
+  }
   static __device__ __forceinline__ int cut_after(int unit, int units, int splits) {
     const int count = lesser(splits, units);
     return int(int64_t(units) * number_of_cut(unit + 1, units, count) / count);
   }
   // Block i has the units from total * i / blocks on.
-  __device__ __forceinline__ int64_t first_of(int block) const { return block < blocks_ ? quotient(total_ * block, blocks_) : total_; }
-  __device__ __forceinline__ int block_of(int64_t unit) const { return int(quotient((unit + 1) * blocks_ - 1, total_)); }
+  __device__ __forceinline__ int64_t first_of(int block) const {
+    return block < blocks_ ? quotient(total_ * block, blocks_) : total_;
+  }
+  __device__ __forceinline__ int block_of(int64_t unit) const {
+    return int(quotient((unit + 1) * blocks_ - 1, total_));
+  }
 
-  // Each thread counts the units of some sequences, and one finds those that the block begins with. Few sequences are counted by
-  // every warp for itself.
+  // Each thread counts the units of some sequences, and one finds those that the block begins with. Few sequences are
+  // counted by every warp for itself.
   __device__ __forceinline__ void find(const P& p) {
     __shared__ int64_t sums[32], found[2];
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const bool few = p.shape.batch <= 32;
     const int64_t each = few ? 1 : (p.shape.batch + blockDim.x - 1) / blockDim.x;
-    const int64_t begin = lesser<int64_t>((few ? lane : int(threadIdx.x)) * each, p.shape.batch), end = lesser(begin + each, p.shape.batch);
+    const int64_t begin = lesser<int64_t>((few ? lane : int(threadIdx.x)) * each, p.shape.batch),
+                  end = lesser(begin + each, p.shape.batch);
     int64_t mine = 0;
     KERNELS_ROLLED
     for (int64_t b = begin; b < end; ++b) mine += units_of(p, b);
@@ -258,7 +277,9 @@ template <class P>
 class DecodeRow {
  public:
   __device__ __forceinline__ DecodeRow(const P& p, int b, int kv_head, int row, float m, float l)
-      : p_(p), token_(p.shape.first_query(b) + p.query_of(row)), head_(int64_t(kv_head) * p.group + (row - p.query_of(row) * p.group)) {
+      : p_(p),
+        token_(p.shape.first_query(b) + p.query_of(row)),
+        head_(int64_t(kv_head) * p.group + (row - p.query_of(row) * p.group)) {
     SoftmaxState<float> state{m * kLn2, l};
     scale_ = 1.f;
     if constexpr (score_sinks<typename P::S>) scale_ = state.merge(sink_state(p.score, head_)).mine;
@@ -290,8 +311,8 @@ class DecodeRow {
   float scale_, lse_;
 };
 
-// From the logits of a warp's 16 keys to their weights, for kTiles times 8 rows. Lane 4g + t has keys g and g + 8 for rows 2t and
-// 2t + 1 of each tile: as mma leaves them.
+// From the logits of a warp's 16 keys to their weights, for kTiles times 8 rows. Lane 4g + t has keys g and g + 8 for
+// rows 2t and 2t + 1 of each tile: as mma leaves them.
 template <class P, int kTiles>
 class DecodeWeights {
  public:
@@ -317,7 +338,8 @@ class DecodeWeights {
 
   // x: products of queries and keys, then weights. shrink(factors): what was summed so far becomes so much less.
   template <class Shrink>
-  __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, Values& x, int first_key, const Shrink& shrink) {
+  __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, Values& x, int first_key,
+                                        const Shrink& shrink) {
     const uint32_t key = uint32_t(first_key) + lane() / 4;
     bool grows = false;
     float most[kTiles][2];
@@ -331,7 +353,8 @@ class DecodeWeights {
         if constexpr (score_transforms<typename P::S> || score_masks<typename P::S>) {
           if (visible) {
             const int row = part.tile * p.tile_rows + row_of(n, j), query = p.query_of(row);
-            const ScoreAt place{part.b, int64_t(part.head) * p.group + (row - query * p.group), query, at, q_len_, kv_len_};
+            const ScoreAt place{part.b, int64_t(part.head) * p.group + (row - query * p.group), query, at, q_len_,
+                                kv_len_};
             if constexpr (score_masks<typename P::S>) visible = key_visible(p.score, place);
             x[n][i] = transform_logits(p.score, Pack<float, 1>{{x[n][i] * p.scale}}, place).v[0] * kLog2e;
           }
@@ -353,7 +376,8 @@ class DecodeWeights {
         KERNELS_UNROLL
         for (int j = 0; j < 2; ++j) {
           KERNELS_UNROLL
-          for (int mask = 4; mask < 32; mask *= 2) most[n][j] = greater(most[n][j], __shfl_xor_sync(0xffffffffu, most[n][j], mask));
+          for (int mask = 4; mask < 32; mask *= 2)
+            most[n][j] = greater(most[n][j], __shfl_xor_sync(0xffffffffu, most[n][j], mask));
           const float before = m_[n][j];
           m_[n][j] = greater(before, most[n][j] - kLead);
           factors[n][j] = arch::exp2_flushed(before - reference(m_[n][j]));
@@ -402,8 +426,8 @@ class DecodeWeights {
   }
 
  private:
-  // m lies so far below the largest logit, to the base of 2, that the weights of small ones stay in the range of half; and logits may
-  // grow so far beyond m before everything is scaled anew: seldom, then.
+  // m lies so far below the largest logit, to the base of 2, that the weights of small ones stay in the range of half;
+  // and logits may grow so far beyond m before everything is scaled anew: seldom, then.
   static constexpr float kLead = 7.f, kMost = 15.f;
 
   Factors m_, l_;
@@ -430,7 +454,8 @@ struct DecodeBody {
     Rows rows(p, shared, cursor);
     DecodePart part, next;
     int64_t at = 0;
-    // Each part's queries are prefetched while the keys of the part before are worked on, and the first ones ahead of all keys.
+    // Each part's queries are prefetched while the keys of the part before are worked on, and the first ones ahead of
+    // all keys.
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);
@@ -445,7 +470,8 @@ struct DecodeBody {
 
  private:
   // A part, which begins `at` units behind the block's first.
-  static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part, int64_t at) {
+  static __device__ __forceinline__ void work(const P& p, const Schedule& schedule, Rows& rows, const DecodePart& part,
+                                              int64_t at) {
     __shared__ States states;
     __shared__ DecodePlace place;
     __shared__ bool last;
@@ -454,7 +480,9 @@ struct DecodeBody {
       DecodeCounter::prepare(p.counters + place.counter);
     }
     KERNELS_ROLLED
-    for (uint32_t key = part.begin + threadIdx.x / 32 * kDecodeKeys; key < uint32_t(part.end); key += kWarps * kDecodeKeys) rows.take(part, int(key));
+    for (uint32_t key = part.begin + threadIdx.x / 32 * kDecodeKeys; key < uint32_t(part.end);
+         key += kWarps * kDecodeKeys)
+      rows.take(part, int(key));
     rows.write_states(states[threadIdx.x / 32]);
     __syncthreads();
     KERNELS_ROLLED
@@ -471,7 +499,8 @@ struct DecodeBody {
   }
 
   // Eight rows of a part, from all warps.
-  static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows, const States& states, int first, const DecodePlace& place) {
+  static __device__ __forceinline__ void hand_over(const P& p, const DecodePart& part, const Rows& rows,
+                                                   const States& states, int first, const DecodePlace& place) {
     const unsigned packs = unsigned(p.v_dim) / 4;
     KERNELS_ROLLED
     for (unsigned i = threadIdx.x; i < 8 * packs; i += max_threads) {
@@ -502,11 +531,14 @@ struct DecodeBody {
     __shared__ float factors[kRows][kAtOnce];
     __shared__ float2 state_of[kRows];  // of all parts so far
     __shared__ float shrink[kRows];     // what was summed before
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = int(unsigned(p.v_dim) / 4), results = item.rows * packs;
-    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows, distance = place.distance * p.tile_rows, step = distance * p.v_dim;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = int(unsigned(p.v_dim) / 4),
+              results = item.rows * packs;
+    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows,
+                  distance = place.distance * p.tile_rows, step = distance * p.v_dim;
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
-      const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = int(unsigned(i) / unsigned(packs)), col = (i - row * packs) * 4;
+      const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = int(unsigned(i) / unsigned(packs)),
+                col = (i - row * packs) * 4;
       Pack<float, 4> all = broadcast<4>(0.f);
       float2 state;
       KERNELS_ROLLED
@@ -552,7 +584,8 @@ struct DecodeBody {
         }
         __syncthreads();
       }
-      if (first_pack + int(threadIdx.x) < results) DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
+      if (first_pack + int(threadIdx.x) < results)
+        DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
     }
   }
 };

@@ -11,7 +11,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The states of all parts made one, in their order. part(i) reads one; so many are read before the first of them is merged.
+// The states of all parts made one, in their order. part(i) reads one; so many are read before the first of them is
+// merged.
 template <int N, int kAtOnce, class Part>
 KERNELS_HD AttentionState<float, N> merged_states(int64_t parts, const Part& part) {
   AttentionState<float, N> all;
@@ -53,10 +54,13 @@ struct StatesMerger {
 };
 
 template <class O, class L, class Out>
-Status start_merge(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
-  constexpr int o_wide = widest_of<O>(), out_wide = widest_of<Out>(), both = o_wide < out_wide ? o_wide : out_wide, wide = both < 8 ? both : 8;
+Status start_merge(const Exec& ex, const O& o, const L& lse, const Out& out, const MergeShape& shape,
+                   const Attention& options) {
+  constexpr int o_wide = widest_of<O>(), out_wide = widest_of<Out>(), both = o_wide < out_wide ? o_wide : out_wide,
+                wide = both < 8 ? both : 8;
   const int pack = shape.dim % wide == 0 ? lesser(max_pack_of(o), max_pack_of(out)) : 1;  // of one head
-  return each_pack<wide>(ex, StatesMerger<O, L, Out>{o, lse, out, shape, options}, shape.tokens, shape.heads * shape.dim, pack);
+  return each_pack<wide>(ex, StatesMerger<O, L, Out>{o, lse, out, shape, options}, shape.tokens,
+                         shape.heads * shape.dim, pack);
 }
 
 }  // namespace detail

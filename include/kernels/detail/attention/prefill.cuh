@@ -26,22 +26,27 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Whether there is a kernel for sm_90a (prefill_hopper.cuh): for heads of this size, and keys and values that both are copied, or decoded.
+// Whether there is a kernel for sm_90a (prefill_hopper.cuh): for heads of this size, and keys and values that both are
+// copied, or decoded.
 template <class Kv>
 constexpr bool decodes_kv = lies_coded<typename KeyRun<Kv>::Codes> && lies_coded<typename ValueRun<Kv>::Codes>;
 template <class P>
-constexpr bool copies_kv = !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
-                           lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
-                           lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
+constexpr bool copies_kv =
+    !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&
+    lies_as<typename KeyRun<typename P::Kv>::Codes, key_meeting_type<typename P::Q, typename P::Kv>> &&
+    lies_as<typename ValueRun<typename P::Kv>::Codes, value_meeting_type<typename P::Q, typename P::Kv>>;
 // With products of 8 bits.
 template <class P>
-constexpr bool copies_e4m3 = lies_as<typename P::Q, float8_e4m3> && lies_as<typename KeyRun<typename P::Kv>::Codes, float8_e4m3> &&
-                             lies_as<typename ValueRun<typename P::Kv>::Codes, float8_e4m3> && !ValueRun<typename P::Kv>::scaled;
+constexpr bool copies_e4m3 =
+    lies_as<typename P::Q, float8_e4m3>&& lies_as<typename KeyRun<typename P::Kv>::Codes, float8_e4m3>&&
+        lies_as<typename ValueRun<typename P::Kv>::Codes, float8_e4m3> &&
+    !ValueRun<typename P::Kv>::scaled;
 template <class P, int kDim>
 constexpr bool has_hopper_prefill = kDim <= 256 && (copies_kv<P> || decodes_kv<typename P::Kv>);
 
-// kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the next keys and
-// values have room beside those that are worked on. kReplaced: code for sm_90a has other kernels for all calls, if it has one of its own.
+// kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the
+// next keys and values have room beside those that are worked on. kReplaced: code for sm_90a has other kernels for all
+// calls, if it has one of its own.
 template <class P, int kWarps, int kTiles, int kKeys_, int kDim_, int kCols_, int kStages, int kRegisters,
           bool kReplaced = false>
 struct PrefillBody {
@@ -51,7 +56,8 @@ struct PrefillBody {
   using Value = ValueRun<Kv>;
   using TK = key_meeting_type<typename P::Q, Kv>;
   using TV = value_meeting_type<typename P::Q, Kv>;
-  static constexpr int kThreads = kWarps * 32, kRows = kWarps * kTiles * 16, kKeys = kKeys_, kDim = kDim_, kCols = kCols_, kResultPack = 8, kOnEach = 2;
+  static constexpr int kThreads = kWarps * 32, kRows = kWarps * kTiles * 16, kKeys = kKeys_, kDim = kDim_,
+                       kCols = kCols_, kResultPack = 8, kOnEach = 2;
   static constexpr int max_threads = kThreads, registers = kRegisters;
   static constexpr bool kParted = kCols < kDim;  // whether there may be several parts of the output's columns
   using Queries = TileLayout<kDim, kThreads>;
@@ -60,13 +66,18 @@ struct PrefillBody {
   static constexpr int kStageBytes = Keys::kBytes + Values::kBytes, kQueryBytes = kRows * Queries::kRowBytes;
   static constexpr int kScaleBytes = Key::scaled || Value::scaled ? 2 * kKeys * 4 : 0;
   static constexpr int kPitch = kCols + 8;  // floats in a row of results on their way to the sink
-  static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes), kResultBytes = kRows * kPitch * 4;
-  static constexpr int kSharedBytes = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
-  static_assert(kSharedBytes + kRows * 8 + kWarps * 16 + int(sizeof(PrefillRows)) <= 99 * 1024, "what a block of sm_86 can have");
-  // Full tiles, of which every row sees every key, have code of their own, without branches, in which the compiler finds more to do
-  // at the same time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64 columns 3 cost a sixth (causal, 512 keys).
-  // H200, bench_prefill. Code for sm_90a has none where heads of the full size are the other kernel's.
-  static constexpr bool kFullSteps = Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
+  static constexpr int kTileBytes = kQueryBytes + kStages * (kStageBytes + kScaleBytes),
+                       kResultBytes = kRows * kPitch * 4;
+  static constexpr int kSharedBytes =
+      kTileBytes > kResultBytes ? kTileBytes : kResultBytes;  // results take the place of the tiles
+  static_assert(kSharedBytes + kRows * 8 + kWarps * 16 + int(sizeof(PrefillRows)) <= 99 * 1024,
+                "what a block of sm_86 can have");
+  // Full tiles, of which every row sees every key, have code of their own, without branches, in which the compiler
+  // finds more to do at the same time: 5 to 10 % faster. Fewer of them than this are not worth fetching it; with 64
+  // columns 3 cost a sixth (causal, 512 keys). H200, bench_prefill. Code for sm_90a has none where heads of the full
+  // size are the other kernel's.
+  static constexpr bool kFullSteps =
+      Keys::copied && Values::copied && !(arch::kWarpgroupMma && kDim == kCols && has_hopper_prefill<P, kDim>);
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   static constexpr int kWalking = 0;
@@ -117,7 +128,8 @@ struct PrefillBody {
     const int tiles = tiles_in(end - begin, kKeys - 1);
     // Tiles that the warp has something to do in, and those in which its rows see all keys.
     const auto tile_of = [&](int key, int up) { return tiles_in(greater(begin, lesser(key, end)) - begin, up); };
-    const int first = tile_of(seen.any_begin, 0), last = seen.any_begin < seen.any_end ? tile_of(seen.any_end, kKeys - 1) : 0;
+    const int first = tile_of(seen.any_begin, 0),
+              last = seen.any_begin < seen.any_end ? tile_of(seen.any_end, kKeys - 1) : 0;
     const int first_whole = tile_of(seen.all_begin, kKeys - 1), last_whole = tile_of(seen.all_end, 0);
 
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
@@ -136,31 +148,40 @@ struct PrefillBody {
         }
       }
     };
-    const auto scales_of = [&](int stage) { return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes); };
+    const auto scales_of = [&](int stage) {
+      return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes);
+    };
     const auto has_key = [&](int pos, int row) { return row >= low - pos && row < end - pos; };
     const auto bring_keys = [&](int tile, int stage, auto full) {
       const int pos = begin + tile * kKeys;
       if constexpr (Key::scaled) {
-        if (threadIdx.x < kKeys) scales_of(stage)[threadIdx.x] = has_key(pos, threadIdx.x) ? key_at(pos + threadIdx.x).scale(0) : 0.f;
+        if (threadIdx.x < kKeys)
+          scales_of(stage)[threadIdx.x] = has_key(pos, threadIdx.x) ? key_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      keys.template bring<decltype(full)::value>(stages + stage * kStageBytes, key_at, pos, low - pos, end - pos, addresses, 0);
+      keys.template bring<decltype(full)::value>(stages + stage * kStageBytes, key_at, pos, low - pos, end - pos,
+                                                 addresses, 0);
     };
     const auto bring_values = [&](int tile, int stage, auto full) {
       const int pos = begin + tile * kKeys;
       if constexpr (Value::scaled) {
-        if (threadIdx.x < kKeys) scales_of(stage)[kKeys + threadIdx.x] = has_key(pos, threadIdx.x) ? value_at(pos + threadIdx.x).scale(0) : 0.f;
+        if (threadIdx.x < kKeys)
+          scales_of(stage)[kKeys + threadIdx.x] =
+              has_key(pos, threadIdx.x) ? value_at(pos + threadIdx.x).scale(0) : 0.f;
       }
-      values.template bring<decltype(full)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos, low - pos, end - pos, addresses, 1);
+      values.template bring<decltype(full)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos,
+                                                   low - pos, end - pos, addresses, 1);
     };
 
     Work work;
     find(begin);
-    // full: all of the block's rows see all keys of the tile, and it and the next have all their keys, so that there is nothing to test.
+    // full: all of the block's rows see all keys of the tile, and it and the next have all their keys, so that there is
+    // nothing to test.
     const auto step = [&](int tile, auto full) {
       constexpr bool kFull = decltype(full)::value;
       const int stage = kStages == 2 ? tile & 1 : 0;
       const unsigned char* const at = stages + stage * kStageBytes;
-      const bool busy = kFull || (tile >= first && tile < last), whole = kFull || (tile >= first_whole && tile < last_whole);
+      const bool busy = kFull || (tile >= first && tile < last),
+                 whole = kFull || (tile >= first_whole && tile < last_whole);
       const bool more = kFull || tile + 1 < tiles;
       arch::copy_async_wait<0>();
       __syncthreads();
@@ -193,7 +214,8 @@ struct PrefillBody {
     int first_full = 0, last_full = 0;
     if constexpr (kFullSteps) {
       if (keys.full() && values.full() && p.scale > kSmallScale) {
-        first_full = tile_of(all.all_begin, kKeys - 1), last_full = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
+        first_full = tile_of(all.all_begin, kKeys - 1),
+        last_full = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
         if (last_full - first_full < kFewestFull) last_full = 0;
       }
     }
@@ -215,8 +237,9 @@ struct PrefillBody {
     work.finish(p, rows, reinterpret_cast<float*>(tiles_memory) + warp * (kTiles * 16) * kPitch, cols);
   }
 
-  // Asks the L2 for queries of the block that follows when this one ends: blocks begin at the same time, and all would wait for theirs.
-  // With 256 columns and 512 keys 3 % faster; where both stages have room it costs more than it gains. H200, bench_prefill.
+  // Asks the L2 for queries of the block that follows when this one ends: blocks begin at the same time, and all would
+  // wait for theirs. With 256 columns and 512 keys 3 % faster; where both stages have room it costs more than it gains.
+  // H200, bench_prefill.
   static __device__ __forceinline__ void prefetch_next_queries(const Params& params, int dim) {
     if constexpr (lies_as<typename P::Q, TK>) {
       const P& p = params.problem;
@@ -241,9 +264,11 @@ struct PrefillBody {
       return arch::shared_address(queries) + Queries::place(first_row() + lane % 16, lane / 16);
     }
     template <bool kFull>
-    __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim, const float* scales) {
+    __device__ __forceinline__ void multiply_keys(const unsigned char* from, const unsigned char* keys, int dim,
+                                                  const float* scales) {
       const int lane = threadIdx.x % 32;
-      const uint32_t q = query_address(from), k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      const uint32_t q = query_address(from),
+                     k = arch::shared_address(keys) + Keys::Layout::place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
         KERNELS_UNROLL
@@ -251,7 +276,8 @@ struct PrefillBody {
       }
       const auto load_queries = [&](uint32_t (&a)[kTiles][4], int run, int step) {
         KERNELS_UNROLL
-        for (int i = 0; i < kTiles; ++i) arch::load_matrix_x4(a[i], (q ^ (step * 32)) + run * 128 + i * (16 * Queries::kRowBytes));
+        for (int i = 0; i < kTiles; ++i)
+          arch::load_matrix_x4(a[i], (q ^ (step * 32)) + run * 128 + i * (16 * Queries::kRowBytes));
       };
       const auto load_keys = [&](uint32_t (&b)[4], int run, int step, int j) {
         arch::load_matrix_x4(b, (k ^ (step * 32)) + run * 128 + j * (16 * Keys::Layout::kRowBytes));
@@ -360,7 +386,9 @@ struct PrefillBody {
           const float inverse = finish_row(p, rows, i, half);
           float* const to = slab + (i * 16 + half * 8 + lane / 4) * kPitch + lane % 2 * 2;
           KERNELS_UNROLL
-          for (int j = 0; j < kCols / 8; ++j) *reinterpret_cast<::float2*>(to + j * 8 + half_of(lane / 4, j, lane / 2 % 2)) = {outputs[i][j][half * 2] * inverse, outputs[i][j][half * 2 + 1] * inverse};
+          for (int j = 0; j < kCols / 8; ++j)
+            *reinterpret_cast<::float2*>(to + j * 8 + half_of(lane / 4, j, lane / 2 % 2)) = {
+                outputs[i][j][half * 2] * inverse, outputs[i][j][half * 2 + 1] * inverse};
         }
       }
       __syncwarp();
@@ -368,10 +396,14 @@ struct PrefillBody {
       else put_rows<false>(p, rows, slab, cols, p.out_pack);
     }
     // Where in 8 columns of a slab half of them stand: what eight lanes read at the same time lies in different banks.
-    static __device__ __forceinline__ int half_of(int row, int pack, int half) { return ((row + pack / 4) % 2 ^ half) * 4; }
-    // Some packs of a row to each lane. most: the widest that the sink takes. kWhole: that is 8, and there are as many columns as can be.
+    static __device__ __forceinline__ int half_of(int row, int pack, int half) {
+      return ((row + pack / 4) % 2 ^ half) * 4;
+    }
+    // Some packs of a row to each lane. most: the widest that the sink takes. kWhole: that is 8, and there are as many
+    // columns as can be.
     template <bool kWhole>
-    static __device__ __forceinline__ void put_rows(const P& p, const PrefillRows& rows, const float* slab, int cols, int most) {
+    static __device__ __forceinline__ void put_rows(const P& p, const PrefillRows& rows, const float* slab, int cols,
+                                                    int most) {
       constexpr int kEach = kCols == 64 ? 2 : 4, kLanes = kCols / 8 / kEach, kAtOnce = kWhole ? kEach : 1;
       const int64_t v_dim = p.shape.value_dim(), first_col = rows.part * kCols;
       const int lane = threadIdx.x % 32;
@@ -401,10 +433,11 @@ struct PrefillBody {
               leave_outputs(p, rows, r, values[k], first_col + col);
               continue;
             }
-            in_packs(kWhole ? 8 : most, values[k], place.head * v_dim + first_col + col, [&](const auto& some, int64_t at) {
-              constexpr int N = std::decay_t<decltype(some)>::size;
-              put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
-            });
+            in_packs(kWhole ? 8 : most, values[k], place.head * v_dim + first_col + col,
+                     [&](const auto& some, int64_t at) {
+                       constexpr int N = std::decay_t<decltype(some)>::size;
+                       put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
+                     });
           }
         }
       }

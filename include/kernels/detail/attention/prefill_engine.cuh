@@ -43,20 +43,27 @@ template <class Tile>
 using PrefillInstead = typename InsteadOf<Tile>::Body;
 constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
-// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long, unless the producer needs
-// registers to decode; with 256 there is room for 80 keys, or for 64 and their codes.
+// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long,
+// unless the producer needs registers to decode; with 256 there is room for 80 keys, or for 64 and their codes.
 template <class P, int kDim>
-using HopperBody = HopperPrefillBody<P, kDim, kDim < 256 ? 128 : decodes_kv<typename P::Kv> ? 64 : 80, kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
+using HopperBody = HopperPrefillBody < P,
+      kDim,
+      kDim<256                          ? 128
+           : decodes_kv<typename P::Kv> ? 64
+                                        : 80,
+           kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
 
-// The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time from 2,048 keys on than two
-// and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake of the compiler.
+// The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time
+// from 2,048 keys on than two and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake
+// of the compiler.
 template <class P, int kMost>
 using HopperBody8 = HopperPrefillBody<P, (kMost > 128 ? kMost : 128), 96, 3, true>;
 // Whether a call takes it.
 template <class P>
 bool fits_8_bits(const P& p) {
   const int64_t dim = p.shape.dim, cols = p.shape.value_dim();
-  return p.options.wants_8_bits() && dim <= 128 && cols <= 128 && dim % 16 == 0 && cols % 16 == 0 && max_pack_of(p.q) >= 16 && key_pack(p.kv) >= 16 && value_pack(p.kv) >= 16;
+  return p.options.wants_8_bits() && dim <= 128 && cols <= 128 && dim % 16 == 0 && cols % 16 == 0 &&
+         max_pack_of(p.q) >= 16 && key_pack(p.kv) >= 16 && value_pack(p.kv) >= 16;
 }
 
 template <class Body_>
@@ -64,7 +71,8 @@ struct ChosenPrefill {
   using Body = Body_;
 };
 
-// Calls f(PrefillTile): the smallest that heads fit into. kLargest: how large a head can be, or 0 if that is known at run time only.
+// Calls f(PrefillTile): the smallest that heads fit into. kLargest: how large a head can be, or 0 if that is known at
+// run time only.
 template <class P, int kLargest, class F>
 Status with_prefill_tile(const AttentionShape& shape, const F& f) {
   if constexpr (!narrow_kv<typename P::Kv>) {
@@ -81,9 +89,9 @@ Status with_prefill_tile(const AttentionShape& shape, const F& f) {
   }
 }
 
-// Calls f with the body that a call takes: that for sm_90a wherever it can, as the bits of a sequence must not depend on how long others
-// are. H200, bench_prefill: 1.3 to 2.1 times as fast as mma.sync at 16,384 keys, 1.1 to 1.4 times at 512. Keys that begin anywhere have one
-// kernel in code for sm_90a, so that calls compile sooner.
+// Calls f with the body that a call takes: that for sm_90a wherever it can, as the bits of a sequence must not depend
+// on how long others are. H200, bench_prefill: 1.3 to 2.1 times as fast as mma.sync at 16,384 keys, 1.1 to 1.4 times at
+// 512. Keys that begin anywhere have one kernel in code for sm_90a, so that calls compile sooner.
 template <class P, int kLargest, class F>
 Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   return with_prefill_tile<P, kLargest>(p.shape, [&](auto tile) {
@@ -92,14 +100,17 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
       using Hopper = HopperBody8<P, Body::kDim>;
       bool there = false;
       KERNELS_TRY(has_code<Hopper>(ex, there));
-      if (there && fits_8_bits(p) && ex.device().shared_per_block >= Hopper::kSharedBytes) return f(ChosenPrefill<Hopper>{});
+      if (there && fits_8_bits(p) && ex.device().shared_per_block >= Hopper::kSharedBytes)
+        return f(ChosenPrefill<Hopper>{});
     }
     if constexpr (has_hopper_prefill<P, Body::kDim>) {
       using Hopper = HopperBody<P, Body::kDim>;
       bool there = false;
       KERNELS_TRY(has_code<Hopper>(ex, there));
       const bool has_room = ex.device().shared_per_block >= Hopper::kSharedBytes;
-      if (there && has_room && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys && p.wide_values) return f(ChosenPrefill<Hopper>{});
+      if (there && has_room && p.shape.dim <= Hopper::kDim && p.shape.value_dim() <= Hopper::kCols && p.wide_keys &&
+          p.wide_values)
+        return f(ChosenPrefill<Hopper>{});
       if constexpr (decltype(tile)::replaced) {
         if (there) return f(ChosenPrefill<PrefillInstead<decltype(tile)>>{});
       }
@@ -119,7 +130,8 @@ struct PrefillMerge {
     const int64_t v_dim = p.shape.value_dim();
     const auto map = sink_map(p.out);
 #pragma unroll 1
-    for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; row < count; row += int64_t(gridDim.x) * kWarps) {
+    for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; row < count;
+         row += int64_t(gridDim.x) * kWarps) {
       const PrefillParts::Row first = p.parts.rows[row];
 #pragma unroll 1
       for (int64_t col = first.parts > 0 ? lane * 4 : v_dim; col < v_dim; col += 32 * 4) {
@@ -127,11 +139,13 @@ struct PrefillMerge {
           const int64_t at = row + part * first.distance;
           return AttentionState<float, 4>(p.parts.rows[at].logsumexp, floats_at<4>(p.parts.outputs + at * v_dim + col));
         });
-        if constexpr (score_sinks<typename P::S>) all.o = all.o * all.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
+        if constexpr (score_sinks<typename P::S>)
+          all.o = all.o * all.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
         if (col == 0) p.options.write_lse(all.logsumexp(), first.token, first.head, p.shape.heads);
         in_packs(lesser(4, p.out_pack), all.output(), first.head * v_dim + col, [&](const auto& some, int64_t at) {
           constexpr int N = std::decay_t<decltype(some)>::size;
-          put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, first.token, at), first.token, at), first.token, at);
+          put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, first.token, at), first.token, at),
+              first.token, at);
         });
       }
     }
@@ -154,7 +168,8 @@ Status start_prefill(const Exec& ex, const P& problem) {
     const int64_t rows = PrefillRoom(ex.device(), problem.shape, problem.options).rows;
     if (rows == 0) return {};
     Launch merge;
-    merge.grid.x = unsigned(lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (rows + Merge::kWarps - 1) / Merge::kWarps));
+    merge.grid.x = unsigned(
+        lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (rows + Merge::kWarps - 1) / Merge::kWarps));
     merge.threads = Merge::max_threads;
     return launch<Merge>(ex, merge, problem);
   }
@@ -162,14 +177,27 @@ Status start_prefill(const Exec& ex, const P& problem) {
 }
 
 template <bool kSplits, class Q, class Kv, class Out, class S>
-PrefillProblem<Q, Kv, Out, S, kSplits> prefill_problem(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options) {
-  return {q, kv, out, score, shape, options, options.scale_for(shape.dim), max_pack_of(q) >= wide_pack<Q>,
-          key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>, value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>, lesser(8, max_pack_of(out)), {}};
+PrefillProblem<Q, Kv, Out, S, kSplits> prefill_problem(const Q& q, const Kv& kv, const Out& out,
+                                                       const AttentionShape& shape, const S& score,
+                                                       const Attention& options) {
+  return {q,
+          kv,
+          out,
+          score,
+          shape,
+          options,
+          options.scale_for(shape.dim),
+          max_pack_of(q) >= wide_pack<Q>,
+          key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>,
+          value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>,
+          lesser(8, max_pack_of(out)),
+          {}};
 }
 
 // kSplits: whether there is a workspace, which then is large enough.
 template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
-Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Workspace& workspace, const Attention& options) {
+Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+               const Workspace& workspace, const Attention& options) {
   using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
   P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
   if constexpr (kSplits) {
@@ -178,7 +206,8 @@ Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const A
     problem.parts.rows = reinterpret_cast<PrefillParts::Row*>(memory);
     problem.parts.outputs = reinterpret_cast<float*>(memory + PrefillRoom(ex.device(), shape, options).state_bytes);
   }
-  return with_prefill_body<P, kLargest>(ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
+  return with_prefill_body<P, kLargest>(
+      ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
 }
 
 // The first thing that keeps a call from the fastest path, the gravest before others.
@@ -200,14 +229,16 @@ const char* prefill_why_not(const P& p, bool whole_tiles, bool in_8_bits) {
 }
 
 template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
-Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score, const Attention& options, AttentionPlan& plan) {
+Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
+                    const S& score, const Attention& options, AttentionPlan& plan) {
   using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
   const P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
   return with_prefill_body<P, kLargest>(ex, problem, [&](auto chosen) {
     using Body = typename decltype(chosen)::Body;
     const auto grid = PrefillGrid::of<Body>(ex.device(), shape, options, kSplits);
     if (grid.tiles_in_all == 0) return too_many_tiles();
-    constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>, wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
+    constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>,
+                  wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
     plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
     plan.tile_rows = Body::kRows, plan.tile_keys = Body::kKeys;
     plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;

@@ -26,10 +26,13 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEig
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
           arch::mbarrier_init(&shared.keys_full[i], producers), arch::mbarrier_init(&shared.values_full[i], producers);
-          arch::mbarrier_init(&shared.keys_empty[i], consumers), arch::mbarrier_init(&shared.values_empty[i], consumers);
+          arch::mbarrier_init(&shared.keys_empty[i], consumers),
+              arch::mbarrier_init(&shared.values_empty[i], consumers);
         }
         KERNELS_UNROLL
-        for (int i = 0; i < kQueryStages; ++i) arch::mbarrier_init(&shared.item_full[i], 2 * producers), arch::mbarrier_init(&shared.item_empty[i], 128 * (kGroups + kProducers - 1));
+        for (int i = 0; i < kQueryStages; ++i)
+          arch::mbarrier_init(&shared.item_full[i], 2 * producers),
+              arch::mbarrier_init(&shared.item_empty[i], 128 * (kGroups + kProducers - 1));
         arch::mbarrier_init_fence();
       }
       __syncthreads();

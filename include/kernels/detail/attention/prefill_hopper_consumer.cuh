@@ -1,4 +1,5 @@
-// The consumers of attention for sm_90a: logits, their softmax, the product with the values, and results on their way to the sink.
+// The consumers of attention for sm_90a: logits, their softmax, the product with the values, and results on their way
+// to the sink.
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -32,7 +33,9 @@ struct HopperConsumer : Parts {
   using Int = std::integral_constant<int, kValue>;
 
   // The compiler knows that all lanes have it.
-  static __device__ __forceinline__ int group_of_warp() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers; }
+  static __device__ __forceinline__ int group_of_warp() {
+    return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - kProducers;
+  }
   // Named barriers: the turn of each group at its products, and one for each group's own threads.
   static __device__ __forceinline__ int turn(int group) { return kProducerBarrier + 1 + group; }
   static __device__ __forceinline__ int own(int group) { return kProducerBarrier + 1 + kGroups + group; }
@@ -79,7 +82,8 @@ struct HopperConsumer : Parts {
   }
 
   // A group that has no rows lets go of all keys and values.
-  static __device__ __forceinline__ void pass_by(Shared& shared, int group, int tiles, Parities& keys_at, Parities& values_at) {
+  static __device__ __forceinline__ void pass_by(Shared& shared, int group, int tiles, Parities& keys_at,
+                                                 Parities& values_at) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       const int stage = Parities::stage(tile);
@@ -107,8 +111,17 @@ struct HopperConsumer : Parts {
     int first_whole, last_whole;  // tiles that the warp's rows see as a whole
     Work state;
 
-    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, int group_, const unsigned char* queries, const unsigned char* stages_memory, Parities& keys, Parities& values)
-        : p(problem), shared(memory), item(of), group(group_), stages(arch::shared_address(stages_memory)), query_tile(arch::warpgroup_tile(arch::shared_address(queries))), keys_at(keys), values_at(values) {
+    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, int group_,
+                                         const unsigned char* queries, const unsigned char* stages_memory,
+                                         Parities& keys, Parities& values)
+        : p(problem),
+          shared(memory),
+          item(of),
+          group(group_),
+          stages(arch::shared_address(stages_memory)),
+          query_tile(arch::warpgroup_tile(arch::shared_address(queries))),
+          keys_at(keys),
+          values_at(values) {
       const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
     }
@@ -150,7 +163,8 @@ struct HopperConsumer : Parts {
       state.make_exponentials(look);
       // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
       const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
-      if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0) release(&shared.keys_empty[0]);
+      if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0)
+        release(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       if constexpr (Value::scaled) __syncwarp();  // all lanes have read the scales
@@ -159,8 +173,8 @@ struct HopperConsumer : Parts {
       round_weights(tile + 1);
     }
 
-    // All lanes read scales, and one of them arrives for all where they may be written again. racecheck counts what the one has read alone, and
-    // reports a race where keys or values have scales.
+    // All lanes read scales, and one of them arrives for all where they may be written again. racecheck counts what the
+    // one has read alone, and reports a race where keys or values have scales.
     __device__ __forceinline__ void scale_logits(int tile) {
       if constexpr (Key::scaled) {
         const float* const scales = scales_of<kKeyScales>(shared) + Parities::stage(tile) * kKeys + threadIdx.x % 4 * 2;
@@ -170,11 +184,13 @@ struct HopperConsumer : Parts {
     }
     // Scales of values come with these.
     __device__ __forceinline__ void round_weights(int tile) {
-      if constexpr (Value::scaled) arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
+      if constexpr (Value::scaled)
+        arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
       state.round_weights(scales_of<kValueScales>(shared) + Parities::stage(tile) * kKeys);
     }
     __device__ __forceinline__ typename Work::Look look_at(int tile) {
-      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys, tile >= first_whole && tile < last_whole);
+      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
+                                           tile >= first_whole && tile < last_whole);
     }
 
     // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
@@ -192,7 +208,8 @@ struct HopperConsumer : Parts {
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
       arch::async_proxy_fence();
-      const uint64_t values = arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kInEight ? 16 : kKeys * 128);
+      const uint64_t values =
+          arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kInEight ? 16 : kKeys * 128);
       // Products and their commit stand in one branch, or the compiler commits with another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
       if (kCols > kFewerCols && cols <= kFewerCols) {
@@ -212,7 +229,8 @@ struct HopperConsumer : Parts {
       KERNELS_UNROLL
       for (int i = 0; i < kColumns * int(sizeof(TK)) / 32; ++i) {
         const int run = i / 4, step = i % 4 * 2;
-        arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step, keys + run * (kKeys * 128 / 16) + step, i > 0);
+        arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step,
+                                keys + run * (kKeys * 128 / 16) + step, i > 0);
       }
       arch::warpgroup_commit();
     }
@@ -223,13 +241,15 @@ struct HopperConsumer : Parts {
       KERNELS_UNROLL
       for (int i = 0; i < kKeys / Work::kStep; ++i) {
         if constexpr (kInEight) arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], values + i * 2, true);
-        else arch::warpgroup_mma_turned<TV>(outputs, state.weights[0][i], values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
+        else
+          arch::warpgroup_mma_turned<TV>(outputs, state.weights[0][i],
+                                         values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
       }
     }
   };
 
-  // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at a time, as floats, 32 of
-  // them for each run of queries.
+  // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at
+  // a time, as floats, 32 of them for each run of queries.
   static __device__ __forceinline__ void finish(const P& p, PrefillRows rows, Work& state, unsigned char* queries) {
     const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
     const auto map = sink_map(p.out);
@@ -237,7 +257,9 @@ struct HopperConsumer : Parts {
     const int first_row = Work::first_row();
     unsigned char* const slab = queries + first_row % 64 * 128;
     // Four columns of a row of the slab: neither pairs that are written nor packs that are read have bank conflicts.
-    const auto place = [&](int row, int col) { return slab + col / 32 * Queries::kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16; };
+    const auto place = [&](int row, int col) {
+      return slab + col / 32 * Queries::kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16;
+    };
     const float inverse[2] = {state.finish_row(p, rows, 0, 0), state.finish_row(p, rows, 0, 1)};
     const auto leave = [&](auto first) {
       KERNELS_UNROLL
@@ -245,7 +267,8 @@ struct HopperConsumer : Parts {
         KERNELS_UNROLL
         for (int j = 0; j < kCols / 16; ++j) {
           const float(&from)[4] = state.outputs[0][decltype(first)::value / 8 + j];
-          *reinterpret_cast<::float2*>(place(half * 8 + lane / 4, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {from[half * 2] * inverse[half], from[half * 2 + 1] * inverse[half]};
+          *reinterpret_cast<::float2*>(place(half * 8 + lane / 4, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {
+              from[half * 2] * inverse[half], from[half * 2 + 1] * inverse[half]};
         }
       }
     };
@@ -290,7 +313,8 @@ struct HopperConsumer : Parts {
             continue;
           }
           const auto at = rows.place(row);
-          in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first + col, [&](const auto& some, int64_t from) { put_some(rows.token + at.query, some, from); });
+          in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first + col,
+                   [&](const auto& some, int64_t from) { put_some(rows.token + at.query, some, from); });
         }
       }
     }

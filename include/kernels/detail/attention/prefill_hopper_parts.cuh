@@ -1,18 +1,23 @@
-// Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, and what its producers and consumers share.
+// Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, and what its producers and consumers
+// share.
 //
-//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever they lie; turns values of
+//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever
+//   they lie; turns values of
 //                    8 bits where they are multiplied as such
 //   warpgroup 1      where keys and values have 8 or 4 bits: each of the two decodes the one or the other
-//   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in registers, and from there
+//   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in
+//   registers, and from there
 //                    the product with the values by wgmma
 //
-//   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...      results go out by way of the queries' place
+//   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...      results go out by way of the
+//   queries' place
 //
 //   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
 //   softmax:                  |   1    |        |   2    |
 //
-// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and values of the next
-// come in. What is done with logits is that of prefill_softmax.cuh, which rows a block has and which keys these see that of prefill_rows.cuh.
+// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and
+// values of the next come in. What is done with logits is that of prefill_softmax.cuh, which rows a block has and which
+// keys these see that of prefill_rows.cuh.
 #pragma once
 
 #include "../../arch/sm90.cuh"
@@ -22,9 +27,9 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are products for all columns and,
-// in the same kernel, for fewer; those of queries and keys that are not there are zeros. kInEight_: queries, keys and values are float8_e4m3, and so
-// are weights.
+// What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are
+// products for all columns and, in the same kernel, for fewer; those of queries and keys that are not there are zeros.
+// kInEight_: queries, keys and values are float8_e4m3, and so are weights.
 template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
 struct HopperPrefillParts {
   using Problem = P;
@@ -40,13 +45,20 @@ struct HopperPrefillParts {
   static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
   // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
   static constexpr int kStages = kDim == 64 || kInEight ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
-  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's way.
+  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's
+  // way.
   static constexpr bool kTurns = kDim == 64 || kInEight;
-  static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight ? kCols : kCols == 128 ? 96 : 128;
+  static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight
+                                                                                               ? kCols
+                                                                                           : kCols == 128 ? 96
+                                                                                                          : 128;
   static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
   static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 || kInEight ? 56 : 32;
-  static constexpr int kConsumerRegisters = kDecodes ? (kDim == 256 ? 216 : 208) : kGroups == 2 ? 224 : kInEight ? 152 : 160;
+  static constexpr int kConsumerRegisters = kDecodes       ? (kDim == 256 ? 216 : 208)
+                                            : kGroups == 2 ? 224
+                                            : kInEight     ? 152
+                                                           : 160;
   using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
@@ -65,20 +77,26 @@ struct HopperPrefillParts {
     RowKeys row_keys[kRows];
   };
   // Scales of keys, then of values, of each stage: where they begin.
-  static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0, kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
+  static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
+                       kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
   struct Shared {
     float scales[kScales > 0 ? kScales : 1];
-    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages], item_full[kQueryStages], item_empty[kQueryStages];
+    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
+        item_full[kQueryStages], item_empty[kQueryStages];
     Item items[kQueryStages];
   };
-  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */, kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes), kAligned = 1024;
-  static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
+  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */,
+                       kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes), kAligned = 1024;
+  static constexpr int kTilesAt =
+      (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
   // Behind the stages: codes of keys and values, or three tiles of values before they are turned.
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes + (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
+                                      (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid for once. A tile of
-  // queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200, bench_prefill.
+  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid
+  // for once. A tile of queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200,
+  // bench_prefill.
   static unsigned tiles_of_block(const PrefillGrid& grid) {
     const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
     const auto cost = [&](unsigned each) {
@@ -92,20 +110,27 @@ struct HopperPrefillParts {
     return best;
   }
 
-  // Stages of a tile of keys, or of values: each tile of queries begins with the first, so that the compiler knows that all threads are at
-  // the same. Whether it is an even or an odd time that a stage is used.
+  // Stages of a tile of keys, or of values: each tile of queries begins with the first, so that the compiler knows that
+  // all threads are at the same. Whether it is an even or an odd time that a stage is used.
   struct Parities {
     unsigned bits = 0;
     static __device__ __forceinline__ int stage(int tile) { return tile % kStages; }
     __device__ __forceinline__ int at(int tile) const { return int(bits >> stage(tile) & 1); }
     __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
   };
-  static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) { return memory + (item % kQueryStages * kGroups + group) * kQueryBytes; }
-  static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) { return memory + kQueryStages * kGroups * kQueryBytes; }
-  static __device__ __forceinline__ unsigned char* codes_of(unsigned char* memory) { return stages_of(memory) + kStages * kStageBytes; }
+  static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) {
+    return memory + (item % kQueryStages * kGroups + group) * kQueryBytes;
+  }
+  static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) {
+    return memory + kQueryStages * kGroups * kQueryBytes;
+  }
+  static __device__ __forceinline__ unsigned char* codes_of(unsigned char* memory) {
+    return stages_of(memory) + kStages * kStageBytes;
+  }
   template <int kOf>
   static __device__ __forceinline__ float* scales_of(Shared& shared) { return shared.scales + kOf; }
-  // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no more.
+  // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
+  // more.
   template <class F>
   static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
     const bool even = PrefillGrid::even(p);
@@ -134,7 +159,9 @@ struct HopperPrefillParts {
       count = tiles_in(end, kKeys - 1);
     }
     // Of the keys from the beginning up to this one: all tiles that are full, or with `up` those begun as well.
-    __device__ __forceinline__ int tiles_in(int key, int up) const { return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys); }
+    __device__ __forceinline__ int tiles_in(int key, int up) const {
+      return int(unsigned(greater(begin, lesser(key, end)) - begin + unsigned(up)) / kKeys);
+    }
   };
 
   static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {

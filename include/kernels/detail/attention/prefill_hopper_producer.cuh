@@ -1,4 +1,5 @@
-// The producers of attention for sm_90a: they find out which queries a block has and which keys these see, and bring all to shared memory.
+// The producers of attention for sm_90a: they find out which queries a block has and which keys these see, and bring
+// all to shared memory.
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -55,7 +56,8 @@ struct HopperProducer : Parts {
       }
       if constexpr (kCopiesQueries) {
 #pragma unroll 1
-        for (int i = 0; i < kGroups; ++i) bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), dim);
+        for (int i = 0; i < kGroups; ++i)
+          bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), dim);
       }
       arch::mbarrier_arrive_copied(full);
       for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
@@ -65,7 +67,8 @@ struct HopperProducer : Parts {
       arch::mbarrier_arrive(full);  // behind what was written to the item
       if constexpr (kDecodes) {
         const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
-        decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared), shared.keys_full, shared.keys_empty, keys_to);
+        decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared),
+                           shared.keys_full, shared.keys_empty, keys_to);
       } else if constexpr (kInEight) {
         copy_and_turn(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       } else {
@@ -78,7 +81,9 @@ struct HopperProducer : Parts {
   }
 
   // A sequence's keys and values.
-  static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to) {
+  static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* stages,
+                                                   const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
+                                                   Parities& values_to) {
     const int lane = threadIdx.x % 32, dim = int(p.shape.dim);
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
@@ -94,7 +99,8 @@ struct HopperProducer : Parts {
           const int first = lane < 16 ? pos : pos - kKeys;
           KERNELS_UNROLL
           for (int j = 0; j < Keys::kFound; ++j) {
-            const int at = greater(tiles.low, first + lesser(Keys::tile_row(lane % 16 + j * 16), tiles.end - 1 - first));
+            const int at =
+                greater(tiles.low, first + lesser(Keys::tile_row(lane % 16 + j * 16), tiles.end - 1 - first));
             addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
           }
         }
@@ -102,14 +108,16 @@ struct HopperProducer : Parts {
       if (tile < tiles.count) {
         const int stage = Parities::stage(tile);
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos,
+                                   addresses, 0);
         arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
         keys_to.next(tile);
       }
       if (tile > 0) {
         const int before = pos - kKeys, stage = Parities::stage(tile - 1);
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before,
+                                     tiles.end - before, addresses, 1);
         arch::mbarrier_arrive_copied(&shared.values_full[stage]);
         values_to.next(tile - 1);
       }
@@ -118,7 +126,8 @@ struct HopperProducer : Parts {
 
   // Where the rows of a tile are, in the lanes that KvTiles wants to have them.
   template <class Some, class At>
-  static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kFound], const Some& some, const At& at, int pos, int low, int end) {
+  static __device__ __forceinline__ void find_rows(const void* (&addresses)[Some::kFound], const Some& some,
+                                                   const At& at, int pos, int low, int end) {
     if constexpr (!in_one_run<Kv>) {
       KERNELS_UNROLL
       for (int j = 0; j < Some::kFound; ++j) {
@@ -128,8 +137,11 @@ struct HopperProducer : Parts {
     }
   }
 
-  // Keys of 8 bits, and values, of which a product wants rows that are columns: those of a tile are turned while the next tile is on its way.
-  static __device__ __forceinline__ void copy_and_turn(const P& p, Shared& shared, unsigned char* stages, const PrefillRows& rows, const Tiles& tiles, Parities& keys_to, Parities& values_to) {
+  // Keys of 8 bits, and values, of which a product wants rows that are columns: those of a tile are turned while the
+  // next tile is on its way.
+  static __device__ __forceinline__ void copy_and_turn(const P& p, Shared& shared, unsigned char* stages,
+                                                       const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
+                                                       Parities& values_to) {
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
     const int thread = int(threadIdx.x), cols = int(p.shape.value_dim());
@@ -146,7 +158,8 @@ struct HopperProducer : Parts {
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
       if (tile < tiles.count) {
-        const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos, stage = Parities::stage(tile);
+        const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
+                  stage = Parities::stage(tile);
         find_rows(addresses, values, value_at, pos, low, end);
         values.template bring<false>(copied + copy * Values::kBytes, value_at, pos, low, end, addresses, 0);
         arch::copy_async_commit();
@@ -186,8 +199,9 @@ struct HopperProducer : Parts {
       const PrefillRows rows = same_in_lanes(item.rows);
       if (rows.count == 0) return false;
       const auto at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-      decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes, codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared),
-                           shared.values_full, shared.values_empty, values_to);
+      decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes,
+                           codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared), shared.values_full,
+                           shared.values_empty, values_to);
       arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
       return true;
     });
@@ -195,7 +209,9 @@ struct HopperProducer : Parts {
 
   // A sequence's keys, or its values, of 8 or 4 bits: while codes of a tile are decoded, the next are on their way.
   template <class KvTiles, class At>
-  static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages, unsigned char* codes, float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
+  static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages,
+                                                      unsigned char* codes, float* scales, uint64_t* full,
+                                                      uint64_t* empty, Parities& to) {
     if (tiles.count == 0) return;
     const int thread = int(threadIdx.x % 128);
     KvTiles some(at, tiles.begin, 0, cols, true);
@@ -203,7 +219,8 @@ struct HopperProducer : Parts {
     float scale = 0.f;
     const auto ask = [&](int tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
-      if (KvTiles::scaled) scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
+      if (KvTiles::scaled)
+        scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
       find_rows(addresses, some, at, pos, low, end);
       some.bring_codes(codes, low, end, addresses);
       arch::copy_async_commit();

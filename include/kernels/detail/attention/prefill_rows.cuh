@@ -1,8 +1,9 @@
-// How the rows of attention of many queries, which are those of queries and heads, are shared out among thread blocks, and which keys they see.
+// How the rows of attention of many queries, which are those of queries and heads, are shared out among thread blocks,
+// and which keys they see.
 //
-//   sequence 0           | tile 2 | tile 1 | tile 0 |      rows of one head, or of those that share keys; the last tiles see the most keys
-//   sequence 1           | tile 0 |                        and come first
-//   a sequence, a long context, few queries:   | keys 0 | keys 1 | keys 2 |     with a workspace, in parts that are merged
+//   sequence 0           | tile 2 | tile 1 | tile 0 |      rows of one head, or of those that share keys; the last
+//   tiles see the most keys sequence 1           | tile 0 |                        and come first a sequence, a long
+//   context, few queries:   | keys 0 | keys 1 | keys 2 |     with a workspace, in parts that are merged
 #pragma once
 
 #include "../../exec.cuh"
@@ -12,11 +13,11 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What blocks leave in the workspace of rows whose keys are split: for each part of the keys the rows of the sequence, with all heads,
-// one behind the other. They hold the outputs of the part, finished, and what its merge has to know.
+// What blocks leave in the workspace of rows whose keys are split: for each part of the keys the rows of the sequence,
+// with all heads, one behind the other. They hold the outputs of the part, finished, and what its merge has to know.
 struct PrefillParts {
-  // Of the row of a part. In the first part's, `parts` says how many there are, `distance` rows apart, and which query and head it is;
-  // in others' it is 0.
+  // Of the row of a part. In the first part's, `parts` says how many there are, `distance` rows apart, and which query
+  // and head it is; in others' it is 0.
   struct alignas(16) Row {
     int32_t token;
     uint16_t head, parts;
@@ -70,8 +71,9 @@ struct FastDivision {
   }
 };
 
-// The rows of a block, `count` of them: from row `first` on of those of `pack` heads from `first_head` on, a query's side by side. Where
-// keys are split, the block has those from key_begin up to key_end, and its first row is row `left_first` of what is left.
+// The rows of a block, `count` of them: from row `first` on of those of `pack` heads from `first_head` on, a query's
+// side by side. Where keys are split, the block has those from key_begin up to key_end, and its first row is row
+// `left_first` of what is left.
 struct PrefillRows {
   int64_t token;  // of the sequence's first query
   int b, first, count, queries, keys, first_head, kv_head, part;
@@ -101,11 +103,13 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
   return out;
 }
 
-// In how many parts keys are cut: so many that the sequence's own blocks fill the machine, once, or twice where that leaves fewer
-// multiprocessors idle, as long as a part is worth its state. Other sequences have no say in this, so that bits do not depend on them.
+// In how many parts keys are cut: so many that the sequence's own blocks fill the machine, once, or twice where that
+// leaves fewer multiprocessors idle, as long as a part is worth its state. Other sequences have no say in this, so that
+// bits do not depend on them.
 struct PrefillCuts {
   static constexpr int kMost = 32, kFewestTiles = 8, kFewestOfFew = 32;
-  static constexpr int kFewRows = 64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
+  static constexpr int kFewRows =
+      64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
   static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
@@ -113,25 +117,34 @@ struct PrefillCuts {
 
   PrefillCuts() = default;
   PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys)
-      : once(on_each * device.sm_count), twice(kOnEach * device.sm_count), fixed(options.fixed_splits()), most_tiles(std::numeric_limits<int>::max()) {
-    if (options.expected_keys() > 0) most_tiles = int(lesser<int64_t>(most_tiles, (options.expected_keys() - 1) / tile_keys + 2));
+      : once(on_each * device.sm_count),
+        twice(kOnEach * device.sm_count),
+        fixed(options.fixed_splits()),
+        most_tiles(std::numeric_limits<int>::max()) {
+    if (options.expected_keys() > 0)
+      most_tiles = int(lesser<int64_t>(most_tiles, (options.expected_keys() - 1) / tile_keys + 2));
   }
 
   // Of any sequence.
   KERNELS_HD int most() const { return fixed > 0 ? fixed : greater(1, lesser(int(kMost), most_tiles / kFewestTiles)); }
-  // Of one that has so many blocks, and of one that has so many tiles of keys as well, and rows of heads that share them.
+  // Of one that has so many blocks, and of one that has so many tiles of keys as well, and rows of heads that share
+  // them.
   KERNELS_HD int most_of(unsigned blocks) const {
     const int of_once = int(unsigned(once) / blocks), of_twice = int(unsigned(twice) / blocks);
-    return fixed > 0 ? fixed : greater(1, lesser(most(), 8 * of_twice > 19 * of_once ? of_twice : of_once));  // a fifth better
+    return fixed > 0 ? fixed
+                     : greater(1, lesser(most(), 8 * of_twice > 19 * of_once ? of_twice : of_once));  // a fifth better
   }
   KERNELS_HD int of(unsigned blocks, int tiles, unsigned rows) const {
-    return greater(1, lesser(most_of(blocks), fixed > 0 ? tiles : tiles / (rows <= kFewRows ? kFewestOfFew : kFewestTiles)));
+    return greater(
+        1, lesser(most_of(blocks), fixed > 0 ? tiles : tiles / (rows <= kFewRows ? kFewestOfFew : kFewestTiles)));
   }
 };
 
 // How many rows blocks leave at most, whichever kernel it is.
 struct PrefillRoom {
-  static constexpr int most_rows(int64_t dim, bool in_8_bits = true) { return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128; }  // of a tile, of heads of so many columns
+  static constexpr int most_rows(int64_t dim, bool in_8_bits = true) {
+    return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128;
+  }  // of a tile, of heads of so many columns
   static constexpr size_t kCountBytes = 16;
   int64_t rows = 0;
   size_t state_bytes = 0, output_bytes = 0;
@@ -139,19 +152,23 @@ struct PrefillRoom {
   PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options) {
     constexpr int fewest_keys = 32;  // of a tile
     const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys);
-    const int64_t of_one = int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
-    if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one)) return;
+    const int64_t of_one =
+        int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
+    if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one))
+      return;
     rows = shape.total_queries() * shape.heads * cuts.most();
     if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
-    state_bytes = size_t(rows) * sizeof(PrefillParts::Row), output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);
+    state_bytes = size_t(rows) * sizeof(PrefillParts::Row),
+    output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);
   }
   size_t bytes() const { return kCountBytes + state_bytes + output_bytes; }
 };
 
-// How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns; parts of the keys; heads;
-// sequences. Sequences of one length all have the same tiles. Others have as many as they need: a block looks for the sequence that a tile
-// belongs to in their sums, and the host, which does not know the lengths, launches as many blocks as there can be, or so many that a few find
-// nothing and the others walk on to further tiles.
+// How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns;
+// parts of the keys; heads; sequences. Sequences of one length all have the same tiles. Others have as many as they
+// need: a block looks for the sequence that a tile belongs to in their sums, and the host, which does not know the
+// lengths, launches as many blocks as there can be, or so many that a few find nothing and the others walk on to
+// further tiles.
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
@@ -163,8 +180,10 @@ struct PrefillGrid {
   // splits: whether keys may be split.
   template <class Body>
   static PrefillGrid of(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool splits) {
-    static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach, "what the workspace has room for");
-    PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
+    static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach,
+                  "what the workspace has room for");
+    PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols,
+                     packed(shape.q_len, shape.group(), Body::kRows));
     if (even(shape, splits)) grid.of_block = Body::tiles_of_block(grid);
     else if (Body::kWalking > 0) grid.most_blocks = int64_t(Body::kWalking) * grid.at_once;
     return grid;
@@ -188,7 +207,9 @@ struct PrefillGrid {
     return same_in_lanes(kept);
   }
   // Whether all sequences have the same blocks.
-  static KERNELS_HD bool even(const AttentionShape& shape, bool splits) { return !splits && shape.q_offsets == nullptr; }
+  static KERNELS_HD bool even(const AttentionShape& shape, bool splits) {
+    return !splits && shape.q_offsets == nullptr;
+  }
   template <class P>
   static __device__ __forceinline__ bool even(const P& p) { return even(p.shape, P::kSplits); }
 
@@ -250,24 +271,36 @@ struct PrefillGrid {
 
  private:
   static int64_t tiles_of(int64_t rows, int64_t each) { return (rows + each - 1) / each; }
-  // Tiles of the heads that share keys, if they go together; so many that they do not if a row's number could be too large.
+  // Tiles of the heads that share keys, if they go together; so many that they do not if a row's number could be too
+  // large.
   static KERNELS_HD int64_t packed_tiles(int64_t queries, int64_t group, unsigned each) {
     const int64_t rows = queries * group;
     return rows > (int64_t(1) << 30) ? int64_t(~uint64_t(0) >> 1) : int64_t((unsigned(rows) + each - 1) / each);
   }
   // They go together where that takes fewer tiles.
-  static bool packed(int64_t queries, int64_t group, int each) { return packed_tiles(queries, group, unsigned(each)) < tiles_of(queries, each) * group; }
+  static bool packed(int64_t queries, int64_t group, int each) {
+    return packed_tiles(queries, group, unsigned(each)) < tiles_of(queries, each) * group;
+  }
 
   PrefillGrid(const AttentionShape& shape, const PrefillCuts& how, bool splits, int each, int cols, bool together)
-      : tiles(tiles_of(shape.q_len * (together ? shape.group() : 1), each)), parts(tiles_of(shape.value_dim(), cols)), heads(together ? shape.kv_heads : shape.heads),
-        pack(together ? shape.group() : 1), group(shape.group()), at_once(unsigned(how.once)), cuts(how) {
+      : tiles(tiles_of(shape.q_len * (together ? shape.group() : 1), each)),
+        parts(tiles_of(shape.value_dim(), cols)),
+        heads(together ? shape.kv_heads : shape.heads),
+        pack(together ? shape.group() : 1),
+        group(shape.group()),
+        at_once(unsigned(how.once)),
+        cuts(how) {
     constexpr int64_t limit = std::numeric_limits<int32_t>::max();
     const int64_t of_head = int64_t(tiles.divisor) * parts.divisor;  // below 2^34
-    tiles_in_all = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch ? 0 : of_head * heads.divisor * shape.batch;
+    tiles_in_all = of_head > limit / heads.divisor || of_head * heads.divisor > limit / shape.batch
+                       ? 0
+                       : of_head * heads.divisor * shape.batch;
     if (tiles_in_all == 0) return;
     const unsigned longest = unsigned(of_head * heads.divisor);
     // With q_offsets each tile but one of a sequence is full.
-    if (shape.q_offsets != nullptr) tiles_in_all = lesser(tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
+    if (shape.q_offsets != nullptr)
+      tiles_in_all = lesser(
+          tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
     const bool known = shape.q_offsets == nullptr || cuts.fixed > 0;
     const int64_t more = tiles_in_all * (known ? cuts.most_of(longest) : cuts.most());
@@ -286,7 +319,8 @@ struct PrefillGrid {
     return r;
   }
   // Tile `tile` from the end, of so many.
-  __device__ __forceinline__ void place(PrefillRows& r, int each, unsigned tiles_there, unsigned tile, unsigned part, unsigned head) const {
+  __device__ __forceinline__ void place(PrefillRows& r, int each, unsigned tiles_there, unsigned tile, unsigned part,
+                                        unsigned head) const {
     r.first = int(tiles_there - 1 - tile) * each;
     r.part = int(part);
     r.first_head = int(head * r.pack.divisor);
@@ -337,10 +371,13 @@ struct PrefillGrid {
     if constexpr (P::kSplits) {
       r.splits = s.splits, r.split = int(head % unsigned(s.splits)), head /= unsigned(s.splits);
       const auto cut = [&](int i) { return int(s.first_key_tile + int64_t(s.key_tiles) * i / s.splits); };
-      r.key_begin = cut(r.split) * Body::kKeys, r.key_end = int(lesser<int64_t>(int64_t(cut(r.split + 1)) * Body::kKeys, r.keys));
+      r.key_begin = cut(r.split) * Body::kKeys,
+      r.key_end = int(lesser<int64_t>(int64_t(cut(r.split + 1)) * Body::kKeys, r.keys));
     }
     place(r, Body::kRows, s.tiles, tile, part, head);
-    if constexpr (P::kSplits) r.left_first = left + r.split * r.queries * int(p.shape.heads) + int(head) * r.queries * int(r.pack.divisor) + r.first;
+    if constexpr (P::kSplits)
+      r.left_first =
+          left + r.split * r.queries * int(p.shape.heads) + int(head) * r.queries * int(r.pack.divisor) + r.first;
     return r;
   }
 };
@@ -356,16 +393,21 @@ template <class P>
 __device__ __forceinline__ void leave_state(const P& p, const PrefillRows& rows, int row, float logsumexp) {
   if constexpr (P::kSplits) {
     const auto place = rows.place(row);
-    p.parts.rows[rows.left_first + row] = {int32_t(rows.token + place.query), uint16_t(place.head), uint16_t(rows.split == 0 ? rows.splits : 0), rows.queries * int(p.shape.heads), logsumexp};
+    p.parts.rows[rows.left_first + row] = {int32_t(rows.token + place.query), uint16_t(place.head),
+                                           uint16_t(rows.split == 0 ? rows.splits : 0),
+                                           rows.queries * int(p.shape.heads), logsumexp};
   }
 }
 // Its outputs, from a column of the head on.
 template <int N, class P>
-__device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& rows, int row, const Pack<float, N>& outputs, int64_t col) {
-  if constexpr (P::kSplits) put_floats(p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim() + col, outputs);
+__device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& rows, int row,
+                                              const Pack<float, N>& outputs, int64_t col) {
+  if constexpr (P::kSplits)
+    put_floats(p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim() + col, outputs);
 }
 
-// Keys that all of some rows see, and keys that any of them see; both are empty where the end is not behind the beginning.
+// Keys that all of some rows see, and keys that any of them see; both are empty where the end is not behind the
+// beginning.
 struct SeenKeys {
   int all_begin, all_end, any_begin, any_end;
 };
@@ -388,12 +430,14 @@ __device__ __forceinline__ SeenKeys seen_by(const PrefillRows& rows, int row, co
   return begin < end ? SeenKeys{begin, end, begin, end} : SeenKeys{begin, end, most, 0};
 }
 __device__ __forceinline__ SeenKeys join(const SeenKeys& a, const SeenKeys& b) {
-  return {greater(a.all_begin, b.all_begin), lesser(a.all_end, b.all_end), lesser(a.any_begin, b.any_begin), greater(a.any_end, b.any_end)};
+  return {greater(a.all_begin, b.all_begin), lesser(a.all_end, b.all_end), lesser(a.any_begin, b.any_begin),
+          greater(a.any_end, b.any_end)};
 }
 // That of all lanes.
 __device__ __forceinline__ SeenKeys join_lanes(const SeenKeys& seen) {
   constexpr unsigned all = 0xffffffffu;
-  return {__reduce_max_sync(all, seen.all_begin), __reduce_min_sync(all, seen.all_end), __reduce_min_sync(all, seen.any_begin), __reduce_max_sync(all, seen.any_end)};
+  return {__reduce_max_sync(all, seen.all_begin), __reduce_min_sync(all, seen.all_end),
+          __reduce_min_sync(all, seen.any_begin), __reduce_max_sync(all, seen.any_end)};
 }
 
 }  // namespace detail

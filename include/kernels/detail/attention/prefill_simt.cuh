@@ -20,7 +20,8 @@ struct SimtPrefillBody {
   using S = typename P::S;
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
-  static constexpr int kRows = 32, kKeys = 32, kDim = 0, kCols = 128, kStep = 32, kResultPack = 4, kOnEach = 2;  // any dimension
+  static constexpr int kRows = 32, kKeys = 32, kDim = 0, kCols = 128, kStep = 32, kResultPack = 4,
+                       kOnEach = 2;  // any dimension
   static constexpr int max_threads = 256, registers = 128;
   static constexpr int kGap = 4;  // floats between rows in shared memory
   struct Params {
@@ -33,7 +34,9 @@ struct SimtPrefillBody {
   // With the queries behind the tiles.
   static constexpr int kWalking = 0;
   static unsigned tiles_of_block(const PrefillGrid&) { return 1; }
-  static size_t shared_bytes(const AttentionShape& shape) { return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4; }
+  static size_t shared_bytes(const AttentionShape& shape) {
+    return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4;
+  }
 
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(16) float floats_memory[];
@@ -50,7 +53,9 @@ struct SimtPrefillBody {
     // Rows that are not there are 0, like columns behind the last.
     for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
       const int row = i / (dim / 4), col = i % (dim / 4) * 4;
-      bring(queries + row * pitch + col, row < rows.count, [&]() -> const typename P::Q& { return p.q; }, rows.token + rows.place(row).query, int64_t(rows.place(row).head) * dim + col, p.wide_queries);
+      bring(
+          queries + row * pitch + col, row < rows.count, [&]() -> const typename P::Q& { return p.q; },
+          rows.token + rows.place(row).query, int64_t(rows.place(row).head) * dim + col, p.wide_queries);
     }
 
     int mine[2];
@@ -75,10 +80,15 @@ struct SimtPrefillBody {
       float sums[2][2] = {};
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
-        bring(&keys[key_row][column], there && col + column < dim, [&] { return cached(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
+        bring(
+            &keys[key_row][column], there && col + column < dim,
+            [&] { return cached(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
         if (col == 0) {
           for (int i = column; i < kCols; i += 32) {
-            bring(&values[key_row][i], there && i < cols, [&] { return cached(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i, p.wide_values);
+            bring(
+                &values[key_row][i], there && i < cols,
+                [&] { return cached(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i,
+                p.wide_values);
           }
         }
         __syncthreads();
@@ -87,7 +97,8 @@ struct SimtPrefillBody {
           KERNELS_UNROLL
           for (int a = 0; a < 2; ++a) {
             KERNELS_UNROLL
-            for (int b = 0; b < 2; ++b) sums[a][b] = dot4(queries + mine[a] * pitch + col + i, &keys[lane + b * 16][i], sums[a][b]);
+            for (int b = 0; b < 2; ++b)
+              sums[a][b] = dot4(queries + mine[a] * pitch + col + i, &keys[lane + b * 16][i], sums[a][b]);
           }
         }
       }
@@ -105,13 +116,16 @@ struct SimtPrefillBody {
             logits.v[b] = transform_logits(p.score, Pack<float, 1>{{logit}}, at[a]).v[0];
           }
         }
-        const float factor = states[a].raise(of_row(max_of(logits), [](float x, float y) { return greater(x, y); })), from = states[a].reference();
+        const float factor = states[a].raise(of_row(max_of(logits), [](float x, float y) { return greater(x, y); })),
+                    from = states[a].reference();
         Pack<float, 2> w = exp_minus(logits, from);
         states[a].l += of_row(sum(w), [](float x, float y) { return x + y; });
         KERNELS_UNROLL
         for (int b = 0; b < 2; ++b) {
           const int64_t key = int64_t(pos) + lane + b * 16;
-          if constexpr (Value::scaled) w.v[b] = key >= all.any_begin && key < all.any_end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0) : 0.f;
+          if constexpr (Value::scaled)
+            w.v[b] = key >= all.any_begin && key < all.any_end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0)
+                                                               : 0.f;
           weights[mine[a]][lane + b * 16] = w.v[b];
         }
         KERNELS_UNROLL
@@ -157,10 +171,11 @@ struct SimtPrefillBody {
           leave_outputs(p, rows, mine[a], o, first_col + col);
           continue;
         }
-        in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col, [&](const auto& some, int64_t to) {
-          constexpr int N = std::decay_t<decltype(some)>::size;
-          put(end, apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
-        });
+        in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col,
+                 [&](const auto& some, int64_t to) {
+                   constexpr int N = std::decay_t<decltype(some)>::size;
+                   put(end, apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
+                 });
       }
     }
   }
@@ -168,7 +183,8 @@ struct SimtPrefillBody {
  private:
   // Four columns of source().
   template <class Source>
-  static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col, bool wide) {
+  static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col,
+                                               bool wide) {
     bring_rows<float, 4, 1, true, std::decay_t<decltype(source())>>([&](int, const auto& there, const auto& missing) {
       if (is_there) there(source(), row, col, to);
       else missing(to);

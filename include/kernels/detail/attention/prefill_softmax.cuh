@@ -1,5 +1,6 @@
-// The softmax of attention of many queries, as a warp holds it: logits in fragments of mma become weights, which are operands of the product
-// with the values, and outputs are kept under the largest logit so far (online softmax, to the base of 2).
+// The softmax of attention of many queries, as a warp holds it: logits in fragments of mma become weights, which are
+// operands of the product with the values, and outputs are kept under the largest logit so far (online softmax, to the
+// base of 2).
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -9,8 +10,8 @@ namespace detail {
 
 constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
 
-// What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8; of 8 columns of
-// logits or of the output columns 2t and 2t + 1.
+// What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8;
+// of 8 columns of logits or of the output columns 2t and 2t + 1.
 template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0>
 struct PrefillWork {
   using S = typename P::S;
@@ -30,9 +31,12 @@ struct PrefillWork {
   }
 
   static __device__ __forceinline__ int first_row() { return (int(threadIdx.x / 32) - kFirstWarp) * (kTiles * 16); }
-  static __device__ __forceinline__ int row(int i, int half) { return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int row(int i, int half) {
+    return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4;
+  }
 
-  // What logits are to be multiplied by, and, if any of the warp's rows has a larger one than before, the outputs so far.
+  // What logits are to be multiplied by, and, if any of the warp's rows has a larger one than before, the outputs so
+  // far.
   struct Look {
     float factor, shrink[kTiles][2];
     bool raised;
@@ -40,16 +44,19 @@ struct PrefillWork {
 
   // Logits become weights.
   template <bool kFull>
-  __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole, const float* scales) {
+  __device__ __forceinline__ void weigh(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
+                                        bool whole, const float* scales) {
     const Look look = look_at<kFull>(p, rows, row_keys, pos, whole);
     shrink_outputs(look);
     make_exponentials(look);
     round_weights(scales);
   }
 
-  // Logits are scored and masked, and the sums so far are brought under the largest. `whole`: the rows see all keys of the tile.
+  // Logits are scored and masked, and the sums so far are brought under the largest. `whole`: the rows see all keys of
+  // the tile.
   template <bool kFull>
-  __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos, bool whole) {
+  __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
+                                          bool whole) {
     const int lane = threadIdx.x % 32;
     Look look{p.scale * kLog2e, {}, false};
     float& factor = look.factor;
@@ -71,7 +78,8 @@ struct PrefillWork {
               at.key = int64_t(pos) + key;
               float scored = -infinity<float>();
               if (key >= seen.begin && key < seen.end) {
-                if (key_visible(p.score, at)) scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
+                if (key_visible(p.score, at))
+                  scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
               }
               logit = scored;
             }
@@ -110,7 +118,8 @@ struct PrefillWork {
       for (int half = 0; half < 2; ++half) {
         float most = logits[i][0][half * 2];
         KERNELS_UNROLL
-        for (int j = 0; j < kKeys / 8; ++j) most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
+        for (int j = 0; j < kKeys / 8; ++j)
+          most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
         before[i][half] = largest[i][half];
@@ -118,8 +127,8 @@ struct PrefillWork {
         look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
-    // Most tiles have no larger logit than those before. (To shrink only by much would spare more, but then a row's largest weight is not 1,
-    // which 16 bits have exactly.)
+    // Most tiles have no larger logit than those before. (To shrink only by much would spare more, but then a row's
+    // largest weight is not 1, which 16 bits have exactly.)
     look.raised = __any_sync(0xffffffffu, look.raised);
     if (look.raised) {
       KERNELS_UNROLL
@@ -127,7 +136,9 @@ struct PrefillWork {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
           look.shrink[i][half] = arch::exp2_flushed(before[i][half] - reference(i, half));
-          sums[i][half] = __fmul_rn(sums[i][half], look.shrink[i][half]);  // never fused with what is added next: the same bits in full tiles and in others
+          sums[i][half] = __fmul_rn(
+              sums[i][half],
+              look.shrink[i][half]);  // never fused with what is added next: the same bits in full tiles and in others
         }
       }
     }
@@ -173,7 +184,9 @@ struct PrefillWork {
       for (int j = 0; j < kKeys / 8; j += 2) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
-          weights[0][j / 4][j % 4 + half] = arch::floats_to_e4m3(logits[0][j][half * 2], logits[0][j][half * 2 + 1], logits[0][j + 1][half * 2], logits[0][j + 1][half * 2 + 1]);
+          weights[0][j / 4][j % 4 + half] =
+              arch::floats_to_e4m3(logits[0][j][half * 2], logits[0][j][half * 2 + 1], logits[0][j + 1][half * 2],
+                                   logits[0][j + 1][half * 2 + 1]);
         }
       }
       return;
@@ -233,8 +246,12 @@ struct PrefillWork {
 
  private:
   // Of the tile at `pos`.
-  static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) { return {row_keys[row].begin - pos, row_keys[row].end - pos}; }
-  __device__ __forceinline__ float reference(int i, int half) const { return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half]; }
+  static __device__ __forceinline__ RowKeys seen_of(const RowKeys* row_keys, int row, int pos) {
+    return {row_keys[row].begin - pos, row_keys[row].end - pos};
+  }
+  __device__ __forceinline__ float reference(int i, int half) const {
+    return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half];
+  }
 };
 
 }  // namespace detail

@@ -1,5 +1,6 @@
-// Queries, keys and values on their way to tiles in shared memory: runs of 64 columns of 16 bits, or of 128 of 8 bits, each eight chunks of 16
-// bytes, of which chunk i of a row is at i ^ (row % 8), so that neither writes nor reads have bank conflicts.
+// Queries, keys and values on their way to tiles in shared memory: runs of 64 columns of 16 bits, or of 128 of 8 bits,
+// each eight chunks of 16 bytes, of which chunk i of a row is at i ^ (row % 8), so that neither writes nor reads have
+// bank conflicts.
 #pragma once
 
 #include "../../arch/sm80.cuh"
@@ -8,14 +9,16 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of kCols columns of 16 bits, or twice as many of 8. Threads take chunks of 16 bytes: eight threads a row, each the chunk of its number in each run of 64
-// columns; a thread's rows are kRowsPerPass apart. kApart: for wgmma, which wants the runs of kApart rows one behind the other; 0: the runs
-// of a row are side by side.
+// Of kCols columns of 16 bits, or twice as many of 8. Threads take chunks of 16 bytes: eight threads a row, each the
+// chunk of its number in each run of 64 columns; a thread's rows are kRowsPerPass apart. kApart: for wgmma, which wants
+// the runs of kApart rows one behind the other; 0: the runs of a row are side by side.
 template <int kCols, int kThreads, int kApart = 0>
 struct TileLayout {
   static constexpr int kRuns = kCols / 64, kRowsPerPass = kThreads / 8;
   static constexpr int kRowBytes = kApart > 0 ? 128 : kCols * 2, kRunBytes = kApart > 0 ? kApart * 128 : 128;
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * kRowBytes + (chunk ^ row % 8) * 16; }
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+    return row * kRowBytes + (chunk ^ row % 8) * 16;
+  }
   static __device__ __forceinline__ int chunk() { return threadIdx.x % 8; }
   static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / 8; }
   static __device__ __forceinline__ uint32_t mine() { return place(row(), chunk()); }
@@ -35,9 +38,11 @@ struct TileLayout {
 
 // Queries of kRows of a block's rows, from row `first` on, to a tile.
 template <class T, int kRows, class Layout, class P>
-__device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile, int dim) {
+__device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& rows, int first, unsigned char* tile,
+                                              int dim) {
   using Q = typename P::Q;
-  constexpr int kEach = kRows / Layout::kRowsPerPass, kBatch = kEach < 4 ? kEach : 4, kChunk = 16 / int(sizeof(T)), kRun = 8 * kChunk;
+  constexpr int kEach = kRows / Layout::kRowsPerPass, kBatch = kEach < 4 ? kEach : 4, kChunk = 16 / int(sizeof(T)),
+                kRun = 8 * kChunk;
   const int left = dim - Layout::chunk() * kChunk;
   const auto row_of = [&](int i) { return Layout::row() + i * Layout::kRowsPerPass; };
   if constexpr (lies_as<Q, T>) {
@@ -49,7 +54,9 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
         const T* const from = p.q.at(rows.token + place.query, place.head * dim + Layout::chunk() * kChunk);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run) {
-          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() + i * (Layout::kRowsPerPass * Layout::kRowBytes) + run * Layout::kRunBytes, from + run * kRun, true, !there || run * kRun >= left);
+          arch::copy_async_16_if(arch::shared_address(tile) + Layout::mine() +
+                                     i * (Layout::kRowsPerPass * Layout::kRowBytes) + run * Layout::kRunBytes,
+                                 from + run * kRun, true, !there || run * kRun >= left);
         }
       }
       return;
@@ -63,7 +70,8 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
         const int row = row_of(some + i);
         unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
         const auto place = rows.place(first + row);
-        if (first + row < rows.count && run * kRun < left) there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk, to);
+        if (first + row < rows.count && run * kRun < left)
+          there(p.q, rows.token + place.query, int64_t(place.head) * dim + run * kRun + Layout::chunk() * kChunk, to);
         else missing(to);
       }, p.wide_queries);
     }
@@ -72,13 +80,17 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
 
 // Where the codes of 8 columns are.
 template <class Codes>
-__device__ __forceinline__ const void* codes_at(const Codes& codes, int64_t row, int64_t col) { return codes.at(row, col); }
+__device__ __forceinline__ const void* codes_at(const Codes& codes, int64_t row, int64_t col) {
+  return codes.at(row, col);
+}
 template <class Format>
-__device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int64_t row, int64_t col) { return codes.at(row) + (col >> 3); }
+__device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int64_t row, int64_t col) {
+  return codes.at(row) + (col >> 3);
+}
 
-// The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun. What lies as values of T is
-// copied to its tile. Codes of 8 and 4 bits are either read through their functor, or a thread copies its own to a place in shared memory and
-// decodes them there.
+// The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun.
+// What lies as values of T is copied to its tile. Codes of 8 and 4 bits are either read through their functor, or a
+// thread copies its own to a place in shared memory and decodes them there.
 template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
 class KvTiles {
  public:
@@ -86,7 +98,8 @@ class KvTiles {
   using Layout = TileLayout<kCols * int(sizeof(T)) / 2, kThreads, kApart ? kKeys : 0>;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr int kBytes = kKeys * kCols * int(sizeof(T)), kEach = kKeys / Layout::kRowsPerPass;
-  static constexpr bool copied = lies_as<typename Run::Codes, T>, decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
+  static constexpr bool copied = lies_as<typename Run::Codes, T>,
+                        decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
   static constexpr int kCodeBytes = decoded ? kKeys * kCols / 8 * kUnit : 0;
   // A warp's rows, and how many of them each lane of half a warp finds.
@@ -96,7 +109,8 @@ class KvTiles {
 
   // Columns from `col` on, so many of them.
   template <class At>
-  __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide) : col_(col), cols_(cols), wide_(wide) {
+  __device__ __forceinline__ KvTiles(const At& at, int pos, int64_t col, int cols, bool wide)
+      : col_(col), cols_(cols), wide_(wide) {
     if constexpr ((copied || decoded) && kStraight) {
       const Run first = at(pos);
       from_ = bytes_at(first, Layout::row(), col) + Layout::chunk() * kUnit;
@@ -105,12 +119,15 @@ class KvTiles {
   }
 
   // Number `row` of the warp's rows of a tile, in the tile.
-  static __device__ __forceinline__ int tile_row(int row) { return row / 4 * Layout::kRowsPerPass + threadIdx.x % kThreads / 32 * 4 + row % 4; }
+  static __device__ __forceinline__ int tile_row(int row) {
+    return row / 4 * Layout::kRowsPerPass + threadIdx.x % kThreads / 32 * 4 + row % 4;
+  }
 
-  // Rows of the tile from `pos` on, of which those from `first` up to `end` are there. rows[j]: in lane i + half * 16 where the
-  // warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
+  // Rows of the tile from `pos` on, of which those from `first` up to `end` are there. rows[j]: in lane i + half * 16
+  // where the warp's row i + j * 16 is, as address() said. kFull: all of them are there, and full() holds.
   template <bool kFull, class At>
-  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int first, int end, const void* const (&rows)[kFound], int half) {
+  __device__ __forceinline__ void bring(unsigned char* tile, const At& at, int pos, int first, int end,
+                                        const void* const (&rows)[kFound], int half) {
     if constexpr (copied) {
       if (!kFull && !wide_) {
         read(tile, at, pos, first, end);
@@ -123,7 +140,8 @@ class KvTiles {
     }
   }
   // The same of codes, to their own place.
-  __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end, const void* const (&rows)[kFound]) {
+  __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end,
+                                              const void* const (&rows)[kFound]) {
     copy_rows<false, kCodeStep, kThreads * kUnit>(arch::shared_address(mine(codes)), first, end, rows, 0);
   }
   // Codes that the thread has brought become values of T.
@@ -140,9 +158,13 @@ class KvTiles {
 
  private:
   static constexpr int kStep = Layout::kRowsPerPass * Layout::kRowBytes, kCodeStep = Layout::kRuns * kThreads * kUnit;
-  static __device__ __forceinline__ const unsigned char* bytes_at(const Run& run, int64_t row, int64_t col) { return static_cast<const unsigned char*>(codes_at(run.codes, row, col)); }
+  static __device__ __forceinline__ const unsigned char* bytes_at(const Run& run, int64_t row, int64_t col) {
+    return static_cast<const unsigned char*>(codes_at(run.codes, row, col));
+  }
   // A thread's codes of a row and a run.
-  static __device__ __forceinline__ unsigned char* mine(unsigned char* codes) { return codes + threadIdx.x % kThreads * kUnit; }
+  static __device__ __forceinline__ unsigned char* mine(unsigned char* codes) {
+    return codes + threadIdx.x % kThreads * kUnit;
+  }
   // Columns from the thread's first on.
   __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * kChunk; }
   __device__ __forceinline__ const unsigned char* from(int i, const void* const (&rows)[kFound], int half) const {
@@ -151,18 +173,22 @@ class KvTiles {
     } else {
       const int lane = i % 4 * 4 + threadIdx.x % 32 / 8 + half * 16;
       const void* const row = kFound == 1 || i < 4 ? rows[0] : rows[kFound - 1];
-      return reinterpret_cast<const unsigned char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) + Layout::chunk() * kUnit;
+      return reinterpret_cast<const unsigned char*>(
+                 __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane)) +
+             Layout::chunk() * kUnit;
     }
   }
   // To `to`, rows kApartRows bytes apart and runs kApartRuns.
   template <bool kFull, int kApartRows, int kApartRuns>
-  __device__ __forceinline__ void copy_rows(uint32_t to, int first, int end, const void* const (&rows)[kFound], int half) {
+  __device__ __forceinline__ void copy_rows(uint32_t to, int first, int end, const void* const (&rows)[kFound],
+                                            int half) {
     if (kFull || (full() && first <= 0 && end >= kKeys)) {
       KERNELS_UNROLL
       for (int i = 0; i < kEach; ++i) {
         const unsigned char* const row = from(i, rows, half);
         KERNELS_UNROLL
-        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit);
+        for (int run = 0; run < Layout::kRuns; ++run)
+          arch::copy_async<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit);
       }
     } else {
 #pragma unroll 1
@@ -171,7 +197,9 @@ class KvTiles {
         const bool there = at >= first && at < end;
         const unsigned char* const row = there || !kStraight ? from(i, rows, half) : from_;
         KERNELS_UNROLL
-        for (int run = 0; run < Layout::kRuns; ++run) arch::copy_async_if<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit, run * kRun < left(), !there);
+        for (int run = 0; run < Layout::kRuns; ++run)
+          arch::copy_async_if<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit, run * kRun < left(),
+                                     !there);
       }
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
@@ -184,14 +212,19 @@ class KvTiles {
     for (int first = 0; first < kEach * Layout::kRuns; first += kSome) {
       uint32_t words[kSome][kUnit / 4];
       KERNELS_UNROLL
-      for (int i = 0; i < kSome; ++i) memcpy(words[i], __builtin_assume_aligned(mine(codes) + (first + i) * kThreads * kUnit, kUnit), kUnit);
+      for (int i = 0; i < kSome; ++i)
+        memcpy(words[i], __builtin_assume_aligned(mine(codes) + (first + i) * kThreads * kUnit, kUnit), kUnit);
       KERNELS_UNROLL
       for (int i = 0; i < kSome; ++i) {
         const int run = i % Layout::kRuns, row = (first + i) / Layout::kRuns;
         uint32_t pairs[4];
         KERNELS_UNROLL
-        for (int j = 0; j < kUnit / 4; ++j) Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), words[i][j], Nothing{});
-        if (kAll || run * kRun < left()) *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        for (int j = 0; j < kUnit / 4; ++j)
+          Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), words[i][j],
+                                           Nothing{});
+        if (kAll || run * kRun < left())
+          *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {
+              pairs[0], pairs[1], pairs[2], pairs[3]};
       }
     }
   }
@@ -199,12 +232,16 @@ class KvTiles {
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     KERNELS_ROLLED
     for (int run = 0; run * kRun < left(); ++run) {
-      bring_rows<T, kChunk, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>([&](int i, const auto& there, const auto& missing) {
-        const int row = Layout::row() + i * Layout::kRowsPerPass;
-        unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
-        if (row >= first && row < end) there(cached(at(pos + row).codes), 0, col_ + run * kRun + Layout::chunk() * kChunk, to);
-        else missing(to);
-      }, wide_);
+      bring_rows<T, kChunk, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>(
+          [&](int i, const auto& there, const auto& missing) {
+            const int row = Layout::row() + i * Layout::kRowsPerPass;
+            unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;
+            if (row >= first && row < end)
+              there(cached(at(pos + row).codes), 0, col_ + run * kRun + Layout::chunk() * kChunk, to);
+            else
+              missing(to);
+          },
+          wide_);
     }
   }
 
@@ -214,12 +251,13 @@ class KvTiles {
   bool wide_;
 };
 
-// A tile of kKeys values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows, of 128 bytes, are columns: word
-// 4i + t of a row has of 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9, as a lane has them of logits. By a warpgroup; each
-// lane makes that word of the columns of two chunks.
+// A tile of kKeys values of 8 bits, as the producer copied it, becomes a tile of as many columns whose rows, of 128
+// bytes, are columns: word 4i + t of a row has of 16 keys from 16i on those with number 2t, 2t + 1, 2t + 8 and 2t + 9,
+// as a lane has them of logits. By a warpgroup; each lane makes that word of the columns of two chunks.
 template <int kKeys>
 __device__ __forceinline__ void turn_tile(unsigned char* to, const unsigned char* from, int cols) {
-  const int lane = threadIdx.x % 32, swaps = lane / 4 % 2;  // lanes that read the second of two keys first keep off the banks of others
+  const int lane = threadIdx.x % 32,
+            swaps = lane / 4 % 2;  // lanes that read the second of two keys first keep off the banks of others
   const int key = lane / 4 * 16 + lane % 4 * 2;
   const uint32_t low = swaps ? 0x1504 : 0x5140, high = swaps ? 0x3726 : 0x7362;
   if (lane >= kKeys / 4) return;
@@ -235,9 +273,12 @@ __device__ __forceinline__ void turn_tile(unsigned char* to, const unsigned char
     for (int i = 0; i < 4; ++i) {  // columns 4i to 4i + 3
       const uint32_t a = __byte_perm(keys[0][i], keys[1][i], low), b = __byte_perm(keys[0][i], keys[1][i], high);
       const uint32_t c = __byte_perm(keys[2][i], keys[3][i], low), d = __byte_perm(keys[2][i], keys[3][i], high);
-      const uint32_t words[4] = {__byte_perm(a, c, 0x5410), __byte_perm(a, c, 0x7632), __byte_perm(b, d, 0x5410), __byte_perm(b, d, 0x7632)};
+      const uint32_t words[4] = {__byte_perm(a, c, 0x5410), __byte_perm(a, c, 0x7632), __byte_perm(b, d, 0x5410),
+                                 __byte_perm(b, d, 0x7632)};
       KERNELS_UNROLL
-      for (int j = 0; j < 4; ++j) *reinterpret_cast<uint32_t*>(to + (chunk * 16 + i * 4 + j) * 128 + (lane / 4 ^ (i * 4 + j) % 8) * 16 + lane % 4 * 4) = words[j];
+      for (int j = 0; j < 4; ++j)
+        *reinterpret_cast<uint32_t*>(to + (chunk * 16 + i * 4 + j) * 128 + (lane / 4 ^ (i * 4 + j) % 8) * 16 +
+                                     lane % 4 * 4) = words[j];
     }
   }
 }

@@ -1,5 +1,5 @@
-// What the bodies of attention share: the types in which operands meet, and rows of queries, keys and values on their way to a
-// tile in shared memory.
+// What the bodies of attention share: the types in which operands meet, and rows of queries, keys and values on their
+// way to a tile in shared memory.
 #pragma once
 
 #include "../../core/attention_plan.h"
@@ -37,8 +37,8 @@ constexpr bool lies_coded<DirectLoad<T, float, kCache>, void_t<decltype(Decoder<
 template <class Format>
 constexpr bool lies_coded<Words<Format>, void_t<decltype(Decoder<Format>::each)>> = true;
 
-// The 16-bit types of the two products. Queries are rounded to that of the keys. Weights with the scales of values in them need bfloat16's
-// range; without, half has all codes, and weights more exactly.
+// The 16-bit types of the two products. Queries are rounded to that of the keys. Weights with the scales of values in
+// them need bfloat16's range; without, half has all codes, and weights more exactly.
 template <class... T>
 struct FirstType {
   using type = half;
@@ -50,10 +50,14 @@ struct FirstType<T, Others...> {
 template <class... Others>
 struct FirstType<void, Others...> : FirstType<Others...> {};
 template <class Q, class Kv>
-using key_meeting_type = typename FirstType<tensor_type<typename KeyRun<Kv>::Codes>, typename MemoryType<Q>::type>::type;
+using key_meeting_type =
+    typename FirstType<tensor_type<typename KeyRun<Kv>::Codes>, typename MemoryType<Q>::type>::type;
 template <class Q, class Kv>
-using value_meeting_type = std::conditional_t<ValueRun<Kv>::scaled, bfloat16,
-                                              typename FirstType<tensor_type<typename ValueRun<Kv>::Codes>, std::conditional_t<lies_coded<typename ValueRun<Kv>::Codes>, half, typename MemoryType<Q>::type>>::type>;
+using value_meeting_type =
+    std::conditional_t<ValueRun<Kv>::scaled, bfloat16,
+                       typename FirstType<tensor_type<typename ValueRun<Kv>::Codes>,
+                                          std::conditional_t<lies_coded<typename ValueRun<Kv>::Codes>, half,
+                                                             typename MemoryType<Q>::type>>::type>;
 
 // Whether a view is one of kv.h, which knows its addresses.
 template <class Kv>
@@ -75,7 +79,8 @@ constexpr bool in_pages = false;
 template <class K, class V>
 constexpr bool in_pages<KvCache<K, V, Paged>> = true;
 
-// The widest packs in which keys and values may be read. Of addresses in a view of the user's own nothing is known but its alignment().
+// The widest packs in which keys and values may be read. Of addresses in a view of the user's own nothing is known but
+// its alignment().
 template <class K, class V, class Where>
 int key_pack(const KvCache<K, V, Where>& kv) { return kv.keys().max_pack(); }
 template <class K, class V, class Where>
@@ -105,7 +110,8 @@ int value_pack(const Kv& kv) { return pack_of_codes<typename ValueRun<Kv>::Codes
 template <class Source>
 constexpr int wide_pack = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
 
-// What of keys and values keeps a call from the fastest path, or "". wide: whether they may be read in packs that are wide enough.
+// What of keys and values keeps a call from the fastest path, or "". wide: whether they may be read in packs that are
+// wide enough.
 template <class Kv>
 const char* kv_misfit(bool wide_keys, bool wide_values) {
   using K = typename KeyRun<Kv>::Codes;
@@ -157,7 +163,8 @@ class WideRead {
 template <class T, int kCount, class Source>
 __device__ __forceinline__ void bring_singly(T* to, const Source& source, int64_t row, int64_t col) {
 #pragma unroll 1
-  for (int i = 0; i < kCount; ++i) to[i] = convert<T>(convert<float>(resolve(source, fetch<1>(source, row, col + i), row, col + i))).v[0];
+  for (int i = 0; i < kCount; ++i)
+    to[i] = convert<T>(convert<float>(resolve(source, fetch<1>(source, row, col + i), row, col + i))).v[0];
 }
 
 // Floats at a multiple of 16 bytes.
@@ -174,7 +181,8 @@ __device__ __forceinline__ Pack<float, N> floats_at(const float* p) {
 template <int N>
 __device__ __forceinline__ void put_floats(float* p, const Pack<float, N>& v) {
   KERNELS_UNROLL
-  for (int i = 0; i < N; i += 4) *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
+  for (int i = 0; i < N; i += 4)
+    *reinterpret_cast<::float4*>(p + i) = make_float4(v.v[i], v.v[i + 1], v.v[i + 2], v.v[i + 3]);
 }
 
 // 16 bytes of shared memory.
@@ -187,9 +195,9 @@ __device__ __forceinline__ void put_shared(void* to, const Pack<T, N>& values) {
 }
 __device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(to) = ::uint4{0, 0, 0, 0}; }
 
-// kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source, row, col,
-// where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the first is put. kMayBeWide: whether
-// there is code for that.
+// kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source,
+// row, col, where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the
+// first is put. kMayBeWide: whether there is code for that.
 template <class T, int kWide, int kRows, bool kMayBeWide, class Source, class Place>
 __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
   static_assert(kWide * sizeof(T) == 16, "one access");
@@ -198,18 +206,30 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
       WideRead<Source, kWide> reads[kRows];
       KERNELS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        place(i, [&](const Source& source, int64_t row, int64_t col, void*) { reads[i].prefetch(source, row, col); }, [](void*) {});
+        place(
+            i, [&](const Source& source, int64_t row, int64_t col, void*) { reads[i].prefetch(source, row, col); },
+            [](void*) {});
       }
       KERNELS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        place(i, [&](const Source& source, int64_t row, int64_t col, void* to) { put_shared(to, reads[i].template values<T>(source, row, col)); }, [](void* to) { clear_shared(to); });
+        place(
+            i,
+            [&](const Source& source, int64_t row, int64_t col, void* to) {
+              put_shared(to, reads[i].template values<T>(source, row, col));
+            },
+            [](void* to) { clear_shared(to); });
       }
       return;
     }
   }
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) {
-    place(i, [&](const Source& source, int64_t row, int64_t col, void* to) { bring_singly<T, kWide>(static_cast<T*>(to), source, row, col); }, [](void* to) { clear_shared(to); });
+    place(
+        i,
+        [&](const Source& source, int64_t row, int64_t col, void* to) {
+          bring_singly<T, kWide>(static_cast<T*>(to), source, row, col);
+        },
+        [](void* to) { clear_shared(to); });
   }
 }
 

@@ -26,8 +26,10 @@ class ProductEngine {
   static constexpr bool copied = is_16_bit<tensor_type<W>> && std::is_same<tensor_type<X>, tensor_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
-  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy) : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
-    if (is_gathered<X>::value) policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are read first
+  ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy)
+      : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
+    if (is_gathered<X>::value)
+      policy_.weights_ready = false;  // their addresses, which the kernel ahead may write, are read first
   }
 
   // What the policy leaves open.
@@ -60,10 +62,13 @@ class ProductEngine {
   static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
 
   const char* why_not(Path path, int most, int most_x, bool whole) const {
-    if (narrow_weights && !Coded<W>::known) return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
-    if (pack_w_ < most) return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
+    if (narrow_weights && !Coded<W>::known)
+      return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
+    if (pack_w_ < most)
+      return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
     if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
-    if (pack_x_ < most_x) return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
+    if (pack_x_ < most_x)
+      return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
@@ -74,8 +79,10 @@ class ProductEngine {
   Status choose_path(Path& path) const {
     if (path == Path::automatic) path = kOnly;
     if (!compiled(path)) return unsupported("matmul: another path than the one that is compiled");
-    if (path == Path::automatic && policy_.batch_invariant) path = by_token<W> ? Path::gemv : narrow_weights ? Path::gemm : Path::simt;
-    if (policy_.batch_invariant && path != Path::gemm && path != Path::simt && !by_token<W>) return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
+    if (path == Path::automatic && policy_.batch_invariant)
+      path = by_token<W> ? Path::gemv : narrow_weights ? Path::gemm : Path::simt;
+    if (policy_.batch_invariant && path != Path::gemm && path != Path::simt && !by_token<W>)
+      return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
@@ -83,12 +90,18 @@ class ProductEngine {
       else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
-    if (path == Path::skinny && !skinny_fits() && !few_fits()) return unsupported("matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
-    if (p_.groups.several() && path != Path::gemm && path != Path::simt) return unsupported("matmul: groups go with the gemm and simt paths");
-    if (by_token<W> && (path != Path::gemv || p_.groups.several())) return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
-    if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0)) return unsupported("matmul: a tile can be asked of the gemm path alone");
+    if (path == Path::skinny && !skinny_fits() && !few_fits())
+      return unsupported(
+          "matmul: the skinny path needs weights of 16 bits or fewer, and rows of both operands at multiples of 16 bytes");
+    if (p_.groups.several() && path != Path::gemm && path != Path::simt)
+      return unsupported("matmul: groups go with the gemm and simt paths");
+    if (by_token<W> && (path != Path::gemv || p_.groups.several()))
+      return unsupported("matmul: weights that differ from token to token go with the gemv path, without groups");
+    if (path != Path::gemm && (policy_.tile_tokens != 0 || policy_.tile_rows != 0))
+      return unsupported("matmul: a tile can be asked of the gemm path alone");
     if (path == Path::gemm && !narrow_weights) return unsupported("matmul: tensor cores would round these weights");
-    if (path == Path::simt && narrow_weights) return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
+    if (path == Path::simt && narrow_weights)
+      return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
     return {};
   }
 
@@ -108,14 +121,16 @@ class ProductEngine {
   bool few_fits() const {
     if constexpr (has_few) {
       using Few = FewBody<P>;
-      return p_.m > tuning::kSkinnyTokens && p_.m <= Few::kTokens && pack_x_ >= 8 && pack_w_ >= 8 && p_.k > 0 && p_.k % 8 == 0;
+      return p_.m > tuning::kSkinnyTokens && p_.m <= Few::kTokens && pack_x_ >= 8 && pack_w_ >= 8 && p_.k > 0 &&
+             p_.k % 8 == 0;
     }
     return false;
   }
 
   Status run_gemv() const {
     if constexpr (!codes) {
-      if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0) return gemv_of<wide>();
+      if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0)
+        return gemv_of<wide>();
     }
     return start_gemv<GemvBody<P, PlainDots<P, 1, 4, 1>, 4>>(tuning::kGemvThreads);
   }
@@ -125,10 +140,14 @@ class ProductEngine {
       if (p_.m > 1) return start_gemv<GemvBody<P, PlainDots<P, N, 2, 4>, 2>>(tuning::kGemvThreads);
     }
     constexpr bool heavy = sizeof(TokenState<X>) > 16;  // means and variances
-    constexpr int rows = !starts_normed<X> ? tuning::kGemvRows : heavy ? tuning::kGemvRowsHeavy : tuning::kGemvRowsNormed;
+    constexpr int rows = !starts_normed<X> ? tuning::kGemvRows
+                         : heavy           ? tuning::kGemvRowsHeavy
+                                           : tuning::kGemvRowsNormed;
     using Body = GemvBody<P, PlainDots<P, N, rows / P::matrices, 1>, 1>;
     const bool at_once = !starts_normed<X> && p_.k <= tuning::kGemvThreadsAtOnce / 32 * Body::step;
-    return start_gemv<Body>(heavy ? tuning::kGemvThreadsHeavy : at_once ? tuning::kGemvThreadsAtOnce : tuning::kGemvThreads);
+    return start_gemv<Body>(heavy     ? tuning::kGemvThreadsHeavy
+                            : at_once ? tuning::kGemvThreadsAtOnce
+                                      : tuning::kGemvThreads);
   }
   Status run_skinny() const {
     if constexpr (has_few) {
@@ -136,7 +155,8 @@ class ProductEngine {
     }
     if constexpr (has_skinny) {
       if constexpr (Coded<W>::scaled) {
-        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>())) return skinny_of<FineDots>(tuning::kFineThreads);
+        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>()))
+          return skinny_of<FineDots>(tuning::kFineThreads);
       }
       return skinny_of<SkinnyDots>(codes ? tuning::kSkinnyThreads : tuning::kGemvThreads);
     }
@@ -152,14 +172,18 @@ class ProductEngine {
     }
     return start_skinny<GemvBody<P, Dots<P, 2>, 1>>(most);
   }
-  // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. But if there is about room for all
-  // blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a second wave 17.5).
+  // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. But if there is about
+  // room for all blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a
+  // second wave 17.5).
   template <class Body>
   Status start_skinny(int most) const {
     if (!Body::few_warps) return start_gemv<Body>(most);
-    const int64_t blocks = (p_.n + Body::R - 1) / Body::R * ((p_.m + Body::M - 1) / Body::M), sms = ex_.device().sm_count;
-    const int64_t quarter = (p_.k + 4 * Body::step - 1) / (4 * Body::step), room = 65536 / 32 / Body::registers / ((blocks + sms - 1) / sms);
-    return start_gemv<Body>(int(lesser<int64_t>(most, 32 * greater<int64_t>(1, 4 * room >= 3 * quarter ? room : quarter))));
+    const int64_t blocks = (p_.n + Body::R - 1) / Body::R * ((p_.m + Body::M - 1) / Body::M),
+                  sms = ex_.device().sm_count;
+    const int64_t quarter = (p_.k + 4 * Body::step - 1) / (4 * Body::step),
+                  room = 65536 / 32 / Body::registers / ((blocks + sms - 1) / sms);
+    return start_gemv<Body>(
+        int(lesser<int64_t>(most, 32 * greater<int64_t>(1, 4 * room >= 3 * quarter ? room : quarter))));
   }
   Status run_few() const {
     using Few = FewBody<P>;
@@ -171,8 +195,8 @@ class ProductEngine {
     how.threads = Few::kThreads;
     int64_t blocks = 0;
     double best = HUGE_VAL;
-    // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then pairs of blocks
-    // may share K.
+    // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then
+    // pairs of blocks may share K.
     const bool can_be_alone = all <= Few::kRows * sms;
     for (int splits = 1; splits <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++splits) {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
@@ -184,11 +208,14 @@ class ProductEngine {
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
     }
-    // Long queues for blocks that are alone. No more blocks share a multiprocessor, those of the kernel behind included: they would
-    // gather on some of them.
+    // Long queues for blocks that are alone. No more blocks share a multiprocessor, those of the kernel behind
+    // included: they would gather on some of them.
     const bool alone = blocks <= sms;
-    const int stage = Few::stage_bytes(p_.m), per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
-    const auto fit = [&](int stages) { return stages * stage <= most && per_sm * (stages * stage + tuning::kSharedBesides) <= ex_.device().shared_per_sm; };
+    const int stage = Few::stage_bytes(p_.m), per_sm = alone ? 1 : 2,
+              most = ex_.device().shared_per_block - tuning::kSharedBesides;
+    const auto fit = [&](int stages) {
+      return stages * stage <= most && per_sm * (stages * stage + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
+    };
     if (alone && fit(6)) params.stages = 6;
     else if ((alone || blocks > 2 * sms) && fit(4)) params.stages = 4;
     how.shared = size_t(greater(params.stages * stage, lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
@@ -196,8 +223,8 @@ class ProductEngine {
     how.grid.x = unsigned(blocks);
     return launch<Few>(ex_, how, params);
   }
-  // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as take in a
-  // row of weights in as few goes as possible.
+  // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as
+  // take in a row of weights in as few goes as possible.
   template <class Body>
   Status start_gemv(int most) const {
     const int64_t steps = (p_.k + Body::step - 1) / Body::step, units = (steps + Body::under_way - 1) / Body::under_way;
@@ -207,7 +234,8 @@ class ProductEngine {
     if (layers > 65535) return unsupported("matmul: M is too large for this path");
     Launch how;
     how.threads = goes == 0 ? 32 : int((units + goes - 1) / goes) * 32;
-    how.grid = dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned((token_tiles + layers - 1) / layers), unsigned(layers));
+    how.grid =
+        dim3(unsigned((p_.n + Body::R - 1) / Body::R), unsigned((token_tiles + layers - 1) / layers), unsigned(layers));
     return launch<Body>(ex_, how, {p_, policy_.weights_ready});
   }
 
@@ -236,8 +264,9 @@ class ProductEngine {
   }
   template <class Body>
   int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
-  // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters blocks
-  // share K, if it is long enough; larger ones than of two do not fill the device. No tokens: there is no such tile.
+  // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters
+  // blocks share K, if it is long enough; larger ones than of two do not fill the device. No tokens: there is no such
+  // tile.
   struct Choice {
     int tokens, cluster;
     double cost;
@@ -250,11 +279,16 @@ class ProductEngine {
     const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
-      const GemmRing ring = Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
+      const GemmRing ring =
+          Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
       if (ring.bytes == 0) continue;
-      for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster && steps >= 8 * cluster); cluster *= 2) {
-        const int64_t room = cluster <= 2 ? sms : sms * 3 / 4, waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
-        const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
+      for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster &&
+                                             steps >= 8 * cluster);
+           cluster *= 2) {
+        const int64_t room = cluster <= 2 ? sms : sms * 3 / 4,
+                      waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
+        const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) *
+                            tuning::cost_of_step(tokens, Body::kRows);
         if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
     }
@@ -262,7 +296,9 @@ class ProductEngine {
   }
   template <class Body>
   Status start_gemm(const Choice& choice, MatmulPlan* plan) const {
-    if (choice.tokens == 0) return unsupported("matmul: the gemm path has no such tile for these operands and the shared memory of this device");
+    if (choice.tokens == 0)
+      return unsupported(
+          "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
     if (plan != nullptr) {
       plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
       return {};
@@ -271,7 +307,9 @@ class ProductEngine {
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens, outputs, {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready, choice.ring.few});
+    return start_tiles<Body>(how, tokens, outputs,
+                             {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
+                              policy_.weights_ready, choice.ring.few});
   }
 
   Status run_simt() const {
@@ -290,7 +328,8 @@ class ProductEngine {
 
   template <class Body>
   Status start_tiles(Launch how, int64_t tokens, int64_t outputs, const typename Body::Params& params) const {
-    if (tokens * outputs > std::numeric_limits<int32_t>::max() / how.cluster) return unsupported("matmul: M x N has more than 2^31 tiles");
+    if (tokens * outputs > std::numeric_limits<int32_t>::max() / how.cluster)
+      return unsupported("matmul: M x N has more than 2^31 tiles");
     how.threads = Body::max_threads;
     how.grid.x = unsigned(tokens * outputs * how.cluster);
     return launch<Body>(ex_, how, params);
@@ -304,7 +343,8 @@ class ProductEngine {
 
 // Calls f(engine), unless there is nothing to do.
 template <Path kOnly, class X, class W, class Out, class F>
-Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups, const MatmulPolicy& policy, const F& f) {
+Status with_product(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+                    const Groups& groups, const MatmulPolicy& policy, const F& f) {
   if constexpr (!takes_product<X, W, Out>()) {
     return not_compiled();
   } else {

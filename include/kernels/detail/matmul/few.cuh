@@ -40,7 +40,9 @@ struct FewBody {
     bool wide_out;       // whether the sink takes packs of 8
     bool weights_ready;  // before the kernel ahead has ended
   };
-  static KERNELS_HD int stage_bytes(int64_t tokens) { return Weights::kBytes + (Inputs::copied && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes); }
+  static KERNELS_HD int stage_bytes(int64_t tokens) {
+    return Weights::kBytes + (Inputs::copied && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes);
+  }
 
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -53,7 +55,8 @@ struct FewBody {
     const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), i < tokens ? i : 0, i < tokens); };
 
     const int steps = (columns + kStep - 1) / kStep;
-    const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits), count = end - first;
+    const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits),
+              count = end - first;
     const Copies copies(p, params.rows, output);
     const Inputs x(input, 0);
     const int stages = params.stages, stage_size = stage_bytes(tokens), last_stage = (stages - 1) * stage_size;
@@ -61,7 +64,8 @@ struct FewBody {
     const int begin = first + tile % count;
     const auto after = [&](int step) { return step + 1 == end ? first : step + 1; };
     if (params.weights_ready) {
-      for (int i = 0, step = begin; i < lesser(stages - 1, count); ++i, step = after(step)) copies.bring_weights(address + i * stage_size, step * kStep, columns);
+      for (int i = 0, step = begin; i < lesser(stages - 1, count); ++i, step = after(step))
+        copies.bring_weights(address + i * stage_size, step * kStep, columns);
       arch::grid_dependency_pass();
     }
     find_states<8>(states.items, p.x, 0, kTokens, p.m, p.k, blockIdx.x == 0);
@@ -82,7 +86,8 @@ struct FewBody {
     }
 
     float sums[kTokens / 16][kRows / 8][4] = {};
-    const unsigned char* const mine = shared + Weights::place((threadIdx.x & 31) / 4, threadIdx.x / 32 * 4 + threadIdx.x % 4);
+    const unsigned char* const mine =
+        shared + Weights::place((threadIdx.x & 31) / 4, threadIdx.x / 32 * 4 + threadIdx.x % 4);
     int stage = 0, free = last_stage;  // where the next step is, and where one will be brought
     int waits = 0;                     // where inputs that are not copied will go, and of which step they are
     int waiting_step = 0;
@@ -95,13 +100,15 @@ struct FewBody {
       uint32_t weights[kRows / 8][4], inputs[kTokens / 8][4];
       KERNELS_UNROLL
       for (int j = 0; j < kTokens / 8; ++j) {
-        if (j < 2 || tokens > 16) memcpy(inputs[j], __builtin_assume_aligned(from + Weights::kBytes + j * kTileBytes, 16), 16);
+        if (j < 2 || tokens > 16)
+          memcpy(inputs[j], __builtin_assume_aligned(from + Weights::kBytes + j * kTileBytes, 16), 16);
       }
       KERNELS_UNROLL
       for (int j = 0; j < kRows / 8; ++j) memcpy(weights[j], __builtin_assume_aligned(from + j * kTileBytes, 16), 16);
       // Inputs that are not copied have a step's time to arrive.
       if constexpr (!Inputs::copied) {
-        if (i > 0 && i + stages - 2 < count) x.store(waiting, shared + waits + Weights::kBytes, input, 0, Inputs::kEach, waiting_step * kStep, columns);
+        if (i > 0 && i + stages - 2 < count)
+          x.store(waiting, shared + waits + Weights::kBytes, input, 0, Inputs::kEach, waiting_step * kStep, columns);
       }
       if (i + stages - 1 < count) {
         copies.bring_weights(address + free, step * kStep, columns);
@@ -125,34 +132,41 @@ struct FewBody {
   static constexpr int kTileBytes = 8 * kStep * 2;  // of 8 rows in a stage
   static constexpr int kPitch = kRows + 8;          // floats between the sums of two tokens in shared memory
 
-  // What a thread copies of a step: a chunk of 8 columns of every eighth row. Rows that are not there are those before them once
-  // more, as their sums are not used; columns that are not there are zeros.
+  // What a thread copies of a step: a chunk of 8 columns of every eighth row. Rows that are not there are those before
+  // them once more, as their sums are not used; columns that are not there are zeros.
   struct Copies {
     const T* weights[kRows / 8];
     const T* inputs[Inputs::copied ? kTokens / 8 : 1];
     int row_tiles, token_tiles;
 
-    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output) : row_tiles(rows / 8), token_tiles(int(p.m + 7) / 8) {
+    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output)
+        : row_tiles(rows / 8), token_tiles(int(p.m + 7) / 8) {
       KERNELS_UNROLL
       for (int j = 0; j < kRows / 8; ++j) {
         // With a gate, runs of 8 rows of either matrix take turns.
         const int64_t n = lesser(output + j / P::matrices * 8 + row(), p.n - 1);
-        weights[j] = opaque((j % P::matrices == 0 ? address_of(p.template weights<0>(), n, 0) : address_of(p.template weights<P::matrices - 1>(), n, 0)) + chunk() * 8);
+        weights[j] = opaque((j % P::matrices == 0 ? address_of(p.template weights<0>(), n, 0)
+                                                  : address_of(p.template weights<P::matrices - 1>(), n, 0)) +
+                            chunk() * 8);
       }
       if constexpr (Inputs::copied) {
         KERNELS_UNROLL
-        for (int j = 0; j < kTokens / 8; ++j) inputs[j] = opaque(address_of(p.x, lesser<int64_t>(j * 8 + row(), p.m - 1), 0) + chunk() * 8);
+        for (int j = 0; j < kTokens / 8; ++j)
+          inputs[j] = opaque(address_of(p.x, lesser<int64_t>(j * 8 + row(), p.m - 1), 0) + chunk() * 8);
       }
     }
     __device__ __forceinline__ void bring_weights(uint32_t stage, int col, int columns) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j) arch::copy_async_16_if(stage + mine() + j * kTileBytes, weights[j] + col, j < row_tiles, zeros);
+      for (int j = 0; j < kRows / 8; ++j)
+        arch::copy_async_16_if(stage + mine() + j * kTileBytes, weights[j] + col, j < row_tiles, zeros);
     }
     __device__ __forceinline__ void bring_inputs(uint32_t stage, int col, int columns) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
-      for (int j = 0; j < kTokens / 8; ++j) arch::copy_async_16_if(stage + Weights::kBytes + mine() + j * kTileBytes, inputs[j] + col, j < token_tiles, zeros);
+      for (int j = 0; j < kTokens / 8; ++j)
+        arch::copy_async_16_if(stage + Weights::kBytes + mine() + j * kTileBytes, inputs[j] + col, j < token_tiles,
+                               zeros);
     }
 
    private:
@@ -163,7 +177,8 @@ struct FewBody {
   static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
 
   // Products that depend on each other are apart.
-  static __device__ __forceinline__ void multiply(float (&sums)[kRows / 8][4], const uint32_t (&upper)[4], const uint32_t (&lower)[4], const uint32_t (&weights)[kRows / 8][4]) {
+  static __device__ __forceinline__ void multiply(float (&sums)[kRows / 8][4], const uint32_t (&upper)[4],
+                                                  const uint32_t (&lower)[4], const uint32_t (&weights)[kRows / 8][4]) {
     KERNELS_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const uint32_t a[4] = {upper[i], lower[i], upper[i + 1], lower[i + 1]};
@@ -176,7 +191,9 @@ struct FewBody {
   }
 
   // To the sink by way of shared memory.
-  static __device__ __forceinline__ void hand_over(const Params& params, const float (&sums)[kTokens / 16][kRows / 8][4], float* shared, int64_t output, unsigned rank, unsigned splits) {
+  static __device__ __forceinline__ void hand_over(const Params& params,
+                                                   const float (&sums)[kTokens / 16][kRows / 8][4], float* shared,
+                                                   int64_t output, unsigned rank, unsigned splits) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, tokens = int(params.problem.m);
     float* mine = shared + threadIdx.x / 32 * (kTokens * kPitch) + g * kPitch + 2 * t;
     KERNELS_UNROLL
@@ -197,7 +214,8 @@ struct FewBody {
   }
 
   template <int N>
-  static __device__ __forceinline__ void put_sums(const Params& params, const float* from, int64_t output, unsigned rank, unsigned splits) {
+  static __device__ __forceinline__ void put_sums(const Params& params, const float* from, int64_t output,
+                                                  unsigned rank, unsigned splits) {
     const P& p = params.problem;
     const int packs = params.rows / P::matrices / N, all = int(p.m) * packs;
     const auto map = sink_map(p.out);
@@ -210,7 +228,10 @@ struct FewBody {
       const float* sums = from + row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8);
       if constexpr (P::matrices == 2) {
         const auto later = later_maps(map);
-        put(sink, apply_map(later, first_map(map).join(total<N>(sums, splits), total<N>(sums + 8, splits)), fetch_operands<N>(later, row, col), row, col), row, col);
+        put(sink,
+            apply_map(later, first_map(map).join(total<N>(sums, splits), total<N>(sums + 8, splits)),
+                      fetch_operands<N>(later, row, col), row, col),
+            row, col);
       } else {
         put(sink, apply_map(map, total<N>(sums, splits), fetch_operands<N>(map, row, col), row, col), row, col);
       }

@@ -24,7 +24,8 @@ namespace detail {
 
 // Where a 16-bit operand is in memory.
 template <class Src, Cache kCache>
-__device__ __forceinline__ const Src* address_of(const DirectLoad<Src, float, kCache>& source, int64_t row, int64_t col) {
+__device__ __forceinline__ const Src* address_of(const DirectLoad<Src, float, kCache>& source, int64_t row,
+                                                 int64_t col) {
   return source.at(row, col);
 }
 template <class S>
@@ -40,8 +41,9 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
   return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
 }
 
-// What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether there is one)
-// for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where it is not copied.
+// What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
+// there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where
+// it is not copied.
 template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64>
 class TileOperand {
  public:
@@ -50,7 +52,9 @@ class TileOperand {
   static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
 
   // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) { return row * (kStep * 2) + (chunk ^ (kStep == 64 ? row % 8 : row % 2 * 4)) * 16; }
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+    return row * (kStep * 2) + (chunk ^ (kStep == 64 ? row % 8 : row % 2 * 4)) * 16;
+  }
 
   template <class Which>
   __device__ __forceinline__ TileOperand(const Which& which, int first_col) {
@@ -73,17 +77,22 @@ class TileOperand {
     const int left = cols - chunk() * 8;
     KERNELS_UNROLL
     for (int i = 0; i < kEach; ++i) {
-      if (there_ >> i & 1) arch::copy_async_16(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i] + (left > 0 ? ahead : 0), left <= 0 ? 0 : left < 8 ? 2 * left : 16);
+      if (there_ >> i & 1)
+        arch::copy_async_16(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i] + (left > 0 ? ahead : 0),
+                            left <= 0  ? 0
+                            : left < 8 ? 2 * left
+                                       : 16);
     }
   }
 
-  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements are
-  // loaded only when they are to be stored, for want of registers.
+  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements
+  // are loaded only when they are to be stored, for want of registers.
   struct Waiting {
     Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
   };
   template <class Which>
-  __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col, int cols) const {
+  __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col,
+                                           int cols) const {
     if constexpr (kWidth == 8) {
       KERNELS_UNROLL
       for (int i = begin; i < end; ++i) {
@@ -94,13 +103,15 @@ class TileOperand {
     }
   }
   template <class Which>
-  __device__ __forceinline__ void store(const Waiting& waiting, unsigned char* stage, const Which& which, int begin, int end, int col, int cols) const {
+  __device__ __forceinline__ void store(const Waiting& waiting, unsigned char* stage, const Which& which, int begin,
+                                        int end, int col, int cols) const {
     if constexpr (kWidth == 8) {
       KERNELS_UNROLL
       for (int i = begin; i < end; ++i) {
         which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
           Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
-          if (is_there && col + chunk() * 8 < cols) values = convert<T>(resolve(source, waiting.chunks[i], row, col + chunk() * 8));
+          if (is_there && col + chunk() * 8 < cols)
+            values = convert<T>(resolve(source, waiting.chunks[i], row, col + chunk() * 8));
           write(stage, i, values);
         });
       }
@@ -112,7 +123,8 @@ class TileOperand {
           KERNELS_UNROLL
           for (int j = 0; j < 8; ++j) {
             const int at = col + chunk() * 8 + j;
-            values.v[j] = convert<T>(is_there && at < cols ? resolve(source, fetch<1>(source, row, at), row, at).v[0] : 0.f);
+            values.v[j] =
+                convert<T>(is_there && at < cols ? resolve(source, fetch<1>(source, row, at), row, at).v[0] : 0.f);
           }
           write(stage, i, values);
         });
@@ -135,9 +147,9 @@ class TileOperand {
   const T* from_[copied ? kEach : 1];
 };
 
-// In an image for this architecture: what stages take, within 99 KB up to sm_89, most of a multiprocessor later. Deep queues count
-// for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead of 42.8 us, 512 took 110
-// instead of 102.
+// In an image for this architecture: what stages take, within 99 KB up to sm_89, most of a multiprocessor later. Deep
+// queues count for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead
+// of 42.8 us, 512 took 110 instead of 102.
 constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
 constexpr int kGemmAligned = 1024;  // bytes, where there is much: wgmma's
 constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
@@ -145,8 +157,8 @@ constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
   const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / gemm_stage_bytes(tokens, rows);
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
-// PTX for a GPU with much may run on one with 99 KB: there so many stages have to do. Code with wgmma runs on sm_90 alone, which has much;
-// stages counted at run time cost it 10 % (4096 x 14336, 64 tokens: 44.2 us instead of 38.1).
+// PTX for a GPU with much may run on one with 99 KB: there so many stages have to do. Code with wgmma runs on sm_90
+// alone, which has much; stages counted at run time cost it 10 % (4096 x 14336, 64 tokens: 44.2 us instead of 38.1).
 constexpr int kGemmFewStages = 3;
 struct GemmRing {
   int bytes;  // 0: a block has not so much
@@ -173,7 +185,8 @@ constexpr bool reads_matrix<Binary<RowVector<T>, Op>> = false;
 template <class A, class B>
 constexpr bool reads_matrix<MapChain<A, B>> = reads_matrix<A> || reads_matrix<B>;
 
-// A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of kTokens x kRows.
+// A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
+// kTokens x kRows.
 template <class P>
 struct GemmSlabs {
   static constexpr int kTokens = arch::kWarpgroupMma ? 32 : 16, kRows = 1024 / kTokens;
@@ -181,13 +194,17 @@ struct GemmSlabs {
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
   static_assert(!all_at_once || has_much_shared(arch::kCompiledFor), "room for them");
-  static constexpr int kAheadBytes = all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
+  static constexpr int kAheadBytes =
+      all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
 
   static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kRows; }
-  static __device__ __forceinline__ float* of_warp(float* shared, int slabs) { return shared + threadIdx.x / 32 * (slabs * kFloats); }
+  static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
+    return shared + threadIdx.x / 32 * (slabs * kFloats);
+  }
 
   // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`.
-  static __device__ __forceinline__ void put_slabs(const GemmParams<P>& params, const Tile& tile, const float* mine, int slabs, int row, unsigned rank, unsigned splits) {
+  static __device__ __forceinline__ void put_slabs(const GemmParams<P>& params, const Tile& tile, const float* mine,
+                                                   int slabs, int row, unsigned rank, unsigned splits) {
     if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
     else __syncwarp();
     const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
@@ -215,13 +232,17 @@ struct GemmSlabs {
   }
 
  private:
-  // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the same place, a lane would
-  // wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
+  // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the
+  // same place, a lane would wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
   template <int N>
-  static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end, int64_t col, unsigned rank, unsigned splits) {
+  static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end,
+                                                   int64_t col, unsigned rank, unsigned splits) {
     constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
     using Read = Operands<P, N>;
-    constexpr int fit = kAheadBytes / int(sizeof(Read)), kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1 : fit < 8 ? fit : 8;
+    constexpr int fit = kAheadBytes / int(sizeof(Read)),
+                  kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1
+                           : fit < 8                                                     ? fit
+                                                                                         : 8;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
     const int step = 32 * int(splits), count = slabs * kEach;
@@ -234,7 +255,8 @@ struct GemmSlabs {
       Read read[kAhead];
       KERNELS_UNROLL
       for (int j = 0; j < kAhead; ++j) {
-        if constexpr (P::matrices == 1) at(first + j * step, [&](int64_t r, int64_t c) { read[j] = fetch_operands<N>(map, r, c); });
+        if constexpr (P::matrices == 1)
+          at(first + j * step, [&](int64_t r, int64_t c) { read[j] = fetch_operands<N>(map, r, c); });
       }
       KERNELS_UNROLL
       for (int j = 0; j < kAhead; ++j) {
@@ -243,7 +265,10 @@ struct GemmSlabs {
         at(i, [&](int64_t r, int64_t c) {
           if constexpr (P::matrices == 2) {
             const auto later = later_maps(map);
-            put(sink, apply_map(later, first_map(map).join(total<N>(from, splits), total<N>(from + kCols, splits)), fetch_operands<N>(later, r, c), r, c), r, c);
+            put(sink,
+                apply_map(later, first_map(map).join(total<N>(from, splits), total<N>(from + kCols, splits)),
+                          fetch_operands<N>(later, r, c), r, c),
+                r, c);
           } else {
             put(sink, apply_map(map, total<N>(from, splits), read[j], r, c), r, c);
           }
@@ -280,9 +305,10 @@ struct GemmTile {
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
   static_assert(kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
 
-  // Leaves the tile's sums in shared memory, from `stages` on, as the slabs of its warps; hands them to the sink on the way where there is
-  // not room for all of them.
-  static __device__ __forceinline__ void run(const Params& params, const Tile& tile, bool early_weights, unsigned char* stages, TokenState<X>* states) {
+  // Leaves the tile's sums in shared memory, from `stages` on, as the slabs of its warps; hands them to the sink on the
+  // way where there is not room for all of them.
+  static __device__ __forceinline__ void run(const Params& params, const Tile& tile, bool early_weights,
+                                             unsigned char* stages, TokenState<X>* states) {
     const P& p = params.problem;
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
     const int64_t token = tile.token, output = tile.output;
@@ -301,7 +327,9 @@ struct GemmTile {
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
-    Tiles<decltype(input), decltype(weight)> tiles{input, weight, {input, first * kStep}, {weight, first * kStep}, stages, stages_of(params), first, end - first, columns};
+    Tiles<decltype(input), decltype(weight)> tiles{
+        input,       weight, {input, first * kStep}, {weight, first * kStep}, stages, stages_of(params), first,
+        end - first, columns};
     if (early_weights) {
       tiles.bring(0, 0, kWeightsOnly);
 #pragma unroll 1
@@ -328,16 +356,21 @@ struct GemmTile {
  private:
   static constexpr int kStages = gemm_stages(arch::kCompiledFor, kTokens, kRows, starts_normed<X>);
   static constexpr int kBlocks = kTokens / 32, kSlabs = Slabs::all_at_once ? kBlocks : 1;
-  // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16 rows of each 64.
+  // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16
+  // rows of each 64.
   static constexpr int kHalf = arch::kWarpgroupMma ? 64 : 32;
   static __device__ __forceinline__ int output_of(int i) {
     constexpr int each = Slabs::kRows / P::matrices;
-    if constexpr (arch::kWarpgroupMma) return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
+    if constexpr (arch::kWarpgroupMma)
+      return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
     else return P::matrices == 1 ? i : i / 64 * each + i % 32;
   }
   // Stages are counted at run time where there may be few of them.
-  static constexpr bool kMayBeFew = has_much_shared(arch::kCompiledFor) && !arch::kWarpgroupMma && kRows == 128 && kStages > kGemmFewStages;
-  static __device__ __forceinline__ int stages_of(const Params& params) { return kMayBeFew && params.few_stages ? kGemmFewStages : kStages; }
+  static constexpr bool kMayBeFew =
+      has_much_shared(arch::kCompiledFor) && !arch::kWarpgroupMma && kRows == 128 && kStages > kGemmFewStages;
+  static __device__ __forceinline__ int stages_of(const Params& params) {
+    return kMayBeFew && params.few_stages ? kGemmFewStages : kStages;
+  }
   // Until all steps have arrived but the last ones: as many as there are stages, less kLess.
   template <int kLess>
   static __device__ __forceinline__ void wait_for_step(int stages) {
@@ -345,9 +378,11 @@ struct GemmTile {
     else arch::copy_async_wait<kStages - kLess>();
   }
   // How many steps are brought before the first is worked on.
-  static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0, kFewest = kMayBeFew ? kGemmFewStages : kStages;
+  static constexpr int kQueued = arch::kWarpgroupMma && kRows == 256 && kStages > 2 ? 1 : 0,
+                       kFewest = kMayBeFew ? kGemmFewStages : kStages;
   enum Which { kBoth, kInputsOnly, kWeightsOnly };
-  static_assert(kThreads / 32 * kSlabs * Slabs::kFloats * 4 <= kFewest * kStageBytes, "what is handed over takes the place of the stages");
+  static_assert(kThreads / 32 * kSlabs * Slabs::kFloats * 4 <= kFewest * kStageBytes,
+                "what is handed over takes the place of the stages");
 
   // A step's operands on their way to shared memory. The last step of K may be cut off: it comes first.
   template <class Input, class Weight>
@@ -364,7 +399,9 @@ struct GemmTile {
     static constexpr int kCopies = (Inputs::copied ? Inputs::kEach : 0) + (Weights::copied ? Weights::kEach : 0);
 
     __device__ __forceinline__ int prologue() const { return ring - 1 - kQueued; }
-    __device__ __forceinline__ int next(int stage) const { return stage == (ring - 1) * kStageBytes ? 0 : stage + kStageBytes; }
+    __device__ __forceinline__ int next(int stage) const {
+      return stage == (ring - 1) * kStageBytes ? 0 : stage + kStageBytes;
+    }
     __device__ __forceinline__ int column(int i) const { return (first + (i == 0 ? count : i) - 1) * kStep; }
     __device__ __forceinline__ uint32_t address(int stage) const { return arch::shared_address(stages) + stage; }
 
@@ -373,18 +410,25 @@ struct GemmTile {
       if constexpr (Inputs::copied) {
         if (i < Inputs::kEach) return x.copy(i, address(stage), more);
       }
-      if constexpr (Weights::copied) w.copy(i - (Inputs::copied ? Inputs::kEach : 0), address(stage) + Inputs::kBytes, more);
+      if constexpr (Weights::copied)
+        w.copy(i - (Inputs::copied ? Inputs::kEach : 0), address(stage) + Inputs::kBytes, more);
     }
     // Quarters [begin, end) of what is not copied.
     __device__ __forceinline__ void prefetch(int begin, int end, int step) {
       if (step >= count) return;
-      if constexpr (!Inputs::copied) x.prefetch(inputs, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
-      if constexpr (!Weights::copied) w.prefetch(weights, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
+      if constexpr (!Inputs::copied)
+        x.prefetch(inputs, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
+      if constexpr (!Weights::copied)
+        w.prefetch(weights, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
     }
     __device__ __forceinline__ void store(int begin, int end, int step, int stage) {
       if (step >= count) return;
-      if constexpr (!Inputs::copied) x.store(inputs, stages + stage, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step), columns);
-      if constexpr (!Weights::copied) w.store(weights, stages + stage + Inputs::kBytes, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4, column(step), columns);
+      if constexpr (!Inputs::copied)
+        x.store(inputs, stages + stage, input, begin * Inputs::kEach / 4, end * Inputs::kEach / 4, column(step),
+                columns);
+      if constexpr (!Weights::copied)
+        w.store(weights, stages + stage + Inputs::kBytes, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4,
+                column(step), columns);
     }
     __device__ __forceinline__ void bring(int step, int stage, Which which = kBoth) {
       if (step > 0) {
@@ -398,7 +442,8 @@ struct GemmTile {
           if (which != kWeightsOnly) x.copy_cut(address(stage), (count - 1) * kStep, columns - column(0));
         }
         if constexpr (Weights::copied) {
-          if (which != kInputsOnly) w.copy_cut(address(stage) + Inputs::kBytes, (count - 1) * kStep, columns - column(0));
+          if (which != kInputsOnly)
+            w.copy_cut(address(stage) + Inputs::kBytes, (count - 1) * kStep, columns - column(0));
         }
       }
       if (which == kWeightsOnly) return;
@@ -416,7 +461,8 @@ struct GemmTile {
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warpgroups(Tiles& tiles, float (&sums)[kBlocks][32]) {
     const int distance = tiles.prologue();
-    const uint64_t x = arch::warpgroup_tile(tiles.address(0)), w = arch::warpgroup_tile(tiles.address(Inputs::kBytes + threadIdx.x / 128 * (128 * kStep * 2)));
+    const uint64_t x = arch::warpgroup_tile(tiles.address(0)),
+                   w = arch::warpgroup_tile(tiles.address(Inputs::kBytes + threadIdx.x / 128 * (128 * kStep * 2)));
     int stage = 0, free = distance * kStageBytes;
     for (int step = 0; step < tiles.count; ++step) {
       wait_for_step<2 + kQueued>(tiles.ring);
@@ -439,8 +485,8 @@ struct GemmTile {
     for (int i = 0; i < kBlocks; ++i) arch::pin(sums[i]);
   }
 
-  // Fragments are read 16 columns ahead, across steps. Copies are spread between the products of a step, as the queue to memory is
-  // short and a warp that waits for room in it multiplies nothing.
+  // Fragments are read 16 columns ahead, across steps. Copies are spread between the products of a step, as the queue
+  // to memory is short and a warp that waits for room in it multiplies nothing.
   template <class Tiles>
   static __device__ __forceinline__ void multiply_by_warps(Tiles& tiles, float (&sums)[kBlocks][32]) {
     constexpr int kRuns = kStages > 2 ? 4 : 1;  // with two stages copies must leave early to be there in time
@@ -452,18 +498,22 @@ struct GemmTile {
     tiles.store(0, 1, coming, free);
     const int lane = threadIdx.x & 31;
     const uint32_t from_x = tiles.address(Inputs::place(warp_row() + lane % 16, lane / 16));
-    const uint32_t from_w = tiles.address(Inputs::kBytes + Weights::place(warp_column() + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const uint32_t from_w =
+        tiles.address(Inputs::kBytes + Weights::place(warp_column() + lane % 8 + lane / 16 * 8, lane / 8 % 2));
     constexpr int kBuffers = copied ? 2 : 1;  // as registers allow
     uint32_t x[kBuffers][kBlocks][4], w[kBuffers][4][4];
     const auto load = [&](int buffer, int stage, int run) {
       KERNELS_UNROLL
-      for (int i = 0; i < kBlocks; ++i) arch::load_matrix_x4(x[buffer][i], ((from_x + stage) ^ (run * 32)) + i * (16 * kStep * 2));
+      for (int i = 0; i < kBlocks; ++i)
+        arch::load_matrix_x4(x[buffer][i], ((from_x + stage) ^ (run * 32)) + i * (16 * kStep * 2));
       KERNELS_UNROLL
-      for (int j = 0; j < 4; ++j) arch::load_matrix_x4(w[buffer][j], ((from_w + stage) ^ (run * 32)) + j * (16 * kStep * 2));
+      for (int j = 0; j < 4; ++j)
+        arch::load_matrix_x4(w[buffer][j], ((from_w + stage) ^ (run * 32)) + j * (16 * kStep * 2));
     };
     const auto multiply = [&](int buffer, int run) {
       constexpr int kCopies = Tiles::kCopies;
-      const int begin = run < kRuns ? run * kCopies / kRuns : kCopies, end = run < kRuns ? (run + 1) * kCopies / kRuns : kCopies;
+      const int begin = run < kRuns ? run * kCopies / kRuns : kCopies,
+                end = run < kRuns ? (run + 1) * kCopies / kRuns : kCopies;
       const bool more = coming < tiles.count;
       int copies = begin;
       tiles.prefetch(run, run + 1, coming);
@@ -471,7 +521,8 @@ struct GemmTile {
       for (int i = 0; i < kBlocks; ++i) {
         KERNELS_UNROLL
         for (int jj = 0; jj < 8; ++jj) {
-          if (copies < end && (i * 8 + jj) * (end - begin) >= (copies - begin) * kBlocks * 8) tiles.copy(copies++, free, more);
+          if (copies < end && (i * 8 + jj) * (end - begin) >= (copies - begin) * kBlocks * 8)
+            tiles.copy(copies++, free, more);
           const int j = i % 2 ? 7 - jj : jj;
           const uint32_t b[2] = {w[buffer][j / 2][j % 2 * 2], w[buffer][j / 2][j % 2 * 2 + 1]};
           arch::mma_16816<T>(sums[i] + j * 4, x[buffer][i], b);
@@ -501,10 +552,14 @@ struct GemmTile {
   }
 
   // Where a warp's tokens begin in the tile.
-  static __device__ __forceinline__ int warp_row() { return arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2); }
+  static __device__ __forceinline__ int warp_row() {
+    return arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2);
+  }
   static __device__ __forceinline__ int warp_column() { return Slabs::warp_column(); }
 
-  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile, const float (&sums)[kBlocks][32], float* shared, unsigned rank, unsigned splits) {
+  static __device__ __forceinline__ void hand_over(const Params& params, const Tile& tile,
+                                                   const float (&sums)[kBlocks][32], float* shared, unsigned rank,
+                                                   unsigned splits) {
     float* mine = Slabs::of_warp(shared, kSlabs);
     // A loop, so that what the sink does is compiled once for each width, not for each slab.
 #pragma unroll 1
@@ -513,7 +568,8 @@ struct GemmTile {
       for (int i = 0; i < kBlocks; ++i) {  // registers cannot be indexed at run time
         if (i / kSlabs * kSlabs == first) Slabs::lay_out(mine + i % kSlabs * Slabs::kFloats, sums[i]);
       }
-      if constexpr (!Slabs::all_at_once) Slabs::put_slabs(params, tile, mine, kSlabs, warp_row() + first * Slabs::kTokens, rank, splits);
+      if constexpr (!Slabs::all_at_once)
+        Slabs::put_slabs(params, tile, mine, kSlabs, warp_row() + first * Slabs::kTokens, rank, splits);
     }
   }
 };
@@ -541,7 +597,8 @@ struct GemmBody {
   static constexpr GemmRing ring(int tokens, int architecture, int capability, int room) {
     const bool much = has_much_shared(architecture);
     const int each = gemm_stage_bytes(tokens, kRows), besides = much ? kGemmAligned : 0;
-    const int all = gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * each + besides, few = kGemmFewStages * each + besides;
+    const int all = gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * each + besides,
+              few = kGemmFewStages * each + besides;
     if (all <= room) return {all, false};
     return {much && capability != 90 && kRows == 128 && few <= room ? few : 0, true};
   }
@@ -550,7 +607,8 @@ struct GemmBody {
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
     __shared__ Uninitialized<TokenState<typename P::X>, most> states;
-    const bool early_weights = params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
+    const bool early_weights =
+        params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
     if (!early_weights) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
     const Tile tile = place_tile(params, blockIdx.x / splits);
@@ -559,7 +617,8 @@ struct GemmBody {
     const auto run_if = [&](auto height) {
       constexpr int kTokens = decltype(height)::value;
       if constexpr (is_here<kTokens>) {
-        if (params.tokens == kTokens) GemmTile<P, T, kWidth, kTokens, kRows>::run(params, tile, early_weights, stages, states.items);
+        if (params.tokens == kTokens)
+          GemmTile<P, T, kWidth, kTokens, kRows>::run(params, tile, early_weights, stages, states.items);
       }
     };
     run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());

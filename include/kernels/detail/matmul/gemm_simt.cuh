@@ -38,7 +38,9 @@ struct SimtGemmBody {
     __shared__ Uninitialized<TokenState<X>, kTile> states;
     find_states<kWidth>(states.items, p.x, token, kTile, tile.token_end, p.k, tile.output == 0);
     const auto input = [&](int i) -> decltype(auto) { return states.items[i].bind(p.x); };
-    const auto weights = [&p](auto i) { return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); }; };
+    const auto weights = [&p](auto i) {
+      return [&p](int) -> decltype(auto) { return p.template weights<decltype(i)::value>(); };
+    };
     const auto weights0 = weights(std::integral_constant<int, 0>());
     const auto weights1 = weights(std::integral_constant<int, P::matrices - 1>());
     Fetched<X, kWidth> inputs[kPacks];
@@ -92,12 +94,16 @@ struct SimtGemmBody {
   }
 
  private:
-  // A thread's values lie four (double: two) together, and these groups 16 threads apart, so that a warp's reads are whole lines.
+  // A thread's values lie four (double: two) together, and these groups 16 threads apart, so that a warp's reads are
+  // whole lines.
   static constexpr int kVector = 16 / int(sizeof(C));
-  static __device__ __forceinline__ int place_of(int thread, int i) { return i / kVector * (16 * kVector) + thread * kVector + i % kVector; }
+  static __device__ __forceinline__ int place_of(int thread, int i) {
+    return i / kVector * (16 * kVector) + thread * kVector + i % kVector;
+  }
   static __device__ __forceinline__ void side(C (&values)[kSide], const C* from, int thread) {
     KERNELS_UNROLL
-    for (int i = 0; i < kSide; i += kVector) memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
+    for (int i = 0; i < kSide; i += kVector)
+      memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
   }
 
   // f(number of the pack, row in the tile, column in the step) for a thread's packs.
@@ -111,16 +117,19 @@ struct SimtGemmBody {
   }
   // source(row in the tile)
   template <class Source, class At>
-  static __device__ __forceinline__ void prefetch_operand(Fetched<Source, kWidth> (&fetched)[kPacks], const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+  static __device__ __forceinline__ void prefetch_operand(Fetched<Source, kWidth> (&fetched)[kPacks], const At& source,
+                                                          int64_t begin, int64_t rows, int col, int64_t cols) {
     each_pack([&](int i, int row, int at) {
       if (begin + row < rows && col + at < cols) fetched[i] = fetch<kWidth>(source(row), begin + row, col + at);
     });
   }
   template <class Source, class At>
-  static __device__ __forceinline__ void place(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks], const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
+  static __device__ __forceinline__ void place(C* to, const Fetched<Source, kWidth> (&fetched)[kPacks],
+                                               const At& source, int64_t begin, int64_t rows, int col, int64_t cols) {
     each_pack([&](int i, int row, int at) {
       Pack<C, kWidth> values = broadcast<kWidth>(C(0));
-      if (begin + row < rows && col + at < cols) values = convert<C>(resolve(source(row), fetched[i], begin + row, col + at));
+      if (begin + row < rows && col + at < cols)
+        values = convert<C>(resolve(source(row), fetched[i], begin + row, col + at));
       KERNELS_UNROLL
       for (int j = 0; j < kWidth; ++j) to[(at + j) * kPitch + row] = values.v[j];
     });

@@ -21,17 +21,20 @@ namespace detail {
 template <class W, class Fetched, class = void>
 struct has_unscaled : std::false_type {};
 template <class W, class Fetched>
-struct has_unscaled<W, Fetched, void_t<decltype(std::declval<const W&>().scale_of(std::declval<const Fetched&>()))>> : std::true_type {};
+struct has_unscaled<W, Fetched, void_t<decltype(std::declval<const W&>().scale_of(std::declval<const Fetched&>()))>>
+    : std::true_type {};
 
 // sum + weights * x, with a scale that the pack's weights share applied once.
 template <class W, class Fetched, class C, int N>
-__device__ __forceinline__ C add_product(C sum, const W& w, const Fetched& fetched, const Pack<C, N>& x, int64_t row, int64_t col) {
+__device__ __forceinline__ C add_product(C sum, const W& w, const Fetched& fetched, const Pack<C, N>& x, int64_t row,
+                                         int64_t col) {
   const auto chain = [&](C total, const auto& weights) {
     KERNELS_UNROLL
     for (int i = 0; i < N; ++i) total = fma(C(weights.v[i]), x.v[i], total);
     return total;
   };
-  if constexpr (has_unscaled<W, Fetched>::value) return fma(C(w.scale_of(fetched)), chain(C(0), w.unscaled(fetched, row, col)), sum);
+  if constexpr (has_unscaled<W, Fetched>::value)
+    return fma(C(w.scale_of(fetched)), chain(C(0), w.unscaled(fetched, row, col)), sum);
   else return chain(sum, resolve(w, fetched, row, col));
 }
 
@@ -61,16 +64,20 @@ constexpr bool in_heads = is_paired<W>::value;
 template <class S, int kParts>
 constexpr bool in_heads<Stacked<S, kParts>> = is_paired<S>::value;
 
-// Rows row + r, up to `last`, of one head. What depends on the part and the head is found once for all of them, as instructions are the
-// limit: every thread does this before it can read a weight (QKV with RoPE, 6144 x 4096: 15.0 us; each row for itself 17.0).
+// Rows row + r, up to `last`, of one head. What depends on the part and the head is found once for all of them, as
+// instructions are the limit: every thread does this before it can read a weight (QKV with RoPE, 6144 x 4096: 15.0 us;
+// each row for itself 17.0).
 template <class One, int R>
 struct RowsOf {
   One rows[R];
 };
 template <class One, class W, size_t... r>
-__device__ __forceinline__ RowsOf<One, int(sizeof...(r))> rows_of_head(const W& w, unsigned row, unsigned last, std::index_sequence<r...> all) {
+__device__ __forceinline__ RowsOf<One, int(sizeof...(r))> rows_of_head(const W& w, unsigned row, unsigned last,
+                                                                       std::index_sequence<r...> all) {
   if constexpr (is_stacked<W>::value) {
-    return w.visit(row, [&](const auto& part, int64_t begin) { return rows_of_head<One>(part, unsigned(row - begin), unsigned(last - begin), all); });
+    return w.visit(row, [&](const auto& part, int64_t begin) {
+      return rows_of_head<One>(part, unsigned(row - begin), unsigned(last - begin), all);
+    });
   } else if constexpr (has_at_row<W>::value) {
     return {{One{w.at_row(row, lesser(unsigned(r), last - row)), {}}...}};
   } else {
@@ -78,8 +85,8 @@ __device__ __forceinline__ RowsOf<One, int(sizeof...(r))> rows_of_head(const W& 
   }
 }
 
-// R rows of a matrix, kStep apart, and the packs of them that are in flight. Rows beyond the end are read as the last one, packs
-// beyond their end as zeros, if kZeros says so.
+// R rows of a matrix, kStep apart, and the packs of them that are in flight. Rows beyond the end are read as the last
+// one, packs beyond their end as zeros, if kZeros says so.
 template <class W, int N, int R, int U, bool kZeros, int kStep = 1>
 struct GemvRows {
   using One = decltype(row_of(std::declval<const W&>(), kAny));
@@ -87,12 +94,15 @@ struct GemvRows {
   One rows[R];
   Fetched<Source, N> fetched[U][R];
 
-  __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned end) : GemvRows(w, row, end - 1, std::make_index_sequence<R>()) {}
+  __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned end)
+      : GemvRows(w, row, end - 1, std::make_index_sequence<R>()) {}
 
   __device__ __forceinline__ void prefetch(int u, int col, int end) {
     if (col < end) {
       KERNELS_UNROLL
-      for (int r = 0; r < R; ++r) fetched[u][r] = fetch<N>(rows[r].source, rows[r].row, int64_t(unsigned(col)));  // which no shift has to keep a sign of
+      for (int r = 0; r < R; ++r)
+        fetched[u][r] =
+            fetch<N>(rows[r].source, rows[r].row, int64_t(unsigned(col)));  // which no shift has to keep a sign of
     } else if constexpr (kZeros) {
       memset(&fetched[u], 0, sizeof(fetched[u]));
     }
@@ -100,11 +110,13 @@ struct GemvRows {
 
  private:
   template <size_t... r>
-  __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned last, std::index_sequence<r...> all) : GemvRows(find(w, row, last, all), all) {}
+  __device__ __forceinline__ GemvRows(const W& w, unsigned row, unsigned last, std::index_sequence<r...> all)
+      : GemvRows(find(w, row, last, all), all) {}
   template <class Found, size_t... r>
   __device__ __forceinline__ GemvRows(const Found& found, std::index_sequence<r...>) : rows{found.rows[r]...} {}
   template <size_t... r>
-  static __device__ __forceinline__ RowsOf<One, R> find(const W& w, unsigned row, unsigned last, std::index_sequence<r...> all) {
+  static __device__ __forceinline__ RowsOf<One, R> find(const W& w, unsigned row, unsigned last,
+                                                        std::index_sequence<r...> all) {
     if constexpr (in_heads<W> && kStep == 1 && 8 % R == 0) return rows_of_head<One>(w, lesser(row, last), last, all);
     else return {{row_of(w, lesser(row + unsigned(r) * kStep, last))...}};
   }
@@ -122,8 +134,8 @@ struct GemvTokens {
   __device__ __forceinline__ decltype(auto) source(int m) const { return states[m].bind(p.x); }
 };
 
-// What the warps of a block have summed up, in shared memory. As every block ends with it, its total is made without a branch: warps
-// that a block has not count as zeros.
+// What the warps of a block have summed up, in shared memory. As every block ends with it, its total is made without a
+// branch: warps that a block has not count as zeros.
 template <class C, int kSums, int kWarps>
 struct WarpSums {
   static constexpr int kPitch = (kWarps + 3) / 4 * 4;
@@ -173,18 +185,25 @@ struct PlainDots {
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
   // As few as hardly spill: blocks behind keep the memory busy.
-  static constexpr int registers = sizeof(C) > 4 || N == 1 ? 128 : M > 1 ? 80 : !starts_normed<typename P::X> ? 32 : R * P::matrices > 4 ? 96 : 48;
+  static constexpr int registers = sizeof(C) > 4 || N == 1         ? 128
+                                   : M > 1                         ? 80
+                                   : !starts_normed<typename P::X> ? 32
+                                   : R * P::matrices > 4           ? 96
+                                                                   : 48;
   C sums[P::matrices][M][R] = {};
   using Scratch = Nothing;
   __device__ __forceinline__ PlainDots(Nothing&, const GemvTokens<P, M>&, int) {}
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
-  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * N, end); }
+  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) {
+    rows.prefetch(u, begin + int(threadIdx.x & 31) * N, end);
+  }
 
   // Takes in what the warp has prefetched of the step from column `begin` on, as number u of the pieces in flight.
   template <class First, class Second>
-  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of,
+                                      int begin) {
     const int col = begin + int(threadIdx.x & 31) * N;
     if (col >= of.p.k) return;
     KERNELS_UNROLL
@@ -192,8 +211,11 @@ struct PlainDots {
       const Pack<C, N> x = read(of.source(m), of.row(m), col);
       KERNELS_UNROLL
       for (int r = 0; r < R; ++r) {
-        sums[0][m][r] = add_product(sums[0][m][r], first.rows[r].source, first.fetched[u][r], x, first.rows[r].row, col);
-        if constexpr (P::matrices == 2) sums[1][m][r] = add_product(sums[1][m][r], second.rows[r].source, second.fetched[u][r], x, second.rows[r].row, col);
+        sums[0][m][r] =
+            add_product(sums[0][m][r], first.rows[r].source, first.fetched[u][r], x, first.rows[r].row, col);
+        if constexpr (P::matrices == 2)
+          sums[1][m][r] =
+              add_product(sums[1][m][r], second.rows[r].source, second.fetched[u][r], x, second.rows[r].row, col);
       }
     }
   }
@@ -244,13 +266,16 @@ struct GemvBody {
     __shared__ Uninitialized<Prepared, kPrepares ? kSums / kOut : 1> prepared;
     if (!params.weights_ready) arch::grid_dependency_pass();  // also before ids of experts are read
     const P& p = params.problem;
-    const unsigned row = blockIdx.x * R, rows = unsigned(p.n);  // 32 bits: what a block computes before its first loads counts
+    const unsigned row = blockIdx.x * R,
+                   rows = unsigned(p.n);  // 32 bits: what a block computes before its first loads counts
     Tokens tokens{p, (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * M};
     if (by_token<typename P::W> && tokens.first >= p.m) return;
     const auto& weights = p.template weights_for<0>(tokens.first);
     const auto& others = p.template weights_for<P::matrices - 1>(tokens.first);
-    typename Dots::template Rows<std::decay_t<decltype(weights)>, kPieces * U> first(weights, row + Dots::first_row(), rows);
-    typename Dots::template Rows<std::decay_t<decltype(others)>, kPieces * U> second(others, row + Dots::first_row(), rows);
+    typename Dots::template Rows<std::decay_t<decltype(weights)>, kPieces * U> first(weights, row + Dots::first_row(),
+                                                                                     rows);
+    typename Dots::template Rows<std::decay_t<decltype(others)>, kPieces * U> second(others, row + Dots::first_row(),
+                                                                                     rows);
     const int warp = threadIdx.x / 32, stride = int(blockDim.x / 32) * step, cols = int(p.k);
     const auto prefetch = [&](int u, int begin) {
       Dots::prefetch(first, u, begin, cols);
@@ -265,16 +290,19 @@ struct GemvBody {
     typename State::Team team(scratch);
     KERNELS_UNROLL
     for (int m = 0; m < M; ++m) {  // while the weights are on their way
-      tokens.states[m] = State::template by_block<pack_within<typename P::X, Dots::pack>>(team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
+      tokens.states[m] = State::template by_block<pack_within<typename P::X, Dots::pack>>(
+          team, p.x, tokens.row(m), cols, blockIdx.x == 0 && tokens.first + m < p.m);
     }
-    // The first threads will make the results, a row (or a pair) and a token each. What the sink reads for them is prefetched now.
+    // The first threads will make the results, a row (or a pair) and a token each. What the sink reads for them is
+    // prefetched now.
     const int64_t token = tokens.first + threadIdx.x / (R / kOut);
     const unsigned output = row + threadIdx.x % (R / kOut) * kOut;
     const bool makes = int(threadIdx.x) < kSums / kOut && token < p.m && output < rows;
     Operands<P, kOut> operands;
     if constexpr (kReads) operands = Result<P>::fetch(p, makes ? token : tokens.first, makes ? output : row);
     if constexpr (kPrepares) {
-      if (makes) prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
+      if (makes)
+        prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
     }
     Dots dots(dots_scratch, tokens, begin);
     for (; begin < cols; begin += U * stride) {

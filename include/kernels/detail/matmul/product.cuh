@@ -1,5 +1,5 @@
-// What all kernels of products share: the problem, tiles of it (of one product, or of the groups of a mixture of experts), the state
-// of inputs that are normalized on the way in, and the way of a result to its sink.
+// What all kernels of products share: the problem, tiles of it (of one product, or of the groups of a mixture of
+// experts), the state of inputs that are normalized on the way in, and the way of a result to its sink.
 #pragma once
 
 #include "../../weights.h"
@@ -44,10 +44,11 @@ struct Tile {
   int64_t token, output;  // the first of either
   int64_t token_end, weights;
 
-  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its outputs. For all
-  // threads of a block at once.
+  // The tile with this number among the token tiles of all groups, of `height` tokens each, and that one in its
+  // outputs. For all threads of a block at once.
   template <class P>
-  __device__ __forceinline__ Tile(const P& p, int64_t token_tile, int64_t height, int64_t first_output) : output(first_output) {
+  __device__ __forceinline__ Tile(const P& p, int64_t token_tile, int64_t height, int64_t first_output)
+      : output(first_output) {
     const Groups& groups = p.groups;
     int64_t group = 0, begin = 0;
     token_end = p.m;
@@ -111,8 +112,12 @@ struct Result {
   int64_t row, col;
   Operands<P, N> operands;
 
-  static __device__ __forceinline__ Operands<P, N> fetch(const P& p, int64_t token, int64_t output) { return fetch_operands<N>(sink_map(p.out), token, output); }
-  static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) { return {p, token, output, fetch(p, token, output)}; }
+  static __device__ __forceinline__ Operands<P, N> fetch(const P& p, int64_t token, int64_t output) {
+    return fetch_operands<N>(sink_map(p.out), token, output);
+  }
+  static __device__ __forceinline__ Result of(const P& p, int64_t token, int64_t output) {
+    return {p, token, output, fetch(p, token, output)};
+  }
   // prepared: by the sink, for this result.
   template <class Prepared>
   __device__ __forceinline__ void put_sums(const Sums (&sums)[P::matrices], const Prepared& prepared) const {
@@ -129,7 +134,8 @@ struct Result {
   }
 };
 
-// What must be known of a token's inputs before any can be read: the state of their row, if the source begins with normed().
+// What must be known of a token's inputs before any can be read: the state of their row, if the source begins with
+// normed().
 template <class X, bool = starts_normed<X>>
 struct TokenState {
   using Scratch = Nothing;
@@ -152,12 +158,14 @@ struct TokenState<X, true> {
   // By the threads of a block. `writes`: what the caller wants to know of each row, too.
   template <int N>
   static __device__ __forceinline__ TokenState by_block(Team& team, const X& x, int64_t row, int cols, bool writes) {
-    return found<N>(x, row, cols, team.rank(), team.size(), writes, [&](const auto& op, const auto& state) { return team.reduce(op, state, Count<C>(cols)); });
+    return found<N>(x, row, cols, team.rank(), team.size(), writes,
+                    [&](const auto& op, const auto& state) { return team.reduce(op, state, Count<C>(cols)); });
   }
   // By a warp.
   template <int N>
   static __device__ __forceinline__ TokenState by_warp(const X& x, int64_t row, int cols, bool writes) {
-    return found<N>(x, row, cols, threadIdx.x & 31, 32, writes, [](const auto& op, const auto& state) { return op.gather(state, PartLanes<C>()); });
+    return found<N>(x, row, cols, threadIdx.x & 31, 32, writes,
+                    [](const auto& op, const auto& state) { return op.gather(state, PartLanes<C>()); });
   }
   __device__ __forceinline__ auto bind(const X& x) const {
     return on_base(x, [&](const Base& base) { return base.with(state, linear); });
@@ -165,7 +173,8 @@ struct TokenState<X, true> {
 
  private:
   template <int N, class Gather>
-  static __device__ __forceinline__ TokenState found(const X& x, int64_t row, int cols, int rank, int size, bool writes, const Gather& gather) {
+  static __device__ __forceinline__ TokenState found(const X& x, int64_t row, int cols, int rank, int size, bool writes,
+                                                     const Gather& gather) {
     const auto& base = base_of(x);
     using Before = std::decay_t<decltype(base.before())>;
     typename Base::Op::State running;
@@ -191,7 +200,8 @@ union Uninitialized {
 
 // The states of a block's tokens, a warp for each in turn, in shared memory.
 template <int N, class X>
-__device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows, int64_t cols, bool writes) {
+__device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, int64_t first, int count, int64_t rows,
+                                            int64_t cols, bool writes) {
   if constexpr (starts_normed<X>) {
     for (int i = threadIdx.x / 32; i < count && first + i < rows; i += blockDim.x / 32) {
       const auto state = TokenState<X>::template by_warp<N>(x, first + i, int(cols), writes);

@@ -34,7 +34,8 @@ struct FetchedRow {
     for (int i = 0; i < N; i += width) packs[i / width] = fetch<width>(source, row, col + i);
   }
   template <class T>
-  __device__ __forceinline__ void put_pairs(uint32_t (&words)[N / 2], const S& source, int64_t row, int col, bool rest) const {
+  __device__ __forceinline__ void put_pairs(uint32_t (&words)[N / 2], const S& source, int64_t row, int col,
+                                            bool rest) const {
     KERNELS_UNROLL
     for (int i = 0; i < N; i += width) {
       const auto& fetched = packs[i / width];
@@ -43,7 +44,9 @@ struct FetchedRow {
       } else {
         const auto values = convert<float>(resolve(source, fetched, row, col + i));
         Pack<T, width> rounded = convert<T>(values);
-        if (rest) rounded = convert<T>(transform(values - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; }));
+        if (rest)
+          rounded =
+              convert<T>(transform(values - convert<float>(rounded), [](float x) { return x - x == 0.f ? x : 0.f; }));
         memcpy(words + i / 2, rounded.v, width * 2);
       }
     }
@@ -85,7 +88,8 @@ struct TensorDots {
   using Rows = GemvRows<Weights, pack, R, U, true>;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Coded<W>::scaled;
   static constexpr bool exact = std::is_same<tensor_type<X>, T>::value;  // inputs need no rounding
-  // Few, for room: 4096 x 14336 took 10.3 us with 64 and 12.5 with 72 or 80 (one token, 4 bits), 28.9 and 30.4 with 128 (two, 16 bits).
+  // Few, for room: 4096 x 14336 took 10.3 us with 64 and 12.5 with 72 or 80 (one token, 4 bits), 28.9 and 30.4 with 128
+  // (two, 16 bits).
   static constexpr int registers = M == 1 || (!coded && exact) ? 64 : 128;
   static constexpr int kEach = coded ? pack / 4 : 8;  // codes that are decoded together: those of a word
   static constexpr int kBlocks = pack / kEach;
@@ -97,11 +101,14 @@ struct TensorDots {
 
   static __device__ __forceinline__ unsigned first_row() { return 0; }
   template <class Some>
-  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) { rows.prefetch(u, begin + int(threadIdx.x & 31) * pack, end); }
+  static __device__ __forceinline__ void prefetch(Some& rows, int u, int begin, int end) {
+    rows.prefetch(u, begin + int(threadIdx.x & 31) * pack, end);
+  }
   static constexpr int pieces = 1;
 
   template <class First, class Second>
-  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of,
+                                      int begin) {
     const int col = begin + int(threadIdx.x & 31) * pack, cols = int(of.p.k);
     uint32_t codes[kAll][4];
     float scales[kAll], zeros[kAll];
@@ -114,7 +121,8 @@ struct TensorDots {
       read_codes<W>(codes[i], fetched);
       if constexpr (scaled) {
         scales[i] = row.source.scale_of(fetched);
-        if constexpr (has_zeros<typename First::Source>) zeros[i] = from_first(row.source.scales().zero(fetched.scales));
+        if constexpr (has_zeros<typename First::Source>)
+          zeros[i] = from_first(row.source.scales().zero(fetched.scales));
       }
     }
     float some[M][kPairs][4] = {};  // sums that wait for their scale
@@ -124,7 +132,8 @@ struct TensorDots {
       KERNELS_UNROLL
       for (int i = 0; i < kAll; ++i) {
         if constexpr (!coded) memcpy(weights[i], codes[i], sizeof(weights[i]));
-        else if constexpr (has_zeros<typename First::Source>) Decoder<Code>::template pairs<T>(weights[i], codes[i][block], zeros[i]);
+        else if constexpr (has_zeros<typename First::Source>)
+          Decoder<Code>::template pairs<T>(weights[i], codes[i][block], zeros[i]);
         else Decoder<Code>::template pairs<T>(weights[i], codes[i][block], Nothing{});
       }
       KERNELS_UNROLL
@@ -145,7 +154,8 @@ struct TensorDots {
         KERNELS_UNROLL
         for (int m = 0; m < M; ++m) {
           KERNELS_UNROLL
-          for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) sums[m][i / 2][j] = fma(some[m][i / 2][j], scale, sums[m][i / 2][j]);
+          for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j)
+            sums[m][i / 2][j] = fma(some[m][i / 2][j], scale, sums[m][i / 2][j]);
         }
       }
     }
@@ -161,7 +171,8 @@ struct TensorDots {
   }
 
  private:
-  static __device__ __forceinline__ void multiply(float (&to)[kPairs][4], const uint32_t (&weights)[kAll][kEach / 2], const uint32_t (&x)[kEach / 2]) {
+  static __device__ __forceinline__ void multiply(float (&to)[kPairs][4], const uint32_t (&weights)[kAll][kEach / 2],
+                                                  const uint32_t (&x)[kEach / 2]) {
     KERNELS_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
       const auto& upper = weights[2 * pair];
@@ -175,14 +186,16 @@ struct TensorDots {
   }
 };
 
-// The same for weights of which 64 bytes have several scales. Rows of an mma are rows of weights, upper and lower ones; lanes 4g to
-// 4g + 3 read 64 bytes of row g, and each of them has a scale of its own. Of what they multiply with, column t has the inputs beside
-// the bytes of lane t and zeros elsewhere: so each column of the sums has one scale. Columns 4 to 7 are those of a second token.
-// Where a code is infinite, which some of 8 bits are, the result is not a number: it is multiplied by these zeros, too.
+// The same for weights of which 64 bytes have several scales. Rows of an mma are rows of weights, upper and lower ones;
+// lanes 4g to 4g + 3 read 64 bytes of row g, and each of them has a scale of its own. Of what they multiply with,
+// column t has the inputs beside the bytes of lane t and zeros elsewhere: so each column of the sums has one scale.
+// Columns 4 to 7 are those of a second token. Where a code is infinite, which some of 8 bits are, the result is not a
+// number: it is multiplied by these zeros, too.
 //
-// A warp copies the inputs of its columns to shared memory, with as many zeros behind them for all lanes that are to have zeros: each
-// lane then reads from one address, whatever it multiplies. Codes multiplied as halves that are too small for an exponent, as they lie in
-// memory, and what they are too large by multiplied for itself, are 20 % fewer instructions and took longer: the tensor cores' time counts.
+// A warp copies the inputs of its columns to shared memory, with as many zeros behind them for all lanes that are to
+// have zeros: each lane then reads from one address, whatever it multiplies. Codes multiplied as halves that are too
+// small for an exponent, as they lie in memory, and what they are too large by multiplied for itself, are 20 % fewer
+// instructions and took longer: the tensor cores' time counts.
 template <class P, int M>
 struct FineDots {
   using X = typename P::X;
@@ -205,12 +218,14 @@ struct FineDots {
 
   // Of each warp; what lanes with zeros read lies in other banks than what others read at the same time.
   struct Scratch {
-    static constexpr int kInput = 2, kZeros = (M * step + 2 * kEach) * kInput, kRound = kZeros + step * kInput;  // bytes
+    static constexpr int kInput = 2, kZeros = (M * step + 2 * kEach) * kInput,
+                         kRound = kZeros + step * kInput;  // bytes
     alignas(16) unsigned char inputs[max_threads / 32][kRounds * kRound];
   };
 
   // Inputs are asked for a step ahead.
-  __device__ __forceinline__ FineDots(Scratch& scratch, const GemvTokens<P, M>& of, int begin) : inputs_(scratch.inputs[threadIdx.x / 32]) {
+  __device__ __forceinline__ FineDots(Scratch& scratch, const GemvTokens<P, M>& of, int begin)
+      : inputs_(scratch.inputs[threadIdx.x / 32]) {
     fetch_inputs(of, begin);
     const Words zeros = {};
     KERNELS_UNROLL
@@ -225,7 +240,8 @@ struct FineDots {
   }
 
   template <class First, class Second>
-  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of, int begin) {
+  __device__ __forceinline__ void add(const First& first, const Second& second, int u, const GemvTokens<P, M>& of,
+                                      int begin) {
     const int g = lane() / 4, t = lane() & 3, half = u % 2;
     if (half == 0) {
       put_inputs(of, begin);
@@ -248,20 +264,26 @@ struct FineDots {
       KERNELS_UNROLL
       for (int round = 0; round < kRounds; ++round) {
         uint32_t x[kEach / 2];
-        memcpy(x, __builtin_assume_aligned(inputs_ + round * Scratch::kRound + mine + (half * kHalf + block * kEach) * 2, 2 * kEach), sizeof(x));
+        memcpy(x,
+               __builtin_assume_aligned(inputs_ + round * Scratch::kRound + mine + (half * kHalf + block * kEach) * 2,
+                                        2 * kEach),
+               sizeof(x));
         order_pairs<Code>(x);
         KERNELS_UNROLL
         for (int i = 0; i < kEach / 2; i += 2) {
-          const uint32_t a[4] = {weights[0][i], weights[1][i], weights[0][i + 1], weights[1][i + 1]}, b[2] = {x[i], x[i + 1]};
+          const uint32_t a[4] = {weights[0][i], weights[1][i], weights[0][i + 1], weights[1][i + 1]},
+                         b[2] = {x[i], x[i + 1]};
           arch::mma_16816<T>(some[kEach == 8 ? i / 2 : block % 2], a, b);
         }
       }
     }
     const bool beyond = begin + half * kHalf + t * pack >= int(of.p.k);
-    const float scales[2] = {beyond ? 0.f : source_upper.scale_of(fetched_upper), beyond ? 0.f : source_lower.scale_of(fetched_lower)};
+    const float scales[2] = {beyond ? 0.f : source_upper.scale_of(fetched_upper),
+                             beyond ? 0.f : source_lower.scale_of(fetched_lower)};
     KERNELS_UNROLL
     for (int j = 0; j < 4; ++j) {
-      sums_[j] = fma(some[0][j] + some[1][j], __shfl_sync(0xffffffffu, scales[j / 2], (lane() & 28) + t % 2 * 2 + j % 2), sums_[j]);
+      sums_[j] = fma(some[0][j] + some[1][j],
+                     __shfl_sync(0xffffffffu, scales[j / 2], (lane() & 28) + t % 2 * 2 + j % 2), sums_[j]);
     }
     if (half == 1) __syncwarp();
   }
@@ -271,7 +293,8 @@ struct FineDots {
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const float some = sums_[2 * i] + sums_[2 * i + 1], sum = some + __shfl_xor_sync(0xffffffffu, some, 1);
-      if (t % 2 == 0 && t / 2 < M) to.put(P::matrices == 2 ? (i * M + t / 2) * rows + g : t / 2 * rows + 8 * i + g, sum);
+      if (t % 2 == 0 && t / 2 < M)
+        to.put(P::matrices == 2 ? (i * M + t / 2) * rows + g : t / 2 * rows + 8 * i + g, sum);
     }
   }
 
@@ -308,7 +331,8 @@ struct FineDots {
     if constexpr (has_zeros<Source>) return source.scales().zero(fetched.scales);
     else return Nothing{};
   }
-  using Bound = std::decay_t<decltype(std::declval<const GemvTokens<P, M>&>().source(0))>;  // void for the compiler of the host
+  using Bound =
+      std::decay_t<decltype(std::declval<const GemvTokens<P, M>&>().source(0))>;  // void for the compiler of the host
   unsigned char* const inputs_;
   FetchedRow<std::conditional_t<std::is_void<Bound>::value, X, Bound>, kInputs> ahead_[M];
   float sums_[4] = {};

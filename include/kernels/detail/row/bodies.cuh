@@ -49,31 +49,36 @@ struct Place {
 };
 
 template <int N, int K, int kCount, class Source>
-__device__ __forceinline__ void fetch_row(Fetched<Source, N> (&fetched)[K], const Source& source, int64_t row, const Place<K, kCount>& place) {
+__device__ __forceinline__ void fetch_row(Fetched<Source, N> (&fetched)[K], const Source& source, int64_t row,
+                                          const Place<K, kCount>& place) {
   place.each([&](const auto& at, int k) { fetch_run<N>(fetched + k, source, row, at); });
 }
 
 // From what a thread has fetched of a row to the sink, with the row's values in registers on the way.
 template <int N, int K, int kCount, class P, bool kEnds, class Reduce>
-__device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K], Edge<P, kEnds> edge, int64_t row,
-                                         const Place<K, kCount>& place, bool writes, bool leader, const Reduce& reduce) {
+__device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K],
+                                         Edge<P, kEnds> edge, int64_t row, const Place<K, kCount>& place, bool writes,
+                                         bool leader, const Reduce& reduce) {
   Pack<typename P::C, N> values[K];
   if constexpr (kCount < K) {
     KERNELS_UNROLL
-    for (int k = 0; k < K; ++k) values[k] = broadcast<N>(typename P::C(0));  // or the compiler carries what is not there from row to row
+    for (int k = 0; k < K; ++k)
+      values[k] = broadcast<N>(typename P::C(0));  // or the compiler carries what is not there from row to row
   }
   typename P::Op::State running;
   if (repeatable<typename P::Source> || writes) {
     // One run of a single pack at a time takes fewer registers where an op looks twice.
     if constexpr (kCount > 0 || P::Op::folds_twice) {
-      place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
+      place.each(
+          [&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
     } else {
       place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
       take_packs<K>(p.op, running, values, [&place](int k) { return place.has(k); });
     }
     edge.take(p, running, row);
   }
-  // What costs much is done while the others are still on their way; the rest on the row's state, which is the better one.
+  // What costs much is done while the others are still on their way; the rest on the row's state, which is the better
+  // one.
   constexpr bool late = P::Op::centers_fast;
   KERNELS_UNROLL
   for (int k = 0; k < K; ++k) values[k] = late ? values[k] : p.op.center(values[k], running);
@@ -105,8 +110,8 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   finish_row(p, late ? state : running, state, row, leader, visit, reduce);
 }
 
-// A row per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two at
-// least, is known at compile time as well. kEnds: a row has edges, no more elements than there are lanes.
+// A row per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two
+// at least, is known at compile time as well. kEnds: a row has edges, no more elements than there are lanes.
 template <class P, int N, int K, bool kAll, bool kEnds = false>
 struct GroupBody {
   static_assert(!kEnds || !kAll, "rows with edges differ from each other");
@@ -117,7 +122,9 @@ struct GroupBody {
   // Whole rows are short: it counts that all their blocks are under way at once.
   static constexpr bool one_tensor = sizeof(Fetched<Source, N>) <= 16;
   static constexpr int registers =
-      kAll && sizeof(C) == 4 && one_tensor ? 40 : registers_for<P, N, K>(N * K + operands, (one_tensor ? 28 : 36) + (kEnds ? 16 : 0));
+      kAll && sizeof(C) == 4 && one_tensor
+          ? 40
+          : registers_for<P, N, K>(N * K + operands, (one_tensor ? 28 : 36) + (kEnds ? 16 : 0));
   struct Params : Phase<kEnds> {
     P problem;
     int lanes_log2;
@@ -138,8 +145,8 @@ struct GroupBody {
     rows(params, FullLanes<C, kLanes, kLanes * N * K>());
   }
 
-  // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory. Groups without a row take part
-  // in the exchanges with the last row, which they do not write.
+  // Rows of one pass lie side by side, so that neighbouring groups touch neighbouring memory. Groups without a row take
+  // part in the exchanges with the last row, which they do not write.
   template <class L>
   static __device__ __forceinline__ void rows(const Params& params, const L& lanes) {
     const P& p = params.problem;
@@ -214,7 +221,9 @@ struct BlockBody {
   template <int kCount, class Team>
   static __device__ __forceinline__ void rows(const Params& params, Team& team) {
     const P& p = params.problem;
-    const auto reduce = [&](const auto& op, const auto& seen) { return team.template reduce<kCount * 32 * N>(op, seen, columns_of(p)); };
+    const auto reduce = [&](const auto& op, const auto& seen) {
+      return team.template reduce<kCount * 32 * N>(op, seen, columns_of(p));
+    };
     const bool leader = team.rank() == 0 && team.block() == 0;
     for (int64_t row = team.cluster(); row < p.rows; row += team.clusters()) {
       const Slice<N> slice(team, params.width, params.warp_width, 0, int(p.cols));
@@ -235,7 +244,8 @@ struct StreamBody {
   using C = typename P::C;
   using Source = typename P::Source;
   using Kept = Fetched<Source, N>;
-  static constexpr int registers = registers_for<P, N, K>(P::Op::folds_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::folds_twice ? 8 : 16 : 0));
+  static constexpr int registers = registers_for<P, N, K>(
+      P::Op::folds_twice ? N * K : 24, (K * N > 32 ? 32 : 24) + (kEnds ? P::Op::folds_twice ? 8 : 16 : 0));
   static constexpr int max_threads = threads_for(registers);
   struct Params : Phase<kEnds> {
     P problem;
@@ -249,7 +259,9 @@ struct StreamBody {
     __shared__ Scratch<P> scratch;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     BlockTeam team(scratch);
-    const auto reduce = [&](const auto& op, const auto& state) { return team.reduce(op, state, columns_of(params.problem)); };
+    const auto reduce = [&](const auto& op, const auto& state) {
+      return team.reduce(op, state, columns_of(params.problem));
+    };
     const bool leader = team.rank() == 0 && team.block() == 0;
 
     for (int64_t row = team.cluster(); row < params.problem.rows; row += team.clusters()) {
@@ -275,16 +287,19 @@ struct StreamBody {
         if constexpr (kEnds) return slice.first;
         Kept* here = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();
         int first = slice.first, i = 0;
-        for (; i < params.kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size()) {
+        for (; i < params.kept && first + (K - 1) * 32 * N < slice.end;
+             ++i, first += K * 32 * N, here += K * team.size()) {
           f(Run<K>{first, 32 * N}, here);
         }
         if constexpr (loaded_once<Source>) {  // the packs of a last, shorter step as well
-          for (; i < params.kept && first < slice.end; first += 32 * N, here += team.size()) f(Run<1>{first, 32 * N}, here);
+          for (; i < params.kept && first < slice.end; first += 32 * N, here += team.size())
+            f(Run<1>{first, 32 * N}, here);
         }
         return first;
       };
 
-      // The packs that do not wait in shared memory. In a warp's last run a lane may read a pack of another: not where reading has effects.
+      // The packs that do not wait in shared memory. In a warp's last run a lane may read a pack of another: not where
+      // reading has effects.
       const auto each_other = [&](int first, const auto& f) {
         if constexpr (kEnds && repeatable<Source>) each_run_of_warp<N, K>(first, team.lane(), slice.end, f);
         else each_run<K>(first, 32 * N, slice.end, f);
@@ -313,7 +328,8 @@ struct StreamBody {
 
       const auto visit = [&](const auto& f, [[maybe_unused]] auto cut) {
         const auto show = [&](const auto& from, const auto& fetched, const auto& at) {
-          show_run<N>(p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
+          show_run<N>(
+              p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
         };
         const int rest = each_kept([&](const auto& at, const Kept* here) {
           Kept fetched[at.count];
@@ -326,8 +342,10 @@ struct StreamBody {
           fetch_run<N>(fetched, again, row, at);
           show(again, fetched, at);
         };
-        if constexpr (decltype(cut)::value && repeatable<Source>) each_run<1>(rest, 32 * N, slice.end, read_again);
-        else each_other(rest, read_again);
+        if constexpr (decltype(cut)::value && repeatable<Source>)
+          each_run<1>(rest, 32 * N, slice.end, read_again);
+        else
+          each_other(rest, read_again);
         edge.show(p, row, [&](const auto& value) { return p.op.center(value, state); }, f);
       };
       finish_row<kEnds>(p, state, state, row, leader, visit, reduce);
@@ -405,14 +423,17 @@ struct FinishBody {
         const Piece piece(params, index);
         // Every warp brings all the partial states together, one lane after the other where there are more than 32.
         typename P::Op::State state;
-        for (int i = threadIdx.x & 31; i < params.chunks; i += 32) p.op.merge(state, params.partial[piece.row * params.chunks + i]);
+        for (int i = threadIdx.x & 31; i < params.chunks; i += 32)
+          p.op.merge(state, params.partial[piece.row * params.chunks + i]);
         state = p.op.gather(state, PartLanes<C>(&p.columns));
         const bool leader = threadIdx.x == 0 && piece.begin == 0;
         const auto visit = [&](const auto& f, auto) {
           piece.each<N, K>([&](const auto& at) {
             Fetched<SecondPass<typename P::Source>, N> fetched[at.count];
             fetch_run<N>(fetched, again, piece.row, at);
-            show_run<N>(p, piece.row, at, [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
+            show_run<N>(
+                p, piece.row, at,
+                [&](int k) { return p.op.center(resolve(again, fetched[k], piece.row, at.col(k)), state); }, f);
           });
         };
         const auto nothing_to_reduce = [](const auto&, const auto& s) { return s; };

@@ -22,9 +22,9 @@ constexpr int within(int low, int n, int high) { return n < low ? low : n > high
 
 constexpr int64_t kMaxGrid = 0x7fffffff;
 
-// The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for narrow types
-// and for functors that say themselves what they can do, and single elements. `ends`: whether the widest one will do for rows that
-// do not begin and end at multiples of it, as functors take packs at any column.
+// The pack widths that are compiled for a pair of functors: the widest that both can use, a 4-byte one in between for
+// narrow types and for functors that say themselves what they can do, and single elements. `ends`: whether the widest
+// one will do for rows that do not begin and end at multiples of it, as functors take packs at any column.
 template <class Source, class Sink>
 struct PackWidths {
   static constexpr int wide = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
@@ -55,34 +55,43 @@ class RowEngine {
   using EndsProblem = typename WithEnds<Problem, ends>::type;
   static constexpr int scale = int(sizeof(C)) / 4;
 
-  // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 8 values where
-  // packs are narrow. And what a lane of a group holds.
+  // Packs that a thread works on at a time: four of 16 bytes, but no more than 32 compute values of 4 bytes; 8 values
+  // where packs are narrow. And what a lane of a group holds.
   static constexpr int packs(int pack) {
     return pack == wide ? within(1, 32 / (pack * scale), 4) : within(1, 8 / (pack * scale), 8);
   }
-  static constexpr int group_packs(int pack) { return pack == wide ? within(1, packs(pack) / 2, 2) : within(1, 16 / (pack * scale), 16); }
+  static constexpr int group_packs(int pack) {
+    return pack == wide ? within(1, packs(pack) / 2, 2) : within(1, 16 / (pack * scale), 16);
+  }
   // The same where more can be under way: what the threads hold must still fit.
   static constexpr bool deep = packs(wide) * sizeof(Fetched<typename Problem::Source, wide>) <= 64 &&
                                (!Problem::Op::folds_twice || 2 * packs(wide) * wide * scale <= 32);
   static constexpr int kDeep = deep ? 2 * packs(wide) : packs(wide);
-  // With ends: packs of 8 elements at most, as there must be a thread of a warp for each element that is left; as many of them as above.
-  static constexpr int ends_pack = wide < 8 ? wide : 8, ends_packs = within(1, 32 / (ends_pack * scale), 4), ends_lanes = 4 * ends_pack;
+  // With ends: packs of 8 elements at most, as there must be a thread of a warp for each element that is left; as many
+  // of them as above.
+  static constexpr int ends_pack = wide < 8 ? wide : 8, ends_packs = within(1, 32 / (ends_pack * scale), 4),
+                       ends_lanes = 4 * ends_pack;
   static_assert(ends_lanes <= 32, "a warp takes what is left of a row");
   using EndsGroup = GroupBody<EndsProblem, ends_pack, ends_packs, false, ends>;
   using EndsStream = StreamBody<EndsProblem, ends_pack, ends_packs, ends>;
   static int packs_of(const RowPlan& plan) { return plan.ends ? ends_packs : packs(plan.pack); }
   // Whether a group of so many lanes holds such rows.
-  static bool ends_fit(int64_t cols, int lanes) { return lanes >= ends_lanes && RowEnds::most_packs(cols, ends_pack) <= int64_t(lanes) * ends_packs; }
+  static bool ends_fit(int64_t cols, int lanes) {
+    return lanes >= ends_lanes && RowEnds::most_packs(cols, ends_pack) <= int64_t(lanes) * ends_packs;
+  }
 
   // The largest block.
   static int max_block(int pack, Residency residency, bool with_ends = false) {
     if (with_ends) return EndsStream::max_threads;
     const auto largest = [&](auto n) {
       constexpr int N = decltype(n)::value;
-      return residency == Residency::registers ? BlockBody<Problem, N, packs(N)>::max_threads : StreamBody<Problem, N, packs(N)>::max_threads;
+      return residency == Residency::registers ? BlockBody<Problem, N, packs(N)>::max_threads
+                                               : StreamBody<Problem, N, packs(N)>::max_threads;
     };
     if (residency == Residency::split) return PartialBody<Problem, wide, packs(wide)>::max_threads;
-    return pack == wide ? largest(std::integral_constant<int, wide>()) : pack == 1 ? largest(std::integral_constant<int, 1>()) : largest(std::integral_constant<int, middle>());
+    return pack == wide ? largest(std::integral_constant<int, wide>())
+           : pack == 1  ? largest(std::integral_constant<int, 1>())
+                        : largest(std::integral_constant<int, middle>());
   }
 
   RowEngine(const Exec& ex, const Problem& problem) : ex_(ex), p_(problem) {}
@@ -147,7 +156,8 @@ class RowEngine {
   }
   static bool known(const Plane& plane) { return plane.rows > 0 && plane.element > 0; }
   static RowPhase phase_of(const Plane& plane) {
-    return {uint32_t(reinterpret_cast<uintptr_t>(plane.begin) / unsigned(plane.element)), uint32_t(plane.stride / plane.element)};
+    return {uint32_t(reinterpret_cast<uintptr_t>(plane.begin) / unsigned(plane.element)),
+            uint32_t(plane.stride / plane.element)};
   }
   // Of what rows are cut by: the source, if it can lead, or else the sink.
   RowPhase phase() const {
@@ -177,10 +187,12 @@ class RowEngine {
   bool keeps_all(RowPlan plan) const {
     if (!complete(plan)) return false;
     const Residency residency = plan.policy.residency;
-    return residency == Residency::group || residency == Residency::registers || (residency == Residency::shared && plan.kept == steps_of(plan));
+    return residency == Residency::group || residency == Residency::registers ||
+           (residency == Residency::shared && plan.kept == steps_of(plan));
   }
 
-  // Registers, or as many blocks' shared memory as the row needs; if there is none that is large enough, the plan stays.
+  // Registers, or as many blocks' shared memory as the row needs; if there is none that is large enough, the plan
+  // stays.
   void choose_keeping(RowPlan& plan) const {
     bool clusters = false;
     const bool known = has_clusters(clusters).ok();
@@ -217,7 +229,9 @@ class RowEngine {
     }
 
     // The table speaks of wide packs; of others a thread takes as many as make the same work.
-    const int64_t tile = plan.ends ? ends_pack * ends_packs : plan.pack == wide ? int64_t(wide) * packs(wide) : 16 / scale;
+    const int64_t tile = plan.ends           ? ends_pack * ends_packs
+                         : plan.pack == wide ? int64_t(wide) * packs(wide)
+                                             : 16 / scale;
     const int64_t units = ceil_div(plan.ends ? in_packs() : p_.cols, tile) * packs(wide);
     for (const tuning::RowTuning& row : tuning::kRows) {
       if (units <= row.max_packs && (clusters || row.cluster == 1)) return take(plan, row, units);
@@ -230,22 +244,28 @@ class RowEngine {
     policy.residency = row.residency;
     policy.cluster = row.cluster;
     if (plan.ends) {
-      policy.residency = in_packs() <= int64_t(tuning::kEndsHeld) * 32 * ends_pack && ends_fit(p_.cols, 32) ? Residency::group : Residency::streamed;
+      policy.residency = in_packs() <= int64_t(tuning::kEndsHeld) * 32 * ends_pack && ends_fit(p_.cols, 32)
+                             ? Residency::group
+                             : Residency::streamed;
       if (policy.residency == Residency::group) return {};
     }
     if (policy.residency == Residency::group) {
       if (has_groups(plan.pack) && p_.cols <= int64_t(32) * plan.pack * group_packs(plan.pack)) {
-        policy.threads = int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
+        policy.threads =
+            int(lesser<int64_t>(32, power_of_two_from(ceil_div(p_.cols, int64_t(plan.pack) * group_packs(plan.pack)))));
         return {};
       }
       policy.residency = Residency::registers;
     }
     const int most = max_block(plan.pack, policy.residency, plan.ends);
-    const int64_t each = Problem::Op::folds_twice ? row.packs : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce) : row.packs_once;
+    const int64_t each = Problem::Op::folds_twice                 ? row.packs
+                         : plan.ends && units > tuning::kEndsWarp ? greater(row.packs_once, tuning::kEndsOnce)
+                                                                  : row.packs_once;
     policy.threads = int(lesser<int64_t>(round_up(ceil_div(units, each * policy.cluster), 32), most));
-    // Two blocks share a multiprocessor then, of which one reads while the other's threads meet; but what the sink reads for every row
-    // would push both rows out of the first-level cache if it is more than one vector.
-    if (plan.ends && policy.threads > 512 && sizeof(Operands<EndsProblem, ends_pack>) <= 16) policy.threads = int(round_up(ceil_div(policy.threads, 2), 32));
+    // Two blocks share a multiprocessor then, of which one reads while the other's threads meet; but what the sink
+    // reads for every row would push both rows out of the first-level cache if it is more than one vector.
+    if (plan.ends && policy.threads > 512 && sizeof(Operands<EndsProblem, ends_pack>) <= 16)
+      policy.threads = int(round_up(ceil_div(policy.threads, 2), 32));
     if (policy.residency == Residency::registers && !choose_registers(plan)) policy.residency = Residency::streamed;
     return can_keep(plan);
   }
@@ -257,7 +277,8 @@ class RowEngine {
     return {};
   }
 
-  // One warp, or a block in which every thread holds the same number of packs, as many as it can but at least half of that.
+  // One warp, or a block in which every thread holds the same number of packs, as many as it can but at least half of
+  // that.
   bool choose_registers(RowPlan& plan) const {
     const int64_t warp_packs = int64_t(32) * plan.pack;
     if (plan.pack != wide) return false;
@@ -277,11 +298,12 @@ class RowEngine {
 
   Status choose_cluster(RowPlan& plan) const {
     RowPolicy& policy = plan.policy;
-    const int64_t wanted = lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), p_.cols * scale / tuning::kFewRowsElements);
+    const int64_t wanted =
+        lesser<int64_t>(ceil_div(2 * ex_.device().sm_count, p_.rows), p_.cols * scale / tuning::kFewRowsElements);
     const int most = fits_largest_cluster() ? kMaxCluster : kPortableCluster;
     while (policy.cluster < most && 2 * policy.cluster <= wanted) policy.cluster *= 2;
-    // In registers, if there is room for all the threads at once; otherwise half as many, in blocks as large as they get, go
-    // through the row in steps.
+    // In registers, if there is room for all the threads at once; otherwise half as many, in blocks as large as they
+    // get, go through the row in steps.
     const int64_t packs_each = ceil_div(width_of(policy.cluster), int64_t(plan.pack));
     const int64_t threads = round_up(ceil_div(packs_each, int64_t(packs_of(plan))), 32);
     const int64_t room = int64_t(tuning::kFewRowsThreads) * ex_.device().sm_count / (p_.rows * policy.cluster);
@@ -326,7 +348,9 @@ class RowEngine {
     }
     if (residency == Residency::group) return complete_group(plan);
 
-    plan.width = int(policy.cluster > 1 ? width_of(policy.cluster) : plan.ends ? in_packs() : round_up(p_.cols, plan.pack));
+    plan.width = int(policy.cluster > 1 ? width_of(policy.cluster)
+                     : plan.ends        ? in_packs()
+                                        : round_up(p_.cols, plan.pack));
     const bool held = residency == Residency::registers;
     const int64_t tiles = ceil_div(plan.width, int64_t(plan.pack) * packs_of(plan));  // for one thread at a time
     const int most = max_block(plan.pack, residency, plan.ends);
@@ -335,7 +359,8 @@ class RowEngine {
       policy.threads = int(lesser<int64_t>(most, greater<int64_t>(32, round_up(wanted, 32))));
     }
     if (policy.threads < 32 || policy.threads > most || policy.threads % 32 != 0) {
-      return invalid("policy: threads of a block is not a multiple of 32 up to 1024 (768 or 512 for functors that need many registers, 512 split)");
+      return invalid(
+          "policy: threads of a block is not a multiple of 32 up to 1024 (768 or 512 for functors that need many registers, 512 split)");
     }
     if (residency == Residency::split) return complete_split(plan);
     const int64_t warps = policy.threads / 32;
@@ -361,7 +386,8 @@ class RowEngine {
       if (policy.threads > 32 || !is_power_of_two(policy.threads)) {
         return invalid("policy: threads of a group is not a power of two up to 32");
       }
-      if (!ends_fit(p_.cols, policy.threads)) return unsupported("policy: the row does not fit the registers of the group");
+      if (!ends_fit(p_.cols, policy.threads))
+        return unsupported("policy: the row does not fit the registers of the group");
       return {};
     }
     if (!has_groups(plan.pack)) return unsupported("policy: groups are compiled for the widest and for single packs");
@@ -383,12 +409,16 @@ class RowEngine {
   // The columns of a row's packs, at most; of one at least.
   int64_t in_packs() const { return greater<int64_t>(1, RowEnds::most_packs(p_.cols, ends_pack)) * ends_pack; }
 
-  int steps_of(const RowPlan& plan) const { return int(ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs_of(plan))); }
+  int steps_of(const RowPlan& plan) const {
+    return int(ceil_div(plan.warp_width, int64_t(32) * plan.pack * packs_of(plan)));
+  }
   // How many of its steps a thread can leave in shared memory when as many blocks are to run beside each other as the
   // registers allow; or, what should not be read twice, all that there is room for.
   int kept_of(const RowPlan& plan) const {
     const int64_t steps = steps_of(plan);
-    const int64_t beside = greater<int64_t>(1, max_block(plan.pack, Residency::shared, plan.ends) == 1024 ? 1024 / plan.policy.threads : 512 / plan.policy.threads);
+    const int64_t beside =
+        greater<int64_t>(1, max_block(plan.pack, Residency::shared, plan.ends) == 1024 ? 1024 / plan.policy.threads
+                                                                                       : 512 / plan.policy.threads);
     const int64_t blocks = loaded_once<typename Problem::Source> ? 1 : beside;
     constexpr int64_t reserved = 1024 + int64_t(sizeof(Scratch<Problem>));
     const int64_t block = ex_.device().shared_per_block + 1024 - reserved;
@@ -401,20 +431,27 @@ class RowEngine {
   }
   static size_t fetched_bytes(int pack) {
     using Source = typename Problem::Source;
-    return pack == wide ? sizeof(Fetched<Source, wide>) : pack == 1 ? sizeof(Fetched<Source, 1>) : sizeof(Fetched<Source, middle>);
+    return pack == wide ? sizeof(Fetched<Source, wide>)
+           : pack == 1  ? sizeof(Fetched<Source, 1>)
+                        : sizeof(Fetched<Source, middle>);
   }
 
   Status complete_split(RowPlan& plan) const {
     if (Problem::row_sink) return unsupported("policy: a split row cannot be quantized with a scale per row");
     bool clusters = false;
     KERNELS_TRY(has_clusters(clusters));
-    if (clusters) return unsupported("policy: rows are split in code without clusters alone, which share a row where there are some");
+    if (clusters)
+      return unsupported(
+          "policy: rows are split in code without clusters alone, which share a row where there are some");
     if (plan.pack != wide && plan.pack != 1) plan.pack = 1;
     const int64_t blocks_wanted = ceil_div(4 * ex_.device().sm_count, p_.rows);
-    const int64_t chunks = lesser<int64_t>(tuning::kMaxChunks, greater<int64_t>(1, lesser<int64_t>(blocks_wanted, p_.cols * scale / tuning::kFewRowsElements)));
+    const int64_t chunks = lesser<int64_t>(
+        tuning::kMaxChunks,
+        greater<int64_t>(1, lesser<int64_t>(blocks_wanted, p_.cols * scale / tuning::kFewRowsElements)));
     plan.width = int(round_up(ceil_div(p_.cols, chunks), kWidestPack));
     plan.chunks = int(ceil_div(p_.cols, plan.width));
-    if (ex_.workspace().ptr == nullptr || ex_.workspace().bytes < size_t(p_.rows) * plan.chunks * sizeof(typename Problem::Op::State)) {
+    if (ex_.workspace().ptr == nullptr ||
+        ex_.workspace().bytes < size_t(p_.rows) * plan.chunks * sizeof(typename Problem::Op::State)) {
       return invalid("policy: a split row needs a workspace of row_workspace_bytes()");
     }
     return {};
@@ -429,9 +466,12 @@ class RowEngine {
 
   // A body as a kernel.
   template <class Body>
-  using Started = std::conditional_t<changes_itself<typename Problem::Source> || changes_itself<typename Problem::Sink>, OnOwnCopy<Body>, Body>;
+  using Started = std::conditional_t<changes_itself<typename Problem::Source> || changes_itself<typename Problem::Sink>,
+                                     OnOwnCopy<Body>, Body>;
   template <class Body>
-  Status start(const Launch& how, const typename Body::Params& params) const { return launch<Started<Body>>(ex_, how, params); }
+  Status start(const Launch& how, const typename Body::Params& params) const {
+    return launch<Started<Body>>(ex_, how, params);
+  }
 
   template <int N>
   Status run_with(const RowPlan& plan) const {
@@ -452,7 +492,8 @@ class RowEngine {
           // Where one block fills a multiprocessor, or there are few, each thread must have more under way.
           using Deep = StreamBody<Problem, N, kDeep>;
           const bool few = p_.rows * policy.cluster <= 2 * ex_.device().sm_count;
-          if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads && plan.warp_width >= 32 * N * kDeep) {
+          if ((few || policy.threads > 512) && plan.kept == 0 && policy.threads <= Deep::max_threads &&
+              plan.warp_width >= 32 * N * kDeep) {
             return start<Deep>(how, {p_, plan, {}});
           }
         }
@@ -463,7 +504,8 @@ class RowEngine {
       case Residency::split:
         if constexpr (groups && !Problem::row_sink) {
           how.grid.x = unsigned(blocks(plan, p_.rows * plan.chunks));
-          const SplitParams<Problem> params{p_, static_cast<typename Problem::Op::State*>(ex_.workspace().ptr), plan.chunks, plan.width};
+          const SplitParams<Problem> params{p_, static_cast<typename Problem::Op::State*>(ex_.workspace().ptr),
+                                            plan.chunks, plan.width};
           KERNELS_TRY((start<PartialBody<Problem, N, K>>(how, params)));
           return start<FinishBody<Problem, N, K>>(how, params);
         }
@@ -547,6 +589,8 @@ Status row_plan(const Exec& ex, const Options& options, const Source& source, co
 }
 
 // Workspace with which few, long rows can be split over the whole GPU where there are no clusters (before sm_90).
-inline size_t row_workspace_bytes(int64_t rows) { return size_t(rows > 0 ? rows : 0) * tuning::kMaxChunks * 4 * sizeof(double); }
+inline size_t row_workspace_bytes(int64_t rows) {
+  return size_t(rows > 0 ? rows : 0) * tuning::kMaxChunks * 4 * sizeof(double);
+}
 
 KERNELS_END

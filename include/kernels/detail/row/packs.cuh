@@ -1,5 +1,5 @@
-// What the bodies of row operations share: the problem, a thread's packs of a row, the way from the state of a row to the sink, and what is
-// left of a row on both sides of its packs.
+// What the bodies of row operations share: the problem, a thread's packs of a row, the way from the state of a row to
+// the sink, and what is left of a row on both sides of its packs.
 #pragma once
 
 #include "../../core/row_ends.h"
@@ -62,8 +62,8 @@ constexpr bool repeatable = !has_effects<Source> && !loaded_once<Source>;
 
 // ---- the packs of one thread ---------------------------------------------------------------------------------------
 
-// kCount packs that lie in the row: at column `first` and `stride` columns apart. How many there are is known at compile
-// time, so that there is no branch around a pack. Columns fit 31 bits; only their products with rows do not.
+// kCount packs that lie in the row: at column `first` and `stride` columns apart. How many there are is known at
+// compile time, so that there is no branch around a pack. Columns fit 31 bits; only their products with rows do not.
 template <int kCount>
 struct Run {
   static constexpr int count = kCount;
@@ -74,8 +74,9 @@ struct Run {
   __device__ __forceinline__ constexpr bool has(int) const { return true; }
 };
 
-// kCount packs of which those before `end` lie in the row, the first one in any case. In place of the others there is the `last` one
-// before it, which does no harm to what only reads: so there is no branch around a pack here either, but around what comes of it.
+// kCount packs of which those before `end` lie in the row, the first one in any case. In place of the others there is
+// the `last` one before it, which does no harm to what only reads: so there is no branch around a pack here either, but
+// around what comes of it.
 template <int kCount>
 struct PartRun {
   static constexpr int count = kCount;
@@ -93,8 +94,8 @@ __device__ __forceinline__ void each_run(int first, int stride, int end, F f) {
   if constexpr (K > 1) each_run<K / 2>(first, stride, end, f);
 }
 
-// The same for a lane of a warp whose lanes have their packs side by side: whole runs while all lanes have them, and one run of what is
-// left. Lanes never go different ways around a run then.
+// The same for a lane of a warp whose lanes have their packs side by side: whole runs while all lanes have them, and
+// one run of what is left. Lanes never go different ways around a run then.
 template <int N, int K, class F>
 __device__ __forceinline__ void each_run_of_warp(int first, int lane, int end, F f) {
   constexpr int stride = 32 * N;
@@ -109,7 +110,8 @@ struct Always {
 
 // Every fetch of a run is issued before the first value is used.
 template <int N, class Source, class At>
-__device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Source& source, int64_t row, const At& at) {
+__device__ __forceinline__ void fetch_run(Fetched<Source, N>* fetched, const Source& source, int64_t row,
+                                          const At& at) {
   KERNELS_UNROLL
   for (int k = 0; k < At::count; ++k) fetched[k] = fetch<N>(source, row, at.col(k));
 }
@@ -135,7 +137,8 @@ __device__ __forceinline__ Pack<C, N> choose(bool yes, const Pack<C, N>& a, cons
   return out;
 }
 
-// Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what is there is finite.
+// Packs' values, as a row op takes them in. has(k): whether there is a pack k; if not even pack 0, what is there is
+// finite.
 template <class C, int N, int kPacks, class Has>
 struct Taken {
   const Pack<C, N>* values;
@@ -150,8 +153,8 @@ struct Taken {
     }
     return folded;
   }
-  // The mean of a quarter of the values, to take deviations from: exact when they are equal, and safe from overflow. The
-  // first one takes the place of what is missing.
+  // The mean of a quarter of the values, to take deviations from: exact when they are equal, and safe from overflow.
+  // The first one takes the place of what is missing.
   __device__ __forceinline__ C typical() const {
     constexpr int most = N * kPacks, few = most >= 32 ? 16 : most >= 16 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
     Pack<C, few> some;
@@ -171,14 +174,16 @@ struct Taken {
   }
 };
 template <int kPacks, class Op, class C, int N, class Has>
-__device__ __forceinline__ void take_packs(const Op& op, typename Op::State& running, const Pack<C, N>* values, const Has& has) {
+__device__ __forceinline__ void take_packs(const Op& op, typename Op::State& running, const Pack<C, N>* values,
+                                           const Has& has) {
   op.take(running, Taken<C, N, kPacks, Has>{values, has});
 }
 
 // Takes a fetched run into a row's running state, and leaves it as values.
 template <int N, class Op, class Source, class C, class At>
-__device__ __forceinline__ void take_run(const Op& op, const Source& source, typename Op::State& running, const Fetched<Source, N>* fetched,
-                                         Pack<C, N>* values, int64_t row, const At& at) {
+__device__ __forceinline__ void take_run(const Op& op, const Source& source, typename Op::State& running,
+                                         const Fetched<Source, N>* fetched, Pack<C, N>* values, int64_t row,
+                                         const At& at) {
   KERNELS_UNROLL
   for (int k = 0; k < At::count; ++k) values[k] = resolve(source, fetched[k], row, at.col(k));
   if constexpr (At::whole) take_packs<At::count>(op, running, values, Always{});
@@ -190,8 +195,8 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
 template <class P, int N>
 using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>(), kAny, kAny));
 
-// f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a pack is prefetched while the
-// pack before it is worked on: a store in between would keep the compiler from doing so.
+// f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a
+// pack is prefetched while the pack before it is worked on: a store in between would keep the compiler from doing so.
 template <int N, class P, class At, class Value, class F>
 __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, const Value& value, const F& f) {
   const auto& map = sink_map(p.sink);
@@ -203,14 +208,16 @@ __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, 
     if constexpr (!ahead) operands[k % 2] = fetch_operands<N>(map, row, at.col(k));
     else if (k + 1 < At::count) operands[(k + 1) % 2] = fetch_operands<N>(map, row, at.col(k + 1));
     if constexpr (At::whole) f(value(k), operands[k % 2], at.col(k), std::true_type());
-    else if constexpr (!P::row_sink && !has_effects<typename P::Map>) f(value(k), operands[k % 2], at.col(k), at.has(k));
+    else if constexpr (!P::row_sink && !has_effects<typename P::Map>)
+      f(value(k), operands[k % 2], at.col(k), at.has(k));
     else if (at.has(k)) f(value(k), operands[k % 2], at.col(k), std::true_type());
   }
 }
 
-// visit(f) calls f(pack, what the sink's maps read for it, column, whether it is there) for every pack of the thread, centered on `local`, and
-// again whenever it is asked to; visit(f, true_type) one pack after the other, as they are cut when they are written: then there are
-// branches around every pack, and more at a time gain nothing. kCuts: whether a body has both.
+// visit(f) calls f(pack, what the sink's maps read for it, column, whether it is there) for every pack of the thread,
+// centered on `local`, and again whenever it is asked to; visit(f, true_type) one pack after the other, as they are cut
+// when they are written: then there are branches around every pack, and more at a time gain nothing. kCuts: whether a
+// body has both.
 template <bool kCuts = false, class P, class Local, class State, class Visit, class Reduce>
 __device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
                                            const Visit& visit, const Reduce& reduce) {
@@ -254,8 +261,8 @@ constexpr int registers_for(int values, int others) {
 }
 constexpr int threads_for(int registers) { return registers <= 64 ? 1024 : registers <= 80 ? 768 : 512; }
 
-// A body whose functors may change themselves: each thread works on its own copy of them, made bit by bit as a kernel's arguments
-// are, whatever their copy constructors are for.
+// A body whose functors may change themselves: each thread works on its own copy of them, made bit by bit as a kernel's
+// arguments are, whatever their copy constructors are for.
 template <class Body>
 struct OnOwnCopy : Body {
   using Params = typename Body::Params;
@@ -266,21 +273,23 @@ struct OnOwnCopy : Body {
   }
 };
 
-// How many columns a row has, for a team's exchange. That may be pointed to, and what is pointed to is not in registers: so a thread
-// with its own copy of the problem passes on a copy of this.
+// How many columns a row has, for a team's exchange. That may be pointed to, and what is pointed to is not in
+// registers: so a thread with its own copy of the problem passes on a copy of this.
 template <class P>
 __device__ __forceinline__ decltype(auto) columns_of(const P& p) {
-  if constexpr (changes_itself<typename P::Source> || changes_itself<typename P::Sink>) return Count<typename P::C>(p.columns);
+  if constexpr (changes_itself<typename P::Source> || changes_itself<typename P::Sink>)
+    return Count<typename P::C>(p.columns);
   else return (p.columns);
 }
 
-// ---- what is left of a row on both sides of its packs ----------------------------------------------------------------
+// ---- what is left of a row on both sides of its packs ---------------------------------------------------------------
 
 // At most one element for a thread; it waits in a register for the second half.
 template <class P, bool kEnds>
 class Edge {
  public:
-  __device__ __forceinline__ Edge(const RowEnds& row, int rank) : col_(row.column(rank)), there_(unsigned(rank) < unsigned(row.left())) {}
+  __device__ __forceinline__ Edge(const RowEnds& row, int rank)
+      : col_(row.column(rank)), there_(unsigned(rank) < unsigned(row.left())) {}
 
   __device__ __forceinline__ void fetch(const P& p, int64_t row) {
     if (there_) fetched_ = detail::fetch<1>(p.source, row, col_);

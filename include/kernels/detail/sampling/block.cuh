@@ -36,7 +36,8 @@ __device__ __forceinline__ void extremes_of_block(SampleRoom& room, uint32_t key
   low = __reduce_min_sync(0xffffffffu, room.warp_keys[1][lane & (kSampleWarps - 1)]);
 }
 
-// A key from low to high that at least `want` keys reach, as they do reach low, and few more; count(key) says how many do.
+// A key from low to high that at least `want` keys reach, as they do reach low, and few more; count(key) says how many
+// do.
 template <class Count>
 __device__ __forceinline__ uint32_t floor_for(int want, uint32_t low, uint32_t high, const Count& count) {
   KERNELS_ROLLED
@@ -137,7 +138,8 @@ class SampleBlock {
     if (lane == 31) room.warp_sums[warp] = sum;
     __syncthreads();
     const uint64_t others = scan_lanes(lane < kSampleWarps ? room.warp_sums[lane] : 0);
-    const uint64_t all = __shfl_sync(0xffffffffu, others, kSampleWarps - 1), earlier = __shfl_sync(0xffffffffu, others, warp > 0 ? warp - 1 : 0);
+    const uint64_t all = __shfl_sync(0xffffffffu, others, kSampleWarps - 1),
+                   earlier = __shfl_sync(0xffffffffu, others, warp > 0 ? warp - 1 : 0);
     __syncthreads();  // the sums may be written again
     return {(warp > 0 ? earlier : 0) + sum - mine, all};
   }
@@ -210,11 +212,20 @@ template <class Source, int N>
 class SamplePacks {
  protected:
   // Packs that a thread has on their way, and the tokens of a warp's packs.
-  static constexpr int kLooks = N > 4 ? 4 : 8, kLogSegment = N == 8 ? 8 : N == 4 ? 7 : N == 2 ? 6 : 5, kSegment = 1 << kLogSegment;
+  static constexpr int kLooks = N > 4 ? 4 : 8,
+                       kLogSegment = N == 8   ? 8
+                                     : N == 4 ? 7
+                                     : N == 2 ? 6
+                                              : 5,
+                       kSegment = 1 << kLogSegment;
   static_assert(kSegment == 32 * N, "packs are of 1, 2, 4 or 8");
 
   __device__ __forceinline__ SamplePacks(const Source& source, int64_t row, int vocabulary, int rank, int blocks)
-      : source_(one_row(source, row)), row_(has_at_row<Source>::value ? 0 : row), vocabulary_(vocabulary), rank_(rank), blocks_(blocks) {}
+      : source_(one_row(source, row)),
+        row_(has_at_row<Source>::value ? 0 : row),
+        vocabulary_(vocabulary),
+        rank_(rank),
+        blocks_(blocks) {}
 
   // Those up to column `end`.
   __device__ __forceinline__ void take(int first, int log_step, int end) {
@@ -223,10 +234,12 @@ class SamplePacks {
   }
   __device__ __forceinline__ auto fetch_at(int col) const { return fetch<N>(source_, row_, col); }
   template <class Fetched>
-  __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const { return convert<float>(resolve(source_, fetched, row_, col)); }
+  __device__ __forceinline__ Pack<float, N> values_of(const Fetched& fetched, int col) const {
+    return convert<float>(resolve(source_, fetched, row_, col));
+  }
 
-  // f(values, column, number) for those from number `from` on, kMany of them loaded at a time, and then(time) behind each time;
-  // meanwhile() while the first ones are on their way.
+  // f(values, column, number) for those from number `from` on, kMany of them loaded at a time, and then(time) behind
+  // each time; meanwhile() while the first ones are on their way.
   template <int kMany, class F, class Then, class Meanwhile>
   __device__ __forceinline__ void each_pack(int from, const F& f, const Then& then, const Meanwhile& meanwhile) const {
     constexpr bool ahead = kMany < 8;  // else there are no registers for the next ones while these are there

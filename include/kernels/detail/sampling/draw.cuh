@@ -9,8 +9,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A row of which all tokens count, in a call that leaves logits as they are, and without typical(). What of it there is room for is kept
-// in shared memory, so that it is read from there from the second time on.
+// A row of which all tokens count, in a call that leaves logits as they are, and without typical(). What of it there is
+// room for is kept in shared memory, so that it is read from there from the second time on.
 template <class P, int N>
 class DrawOfRow : public SampleRanges<typename P::Source, N> {
   using Ranges = SampleRanges<typename P::Source, N>;
@@ -18,7 +18,8 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
  public:
   __device__ __forceinline__ DrawOfRow(const P& p, int64_t row, int rank, int blocks)
       : Ranges(p.source, row, int(p.vocabulary), rank, blocks),
-        kept_(lesser(of_warp_, (int(arch::dynamic_shared_bytes()) - kSampleRoom) / int(kSampleThreads * N * sizeof(float)))) {}
+        kept_(lesser(of_warp_,
+                     (int(arch::dynamic_shared_bytes()) - kSampleRoom) / int(kSampleThreads * N * sizeof(float)))) {}
 
   __device__ __forceinline__ void draw(const P& p, int64_t row) {
     float most = -infinity<float>();
@@ -34,15 +35,21 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
     if (blocks_ > 1) {
       if (threadIdx.x == 0) room_.top = top;
       this->sync();
-      top = __reduce_max_sync(0xffffffffu, arch::in_block(&room_, unsigned(lesser(int(threadIdx.x) & 31, blocks_ - 1)))->top);
+      top = __reduce_max_sync(0xffffffffu,
+                              arch::in_block(&room_, unsigned(lesser(int(threadIdx.x) & 31, blocks_ - 1)))->top);
     }
     const SampleRules rules(p.options, row);
-    const Sampled status = !rules.right(p.vocabulary) ? Sampled::parameter : top == kNanKey ? Sampled::nan : top <= kLowestKey ? Sampled::none : Sampled::ok;
+    const Sampled status = !rules.right(p.vocabulary) ? Sampled::parameter
+                           : top == kNanKey           ? Sampled::nan
+                           : top <= kLowestKey        ? Sampled::none
+                                                      : Sampled::ok;
     if (status == Sampled::ok) {
       Visit<NoDraft> visit(Levels(top, rules.temperature), NoDraft{});
       draw_by_id(*this, visit, rules, rules.top_p, RowDraw(p.options, row, 0));
     }
-    if (this->is_first()) write_sampled(p.options, p.tokens, row, status, status == Sampled::ok ? int64_t(id_of(room_.shared.edge)) : kNoToken);
+    if (this->is_first())
+      write_sampled(p.options, p.tokens, row, status,
+                    status == Sampled::ok ? int64_t(id_of(room_.shared.edge)) : kNoToken);
   }
 
   template <class V>
@@ -61,13 +68,16 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
   template <class V>
   __device__ __forceinline__ void find(const V& what, uint64_t target) const {
     const auto pack = [this](int number, int thread, int col) {
-      return number < kept_ ? kept(number, thread) : col < vocabulary_ ? values_of(fetch_at(col), col) : this->nothing();
+      return number < kept_      ? kept(number, thread)
+             : col < vocabulary_ ? values_of(fetch_at(col), col)
+                                 : this->nothing();
     };
     this->find_by(target, pack, mass_of(what));
   }
 
  private:
-  using Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at, Ranges::values_of, Ranges::room_, Ranges::of_warp_;
+  using Ranges::vocabulary_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at,
+      Ranges::values_of, Ranges::room_, Ranges::of_warp_;
 
   // What Visit::mass_left() says of such rows, in few instructions.
   template <class V>
@@ -83,7 +93,8 @@ class DrawOfRow : public SampleRanges<typename P::Source, N> {
     };
   }
 
-  // In parts of 16 bytes, those of a warp side by side. What is kept of a row that ends early is -infinity behind its end.
+  // In parts of 16 bytes, those of a warp side by side. What is kept of a row that ends early is -infinity behind its
+  // end.
   static constexpr int kWidth = N < 4 ? N : 4, kParts = N / kWidth;
   struct alignas(kWidth * sizeof(float)) Part {
     float v[kWidth];

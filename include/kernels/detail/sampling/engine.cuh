@@ -1,5 +1,5 @@
-// What sample(), verify() and log_probs() do on the host, and their kernels: a row of logits for one block, or the blocks of a
-// cluster.
+// What sample(), verify() and log_probs() do on the host, and their kernels: a row of logits for one block, or the
+// blocks of a cluster.
 //
 //   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp
 //
@@ -16,7 +16,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of how many of a row's largest tokens one is drawn: 0 where others count as well, -1 where parameters that lie on the device say it.
+// Of how many of a row's largest tokens one is drawn: 0 where others count as well, -1 where parameters that lie on the
+// device say it.
 inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
   if (o.adjusted()) return 0;
   if (o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return -1;
@@ -26,7 +27,8 @@ inline int drawn_from(const SampleOptions& o, int64_t vocabulary) {
 // Whether they are rows for DrawOfRow, likewise.
 inline bool decided_by_all(const SampleOptions& o, int64_t vocabulary) {
   if (o.adjusted() || o.temperature.on_device() || o.top_k.on_device() || o.typical.on_device()) return false;
-  return o.temperature.value() != 0.f && (o.top_k.value() == 0 || o.top_k.value() == vocabulary) && o.typical.value() >= 1.f;
+  return o.temperature.value() != 0.f && (o.top_k.value() == 0 || o.top_k.value() == vocabulary) &&
+         o.typical.value() >= 1.f;
 }
 
 template <class P, int N>
@@ -54,7 +56,9 @@ struct SampleBody {
       }
       if (few > 0 && p.rows <= clusters) {
         SampleRoom& room = room_of_block();
-        const LargestOfRow<P, N> largest(p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom), rank, blocks);
+        const LargestOfRow<P, N> largest(
+            p, row, room, *reinterpret_cast<LargestRoom*>(reinterpret_cast<unsigned char*>(&room) + kSampleRoom), rank,
+            blocks);
         if (few == 1) return largest.greedy();
         if (largest.draw(few)) return;
         rank = 0, blocks = 1;  // the first block, now alone, does the whole row
@@ -70,7 +74,8 @@ struct SampleBody {
  private:
   static __device__ __forceinline__ bool draws_from_all(const P& p, int64_t row) {
     const int32_t top_k = p.options.top_k.at(row);
-    return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f && p.options.typical.at(row) >= 1.f;
+    return !p.options.adjusted() && (top_k == 0 || top_k == p.vocabulary) && p.options.temperature.at(row) != 0.f &&
+           p.options.typical.at(row) >= 1.f;
   }
   static __device__ __forceinline__ void drawn(const P& p, int64_t row, int rank, int blocks) {
     if constexpr (P::kOnlyDraws) {
@@ -95,9 +100,12 @@ Status start_sample(const Exec& ex, const P& problem) {
   how.threads = kSampleThreads;
   int image = 0;
   KERNELS_TRY(image_architecture<Body>(ex, image));
-  const bool newer = ex.device().capability >= 90 && image >= 90, of_all = P::kOnlyDraws && decided_by_all(problem.options, problem.vocabulary);
+  const bool newer = ex.device().capability >= 90 && image >= 90,
+             of_all = P::kOnlyDraws && decided_by_all(problem.options, problem.vocabulary);
   const size_t kept = of_all ? tuning::kSampleKeptBytes / (newer ? 1 : 2) : 0;
-  how.shared = kSampleRoom + (problem.options.previous.p != nullptr ? Body::kCounts : P::kOnlyDraws ? greater(sizeof(LargestRoom), kept) : 0);
+  how.shared = kSampleRoom + (problem.options.previous.p != nullptr ? Body::kCounts
+                              : P::kOnlyDraws                       ? greater(sizeof(LargestRoom), kept)
+                                                                    : 0);
   if (newer) {
     // As many blocks for a row as leave room for all rows at the same time. 16 are an option of the hardware.
     const int64_t room = tuning::kSampleBlocksPerMultiprocessor * ex.device().sm_count;
@@ -123,7 +131,8 @@ Status run_samples(const Exec& ex, const Load& logits, int64_t vocabulary, const
   using Problem = std::decay_t<decltype(problem)>;
   using Source = typename Problem::Source;
   constexpr int wide = widest_of<Source>() < 8 ? widest_of<Source>() : 8;
-  if (max_pack_of(problem.source, vocabulary) >= wide && vocabulary % wide == 0) return start_sample<Problem, wide>(ex, problem);
+  if (max_pack_of(problem.source, vocabulary) >= wide && vocabulary % wide == 0)
+    return start_sample<Problem, wide>(ex, problem);
   return start_sample<Problem, 1>(ex, problem);
 }
 
@@ -143,7 +152,8 @@ Status finish_sequences(const Exec& ex, const P& problem) {
   using Body = VerifiedBody<P>;
   Launch how;
   how.threads = Body::max_threads;
-  how.grid.x = unsigned(lesser<int64_t>((problem.rows / (problem.drafts + 1) + Body::max_threads - 1) / Body::max_threads, int64_t(1) << 30));
+  how.grid.x = unsigned(lesser<int64_t>(
+      (problem.rows / (problem.drafts + 1) + Body::max_threads - 1) / Body::max_threads, int64_t(1) << 30));
   return launch<Body>(ex, how, problem);
 }
 

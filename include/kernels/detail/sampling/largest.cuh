@@ -23,13 +23,15 @@ struct LargestRoom {
   bool right;
 };
 
-// A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are. A block's only row.
+// A row of which the k largest tokens decide, k at most kMostListed, in a call that leaves logits as they are. A
+// block's only row.
 template <class P, int N>
 class LargestOfRow : SamplePacks<typename P::Source, N> {
   using Packs = SamplePacks<typename P::Source, N>;
 
  public:
-  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank, int blocks)
+  __device__ __forceinline__ LargestOfRow(const P& p, int64_t row, SampleRoom& room, LargestRoom& largest, int rank,
+                                          int blocks)
       : Packs(p.source, row, int(p.vocabulary), rank, blocks), p_(p), number_(row), room_(room), largest_(largest) {
     static_assert(kSampleWarps == 16, "their logarithm is 4");
     this->take(first_of(int(threadIdx.x)), Packs::kLogSegment + 4 + log_blocks(), vocabulary_);
@@ -74,7 +76,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
     conclude(first_of_entry(entry), entry);
   }
 
-  // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one block.
+  // A draw from the k largest. False, in the first block: they were not found, as too many are equal, or lie in one
+  // block.
   __device__ __forceinline__ bool draw(int k) const {
     int log_part = log_looks;  // of how many packs a part is
     while (LargestRoom::kParts * step_ << log_part < vocabulary_) ++log_part;
@@ -96,7 +99,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   static constexpr uint32_t kTooMany = 0x7fffffffu;
   using Packs::kLooks;
   static constexpr int log_looks = kLooks == 8 ? 3 : 2;
-  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at, Packs::values_of;
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::fetch_at,
+      Packs::values_of;
 
   // What a block lists: all its tokens from a key on, and how many these are.
   struct Listed {
@@ -123,7 +127,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
         [this] { prepare([this] { largest_.random = RowDraw(p_.options, number_, 0).token; }); });
     return key_of(most);
   }
-  // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in this one.
+  // A key that enough tokens of this block reach for the k largest to be among them, unless very many of these are in
+  // this one.
   __device__ __forceinline__ uint32_t floor_of_block(int k, uint32_t greatest) const {
     const int share = (k + blocks_ - 1) >> log_blocks(), want = blocks_ == 1 ? k : lesser(k, share + share / 2 + 12);
     uint32_t high, low;
@@ -153,7 +158,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
       KERNELS_UNROLL
       for (int i = 0; i < kUnroll; ++i) {
         const int number = first + i * kSampleThreads;
-        const int item = int(largest_.item[(number < packs ? number : first) >> log_part]), begin = first_of(item % kSampleThreads);
+        const int item = int(largest_.item[(number < packs ? number : first) >> log_part]),
+                  begin = first_of(item % kSampleThreads);
         const int col = begin + ((item / kSampleThreads << log_part) + (number & ((1 << log_part) - 1))) * step_;
         cols[i] = number < packs ? col : vocabulary_;
         fetched[i] = fetch_at(cols[i] < vocabulary_ ? col : begin);
@@ -171,7 +177,9 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   }
   __device__ __forceinline__ Listed listed_here(int parts, uint32_t from) const {
     const int count = int(room_.shared.listed);
-    return {uint64_t(from) << 32 | (parts <= LargestRoom::kItems && count <= kFew >> log_blocks() ? uint32_t(count) : kTooMany), count};
+    return {uint64_t(from) << 32 |
+                (parts <= LargestRoom::kItems && count <= kFew >> log_blocks() ? uint32_t(count) : kTooMany),
+            count};
   }
   // The first block what this one has listed.
   __device__ __forceinline__ void tell(const Listed& own) const {
@@ -189,7 +197,8 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
       arch::mbarrier_wait(&largest_.arrived, 0);
       all_said = largest_.said[lesser(lane, blocks_ - 1)];
     }
-    const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(all_said >> 32)), most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(all_said));
+    const uint32_t known = __reduce_max_sync(0xffffffffu, uint32_t(all_said >> 32)),
+                   most_of_one = __reduce_max_sync(0xffffffffu, uint32_t(all_said));
     if (most_of_one == kTooMany) return false;
     // Every thread takes one or two of them.
     const bool two = most_of_one * uint32_t(blocks_) > uint32_t(kSampleThreads);
@@ -248,8 +257,11 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
 
   // A cluster has 1, 2, 4, 8 or 16 blocks.
   __device__ __forceinline__ int log_blocks() const { return 31 - __clz(blocks_); }
-  // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are frequent.
-  __device__ __forceinline__ int first_of(int thread) const { return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N; }
+  // Warps take segments of 32 packs in turn, blocks in turn as well, so that each has some of the tokens that are
+  // frequent.
+  __device__ __forceinline__ int first_of(int thread) const {
+    return (thread / 32 * blocks_ + rank_) * kSegment + (thread & 31) * N;
+  }
 
   // The first in order of a warp's entries.
   static __device__ __forceinline__ uint64_t first_of_warp(uint64_t entry) {
@@ -269,7 +281,10 @@ class LargestOfRow : SamplePacks<typename P::Source, N> {
   }
   __device__ __forceinline__ void conclude(uint32_t top, uint64_t entry) const {
     if (threadIdx.x > 0) return;
-    const Sampled status = !largest_.right ? Sampled::parameter : top == kNanKey ? Sampled::nan : top <= kLowestKey ? Sampled::none : Sampled::ok;
+    const Sampled status = !largest_.right     ? Sampled::parameter
+                           : top == kNanKey    ? Sampled::nan
+                           : top <= kLowestKey ? Sampled::none
+                                               : Sampled::ok;
     write_sampled(p_.options, p_.tokens, number_, status, status == Sampled::ok ? int64_t(id_of(entry)) : kNoToken);
   }
 

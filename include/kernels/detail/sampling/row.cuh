@@ -1,4 +1,5 @@
-// SampleRow: a row as core/sampling_search.h and core/sampling_row.h go through it, whatever filters and changes of logits there are.
+// SampleRow: a row as core/sampling_search.h and core/sampling_row.h go through it, whatever filters and changes of
+// logits there are.
 //
 //   row:   | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ... |   a range of tokens for each warp, in their order
 #pragma once
@@ -27,14 +28,16 @@ class SampleRanges : protected SamplePacks<Source, N> {
   }
 
  protected:
-  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::packs_, Packs::fetch_at, Packs::values_of;
+  using Packs::kSegment, Packs::vocabulary_, Packs::rank_, Packs::blocks_, Packs::first_, Packs::step_, Packs::packs_,
+      Packs::fetch_at, Packs::values_of;
 
   __device__ __forceinline__ SampleRanges(const Source& source, int64_t row, int vocabulary, int rank, int blocks)
       : Packs(source, row, vocabulary, rank, blocks), room_(room_of_block()) {
     const int segments = (vocabulary + kSegment - 1) / kSegment, warps = blocks * kSampleWarps;
     of_warp_ = (segments + warps - 1) / warps;
     const int begin = (rank * kSampleWarps + int(threadIdx.x) / 32) * of_warp_ * kSegment;
-    this->take(begin + (int(threadIdx.x) & 31) * N, Packs::kLogSegment, lesser(vocabulary, begin + of_warp_ * kSegment));
+    this->take(begin + (int(threadIdx.x) & 31) * N, Packs::kLogSegment,
+               lesser(vocabulary, begin + of_warp_ * kSegment));
   }
 
   template <class T>
@@ -65,8 +68,9 @@ class SampleRanges : protected SamplePacks<Source, N> {
     before_ += sum_of_warp(lane < rank_ ? of_block : 0);
     return all;
   }
-  // The first token at which the sum of mass(x, id) so far exceeds the target. The warps of the block that has it share the range of the
-  // one that has it: first for the sums of its parts. pack(number, thread, column) is a pack of that thread's.
+  // The first token at which the sum of mass(x, id) so far exceeds the target. The warps of the block that has it share
+  // the range of the one that has it: first for the sums of its parts. pack(number, thread, column) is a pack of that
+  // thread's.
   template <class GetPack, class Mass>
   __device__ __forceinline__ void find_by(uint64_t target, const GetPack& pack, const Mass& mass) const {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -75,7 +79,8 @@ class SampleRanges : protected SamplePacks<Source, N> {
     if (!__syncthreads_or(here)) return sync();
     constexpr int most_parts = 2 * kFew;
     uint64_t* const sums = room_.shared.mass;
-    const int owner = room_.owner, of_part = (of_warp_ + most_parts - 1) / most_parts, parts = (of_warp_ + of_part - 1) / of_part;
+    const int owner = room_.owner, of_part = (of_warp_ + most_parts - 1) / most_parts,
+              parts = (of_warp_ + of_part - 1) / of_part;
     const int first = ((rank_ * kSampleWarps + owner) * of_warp_ * 32 + lane) * N;
     uint64_t each[N];
     Pack<float, N> x;
@@ -90,7 +95,8 @@ class SampleRanges : protected SamplePacks<Source, N> {
     for (int part = warp; part < parts; part += kSampleWarps) {
       uint64_t sum = 0;
       KERNELS_ROLLED
-      for (int number = part * of_part; number < lesser(of_warp_, (part + 1) * of_part); ++number) sum += look_at(number);
+      for (int number = part * of_part; number < lesser(of_warp_, (part + 1) * of_part); ++number)
+        sum += look_at(number);
       sum = sum_of_warp(sum);
       if (lane == 0) sums[part] = sum;
     }
@@ -100,7 +106,8 @@ class SampleRanges : protected SamplePacks<Source, N> {
       int number = 0;
       KERNELS_ROLLED
       for (int from = 0; from < parts; from += 32) {
-        const uint64_t mine = from + lane < parts ? sums[from + lane] : 0, before = before_lane(mine), all = __shfl_sync(0xffffffffu, before + mine, 31);
+        const uint64_t mine = from + lane < parts ? sums[from + lane] : 0, before = before_lane(mine),
+                       all = __shfl_sync(0xffffffffu, before + mine, 31);
         if (rest >= all) {
           rest -= all;
           continue;
@@ -117,7 +124,8 @@ class SampleRanges : protected SamplePacks<Source, N> {
           uint64_t before = before_lane(mine);
           KERNELS_UNROLL
           for (int i = 0; i < N; ++i) {
-            if (before <= rest && rest - before < each[i]) shared().edge = entry_of(key_of(x.v[i]), uint32_t(first + number * step_ + i));
+            if (before <= rest && rest - before < each[i])
+              shared().edge = entry_of(key_of(x.v[i]), uint32_t(first + number * step_ + i));
             before += each[i];
           }
           break;
@@ -158,9 +166,12 @@ class SampleRow : public SampleRanges<Source, N> {
   // For how many of a thread's packs tokens of a list are counted at once.
   static constexpr int kCounted = N == 1 ? 8 : 8192 / (kSampleThreads * N), kTile = kCounted * kSampleThreads * N;
 
-  __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules, int64_t row, int vocabulary,
-                                       int rank, int blocks)
-      : Ranges(source, row, vocabulary, rank, blocks), adjust_(options, rules, row), adjusted_(options.adjusted()), block_(room_) {
+  __device__ __forceinline__ SampleRow(const Source& source, const SampleOptions& options, const SampleRules& rules,
+                                       int64_t row, int vocabulary, int rank, int blocks)
+      : Ranges(source, row, vocabulary, rank, blocks),
+        adjust_(options, rules, row),
+        adjusted_(options.adjusted()),
+        block_(room_) {
     if (options.previous.p != nullptr) {
       previous_ = options.previous.at(row);
       listed_ = options.lengths[row];
@@ -189,7 +200,9 @@ class SampleRow : public SampleRanges<Source, N> {
     uint32_t top, low;
     extremes_of_block(room_, greatest_, top, low);
     // If each block has its share above a floor, all have.
-    if (want > 1) low = floor_for((want + blocks_ - 1) / blocks_, low, top, [this](uint32_t key) { return __syncthreads_count(greatest_ >= key); });
+    if (want > 1)
+      low = floor_for((want + blocks_ - 1) / blocks_, low, top,
+                      [this](uint32_t key) { return __syncthreads_count(greatest_ >= key); });
     floor = low;
     if (blocks_ > 1) {
       if (threadIdx.x == 0) room_.top = top, room_.floor = floor;
@@ -209,7 +222,9 @@ class SampleRow : public SampleRanges<Source, N> {
     });
   }
   // Of one token, in a row that nothing changes.
-  __device__ __forceinline__ uint32_t key_at(int64_t id) const { return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]); }
+  __device__ __forceinline__ uint32_t key_at(int64_t id) const {
+    return key_of(convert<float>(resolve(source_, fetch<1>(source_, row_, id), row_, id)).v[0]);
+  }
 
   // A function of its own, as it is long and many call it; so is what adjusts a logit.
   template <class V>
@@ -261,7 +276,8 @@ class SampleRow : public SampleRanges<Source, N> {
     KERNELS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const uint64_t mine = this->sum_of_warp_called(sums_[i]);
-      if ((threadIdx.x & 31) == 0) atomicAdd(reinterpret_cast<unsigned long long*>(&s.sums[i]), static_cast<unsigned long long>(mine));
+      if ((threadIdx.x & 31) == 0)
+        atomicAdd(reinterpret_cast<unsigned long long*>(&s.sums[i]), static_cast<unsigned long long>(mine));
     }
     sync();
     for (int i = 0; i < 4; ++i) result[i] = s.sums[i];
@@ -281,11 +297,12 @@ class SampleRow : public SampleRanges<Source, N> {
   }
 
  private:
-  using Ranges::kSegment, Ranges::source_, Ranges::row_, Ranges::vocabulary_, Ranges::rank_, Ranges::blocks_, Ranges::first_, Ranges::step_, Ranges::packs_,
-      Ranges::fetch_at, Ranges::values_of, Ranges::leaders, Ranges::room_, Ranges::of_warp_;
+  using Ranges::kSegment, Ranges::source_, Ranges::row_, Ranges::vocabulary_, Ranges::rank_, Ranges::blocks_,
+      Ranges::first_, Ranges::step_, Ranges::packs_, Ranges::fetch_at, Ranges::values_of, Ranges::leaders,
+      Ranges::room_, Ranges::of_warp_;
 
-  // f(key, id), of logits as the filters see them. The block counts how often tokens occur in the list for some packs of every thread at
-  // a time.
+  // f(key, id), of logits as the filters see them. The block counts how often tokens occur in the list for some packs
+  // of every thread at a time.
   template <class F>
   __device__ __forceinline__ void each(uint32_t from, const F& f) {
     const bool takes_part = greatest_ >= from;
@@ -318,12 +335,17 @@ class SampleRow : public SampleRanges<Source, N> {
     if (col >= vocabulary_) return this->nothing();
     Pack<float, N> x = values_of(fetch_at(col), col);
     KERNELS_UNROLL
-    for (int i = 0; i < N; ++i) x.v[i] = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, times_listed(col + i)) : x.v[i];
+    for (int i = 0; i < N; ++i)
+      x.v[i] = adjusted_ ? adjust_one(adjust_, x.v[i], col + i, times_listed(col + i)) : x.v[i];
     return x;
   }
   template <class V>
-  static __device__ __noinline__ uint64_t mass_left(const V& what, uint32_t key, uint32_t id) { return what.mass_left(key, id); }
-  static __device__ __noinline__ float adjust_one(const Adjust& adjust, float x, int id, int count) { return adjust(x, id, count); }
+  static __device__ __noinline__ uint64_t mass_left(const V& what, uint32_t key, uint32_t id) {
+    return what.mass_left(key, id);
+  }
+  static __device__ __noinline__ float adjust_one(const Adjust& adjust, float x, int id, int count) {
+    return adjust(x, id, count);
+  }
 
   // Of this block's tokens, those of the packs from number `begin` on.
   __device__ __forceinline__ void count_previous(int begin) const {

@@ -1,4 +1,5 @@
-// What attention and decoding on the CPU share out to threads: tiles of rows, splits of the keys, and parts that are merged.
+// What attention and decoding on the CPU share out to threads: tiles of rows, splits of the keys, and parts that are
+// merged.
 #pragma once
 
 #include <atomic>
@@ -35,14 +36,16 @@ struct KeySplits {
 
 template <class Q, class Out>
 Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
-  return ::kernels::detail::check_in_place(q, out, shape, shape.heads == shape.kv_heads, "out overlaps q, which takes as many kv_heads as heads");
+  return ::kernels::detail::check_in_place(q, out, shape, shape.heads == shape.kv_heads,
+                                           "out overlaps q, which takes as many kv_heads as heads");
 }
 
 // What only the CPU can check, as it sees the offsets: what the caller said of them.
 inline Status check_queries(const AttentionShape& shape) {
   if (shape.q_offsets == nullptr) return {};
   for (int64_t b = 0; b < shape.batch; ++b) {
-    if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b]) return invalid("q_offsets are negative or fall");
+    if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b])
+      return invalid("q_offsets are negative or fall");
     if (shape.queries(b) > shape.q_len) return invalid("a sequence has more than q_len queries");
   }
   return {};
@@ -53,7 +56,8 @@ class AttentionRun {
   using Rows = AttentionRows<Call>;
 
  public:
-  explicit AttentionRun(const Call& call) : c_(call), group_(call.shape.group()), tile_(lesser(Rows::most_rows(c_.shape), c_.shape.q_len * group_)) {
+  explicit AttentionRun(const Call& call)
+      : c_(call), group_(call.shape.group()), tile_(lesser(Rows::most_rows(c_.shape), c_.shape.q_len * group_)) {
     if (tile_ >= group_) tile_ = tile_ / group_ * group_;  // no query in two tiles
     tiles_ = (c_.shape.q_len * group_ + tile_ - 1) / tile_;
   }
@@ -61,7 +65,8 @@ class AttentionRun {
   // Each item is a tile of rows with all of its keys. The last queries see the most: they come first.
   void whole(const Team& all_threads) const {
     const Team team = with_work(all_threads);
-    const int64_t heads = heads_per_item(c_.shape.batch * tiles_, team.threads), groups = (c_.shape.kv_heads + heads - 1) / heads;
+    const int64_t heads = heads_per_item(c_.shape.batch * tiles_, team.threads),
+                  groups = (c_.shape.kv_heads + heads - 1) / heads;
     each_item(c_.shape.batch * groups * tiles_, team, [&](int64_t i) {
       const int64_t each = c_.shape.batch * groups;
       const AttentionPart part = part_of(i % each / groups, i % groups * heads, heads, tiles_ - 1 - i / each);
@@ -75,13 +80,15 @@ class AttentionRun {
   // Each item is a split of the keys; what comes of those of one tile of rows is merged when all are done.
   void split(const Team& all_threads, float* states) const {
     const Team team = with_work(all_threads);
-    const int64_t all = c_.shape.batch * c_.shape.kv_heads * tiles_, row = Rows::state_floats(c_.shape), of_head = c_.shape.q_len * group_ * kMostSplits * row;
+    const int64_t all = c_.shape.batch * c_.shape.kv_heads * tiles_, row = Rows::state_floats(c_.shape),
+                  of_head = c_.shape.q_len * group_ * kMostSplits * row;
     const auto state_of = [&](const AttentionPart& part) {
       return states + (part.b * c_.shape.kv_heads + part.head) * of_head + part.first * kMostSplits * row;
     };
     int64_t splits_of_all = 0;
     for (int64_t b = 0; b < c_.shape.batch; ++b) splits_of_all += KeySplits(c_.kv.length(b)).count;
-    const int64_t heads = heads_per_item(splits_of_all * tiles_, team.threads), groups = (c_.shape.kv_heads + heads - 1) / heads;
+    const int64_t heads = heads_per_item(splits_of_all * tiles_, team.threads),
+                  groups = (c_.shape.kv_heads + heads - 1) / heads;
     // Heads take turns: what lies beside a head's keys has come into a cache with them.
     const int64_t each = groups * tiles_;
     each_item(c_.shape.batch * each * kMostSplits, team, [&](int64_t i) {
@@ -114,7 +121,8 @@ class AttentionRun {
     const double dims = double(c_.shape.dim + c_.shape.value_dim());
     return all.for_work(keys * double(c_.shape.kv_heads) * dims, products * double(c_.shape.heads) * dims);
   }
-  // How many heads of keys make an item, where all of them would make `items`: fewer than kHeadsPerItem if threads had nothing to do.
+  // How many heads of keys make an item, where all of them would make `items`: fewer than kHeadsPerItem if threads had
+  // nothing to do.
   int64_t heads_per_item(int64_t items, int threads) const {
     int64_t heads = tile_ <= kFewRows ? kHeadsPerItem : 1;
     while (heads > 1 && threads > 1 && items * ((c_.shape.kv_heads + heads - 1) / heads) < 2 * threads) heads /= 2;
@@ -122,7 +130,13 @@ class AttentionRun {
   }
   AttentionPart part_of(int64_t b, int64_t head, int64_t heads, int64_t tile) const {
     const int64_t first = tile * tile_;
-    return {b, head, lesser(heads, c_.shape.kv_heads - head), first, lesser(tile_, c_.shape.queries(b) * group_ - first), 0, c_.kv.length(b)};
+    return {b,
+            head,
+            lesser(heads, c_.shape.kv_heads - head),
+            first,
+            lesser(tile_, c_.shape.queries(b) * group_ - first),
+            0,
+            c_.kv.length(b)};
   }
 
   const Call& c_;
@@ -132,7 +146,8 @@ class AttentionRun {
 // ---- parts that are whole calls ------------------------------------------------------------------------------------
 
 template <class O, class L, class Out>
-void merge_states(const Team& team, const O& o, const L& lse, const Out& out, const MergeShape& shape, const Attention& options) {
+void merge_states(const Team& team, const O& o, const L& lse, const Out& out, const MergeShape& shape,
+                  const Attention& options) {
   const auto map = sink_map(out);
   const auto& end = sink_end(out);
   const Packs<O, Out> packs(o, out, shape.dim);
@@ -141,7 +156,10 @@ void merge_states(const Team& team, const O& o, const L& lse, const Out& out, co
     const int64_t last = shape.tokens / parts * (thread + 1) + shape.tokens % parts * (thread + 1) / parts;
     for (int64_t t = shape.tokens / parts * thread + shape.tokens % parts * thread / parts; t < last; ++t) {
       for (int64_t head = 0; head < shape.heads; ++head) {
-        const auto logsumexp = [&](int64_t part) { return convert<float>(resolve(lse, fetch<1>(lse, part * shape.tokens + t, head), part * shape.tokens + t, head).v[0]); };
+        const auto logsumexp = [&](int64_t part) {
+          return convert<float>(
+              resolve(lse, fetch<1>(lse, part * shape.tokens + t, head), part * shape.tokens + t, head).v[0]);
+        };
         SoftmaxState<float> all;
         for (int64_t part = 0; part < shape.parts; ++part) all.merge(AttentionState<float, 1>(logsumexp(part), {}));
         packs.each(head * shape.dim, (head + 1) * shape.dim, [&](auto width, int64_t col) KERNELS_INLINE {

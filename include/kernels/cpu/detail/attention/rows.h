@@ -1,15 +1,16 @@
-// Attention on the CPU: o = softmax(q k^T) v, tile by tile of the keys, with the state of core/softmax_state.h for each row.
+// Attention on the CPU: o = softmax(q k^T) v, tile by tile of the keys, with the state of core/softmax_state.h for each
+// row.
 //
-// A row is a query of a head. The rows of all heads that share keys, and of a few queries or many, are worked on together by
-// one thread, so that keys and values are read once for all of them. Of each tile of keys: the logits, what the score makes of
-// them, their weights under the largest logit so far, and the values times the weights on top of the output, which shrinks
-// whenever a larger logit turns up. Few rows multiply with keys and values as they lie in memory (as in gemv.h), many with
-// tiles that are turned around first (as in gemm.h). Everything is on the stack.
+// A row is a query of a head. The rows of all heads that share keys, and of a few queries or many, are worked on
+// together by one thread, so that keys and values are read once for all of them. Of each tile of keys: the logits, what
+// the score makes of them, their weights under the largest logit so far, and the values times the weights on top of the
+// output, which shrinks whenever a larger logit turns up. Few rows multiply with keys and values as they lie in memory
+// (as in gemv.h), many with tiles that are turned around first (as in gemm.h). Everything is on the stack.
 //
 // Few rows of several heads of keys take turns tile by tile, so that keys are read in the order of memory.
 //
-// Decoding cuts long sequences into splits, whose states go through a workspace and are merged in order. Cuts and tiles depend
-// on lengths and shape alone, never on threads or on what else is in the batch.
+// Decoding cuts long sequences into splits, whose states go through a workspace and are merged in order. Cuts and tiles
+// depend on lengths and shape alone, never on threads or on what else is in the batch.
 #pragma once
 
 #include <new>
@@ -26,13 +27,16 @@ namespace host {
 
 // Rows up to this number are multiplied without turning keys and values around.
 constexpr int kFewRows = 8;
-// Heads of keys that are worked on together, of few rows: as they usually lie side by side, memory is read in long stretches.
+// Heads of keys that are worked on together, of few rows: as they usually lie side by side, memory is read in long
+// stretches.
 constexpr int kHeadsPerItem = 8;
-// Keys of a tile, of few rows and of many; of many rows with a larger head, fewer. Of few rows the next tile is on its way to the
-// second-level cache meanwhile. On an EPYC with AVX-512, one thread, halves, 8 key heads of 128, as a share of a plain read with 8 and
-// with 32 query heads: one head at a time 0.74 and 0.46, 8 together 0.87 and 0.52, then with 32 keys 0.83 and 0.50.
+// Keys of a tile, of few rows and of many; of many rows with a larger head, fewer. Of few rows the next tile is on its
+// way to the second-level cache meanwhile. On an EPYC with AVX-512, one thread, halves, 8 key heads of 128, as a share
+// of a plain read with 8 and with 32 query heads: one head at a time 0.74 and 0.46, 8 together 0.87 and 0.52, then with
+// 32 keys 0.83 and 0.50.
 constexpr int kFewRowsKeys = 64, kManyRowsKeys = 128;
-constexpr int kMostTileKeys = kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys * kHeadsPerItem : kManyRowsKeys;
+constexpr int kMostTileKeys =
+    kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys* kHeadsPerItem : kManyRowsKeys;
 // What a thread has on its stack.
 constexpr int kAttentionFloats = 104 << 10;
 constexpr int kMostRows = 126;
@@ -47,8 +51,8 @@ struct AttentionCall {
   const Attention& options;
 };
 
-// Rows [first, first + count) of a sequence, of the heads that read each of the `heads` kv heads from `head` on, and keys [begin, end).
-// Row r is query r / group of head r % group among them.
+// Rows [first, first + count) of a sequence, of the heads that read each of the `heads` kv heads from `head` on, and
+// keys [begin, end). Row r is query r / group of head r % group among them.
 struct AttentionPart {
   int64_t b, head, heads, first, count, begin, end;
 };
@@ -74,9 +78,18 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   }
 
   AttentionRows(const Call& call, const AttentionPart& part)
-      : c_(call), part_(part), sizes_(call.shape, part.count), few_(part.count <= kFewRows), heads_(int(part.heads)), each_(int(part.count)),
-        count_(heads_ * each_), padded_((count_ + T::rows - (few_ ? 0 : 1)) / T::rows * T::rows), group_(call.shape.group()), dim_(call.shape.dim),
-        v_dim_(call.shape.value_dim()), weights_stride_(few_ ? kFewRowsKeys : T::depth) {
+      : c_(call),
+        part_(part),
+        sizes_(call.shape, part.count),
+        few_(part.count <= kFewRows),
+        heads_(int(part.heads)),
+        each_(int(part.count)),
+        count_(heads_ * each_),
+        padded_((count_ + T::rows - (few_ ? 0 : 1)) / T::rows * T::rows),
+        group_(call.shape.group()),
+        dim_(call.shape.dim),
+        v_dim_(call.shape.value_dim()),
+        weights_stride_(few_ ? kFewRowsKeys : T::depth) {
     float* at = memory_;
     const auto take = [&at](int64_t floats) { float* const p = at; at += floats; return p; };
     q_ = take(padded_ * sizes_.q);
@@ -122,7 +135,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       SoftmaxState<float> state = states_[r];
       float scale = 1;
       if constexpr (score_sinks<S>) scale = state.merge(sink_state(c_.score, head_of(r))).mine;
-      write(r, [&](auto width, int64_t col) KERNELS_INLINE { return pack_at<width()>(at_column(r, int(col))) * scale; }, state);
+      write(
+          r, [&](auto width, int64_t col) KERNELS_INLINE { return pack_at<width()>(at_column(r, int(col))) * scale; },
+          state);
     }
   }
 
@@ -163,7 +178,10 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     Sizes(const AttentionShape& shape, int64_t count) {
       const int64_t dim = shape.dim, v_dim = shape.value_dim(), panels = (v_dim + T::cols - 1) / T::cols * T::cols;
       const bool few = count <= kFewRows;
-      keys = few ? kFewRowsKeys : greater(dim, v_dim) <= 128 ? kManyRowsKeys : greater(dim, v_dim) <= 256 ? kManyRowsKeys / 2 : kManyRowsKeys / 4;
+      keys = few                          ? kFewRowsKeys
+             : greater(dim, v_dim) <= 128 ? kManyRowsKeys
+             : greater(dim, v_dim) <= 256 ? kManyRowsKeys / 2
+                                          : kManyRowsKeys / 4;
       q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
       o = panels;
       if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
@@ -186,7 +204,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   }
 
   // Panels of T::cols columns, or keys, with all rows in each.
-  float* in_panel(float* panels, int r, int i) const { return panels + (int64_t(i / T::cols) * padded_ + r) * T::cols + i % T::cols; }
+  float* in_panel(float* panels, int r, int i) const {
+    return panels + (int64_t(i / T::cols) * padded_ + r) * T::cols + i % T::cols;
+  }
   float* at_column(int r, int col) const { return in_panel(o_, r, col); }
 
   // ---- queries and keys --------------------------------------------------------------------------------------------
@@ -207,18 +227,21 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // Where a tile of keys from `begin` on is, and what they are scaled with: those of all heads at a position side by side. How many
-  // there are.
+  // Where a tile of keys from `begin` on is, and what they are scaled with: those of all heads at a position side by
+  // side. How many there are.
   int gather_keys(int64_t begin, int64_t end) {
     const int keys = int(lesser<int64_t>(sizes_.keys, greater<int64_t>(0, end - begin)));
-    gather<KeyRun>([&](int64_t head, int64_t pos) { return c_.kv.key(part_.b, head, pos); }, begin, keys, keys_.at(0), key_scales_, key_places_);
+    gather<KeyRun>([&](int64_t head, int64_t pos) { return c_.kv.key(part_.b, head, pos); }, begin, keys, keys_.at(0),
+                   key_scales_, key_places_);
     return keys;
   }
   void gather_values(int64_t begin, int keys) {
-    gather<ValueRun>([&](int64_t head, int64_t pos) { return c_.kv.value(part_.b, head, pos); }, begin, keys, values_.at(0), value_scales_, value_places_);
+    gather<ValueRun>([&](int64_t head, int64_t pos) { return c_.kv.value(part_.b, head, pos); }, begin, keys,
+                     values_.at(0), value_scales_, value_places_);
   }
   template <class Run, class At>
-  void gather(const At& at, int64_t begin, int count, RowAt<typename Run::Codes>* rows, float* scales, const char** places) {
+  void gather(const At& at, int64_t begin, int count, RowAt<typename Run::Codes>* rows, float* scales,
+              const char** places) {
     for (int head = 0; head < heads_; ++head, ++rows, ++places, scales += sizes_.keys) {
       int i = 0;
       while (i < count) {
@@ -226,7 +249,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         const int end = int(lesser<int64_t>(count, i + run.count)), from = i;
         for (; i < end; ++i) {
           new (rows + i * heads_) RowAt<typename Run::Codes>{run.codes, i - from};
-          if constexpr (Place<typename Run::Codes>::bits > 0) places[i * heads_] = Place<typename Run::Codes>::of(run.codes, i - from, 0);
+          if constexpr (Place<typename Run::Codes>::bits > 0)
+            places[i * heads_] = Place<typename Run::Codes>::of(run.codes, i - from, 0);
           if constexpr (Run::scaled) scales[i] = run.scale(i - from);
         }
       }
@@ -242,7 +266,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // Logits of a row: their score, and their weights under the largest so far.
   void weigh(int r, int64_t begin, int keys) {
     float* const weights = weights_ + r * weights_stride_;
-    const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)), high = int(lesser<int64_t>(keys, ranges_[r].end - begin));
+    const int low = int(greater<int64_t>(0, ranges_[r].begin - begin)),
+              high = int(lesser<int64_t>(keys, ranges_[r].end - begin));
     if (low >= high) {
       fill(weights, keys, 0.f);
       return;
@@ -260,7 +285,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         if (key + N <= keys) {
           v = transform_logits(c_.score, v, at);
         } else {
-          for (int i = 0; key + i < keys; ++i, ++at.key) v.v[i] = transform_logits(c_.score, Pack<float, 1>{{v.v[i]}}, at).v[0];
+          for (int i = 0; key + i < keys; ++i, ++at.key)
+            v.v[i] = transform_logits(c_.score, Pack<float, 1>{{v.v[i]}}, at).v[0];
         }
       }
       if (key < low || key + N > high) {
@@ -287,15 +313,16 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
     state.l += kernels::sum(as_pack<float>(sum));
     if (factor != 1) {
-      for (int64_t col = 0; col < sizes_.o; col += N) put_vector<float>(at_column(r, int(col)), vector_at(at_column(r, int(col))) * factor);
+      for (int64_t col = 0; col < sizes_.o; col += N)
+        put_vector<float>(at_column(r, int(col)), vector_at(at_column(r, int(col))) * factor);
     }
   }
 
   // ---- few rows ----------------------------------------------------------------------------------------------------
 
-  // f(rows, how far apart they are, number of the first, how many) for all rows of a tile, such that they can be read in vectors: those
-  // that cannot are copied first, kDecoded of them at a time. Behind the last row there is memory that may be read, up to a multiple
-  // of N.
+  // f(rows, how far apart they are, number of the first, how many) for all rows of a tile, such that they can be read
+  // in vectors: those that cannot are copied first, kDecoded of them at a time. Behind the last row there is memory
+  // that may be read, up to a multiple of N.
   static constexpr int kDecoded = 16;
   template <class Source, class F>
   void in_vectors(const Source& source, int count, int64_t cols, const F& f) const {
@@ -315,8 +342,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked on prefetches part of
-  // another, `bytes` from its `begin` on.
+  // What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked
+  // on prefetches part of another, `bytes` from its `begin` on.
   struct Ahead {
     const char* const* rows;
     int count;
@@ -325,13 +352,16 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   };
   template <class Codes>
-  Ahead ahead(const char* const* rows, int first, int count) const { return {rows + first, Place<Codes>::bits > 0 ? count - first : 0}; }
+  Ahead ahead(const char* const* rows, int first, int count) const {
+    return {rows + first, Place<Codes>::bits > 0 ? count - first : 0};
+  }
 
   // While keys are read, values come into the cache.
   void few_logits(int keys) {
     for (int head = 0; head < heads_; ++head) {
       in_vectors(keys_of(head), keys, dim_, [&](const auto* rows, int apart, int first, int count) {
-        dot_rows(rows, apart, head * each_, first, count, ahead<typename ValueRun::Codes>(value_places_, head * keys + first, heads_ * keys));
+        dot_rows(rows, apart, head * each_, first, count,
+                 ahead<typename ValueRun::Codes>(value_places_, head * keys + first, heads_ * keys));
       });
     }
   }
@@ -348,7 +378,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       else some(Width<N>{}, Width<1>{});
     }
   }
-  // Behind the last query of a head is the next head's first one, whose logits come later, or a row whose results are not used.
+  // Behind the last query of a head is the next head's first one, whose logits come later, or a row whose results are
+  // not used.
   template <int kKeys, int kTokens, class Codes>
   void dot_some(const RowAt<Codes>* rows, int apart, int first, int keys, int r, const Ahead& ahead) {
     const int64_t value_bytes = v_dim_ * Place<typename ValueRun::Codes>::bits / 8;
@@ -357,7 +388,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       Register<float> lanes[kKeys * kTokens];
       dots<kKeys, kTokens>(rows + key * apart, apart, dim_, q_ + r * sizes_.q, sizes_.q, lanes);
       const auto sums = sums_of<float>(lanes);
-      for (int t = 0; t < kTokens; ++t) copy_bytes<int(kKeys * sizeof(float))>(in_panel(logits_, r + t, first + key), sums.v + t * kKeys);
+      for (int t = 0; t < kTokens; ++t)
+        copy_bytes<int(kKeys * sizeof(float))>(in_panel(logits_, r + t, first + key), sums.v + t * kKeys);
     }
   }
 
@@ -365,7 +397,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   void few_values(int keys, int more) {
     for (int head = 0; head < heads_; ++head) {
       in_vectors(values_of(head), keys, v_dim_, [&](const auto* rows, int apart, int first, int count) {
-        add_rows(rows, apart, head * each_, first, count, ahead<typename KeyRun::Codes>(key_places_, head * keys + first, heads_ * more));
+        add_rows(rows, apart, head * each_, first, count,
+                 ahead<typename KeyRun::Codes>(key_places_, head * keys + first, heads_ * more));
       });
     }
   }
@@ -377,17 +410,20 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     if (col < v_dim_) add_some<1, kTail>(v, apart, first_row, first, keys, col, ahead);
   }
   template <int kVectors, int kWidth, class Codes>
-  void add_some(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, int64_t col, const Ahead& all_ahead) const {
+  void add_some(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, int64_t col,
+                const Ahead& all_ahead) const {
     float* o[kVectors];
     // The same part of a row of keys.
     constexpr int key_bits = Place<typename KeyRun::Codes>::bits;
-    const int64_t from = col * dim_ / v_dim_ * key_bits / 8, bytes = (lesser(v_dim_, col + kVectors * kWidth) * dim_ / v_dim_ * key_bits / 8) - from;
+    const int64_t from = col * dim_ / v_dim_ * key_bits / 8,
+                  bytes = (lesser(v_dim_, col + kVectors * kWidth) * dim_ / v_dim_ * key_bits / 8) - from;
     for (int r = 0; r < each_;) {
       for (int i = 0; i < kVectors; ++i) o[i] = at_column(first_row + r, int(col) + i * N);
       const float* const p = weights_ + (first_row + r) * weights_stride_ + first;
       const auto add = [&](auto rows) {
         const Ahead ahead = r == 0 ? all_ahead : Ahead{};
-        add_values<rows(), kVectors, kWidth>(v, apart, keys, col, p, weights_stride_, o, T::cols, [&](int key) KERNELS_INLINE { ahead(key, from, bytes); });
+        add_values<rows(), kVectors, kWidth>(v, apart, keys, col, p, weights_stride_, o, T::cols,
+                                             [&](int key) KERNELS_INLINE { ahead(key, from, bytes); });
         r += rows();
       };
       const int left = each_ - r;
@@ -418,7 +454,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     const int64_t depth = Sizes::padded(dim_);
     const auto v = values_of(0);
     in_vectors(keys_of(0), keys, dim_, [&](const auto* rows, int, int first, int count) {
-      for (int key = first; key < first + count; key += N) turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
+      for (int key = first; key < first + count; key += N)
+        turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
     });
     const int steps = (keys + T::cols - 1) / T::cols * (padded_ / T::rows);
     int step = 0;
@@ -429,8 +466,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         if (!any_sees(r, begin + key, T::cols)) continue;
         for (int64_t col = 0; col < dim_; col += T::depth) {
           const int stretch = int(lesser<int64_t>(T::depth, dim_ - col));
-          multiply_rows<T::rows>(lesser(T::rows, count_ - r), q_ + col * padded_ + r * T::depth, panel + col * T::cols, stretch, col == 0,
-                                 in_panel(logits_, r, key), [](int) {});
+          multiply_rows<T::rows>(lesser(T::rows, count_ - r), q_ + col * padded_ + r * T::depth, panel + col * T::cols,
+                                 stretch, col == 0, in_panel(logits_, r, key), [](int) {});
         }
       }
     }
@@ -443,7 +480,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     if (col < dim_) turn<kTail>(rows, col, to + col * T::cols, std::make_integer_sequence<int, N>());
   }
   template <int kWidth, class Codes, int... i>
-  static KERNELS_INLINE void turn(const RowAt<Codes>* rows, int64_t col, float* to, std::integer_sequence<int, i...> lanes) {
+  static KERNELS_INLINE void turn(const RowAt<Codes>* rows, int64_t col, float* to,
+                                  std::integer_sequence<int, i...> lanes) {
     Register<float> square[] = {vector_of<kWidth>(rows[i], col)...};
     transpose<1, float>(square, lanes);
     (put_vector<float>(to + i * T::cols, square[i]), ...);
@@ -455,7 +493,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     in_vectors(values_of(0), keys, v_dim_, [&](const auto* rows, int, int first, int count) {
       for (int key = first; key < first + count; ++key) {
         const auto& row = rows[key - first];
-        const auto at = [&](int64_t col) { return turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols; };
+        const auto at = [&](int64_t col) {
+          return turned_values_ + col / T::cols * keys * T::cols + key * T::cols + col % T::cols;
+        };
         int64_t col = 0;
         for (; col + N <= v_dim_; col += N) put_vector<float>(at(col), vector_of<N>(row, col));
         if (col < v_dim_) put_vector<float>(at(col), vector_of<kTail>(row, col)), col += N;
@@ -469,8 +509,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         if (more > 0) prefetch(next, more, dim_, step, steps);
         ++step;
         if (!any_sees(r, begin, keys)) continue;
-        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys, keys, false,
-                               at_column(r, int(col)), [](int) {});
+        multiply_rows<T::rows>(lesser(T::rows, count_ - r), weights_ + r * weights_stride_, turned_values_ + col * keys,
+                               keys, false, at_column(r, int(col)), [](int) {});
       }
     }
   }

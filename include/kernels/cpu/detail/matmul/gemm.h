@@ -1,12 +1,13 @@
 // Products on the CPU: result(m, n) = sum over k of x(m, k) * w(n, k).
 //
-// Each thread makes a rectangle of the result, block by block. The sums of a block stay on the stack, as tiles, while all of
-// K goes by in stretches: of each stretch, the inputs of the block's rows are copied out of their source as they lie, and the
-// weights are copied a panel of columns at a time and turned around, so that a vector holds one k of many columns. A tile of
-// sums then lives in registers for the length of a stretch. Sources are read only to be copied, and the sink gets each tile
-// once, when its last stretch is done.
+// Each thread makes a rectangle of the result, block by block. The sums of a block stay on the stack, as tiles, while
+// all of K goes by in stretches: of each stretch, the inputs of the block's rows are copied out of their source as they
+// lie, and the weights are copied a panel of columns at a time and turned around, so that a vector holds one k of many
+// columns. A tile of sums then lives in registers for the length of a stretch. Sources are read only to be copied, and
+// the sink gets each tile once, when its last stretch is done.
 //
-// Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone decides.
+// Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone
+// decides.
 #pragma once
 
 #include "../../exec.h"
@@ -18,8 +19,8 @@ namespace host {
 
 // ---- vectors -------------------------------------------------------------------------------------------------------
 
-// Turns a square around: each round moves one bit of the row's number behind the column's, and one of the column's behind
-// the row's.
+// Turns a square around: each round moves one bit of the row's number behind the column's, and one of the column's
+// behind the row's.
 template <int kRound = 1, class C, int... i>
 inline KERNELS_INLINE void transpose(Register<C> (&rows)[sizeof...(i)], std::integer_sequence<int, i...> lanes) {
   if constexpr (kRound < int(sizeof...(i))) {
@@ -51,8 +52,8 @@ struct Tiles {
 #define KERNELS_NOINLINE
 #endif
 
-// The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k. ahead(i) is called
-// now and then, with 0, 1, 2 ...: it has the time to prefetch what will be needed next.
+// The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k. ahead(i) is
+// called now and then, with 0, 1, 2 ...: it has the time to prefetch what will be needed next.
 constexpr int kAhead = 16;
 template <class C, class Ahead, int... row>
 KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead,
@@ -71,7 +72,8 @@ KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C*
       (add(left[row], right[row], x + row * T::depth + k), ...);
     }
   }
-  const auto add = [&](C* to, const Register<C>& sums) KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
+  const auto add = [&](C* to, const Register<C>& sums)
+                       KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
   ((add(tile + row * T::cols, left[row]), add(tile + row * T::cols + T::lanes, right[row])), ...);
 }
 // Few rows cost less than a whole tile.
@@ -105,8 +107,8 @@ class Gemm {
   Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t token = 0, int64_t weights = 0)
       : x_(x), w_(w), results_(out, shape.n), shape_(shape), token_(token), weights_(weights) {}
 
-  // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is taken; of
-  // equals the one with the most columns of them, because inputs are cheaper to copy than weights.
+  // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is
+  // taken; of equals the one with the most columns of them, because inputs are cheaper to copy than weights.
   void run(const Team& all) const {
     const Team team = all.for_work(0, double(shape_.m) * double(shape_.n) * double(shape_.k) * kMatrices);
     const int64_t tile_rows = tiles(shape_.m, T::rows), tile_cols = tiles(shape_.n, T::cols);
@@ -131,7 +133,9 @@ class Gemm {
   static int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
   // Part i of `parts` of a number of tiles, in rows or columns.
   static Range share(int i, int parts, int64_t tiles, int size, int64_t limit) {
-    const auto at = [&](int part) { return lesser((tiles / parts * part + tiles % parts * part / parts) * size, limit); };
+    const auto at = [&](int part) {
+      return lesser((tiles / parts * part + tiles % parts * part / parts) * size, limit);
+    };
     return {at(i), at(i + 1)};
   }
   // As few blocks as `most` allows, all of nearly the same size.
@@ -142,7 +146,8 @@ class Gemm {
   void rectangle(int64_t m_begin, int64_t m_end, int64_t n_begin, int64_t n_end) const {
     alignas(64) C inputs[T::block_rows * T::depth], weights[T::depth * T::cols], sums[T::block_rows * T::block_cols];
     State states[T::block_rows];
-    const int64_t rows = block(m_end - m_begin, T::block_rows, T::rows), cols = block(n_end - n_begin, kBlockCols, T::cols);
+    const int64_t rows = block(m_end - m_begin, T::block_rows, T::rows),
+                  cols = block(n_end - n_begin, kBlockCols, T::cols);
     const int64_t depth = block(shape_.k, T::depth, kWidestPack);
     for (int64_t m = m_begin; m < m_end; m += rows) {
       const int height = int(lesser(rows, m_end - m));
@@ -167,18 +172,22 @@ class Gemm {
                 const int few = lesser(T::rows, height - row);
                 C* const x = inputs + row * T::depth;
                 if (col == n && matrix == 0) copy_inputs(states + row, m + row, few, k, stretch, x);
-                // What is copied next comes into the cache meanwhile: the next tile's inputs, and a share of the next weights.
-                const int64_t x_row = m + row + T::rows, x_end = col == n && matrix == 0 ? lesser(x_row + T::rows, m + height) : 0;
+                // What is copied next comes into the cache meanwhile: the next tile's inputs, and a share of the next
+                // weights.
+                const int64_t x_row = m + row + T::rows,
+                              x_end = col == n && matrix == 0 ? lesser(x_row + T::rows, m + height) : 0;
                 const int64_t w_from = last ? n : col + T::cols, w_row = w_from + T::cols * row / height;
                 const int64_t w_end = lesser(w_from + T::cols * (row + few) / height, n_end), w_k = last ? next_k : k;
                 const auto ahead = [&, k](int i) KERNELS_INLINE {
-                  for (int64_t r = x_row + 2 * i; r < lesser(x_end, x_row + 2 * i + 2); ++r) prefetch(x_, r, k, k + stretch);
+                  for (int64_t r = x_row + 2 * i; r < lesser(x_end, x_row + 2 * i + 2); ++r)
+                    prefetch(x_, r, k, k + stretch);
                   if (w_row + i < w_end) prefetch(source, weights_ + w_row + i, w_k, lesser(w_k + stretch, shape_.k));
                 };
                 multiply_rows<T::rows>(few, x, weights, stretch, k == 0, tile, ahead);
                 if (matrix + 1 == kMatrices && k + stretch == shape_.k) {
                   const C* const first = tile - matrix * tiles(height, T::rows) * T::size;
-                  for (int r = 0; r < few; ++r) results_.write(m + row + r, col, col + width, first + r * T::cols, tile + r * T::cols);
+                  for (int r = 0; r < few; ++r)
+                    results_.write(m + row + r, col, col + width, first + r * T::cols, tile + r * T::cols);
                 }
               }
             });
@@ -190,7 +199,8 @@ class Gemm {
   }
 
   void copy_inputs(const State* states, int64_t m, int height, int64_t k, int stretch, C* to) const {
-    for (int r = 0; r < height; ++r) read_row(with_state(x_, states[r], shape_.k), m + r, k, stretch, to + r * T::depth);
+    for (int r = 0; r < height; ++r)
+      read_row(with_state(x_, states[r], shape_.k), m + r, k, stretch, to + r * T::depth);
     // Rows that only fill up the tile; what comes of them is not looked at.
     for (int r = height; r < T::rows; ++r) {
       for (int i = 0; i < stretch; ++i) to[r * T::depth + i] = C(0);
@@ -253,9 +263,11 @@ Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const M
 
 // Each product on its own, by all threads.
 template <class X, class W, class Out>
-Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups) {
+Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+            const Groups& groups) {
   for (int64_t g = 0; g < groups.count; ++g) {
-    const int64_t begin = groups.offsets != nullptr ? groups.offsets[g] : g * shape.m, end = groups.offsets != nullptr ? groups.offsets[g + 1] : begin + shape.m;
+    const int64_t begin = groups.offsets != nullptr ? groups.offsets[g] : g * shape.m,
+                  end = groups.offsets != nullptr ? groups.offsets[g + 1] : begin + shape.m;
     if (begin < end) Gemm<X, W, Out>(x, w, out, {end - begin, shape.n, shape.k}, begin, g * shape.n).run(cx.team());
   }
   return {};

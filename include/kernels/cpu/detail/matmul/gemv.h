@@ -1,10 +1,11 @@
-// Products with few rows of inputs on the CPU. Every weight is used a few times only, so that reading it from memory takes
-// most of the time: all else must keep out of its way.
+// Products with few rows of inputs on the CPU. Every weight is used a few times only, so that reading it from memory
+// takes most of the time: all else must keep out of its way.
 //
 // Threads take ranges of weight rows. A thread holds a stretch of the inputs as floats on its stack, maps applied, and
-// multiplies kRows weight rows at a time with it: weights are decoded in registers, or, where more inputs than a tile has
-// share them, into a buffer in the first-level cache. Sums are kept lane by lane for a run of columns, then as totals.
-// How a result is summed is fixed by M and K alone, so that it depends neither on the threads nor on the rows beside it.
+// multiplies kRows weight rows at a time with it: weights are decoded in registers, or, where more inputs than a tile
+// has share them, into a buffer in the first-level cache. Sums are kept lane by lane for a run of columns, then as
+// totals. How a result is summed is fixed by M and K alone, so that it depends neither on the threads nor on the rows
+// beside it.
 #pragma once
 
 #include "../../exec.h"
@@ -21,19 +22,20 @@ constexpr int kTileTokens = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 4;
 // Of one input alone, which then is read from beyond the first-level cache less often.
 constexpr int kRowsForOne = 8;
-// Rows, and columns of them, that are decoded for more inputs than a tile has. With a tile of inputs they stay in the first-level
-// cache. On an EPYC with AVX-512, one thread, 192 x 3584 floats, 32 tokens: 148 GFLOP/s; 16 rows 135, 16 x 1024 124, 32 x 256 115.
+// Rows, and columns of them, that are decoded for more inputs than a tile has. With a tile of inputs they stay in the
+// first-level cache. On an EPYC with AVX-512, one thread, 192 x 3584 floats, 32 tokens: 148 GFLOP/s; 16 rows 135, 16 x
+// 1024 124, 32 x 256 115.
 constexpr int kDecodedRows = 8;
 constexpr int64_t kDecodedCols = 512;
-// How far ahead in its row a weight is prefetched. On the same machine, one thread, 4096 x 14336, as a share of read: halves 1.08 with
-// 1024 bytes, 1.06 with 2048, 1.12 with 4096; int8 1.06, 1.00, 1.07.
+// How far ahead in its row a weight is prefetched. On the same machine, one thread, 4096 x 14336, as a share of read:
+// halves 1.08 with 1024 bytes, 1.06 with 2048, 1.12 with 4096; int8 1.06, 1.00, 1.07.
 constexpr int kAheadBytes = 2048;
 // The inputs, and the sums, that a thread holds on its stack.
 constexpr int kInputBytes = 256 << 10;
 constexpr int kSumBytes = 64 << 10;
 
-// A place in rows that are read from [begin, end) on, and what follows behind their end: the same columns of the rows from
-// `next` on.
+// A place in rows that are read from [begin, end) on, and what follows behind their end: the same columns of the rows
+// from `next` on.
 struct Stretch {
   int64_t row, next, begin, end;
 };
@@ -57,16 +59,19 @@ constexpr int rows_at_once(int rows, int tokens) {
   return rows < most ? rows : most;
 }
 
-// What these rows have kAheadBytes behind `col` comes into the cache; behind the end of their stretch that is the beginning of the next rows.
+// What these rows have kAheadBytes behind `col` comes into the cache; behind the end of their stretch that is the
+// beginning of the next rows.
 template <int kCols, int kRows, class M>
-KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kRows], int64_t next_row, const Stretch& at, int64_t col) {
+KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kRows], int64_t next_row,
+                                          const Stretch& at, int64_t col) {
   constexpr int bits = Place<M>::bits;
   // Those of 32 bits and more come by themselves, as their rows are long.
   if constexpr (bits > 0 && bits < 32) {
     // What is prefetched is as far from what is read for every row.
     constexpr int64_t ahead_cols = kAheadBytes * 8 / bits;
     const int64_t ahead = col + ahead_cols, from = ahead < at.end ? ahead : at.begin + (ahead - at.end);
-    const int64_t distance = Place<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - Place<M>::of(w, row_of[0], col);
+    const int64_t distance =
+        Place<M>::of(w, ahead < at.end ? row_of[0] : next_row, from) - Place<M>::of(w, row_of[0], col);
     unrolled<kRows>([&](auto r) KERNELS_INLINE {
       const char* const p = Place<M>::of(w, row_of[r()], col) + distance;
       unrolled<(kCols * bits / 8 + kLineBytes - 1) / kLineBytes>([&](auto line) KERNELS_INLINE {
@@ -78,23 +83,26 @@ KERNELS_INLINE inline void prefetch_ahead(const M& w, const int64_t (&row_of)[kR
 
 // The sums of the inputs that each lane meets in a unit that is in planes, negative.
 template <class U, int kTokens, int kUnits, class C>
-KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count, Register<C> (&inputs)[kTokens][kUnits]) {
+KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count,
+                                      Register<C> (&inputs)[kTokens][kUnits]) {
   constexpr int N = kLanes<C>;
   for (int64_t col = 0; col < count; col += U::cols) {
     unrolled<kTokens>([&](auto t) KERNELS_INLINE {
       Register<C> sum{};
       unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
-        sum = multiply_add<C>(vector_at(x + t() * stride + col + i() * N), in_register(broadcast<N>(C(-U::unity(i())))), sum);
+        sum = multiply_add<C>(vector_at(x + t() * stride + col + i() * N), in_register(broadcast<N>(C(-U::unity(i())))),
+                              sum);
       });
       inputs[t()][col / U::cols] = sum;
     });
   }
 }
 
-// lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t * stride, lane
-// by lane; count is a multiple of a unit, kRunCols at most.
+// lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t *
+// stride, lane by lane; count is a multiple of a unit, kRunCols at most.
 template <int kRows, int kTokens, class C, class W>
-void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride, Register<C>* lanes, int lanes_stride) {
+void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride,
+              Register<C>* lanes, int lanes_stride) {
   using Of = MatrixOf<W>;
   using M = typename Of::type;
   using U = Unit<C, M>;
@@ -121,7 +129,8 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
         if constexpr (Common::has_centers && !U::in_planes) v = v - shared.center(first() + r(), index);
         unrolled<kTokens>([&](auto t) KERNELS_INLINE {
           if constexpr (sums_inputs && i() == 0) {
-            sums[t()][r()] = multiply_add<C>(shared.center(first() + r(), index), inputs[t()][col / U::cols], sums[t()][r()]);
+            sums[t()][r()] =
+                multiply_add<C>(shared.center(first() + r(), index), inputs[t()][col / U::cols], sums[t()][r()]);
           }
           sums[t()][r()] = multiply_add<C>(v, vector_at(x + t() * stride + col + i() * N), sums[t()][r()]);
         });
@@ -161,7 +170,9 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
     }
   }
   unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-    unrolled<kRows>([&](auto r) KERNELS_INLINE { lanes[t() * lanes_stride + r()] = lanes[t() * lanes_stride + r()] + sums[t()][r()]; });
+    unrolled<kRows>([&](auto r) KERNELS_INLINE {
+      lanes[t() * lanes_stride + r()] = lanes[t() * lanes_stride + r()] + sums[t()][r()];
+    });
   });
 }
 
@@ -170,7 +181,8 @@ template <int kRows, class C, class W, int kTokens = (kRows > kTileRows ? 1 : kT
 void multiply_tile(int tokens, const W& w, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride,
                    Register<C>* lanes, int lanes_stride) {
   if (tokens == kTokens) return multiply<kRows, kTokens>(w, at, begin, count, x, stride, lanes, lanes_stride);
-  if constexpr (kTokens > 1) multiply_tile<kRows, C, W, kTokens - 1>(tokens, w, at, begin, count, x, stride, lanes, lanes_stride);
+  if constexpr (kTokens > 1)
+    multiply_tile<kRows, C, W, kTokens - 1>(tokens, w, at, begin, count, x, stride, lanes, lanes_stride);
 }
 
 // A stretch of a row of weights in a buffer, in planes if they are read so; zeros follow.
@@ -189,7 +201,8 @@ void decode(const W w, int64_t row, int64_t begin, int64_t count, C* to) {
       if constexpr (U::scaled) scale = shared.scale(unit, 0, index);
       unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
         Register<C> v = unit.template vector<i()>();
-        if constexpr (U::in_planes && has_centers) v = v - shared.center(0, index) * in_register(broadcast<N>(C(U::unity(i()))));
+        if constexpr (U::in_planes && has_centers)
+          v = v - shared.center(0, index) * in_register(broadcast<N>(C(U::unity(i()))));
         else if constexpr (has_centers) v = v - shared.center(0, index);
         if constexpr (U::scaled) v = v * scale;
         put_vector<C>(to + col + i() * N, v);
@@ -213,7 +226,8 @@ void in_lines(const Paired<S>& w, int64_t row, const F& f) {
 // f(matrix, row): the matrix that holds row `row` of the weights, and its number there.
 template <class W, class F>
 void in_matrix(const W& w, int64_t row, const F& f) {
-  if constexpr (is_stacked<W>::value) w.visit(row, [&](const auto& part, int64_t begin) { in_matrix(part, row - begin, f); });
+  if constexpr (is_stacked<W>::value)
+    w.visit(row, [&](const auto& part, int64_t begin) { in_matrix(part, row - begin, f); });
   else if constexpr (is_shifted<W>::value) in_matrix(w.source(), row + w.shift(), f);
   else if constexpr (is_paired<W>::value) in_lines(w, row, f);
   else f(w, row);
@@ -244,7 +258,9 @@ class Gemv {
     const Team team = all.for_work(double(n_) * double(k_), double(n_) * double(k_) * tokens_);
     const int64_t packs = (n_ + kWidestPack - 1) / kWidestPack;
     const int parts = int(lesser<int64_t>(packs, team.threads));
-    parallel(team, parts, [&](int part) { rows(packs * part / parts * kWidestPack, lesser(n_, packs * (part + 1) / parts * kWidestPack)); });
+    parallel(team, parts, [&](int part) {
+      rows(packs * part / parts * kWidestPack, lesser(n_, packs * (part + 1) / parts * kWidestPack));
+    });
   }
 
  private:
@@ -263,7 +279,8 @@ class Gemv {
       const int64_t end = lesser(last, row + block), count = end - row;
       for (auto& matrix : sums) fill(matrix, tokens_ * count, C(0));
       for (int64_t begin = 0; begin < k_; begin += stretch) {
-        const int64_t cols = lesser(stretch, k_ - begin), stride = (cols + kPadding - 1) / kPadding * kPadding + kRowGap;
+        const int64_t cols = lesser(stretch, k_ - begin),
+                      stride = (cols + kPadding - 1) / kPadding * kPadding + kRowGap;
         const bool others = row == first || stretch < k_;
         if constexpr (gated) {
           if (others) read_inputs<std::decay_t<decltype(w_.gate())>>(begin, cols, x, stride);
@@ -274,7 +291,8 @@ class Gemv {
           multiply_rows(w_, row, end, begin, cols, x, stride, sums[0]);
         }
       }
-      for (int t = 0; t < tokens_; ++t) results_.write(first_ + t, row, end, sums[0] + t * count, sums[matrices - 1] + t * count);
+      for (int t = 0; t < tokens_; ++t)
+        results_.write(first_ + t, row, end, sums[0] + t * count, sums[matrices - 1] + t * count);
     }
   }
 
@@ -290,7 +308,8 @@ class Gemv {
 
   // sums[t * (last - first) + n - first] += the products of a stretch of input t and weight row n.
   template <class M>
-  void multiply_rows(const M& w, int64_t first, int64_t last, int64_t begin, int64_t cols, const C* x, int64_t stride, C* sums) const {
+  void multiply_rows(const M& w, int64_t first, int64_t last, int64_t begin, int64_t cols, const C* x, int64_t stride,
+                     C* sums) const {
     int64_t row = first;
     while (row < last) {
       C* const to = sums + (row - first);
@@ -329,15 +348,17 @@ class Gemv {
     }
     for (; col < at.end; col += kDecodedCols) {
       const int64_t count = lesser(kDecodedCols, at.end - col), padded = (count + kPadding - 1) / kPadding * kPadding;
-      const int64_t from = col + count < at.end ? col + count : at.begin, first = col + count < at.end ? at.row : at.next;
+      const int64_t from = col + count < at.end ? col + count : at.begin,
+                    first = col + count < at.end ? at.row : at.next;
       const auto multiply_all = [&](const auto& weights, int64_t row, int64_t begin) {
         for (int t = 0; t < tokens_; t += kTileTokens) {
           const C* const inputs = x + t * stride + (col - at.begin);
           const auto tile = [&](auto rows, int r) {
-            multiply_tile<rows()>(lesser(kTileTokens, tokens_ - t), weights, {row + r, row + r, begin, begin + padded}, begin, padded, inputs, stride,
-                                  lanes + t * kRows + r, kRows);
+            multiply_tile<rows()>(lesser(kTileTokens, tokens_ - t), weights, {row + r, row + r, begin, begin + padded},
+                                  begin, padded, inputs, stride, lanes + t * kRows + r, kRows);
           };
-          for (int r = 0; r < kRows; r += lesser(kRows, kTileRows)) tile(Width<(kRows < kTileRows ? kRows : kTileRows)>{}, r);
+          for (int r = 0; r < kRows; r += lesser(kRows, kTileRows))
+            tile(Width<(kRows < kTileRows ? kRows : kTileRows)>{}, r);
         }
       };
       if constexpr (std::is_same<M, DirectLoad<C>>::value) {

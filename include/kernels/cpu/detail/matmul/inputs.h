@@ -1,5 +1,5 @@
-// How products read their operands and hand over their results on the CPU: stretches of a row as floats, in a buffer; of rows
-// that are normalized on the way in, the state first. And what is done with the lanes of vectors.
+// How products read their operands and hand over their results on the CPU: stretches of a row as floats, in a buffer;
+// of rows that are normalized on the way in, the state first. And what is done with the lanes of vectors.
 #pragma once
 
 #include "../../../weights.h"
@@ -104,7 +104,8 @@ class Results {
         put(sink, apply_map(map, v, fetch_operands<N>(map, row, col), row, col), row, col);
       };
       const auto v = pack_at<N>(sums + (col - begin));
-      if constexpr (is_gated<W>::value) store(later_maps(map), first_map(map).join(v, pack_at<N>(others + (col - begin))));
+      if constexpr (is_gated<W>::value)
+        store(later_maps(map), first_map(map).join(v, pack_at<N>(others + (col - begin))));
       else store(map, v);
     });
   }

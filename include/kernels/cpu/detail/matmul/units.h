@@ -1,7 +1,8 @@
-// Weights in registers on the CPU: a unit is kPadding columns of a row, read and decoded vector by vector, and what is shared by the
-// columns of a group: scales and zero points.
+// Weights in registers on the CPU: a unit is kPadding columns of a row, read and decoded vector by vector, and what is
+// shared by the columns of a group: scales and zero points.
 //
-//   row:   | unit: vector 0 | vector 1 | ... | next unit ...      16-bit and 8-bit weights: each vector has neighbouring columns
+//   row:   | unit: vector 0 | vector 1 | ... | next unit ...      16-bit and 8-bit weights: each vector has
+//   neighbouring columns
 //          | word 0 | word 1 | ... | word n |                     4-bit ("in planes"): vector i has code i of each word
 #pragma once
 
@@ -11,7 +12,8 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Columns that are multiplied at a time, between two looks ahead, and those that are summed in a register before the next ones.
+// Columns that are multiplied at a time, between two looks ahead, and those that are summed in a register before the
+// next ones.
 constexpr int kStrideCols = 128;
 constexpr int64_t kRunCols = 2048;
 // Rows in a buffer end with zeros up to a multiple of so many columns.
@@ -46,9 +48,10 @@ class Unit {
 };
 
 #if KERNELS_VECTORS
-// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where it is in
-// the word, as a number without a sign. So a code takes two instructions. All else is left to the inputs, put_in_planes(): their order,
-// and what a code is to be multiplied with; what is to be subtracted from all codes is multiplied with the sum of their inputs.
+// Weights of 4 bits are decoded word by word in each lane: vector i of a unit holds code i of neighbouring words, where
+// it is in the word, as a number without a sign. So a code takes two instructions. All else is left to the inputs,
+// put_in_planes(): their order, and what a code is to be multiplied with; what is to be subtracted from all codes is
+// multiplied with the sum of their inputs.
 template <class Format>
 class Unit<float, Words<Format>> {
   static constexpr int N = kLanes<float>;
@@ -61,9 +64,12 @@ class Unit<float, Words<Format>> {
   static constexpr bool in_planes = true, scaled = std::is_same<Format, Gf4>::value;
   static constexpr float offset = Format::offset * Format::slope;
   // What vector i holds for each 1 that a weight is worth.
-  static constexpr float unity(int i) { return (highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope; }
+  static constexpr float unity(int i) {
+    return (highest(i) ? 1.f : float(uint32_t(1) << Format::shift(i))) / Format::slope;
+  }
 
-  KERNELS_INLINE Unit(const Words<Format>& w, int64_t row, int64_t col) : words_(bit_cast<VectorOf<uint32_t, N>>(w.template fetch<cols>(row, col))) {}
+  KERNELS_INLINE Unit(const Words<Format>& w, int64_t row, int64_t col)
+      : words_(bit_cast<VectorOf<uint32_t, N>>(w.template fetch<cols>(row, col))) {}
   template <int i>
   KERNELS_INLINE Register<float> vector() const {
     using Ints = VectorOf<int32_t, N>;
@@ -93,7 +99,9 @@ class SmallFloats {
     });
   }
   template <int i>
-  KERNELS_INLINE Register<float> vector() const { return in_register(convert<float>(bit_cast<Pack<half, N>>(part<i % 2>(halves_[i / 2])))); }
+  KERNELS_INLINE Register<float> vector() const {
+    return in_register(convert<float>(bit_cast<Pack<half, N>>(part<i % 2>(halves_[i / 2]))));
+  }
   KERNELS_INLINE Register<float> scale() const { return in_register(broadcast<N>(256.f)); }
 
  private:
@@ -148,7 +156,8 @@ class Unit<C, Shifted<S>> : public Unit<C, S> {};
 template <class C, class S>
 class Unit<C, Paired<S>> : public Unit<C, S> {};
 
-// Rows of a matrix that follow each other in two lines: row v is base + v / 2 * step, or, if v is odd, `odd` rows behind that.
+// Rows of a matrix that follow each other in two lines: row v is base + v / 2 * step, or, if v is odd, `odd` rows
+// behind that.
 template <class S>
 struct TwoLines {
   S source;
@@ -164,7 +173,9 @@ template <class S>
 struct MatrixOf<TwoLines<S>> {
   using type = S;
   static KERNELS_INLINE const S& of(const TwoLines<S>& w) { return w.source; }
-  static KERNELS_INLINE int64_t row(const TwoLines<S>& w, int64_t row) { return w.base + (row >> 1) * w.step + (row & 1) * w.odd; }
+  static KERNELS_INLINE int64_t row(const TwoLines<S>& w, int64_t row) {
+    return w.base + (row >> 1) * w.step + (row & 1) * w.odd;
+  }
 };
 
 // Where weights lie, if they lie anywhere, and of how many bits they are.
@@ -175,17 +186,23 @@ struct Place {
 template <class T, class C>
 struct Place<DirectLoad<T, C>> {
   static constexpr int bits = 8 * int(sizeof(T));
-  static KERNELS_INLINE const char* of(const DirectLoad<T, C>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row, col)); }
+  static KERNELS_INLINE const char* of(const DirectLoad<T, C>& w, int64_t row, int64_t col) {
+    return reinterpret_cast<const char*>(w.at(row, col));
+  }
 };
 template <class Format>
 struct Place<Words<Format>> {
   static constexpr int bits = 4;
-  static KERNELS_INLINE const char* of(const Words<Format>& w, int64_t row, int64_t col) { return reinterpret_cast<const char*>(w.at(row) + (col >> 3)); }
+  static KERNELS_INLINE const char* of(const Words<Format>& w, int64_t row, int64_t col) {
+    return reinterpret_cast<const char*>(w.at(row) + (col >> 3));
+  }
 };
 template <class Codes, class S>
 struct Place<Dequant<Codes, S>> {
   static constexpr int bits = Place<Codes>::bits;
-  static KERNELS_INLINE const char* of(const Dequant<Codes, S>& w, int64_t row, int64_t col) { return Place<Codes>::of(w.codes(), row, col); }
+  static KERNELS_INLINE const char* of(const Dequant<Codes, S>& w, int64_t row, int64_t col) {
+    return Place<Codes>::of(w.codes(), row, col);
+  }
 };
 
 // Whether units may be read at multiples of their length, wherever a row begins.
@@ -201,8 +218,8 @@ bool in_units(const W& w) {
   }
 }
 
-// Column 8 i + j of each unit goes to i + j * lanes: that of inputs divided by what the unit's vector j is too large by, that of weights
-// multiplied with it. All are powers of two, or their negatives.
+// Column 8 i + j of each unit goes to i + j * lanes: that of inputs divided by what the unit's vector j is too large
+// by, that of weights multiplied with it. All are powers of two, or their negatives.
 template <class U, class C>
 void put_in_planes(C* values, int64_t count, bool weights) {
   constexpr int N = kLanes<C>, cols = 8 * N;
@@ -232,7 +249,9 @@ class Shared {
   static constexpr bool has_centers = has_offset<Unit<C, W>>();
   KERNELS_INLINE int64_t index(int64_t) const { return 0; }
   KERNELS_INLINE Register<C> scale(const Unit<C, W>& unit, int, int64_t) const { return unit.scale(); }
-  KERNELS_INLINE Register<C> center(int, int64_t) const { return in_register(broadcast<kLanes<C>>(Unit<C, W>::offset)); }
+  KERNELS_INLINE Register<C> center(int, int64_t) const {
+    return in_register(broadcast<kLanes<C>>(Unit<C, W>::offset));
+  }
 };
 template <class C, class Codes, class S, int kRows>
 class Shared<C, Dequant<Codes, S>, kRows> {
@@ -258,7 +277,9 @@ class Shared<C, Dequant<Codes, S>, kRows> {
 
   // The number of the group that a column is in.
   KERNELS_INLINE int64_t index(int64_t col) const { return ((begin_ + col) >> log2_) - first_; }
-  KERNELS_INLINE Register<C> scale(const U& unit, int r, int64_t index) const { return unit.scaled_by(of_unit(scales_[r] + index)); }
+  KERNELS_INLINE Register<C> scale(const U& unit, int r, int64_t index) const {
+    return unit.scaled_by(of_unit(scales_[r] + index));
+  }
   // What is subtracted from codes.
   KERNELS_INLINE Register<C> center(int r, int64_t index) const {
     if constexpr (!has_offset<U>()) return of_unit(zeros_[r] + index);

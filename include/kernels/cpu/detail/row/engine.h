@@ -1,9 +1,10 @@
 // The row engine on the CPU: drives the row ops, sources, maps and sinks that the GPU's drives.
 //
 // A row is reduced in blocks that fit the first-level cache, each centered on its own state, in vectors (lanes.h).
-// Between the two passes over it, it stays on the stack, centered where that costs much, if it fits kCachedBytes and to read and
-// center it once more would cost more than that. While some rows are written, the next ones are fetched into the cache.
-// Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number of threads.
+// Between the two passes over it, it stays on the stack, centered where that costs much, if it fits kCachedBytes and to
+// read and center it once more would cost more than that. While some rows are written, the next ones are fetched into
+// the cache. Whatever decides how a row is computed is fixed by cols alone, so that results do not depend on the number
+// of threads.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +22,8 @@ namespace host {
 // need no alignment. A user's may rely on what the GPU promises, and then gets that (see Packs).
 template <class F>
 struct AnyWidth {
-  static constexpr bool value = !oneflow_load<F> && !oneflow_store<F> && !has_widest<F>::value && !has_max_pack<F>::value;
+  static constexpr bool value =
+      !oneflow_load<F> && !oneflow_store<F> && !has_widest<F>::value && !has_max_pack<F>::value;
 };
 template <class... F>
 constexpr bool any_width = (AnyWidth<F>::value && ...);
@@ -69,8 +71,8 @@ class Packs {
     while (width_ > 1 && (width_ > most || cols % width_ != 0)) width_ = width_ == wide ? middle : 1;
   }
 
-  // f(Width<N>, col) for all packs in [begin, end); the widest ones are at multiples of their width after `lead`, if the
-  // functors do not mind.
+  // f(Width<N>, col) for all packs in [begin, end); the widest ones are at multiples of their width after `lead`, if
+  // the functors do not mind.
   template <class F>
   void each(int64_t begin, int64_t end, const F& f, int lead = 0) const {
     if (any && lead > 0) {
@@ -133,8 +135,8 @@ struct RowProblem {
 
   bool keeps_rows() const { return !reads_again && cols <= cached; }
   int blocks() const { return int((cols + block - 1) / block); }
-  // How many rows a thread takes at a time, so that vectors that they share come into the first-level cache only once. They and as many
-  // that come next must fit into the cache.
+  // How many rows a thread takes at a time, so that vectors that they share come into the first-level cache only once.
+  // They and as many that come next must fit into the cache.
   int group() const {
     if (cols <= kShortCols) return 1;
     if (keeps_rows()) return int(lesser<int64_t>(kGroup, cached / (blocks() * block)));
@@ -207,8 +209,8 @@ class RowEngine {
   // f(stream, i, n) for the vectors of `count` values: i is where one begins, n how many values it has. The streams are
   // independent of each other, so that their additions need not wait for one another.
   static constexpr int kStreams = 4;
-  // So many values are summed before they join the others: in a long chain behind an outlier every addition would be rounded by
-  // as much as the outlier's size asks for.
+  // So many values are summed before they join the others: in a long chain behind an outlier every addition would be
+  // rounded by as much as the outlier's size asks for.
   static constexpr int kChain = 16 * kStreams * N;
   template <class F>
   static KERNELS_INLINE void each_vector(int count, const F& f) {
@@ -232,7 +234,8 @@ class RowEngine {
     return v;
   }
 
-  // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them, centered unless that costs little.
+  // The state of a block whose values read(Width<n>, i) gives. keep(i, Vector) receives them, centered unless that
+  // costs little.
   template <class Read, class Keep>
   KERNELS_INLINE State reduce(const Read& read, int count, const Keep& keep) const {
     State s;
@@ -261,11 +264,13 @@ class RowEngine {
           keep(begin + i, Op::centers_fast ? value : x);
           Lanes::add(sums[stream()], x);
         });
-        for (int k = 0; k < Lanes::kSums; ++k) all[k] = all[k] + ((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k]));
+        for (int k = 0; k < Lanes::kSums; ++k)
+          all[k] = all[k] + ((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k]));
       }
       C totals[Lanes::kSums];
       for (int k = 0; k < Lanes::kSums; ++k) totals[k] = sum(as_pack<C>(all[k]));
-      const State closed = Lanes::close(s, totals, count == P::block ? Count<C>(C(P::block), C(1.0 / P::block)) : Count<C>(count));
+      const State closed =
+          Lanes::close(s, totals, count == P::block ? Count<C>(C(P::block), C(1.0 / P::block)) : Count<C>(count));
       if (again || !Lanes::recenter(s, closed)) return closed;
     }
   }
@@ -363,7 +368,8 @@ class RowEngine {
       const auto finished = [&](int r, int64_t begin) {
         if constexpr (kKept) {
           const int b = r * blocks + int(begin / P::block);
-          return [from = kept(r), at = row + r, map = map_, op = p_.op, state = states[b], linear = linears[b]](auto width, int64_t col) KERNELS_INLINE {
+          return [from = kept(r), at = row + r, map = map_, op = p_.op, state = states[b], linear = linears[b]](
+                     auto width, int64_t col) KERNELS_INLINE {
             const auto value = pack_at<width()>(from + col);
             return mapped(map, linear(Op::centers_fast ? op.center(value, state) : value), at, col);
           };
@@ -380,9 +386,8 @@ class RowEngine {
           });
           end_.write_row(sink_state, row + r);
           const auto result = end_.finish(sink_state);
-          const auto store = [from = kept(r), sink = end_, result, at = row + r](auto width, int64_t col) KERNELS_INLINE {
-            sink.store(pack_at<width()>(from + col), result, at, col);
-          };
+          const auto store = [from = kept(r), sink = end_, result, at = row + r](auto width, int64_t col)
+                                 KERNELS_INLINE { sink.store(pack_at<width()>(from + col), result, at, col); };
           p_.packs.each(0, p_.cols, store);
         }
       } else {
@@ -405,7 +410,8 @@ class RowEngine {
   // f(c, first column, end) for the chunks of a row.
   template <class F>
   void each_chunk(const Team& team, const F& f) const {
-    const int64_t width = greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
+    const int64_t width =
+        greater(kChunkCols, (p_.cols + kMaxChunks - 1) / kMaxChunks + P::block - 1) / P::block * P::block;
     const int chunks = int((p_.cols + width - 1) / width), parts = lesser(team.threads, chunks);
     parallel(team, parts, [&](int part) {
       for (int c = chunks * part / parts; c < chunks * (part + 1) / parts; ++c) {

@@ -1,12 +1,14 @@
 // The row ops as a CPU core runs them: many columns of a row at once, one sum per vector lane.
 //
 //   by_largest                        whether a run of columns is looked at for its largest value first
-//   open(largest), open(first, count) the state to center the run on, from its largest value or its first ones (how many;
+//   open(largest), open(first, count) the state to center the run on, from its largest value or its first ones (how
+//   many;
 //                                     behind them is the very first again)
 //   neutral(State)                    what takes the place of the values that the last vector of a run lacks
 //   kSums, add(sums, centered)        what is summed, lane by lane
 //   close(State, sums, count)         the state of the run
-//   recenter(State, closed)           whether the run was centered so poorly that it is better summed once more; if so, centers anew
+//   recenter(State, closed)           whether the run was centered so poorly that it is better summed once more; if so,
+//   centers anew
 #pragma once
 
 #include "../../../core/memory.h"
@@ -17,8 +19,8 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-// Packs of as many values as a vector register holds: the compilers then keep each pack in a register, where all that touches
-// it is inlined. Wider ones live in memory between two operations.
+// Packs of as many values as a vector register holds: the compilers then keep each pack in a register, where all that
+// touches it is inlined. Wider ones live in memory between two operations.
 template <class C>
 constexpr int kLanes = kVectorBytes / int(sizeof(C));
 
@@ -71,7 +73,8 @@ inline KERNELS_INLINE void fill(T* to, int64_t count, const T& value) {
   for (int64_t i = 0; i < count; ++i) to[i] = value;
 }
 
-// a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be bent.
+// a * b + c, rounded once where the machine can. The compilers fuse the two on their own only where the language may be
+// bent.
 template <class C>
 inline KERNELS_INLINE Register<C> multiply_add(const Register<C>& a, const Register<C>& b, const Register<C>& c) {
 #if KERNELS_VECTORS && defined(__AVX512F__)
@@ -108,12 +111,14 @@ struct InLanes<SoftmaxOp<C>> : SoftmaxInLanes<C> {
 };
 template <class C>
 struct InLanes<LogSoftmaxOp<C>> : SoftmaxInLanes<C> {
-  static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) { sums[0] = sums[0] + in_register(exp(x)); }
+  static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
+    sums[0] = sums[0] + in_register(exp(x));
+  }
 };
 
-// The origin is the mean of the first values. Taking the mean out of the squares afterwards costs as many times the rounding of
-// m2 as the squares are larger than it: where outliers among the first values make that much, the run is summed again around
-// its mean.
+// The origin is the mean of the first values. Taking the mean out of the squares afterwards costs as many times the
+// rounding of m2 as the squares are larger than it: where outliers among the first values make that much, the run is
+// summed again around its mean.
 template <class C>
 struct InLanes<LayerNormOp<C>> {
   using State = WelfordState<C>;
