@@ -28,8 +28,6 @@ namespace detail {
 
 // Whether there is a kernel for sm_90a (prefill_hopper.cuh): for heads of this size, and keys and values that both are
 // copied, or decoded.
-template <class Kv>
-constexpr bool decodes_kv = lies_coded<typename KeyRun<Kv>::Codes> && lies_coded<typename ValueRun<Kv>::Codes>;
 template <class P>
 constexpr bool copies_kv =
     !KeyRun<typename P::Kv>::scaled && !ValueRun<typename P::Kv>::scaled &&

@@ -37,6 +37,10 @@ constexpr bool lies_coded<DirectLoad<T, float, kCache>, void_t<decltype(Decoder<
 template <class Format>
 constexpr bool lies_coded<Words<Format>, void_t<decltype(Decoder<Format>::each)>> = true;
 
+// Whether keys and values both are such codes.
+template <class Kv>
+constexpr bool decodes_kv = lies_coded<typename KeyRun<Kv>::Codes> && lies_coded<typename ValueRun<Kv>::Codes>;
+
 // The 16-bit types of the two products. Queries are rounded to that of the keys. Weights with the scales of values in
 // them need bfloat16's range; without, half has all codes, and weights more exactly.
 template <class... T>
