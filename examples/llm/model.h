@@ -24,6 +24,8 @@ struct ModelOptions {
   int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
 };
 
+constexpr int64_t kRing = 64;  // tokens of a text that the host may be behind
+
 // What takes memory, in bytes.
 struct Plan {
   size_t mapped = 0, weights = 0, cache = 0, activations = 0;  // mapped: used where the files are mapped, not allocated
@@ -86,6 +88,7 @@ class Model {
     Buffer keys, values, key_scales, value_scales;
   };
   class Loader;
+  class Tensors;
 
   Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
         const Progress& progress, bool only_plan);
@@ -96,7 +99,8 @@ class Model {
            (size_t(config_.head_dim) * size_t(bits_of(cache_type_) / 8) +
             (cache_type_ == Type::i8 ? sizeof(float) : 0));
   }
-  void load(Loader& loader);
+  void check_options();
+  void plan_memory();
   void allocate();
   void set_length(int64_t length);
   void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);

@@ -1,0 +1,499 @@
+// What a model does before its first token: tensors are found, checked and brought to the device, and memory is planned.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "model.h"
+
+namespace llm {
+
+namespace {
+
+// Some rows of a matrix.
+Matrix rows_of(const Matrix& all, int64_t first, int64_t rows) {
+  Matrix out = all;
+  out.rows = rows;
+  out.data = static_cast<const char*>(all.data) + weight_bytes(all.type, first, all.cols);
+  if (all.scales != nullptr) out.scales = static_cast<const char*>(all.scales) + scale_bytes(all.type, first, all.cols);
+  return out;
+}
+
+}  // namespace
+
+// Finds, checks and brings to the device what the model reads. With only a plan to make it adds up bytes.
+class Model::Loader {
+ public:
+  Loader(Model& model, const Weights& files, const Progress& progress, bool only_plan)
+      : model_(model), files_(files), progress_(progress), only_plan_(only_plan), all_(double(files.bytes()) + 1) {}
+
+  bool has(const std::string& name) const { return files_.has(name); }
+  const Weights& files() const { return files_; }
+
+  // rows x cols weights; in a transposed model cols x rows in the file. quantize: whether --weights of fewer than 16
+  // bits are meant.
+  Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false) {
+    const Tensor& tensor =
+        files_.get(name, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
+    const int wanted = model_.options_.weights;
+    const Type type = wanted < 0 || (!quantize && bits_of(Type(wanted)) < 16) ? tensor.type : Type(wanted);
+    if (type == Type::i4 && cols % kGroup != 0)
+      throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
+                  std::to_string(kGroup) + ", which int4 needs");
+    if (model_.device_.products(type) == nullptr)
+      throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    Matrix out{nullptr, nullptr, rows, cols, type};
+    const size_t bytes = llm::weight_bytes(type, rows, cols), scales = scale_bytes(type, rows, cols);
+    model_.weights_per_token_ += bytes + scales, model_.weights_count_ += size_t(rows * cols);
+
+    const bool as_it_is = type == tensor.type && !transposed;
+    const bool aligned = reinterpret_cast<uintptr_t>(tensor.data) % size_t(bits_of(tensor.type) / 8) == 0;
+    if (as_it_is && aligned && model_.device_.is_host()) {
+      model_.plan_.mapped += bytes;
+      out.data = tensor.data;
+    } else {
+      model_.plan_.weights += bytes + scales;
+      out.data = out.scales = "";  // anything but null, in a plan
+      if (!only_plan_) {
+        if (as_it_is) {
+          out.data = keep(tensor.data, bytes), out.scales = nullptr;
+        } else {
+          Converted result(bytes, scales);
+          convert(tensor, 0, rows, transposed, out, 0, result);
+          keep(out, result);
+        }
+      }
+    }
+    done(tensor.bytes);
+    return out;
+  }
+
+  // Some rows of each of several tensors, one below the other: what experts need. `share`: of them that a token reads.
+  struct Slice {
+    const Tensor* tensor;
+    int64_t first, rows;
+  };
+  Matrix joined(const std::string& name, const std::vector<Slice>& parts, int64_t cols, double share) {
+    const Type stored = parts[0].tensor->type;
+    const Type type = model_.options_.weights < 0 ? stored : Type(model_.options_.weights);
+    if (type == Type::i4 && cols % kGroup != 0)
+      throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
+                  std::to_string(kGroup) + ", which int4 needs");
+    if (model_.device_.products(type) == nullptr)
+      throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    Matrix out{"", "", 0, cols, type};
+    for (const Slice& part : parts) out.rows += part.rows;
+    const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
+    model_.weights_per_token_ += size_t(share * double(bytes + scales)),
+        model_.weights_count_ += size_t(share * double(out.rows * cols));
+    model_.plan_.weights += bytes + scales;
+    if (only_plan_) return out;
+    Converted result(bytes, scales);
+    int64_t row = 0;
+    for (const Slice& part : parts) {
+      convert(*part.tensor, part.first, part.rows, false, out, row, result);
+      row += part.rows;
+      done(size_t(part.rows * cols) * size_t(bits_of(part.tensor->type) / 8));
+    }
+    keep(out, result);
+    return out;
+  }
+
+  // Floats on the device, each plus something.
+  const float* vector(const std::string& name, int64_t n, float plus = 0) {
+    const Tensor& tensor = files_.get(name, {n});
+    std::vector<float> values(static_cast<size_t>(n));
+    to_floats(tensor.type, tensor.data, values.data(), n);
+    for (float& value : values) value += plus;
+    done(tensor.bytes);
+    return floats(values);
+  }
+  const float* floats(const std::vector<float>& values) {
+    model_.plan_.weights += values.size() * 4;
+    return only_plan_ ? &nothing_ : static_cast<const float*>(keep(values.data(), values.size() * 4));
+  }
+
+ private:
+  void done(size_t bytes) {
+    done_ += double(bytes);
+    if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
+  }
+  const void* keep(const void* from, size_t bytes) {
+    model_.memory_.emplace_back(model_.device_, bytes, "weights");
+    model_.memory_.back().upload(from, bytes);
+    return model_.memory_.back().as();
+  }
+  // Weights of another type than the file's, on their way to the device.
+  struct Converted {
+    std::vector<unsigned char> data, scales;
+    Converted(size_t bytes, size_t scale_bytes) : data(bytes), scales(scale_bytes) {}
+  };
+  // Rows of a tensor from `first` on become those from `to` on: some at a time in each thread, so that no second copy
+  // of a large matrix is needed in floats.
+  void convert(const Tensor& tensor, int64_t first, int64_t rows, bool transposed, const Matrix& out, int64_t to,
+               Converted& result) const {
+    const int64_t size = bits_of(tensor.type) / 8, cols = out.cols,
+                  some = std::max<int64_t>(1, (int64_t(1) << 18) / std::max<int64_t>(1, cols));
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+      std::vector<float> values(size_t(some * cols));
+      for (int64_t row; (row = next.fetch_add(some)) < rows;) {
+        const int64_t n = std::min(some, rows - row);
+        if (!transposed) {
+          to_floats(tensor.type, tensor.data + (first + row) * cols * size, values.data(), n * cols);
+        } else {
+          for (int64_t col = 0; col < cols; ++col) {
+            for (int64_t i = 0; i < n; ++i)
+              to_floats(tensor.type, tensor.data + (col * out.rows + first + row + i) * size,
+                        &values[size_t(i * cols + col)], 1);
+          }
+        }
+        from_floats(values.data(), n, cols, out.type, result.data.data() + llm::weight_bytes(out.type, to + row, cols),
+                    result.scales.data() + scale_bytes(out.type, to + row, cols));
+      }
+    };
+    std::vector<std::thread> others;
+    const int64_t most = std::min<int64_t>(model_.device_.place().threads, (rows + some - 1) / some);
+    for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+  }
+  void keep(Matrix& out, const Converted& result) {
+    out.data = keep(result.data.data(), result.data.size());
+    out.scales = result.scales.empty() ? nullptr : keep(result.scales.data(), result.scales.size());
+  }
+
+  Model& model_;
+  const Weights& files_;
+  const Progress& progress_;
+  bool only_plan_;
+  double all_, done_ = 0;
+  float nothing_ = 0;
+};
+
+// Which tensors of the files are which weights of the model.
+class Model::Tensors {
+ public:
+  Tensors(Model& model, Loader& loader) : model_(model), loader_(loader), c(model.config_) {}
+
+  // All that config.json says there is; what the files have beside it is refused.
+  void load() {
+    model_.zeros_ = loader_.floats(
+        std::vector<float>(size_t(std::max({c.vocabulary, c.hidden, c.inner, nq, c.experts, c.shared_inner})), 0.f));
+    embedding();
+    for (size_t i = 0; i < c.layers.size(); ++i) {
+      const std::string number = std::to_string(i) + ".";
+      if (gpt2) gpt2_layer(model_.layers_[i], prefix_ + "h." + number);
+      else layer(model_.layers_[i], prefix_ + "layers." + number, c.layers[i].experts);
+    }
+    head();
+    ignore_others();
+    if (const std::string name = loader_.files().unread(); !name.empty())
+      throw Error("the tensor " + shown(name) + " belongs to nothing that this architecture (" + c.architecture +
+                  ") has");
+  }
+
+ private:
+  Norm norm(const std::string& name, int64_t n) {
+    return {loader_.vector(name + ".weight", n, c.norm_plus_one ? 1.f : 0.f),
+            c.layer_norm ? loader_.vector(name + ".bias", n) : nullptr, c.eps, c.layer_norm};
+  }
+  const float* bias(bool there, const std::string& name, int64_t n) {
+    return there ? loader_.vector(name + ".bias", n) : model_.zeros_;
+  }
+  QkvWeights parts_of(const Matrix& all) const {
+    return {rows_of(all, 0, nq), rows_of(all, nq, nk), rows_of(all, nq + nk, nk),
+            model_.zeros_,       model_.zeros_,        model_.zeros_};
+  }
+
+  // Before the layers, whose names begin as those of the table do.
+  void embedding() {
+    const std::string table = gpt2 ? "wte.weight" : "embed_tokens.weight";
+    prefix_ = gpt2 ? "transformer." : "model.";
+    for (const char* other : {"", "transformer.", "model.", "language_model.model.", "model.language_model."}) {
+      if (loader_.has(other + table)) prefix_ = other;
+    }
+    model_.embedding_ = loader_.matrix(prefix_ + table, c.vocabulary, c.hidden, false);
+    if (gpt2) model_.places_ = loader_.matrix(prefix_ + "wpe.weight", c.positions, c.hidden, false);
+    // The table is read a row at a time, unless it is the head as well.
+    if (!c.tied) model_.weights_per_token_ = model_.weights_count_ = 0;
+  }
+
+  void gpt2_layer(Layer& l, const std::string& at) {
+    l.attention_norm = norm(at + "ln_1", c.hidden);
+    l.mlp_norm = norm(at + "ln_2", c.hidden);
+    l.qkv = parts_of(loader_.matrix(at + "attn.c_attn.weight", nq + 2 * nk, c.hidden, true, true));
+    const float* const biases = loader_.vector(at + "attn.c_attn.bias", nq + 2 * nk);
+    l.qkv.q_bias = biases, l.qkv.k_bias = biases + nq, l.qkv.v_bias = biases + nq + nk;
+    l.output = loader_.matrix(at + "attn.c_proj.weight", c.hidden, nq, true, true);
+    l.output_bias = loader_.vector(at + "attn.c_proj.bias", c.hidden);
+    l.up = loader_.matrix(at + "mlp.c_fc.weight", c.inner, c.hidden, true, true);
+    l.up_bias = loader_.vector(at + "mlp.c_fc.bias", c.inner);
+    l.down = loader_.matrix(at + "mlp.c_proj.weight", c.hidden, c.inner, true, true);
+    l.down_bias = loader_.vector(at + "mlp.c_proj.bias", c.hidden);
+    for (const char* mask : {"attn.bias", "attn.masked_bias"}) loader_.files().ignore(at + mask);
+  }
+
+  void layer(Layer& l, const std::string& at, bool experts) {
+    const std::string attention = at + "self_attn.", mlp = at + "mlp.";
+    norms(l, at, attention);
+    l.output_bias = bias(c.output_bias, attention + "o_proj", c.hidden);
+    l.up_bias = l.down_bias = model_.zeros_;
+    if (experts) all_experts(l, at, mlp);
+    if (c.fused) {
+      l.qkv = parts_of(loader_.matrix(attention + "qkv_proj.weight", nq + 2 * nk, c.hidden));
+      const Matrix both = loader_.matrix(mlp + "gate_up_proj.weight", 2 * c.inner, c.hidden);
+      l.gate = rows_of(both, 0, c.inner), l.up = rows_of(both, c.inner, c.inner);
+    } else {
+      const auto part = [&](const char* name, int64_t rows) {
+        return loader_.matrix(attention + name + ".weight", rows, c.hidden);
+      };
+      const auto part_bias = [&](const char* name, int64_t rows) { return bias(c.qkv_bias, attention + name, rows); };
+      l.qkv = {part("q_proj", nq),      part("k_proj", nk),      part("v_proj", nk),
+               part_bias("q_proj", nq), part_bias("k_proj", nk), part_bias("v_proj", nk)};
+      if (c.mlp_bias) throw Error("config.json: mlp_bias: true is not supported");
+      if (!experts)
+        l.gate = loader_.matrix(mlp + "gate_proj.weight", c.inner, c.hidden),
+        l.up = loader_.matrix(mlp + "up_proj.weight", c.inner, c.hidden);
+    }
+    l.output = loader_.matrix(attention + "o_proj.weight", c.hidden, nq);
+    if (!experts) l.down = loader_.matrix(mlp + "down_proj.weight", c.hidden, c.inner);
+    loader_.files().ignore(attention + "rotary_emb.inv_freq");
+  }
+
+  void norms(Layer& l, const std::string& at, const std::string& attention) {
+    l.attention_norm = norm(at + "input_layernorm", c.hidden);
+    if (c.post_norms) {
+      l.after_attention = norm(at + "post_attention_layernorm", c.hidden);
+      l.mlp_norm = norm(at + "pre_feedforward_layernorm", c.hidden);
+      l.after_mlp = norm(at + "post_feedforward_layernorm", c.hidden);
+    } else {
+      l.mlp_norm = norm(at + "post_attention_layernorm", c.hidden);
+    }
+    if (c.head_norms)
+      l.q_norm = norm(attention + "q_norm", c.head_dim), l.k_norm = norm(attention + "k_norm", c.head_dim);
+  }
+
+  // Mixtral has names of its own; transformers 5 may write one tensor for all experts.
+  void all_experts(Layer& l, const std::string& at, const std::string& mlp) {
+    const bool mixtral = loader_.has(at + "block_sparse_moe.gate.weight");
+    const std::string base = mixtral ? at + "block_sparse_moe." : mlp, all = base + "experts.";
+    const double share = double(c.experts_per_token) / double(c.experts);
+    l.router = loader_.matrix(base + "gate.weight", c.experts, c.hidden, false);
+    std::vector<Loader::Slice> gate, up, down;
+    const bool fused = loader_.has(all + "gate_up_proj");
+    const Tensor* const both =
+        fused ? &loader_.files().get(all + "gate_up_proj", {c.experts, 2 * c.expert_inner, c.hidden}) : nullptr;
+    const Tensor* const last =
+        fused ? &loader_.files().get(all + "down_proj", {c.experts, c.hidden, c.expert_inner}) : nullptr;
+    for (int64_t e = 0; e < c.experts; ++e) {
+      const std::string one = all + std::to_string(e) + ".";
+      const auto part = [&](const char* name, int64_t rows, int64_t cols) {
+        return Loader::Slice{&loader_.files().get(one + name + ".weight", {rows, cols}), 0, rows};
+      };
+      gate.push_back(fused ? Loader::Slice{both, e * 2 * c.expert_inner, c.expert_inner}
+                           : part(mixtral ? "w1" : "gate_proj", c.expert_inner, c.hidden));
+      up.push_back(fused ? Loader::Slice{both, (2 * e + 1) * c.expert_inner, c.expert_inner}
+                         : part(mixtral ? "w3" : "up_proj", c.expert_inner, c.hidden));
+      down.push_back(fused ? Loader::Slice{last, e * c.hidden, c.hidden}
+                           : part(mixtral ? "w2" : "down_proj", c.hidden, c.expert_inner));
+    }
+    l.expert_gate = loader_.joined(all, gate, c.hidden, share), l.expert_up = loader_.joined(all, up, c.hidden, share);
+    l.expert_down = loader_.joined(all, down, c.expert_inner, share);
+    if (c.shared_inner > 0) {
+      l.shared_gate = loader_.matrix(mlp + "shared_expert_gate.weight", 1, c.hidden, false);
+      l.gate = loader_.matrix(mlp + "shared_expert.gate_proj.weight", c.shared_inner, c.hidden);
+      l.up = loader_.matrix(mlp + "shared_expert.up_proj.weight", c.shared_inner, c.hidden);
+      l.down = loader_.matrix(mlp + "shared_expert.down_proj.weight", c.hidden, c.shared_inner);
+    }
+  }
+
+  // Behind the layers. The flag decides: a tied model may have a head in its files, which is not read.
+  void head() {
+    model_.last_norm_ = norm(prefix_ + (gpt2 ? "ln_f" : "norm"), c.hidden);
+    loader_.files().ignore(prefix_ + "rotary_emb.inv_freq");
+    if (c.tied) {
+      model_.head_ = model_.embedding_;
+      for (const char* name : {"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight"})
+        loader_.files().ignore(name);
+    } else {
+      const bool inner = prefix_.rfind("language_model.", 0) == 0;
+      model_.head_ =
+          loader_.matrix(inner ? "language_model.lm_head.weight" : "lm_head.weight", c.vocabulary, c.hidden, false);
+    }
+  }
+
+  // What models have for pictures.
+  void ignore_others() {
+    for (const auto& item : loader_.files().all()) {
+      for (const char* other : {"vision_tower.", "model.vision_tower.", "multi_modal_projector.",
+                                "model.multi_modal_projector."}) {
+        if (item.first.rfind(other, 0) == 0) loader_.files().ignore(item.first);
+      }
+    }
+  }
+
+  Model& model_;
+  Loader& loader_;
+  const Config& c;
+  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
+  const bool gpt2 = c.learned_positions;
+  std::string prefix_;
+};
+
+// Columns inside of a feed-forward layer, of all experts of a token together.
+int64_t Model::inside() const {
+  return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
+}
+
+Model::Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
+             const Progress& progress, bool only_plan)
+    : config_(config), device_(device), options_(options) {
+  check_options();
+  layers_.resize(config_.layers.size());
+  Loader loader(*this, files, progress, true);
+  Tensors(*this, loader).load();
+  plan_memory();
+  if (only_plan) return;
+  plan_.mapped = plan_.weights = weights_per_token_ = weights_count_ = 0;
+  Loader again(*this, files, progress, false);
+  Tensors(*this, again).load();
+  allocate();
+}
+
+void Model::check_options() {
+  const Config& c = config_;
+  if (options_.sequences < 1 || options_.sequences > 4096)
+    throw Error("the number of sequences is not between 1 and 4096");
+  if (options_.chunk < 0 || options_.chunk > 1 << 20) throw Error("--chunk is not between 0 and 2^20");
+  if (options_.chunk == 0) options_.chunk = device_.chunk();
+  if (options_.sinks >= 0) {
+    if (c.learned_positions)
+      throw Error("--sinks: the positions of this model are learned, and there are no more than " +
+                  std::to_string(c.positions));
+    if (lengths_matter())
+      throw Error(
+          "--sinks: the angles of this model depend on the length of the text, and keys that are gone cannot be made anew");
+  }
+  if (options_.guesses < 0 || options_.guesses >= kRing)
+    throw Error("--lookup is not between 0 and " + std::to_string(kRing - 1));
+  if (options_.guesses > 0 && options_.sequences > 1) throw Error("--lookup is for one text at a time");
+  if (options_.guesses > 0 && options_.sinks >= 0)
+    throw Error(
+        "--lookup and --sinks exclude each other: a wrong guess would take the place of a key that is still seen");
+}
+
+// How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
+void Model::plan_memory() {
+  const Config& c = config_;
+  cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type == Type::f32 ? Type::f32 : embedding_.type;
+  if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
+  if (device_.attend(cache_type_) == nullptr)
+    throw Error(std::string("keys and values of ") + name_of(cache_type_) + " are not compiled in for this device");
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8),
+               per_token = key_bytes() * size_t(options_.sequences);
+  const auto plan_activations = [&] {
+    rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
+    logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
+    const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
+    plan_.activations =
+        size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a +
+                         size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) +
+        size_t(logit_rows_ * c.vocabulary) * 4;
+  };
+  if (c.experts > 0)
+    options_.chunk = std::min<int64_t>(
+        options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
+  if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
+  plan_activations();
+  const size_t free = device_.free_bytes() / 20 * 19,
+               fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
+  plan_.context = options_.context;
+  if (plan_.context == 0) {
+    const int64_t room = free > fixed ? int64_t((free - fixed) / per_token) : 0;
+    plan_.context = std::min(c.positions, room);
+    options_.chunk = std::min(options_.chunk, std::max<int64_t>(1, plan_.context));
+    plan_activations();
+  }
+  if (c.learned_positions && plan_.context > c.positions)
+    throw Error("--context: this model has no more than " + std::to_string(c.positions) + " positions");
+  if (options_.sinks >= plan_.context && plan_.context > 0)
+    throw Error("--sinks: the context of " + std::to_string(plan_.context) + " tokens is not larger");
+  page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context))
+                            : std::max<int64_t>(1, plan_.context);
+  plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
+  const auto megabytes = [](size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; };
+  if (plan_.context < 1 || (plan_.total() > device_.free_bytes())) {
+    throw Error("the model does not fit: " + megabytes(plan_.weights) + " of weights, " + megabytes(plan_.cache) +
+                " of keys and values for " + std::to_string(plan_.context) + " tokens and " +
+                megabytes(plan_.activations) + " of activations, and " + megabytes(device_.free_bytes()) +
+                " are free; a smaller --context, --cache fp8 or --weights int8 take less");
+  }
+}
+
+Model::Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
+             const Progress& progress)
+    : Model(config, files, device, options, progress, false) {}
+
+Plan Model::plan(const Config& config, const Weights& files, Device& device, const ModelOptions& options) {
+  return Model(config, files, device, options, {}, true).plan_;
+}
+
+void Model::allocate() {
+  const Config& c = config_;
+  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_;
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8);
+  const auto make = [&](Buffer& buffer, int64_t elements, size_t size, const char* what = "activations") {
+    buffer = Buffer(device_, size_t(elements) * size, what);
+  };
+  for (Layer& layer : layers_) {
+    const int64_t elements = options_.sequences * pages * page_ * nk;
+    make(layer.keys, elements, size_t(bits_of(cache_type_) / 8), "keys");
+    make(layer.values, elements, size_t(bits_of(cache_type_) / 8), "values");
+    if (cache_type_ != Type::i8) continue;
+    make(layer.key_scales, elements / c.head_dim, 4, "keys");
+    make(layer.value_scales, elements / c.head_dim, 4, "values");
+  }
+  std::vector<int32_t> table(static_cast<size_t>(options_.sequences * pages));
+  for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
+  make(table_, int64_t(table.size()), 4);
+  table_.upload(table.data(), table.size() * 4);
+  for (Buffer* buffer : {&ids_, &positions_, &owners_, &lengths_}) make(*buffer, rows_, 4);
+  make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
+  make(raw_, rows_ * (nq + 2 * nk), 4);
+  make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
+  make(logits_, logit_rows_ * c.vocabulary, 4);
+  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_})
+    make(*buffer, options_.sequences, 4);
+  make(chosen_, logit_rows_, 4);
+  decode_.resize(size_t(options_.guesses + 1));
+  given_ = Buffer(device_, decode_.size() * 4, "tokens", true);
+  make(guessed_, 3 * int64_t(decode_.size()), 4), make(guessed_seeds_, 2 * int64_t(decode_.size()), 8);
+  for (Buffer* buffer : {&seeds_, &steps_}) make(*buffer, options_.sequences, 8);
+  make(history_, options_.sequences * context(), 4);
+  out_ = Buffer(device_, size_t(kRing * options_.sequences) * 8, "tokens", true);
+  if (c.experts > 0) {
+    const int64_t choices = rows_ * c.experts_per_token;
+    for (Buffer* buffer : {&expert_ids_, &order_, &places_by_expert_, &shares_}) make(*buffer, choices, 4);
+    make(offsets_, c.experts + 1, 4), make(router_logits_, rows_ * c.experts, 4), make(made_, choices * c.hidden, 4);
+    experts_ = {c.experts,
+                c.experts_per_token,
+                c.shares_add_to_one,
+                expert_ids_.as<int32_t>(),
+                offsets_.as<int32_t>(),
+                order_.as<int32_t>(),
+                places_by_expert_.as<int32_t>(),
+                router_logits_.as<float>(),
+                shares_.as<float>()};
+  }
+  size_t room = 0;
+  for (int64_t each = 1; each <= kChunkQueries; ++each)
+    room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
+  room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));
+  room_ = Buffer(device_, room, "activations");
+  for (size_t i = 0; i < c.ropes.size(); ++i) {
+    make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
+    ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};
+  }
+}
+
+}  // namespace llm
