@@ -1,4 +1,5 @@
-// What a model does before its first token: tensors are found, checked and brought to the device, and memory is planned.
+// What a model does before its first token: tensors are found, checked and brought to the device, and memory is
+// planned.
 #include <algorithm>
 #include <atomic>
 #include <thread>
