@@ -177,6 +177,10 @@ __device__ __forceinline__ void more_registers() {
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
+// The same with rows of 32 bytes, 16 columns: chunk i is at i ^ (row / 4 % 2). 16 columns further is another tile.
+__device__ __forceinline__ uint64_t warpgroup_tile_32(uint32_t at) {
+  return uint64_t(at >> 4 & 0x3fffu) | uint64_t(256 >> 4) << 32 | uint64_t(3) << 62;
+}
 
 // Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
 // the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
@@ -247,13 +251,15 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 // and g + 8, and the same 16 columns further.
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
+#define KERNELS_D_48 KERNELS_D_4(0), KERNELS_D(4), KERNELS_D(5)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
 #define KERNELS_D_80 KERNELS_D_64, KERNELS_D(8), KERNELS_D(9)
 #define KERNELS_D_96 KERNELS_D_64, KERNELS_D_4(8)
 #define KERNELS_D_128 KERNELS_D_96, KERNELS_D_4(12)
-#define KERNELS_NAMES_64  \
+#define KERNELS_NAMES_48  \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+  "%16, %17, %18, %19, %20, %21, %22, %23"
+#define KERNELS_NAMES_64 KERNELS_NAMES_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define KERNELS_NAMES_80 KERNELS_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define KERNELS_NAMES_96 KERNELS_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " \
@@ -270,7 +276,9 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
   KERNELS_WARPGROUP_MMA(n, "16", type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 #define KERNELS_WARPGROUP_MMA_OF(type)                          \
-  if constexpr (kEights == 8)                                   \
+  if constexpr (kEights == 6)                                   \
+    KERNELS_WARPGROUP_MMA_SHARED(48, type, "%24", "%25", "%26") \
+  else if constexpr (kEights == 8)                              \
     KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34") \
   else if constexpr (kEights == 10)                             \
     KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42") \
@@ -278,7 +286,8 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
     KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
-  static_assert(kEights == 8 || kEights == 10 || kEights == 12 || kEights == 16, "64, 80, 96 or 128 columns");
+  static_assert(kEights == 6 || kEights == 8 || kEights == 10 || kEights == 12 || kEights == 16,
+                "48, 64, 80, 96 or 128 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || std::is_same<T, float8_e4m3>::value,
                 "half, bfloat16 or float8_e4m3");
   if constexpr (kWarpgroupMma) {
@@ -313,6 +322,38 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
     }
   }
 }
+#undef KERNELS_WARPGROUP_MMA_OF
+// The fragments of a times b that is not turned.
+#define KERNELS_WARPGROUP_MMA_OF(type)                                                                            \
+  KERNELS_WARPGROUP_MMA(48, "16", type, "{%24, %25, %26, %27}", "%28", "%29", ", 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), \
+                        "r"(a[3]))
+template <class T>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[6][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
+  if constexpr (kWarpgroupMma) {
+    if constexpr (std::is_same<T, half>::value) {
+      KERNELS_WARPGROUP_MMA_OF("f16")
+    } else {
+      KERNELS_WARPGROUP_MMA_OF("bf16")
+    }
+  }
+}
+#undef KERNELS_WARPGROUP_MMA_OF
+// A tile a in shared memory times b that is turned.
+#define KERNELS_WARPGROUP_MMA_OF(type) \
+  KERNELS_WARPGROUP_MMA(128, "16", type, "%64", "%65", "%66", ", 0, 1", "l"(a))
+template <class T>
+__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[16][4], uint64_t a, uint64_t b, bool adds) {
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
+  if constexpr (kWarpgroupMma) {
+    if constexpr (std::is_same<T, half>::value) {
+      KERNELS_WARPGROUP_MMA_OF("f16")
+    } else {
+      KERNELS_WARPGROUP_MMA_OF("bf16")
+    }
+  }
+}
+#undef KERNELS_WARPGROUP_MMA_OF
 // Rounded, the largest for what is larger, from the lowest byte on.
 __device__ __forceinline__ uint32_t floats_to_e4m3(float a, float b, float c, float d) {
   uint32_t four = 0;
@@ -337,7 +378,6 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
     }
   }
 }
-#undef KERNELS_WARPGROUP_MMA_OF
 #undef KERNELS_WARPGROUP_MMA_HELD
 #undef KERNELS_WARPGROUP_MMA_SHARED
 #undef KERNELS_WARPGROUP_MMA
@@ -345,10 +385,12 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
 #undef KERNELS_NAMES_96
 #undef KERNELS_NAMES_80
 #undef KERNELS_NAMES_64
+#undef KERNELS_NAMES_48
 #undef KERNELS_D_128
 #undef KERNELS_D_96
 #undef KERNELS_D_80
 #undef KERNELS_D_64
+#undef KERNELS_D_48
 #undef KERNELS_D_4
 #undef KERNELS_D
 __device__ __forceinline__ void warpgroup_fence() {

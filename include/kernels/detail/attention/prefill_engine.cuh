@@ -4,6 +4,7 @@
 #include "../../core/attention_plan.h"
 #include "prefill.cuh"
 #include "prefill_hopper.cuh"
+#include "prefill_latent.cuh"
 #include "prefill_simt.cuh"
 
 KERNELS_BEGIN
@@ -114,6 +115,13 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
       if constexpr (decltype(tile)::replaced) {
         if (there) return f(ChosenPrefill<PrefillInstead<decltype(tile)>>{});
       }
+    }
+    if constexpr (has_latent_prefill<P, Body::kDim>) {
+      using Latent = LatentPrefillBody<P, Body::kDim>;
+      bool there = false;
+      KERNELS_TRY(has_code<Latent>(ex, there));
+      if (there && fits_latent(p) && ex.device().shared_per_block >= Latent::kSharedBytes)
+        return f(ChosenPrefill<Latent>{});
     }
     return f(ChosenPrefill<Body>{});
   });

@@ -22,12 +22,13 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEig
       if (arch::shared_address(whole_memory) % kAligned != 0) __trap();
       unsigned char* const memory = whole_memory + kTilesAt;
       if (threadIdx.x == 0) {
-        constexpr int producers = 128, consumers = 4 * kGroups;  // threads; warps, of which the first lane arrives
+        // Threads; of consumers the first of each warp, or all where there are scales.
+        constexpr int producers = 128, of_keys = (Parts::Key::scaled ? 128 : 4) * kGroups,
+                      of_values = (Parts::Value::scaled ? 128 : 4) * kGroups;
         KERNELS_UNROLL
         for (int i = 0; i < kStages; ++i) {
           arch::mbarrier_init(&shared.keys_full[i], producers), arch::mbarrier_init(&shared.values_full[i], producers);
-          arch::mbarrier_init(&shared.keys_empty[i], consumers),
-              arch::mbarrier_init(&shared.values_empty[i], consumers);
+          arch::mbarrier_init(&shared.keys_empty[i], of_keys), arch::mbarrier_init(&shared.values_empty[i], of_values);
         }
         KERNELS_UNROLL
         for (int i = 0; i < kQueryStages; ++i)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
+#include "prefill_hopper_results.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -45,8 +46,10 @@ struct HopperConsumer : Parts {
   static __device__ __forceinline__ void pass_turn(int group) {
     if constexpr (kTurns) arch::named_barrier_arrive(turn(group + 1 < kGroups ? group + 1 : 0), 256);
   }
+  // Lets go of keys, or of values. Products have read these for a whole warp, but scales each lane for itself.
+  template <class Run>
   static __device__ __forceinline__ void release(uint64_t* barrier) {
-    if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
+    if (Run::scaled || threadIdx.x % 32 == 0) arch::mbarrier_arrive(barrier);
   }
 
   static __device__ __forceinline__ void consume(const Params& params, Shared& shared, unsigned char* memory) {
@@ -71,7 +74,9 @@ struct HopperConsumer : Parts {
         Attending attending(p, shared, item, group, queries, stages_of(memory), keys_at, values_at);
         attending.run();
         arch::named_barrier_sync(own(group), 128);
-        finish(p, item.rows, attending.state, queries);
+        const Work& state = attending.state;
+        const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
+        put_results<kCols, kCols / 2, Queries::kRunBytes>(p, item.rows, Work::first_row(), state.outputs[0], inverse, queries, 0);
       } else {
         pass_by(shared, group, Tiles(item.all).count, keys_at, values_at);
       }
@@ -89,9 +94,9 @@ struct HopperConsumer : Parts {
       const int stage = Parities::stage(tile);
       if (tile > 0) wait_for_turn(group), pass_turn(group);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
-      release(&shared.keys_empty[stage]);
+      release<Key>(&shared.keys_empty[stage]);
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
-      release(&shared.values_empty[stage]);
+      release<Value>(&shared.values_empty[stage]);
       keys_at.next(tile), values_at.next(tile);
     }
   }
@@ -133,7 +138,7 @@ struct HopperConsumer : Parts {
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
       scale_logits(0);
-      release(&shared.keys_empty[0]);
+      release<Key>(&shared.keys_empty[0]);
       state.make_exponentials(look_at(0));
       round_weights(0);
 #pragma unroll 1
@@ -142,8 +147,7 @@ struct HopperConsumer : Parts {
       begin_outputs(last);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
-      if constexpr (Value::scaled) __syncwarp();
-      release(&shared.values_empty[Parities::stage(last)]);
+      release<Value>(&shared.values_empty[Parities::stage(last)]);
     }
 
    private:
@@ -158,28 +162,24 @@ struct HopperConsumer : Parts {
       arch::warpgroup_wait<1>();
       arch::pin(state.logits[0]);
       scale_logits(tile + 1);
-      release(&shared.keys_empty[Parities::stage(tile + 1)]);
+      release<Key>(&shared.keys_empty[Parities::stage(tile + 1)]);
       const typename Work::Look look = look_at(tile + 1);
       state.make_exponentials(look);
       // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
       const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
       if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0)
-        release(&shared.keys_empty[0]);
+        release<Key>(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      if constexpr (Value::scaled) __syncwarp();  // all lanes have read the scales
-      release(&shared.values_empty[Parities::stage(tile)]);
+      release<Value>(&shared.values_empty[Parities::stage(tile)]);
       state.shrink_outputs(look);
       round_weights(tile + 1);
     }
 
-    // All lanes read scales, and one of them arrives for all where they may be written again. racecheck counts what the
-    // one has read alone, and reports a race where keys or values have scales.
     __device__ __forceinline__ void scale_logits(int tile) {
       if constexpr (Key::scaled) {
         const float* const scales = scales_of<kKeyScales>(shared) + Parities::stage(tile) * kKeys + threadIdx.x % 4 * 2;
         state.each([&](int, int j, int x, float& logit) { logit *= scales[j * 8 + x % 2]; });
-        __syncwarp();
       }
     }
     // Scales of values come with these.
@@ -247,78 +247,6 @@ struct HopperConsumer : Parts {
       }
     }
   };
-
-  // A warp's results go to the sink by way of its queries' place, which all products have read: half of the columns at
-  // a time, as floats, 32 of them for each run of queries.
-  static __device__ __forceinline__ void finish(const P& p, PrefillRows rows, Work& state, unsigned char* queries) {
-    const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
-    const auto map = sink_map(p.out);
-    const auto& end = sink_end(p.out);
-    const int first_row = Work::first_row();
-    unsigned char* const slab = queries + first_row % 64 * 128;
-    // Four columns of a row of the slab: neither pairs that are written nor packs that are read have bank conflicts.
-    const auto place = [&](int row, int col) {
-      return slab + col / 32 * Queries::kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16;
-    };
-    const float inverse[2] = {state.finish_row(p, rows, 0, 0), state.finish_row(p, rows, 0, 1)};
-    const auto leave = [&](auto first) {
-      KERNELS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        KERNELS_UNROLL
-        for (int j = 0; j < kCols / 16; ++j) {
-          const float(&from)[4] = state.outputs[0][decltype(first)::value / 8 + j];
-          *reinterpret_cast<::float2*>(place(half * 8 + lane / 4, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {
-              from[half * 2] * inverse[half], from[half * 2 + 1] * inverse[half]};
-        }
-      }
-    };
-    // A lane has the same 8 columns of some rows.
-    constexpr int kPacks = kCols / 16, kApart = 32 / kPacks, kEach = 16 / kApart;
-    const int col = lane % kPacks * 8;
-    int64_t to[kEach], head_col[kEach];
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      const auto at = rows.place(first_row + lane / kPacks + i * kApart);
-      to[i] = rows.token + at.query, head_col[i] = int64_t(at.head) * cols;
-    }
-    const auto values_of = [&](int i) {
-      const int row = lane / kPacks + i * kApart;
-      Pack<float, 8> values;
-      memcpy(values.v, __builtin_assume_aligned(place(row, col), 16), 16);
-      memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
-      return values;
-    };
-    const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row + 16 <= rows.count;
-#pragma unroll 1
-    for (int first = 0; first < kCols; first += kCols / 2) {
-      __syncwarp();
-      if (first == 0) leave(Int<0>{});
-      else leave(Int<kCols / 2>{});
-      __syncwarp();
-      if (first + col >= cols) continue;
-      const auto put_some = [&](int64_t row, const auto& some, int64_t at) {
-        constexpr int N = std::decay_t<decltype(some)>::size;
-        put(end, apply_map(map, some, fetch_operands<N>(map, row, at), row, at), row, at);
-      };
-      if (wide) {
-        KERNELS_UNROLL
-        for (int i = 0; i < kEach; ++i) put_some(to[i], values_of(i), head_col[i] + first + col);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < kEach; ++i) {
-          const int row = first_row + lane / kPacks + i * kApart;
-          if (row >= rows.count) break;
-          if (splits) {
-            leave_outputs(p, rows, row, values_of(i), first + col);
-            continue;
-          }
-          const auto at = rows.place(row);
-          in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first + col,
-                   [&](const auto& some, int64_t from) { put_some(rows.token + at.query, some, from); });
-        }
-      }
-    }
-  }
 };
 
 }  // namespace detail

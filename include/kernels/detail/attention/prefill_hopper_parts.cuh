@@ -27,43 +27,15 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are
-// products for all columns and, in the same kernel, for fewer; those of queries and keys that are not there are zeros.
-// kInEight_: queries, keys and values are float8_e4m3, and so are weights.
-template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
-struct HopperPrefillParts {
+// Tiles of queries on their way through a block, one behind the other, and the stages of a tile of keys: what the
+// kernels for sm_90a have in common. kRows: of a tile of queries; kQueryStages: how many of these are in shared memory.
+template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_>
+struct HopperItems {
   using Problem = P;
-  static constexpr int kGroups = kGroups_;
-  static constexpr bool kInEight = kInEight_;
-  using Kv = typename P::Kv;
-  using TK = std::conditional_t<kInEight, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
-  using TV = std::conditional_t<kInEight, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
-  static constexpr int kDim = kDim_, kCols = kDim_, kKeys = kKeys_, kRows = 64 * kGroups, kResultPack = 8, kOnEach = 1;
+  static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kQueryStages = kQueryStages_;
+  static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
   static constexpr int kWalking = 32;  // blocks for each multiprocessor, where sequences differ
-  using Key = KeyRun<Kv>;
-  using Value = ValueRun<Kv>;
-  static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
-  // What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
-  static constexpr int kStages = kDim == 64 || kInEight ? 3 : 2, kQueryStages = kDim == 256 || kDecodes ? 1 : 2;
-  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's
-  // way.
-  static constexpr bool kTurns = kDim == 64 || kInEight;
-  static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight
-                                                                                               ? kCols
-                                                                                           : kCols == 128 ? 96
-                                                                                                          : 128;
-  static constexpr int kProducers = kDecodes ? 2 : 1;
-  static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
-  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 || kInEight ? 56 : 32;
-  static constexpr int kConsumerRegisters = kDecodes       ? (kDim == 256 ? 216 : 208)
-                                            : kGroups == 2 ? 224
-                                            : kInEight     ? 152
-                                                           : 160;
-  using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
-  using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
-  using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
-  // Queries that are computed are read by those who need them.
-  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
+  static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
 
   struct Params {
     P problem;
@@ -76,39 +48,6 @@ struct HopperPrefillParts {
     SeenKeys all;
     RowKeys row_keys[kRows];
   };
-  // Scales of keys, then of values, of each stage: where they begin.
-  static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
-                       kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
-  struct Shared {
-    float scales[kScales > 0 ? kScales : 1];
-    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
-        item_full[kQueryStages], item_empty[kQueryStages];
-    Item items[kQueryStages];
-  };
-  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */,
-                       kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes), kAligned = 1024;
-  static constexpr int kTilesAt =
-      (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
-  // Behind the stages: codes of keys and values, or three tiles of values before they are turned.
-  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
-                                      (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
-  static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
-  static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid
-  // for once. A tile of queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200,
-  // bench_prefill.
-  static unsigned tiles_of_block(const PrefillGrid& grid) {
-    const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
-    const auto cost = [&](unsigned each) {
-      const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
-      return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
-    };
-    unsigned best = 1;
-    for (unsigned each = of_head; each <= most; each += of_head) {
-      if (cost(each) < cost(best)) best = each;
-    }
-    return best;
-  }
 
   // Stages of a tile of keys, or of values: each tile of queries begins with the first, so that the compiler knows that
   // all threads are at the same. Whether it is an even or an odd time that a stage is used.
@@ -118,17 +57,6 @@ struct HopperPrefillParts {
     __device__ __forceinline__ int at(int tile) const { return int(bits >> stage(tile) & 1); }
     __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
   };
-  static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) {
-    return memory + (item % kQueryStages * kGroups + group) * kQueryBytes;
-  }
-  static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) {
-    return memory + kQueryStages * kGroups * kQueryBytes;
-  }
-  static __device__ __forceinline__ unsigned char* codes_of(unsigned char* memory) {
-    return stages_of(memory) + kStages * kStageBytes;
-  }
-  template <int kOf>
-  static __device__ __forceinline__ float* scales_of(Shared& shared) { return shared.scales + kOf; }
   // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
   // more.
   template <class F>
@@ -164,10 +92,103 @@ struct HopperPrefillParts {
     }
   };
 
+  template <class Shared>
   static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {
     arch::mbarrier_wait_in_block(&shared.item_full[number % kQueryStages], number / kQueryStages % 2);
     return shared.items[number % kQueryStages];
   }
+};
+
+// What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
+template <int kDim, bool kInEight>
+constexpr int hopper_stages = kDim == 64 || kInEight ? 3 : 2;
+template <int kDim, bool kDecodes>
+constexpr int hopper_query_stages = kDim == 256 || kDecodes ? 1 : 2;
+
+// What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are
+// products for all columns and, in the same kernel, for fewer; those of queries and keys that are not there are zeros.
+// kInEight_: queries, keys and values are float8_e4m3, and so are weights.
+template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
+struct HopperPrefillParts
+    : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
+                  hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>> {
+  using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
+                            hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>>;
+  using typename Items::Item;
+  using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
+  static constexpr int kGroups = kGroups_;
+  static constexpr bool kInEight = kInEight_;
+  using Kv = typename P::Kv;
+  using TK = std::conditional_t<kInEight, float8_e4m3, key_meeting_type<typename P::Q, Kv>>;
+  using TV = std::conditional_t<kInEight, float8_e4m3, value_meeting_type<typename P::Q, Kv>>;
+  static constexpr int kDim = kDim_, kCols = kDim_;
+  using Key = KeyRun<Kv>;
+  using Value = ValueRun<Kv>;
+  static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
+  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's
+  // way.
+  static constexpr bool kTurns = kDim == 64 || kInEight;
+  static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight
+                                                                                               ? kCols
+                                                                                           : kCols == 128 ? 96
+                                                                                                          : 128;
+  static constexpr int kProducers = kDecodes ? 2 : 1;
+  static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
+  static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 40 : 48) : kGroups == 2 || kInEight ? 56 : 32;
+  static constexpr int kConsumerRegisters = kDecodes       ? (kDim == 256 ? 216 : 208)
+                                            : kGroups == 2 ? 224
+                                            : kInEight     ? 152
+                                                           : 160;
+  using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
+  using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
+  using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
+  // Queries that are computed are read by those who need them.
+  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
+
+  // Scales of keys, then of values, of each stage: where they begin.
+  static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
+                       kScales = kValueScales + (Value::scaled ? kStages * kKeys : 0);
+  struct Shared {
+    float scales[kScales > 0 ? kScales : 1];
+    uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
+        item_full[kQueryStages], item_empty[kQueryStages];
+    Item items[kQueryStages];
+  };
+  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */,
+                       kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);
+  static constexpr int kTilesAt =
+      (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
+  // Behind the stages: codes of keys and values, or three tiles of values before they are turned.
+  static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
+                                      (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
+  static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
+  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid
+  // for once. A tile of queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200,
+  // bench_prefill.
+  static unsigned tiles_of_block(const PrefillGrid& grid) {
+    const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
+    const auto cost = [&](unsigned each) {
+      const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
+      return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
+    };
+    unsigned best = 1;
+    for (unsigned each = of_head; each <= most; each += of_head) {
+      if (cost(each) < cost(best)) best = each;
+    }
+    return best;
+  }
+
+  static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) {
+    return memory + (item % kQueryStages * kGroups + group) * kQueryBytes;
+  }
+  static __device__ __forceinline__ unsigned char* stages_of(unsigned char* memory) {
+    return memory + kQueryStages * kGroups * kQueryBytes;
+  }
+  static __device__ __forceinline__ unsigned char* codes_of(unsigned char* memory) {
+    return stages_of(memory) + kStages * kStageBytes;
+  }
+  template <int kOf>
+  static __device__ __forceinline__ float* scales_of(Shared& shared) { return shared.scales + kOf; }
 };
 
 }  // namespace detail

@@ -7,8 +7,50 @@
 KERNELS_BEGIN
 namespace detail {
 
+// Finds tiles of queries and brings these.
 template <class Parts>
-struct HopperProducer : Parts {
+struct HopperItemProducer : Parts {
+  using Item = typename Parts::Item;
+  using Parts::kRows, Parts::kGroups, Parts::kQueryStages, Parts::kProducerBarrier;
+
+  // By the producer, for tile `wanted` of all; false if there is none. Its queries are there when item_full says so.
+  template <class Params, class Shared>
+  static __device__ __forceinline__ bool bring_item(const Params& params, Shared& shared, unsigned char* memory,
+                                                    int number, unsigned wanted, PrefillRows& rows, SeenKeys& all) {
+    const auto& p = params.problem;
+    Item& item = shared.items[number % kQueryStages];
+    uint64_t* const full = &shared.item_full[number % kQueryStages];
+    arch::mbarrier_wait_in_block(&shared.item_empty[number % kQueryStages], number / kQueryStages % 2 ^ 1);
+    if (PrefillGrid::even(p)) {
+      rows = params.grid.even_rows(p, kRows, wanted);
+      if (threadIdx.x == 0) item.rows = rows;
+    } else {
+      if (threadIdx.x < 32) params.grid.template search<Parts>(p, wanted, item.rows);
+      arch::named_barrier_sync(kProducerBarrier, 128);
+      rows = same_in_lanes(item.rows);
+      if (rows.count == 0) {
+        arch::mbarrier_arrive(full), arch::mbarrier_arrive(full);
+        return false;
+      }
+    }
+    if constexpr (Parts::kCopiesQueries) {
+#pragma unroll 1
+      for (int i = 0; i < kGroups; ++i)
+        bring_queries<typename Parts::TK, 64, typename Parts::Queries>(
+            p, rows, i * 64, Parts::queries_of(memory, number, i), int(p.shape.dim));
+    }
+    arch::mbarrier_arrive_copied(full);
+    for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
+    arch::named_barrier_sync(kProducerBarrier, 128);
+    all = Parts::seen_by_rows(item, 0, kRows);
+    if (threadIdx.x == 0) item.all = all;
+    arch::mbarrier_arrive(full);  // behind what was written to the item
+    return true;
+  }
+};
+
+template <class Parts>
+struct HopperProducer : HopperItemProducer<Parts> {
   using P = typename Parts::Problem;
   using Kv = typename Parts::Kv;
   using TK = typename Parts::TK;
@@ -21,11 +63,11 @@ struct HopperProducer : Parts {
   using Shared = typename Parts::Shared;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
-  using Parts::kDim, Parts::kKeys, Parts::kRows, Parts::kDecodes, Parts::kStages, Parts::kQueryStages;
-  using Parts::kFewer, Parts::kProducerRegisters, Parts::kGroups, Parts::kCopiesQueries, Parts::kKeyScales;
+  using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kQueryStages;
+  using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
-  using Parts::each_item, Parts::seen_by_rows, Parts::queries_of, Parts::stages_of, Parts::codes_of;
-  using Parts::scales_of, Parts::wait_for_item;
+  using Parts::each_item, Parts::stages_of, Parts::codes_of, Parts::scales_of, Parts::wait_for_item;
+  using HopperItemProducer<Parts>::bring_item;
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
@@ -38,33 +80,9 @@ struct HopperProducer : Parts {
     if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<Parts>(p);
     Parities keys_to, values_to;
     each_item(p, params.grid, [&](int number, unsigned wanted) {
-      Item& item = shared.items[number % kQueryStages];
-      uint64_t* const full = &shared.item_full[number % kQueryStages];
-      arch::mbarrier_wait_in_block(&shared.item_empty[number % kQueryStages], number / kQueryStages % 2 ^ 1);
       PrefillRows rows;
-      if (PrefillGrid::even(p)) {
-        rows = params.grid.even_rows(p, kRows, wanted);
-        if (threadIdx.x == 0) item.rows = rows;
-      } else {
-        if (warp == 0) params.grid.template search<Parts>(p, wanted, item.rows);
-        arch::named_barrier_sync(kProducerBarrier, 128);
-        rows = same_in_lanes(item.rows);
-        if (rows.count == 0) {
-          arch::mbarrier_arrive(full), arch::mbarrier_arrive(full);
-          return false;
-        }
-      }
-      if constexpr (kCopiesQueries) {
-#pragma unroll 1
-        for (int i = 0; i < kGroups; ++i)
-          bring_queries<TK, 64, Queries>(p, rows, i * 64, queries_of(memory, number, i), dim);
-      }
-      arch::mbarrier_arrive_copied(full);
-      for (int row = int(threadIdx.x); row < kRows; row += 128) item.row_keys[row] = keys_seen(p, rows, row);
-      arch::named_barrier_sync(kProducerBarrier, 128);
-      const SeenKeys all = seen_by_rows(item, 0, kRows);
-      if (threadIdx.x == 0) item.all = all;
-      arch::mbarrier_arrive(full);  // behind what was written to the item
+      SeenKeys all;
+      if (!bring_item(params, shared, memory, number, wanted, rows, all)) return false;
       if constexpr (kDecodes) {
         const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
         decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared),

@@ -398,12 +398,15 @@ __device__ __forceinline__ void leave_state(const P& p, const PrefillRows& rows,
                                            rows.queries * int(p.shape.heads), logsumexp};
   }
 }
-// Its outputs, from a column of the head on.
+// Where its outputs go, and some of them, from a column of the head on.
+template <class P>
+__device__ __forceinline__ float* left_outputs(const P& p, const PrefillRows& rows, int row) {
+  return p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim();
+}
 template <int N, class P>
 __device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& rows, int row,
                                               const Pack<float, N>& outputs, int64_t col) {
-  if constexpr (P::kSplits)
-    put_floats(p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim() + col, outputs);
+  if constexpr (P::kSplits) put_floats(left_outputs(p, rows, row) + col, outputs);
 }
 
 // Keys that all of some rows see, and keys that any of them see; both are empty where the end is not behind the

@@ -1,0 +1,152 @@
+// Attention over latents: values are 512 of the keys' 576 columns, for which there is a kernel of its own for sm_90a.
+#include "support/gpu_attention.cuh"
+
+using namespace test;
+
+namespace {
+
+// Values that are columns of keys, from `column` on.
+template <class T>
+struct ColumnsOf {
+  const DeviceKv<T>& key;
+  int64_t column;
+
+  auto tensor() const {
+    const auto keys = key.tensor();
+    const T* const p = keys.at({0, 0, 0}, 0);
+    return k::strided(p + column, keys.at({1, 0, 0}, 0) - p, keys.at({0, 1, 0}, 0) - p, keys.at({0, 0, 0}, 1) - p);
+  }
+  double operator()(int64_t b, int64_t head, int64_t pos, int64_t c) const { return key(b, head, pos, column + c); }
+};
+
+// Whether the kernel is taken for keys and values that begin at these elements, in pages.
+template <class T>
+bool takes_latents(const k::Exec& ex, int64_t key_at, int64_t value_at, int64_t value_stride = 576,
+                   int64_t v_dim = 512) {
+  const T* const p = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
+  const int32_t* const numbers = reinterpret_cast<const int32_t*>(p);
+  k::AttentionPlan plan;
+  REQUIRE(k::attention_plan<576>(ex, k::load(p, 16 * 576),
+                                 k::paged_kv(k::nhd(p + key_at, 64, 1, 576),
+                                             k::strided(p + value_at, 64 * value_stride, value_stride, 576),
+                                             k::pages(numbers, 4, 64), numbers),
+                                 k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 16 * v_dim),
+                                 {1, 4, 16, 1, 576, v_dim}, k::causal(), {}, plan));
+  const bool taken = plan.tile_keys == 48;
+  return taken;
+}
+
+enum class With { nothing, workspace };
+
+// Against the oracle; where values are no columns of keys by the kernel for all, with the same numbers.
+template <class T, class TO, class S>
+void attends_to_latents(Tally& t, const std::string& what, const AttentionCase& c, Layout layout, int64_t column,
+                        With with, const S& score, const ScoreModel& model, int64_t step = 1, double spread = 1,
+                        int64_t page = 16) {
+  if (t.leaves_out()) return;
+  const Placement where(layout, c.kv_lens, c.kv_heads, page);
+  const DeviceKv<T> key(1, where, 576, ScaleOf::head, 1, 0, 8);
+  const ColumnsOf<T> value{key, column};
+  AttentionData<T, TO, DeviceMemory> d(c, spread);
+  const OnDevice<int32_t> offsets(d.offsets);
+  k::AttentionShape shape = d.shape();
+  if (c.ragged_q) shape.q_offsets = offsets.data();
+  const Stream stream;
+  const k::Exec ex(stream);
+  const int64_t floats = int64_t(k::attention_workspace_bytes(ex, shape, d.options()) + 3) / 4;
+  Device<float> memory(1, floats, floats, 0, Poison::nan);
+  with_view(where, key, value, [&](const auto& kv) {
+    const k::Status status =
+        with == With::workspace
+            ? k::attention<576>(ex, d.source(), kv, d.sink(), shape, score,
+                                k::Workspace{memory.data(), size_t(floats) * 4}, d.options())
+            : k::attention<576>(ex, d.source(), kv, d.sink(), shape, score, d.options());
+    t.expect(status.ok(), "%s: %s", what.c_str(), status.reason());
+    stream.wait();
+  });
+  memory.download();
+  t.expect(memory.intact(), "%s: wrote outside the workspace", what.c_str());
+  check(t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model,
+        precision_of<T>(key, key), step);
+}
+
+AttentionCase latents(const std::vector<int64_t>& queries, const std::vector<int64_t>& keys, int64_t heads) {
+  AttentionCase c{queries, keys, heads, 1, 576, 512};
+  c.ragged_q = true, c.aligned = true;
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("attention over latents: taken where values are columns of keys") {
+  Stream stream;
+  const k::Exec ex(stream);
+  if (!takes_latents<k::bfloat16>(ex, 0, 0)) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  CHECK(takes_latents<k::half>(ex, 0, 64));
+  CHECK(takes_latents<k::bfloat16>(ex, 64, 64));
+  CHECK(!takes_latents<k::bfloat16>(ex, 64, 0));
+  CHECK(!takes_latents<k::bfloat16>(ex, 0, 8));
+  CHECK(!takes_latents<k::bfloat16>(ex, 0, 576 * 64));
+  CHECK(!takes_latents<k::bfloat16>(ex, 0, 0, 512));
+  CHECK(!takes_latents<k::bfloat16>(ex, 0, 0, 576, 256));
+  CHECK(!takes_latents<k::bfloat16>(ex, 4, 4));
+}
+
+TEST_CASE("attention over latents: every length of tiles, heads and layouts") {
+  Tally t;
+  using T = k::bfloat16;
+  for (const int64_t keys : {0, 1, 15, 47, 48, 49, 95, 96, 97, 144, 145, 193, 300}) {
+    attends_to_latents<T, T>(t, "one query", latents({1, 1}, {keys, keys / 2}, 16), Layout::nhd, 0, With::nothing,
+                             k::causal(), causal_model(), 3);
+    attends_to_latents<T, float>(t, "columns behind others", latents({3, 0, 1}, {keys, 70, keys / 3}, 24),
+                                 Layout::paged_nhd, 64, With::nothing, k::causal(), causal_model(), 5);
+  }
+  for (const int64_t heads : {1, 7, 64, 128}) {
+    for (const Layout layout : {Layout::nhd, Layout::hnd, Layout::ragged, Layout::paged_nhd}) {
+      attends_to_latents<k::half, k::half>(t, "heads", latents({1, 2, 5}, {200, 33, 64}, heads), layout, 0,
+                                           With::nothing, k::causal(), causal_model(), heads / 4 + 1);
+    }
+  }
+  for (const int64_t page : {1, 7, 64, 100})
+    attends_to_latents<T, T>(t, "pages of " + std::to_string(page), latents({1, 40}, {333, 150}, 16),
+                             Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(), 17, 1, page);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("attention over latents: scores, large logits, results of any alignment, even sequences") {
+  Tally t;
+  using T = k::bfloat16;
+  attends_to_latents<T, T>(t, "window and cap", latents({70, 1, 9}, {200, 500, 9}, 16), Layout::paged_nhd, 0,
+                           With::nothing, k::window(100, 30) & k::soft_cap(20.f),
+                           soft_cap_model(20) & window_model(100, 30), 29);
+  attends_to_latents<k::half, float>(t, "large logits", latents({2, 33}, {700, 300}, 16), Layout::nhd, 0, With::nothing,
+                                     k::causal(), causal_model(), 19, 12);
+  AttentionCase odd = latents({2, 5}, {150, 70}, 12);
+  odd.aligned = false;
+  attends_to_latents<T, T>(t, "odd", odd, Layout::nhd, 0, With::nothing, k::causal(), causal_model(), 3);
+  for (const int64_t queries : {1, 5, 64}) {
+    AttentionCase even = latents({queries, queries, queries}, {130, 64, 0}, 32);
+    even.ragged_q = false;
+    attends_to_latents<T, T>(t, "even", even, Layout::nhd, 64, With::nothing, k::no_mask(), {}, queries * 4 + 1);
+  }
+  AttentionCase many = latents({}, {}, 16);
+  for (int i = 0; i < 900; ++i) many.q_lens.push_back(i % 7), many.kv_lens.push_back(i % 5 * 30 + i % 3);
+  attends_to_latents<T, T>(t, "many sequences", many, Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(),
+                           1009);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("attention over latents: split keys") {
+  Tally t;
+  using T = k::bfloat16;
+  for (const int splits : {0, 1, 2, 5}) {
+    AttentionCase c = latents({1, 1, 3, 0}, {3000, 130, 1000, 5}, 128);
+    c.splits = splits;
+    attends_to_latents<T, T>(t, "in parts", c, Layout::paged_nhd, 0, With::workspace, k::causal(), causal_model(), 61, 1,
+                             64);
+    c.heads = 16;
+    attends_to_latents<T, float>(t, "in parts", c, Layout::nhd, 64, With::workspace, k::window(900, 0),
+                                 window_model(900, 0), 11);
+  }
+  CHECK_TALLY(t);
+}
