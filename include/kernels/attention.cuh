@@ -26,6 +26,7 @@
 #include <cstdio>
 
 #include "detail/attention/decode_engine.cuh"
+#include "detail/attention/decode_latent.cuh"
 #include "detail/attention/merge_states.cuh"
 #include "detail/attention/prefill_engine.cuh"
 #include "exec.cuh"
@@ -144,7 +145,8 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 // are say so, decode<128>(...), and compile a quarter of the kernels.
 inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
-  return detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes();
+  return greater(detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes(),
+                         detail::latent_workspace_bytes(ex, shape, options));
 }
 
 namespace detail {
@@ -176,6 +178,12 @@ Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, cons
     }
     if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
       return invalid("decode: the workspace is not at a multiple of 16 bytes");
+    if constexpr (has_latent_decode<kDim, Q, Kv, Out, S>) {
+      LatentDecode<Q, Kv, Out, S> latent(q, kv, out, shape, score, options);
+      bool fits = false;
+      KERNELS_TRY(latent.fits(ex, mode, fits));
+      if (fits) return latent.start(ex, workspace);
+    }
     return start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, workspace, options, mode);
   }
 }
@@ -189,7 +197,14 @@ Status plan_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, con
     bool empty = false;
     plan = {};
     KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
-    return empty ? Status{} : start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, {}, options, mode, &plan);
+    if (empty) return {};
+    if constexpr (has_latent_decode<kDim, Q, Kv, Out, S>) {
+      LatentDecode<Q, Kv, Out, S> latent(q, kv, out, shape, score, options);
+      bool fits = false;
+      KERNELS_TRY(latent.fits(ex, mode, fits));
+      if (fits) return latent.describe(ex, plan);
+    }
+    return start_decode<kDim, kAnyMode>(ex, q, kv, out, shape, score, {}, options, mode, &plan);
   }
 }
 

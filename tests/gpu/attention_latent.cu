@@ -1,5 +1,5 @@
 // Attention over latents: values are 512 of the keys' 576 columns, for which there is a kernel of its own for sm_90a.
-#include "support/gpu_attention.cuh"
+#include "support/gpu_decode.cuh"
 
 using namespace test;
 
@@ -148,5 +148,46 @@ TEST_CASE("attention over latents: split keys") {
     attends_to_latents<T, float>(t, "in parts", c, Layout::nhd, 64, With::workspace, k::window(900, 0),
                                  window_model(900, 0), 11);
   }
+  CHECK_TALLY(t);
+}
+
+namespace {
+
+template <class T, class TO>
+void decodes_latents(Tally& t, const std::string& what, const AttentionCase& c, Layout layout, int64_t column,
+                     k::DecodeMode mode, int64_t step) {
+  if (t.leaves_out()) return;
+  const Placement where(layout, c.kv_lens, c.kv_heads, 64);
+  const DeviceKv<T> key(1, where, 576, ScaleOf::head, 1, 0, 8);
+  const ColumnsOf<T> value{key, column};
+  with_view(where, key, value, [&](const auto& kv) {
+    check_one_decode<576, T, TO>(t, what + ", " + c.describe(), c, kv, key, value, k::causal(), causal_model(), mode,
+                                 precision_of<T>(key, key), step, 1);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("decode over latents: blocks are shared out among all sequences") {
+  Tally t;
+  using T = k::bfloat16;
+  const auto automatic = k::DecodeMode::automatic;
+  for (const int64_t heads : {9, 16, 128}) {
+    const int64_t step = heads == 128 ? 41 : 7;
+    decodes_latents<T, T>(t, "even", latents({1, 1, 1, 1}, {1000, 1000, 1000, 1000}, heads), Layout::paged_nhd, 0,
+                          automatic, step);
+    decodes_latents<T, float>(t, "one long", latents({1, 1, 1, 1, 0, 1}, {5000, 0, 48, 191, 30, 193}, heads),
+                              Layout::nhd, 64, automatic, step);
+    AttentionCase cut = latents({1, 1}, {700, 100}, heads);
+    cut.splits = 3;
+    decodes_latents<T, T>(t, "in three parts", cut, Layout::nhd, 0, automatic, step);
+  }
+  decodes_latents<k::half, k::half>(t, "few rows", latents({1, 1}, {1500, 70}, 4), Layout::paged_nhd, 0,
+                                    k::DecodeMode::tensor, 1);
+  AttentionCase several = latents({3, 1, 32, 7}, {900, 300, 40, 2000}, 16);
+  decodes_latents<T, T>(t, "several queries", several, Layout::paged_nhd, 0, automatic, 23);
+  AttentionCase many = latents({}, {}, 128);  // more tiles of rows than multiprocessors
+  for (int i = 0; i < 100; ++i) many.q_lens.push_back(1), many.kv_lens.push_back(i % 9 * 37);
+  decodes_latents<T, T>(t, "many", many, Layout::paged_nhd, 0, automatic, 1013);
   CHECK_TALLY(t);
 }

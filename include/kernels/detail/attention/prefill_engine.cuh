@@ -67,6 +67,16 @@ bool fits_8_bits(const P& p) {
          max_pack_of(p.q) >= 16 && key_pack(p.kv) >= 16 && value_pack(p.kv) >= 16;
 }
 
+// Whether a call takes the kernel for latents.
+template <class Body, class P>
+Status fits_latent(const Exec& ex, const P& p, bool& fits) {
+  fits = false;
+  if (p.shape.dim != Body::kDim || p.shape.value_dim() != Body::kCols || !p.wide_keys || !p.wide_values) return {};
+  const int64_t column = value_column(p.kv);
+  if ((column != 0 && column != 64) || ex.device().shared_per_block < Body::kSharedBytes) return {};
+  return has_code<Body>(ex, fits);
+}
+
 template <class Body_>
 struct ChosenPrefill {
   using Body = Body_;
@@ -118,10 +128,9 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
     }
     if constexpr (has_latent_prefill<P, Body::kDim>) {
       using Latent = LatentPrefillBody<P, Body::kDim>;
-      bool there = false;
-      KERNELS_TRY(has_code<Latent>(ex, there));
-      if (there && fits_latent(p) && ex.device().shared_per_block >= Latent::kSharedBytes)
-        return f(ChosenPrefill<Latent>{});
+      bool fits = false;
+      KERNELS_TRY(fits_latent<Latent>(ex, p, fits));
+      if (fits) return f(ChosenPrefill<Latent>{});
     }
     return f(ChosenPrefill<Body>{});
   });
@@ -162,9 +171,10 @@ struct PrefillMerge {
 
 inline Status too_many_tiles() { return unsupported("attention: there are more than 2^31 tiles of queries"); }
 
+// share: whether blocks are shared out among all sequences.
 template <class Body, class P>
-Status start_prefill(const Exec& ex, const P& problem) {
-  const auto grid = PrefillGrid::of<Body>(ex.device(), problem.shape, problem.options, P::kSplits);
+Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
+  const auto grid = PrefillGrid::of<Body>(ex.device(), problem.shape, problem.options, P::kSplits, share);
   if (grid.tiles_in_all == 0) return too_many_tiles();
   Launch how;
   how.grid.x = unsigned(grid.blocks());
@@ -173,7 +183,7 @@ Status start_prefill(const Exec& ex, const P& problem) {
   KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));
   if constexpr (P::kSplits) {
     using Merge = PrefillMerge<P>;
-    const int64_t rows = PrefillRoom(ex.device(), problem.shape, problem.options).rows;
+    const int64_t rows = PrefillRoom(ex.device(), problem.shape, problem.options, share).rows;
     if (rows == 0) return {};
     Launch merge;
     merge.grid.x = unsigned(
@@ -202,18 +212,19 @@ PrefillProblem<Q, Kv, Out, S, kSplits> prefill_problem(const Q& q, const Kv& kv,
           {}};
 }
 
+inline PrefillParts parts_in(const Workspace& workspace, const PrefillRoom& room) {
+  char* const memory = static_cast<char*>(workspace.ptr) + PrefillRoom::kCountBytes;
+  return {static_cast<int32_t*>(workspace.ptr), reinterpret_cast<PrefillParts::Row*>(memory),
+          reinterpret_cast<float*>(memory + room.state_bytes)};
+}
+
 // kSplits: whether there is a workspace, which then is large enough.
 template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
 Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                const Workspace& workspace, const Attention& options) {
   using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
   P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
-  if constexpr (kSplits) {
-    char* const memory = static_cast<char*>(workspace.ptr) + PrefillRoom::kCountBytes;
-    problem.parts.count = static_cast<int32_t*>(workspace.ptr);
-    problem.parts.rows = reinterpret_cast<PrefillParts::Row*>(memory);
-    problem.parts.outputs = reinterpret_cast<float*>(memory + PrefillRoom(ex.device(), shape, options).state_bytes);
-  }
+  if constexpr (kSplits) problem.parts = parts_in(workspace, PrefillRoom(ex.device(), shape, options));
   return with_prefill_body<P, kLargest>(
       ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
 }
@@ -236,31 +247,37 @@ const char* prefill_why_not(const P& p, bool whole_tiles, bool in_8_bits) {
   return misfit;
 }
 
+template <class Body, class P>
+Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, bool share = false) {
+  using Q = typename P::Q;
+  using Kv = typename P::Kv;
+  const AttentionShape& shape = problem.shape;
+  const auto grid = PrefillGrid::of<Body>(ex.device(), shape, problem.options, P::kSplits, share);
+  if (grid.tiles_in_all == 0) return too_many_tiles();
+  constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>,
+                wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
+  plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
+  plan.tile_rows = Body::kRows, plan.tile_keys = Body::kKeys;
+  plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;
+  plan.heads_together = grid.pack.divisor > 1;
+  plan.blocks = grid.blocks();
+  plan.splits = !P::kSplits ? 1 : share ? problem.options.fixed_splits() : grid.most_splits();
+  plan.query_pack = problem.wide_queries ? wide_pack<Q> : 1;
+  plan.key_pack = problem.wide_keys ? wide_key : 1;
+  plan.value_pack = problem.wide_values ? wide_value : 1;
+  plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
+  constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
+  plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0, in_8_bits);
+  return {};
+}
+
 template <int kLargest, bool kSplits, class Q, class Kv, class Out, class S>
 Status prefill_plan(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                     const S& score, const Attention& options, AttentionPlan& plan) {
   using P = PrefillProblem<Q, Kv, Out, S, kSplits>;
   const P problem = prefill_problem<kSplits>(q, kv, out, shape, score, options);
-  return with_prefill_body<P, kLargest>(ex, problem, [&](auto chosen) {
-    using Body = typename decltype(chosen)::Body;
-    const auto grid = PrefillGrid::of<Body>(ex.device(), shape, options, kSplits);
-    if (grid.tiles_in_all == 0) return too_many_tiles();
-    constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>,
-                  wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
-    plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
-    plan.tile_rows = Body::kRows, plan.tile_keys = Body::kKeys;
-    plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;
-    plan.heads_together = grid.pack.divisor > 1;
-    plan.blocks = grid.blocks();
-    plan.splits = kSplits ? grid.most_splits() : 1;
-    plan.query_pack = problem.wide_queries ? wide_pack<Q> : 1;
-    plan.key_pack = problem.wide_keys ? wide_key : 1;
-    plan.value_pack = problem.wide_values ? wide_value : 1;
-    plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
-    constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
-    plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0, in_8_bits);
-    return Status{};
-  });
+  return with_prefill_body<P, kLargest>(
+      ex, problem, [&](auto chosen) { return describe_prefill<typename decltype(chosen)::Body>(ex, problem, plan); });
 }
 
 }  // namespace detail

@@ -6,33 +6,6 @@
 KERNELS_BEGIN
 namespace detail {
 
-// What a part of the keys gives, to the workspace: four lanes' pairs are whole sectors of 32 bytes.
-template <int kCols, class P>
-__device__ __forceinline__ void leave_fragments(const P& p, const PrefillRows& rows, int first_row,
-                                                const float (&outputs)[kCols / 8][4], const float (&inverse)[2],
-                                                int first_col) {
-  const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim()) - first_col;
-  KERNELS_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = first_row + half * 8 + lane / 4;
-    if (row >= rows.count) continue;
-    float* const to = left_outputs(p, rows, row) + first_col + lane % 4 * 2;
-    const auto leave = [&](int j) {
-      *reinterpret_cast<::float2*>(to + j * 8) = {outputs[j][half * 2] * inverse[half],
-                                                  outputs[j][half * 2 + 1] * inverse[half]};
-    };
-    if (cols >= kCols) {
-      KERNELS_UNROLL
-      for (int j = 0; j < kCols / 8; ++j) leave(j);
-    } else {
-      KERNELS_UNROLL
-      for (int j = 0; j < kCols / 8; ++j) {
-        if (j * 8 < cols) leave(j);
-      }
-    }
-  }
-}
-
 // Of a warp's 16 rows, from `first_row` on of the block's, outputs in the fragments of mma, times `inverse`: kCols
 // columns of a head, from `first_col` on. They go by way of shared memory that all products have read, kAtOnce columns
 // at a time, as floats, 32 of them in each run of kRunBytes for 64 rows.
@@ -40,9 +13,6 @@ template <int kCols, int kAtOnce, int kRunBytes, class P>
 __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int first_row,
                                             const float (&outputs)[kCols / 8][4], const float (&inverse)[2],
                                             unsigned char* memory, int first_col) {
-  if constexpr (P::kSplits) {
-    if (leaves_part<P>(rows)) return leave_fragments<kCols>(p, rows, first_row, outputs, inverse, first_col);
-  }
   const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
   const auto map = sink_map(p.out);
   const auto& end = sink_end(p.out);
@@ -78,7 +48,16 @@ __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int fi
     memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
     return values;
   };
-  const bool wide = p.out_pack == 8 && first_row + 16 <= rows.count;
+  // What a part of the keys gives goes to the workspace: lanes side by side write whole lines.
+  const auto leave_part = [&](int first) {
+    constexpr int kLanes = kAtOnce / 4;
+    const int col4 = lane % kLanes * 4;
+    if (first_col + first + col4 >= cols) return;
+    for (int row = lane / kLanes; row < 16 && first_row + row < rows.count; row += 32 / kLanes)
+      leave_outputs(p, rows, first_row + row, floats_at<4>(reinterpret_cast<const float*>(place(row, col4))),
+                    first_col + first + col4);
+  };
+  const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row + 16 <= rows.count;
 #pragma unroll 1
   for (int first = 0; first < kCols; first += kAtOnce) {
     __syncwarp();
@@ -87,7 +66,8 @@ __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int fi
     else if (first == 2 * kAtOnce) leave(std::integral_constant<int, (kCols > 2 * kAtOnce ? 2 * kAtOnce : 0)>{});
     else leave(std::integral_constant<int, (kCols > 3 * kAtOnce ? 3 * kAtOnce : 0)>{});
     __syncwarp();
-    if (first_col + first + col >= cols) continue;
+    if (splits) leave_part(first);
+    if (splits || first_col + first + col >= cols) continue;
     const auto put_some = [&](int64_t row, const auto& some, int64_t at) {
       constexpr int N = std::decay_t<decltype(some)>::size;
       put(end, apply_map(map, some, fetch_operands<N>(map, row, at), row, at), row, at);

@@ -37,15 +37,9 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
   }
 }
 
-// Whether there is such a kernel, and whether a call takes it.
+// Whether there is such a kernel.
 template <class P, int kDim>
 constexpr bool has_latent_prefill = kDim == 576 && copies_kv<P> && is_kv_cache<typename P::Kv>;
-template <class P>
-bool fits_latent(const P& p) {
-  if (p.shape.dim != 576 || p.shape.value_dim() != 512 || !p.wide_keys || !p.wide_values) return false;
-  const int64_t column = value_column(p.kv);
-  return column == 0 || column == 64;
-}
 
 template <class P>
 struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
@@ -335,7 +329,7 @@ struct LatentOutputs : Parts {
         arch::warpgroup_commit();
         arch::warpgroup_wait<0>();
         arch::pin(outputs);
-        if (lane == 0) arch::mbarrier_arrive(&shared.keys_empty[stage]);
+        arch::mbarrier_arrive(&shared.keys_empty[stage]);  // each thread, as each has read what shrinks outputs
       }
       arch::mbarrier_wait_in_block(&shared.sums_full, number % 2);
       const float* const sums = shared.inverse + first_row + lane / 4;
@@ -384,7 +378,7 @@ struct LatentPrefillBody : LatentParts<P> {
         for (int i = 0; i < Parts::kStages; ++i) {
           KERNELS_UNROLL
           for (uint64_t& full : shared.keys_full[i]) arch::mbarrier_init(&full, 128);
-          arch::mbarrier_init(&shared.keys_empty[i], 8);  // the first lane of each warp of the outputs
+          arch::mbarrier_init(&shared.keys_empty[i], 2 * 128);
           arch::mbarrier_init(&shared.weights_full[i], 128);
         }
         arch::mbarrier_init(&shared.keys_read, 4), arch::mbarrier_init(&shared.sums_full, 128);

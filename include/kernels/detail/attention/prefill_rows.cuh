@@ -111,16 +111,19 @@ struct PrefillCuts {
   static constexpr int kFewRows =
       64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
   static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
+  static constexpr int kFewestOfShared = 4;
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
   int most_tiles;   // of keys that are announced
+  bool shared;      // blocks are shared out among all sequences instead, in parts of as many tiles of keys
 
   PrefillCuts() = default;
-  PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys)
+  PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share = false)
       : once(on_each * device.sm_count),
         twice(kOnEach * device.sm_count),
         fixed(options.fixed_splits()),
-        most_tiles(std::numeric_limits<int>::max()) {
+        most_tiles(std::numeric_limits<int>::max()),
+        shared(share && fixed == 0) {
     if (options.expected_keys() > 0)
       most_tiles = int(lesser<int64_t>(most_tiles, (options.expected_keys() - 1) / tile_keys + 2));
   }
@@ -145,19 +148,24 @@ struct PrefillRoom {
   static constexpr int most_rows(int64_t dim, bool in_8_bits = true) {
     return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128;
   }  // of a tile, of heads of so many columns
+  static constexpr int kSharedRows = 64;  // the same where blocks are shared out among all sequences, one on each
   static constexpr size_t kCountBytes = 16;
   int64_t rows = 0;
   size_t state_bytes = 0, output_bytes = 0;
 
-  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options) {
+  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share = false) {
     constexpr int fewest_keys = 32;  // of a tile
-    const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys);
+    const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys, share);
     const int64_t of_one =
         int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
-    if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one))
-      return;
-    rows = shape.total_queries() * shape.heads * cuts.most();
-    if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
+    if (cuts.shared) {
+      rows = int64_t(device.sm_count) * kSharedRows;
+    } else {
+      if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one))
+        return;
+      rows = shape.total_queries() * shape.heads * cuts.most();
+      if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
+    }
     state_bytes = size_t(rows) * sizeof(PrefillParts::Row),
     output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);
   }
@@ -177,13 +185,14 @@ struct PrefillGrid {
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
   PrefillCuts cuts;
 
-  // splits: whether keys may be split.
+  // splits: whether keys may be split; share: whether blocks are shared out among all sequences.
   template <class Body>
-  static PrefillGrid of(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool splits) {
+  static PrefillGrid of(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool splits,
+                        bool share = false) {
     static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach,
                   "what the workspace has room for");
-    PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys), splits, Body::kRows, Body::kCols,
-                     packed(shape.q_len, shape.group(), Body::kRows));
+    PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
+                     Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (even(shape, splits)) grid.of_block = Body::tiles_of_block(grid);
     else if (Body::kWalking > 0) grid.most_blocks = int64_t(Body::kWalking) * grid.at_once;
     return grid;
@@ -228,11 +237,12 @@ struct PrefillGrid {
     constexpr unsigned all = 0xffffffffu;
     const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
     const int64_t begin = int64_t(lane) * each, end = lesser(begin + each, p.shape.batch);
+    const int most = tiles_of_part<Body>(p);
     unsigned sum = 0;
     int left_sum = 0;
     KERNELS_ROLLED
     for (int64_t b = begin; b < end; ++b) {
-      const Share s = share<Body>(p, int(b));
+      const Share s = share<Body>(p, int(b), most);
       sum += s.blocks, left_sum += s.left;
     }
     unsigned up_to = sum;
@@ -251,9 +261,9 @@ struct PrefillGrid {
         unsigned block = wanted - (up_to - sum);
         left -= left_sum;
         int b = int(begin);
-        Share s = share<Body>(p, b);
+        Share s = share<Body>(p, b, most);
         KERNELS_ROLLED
-        for (; block >= s.blocks; s = share<Body>(p, ++b)) block -= s.blocks, left += s.left;
+        for (; block >= s.blocks; s = share<Body>(p, ++b, most)) block -= s.blocks, left += s.left;
         found = rows_in<Body>(p, s, b, block, left);
       }
     }
@@ -262,8 +272,9 @@ struct PrefillGrid {
   template <class Body, class P>
   __device__ __forceinline__ void count_rows(const P& p) const {
     if constexpr (P::kSplits) {
+      const int most = tiles_of_part<Body>(p);
       int rows = 0;
-      for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) rows += share<Body>(p, int(b)).left;
+      for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) rows += share<Body>(p, int(b), most).left;
       rows = __reduce_add_sync(0xffffffffu, rows);
       if (threadIdx.x % 32 == 0) *p.parts.count = rows;
     }
@@ -302,6 +313,10 @@ struct PrefillGrid {
       tiles_in_all = lesser(
           tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
+    if (cuts.shared) {
+      tiles_in_all = greater<int64_t>(tiles_in_all, cuts.once);
+      return;
+    }
     const bool known = shape.q_offsets == nullptr || cuts.fixed > 0;
     const int64_t more = tiles_in_all * (known ? cuts.most_of(longest) : cuts.most());
     tiles_in_all = known ? more : lesser(more, tiles_in_all + shape.batch * cuts.twice);
@@ -335,8 +350,9 @@ struct PrefillGrid {
     int left, splits, first_key_tile, key_tiles;
     bool together;
   };
+  // most: tiles of keys of a part, where blocks are shared out among all sequences.
   template <class Body, class P>
-  __device__ __forceinline__ Share share(const P& p, int b) const {
+  __device__ __forceinline__ Share share(const P& p, int b, int most) const {
     constexpr unsigned each = Body::kRows;
     Share s{};
     const unsigned queries = unsigned(p.shape.queries(b));
@@ -352,11 +368,37 @@ struct PrefillGrid {
       const KeyRange seen = key_range(p.score, {b, 0, queries - 1, queries, keys});
       s.first_key_tile = int(unsigned(lesser(seen.begin, keys)) / Body::kKeys);
       s.key_tiles = int(unsigned(lesser(seen.end, keys) + Body::kKeys - 1) / Body::kKeys) - s.first_key_tile;
-      s.splits = cuts.of(s.blocks, s.key_tiles, queries * group.divisor);
+      s.splits = cuts.shared ? greater(1, (s.key_tiles + most - 1) / most)
+                             : cuts.of(s.blocks, s.key_tiles, queries * group.divisor);
       s.blocks *= unsigned(s.splits);
       if (s.splits > 1) s.left = s.splits * int(queries) * int(p.shape.heads);
     }
     return s;
+  }
+
+  // By a warp: how many tiles of keys a part has where blocks are shared out among all sequences, so that all parts
+  // run at the same time, or sequences are not split.
+  template <class Body, class P>
+  __device__ __forceinline__ int tiles_of_part(const P& p) const {
+    if constexpr (P::kSplits) {
+      if (!cuts.shared) return 0;
+      constexpr int whole = 1 << 30;
+      const auto of_all = [&](int most, auto add) {
+        unsigned sum = 0;
+        KERNELS_ROLLED
+        for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) sum += add(share<Body>(p, int(b), most));
+        return __reduce_add_sync(0xffffffffu, sum);
+      };
+      const auto blocks = [](const Share& s) { return s.blocks; };
+      if (of_all(whole, blocks) > unsigned(cuts.once)) return whole;
+      const unsigned tiles = of_all(whole, [](const Share& s) { return s.blocks * unsigned(s.key_tiles); });
+      int most = greater(int(PrefillCuts::kFewestOfShared), int(tiles / unsigned(cuts.once)));
+#pragma unroll 1
+      while (most < whole / 2 && of_all(most, blocks) > unsigned(cuts.once)) most += most / 16 + 1;
+      return most;
+    } else {
+      return 0;
+    }
   }
 
   // Of block `block` of a sequence, whose first row left is row `left`.

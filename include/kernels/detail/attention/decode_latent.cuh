@@ -1,0 +1,53 @@
+// decode() over latents: rows of many heads that share one key of 576 columns go to the kernel of prefill_latent.cuh,
+// which reads keys and values once for 64 of them, on blocks that are shared out among all sequences.
+#pragma once
+
+#include "../../core/attention_plan.h"
+#include "prefill_engine.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+template <int kLargest, class Q, class Kv, class Out, class S>
+constexpr bool has_latent_decode =
+    (kLargest == 0 || kLargest > 256) && has_latent_prefill<PrefillProblem<Q, Kv, Out, S, true>, 576>;
+
+// Whatever the mode: it is asked for before the call.
+inline size_t latent_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options) {
+  return shape.dim == 576 && shape.value_dim() == 512 ? PrefillRoom(ex.device(), shape, options, true).bytes() : 0;
+}
+
+template <class Q, class Kv, class Out, class S>
+class LatentDecode {
+  using P = PrefillProblem<Q, Kv, Out, S, true>;
+  using Body = LatentPrefillBody<P, 576>;
+  static constexpr int kMostPrecise = 8;  // rows that the precise kernel reads keys once for
+
+ public:
+  LatentDecode(const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
+               const Attention& options)
+      : problem_(prefill_problem<true>(q, kv, out, shape, score, options)) {}
+
+  // Weights are rounded to 16 bits: where tensor() is asked for, or the precise kernel would read keys more than once.
+  Status fits(const Exec& ex, DecodeMode mode, bool& fits) const {
+    const AttentionShape& shape = problem_.shape;
+    fits = false;
+    return mode == DecodeMode::tensor ||
+                   (mode == DecodeMode::automatic && shape.q_len * shape.group() > kMostPrecise)
+               ? fits_latent<Body>(ex, problem_, fits)
+               : Status{};
+  }
+  Status start(const Exec& ex, const Workspace& workspace) {
+    problem_.parts = parts_in(workspace, PrefillRoom(ex.device(), problem_.shape, problem_.options, true));
+    return start_prefill<Body>(ex, problem_, true);
+  }
+  Status describe(const Exec& ex, AttentionPlan& plan) const {
+    return describe_prefill<Body>(ex, problem_, plan, true);
+  }
+
+ private:
+  P problem_;
+};
+
+}  // namespace detail
+KERNELS_END
