@@ -1,9 +1,10 @@
 // Attention of one query to each sequence, against a kernel that only reads the keys and values. What is timed is named
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
 // for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise,
-// tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16). `error` is the mean difference
-// from the same in double, over the mean size of that, of the first sequence's heads; registers (of a thread) and
-// shared_kb (of a block) are those of the kernel.
+// tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16). Of type bf16-latents are keys of
+// 576 columns that all heads share, of which 512 are the values as well (MLA), with TFLOP/s. `error` is the mean
+// difference from the same in double, over the mean size of that, of the first sequence's heads; registers (of a
+// thread) and shared_kb (of a block) are those of the kernel.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -178,6 +179,64 @@ class Case : public bench::CaseBase {
   k::Workspace workspace_;
 };
 
+class LatentCase : public bench::CaseBase {
+  using T = k::bfloat16;
+  static constexpr int64_t kKey = 576, kValue = 512, kPage = 64;
+
+ public:
+  LatentCase(int64_t batch, int64_t length, int64_t heads)
+      : CaseBase("decode", "bf16-latents",
+                 std::to_string(batch) + "x" + std::to_string(length) + "," + std::to_string(heads) + "/1,pages64",
+                 double(batch) * double(length) * kKey * sizeof(T), "share_of_read"),
+        shape_{batch, 1, heads, 1, kKey, kValue},
+        length_(length) {
+    for (int i = 0; i < sets_; ++i) kv_.push_back(buffer<T>(size_t(batch * length * kKey)));
+    q_ = buffer<T>(size_t(batch * heads * kKey));
+    o_ = bench::arena().reserve<T>(size_t(batch * heads * kValue));
+    lengths_ = bench::arena().reserve<int32_t>(size_t(batch));
+    table_ = bench::arena().reserve<int32_t>(size_t(batch * length / kPage));
+    const size_t room = k::decode_workspace_bytes(k::Exec{}, shape_);
+    workspace_ = {bench::arena().reserve<char>(room), room};
+  }
+  void start() {
+    add("read", [this](benchmark::State& state) { report(state, measure_yardstick()); });
+    mode("tensor", k::DecodeMode::tensor);
+    if (shape_.batch == 1) mode("precise", k::DecodeMode::precise);
+  }
+
+ private:
+  bench::Timing measure_yardstick() const override {
+    return bench::read_us(sets_, [&](int i) { return kv_[size_t(i)]; }, size_t(bytes_), bench::calls_for(bytes_));
+  }
+  void mode(const char* who, k::DecodeMode mode) {
+    add(who, [this, mode](benchmark::State& state) {
+      const std::vector<int32_t> lengths(size_t(shape_.batch), int32_t(length_)),
+          table = bench::shuffled(size_t(shape_.batch * length_ / kPage));
+      BENCH_CHECK(cudaMemcpy(lengths_, lengths.data(), lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+      BENCH_CHECK(cudaMemcpy(table_, table.data(), table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+      const auto time = bench::time_us(sets_, [&](cudaStream_t stream, int i) {
+        const auto latents = k::nhd(static_cast<const T*>(kv_[size_t(i)]), kPage, 1, kKey);
+        const k::Status status = k::decode<int(kKey)>(
+            stream, k::load(static_cast<const T*>(q_), shape_.heads * kKey),
+            k::paged_kv(latents, latents, k::pages(table_, length_ / kPage, kPage),
+                        static_cast<const int32_t*>(lengths_)),
+            k::store(o_, shape_.heads * kValue), shape_, k::no_mask(), workspace_, k::Attention{}, mode);
+        if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
+      }, bench::calls_for(bytes_));
+      report(state, time);
+      state.counters["TFLOP/s"] =
+          2.0 * double(shape_.batch * shape_.heads * length_) * (kKey + kValue) / time.us * 1e-6;
+    });
+  }
+
+  k::AttentionShape shape_;
+  int64_t length_;
+  std::vector<T*> kv_;
+  T *q_, *o_;
+  int32_t *lengths_, *table_;
+  k::Workspace workspace_;
+};
+
 template <class T>
 void measure(int64_t heads, int64_t kv_heads, int64_t batch, int64_t length, int64_t page = 0, int64_t queries = 1) {
   std::make_shared<Case<T>>(batch, queries, length, heads, kv_heads, page)->start();
@@ -200,5 +259,9 @@ int main(int argc, char** argv) {
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]})
     measure<k::Int4>(32, 8, batch, length);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6], shapes[9]}) measure<float>(32, 8, batch, length);
+  for (const int64_t heads : {16, 128}) {
+    for (const auto& [batch, length] : {shapes[1], shapes[2], shapes[7], shapes[9], {128, 4096}})
+      std::make_shared<LatentCase>(batch, length, heads)->start();
+  }
   return bench::run(argc, argv, {});
 }

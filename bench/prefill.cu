@@ -3,7 +3,8 @@
 // with the columns of values behind a hyphen where they differ from those of keys, the heads of keys behind a slash
 // where there are fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32;
 // fp8-products: queries, keys and values are e4m3, and multiplied as such. Causal attention counts half of the
-// operations. Two more kinds are causal, of 32 heads over 8 of keys with 128 columns, keys in one run:
+// operations. Of d576-512 the values are columns of the keys (MLA). Two more kinds are causal, of 32 heads over 8 of
+// keys with 128 columns, keys in one run:
 //   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and
 //   whole, without attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which
 //   see as many keys as the prompts:
@@ -82,7 +83,9 @@ void run(benchmark::State& state, const Case& c, const S& score) {
                                                 {batch, c.length, c.heads, c.kv_heads, c.dim, c.v_dim}, score, options);
           if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
         };
-        const auto keys_of = tensor(key[size_t(i)], c.dim), values_of = tensor(value[size_t(i)], c.v_dim);
+        const bool latents = c.dim == 576 && c.v_dim == 512;
+        const auto keys_of = tensor(key[size_t(i)], c.dim),
+                   values_of = latents ? keys_of : tensor(value[size_t(i)], c.v_dim);
         if (c.page == 0) return call(k::dense_kv(keys_of, values_of, c.length));
         if constexpr (std::is_same<T, k::bfloat16>::value)
           call(k::paged_kv(keys_of, values_of, k::pages(table, c.length / c.page, c.page), lengths));
@@ -229,7 +232,7 @@ int main(int argc, char** argv) {
     add<float>({128, 16, 16, length});
     add<k::bfloat16>({96, 16, 16, length});
     add<k::bfloat16>({192, 16, 16, length, 128});
-    add<k::bfloat16>({576, 4, 4, length, 512});
+    add<k::bfloat16>({576, 4, 4, length, 512}), add<k::bfloat16>({576, 16, 1, length, 512});
   }
   for (const int64_t queries : {64, 256, 320, 512}) {
     const std::string name = std::to_string(queries) + "on100000/causal/";

@@ -26,13 +26,14 @@ bool takes_latents(const k::Exec& ex, int64_t key_at, int64_t value_at, int64_t 
   const T* const p = reinterpret_cast<const T*>(uintptr_t(1) << 20);  // planned with, never read
   const int32_t* const numbers = reinterpret_cast<const int32_t*>(p);
   k::AttentionPlan plan;
-  REQUIRE(k::attention_plan<576>(ex, k::load(p, 16 * 576),
-                                 k::paged_kv(k::nhd(p + key_at, 64, 1, 576),
-                                             k::strided(p + value_at, 64 * value_stride, value_stride, 576),
-                                             k::pages(numbers, 4, 64), numbers),
-                                 k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 16 * v_dim),
-                                 {1, 4, 16, 1, 576, v_dim}, k::causal(), {}, plan));
+  REQUIRE(k::attention_plan<576>(
+      ex, k::load(p, 16 * 576),
+      k::paged_kv(k::nhd(p + key_at, 64, 1, 576), k::strided(p + value_at, 64 * value_stride, value_stride, 576),
+                  k::pages(numbers, 4, 64), numbers),
+      k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 16 * v_dim), {1, 4, 16, 1, 576, v_dim}, k::causal(), {},
+      plan));
   const bool taken = plan.tile_keys == 48;
+  CHECK((plan.why_not == std::string()) == taken);
   return taken;
 }
 
@@ -56,18 +57,18 @@ void attends_to_latents(Tally& t, const std::string& what, const AttentionCase& 
   const int64_t floats = int64_t(k::attention_workspace_bytes(ex, shape, d.options()) + 3) / 4;
   Device<float> memory(1, floats, floats, 0, Poison::nan);
   with_view(where, key, value, [&](const auto& kv) {
-    const k::Status status =
-        with == With::workspace
-            ? k::attention<576>(ex, d.source(), kv, d.sink(), shape, score,
-                                k::Workspace{memory.data(), size_t(floats) * 4}, d.options())
-            : k::attention<576>(ex, d.source(), kv, d.sink(), shape, score, d.options());
+    const k::Status status = with == With::workspace
+                                 ? k::attention<576>(ex, d.source(), kv, d.sink(), shape, score,
+                                                     k::Workspace{memory.data(), size_t(floats) * 4}, d.options())
+                                 : k::attention<576>(ex, d.source(), kv, d.sink(), shape, score, d.options());
     t.expect(status.ok(), "%s: %s", what.c_str(), status.reason());
     stream.wait();
   });
   memory.download();
   t.expect(memory.intact(), "%s: wrote outside the workspace", what.c_str());
-  check(t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model,
-        precision_of<T>(key, key), step);
+  check(
+      t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model,
+      precision_of<T>(key, key), step);
 }
 
 AttentionCase latents(const std::vector<int64_t>& queries, const std::vector<int64_t>& keys, int64_t heads) {
@@ -108,8 +109,8 @@ TEST_CASE("attention over latents: every length of tiles, heads and layouts") {
     }
   }
   for (const int64_t page : {1, 7, 64, 100})
-    attends_to_latents<T, T>(t, "pages of " + std::to_string(page), latents({1, 40}, {333, 150}, 16),
-                             Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(), 17, 1, page);
+    attends_to_latents<T, T>(t, "pages of " + std::to_string(page), latents({1, 40}, {333, 150}, 16), Layout::paged_nhd,
+                             0, With::nothing, k::causal(), causal_model(), 17, 1, page);
   CHECK_TALLY(t);
 }
 
@@ -142,8 +143,8 @@ TEST_CASE("attention over latents: split keys") {
   for (const int splits : {0, 1, 2, 5}) {
     AttentionCase c = latents({1, 1, 3, 0}, {3000, 130, 1000, 5}, 128);
     c.splits = splits;
-    attends_to_latents<T, T>(t, "in parts", c, Layout::paged_nhd, 0, With::workspace, k::causal(), causal_model(), 61, 1,
-                             64);
+    attends_to_latents<T, T>(t, "in parts", c, Layout::paged_nhd, 0, With::workspace, k::causal(), causal_model(), 61,
+                             1, 64);
     c.heads = 16;
     attends_to_latents<T, float>(t, "in parts", c, Layout::nhd, 64, With::workspace, k::window(900, 0),
                                  window_model(900, 0), 11);

@@ -32,8 +32,7 @@ class LatentDecode {
   Status fits(const Exec& ex, DecodeMode mode, bool& fits) const {
     const AttentionShape& shape = problem_.shape;
     fits = false;
-    return mode == DecodeMode::tensor ||
-                   (mode == DecodeMode::automatic && shape.q_len * shape.group() > kMostPrecise)
+    return mode == DecodeMode::tensor || (mode == DecodeMode::automatic && shape.q_len * shape.group() > kMostPrecise)
                ? fits_latent<Body>(ex, problem_, fits)
                : Status{};
   }

@@ -136,35 +136,39 @@ Status with_prefill_body(const Exec& ex, const P& p, const F& f) {
   });
 }
 
-// What blocks have left, a row of all parts for each warp.
+// What blocks have left, 128 columns of a row of all parts for each warp.
 template <class P>
 struct PrefillMerge {
-  static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2;
+  static constexpr int max_threads = 256, registers = 128, kWarps = max_threads / 32, kBlocksOnEach = 2, kCols = 128;
   using Params = P;
 
+  // How many warps have something to do.
+  static KERNELS_HD int64_t items(const P& p, int64_t rows) {
+    return rows * ((p.shape.value_dim() + kCols - 1) / kCols);
+  }
+
   static __device__ __forceinline__ void run(const P& p) {
-    const int lane = threadIdx.x % 32, count = *p.parts.count;
-    const int64_t v_dim = p.shape.value_dim();
+    const int lane = threadIdx.x % 32, chunks = int(items(p, 1));
+    const int64_t v_dim = p.shape.value_dim(), all = items(p, *p.parts.count);
     const auto map = sink_map(p.out);
 #pragma unroll 1
-    for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; row < count;
-         row += int64_t(gridDim.x) * kWarps) {
+    for (int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; item < all;
+         item += int64_t(gridDim.x) * kWarps) {
+      const int64_t row = item / chunks, col = item % chunks * kCols + lane * 4;
       const PrefillParts::Row first = p.parts.rows[row];
-#pragma unroll 1
-      for (int64_t col = first.parts > 0 ? lane * 4 : v_dim; col < v_dim; col += 32 * 4) {
-        auto all = merged_states<4, 8>(first.parts, [&](int64_t part) {
-          const int64_t at = row + part * first.distance;
-          return AttentionState<float, 4>(p.parts.rows[at].logsumexp, floats_at<4>(p.parts.outputs + at * v_dim + col));
-        });
-        if constexpr (score_sinks<typename P::S>)
-          all.o = all.o * all.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
-        if (col == 0) p.options.write_lse(all.logsumexp(), first.token, first.head, p.shape.heads);
-        in_packs(lesser(4, p.out_pack), all.output(), first.head * v_dim + col, [&](const auto& some, int64_t at) {
-          constexpr int N = std::decay_t<decltype(some)>::size;
-          put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, first.token, at), first.token, at),
-              first.token, at);
-        });
-      }
+      if (first.parts == 0 || col >= v_dim) continue;
+      auto merged = merged_states<4, 8>(first.parts, [&](int64_t part) {
+        const int64_t at = row + part * first.distance;
+        return AttentionState<float, 4>(p.parts.rows[at].logsumexp, floats_at<4>(p.parts.outputs + at * v_dim + col));
+      });
+      if constexpr (score_sinks<typename P::S>)
+        merged.o = merged.o * merged.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
+      if (col == 0) p.options.write_lse(merged.logsumexp(), first.token, first.head, p.shape.heads);
+      in_packs(lesser(4, p.out_pack), merged.output(), first.head * v_dim + col, [&](const auto& some, int64_t at) {
+        constexpr int N = std::decay_t<decltype(some)>::size;
+        put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, first.token, at), first.token, at),
+            first.token, at);
+      });
     }
   }
 };
@@ -183,11 +187,11 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
   KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));
   if constexpr (P::kSplits) {
     using Merge = PrefillMerge<P>;
-    const int64_t rows = PrefillRoom(ex.device(), problem.shape, problem.options, share).rows;
-    if (rows == 0) return {};
+    const int64_t items = Merge::items(problem, PrefillRoom(ex.device(), problem.shape, problem.options, share).rows);
+    if (items == 0) return {};
     Launch merge;
     merge.grid.x = unsigned(
-        lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (rows + Merge::kWarps - 1) / Merge::kWarps));
+        lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (items + Merge::kWarps - 1) / Merge::kWarps));
     merge.threads = Merge::max_threads;
     return launch<Merge>(ex, merge, problem);
   }
@@ -268,6 +272,11 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
   constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
   plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0, in_8_bits);
+  if constexpr (has_latent_prefill<P, Body::kDim> && Body::kKeys != LatentParts<P>::kKeys) {
+    bool there = false;
+    KERNELS_TRY((has_code<LatentPrefillBody<P, Body::kDim>>(ex, there)));
+    if (there && *plan.why_not == '\0') plan.why_not = why_not::latents;
+  }
   return {};
 }
 

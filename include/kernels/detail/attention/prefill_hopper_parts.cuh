@@ -34,7 +34,7 @@ struct HopperItems {
   using Problem = P;
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kQueryStages = kQueryStages_;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
-  static constexpr int kWalking = 32;  // blocks for each multiprocessor, where sequences differ
+  static constexpr int kWalking = 32;         // blocks for each multiprocessor, where sequences differ
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
 
   struct Params {
@@ -109,13 +109,12 @@ constexpr int hopper_query_stages = kDim == 256 || kDecodes ? 1 : 2;
 // products for all columns and, in the same kernel, for fewer; those of queries and keys that are not there are zeros.
 // kInEight_: queries, keys and values are float8_e4m3, and so are weights.
 template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
-struct HopperPrefillParts
-    : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                  hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>> {
+struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
+                                        hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>> {
   using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
                             hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>>;
-  using typename Items::Item;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
+  using typename Items::Item;
   static constexpr int kGroups = kGroups_;
   static constexpr bool kInEight = kInEight_;
   using Kv = typename P::Kv;
@@ -139,7 +138,7 @@ struct HopperPrefillParts
                                             : kGroups == 2 ? 224
                                             : kInEight     ? 152
                                                            : 160;
-  using Queries = TileLayout<kDim * int(sizeof(TK)) / 2, 128, 64>;
+  using Queries = TileLayout<kDim* int(sizeof(TK)) / 2, 128, 64>;
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
   // Queries that are computed are read by those who need them.
@@ -188,7 +187,9 @@ struct HopperPrefillParts
     return stages_of(memory) + kStages * kStageBytes;
   }
   template <int kOf>
-  static __device__ __forceinline__ float* scales_of(Shared& shared) { return shared.scales + kOf; }
+  static __device__ __forceinline__ float* scales_of(Shared& shared) {
+    return shared.scales + kOf;
+  }
 };
 
 }  // namespace detail

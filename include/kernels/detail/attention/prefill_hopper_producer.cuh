@@ -63,10 +63,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Shared = typename Parts::Shared;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
+  using Parts::each_item, Parts::stages_of, Parts::codes_of, Parts::scales_of, Parts::wait_for_item;
   using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kQueryStages;
   using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
-  using Parts::each_item, Parts::stages_of, Parts::codes_of, Parts::scales_of, Parts::wait_for_item;
   using HopperItemProducer<Parts>::bring_item;
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
@@ -194,8 +194,10 @@ struct HopperProducer : HopperItemProducer<Parts> {
       arch::copy_async_commit();
       if (tile > 0) {
         const int stage = Parities::stage(tile - 1);
-        if (tile < tiles.count) arch::copy_async_wait<2>();  // keys of this tile, and its values, may be on their way
-        else arch::copy_async_wait<0>();
+        if (tile < tiles.count)
+          arch::copy_async_wait<2>();  // keys of this tile, and its values, may be on their way
+        else
+          arch::copy_async_wait<0>();
         arch::named_barrier_sync(kProducerBarrier, 128);  // by all; and all have turned the tile before
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
         turn_tile<kKeys>(stages + stage * kStageBytes + Keys::kBytes, copied + (copy + 2) % 3 * Values::kBytes, cols);

@@ -61,10 +61,14 @@ __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int fi
 #pragma unroll 1
   for (int first = 0; first < kCols; first += kAtOnce) {
     __syncwarp();
-    if (first == 0) leave(std::integral_constant<int, 0>{});
-    else if (kCols == 2 * kAtOnce || first == kAtOnce) leave(std::integral_constant<int, kAtOnce>{});
-    else if (first == 2 * kAtOnce) leave(std::integral_constant<int, (kCols > 2 * kAtOnce ? 2 * kAtOnce : 0)>{});
-    else leave(std::integral_constant<int, (kCols > 3 * kAtOnce ? 3 * kAtOnce : 0)>{});
+    if (first == 0)
+      leave(std::integral_constant<int, 0>{});
+    else if (kCols == 2 * kAtOnce || first == kAtOnce)
+      leave(std::integral_constant<int, kAtOnce>{});
+    else if (first == 2 * kAtOnce)
+      leave(std::integral_constant<int, (kCols > 2 * kAtOnce ? 2 * kAtOnce : 0)>{});
+    else
+      leave(std::integral_constant<int, (kCols > 3 * kAtOnce ? 3 * kAtOnce : 0)>{});
     __syncwarp();
     if (splits) leave_part(first);
     if (splits || first_col + first + col >= cols) continue;

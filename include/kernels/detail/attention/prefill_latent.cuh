@@ -39,13 +39,13 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
 
 // Whether there is such a kernel.
 template <class P, int kDim>
-constexpr bool has_latent_prefill = kDim == 576 && copies_kv<P> && is_kv_cache<typename P::Kv>;
+constexpr bool has_latent_prefill = kDim == 576 && copies_kv<P>&& is_kv_cache<typename P::Kv>;
 
 template <class P>
 struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
   using Items = HopperItems<P, 64, 48, 3, 1>;
-  using typename Items::Item;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
+  using typename Items::Item;
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
   static constexpr int kGroups = 1, kDim = 576, kCols = 512, kRuns = kDim / 64;
@@ -55,16 +55,13 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
   using Queries = TileLayout<kDim - kHeldRuns * 64, 128, kRows>;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim, 128, true>;
   static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
-  // Columns of a tile arrive in so many parts: products begin with the first.
-  static constexpr int kArrivals = 1, kRunsEach = kRuns / kArrivals;
   static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes,
                        kQueryBytes = Queries::kRuns * Queries::kRunBytes;
-
   static constexpr int kWeightTile = kRows * 32;  // bytes of 16 keys' weights
 
   struct Shared {
     float shrink[kStages][kRows], inverse[kRows];
-    uint64_t keys_full[kStages][kArrivals], keys_empty[kStages], keys_read, weights_full[kStages], sums_full,
+    uint64_t keys_full[kStages], keys_empty[kStages], keys_read, weights_full[kStages], sums_full,
         item_full[kQueryStages], item_empty[kQueryStages];
     Item items[kQueryStages];
   };
@@ -89,7 +86,7 @@ struct LatentProducer : HopperItemProducer<Parts> {
   using Shared = typename Parts::Shared;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
-  using Parts::kKeys, Parts::kArrivals, Parts::kRunsEach;
+  using Parts::kKeys;
 
   static __device__ __forceinline__ void produce(const typename Parts::Params& params, Shared& shared,
                                                  unsigned char* memory) {
@@ -122,20 +119,10 @@ struct LatentProducer : HopperItemProducer<Parts> {
         addresses[0] = keys.address(at(int64_t(pos) + greater(low, lesser(row, end - 1))));
       }
       arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-      bring_runs(keys, Parts::stage_of(memory, stage), low, end, addresses, shared.keys_full[stage],
-                 std::make_integer_sequence<int, kArrivals>{});
-      keys.next();
+      keys.template bring<false>(Parts::stage_of(memory, stage), at, pos, low, end, addresses, 0);
+      arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
       keys_to.next(tile);
     }
-  }
-  template <int... kParts>
-  static __device__ __forceinline__ void bring_runs(const Keys& keys, unsigned char* stage, int low, int end,
-                                                    const void* const (&addresses)[Keys::kFound],
-                                                    uint64_t (&full)[kArrivals],
-                                                    std::integer_sequence<int, kParts...>) {
-    ((keys.template bring_runs<kParts * kRunsEach, (kParts + 1) * kRunsEach>(stage, low, end, addresses),
-      arch::mbarrier_arrive_copied(&full[kParts])),
-     ...);
   }
 };
 
@@ -148,7 +135,7 @@ struct LatentWeights : Parts {
   using Item = typename Parts::Item;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
-  using Parts::kKeys, Parts::kArrivals, Parts::kRunsEach, Parts::kRunBytes, Parts::kProducerBarrier;
+  using Parts::kKeys, Parts::kRunBytes, Parts::kProducerBarrier;
   using Work = PrefillWork<P, TK, 1, kKeys, 8 /* no outputs */, 4>;
   static constexpr int kOwnBarrier = kProducerBarrier + 1;
   static constexpr int kFirstHeld = Parts::Queries::kRuns * 4;  // of the products of 16 columns
@@ -210,9 +197,11 @@ struct LatentWeights : Parts {
       Work state;
       const auto make_logits = [&](int tile) {
         const int stage = Parities::stage(tile);
-        multiply_keys(state.logits[0], arch::shared_address(memory), held,
-                      arch::shared_address(Parts::stage_of(memory, stage)), shared.keys_full[stage], keys_at.at(tile));
+        arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
         keys_at.next(tile);
+        arch::async_proxy_fence();
+        multiply_keys(state.logits[0], arch::shared_address(memory), held,
+                      arch::shared_address(Parts::stage_of(memory, stage)));
         if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(&shared.keys_read);
       };
       if (tiles.count > 0) make_logits(0);
@@ -247,23 +236,20 @@ struct LatentWeights : Parts {
 
   // Logits of a tile.
   static __device__ __forceinline__ void multiply_keys(Logits& logits, uint32_t queries_at, const HeldQueries& held,
-                                                       uint32_t keys_at, uint64_t (&full)[kArrivals], int parity) {
+                                                       uint32_t keys_at) {
     constexpr int kQueryRun = Parts::Queries::kRunBytes / 16, kKeyRun = kRunBytes / 16;
     const uint64_t queries = arch::warpgroup_tile(queries_at), keys = arch::warpgroup_tile(keys_at);
     arch::pin(logits);
+    arch::warpgroup_fence();
     KERNELS_UNROLL
-    for (int part = 0; part < kArrivals; ++part) {
-      arch::mbarrier_wait_in_block(&full[part], parity);
-      arch::async_proxy_fence();
-      arch::warpgroup_fence();
-      KERNELS_UNROLL
-      for (int i = part * kRunsEach * 4; i < (part + 1) * kRunsEach * 4; ++i) {
-        const uint64_t some = keys + i / 4 * kKeyRun + i % 4 * 2;
-        if (i < kFirstHeld) arch::warpgroup_mma<TK>(logits, queries + i / 4 * kQueryRun + i % 4 * 2, some, i > 0);
-        else arch::warpgroup_mma<TK>(logits, held.fragments[i - kFirstHeld], some, true);
-      }
-      arch::warpgroup_commit();
+    for (int i = 0; i < Parts::kRuns * 4; ++i) {
+      const uint64_t some = keys + i / 4 * kKeyRun + i % 4 * 2;
+      if (i < kFirstHeld)
+        arch::warpgroup_mma<TK>(logits, queries + i / 4 * kQueryRun + i % 4 * 2, some, i > 0);
+      else
+        arch::warpgroup_mma<TK>(logits, held.fragments[i - kFirstHeld], some, true);
     }
+    arch::warpgroup_commit();
     arch::warpgroup_wait<0>();
     arch::pin(logits);
   }
@@ -293,7 +279,7 @@ struct LatentOutputs : Parts {
   using Item = typename Parts::Item;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
-  using Parts::kKeys, Parts::kArrivals, Parts::kRunBytes;
+  using Parts::kKeys, Parts::kRunBytes;
   static constexpr int kCols = Parts::kCols / 2;
 
   static __device__ __forceinline__ void add(const typename Parts::Params& params, Shared& shared,
@@ -313,9 +299,7 @@ struct LatentOutputs : Parts {
 #pragma unroll 1
       for (int tile = 0; tile < tiles; ++tile) {
         const int stage = Parities::stage(tile);
-        KERNELS_UNROLL
-        for (int i = 0; i < kArrivals; ++i)
-          arch::mbarrier_wait_in_block(&shared.keys_full[stage][i], keys_at.at(tile));
+        arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
         arch::mbarrier_wait_in_block(&shared.weights_full[stage], keys_at.at(tile));
         keys_at.next(tile);
         arch::async_proxy_fence();
@@ -335,9 +319,8 @@ struct LatentOutputs : Parts {
       const float* const sums = shared.inverse + first_row + lane / 4;
       const float inverse[2] = {sums[0], sums[8]};
       // By way of half of the queries' place.
-      put_results<kCols, kCols / 4, Parts::Queries::kRunBytes>(p, item.rows, first_row, outputs, inverse,
-                                                               memory + group * 2 * Parts::Queries::kRunBytes,
-                                                               group * kCols);
+      put_results<kCols, kCols / 4, Parts::Queries::kRunBytes>(
+          p, item.rows, first_row, outputs, inverse, memory + group * 2 * Parts::Queries::kRunBytes, group * kCols);
       arch::mbarrier_arrive(&shared.item_empty[0]);
       return true;
     });
@@ -376,9 +359,7 @@ struct LatentPrefillBody : LatentParts<P> {
       if (threadIdx.x == 0) {
         KERNELS_UNROLL
         for (int i = 0; i < Parts::kStages; ++i) {
-          KERNELS_UNROLL
-          for (uint64_t& full : shared.keys_full[i]) arch::mbarrier_init(&full, 128);
-          arch::mbarrier_init(&shared.keys_empty[i], 2 * 128);
+          arch::mbarrier_init(&shared.keys_full[i], 128), arch::mbarrier_init(&shared.keys_empty[i], 2 * 128);
           arch::mbarrier_init(&shared.weights_full[i], 128);
         }
         arch::mbarrier_init(&shared.keys_read, 4), arch::mbarrier_init(&shared.sums_full, 128);
@@ -386,9 +367,12 @@ struct LatentPrefillBody : LatentParts<P> {
         arch::mbarrier_init_fence();
       }
       __syncthreads();
-      if (threadIdx.x < 128) LatentProducer<Parts>::produce(params, shared, memory);
-      else if (threadIdx.x < 256) LatentWeights<Parts>::weigh(params, shared, memory);
-      else LatentOutputs<Parts>::add(params, shared, memory);
+      if (threadIdx.x < 128)
+        LatentProducer<Parts>::produce(params, shared, memory);
+      else if (threadIdx.x < 256)
+        LatentWeights<Parts>::weigh(params, shared, memory);
+      else
+        LatentOutputs<Parts>::add(params, shared, memory);
     }
   }
 };

@@ -139,27 +139,6 @@ class KvTiles {
       read(tile, at, pos, first, end);
     }
   }
-  // Columns of the runs from kFirst up to kEnd of such a tile, where all columns of rows are there; behind the last
-  // runs, next() follows.
-  template <int kFirst, int kEnd>
-  __device__ __forceinline__ void bring_runs(unsigned char* tile, int first, int end,
-                                             const void* const (&rows)[kFound]) const {
-    static_assert(copied, "values of T");
-    const uint32_t to = arch::shared_address(tile) + Layout::mine();
-    const bool whole = first <= 0 && end >= kKeys;
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      const int at = Layout::row() + i * Layout::kRowsPerPass;
-      const bool there = whole || (at >= first && at < end);
-      const unsigned char* const row = there || !kStraight ? from(i, rows, 0) : from_;
-      KERNELS_UNROLL
-      for (int run = kFirst; run < kEnd; ++run)
-        arch::copy_async_if<kUnit>(to + i * kStep + run * Layout::kRunBytes, row + run * 8 * kUnit, true, !there);
-    }
-  }
-  __device__ __forceinline__ void next() {
-    if constexpr (kStraight) from_ += kKeys * stride_;
-  }
   // The same of codes, to their own place.
   __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end,
                                               const void* const (&rows)[kFound]) {
