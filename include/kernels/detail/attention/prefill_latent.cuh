@@ -37,10 +37,6 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
   }
 }
 
-// Whether there is such a kernel.
-template <class P, int kDim>
-constexpr bool has_latent_prefill = kDim == 576 && copies_kv<P>&& is_kv_cache<typename P::Kv>;
-
 template <class P>
 struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
   using Items = HopperItems<P, 64, 48, 3, 1>;
