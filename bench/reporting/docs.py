@@ -132,6 +132,18 @@ def decode(results):
     return markdown(["sequences x keys"] + [shape.replace("x", " x ") for shape in shapes], lines)
 
 
+def latents(results):
+    shapes = list(dict.fromkeys(m[1] for m, _ in results.of("decode", r"bf16-latents/(\d+x\d+),\d+/1,pages64")))
+    lines = []
+    for heads in (16, 128):
+        people = [results.cases.get(("decode", f"bf16-latents/{shape},{heads}/1,pages64"), {}) for shape in shapes]
+        time = lambda one, who: f"{us(one, who):.1f}" if us(one, who) else ""
+        lines.append([f"{heads} heads"] + [time(one, "tensor") for one in people])
+        lines.append([f"{heads} heads, precise"] + [time(one, "precise") for one in people])
+    lines.append(["a read"] + [time(one, "read") for one in people])
+    return markdown(["sequences x keys"] + [shape.replace("x", " x ") for shape in shapes], lines)
+
+
 def sampling(results):
     lines = []
     for m, people in results.of("sampling", r"fp32/(\d+)x128256"):
@@ -204,7 +216,7 @@ def tables(directory):
     on_cpu = os.path.join(os.path.dirname(os.path.abspath(directory)), "amd-epyc-avx512-2t")
     head, lines = standings(results)
     return {"rows": rows(results), "odd_rows": odd_rows(results), "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results),
-            "tokens": tokens(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results),
+            "tokens": tokens(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}
 
