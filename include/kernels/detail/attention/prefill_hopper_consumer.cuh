@@ -75,9 +75,9 @@ struct HopperConsumer : Parts {
         attending.run();
         arch::named_barrier_sync(own(group), 128);
         const Work& state = attending.state;
-        const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
-        put_results<kCols, kCols / 2, Queries::kRunBytes>(p, item.rows, Work::first_row(), state.outputs[0], inverse,
-                                                          queries, 0);
+        const auto inverse_of = [&](const PrefillRows& rows, int half) { return state.finish_row(p, rows, 0, half); };
+        put_results<kCols, kCols / 2, Queries::kRunBytes>(p, item.rows, Work::first_row(), state.outputs[0],
+                                                          inverse_of, queries, 0);
       } else {
         pass_by(shared, group, Tiles(item.all).count, keys_at, values_at);
       }

@@ -6,12 +6,12 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of a warp's 16 rows, from `first_row` on of the block's, outputs in the fragments of mma, times `inverse`: kCols
-// columns of a head, from `first_col` on. They go by way of shared memory that all products have read, kAtOnce columns
-// at a time, as floats, 32 of them in each run of kRunBytes for 64 rows.
-template <int kCols, int kAtOnce, int kRunBytes, class P>
+// Of a warp's 16 rows, from `first_row` on of the block's, outputs in the fragments of mma, each half of these times
+// inverse_of(rows, half): kCols columns of a head, from `first_col` on. They go by way of shared memory that all
+// products have read, kAtOnce columns at a time, as floats, 32 of them in each run of kRunBytes for 64 rows.
+template <int kCols, int kAtOnce, int kRunBytes, class P, class Inverse>
 __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int first_row,
-                                            const float (&outputs)[kCols / 8][4], const float (&inverse)[2],
+                                            const float (&outputs)[kCols / 8][4], const Inverse& inverse_of,
                                             unsigned char* memory, int first_col) {
   const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
   const auto map = sink_map(p.out);
@@ -21,6 +21,7 @@ __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int fi
   const auto place = [&](int row, int col) {
     return slab + col / 32 * kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16;
   };
+  const float inverse[2] = {inverse_of(rows, 0), inverse_of(rows, 1)};
   const auto leave = [&](auto first) {
     KERNELS_UNROLL
     for (int half = 0; half < 2; ++half) {

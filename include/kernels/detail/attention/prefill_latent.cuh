@@ -313,10 +313,10 @@ struct LatentOutputs : Parts {
       }
       arch::mbarrier_wait_in_block(&shared.sums_full, number % 2);
       const float* const sums = shared.inverse + first_row + lane / 4;
-      const float inverse[2] = {sums[0], sums[8]};
+      const auto inverse_of = [&](const PrefillRows&, int half) { return sums[half * 8]; };
       // By way of half of the queries' place.
       put_results<kCols, kCols / 4, Parts::Queries::kRunBytes>(
-          p, item.rows, first_row, outputs, inverse, memory + group * 2 * Parts::Queries::kRunBytes, group * kCols);
+          p, item.rows, first_row, outputs, inverse_of, memory + group * 2 * Parts::Queries::kRunBytes, group * kCols);
       arch::mbarrier_arrive(&shared.item_empty[0]);
       return true;
     });
