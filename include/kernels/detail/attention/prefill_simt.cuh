@@ -40,53 +40,76 @@ struct SimtPrefillBody {
 
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ __align__(16) float floats_memory[];
-    auto& [keys, values, weights] = *reinterpret_cast<Tiles*>(floats_memory);
-    float* const queries = floats_memory + sizeof(Tiles) / 4;
-    const P& p = params.problem;
     __shared__ PrefillRows kept;
-    const PrefillRows rows = params.grid.template rows<SimtPrefillBody>(p, kept);
+    const PrefillRows rows = params.grid.template rows<SimtPrefillBody>(params.problem, kept);
     if (rows.count == 0) return;
+    Attending attending(params.problem, rows, *reinterpret_cast<Tiles*>(floats_memory),
+                        floats_memory + sizeof(Tiles) / 4);
+    attending.bring_all_queries();
+    const SeenKeys& all = attending.all;
+    // Tiles begin at multiples of their size, as in prefill.cuh.
+    const unsigned last = unsigned(all.any_end);
+    for (unsigned first = lesser(all.any_begin, all.any_end) / kKeys * kKeys; first < last; first += kKeys) {
+      float logits[2][2] = {};
+      attending.multiply_keys(int(first), logits);
+      attending.weigh(int(first), logits);
+      __syncwarp();
+      attending.add_values();
+    }
+    attending.finish();
+  }
+
+ private:
+  // A block on its way through the keys that its rows see: what a thread has of its half-warp's two rows.
+  struct Attending {
+    const P& p;
+    const PrefillRows& rows;
+    Tiles& tiles;
+    float* const queries;
     const int dim = int(p.shape.dim), pitch = dim + kGap, lane = threadIdx.x % 16;
     const int64_t first_col = int64_t(rows.part) * kCols;
     const int cols = int(lesser<int64_t>(kCols, p.shape.value_dim() - first_col));
     const SeenKeys all = join_lanes(seen_by(rows, threadIdx.x % 32, keys_seen(p, rows, threadIdx.x % 32)));
-    // Rows that are not there are 0, like columns behind the last.
-    for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
-      const int row = i / (dim / 4), col = i % (dim / 4) * 4;
-      bring(
-          queries + row * pitch + col, row < rows.count, [&]() -> const typename P::Q& { return p.q; },
-          rows.token + rows.place(row).query, int64_t(rows.place(row).head) * dim + col, p.wide_queries);
-    }
-
     int mine[2];
     RowKeys seen[2];
     ScoreAt at[2];
     SoftmaxState<float> states[2];
     float outputs[2][2][4] = {};
-    KERNELS_UNROLL
-    for (int a = 0; a < 2; ++a) {
-      mine[a] = threadIdx.x / 16 + a * 16;
-      const auto place = rows.place(mine[a]);
-      at[a] = {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
-      seen[a] = keys_seen(p, rows, mine[a]);
+
+    __device__ __forceinline__ Attending(const P& problem, const PrefillRows& of_block, Tiles& memory, float* behind)
+        : p(problem), rows(of_block), tiles(memory), queries(behind) {
+      KERNELS_UNROLL
+      for (int a = 0; a < 2; ++a) {
+        mine[a] = threadIdx.x / 16 + a * 16;
+        const auto place = rows.place(mine[a]);
+        at[a] = {rows.b, place.head, place.query, 0, rows.queries, rows.keys};
+        seen[a] = keys_seen(p, rows, mine[a]);
+      }
     }
 
-    const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
-    // Tiles begin at multiples of their size, as in prefill.cuh.
-    const unsigned last = unsigned(all.any_end);
-    for (unsigned first = lesser(all.any_begin, all.any_end) / kKeys * kKeys; first < last; first += kKeys) {
-      const int pos = int(first);
+    // Rows that are not there are 0, like columns behind the last.
+    __device__ __forceinline__ void bring_all_queries() {
+      for (int i = threadIdx.x; i < kRows * (dim / 4); i += max_threads) {
+        const int row = i / (dim / 4), col = i % (dim / 4) * 4;
+        bring(
+            queries + row * pitch + col, row < rows.count, [&]() -> const typename P::Q& { return p.q; },
+            rows.token + rows.place(row).query, int64_t(rows.place(row).head) * dim + col, p.wide_queries);
+      }
+    }
+
+    // The tile of keys at `pos`, some columns at a time, and beside the first the values.
+    __device__ __forceinline__ void multiply_keys(int pos, float (&sums)[2][2]) {
+      const int key_row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;  // of those that the thread brings
       const bool there = key_row >= all.any_begin - pos && key_row < all.any_end - pos;
-      float sums[2][2] = {};
       for (int col = 0; col < dim; col += kStep) {
         __syncthreads();
         bring(
-            &keys[key_row][column], there && col + column < dim,
+            &tiles.keys[key_row][column], there && col + column < dim,
             [&] { return cached(p.kv.key(rows.b, rows.kv_head, pos + key_row).codes); }, 0, col + column, p.wide_keys);
         if (col == 0) {
           for (int i = column; i < kCols; i += 32) {
             bring(
-                &values[key_row][i], there && i < cols,
+                &tiles.values[key_row][i], there && i < cols,
                 [&] { return cached(p.kv.value(rows.b, rows.kv_head, pos + key_row).codes); }, 0, first_col + i,
                 p.wide_values);
           }
@@ -98,11 +121,14 @@ struct SimtPrefillBody {
           for (int a = 0; a < 2; ++a) {
             KERNELS_UNROLL
             for (int b = 0; b < 2; ++b)
-              sums[a][b] = dot4(queries + mine[a] * pitch + col + i, &keys[lane + b * 16][i], sums[a][b]);
+              sums[a][b] = dot4(queries + mine[a] * pitch + col + i, &tiles.keys[lane + b * 16][i], sums[a][b]);
           }
         }
       }
+    }
 
+    // Sums of products become logits, and weights, which go to shared memory.
+    __device__ __forceinline__ void weigh(int pos, const float (&sums)[2][2]) {
       KERNELS_UNROLL
       for (int a = 0; a < 2; ++a) {
         Pack<float, 2> logits;
@@ -126,19 +152,21 @@ struct SimtPrefillBody {
           if constexpr (Value::scaled)
             w.v[b] = key >= all.any_begin && key < all.any_end ? w.v[b] * p.kv.value(rows.b, rows.kv_head, key).scale(0)
                                                                : 0.f;
-          weights[mine[a]][lane + b * 16] = w.v[b];
+          tiles.weights[mine[a]][lane + b * 16] = w.v[b];
         }
         KERNELS_UNROLL
         for (int i = 0; i < 8; ++i) outputs[a][i / 4][i % 4] *= factor;
       }
-      __syncwarp();
+    }
+
+    __device__ __forceinline__ void add_values() {
       for (int key = 0; key < kKeys; ++key) {
         KERNELS_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const ::float4 v = *reinterpret_cast<const ::float4*>(&values[key][half * 64 + lane * 4]);
+          const ::float4 v = *reinterpret_cast<const ::float4*>(&tiles.values[key][half * 64 + lane * 4]);
           KERNELS_UNROLL
           for (int a = 0; a < 2; ++a) {
-            const float w = weights[mine[a]][key];
+            const float w = tiles.weights[mine[a]][key];
             float (&o)[4] = outputs[a][half];
             o[0] = fma(w, v.x, o[0]), o[1] = fma(w, v.y, o[1]), o[2] = fma(w, v.z, o[2]), o[3] = fma(w, v.w, o[3]);
           }
@@ -146,41 +174,40 @@ struct SimtPrefillBody {
       }
     }
 
-    const auto map = sink_map(p.out);
-    const auto& end = sink_end(p.out);
-    KERNELS_UNROLL
-    for (int a = 0; a < 2; ++a) {
-      if (mine[a] >= rows.count) continue;
-      const int64_t row = rows.token + at[a].query;
-      float factor = 1.f;
-      if (leaves_part<P>(rows)) {
-        if (lane == 0 && rows.part == 0) leave_state(p, rows, mine[a], states[a].logsumexp());
-      } else {
-        if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
-        if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
-      }
-      factor *= states[a].inverse();
+    __device__ __forceinline__ void finish() {
       KERNELS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int col = half * 64 + lane * 4;
-        if (col >= cols) continue;
-        Pack<float, 4> o;
-        KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) o.v[i] = outputs[a][half][i] * factor;
+      for (int a = 0; a < 2; ++a) {
+        if (mine[a] >= rows.count) continue;
+        const int64_t row = rows.token + at[a].query;
+        float factor = 1.f;
         if (leaves_part<P>(rows)) {
-          leave_outputs(p, rows, mine[a], o, first_col + col);
-          continue;
+          if (lane == 0 && rows.part == 0) leave_state(p, rows, mine[a], states[a].logsumexp());
+        } else {
+          if constexpr (score_sinks<S>) factor = states[a].merge(sink_state(p.score, at[a].head)).mine;
+          if (lane == 0 && rows.part == 0) p.options.write_lse(states[a].logsumexp(), row, at[a].head, p.shape.heads);
         }
-        in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col,
-                 [&](const auto& some, int64_t to) {
-                   constexpr int N = std::decay_t<decltype(some)>::size;
-                   put(end, apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
-                 });
+        factor *= states[a].inverse();
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int col = half * 64 + lane * 4;
+          if (col < cols) put_outputs(a, row, col, outputs[a][half], factor);
+        }
       }
     }
-  }
+    __device__ __forceinline__ void put_outputs(int a, int64_t row, int col, const float (&from)[4], float factor) {
+      Pack<float, 4> o;
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) o.v[i] = from[i] * factor;
+      if (leaves_part<P>(rows)) return leave_outputs(p, rows, mine[a], o, first_col + col);
+      const auto map = sink_map(p.out);
+      in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col,
+               [&](const auto& some, int64_t to) {
+                 constexpr int N = std::decay_t<decltype(some)>::size;
+                 put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
+               });
+    }
+  };
 
- private:
   // Four columns of source().
   template <class Source>
   static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col,
