@@ -168,13 +168,15 @@ def elementwise(results):
 
 def llm(results):
     lines = []
+    transformers = results.llm.get("llm_peers", {}).get("tokens_per_s", {})
     for one in [one for file in ("llm", "llm_cpu") for one in results.llm.get(file, {}).get("results", [])]:
         cells = {at["context"]: f"{at['tokens_per_s']:,.0f} ({100 * at['share_of_reading']:.0f} %)" for at in one["decode"]}
         where = "" if one["device"].startswith("NVIDIA") else ", CPU"
         prompt = one.get("prompt")
         lines.append([one["case"] + where, ", ".join(f"{cell} at {at:,}" for at, cell in cells.items()),
-                      f"{prompt['tokens_per_s']:,.0f} ({prompt['tokens']:,} tokens)" if prompt else ""])
-    return markdown(["model", "decoding (share of a read), at how many tokens", "prompt"], lines)
+                      f"{prompt['tokens_per_s']:,.0f} ({prompt['tokens']:,} tokens)" if prompt else "",
+                      f"{transformers[one['case']]:,.0f}" if one["case"] in transformers and not where else ""])
+    return markdown(["model", "decoding (share of a read), at how many tokens", "prompt", "transformers with torch.compile"], lines)
 
 
 def cpu_rows(directory):
