@@ -8,8 +8,6 @@
 # KERNELS_SHORT=n: of the calls that a test makes in a loop, every nth is made (default: 40; 1 for all). TOOLS: some of the four tools.
 # JOBS: how many tests run at once (default: one for each core, at most 16). SECONDS_EACH: how long one may take (default: 120); one
 # that takes longer counts as a failure. The last line says how many were clean.
-# Known false reports: racecheck, in attention_hopper and attention_e4m3, of scales that all lanes of a warp read before one of them arrives
-# for all at a barrier (prefill_hopper_consumer.cuh, scale_logits).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .ci/tools.sh
