@@ -139,10 +139,10 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 }
 
 // For 1 to 32 queries of each sequence. Keys and values are read once for up to 32 rows, queries times heads of a
-// group; for 16 with heads above 128 columns, for 8 above 256. The keys are shared out among all multiprocessors, by
-// the lengths that the device finds when the kernel runs; `workspace` has decode_workspace_bytes(ex, shape, options) at
-// a multiple of 16, holds anything before, and belongs to one call at a time. Engines that know how large their heads
-// are say so, decode<128>(...), and compile a quarter of the kernels.
+// group; for 16 with heads above 128 columns, for 8 above 256, and for 64 over latents (docs/decode.md). The keys are
+// shared out among all multiprocessors, by the lengths that the device finds when the kernel runs; `workspace` has
+// decode_workspace_bytes(ex, shape, options) at a multiple of 16, holds anything before, and belongs to one call at a
+// time. Engines that know how large their heads are say so, decode<128>(...), and compile a quarter of the kernels.
 inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return greater(detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes(),

@@ -28,7 +28,8 @@ class LatentDecode {
                const Attention& options)
       : problem_(prefill_problem<true>(q, kv, out, shape, score, options)) {}
 
-  // Weights are rounded to 16 bits: where tensor() is asked for, or the precise kernel would read keys more than once.
+  // Weights are rounded to 16 bits: where DecodeMode::tensor asks for it, or the precise kernel would read keys more
+  // than once.
   Status fits(const Exec& ex, DecodeMode mode, bool& fits) const {
     const AttentionShape& shape = problem_.shape;
     fits = false;
