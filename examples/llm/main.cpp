@@ -76,79 +76,103 @@ void add_sampling(CLI::App& command, Settings& s) {
   command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
 }
 
+// What the commands are told.
+struct Given {
+  Settings settings;
+  llm::ChatOptions chat;
+  std::string prompt, file;
+  std::vector<int64_t> contexts{0};
+  int64_t stride = 0, texts = 1, tokens = 0, steps = 128, length = 0;
+  double depth = 0.5;
+};
+
+CLI::App& add_generate(CLI::App& app, Given& g) {
+  CLI::App& command = *app.add_subcommand("generate", "goes on with a text");
+  add_model(command, g.settings), add_sampling(command, g.settings);
+  command.add_option("-p,--prompt,prompt", g.prompt, "the text; - reads it from the standard input");
+  command.add_option("-f,--prompts", g.file, "a file with a prompt in each line, all of them decoded together");
+  command
+      .add_option(
+          "--sinks", g.settings.sinks,
+          "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless given")
+      ->check(CLI::Range(0, 1 << 30));
+  return command;
+}
+
+CLI::App& add_chat(CLI::App& app, Given& g) {
+  CLI::App& command = *app.add_subcommand(
+      "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
+  add_model(command, g.settings), add_sampling(command, g.settings);
+  command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
+  command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written");
+  command.add_option("--template", g.settings.chat_template,
+                     "a name of one of the model's templates, or a file with one");
+  return command;
+}
+
+CLI::App& add_info(CLI::App& app, Given& g) {
+  CLI::App& command = *app.add_subcommand("info", "what a model is, and the memory that it will take");
+  add_model(command, g.settings);
+  return command;
+}
+
+void add_perplexity(CLI::App& app, Given& g) {
+  CLI::App& command = *app.add_subcommand("perplexity", "how well a model foresees a text");
+  add_model(command, g.settings);
+  command.add_option("-f,--file,file", g.file, "the text")->required();
+  command.add_option("--stride", g.stride, "tokens from one window to the next; 0: half of the context")
+      ->capture_default_str();
+}
+
+CLI::App& add_bench(CLI::App& app, Given& g) {
+  CLI::App& command = *app.add_subcommand("bench", "how fast a model is, beside how fast its memory can be read");
+  add_model(command, g.settings);
+  command.add_option("--contexts", g.contexts, "tokens before those that are decoded, 0,4096 say")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  command.add_option("--prompt-tokens", g.tokens, "of a prompt that is measured as well; 0: none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  command.add_option("--steps", g.steps, "to be measured at each context")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--texts", g.texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
+  return command;
+}
+
+CLI::App& add_passkey(CLI::App& app, Given& g) {
+  CLI::App& command = *app.add_subcommand("passkey", "whether a model finds a number in a long text");
+  add_model(command, g.settings);
+  command.add_option("--length", g.length, "tokens of the text; 0: the context")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--seed", g.settings.seed, "which number");
+  return command;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Runs transformers from Hugging Face directories, on the GPU or the CPU.");
   app.require_subcommand(1);
   app.footer("llm COMMAND --help has the options of a command.");
-  Settings settings;
-  std::string prompt, file;
-  int64_t stride = 0;
-
-  CLI::App& generate = *app.add_subcommand("generate", "goes on with a text");
-  add_model(generate, settings), add_sampling(generate, settings);
-  generate.add_option("-p,--prompt,prompt", prompt, "the text; - reads it from the standard input");
-  generate.add_option("-f,--prompts", file, "a file with a prompt in each line, all of them decoded together");
-
-  generate
-      .add_option(
-          "--sinks", settings.sinks,
-          "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless given")
-      ->check(CLI::Range(0, 1 << 30));
-
-  CLI::App& chat = *app.add_subcommand(
-      "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
-  llm::ChatOptions talk;
-  add_model(chat, settings), add_sampling(chat, settings);
-  chat.add_option("-s,--system", talk.system, "what the model is told about its part");
-  chat.add_option("-l,--load", talk.load, "go on with messages that /save has written");
-  chat.add_option("--template", settings.chat_template, "a name of one of the model's templates, or a file with one");
-
-  CLI::App& info = *app.add_subcommand("info", "what a model is, and the memory that it will take");
-  add_model(info, settings);
-
-  CLI::App& perplexity = *app.add_subcommand("perplexity", "how well a model foresees a text");
-  add_model(perplexity, settings);
-  perplexity.add_option("-f,--file,file", file, "the text")->required();
-  perplexity.add_option("--stride", stride, "tokens from one window to the next; 0: half of the context")
-      ->capture_default_str();
-
-  CLI::App& bench = *app.add_subcommand("bench", "how fast a model is, beside how fast its memory can be read");
-  std::vector<int64_t> contexts{0};
-  int64_t texts = 1, tokens = 0, steps = 128, length = 0;
-  double depth = 0.5;
-  add_model(bench, settings);
-  bench.add_option("--contexts", contexts, "tokens before those that are decoded, 0,4096 say")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
-  bench.add_option("--prompt-tokens", tokens, "of a prompt that is measured as well; 0: none")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
-  bench.add_option("--steps", steps, "to be measured at each context")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
-  bench.add_option("--texts", texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
-
-  CLI::App& passkey = *app.add_subcommand("passkey", "whether a model finds a number in a long text");
-  add_model(passkey, settings);
-  passkey.add_option("--length", length, "tokens of the text; 0: the context")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24));
-  passkey.add_option("--depth", depth, "where in the text: 0 at its beginning, 1 at its end")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
-  passkey.add_option("--seed", settings.seed, "which number");
+  Given g;
+  const CLI::App &generate = add_generate(app, g), &chat = add_chat(app, g), &info = add_info(app, g);
+  add_perplexity(app, g);
+  const CLI::App &bench = add_bench(app, g), &passkey = add_passkey(app, g);
 
   CLI11_PARSE(app, argc, argv);
   try {
-    if (generate.parsed()) return llm::generate(settings, prompts_of(prompt, file));
-    if (chat.parsed()) return llm::chat(settings, talk, std::cin, stdout);
-    if (info.parsed()) return llm::info(settings);
-    if (bench.parsed()) return llm::bench(settings, contexts, tokens, steps, texts);
-    if (passkey.parsed()) return llm::passkey(settings, length, depth);
-    return llm::perplexity(settings, file, stride);
+    if (generate.parsed()) return llm::generate(g.settings, prompts_of(g.prompt, g.file));
+    if (chat.parsed()) return llm::chat(g.settings, g.chat, std::cin, stdout);
+    if (info.parsed()) return llm::info(g.settings);
+    if (bench.parsed()) return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts);
+    if (passkey.parsed()) return llm::passkey(g.settings, g.length, g.depth);
+    return llm::perplexity(g.settings, g.file, g.stride);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());
     return 1;
