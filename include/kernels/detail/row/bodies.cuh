@@ -257,7 +257,6 @@ struct StreamBody {
 
   static __device__ __forceinline__ void run(const Params& params) {
     __shared__ Scratch<P> scratch;
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];
     BlockTeam team(scratch);
     const auto reduce = [&](const auto& op, const auto& state) {
       return team.reduce(op, state, columns_of(params.problem));
@@ -265,92 +264,129 @@ struct StreamBody {
     const bool leader = team.rank() == 0 && team.block() == 0;
 
     for (int64_t row = team.cluster(); row < params.problem.rows; row += team.clusters()) {
-      const auto ends = [&] {
-        if constexpr (kEnds) return RowEnds(params.phase.at(row), N, int(params.problem.cols));
-        else return RowEnds::none(int(params.problem.cols));
-      }();
+      const RowEnds ends = ends_of(params, row);
       const Slice<N> slice(team, params.width, params.warp_width, ends.head, ends.end);
-      decltype(auto) p = [&]() -> decltype(auto) {
-        if constexpr (kEnds) return params.problem.template placed<N>(row, slice.first);
-        else return (params.problem);
-      }();
-      const auto& source = cached(p.source);
-      const auto& pure = without_effects(p.source);
-      const auto& again = second_pass(p.source);
-      // The last warp of a block has the fewest packs.
-      auto edge = [&] {
-        if constexpr (kEnds) return Edge<P, true>(ends, team.block() == 0 ? team.rank() - (team.size() - 32) : -1);
-        else return Edge<P, false>();
-      }();
-      // f(run, where its packs wait, one after the other `size()` apart); returns the first column after those runs.
-      const auto each_kept = [&]([[maybe_unused]] const auto& f) {
-        if constexpr (kEnds) return slice.first;
-        Kept* here = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();
-        int first = slice.first, i = 0;
-        for (; i < params.kept && first + (K - 1) * 32 * N < slice.end;
-             ++i, first += K * 32 * N, here += K * team.size()) {
-          f(Run<K>{first, 32 * N}, here);
-        }
-        if constexpr (loaded_once<Source>) {  // the packs of a last, shorter step as well
-          for (; i < params.kept && first < slice.end; first += 32 * N, here += team.size())
-            f(Run<1>{first, 32 * N}, here);
-        }
-        return first;
-      };
-
-      // The packs that do not wait in shared memory. In a warp's last run a lane may read a pack of another: not where
-      // reading has effects.
-      const auto each_other = [&](int first, const auto& f) {
-        if constexpr (kEnds && repeatable<Source>) each_run_of_warp<N, K>(first, team.lane(), slice.end, f);
-        else each_run<K>(first, 32 * N, slice.end, f);
-      };
+      decltype(auto) p = placed(params.problem, row, slice.first);
+      const Part part{p, row, slice, team, params.kept};
+      auto edge = edge_of(ends, team);
 
       typename P::Op::State running;
-      const auto take = [&](const auto& from, const auto& fetched, const auto& at) {
-        Pack<C, N> values[at.count];
-        take_run<N>(p.op, from, running, fetched, values, row, at);
-      };
       edge.fetch(p, row);
-      const int rest = each_kept([&](const auto& at, Kept* here) {
-        Kept fetched[at.count];
-        fetch_run<N>(fetched, p.source, row, at);
-        KERNELS_UNROLL
-        for (int k = 0; k < at.count; ++k) here[k * team.size()] = fetched[k];
-        take(p.source, fetched, at);
-      });
-      each_other(rest, [&](const auto& at) {
-        Fetched<FirstPass<Source>, N> fetched[at.count];
-        fetch_run<N>(fetched, source, row, at);
-        take(source, fetched, at);
-      });
+      part.take(running);
       edge.take(p, running, row);
       const auto state = reduce(p.op, running);
 
-      const auto visit = [&](const auto& f, [[maybe_unused]] auto cut) {
-        const auto show = [&](const auto& from, const auto& fetched, const auto& at) {
-          show_run<N>(
-              p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
-        };
-        const int rest = each_kept([&](const auto& at, const Kept* here) {
-          Kept fetched[at.count];
-          KERNELS_UNROLL
-          for (int k = 0; k < at.count; ++k) fetched[k] = here[k * team.size()];
-          show(pure, fetched, at);
-        });
-        const auto read_again = [&](const auto& at) {
-          Fetched<SecondPass<Source>, N> fetched[at.count];
-          fetch_run<N>(fetched, again, row, at);
-          show(again, fetched, at);
-        };
-        if constexpr (decltype(cut)::value && repeatable<Source>)
-          each_run<1>(rest, 32 * N, slice.end, read_again);
-        else
-          each_other(rest, read_again);
+      const auto visit = [&](const auto& f, auto cut) {
+        part.template show<decltype(cut)::value>(state, f);
         edge.show(p, row, [&](const auto& value) { return p.op.center(value, state); }, f);
       };
       finish_row<kEnds>(p, state, state, row, leader, visit, reduce);
     }
   }
+
+ private:
+  using Team = decltype(BlockTeam(std::declval<Scratch<P>&>()));
+
+  static __device__ __forceinline__ RowEnds ends_of([[maybe_unused]] const Params& params,
+                                                    [[maybe_unused]] int64_t row) {
+    if constexpr (kEnds) return RowEnds(params.phase.at(row), N, int(params.problem.cols));
+    else return RowEnds::none(int(params.problem.cols));
+  }
+  // The problem itself, or one row of it.
+  static __device__ __forceinline__ decltype(auto) placed(const P& p, [[maybe_unused]] int64_t row,
+                                                          [[maybe_unused]] int col) {
+    if constexpr (kEnds) return p.template placed<N>(row, col);
+    else return (p);
+  }
+  // The last warp of a block has the fewest packs.
+  static __device__ __forceinline__ Edge<P, kEnds> edge_of([[maybe_unused]] const RowEnds& ends,
+                                                           [[maybe_unused]] const Team& team) {
+    if constexpr (kEnds) return {ends, team.block() == 0 ? team.rank() - (team.size() - 32) : -1};
+    else return {};
+  }
+
+  // A thread's part of a row, which it goes through twice or more.
+  struct Part {
+    const P& p;
+    int64_t row;
+    const Slice<N>& slice;
+    const Team& team;
+    int kept;
+
+    // The first pass.
+    __device__ __forceinline__ void take(typename P::Op::State& running) const {
+      const auto& source = cached(p.source);
+      const int rest = each_kept([&](const auto& at, Kept* here) {
+        Kept fetched[at.count];
+        fetch_run<N>(fetched, p.source, row, at);
+        KERNELS_UNROLL
+        for (int k = 0; k < at.count; ++k) here[k * team.size()] = fetched[k];
+        take_fetched(running, p.source, fetched, at);
+      });
+      each_other(rest, [&](const auto& at) {
+        Fetched<FirstPass<Source>, N> fetched[at.count];
+        fetch_run<N>(fetched, source, row, at);
+        take_fetched(running, source, fetched, at);
+      });
+    }
+
+    // The passes behind it: f(pack, operands, column, whether it is there), as in show_run.
+    template <bool kCut, class State, class F>
+    __device__ __forceinline__ void show(const State& state, const F& f) const {
+      const auto& pure = without_effects(p.source);
+      const auto& again = second_pass(p.source);
+      const int rest = each_kept([&](const auto& at, const Kept* here) {
+        Kept fetched[at.count];
+        KERNELS_UNROLL
+        for (int k = 0; k < at.count; ++k) fetched[k] = here[k * team.size()];
+        show_fetched(state, pure, fetched, at, f);
+      });
+      const auto read_again = [&](const auto& at) {
+        Fetched<SecondPass<Source>, N> fetched[at.count];
+        fetch_run<N>(fetched, again, row, at);
+        show_fetched(state, again, fetched, at, f);
+      };
+      if constexpr (kCut && repeatable<Source>) each_run<1>(rest, 32 * N, slice.end, read_again);
+      else each_other(rest, read_again);
+    }
+
+   private:
+    // f(run, where its packs wait, one after the other `size()` apart); returns the first column after those runs.
+    template <class F>
+    __device__ __forceinline__ int each_kept([[maybe_unused]] const F& f) const {
+      if constexpr (kEnds) return slice.first;
+      extern __shared__ __align__(16) unsigned char dynamic_shared[];
+      Kept* here = reinterpret_cast<Kept*>(dynamic_shared) + team.rank();
+      int first = slice.first, i = 0;
+      for (; i < kept && first + (K - 1) * 32 * N < slice.end; ++i, first += K * 32 * N, here += K * team.size())
+        f(Run<K>{first, 32 * N}, here);
+      if constexpr (loaded_once<Source>) {  // the packs of a last, shorter step as well
+        for (; i < kept && first < slice.end; first += 32 * N, here += team.size()) f(Run<1>{first, 32 * N}, here);
+      }
+      return first;
+    }
+
+    // The packs that do not wait in shared memory. In a warp's last run a lane may read a pack of another: not where
+    // reading has effects.
+    template <class F>
+    __device__ __forceinline__ void each_other(int first, const F& f) const {
+      if constexpr (kEnds && repeatable<Source>) each_run_of_warp<N, K>(first, team.lane(), slice.end, f);
+      else each_run<K>(first, 32 * N, slice.end, f);
+    }
+
+    template <class From, class Fetch, class At>
+    __device__ __forceinline__ void take_fetched(typename P::Op::State& running, const From& from,
+                                                 const Fetch& fetched, const At& at) const {
+      Pack<C, N> values[At::count];
+      take_run<N>(p.op, from, running, fetched, values, row, at);
+    }
+    template <class State, class From, class Fetch, class At, class F>
+    __device__ __forceinline__ void show_fetched(const State& state, const From& from, const Fetch& fetched,
+                                                 const At& at, const F& f) const {
+      show_run<N>(
+          p, row, at, [&](int k) { return p.op.center(resolve(from, fetched[k], row, at.col(k)), state); }, f);
+    }
+  };
 };
 
 // ---- a row cut into chunks for many blocks -------------------------------------------------------------------------
