@@ -287,7 +287,9 @@ A operator|(const A& a, const B&) {
   static_assert(scores || is_sink<A> || !is_source<B>,
                 "operator| before a source: maps stand behind it, source | map; k::add(source) adds one to another");
   static_assert(scores || call || is_sink<A> || is_source<B>,
-                "operator| takes source | map, map | map and map | sink: one of these is none of them");
+                "operator| takes source | map, map | map and map | sink: one of these is none of them. A map of your own "
+                "derives from k::Functor and has template <int N> KERNELS_HD auto map(k::Pack<float, N> values, int64_t "
+                "row, int64_t col) const");
   return a;
 }
 

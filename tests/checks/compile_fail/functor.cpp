@@ -1,7 +1,7 @@
 // FAILS SOURCE_INTO_SINK: they are two arguments of a call
 // FAILS SINK_INTO_MAP: maps stand before it
 // FAILS MAP_INTO_SOURCE: maps stand behind it
-// FAILS MAP_INTO_NUMBER: one of these is none of them
+// FAILS MAP_INTO_NUMBER: one of these is none of them. A map of your own derives from k::Functor
 // FAILS ADD_A_MAP: expected a source
 // FAILS ADD_A_NUMBER: k::shift(s) adds one
 // FAILS BOTH_WITH_A_SOURCE: both() takes two sinks
