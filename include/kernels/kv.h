@@ -3,8 +3,9 @@
 //   auto kv = k::dense_kv(k::nhd(kp, capacity, heads, dim), k::nhd(vp, capacity, heads, dim), lengths);
 //   auto kv = k::ragged_kv(k::nhd(kp, tokens, heads, dim), k::nhd(vp, tokens, heads, dim), offsets);
 //   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page),
-//   lengths); auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4,
-//   ...).scales(...), lengths);
+//                        lengths);
+//   auto kv = k::dense_kv(k::nhd(k8, capacity, heads, dim).scales(s, 0, 0, 1), k::nhd<k::Int4>(v4, ...).scales(...),
+//                        lengths);
 //
 // A tensor is a row of blocks: the sequences of a batch, or the pages of a pool. In a block there are positions, and at
 // each of them heads, whose elements follow each other. nhd() and hnd() are the two usual orders, and calls hold them
@@ -24,9 +25,8 @@
 //   KvRun value(int64_t b, int64_t head, int64_t pos) const  count: how many positions it is good for
 //                                                            float scale(i): what the codes in row i are multiplied by
 //   int alignment() const                                    optional: the bytes at whose multiples all rows of both
-//   begin. With 16
-//                                                            they are read in wide accesses, without it element by
-//                                                            element
+//                                                            begin. With 16 they are read in wide accesses, without it
+//                                                            element by element
 //   Status check(batch, heads, dim, v_dim) const             optional
 #pragma once
 

@@ -2,10 +2,12 @@
 // scale for each row, which is found, is in functor.h.
 //
 //   k::copy(ex, in, k::quantize(q, ld, k::tensor_scale(s)), rows, cols);                    // one scale, given
-//   k::copy(ex, in, k::quantize(q, ld, k::group_scales(s, cols / 128, 128)), rows, cols);   // one for each 128
-//   columns, given k::copy(ex, in, k::quantize(q, ld, s, cols / 128, 128), rows, cols);                    // the same,
-//   found and written to s k::copy(ex, in, k::quantize(q, ld, s), rows, cols);                                     //
-//   one for each row, found and written
+//   // one for each 128 columns, given
+//   k::copy(ex, in, k::quantize(q, ld, k::group_scales(s, cols / 128, 128)), rows, cols);
+//   // the same, found and written to s
+//   k::copy(ex, in, k::quantize(q, ld, s, cols / 128, 128), rows, cols);
+//   // one for each row, found and written
+//   k::copy(ex, in, k::quantize(q, ld, s), rows, cols);
 //
 // Given scales are read from the memory that the call computes in: what weights.h has for dequant(), which reads such
 // codes, here the other way around. A code is value * (1 / scale), plus the zero point where there is one, rounded to

@@ -7,11 +7,12 @@
 // causal(align)                            query i sees key j up to its own place
 // window(left, right, align)               keys from `left` before its place up to `right` behind it; -1: no limit
 // bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set; .head_stride(n): heads
-// have their own tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before
-// them soft_cap(cap)                            cap * tanh(logit / cap) alibi(slopes)                            -
-// slopes[head] * |place of the query - key| score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf:
-// masked; a stride of 0 repeats sinks(p)                                 one more logit for each head, p[head], that
-// takes a share and gives no value
+//                                                have their own
+// tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before them
+// soft_cap(cap)                            cap * tanh(logit / cap)
+// alibi(slopes)                            - slopes[head] * |place of the query - key|
+// score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf: masked; a stride of 0 repeats
+// sinks(p)                                 one more logit for each head, p[head], that takes a share and gives no value
 //
 // a & b: what either masks is masked, and logits go through a first. Logits are scaled before they come here. The place
 // of query i is key i + kv_len - q_len, so that the last query is at the last key (bottom_right), or key i (top_left).

@@ -3,15 +3,16 @@
 //   Source   reads:   Pack<C,N> load<N>(row, col)                 ours
 //                     void load<N>(Dst* dst, row, col)            OneFlow's, see below
 //                     fetch<N>(row, col) + resolve(fetched, row, col)   split, see below
-//   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col) with fetch<N>(row,
-//   col) Sink     writes:  store<N>(Pack, row, col)                    ours
+//   Map      changes: Pack map(Pack, row, col)                    or map(Pack, fetched, row, col)
+//                                                                 with fetch<N>(row, col)
+//   Sink     writes:  store<N>(Pack, row, col)                    ours
 //                     void store<N>(const Src* src, row, col)     OneFlow's, see below
 //   RowSink  a Sink that needs one value per row first (an absolute maximum, say):
 //            State, padding(), accumulate(State&, Pack, valid), merge(State&, State), gather(State, lanes),
 //            finish(State), write_row(State, row), store(Pack, result, row, col); as in core/row_op.h
 //
-// The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so
-// many loads are in flight at once even when one of the maps also writes memory (tee).
+// The split form separates reading from computing. Engines issue every fetch of a row before the first resolve, so many
+// loads are in flight at once even when one of the maps also writes memory (tee).
 //
 // OneFlow's forms name their own element type, any that converts to and from float (double: what is double is computed
 // in double), and rows and columns of 32 or 64 bits. They need not be const: each thread of the GPU has a functor of
@@ -27,34 +28,31 @@
 //   static constexpr int widest     the widest pack that makes sense (16 bytes of the narrowest type it moves)
 //   int max_pack()                  the widest pack that pointer and stride allow now
 //   static constexpr bool takes_any_column   its packs may begin at any column of rows that begin at any element, not
-//   only at
-//                                   multiples of their width: true of what computes on values alone, whatever their
-//                                   columns, and of what reads and writes single elements. A functor made of others
-//                                   says it where these do
+//                                   only at multiples of their width: true of what computes on values alone,
+//                                   whatever their columns, and of what reads and writes single elements. A
+//                                   functor made of others says it where these do
 //   any_column()                    the same functor for such packs, which never are the first or the last N - 1
-//   columns of a row;
-//                                   without it, it is that already. A class with it says its own name, `using Itself =
-//                                   ...`: what is derived from it may be another thing
+//                                   columns of a row; without it, it is that already. A class with it says its own
+//                                   name, `using Itself = ...`: what is derived from it may be another thing
 //   placed<N>(row, col)             the same functor for one row and packs of N at column `col` and at multiples of N
-//   from there, and for
-//                                   single elements: what these have in common is found out once. Without it, it is
-//                                   that already
+//                                   from there, and for single elements: what these have in common is found out once.
+//                                   Without it, it is that already
 //   whole(), is_whole()             of a Sink: the same, if is_whole(), for packs that need not be cut to be written
 //   store_if(there, v, row, col)    of a Sink: store(), or nothing, without a branch
 //   Status check(rows, cols)        what is wrong with the arguments
 //   static constexpr bool wants_pairs   a Sink in front of which the columns of a pair are adjacent: it takes packs of
-//   2
-//                                   or more at even columns, and is for products and norm_heads() alone (rope.h)
+//                                   2 or more at even columns, and is for products and norm_heads() alone (rope.h)
 //   pair_at(col)                    of a Sink that wants pairs: the columns that it takes at col, which is even, and
-//   col + 1 pairs_within(dim)               likewise: whether these lie in one head of dim columns static constexpr
-//   bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of others has the
-//                                   effects of these. They happen exactly once for each element, or the call does not
-//                                   compile
+//                                   col + 1
+//   pairs_within(dim)               likewise: whether these lie in one head of dim columns
+//   static constexpr bool has_effects   it changes memory when it is read or applied, as tee() does. A functor made of
+//                                   others has the effects of these. They happen exactly once for each element, or
+//                                   the call does not compile
 //   prepare<N>(row, col)            of a Sink that has store(pack, prepared, row, col) as well: what it can find out
-//   before the values are there reload<N>(row, col)             a Source with effects supplies this for engines that
-//   read a row a second time without_effects()               a Map with effects supplies this for engines that apply it
-//   once more: the same map without them;
-//                                   likewise a Source whose resolve() has them
+//                                   before the values are there
+//   reload<N>(row, col)             a Source with effects supplies this for engines that read a row a second time
+//   without_effects()               a Map with effects supplies this for engines that apply it once more: the same map
+//                                   without them; likewise a Source whose resolve() has them
 #pragma once
 
 #include "forms.h"
