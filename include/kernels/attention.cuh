@@ -146,7 +146,7 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
 inline size_t decode_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options = {}) {
   if (shape.batch < 1 || shape.heads < 1 || shape.kv_heads < 1 || shape.q_len < 1) return 0;
   return greater(detail::DecodeRoom(detail::decode_blocks(ex), shape, options.fixed_splits()).bytes(),
-                         detail::latent_workspace_bytes(ex, shape, options));
+                 detail::latent_workspace_bytes(ex, shape, options));
 }
 
 namespace detail {

@@ -39,7 +39,7 @@ bool takes_latents(const k::Exec& ex, int64_t key_at, int64_t value_at, int64_t 
 
 enum class With { nothing, workspace };
 
-// Against the oracle; where values are no columns of keys by the kernel for all, with the same numbers.
+// Against the oracle.
 template <class T, class TO, class S>
 void attends_to_latents(Tally& t, const std::string& what, const AttentionCase& c, Layout layout, int64_t column,
                         With with, const S& score, const ScoreModel& model, int64_t step = 1, double spread = 1,

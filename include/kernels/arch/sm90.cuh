@@ -301,6 +301,16 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
     }
   }
 }
+// What KERNELS_WARPGROUP_MMA_OF says, for T.
+#define KERNELS_WARPGROUP_MMA_16_BITS                                                                         \
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");        \
+  if constexpr (kWarpgroupMma) {                                                                              \
+    if constexpr (std::is_same<T, half>::value) {                                                             \
+      KERNELS_WARPGROUP_MMA_OF("f16")                                                                         \
+    } else {                                                                                                  \
+      KERNELS_WARPGROUP_MMA_OF("bf16")                                                                        \
+    }                                                                                                         \
+  }
 #undef KERNELS_WARPGROUP_MMA_OF
 #define KERNELS_WARPGROUP_MMA_OF(type)                                         \
   if constexpr (kEights == 8)                                                  \
@@ -313,14 +323,7 @@ template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
                                                      bool adds) {
   static_assert(kEights == 8 || kEights == 12 || kEights == 16, "64, 96 or 128 columns");
-  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
-  if constexpr (kWarpgroupMma) {
-    if constexpr (std::is_same<T, half>::value) {
-      KERNELS_WARPGROUP_MMA_OF("f16")
-    } else {
-      KERNELS_WARPGROUP_MMA_OF("bf16")
-    }
-  }
+  KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
 // The fragments of a times b that is not turned.
@@ -329,14 +332,7 @@ __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], con
                         "r"(a[3]))
 template <class T>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[6][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
-  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
-  if constexpr (kWarpgroupMma) {
-    if constexpr (std::is_same<T, half>::value) {
-      KERNELS_WARPGROUP_MMA_OF("f16")
-    } else {
-      KERNELS_WARPGROUP_MMA_OF("bf16")
-    }
-  }
+  KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
 // A tile a in shared memory times b that is turned.
@@ -344,14 +340,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[6][4], const uint32_t (
   KERNELS_WARPGROUP_MMA(128, "16", type, "%64", "%65", "%66", ", 0, 1", "l"(a))
 template <class T>
 __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[16][4], uint64_t a, uint64_t b, bool adds) {
-  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
-  if constexpr (kWarpgroupMma) {
-    if constexpr (std::is_same<T, half>::value) {
-      KERNELS_WARPGROUP_MMA_OF("f16")
-    } else {
-      KERNELS_WARPGROUP_MMA_OF("bf16")
-    }
-  }
+  KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
 // Rounded, the largest for what is larger, from the lowest byte on.
@@ -378,6 +367,7 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
     }
   }
 }
+#undef KERNELS_WARPGROUP_MMA_16_BITS
 #undef KERNELS_WARPGROUP_MMA_HELD
 #undef KERNELS_WARPGROUP_MMA_SHARED
 #undef KERNELS_WARPGROUP_MMA

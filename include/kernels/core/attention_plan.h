@@ -10,7 +10,7 @@ KERNELS_BEGIN
 
 // How decode() multiplies.
 enum class DecodeMode {
-  automatic,  // precise where it can be, otherwise plain; with more than 8 rows over latents (docs/attention.md) tensor
+  automatic,  // precise where it can be, otherwise plain; with more than 8 rows over latents (docs/decode.md) tensor
   plain,  // CUDA cores, all in float
   tensor,  // tensor cores, weights rounded to 16 bits
   precise,  // tensor cores, weights (and queries that are not of the keys' type) in two parts of 16 bits: as good as

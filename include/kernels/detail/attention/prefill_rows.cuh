@@ -111,7 +111,7 @@ struct PrefillCuts {
   static constexpr int kFewRows =
       64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
   static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
-  static constexpr int kFewestOfShared = 4;
+  static constexpr int kFewestOfShared = 4;  // tiles of keys of a part of what is shared out; others were not measured
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
   int most_tiles;   // of keys that are announced
@@ -440,15 +440,12 @@ __device__ __forceinline__ void leave_state(const P& p, const PrefillRows& rows,
                                            rows.queries * int(p.shape.heads), logsumexp};
   }
 }
-// Where its outputs go, and some of them, from a column of the head on.
-template <class P>
-__device__ __forceinline__ float* left_outputs(const P& p, const PrefillRows& rows, int row) {
-  return p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim();
-}
+// Its outputs, from a column of the head on.
 template <int N, class P>
 __device__ __forceinline__ void leave_outputs(const P& p, const PrefillRows& rows, int row,
                                               const Pack<float, N>& outputs, int64_t col) {
-  if constexpr (P::kSplits) put_floats(left_outputs(p, rows, row) + col, outputs);
+  if constexpr (P::kSplits)
+    put_floats(p.parts.outputs + (int64_t(rows.left_first) + row) * p.shape.value_dim() + col, outputs);
 }
 
 // Keys that all of some rows see, and keys that any of them see; both are empty where the end is not behind the
