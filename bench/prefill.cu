@@ -6,10 +6,10 @@
 // operations. Of d576-512 the values are columns of the keys (MLA). Two more kinds are causal, of 32 heads over 8 of
 // keys with 128 columns, keys in one run:
 //   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and
-//   whole, without attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which
-//   see as many keys as the prompts:
-//       together and split, one call of attention() without and with a workspace; prompts, singles, by attention() and
-//       decode(): the parts
+//                                                             whole, without
+//   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many
+//       keys as the prompts: together and split, one call of attention() without and with a workspace; prompts,
+//       singles, by attention() and decode(): the parts
 // bench/attention_peers.py times PyTorch's kernels on the same shapes.
 #include <kernels/attention.cuh>
 

@@ -1,5 +1,5 @@
-// Times every policy that can serve a row, to fill in tuning/row.h:  row_sweep [softmax|layernorm|rmsnorm|fused]
-// [few|small|large|odd]
+// Times every policy that can serve a row, to fill in tuning/row.h:
+//   row_sweep [softmax|layernorm|rmsnorm|fused] [few|small|large|odd]
 #include <cmath>
 #include <cstring>
 

@@ -4,8 +4,8 @@
 // L1. Times are of one layer. What is timed is named
 //   step/<model>/<texts>x<keys>/<who>        a token of each text, with so many keys before it
 //   step/<model>-<codes>/<texts>x<keys>/<who>  the same with weights of fewer bits: e4m3 and int8 with a scale for each
-//   row, int4 for 32 prompt/<model>/<tokens>x<keys>/<who>     so many tokens of one text, the last of which has so many
-//   keys before it
+//                                              row, int4 for 32
+//   prompt/<model>/<tokens>x<keys>/<who>     so many tokens of one text, the last of which has so many keys before it
 // who: read, the yardstick (of weights, and of keys and values); kernels, one after the other; kernels_early, launched
 // programmatically with weights asked for early; and the latter without a part, which says what that part takes in such
 // company: without_qkv and so on. The calls are those of examples/llm: with one token [norm + QKV + RoPE + append],

@@ -2,12 +2,12 @@
 // heads of head_dim, side by side.
 //
 //   auto kv = k::paged_kv(k::hnd(kp, page, heads, dim), k::hnd(vp, page, heads, dim), k::pages(table, ld, page),
-//   lengths); k::AppendAt at{positions};                          // decoding: row r is the one new token of sequence
-//   r, at positions[r] k::AppendAt at{positions, sequences};               // everything else: row r is a token of
-//   sequence sequences[r] k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv),
-//   nk),
-//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk, k::append_values(kv, at, dim),
-//             nk), shape);
+//                         lengths);
+//   k::AppendAt at{positions};                 // decoding: row r is the one new token of sequence r, at positions[r]
+//   k::AppendAt at{positions, sequences};      // everything else: row r is a token of sequence sequences[r]
+//   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
+//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, dim), nk,
+//                    k::append_values(kv, at, dim), nk), shape);
 //
 // WITHOUT `sequences` EACH ROW IS A SEQUENCE OF ITS OWN. Several tokens of a prompt then go to as many sequences, and
 // the call cannot tell: rows beyond the sequences that the cache has are written behind it, and page tables are read
@@ -17,8 +17,9 @@
 // out. Types with a scale for each tensor or head are divided by it and rounded. Scales for each position and head are
 // found by copy(), which sees a head before it writes its codes, and written where the view reads them:
 //
-//   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1), k::nhd(v8, ...).scales(vs,
-//   ...), pages, lengths); k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
+//   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1),
+//                         k::nhd(v8, page, heads, dim).scales(vs, page * heads, heads, 1), pages, lengths);
+//   k::copy(ex, k::load(k, ld) | rope, k::append_keys(kv, at, dim, ks), rows, heads * dim);
 //   k::copy(ex, k::load(v, ld), k::append_values(kv, at, dim, vs), rows, heads * dim);
 //
 // Elsewhere they are refused, and so are 4-bit codes everywhere, of which a pack fills only a part of a word.

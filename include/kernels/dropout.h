@@ -1,9 +1,8 @@
 // Dropout: each value becomes 0 with probability p, or is divided by 1 - p.
 //
-//   k::copy(ex, k::load(x, d) | k::dropout(0.1, seed, offset, d), k::store(y, d), rows, d);     // drawn
-//   k::copy(ex, k::load(x) | k::dropout(0.1, seed, offset), k::store(y), n);                    // the same of a flat
-//   tensor k::copy(ex, k::load(x, d) | k::dropout(0.1, k::load(keep, d)), k::store(y, d), rows, d);    // given: kept
-//   where `keep` is not 0
+//   k::copy(ex, k::load(x, d) | k::dropout(0.1, seed, offset, d), k::store(y, d), rows, d);   // drawn
+//   k::copy(ex, k::load(x) | k::dropout(0.1, seed, offset), k::store(y), n);                  // of a flat tensor
+//   k::copy(ex, k::load(x, d) | k::dropout(0.1, k::load(keep, d)), k::store(y, d), rows, d);  // given: 0 drops
 //
 // What is drawn depends on seed, offset and the place of an element alone, so it is the same on the CPU and the GPU, in
 // every call and behind every operation: element (row, col) gets word col % 4 of philox(seed, row * blocks + col / 4,

@@ -1,12 +1,12 @@
 // A pass over a matrix, or over a flat tensor: the sink gets what the source gives, element by element.
 //
-//   k::copy(stream, k::load(x) | k::gelu(), k::store(y), n);                                              // n
-//   elements, flat k::copy(stream, k::load(x, ld) | k::silu() | k::mul(k::load(up, ld)), k::store(y, ld), rows, cols);
-//   k::copy(stream, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f);             // the halves
-//   of one tensor k::copy(stream, in, k::both(k::store(y, ld), k::gelu() | k::quantize(q, ld, k::tensor_scale(s))),
-//   rows, cols); k::copy(stream, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols); // a scale for each 128
-//   columns k::copy(stream, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d); k::copy(stream,
-//   k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                      // new keys to the cache
+//   k::copy(stream, k::load(x) | k::gelu(), k::store(y), n);                                   // n elements, flat
+//   k::copy(stream, k::load(x, ld) | k::silu() | k::mul(k::load(up, ld)), k::store(y, ld), rows, cols);
+//   k::copy(stream, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f);  // halves of a tensor
+//   k::copy(stream, in, k::both(k::store(y, ld), k::gelu() | k::quantize(q, ld, k::tensor_scale(s))), rows, cols);
+//   k::copy(stream, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols);              // one for 128 columns
+//   k::copy(stream, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
+//   k::copy(stream, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);           // keys to the cache
 //
 // Any types, any alignment, any number of rows, up to 2^30 columns; captured in graphs; the same input gives the same
 // bits. In place is fine where every map sees only the columns that it changes.

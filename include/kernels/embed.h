@@ -1,10 +1,9 @@
 // Rows of a table by their numbers, as a source: what every operation over rows can begin with.
 //
 //   auto tokens = k::embed(k::load(table, d), ids, vocabulary);
-//   k::copy(ex, tokens, k::store(x, d), rows, d);                                                        // a gather
-//   k::rmsnorm(ex, tokens | k::scale(s) | k::tee(x, d), k::affine(gamma) | k::store(y, d), rows, d);     // with the
-//   first norm, one launch auto small = k::embed(k::dequant(k::int4(codes, d), k::group_scales(scales, d / 64, 64)),
-//   ids, vocabulary);
+//   k::copy(ex, tokens, k::store(x, d), rows, d);                                                       // a gather
+//   k::rmsnorm(ex, tokens | k::scale(s) | k::tee(x, d), k::affine(gamma) | k::store(y, d), rows, d);    // and a norm
+//   auto small = k::embed(k::dequant(k::int4(codes, d), k::group_scales(scales, d / 64, 64)), ids, vocabulary);
 //
 // Row r is row ids[r] of the table, a source with `vocabulary` rows. ids are numbers of 32 or 64 bits in the memory
 // that the call computes in. One outside of [0, vocabulary) is not used to read anything: all values of that row are

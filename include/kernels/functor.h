@@ -20,8 +20,8 @@
 //
 //   struct Clamp : k::Functor {
 //     float hi;
-//     template <int N> KERNELS_HD auto map(k::Pack<float, N> v, int64_t row, int64_t col) const { return k::min(v, hi);
-//     }
+//     template <int N>
+//     KERNELS_HD auto map(k::Pack<float, N> v, int64_t row, int64_t col) const { return k::min(v, hi); }
 //   };
 #pragma once
 

@@ -1,8 +1,8 @@
 // Heads that are not adjacent: where queries are read from, and results go to, in memory of any strides.
 //
-//   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));                                    // a sequence,
-//   or ragged ones auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride)); //
-//   q_len rows of each sequence
+//   auto q = k::load(qp, k::heads(dim, token_stride, head_stride));      // a sequence, or ragged ones
+//   auto o = k::store(op, k::heads(dim, token_stride, head_stride).batches(q_len, batch_stride));
+//                                                                        // q_len rows of each sequence
 //
 // Rows and columns are what they always are, row b * q_len + i for query i of sequence b, column h * dim + c for column
 // c of head h; element (b, i, h, c) lies at p[b * batch_stride + i * token_stride + h * head_stride + c]. PyTorch's

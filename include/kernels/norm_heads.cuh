@@ -4,8 +4,8 @@
 //   const auto q = k::affine(k::each_head(q_weight, dim)) | rope | k::store(qp, nq);
 //   const auto keys = k::affine(k::each_head(k_weight, dim)) | rope | k::append_keys(kv, at, dim);
 //   k::norm_heads(stream, k::load(qkv, nq + 2 * nk), k::qkv(q, nq, keys, nk, k::append_values(kv, at, dim), nk),
-//                 {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));     // Qwen3;
-//                 Gemma-3: one_plus(q_weight)
+//                 {tokens, heads + 2 * kv_heads, dim, heads + kv_heads}, k::RmsNorm{}.eps(1e-6));
+//   // Qwen3's; Gemma-3 has one_plus(q_weight)
 //
 // The source's rows are tokens, its columns heads of dim, side by side. The first `normed` heads are normalized, the
 // others (values) pass as they are; all reach the sink, which may be any: qkv() and what else comes behind a product of

@@ -1,10 +1,11 @@
 // Rotary positions: pairs of columns of each head are turned by an angle, position * frequency of the pair.
 //
-//   k::rope_frequencies(f.data(), 128, 5e5);                                  // on the host, once; copy it where calls
-//   compute auto rope = k::rope(positions, f, 128); k::attention(ex, k::load(q, ld) | rope, kv, k::store(o, ld), shape,
-//   k::causal()); k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
-//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, 128), nk, k::append_values(kv, at, 128),
-//             nk), {M, N, K});   // append.h
+//   k::rope_frequencies(f.data(), 128, 5e5);            // on the host, once; copy it where calls compute
+//   auto rope = k::rope(positions, f, 128);
+//   k::attention(ex, k::load(q, ld) | rope, kv, k::store(o, ld), shape, k::causal());
+//   k::matmul(ex, x, k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk),
+//             k::qkv(rope | k::store(q, nq), nq, rope | k::append_keys(kv, at, 128), nk,
+//                    k::append_values(kv, at, 128), nk), {M, N, K});       // append.h
 //
 // Rows are tokens, row r at positions[r]; columns are heads of head_dim, side by side. Pairs are half a rotary
 // dimension apart (GPT-NeoX, Llama in Hugging Face's form), or neighbours: .interleaved(). .rotary_dim(n) turns the
@@ -14,10 +15,9 @@
 //
 //   source | rope   reads both: each element once as itself and once as the other of its pair. Not in place.
 //   rope | sink     is for products, which make each column once. The weights' rows are read in another order,
-//   paired(w, rope),
-//                   so that the columns of a pair come out side by side; the sink turns them and puts them where they
-//                   belong. Maps before rope (a bias) see the true columns. Such a sink takes packs of 2 or more at
-//                   even columns.
+//                   paired(w, rope), so that the columns of a pair come out side by side; the sink turns them and puts
+//                   them where they belong. Maps before rope (a bias) see the true columns. Such a sink takes packs of
+//                   2 or more at even columns.
 #pragma once
 
 #include <cmath>

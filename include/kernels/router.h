@@ -1,14 +1,15 @@
 // What a mixture of experts needs around its products: which experts a token goes to, and rows in the order of their
 // experts.
 //
-//   k::route(ex, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());              //
-//   router.cuh k::sort_by_expert(ex, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
+//   k::route(ex, k::load(logits, E), ids, weights, {tokens, E, top_k}, k::Router{}.renormalize());      // router.cuh
+//   k::sort_by_expert(ex, ids, {offsets, order, places}, {tokens, E, top_k}, workspace);
 //
 //   const k::Groups groups{E, offsets};
-//   k::matmul(ex, k::gathered(k::load(x, D), order, top_k), k::gated(w1, w3), k::swiglu() | k::store(h, F), {tokens *
-//   top_k, F, D}, groups); k::matmul(ex, k::load(h, F), w2, k::store(y, D), {tokens * top_k, D, F}, groups);
-//   k::copy(ex, k::combined(k::load(y, D), places, weights, top_k) | k::add(k::load(res, D)), k::store(res, D), tokens,
-//   D);
+//   k::matmul(ex, k::gathered(k::load(x, D), order, top_k), k::gated(w1, w3), k::swiglu() | k::store(h, F),
+//             {tokens * top_k, F, D}, groups);
+//   k::matmul(ex, k::load(h, F), w2, k::store(y, D), {tokens * top_k, D, F}, groups);
+//   k::copy(ex, k::combined(k::load(y, D), places, weights, top_k) | k::add(k::load(res, D)), k::store(res, D),
+//           tokens, D);
 //
 // ids and weights have top_k entries for each token, the best choice first. An id of -1 does not count: it is of
 // another device's expert, or of a token that is dropped. Few tokens need no sorting: experts() and mixed() in
@@ -165,7 +166,8 @@ Status check_route(const Logits& logits, const int32_t* ids, const float* weight
 // Choice i of token t has the number t * top_k + i. All three are written, in the memory that the call computes in:
 //   offsets   experts + 1: expert e has the rows offsets[e] to offsets[e + 1] - 1, as Groups takes them
 //   order     tokens x top_k: the number of the choice that each row belongs to, in rising order for each expert;
-//   behind the last row -1 places    tokens x top_k: the row of each choice, or -1
+//             behind the last row -1
+//   places    tokens x top_k: the row of each choice, or -1
 struct ExpertOrder {
   int32_t *offsets, *order, *places;
 };

@@ -1,7 +1,7 @@
 // The next token from rows of logits.
 //
 //   k::sample(stream, k::load(logits, ld), tokens, rows, vocabulary,
-//   k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
+//             k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
 //
 // core/sampling.h lists the options and their order. logits: a source of any type, with maps or without, which is read
 // as floats; tokens: int32_t or int64_t, one for each row. rows >= 0; vocabularies from 1 to 2^22; any alignment.
@@ -40,9 +40,10 @@ template <class Load, class Token>
 
 // Speculative decoding: which of a sequence's drafted tokens are accepted, and the token behind them.
 //
-//   k::verify(stream, k::load(logits, ld), k::drafts(drafted, drafts), tokens, accepted, {sequences, drafts,
-//   vocabulary}, options); k::verify(stream, k::load(logits, ld), k::drafts(drafted, drafts, k::load(q, ld)), tokens,
-//   ...);     // with the drafter's probabilities
+//   k::verify(stream, k::load(logits, ld), k::drafts(drafted, drafts), tokens, accepted,
+//             {sequences, drafts, vocabulary}, options);
+//   k::verify(stream, k::load(logits, ld), k::drafts(drafted, drafts, k::load(q, ld)), tokens, accepted,
+//             {sequences, drafts, vocabulary}, options);       // with the drafter's probabilities
 //
 // Row sequence * (drafts + 1) + i of the logits is the model's behind i of the drafted tokens. Draft i is accepted with
 // probability min(1, p / q), where p is what the options leave of the row and q the drafter's; at temperature 0 where
@@ -72,8 +73,8 @@ template <class Load, class Q, class Token>
 
 // Logarithms of probabilities: log_softmax() of the rows, of one token of each and of the largest.
 //
-//   k::log_probs(stream, k::load(logits, ld), rows, vocabulary, k::LogProbs{}.of(tokens, chosen).top(5, ids, values,
-//   5));
+//   k::log_probs(stream, k::load(logits, ld), rows, vocabulary,
+//                k::LogProbs{}.of(tokens, chosen).top(5, ids, values, 5));
 //
 // Good to 2^-20 and the last place of a float. A row with a NaN gives NaN and ids of -1; so does a token that is none.
 // Where fewer than n tokens are above -infinity, ids of -1 and -infinity follow. +infinity is as in sample().

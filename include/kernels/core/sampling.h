@@ -347,7 +347,7 @@ class LogProbs {
 //   top_p(p)                          the largest whose probabilities add up to p; one at least; 1: all
 //   min_p(p)                          those with at least p times the largest probability; 0: all
 //   typical(p)                        those with an information nearest to the entropy whose probabilities add up to p;
-//   1: all
+//                                     1: all
 //
 // Tokens that occurred: previous(tokens, ld, lengths), the first lengths[row] of tokens[row * ld], in which numbers
 // that are no token are passed over, or counts(p, ld), which is how often each token of the vocabulary did, p[row * ld

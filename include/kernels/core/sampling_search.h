@@ -41,15 +41,20 @@ struct Adjust {
 // It is written once, for a Row that says how a row is gone through and which threads work on it:
 //
 //   look(want, floor)      the largest key of the row, and a floor that at least `want` tokens reach (0: none is known)
-//   visit(from, what)      what(key, id) for the row's tokens, shared among the threads; those below `from` may be left
-//   out list(from)             append(entry, key) for the tokens that are not below bin(i, mass)           counts a
-//   token in one of kBins bins; clear_bins() before, gather_bins() after append(entry, key)     to the list, of which
-//   no more than kFew are kept sums(what, result)     the four sums of what each thread adds to row.sum(i, value)
-//   meanwhile weigh(what)            the sum of what.mass_left(key, id) over the row's tokens find(what, target) behind
-//   it: shared().edge is the first token in the order of ids at which the sum so far exceeds the target shared() what
-//   all threads see leads(), is_first()    whether this thread is of the block that works on it between two sync(), or
-//   the first one of all block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get,
-//   put), ranks(n, entries, put)
+//   visit(from, what)      what(key, id) for the row's tokens, shared among the threads; those below `from` may be
+//                          left out
+//   list(from)             append(entry, key) for the tokens that are not below
+//   bin(i, mass)           counts a token in one of kBins bins; clear_bins() before, gather_bins() after
+//   append(entry, key)     to the list, of which no more than kFew are kept
+//   sums(what, result)     the four sums of what each thread adds to row.sum(i, value) meanwhile
+//   weigh(what)            the sum of what.mass_left(key, id) over the row's tokens
+//   find(what, target)     behind it: shared().edge is the first token in the order of ids at which the sum so far
+//                          exceeds the target
+//   shared()               what all threads see
+//   leads(), is_first()    whether this thread is of the block that works on it between two sync(), or the first one
+//                          of all
+//   block()                that block: shared(), each(n, f), count(n, f), sum(n, f), scan(n, get, put),
+//                          ranks(n, entries, put)
 
 constexpr int kFew = 1024, kMostListed = 256, kBins = 1024, kBinBits = 10, kFirstShift = 20, kIdBits = 22;
 

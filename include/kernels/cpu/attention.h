@@ -82,8 +82,8 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
 // Attention over several parts of the keys (a prefix that the batch shares, say), made one: rows p * tokens + t of `o`
 // and `lse` are what part p gave for query t, its output (heads side by side) and the logsumexp of each head.
 //
-//   k::cpu::merge_states(cx, k::stacked(k::load(o1, ld), n, k::load(o2, ld), n), k::stacked(k::load(lse1, heads), n,
-//   k::load(lse2, heads), n),
+//   k::cpu::merge_states(cx, k::stacked(k::load(o1, ld), n, k::load(o2, ld), n),
+//                        k::stacked(k::load(lse1, heads), n, k::load(lse2, heads), n),
 //                        k::store(o, ld), {2, n, heads, dim});
 template <class O, class L, class Out>
 Status merge_states(const Exec& cx, const O& o, const L& lse, const Out& out, const MergeShape& shape,

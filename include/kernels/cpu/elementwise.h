@@ -1,11 +1,10 @@
 // A pass over a matrix, or over a flat tensor, on the CPU: the sink gets what the source gives, element by element.
 //
-//   k::cpu::copy(cx, k::load(x) | k::gelu(), k::store(y), n);                                             // n
-//   elements, flat k::cpu::copy(cx, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f); // the
-//   halves of one tensor k::cpu::copy(cx, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols); // a scale for
-//   each 128 columns k::cpu::copy(cx, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
-//   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);                     // new keys
-//   to the cache
+//   k::cpu::copy(cx, k::load(x) | k::gelu(), k::store(y), n);                                  // n elements, flat
+//   k::cpu::copy(cx, k::gate_up(k::load(x, 2 * f), f) | k::swiglu(), k::store(y, f), rows, f); // halves of a tensor
+//   k::cpu::copy(cx, in, k::quantize(q, ld, scales, cols / 128, 128), rows, cols);             // one for 128 columns
+//   k::cpu::copy(cx, k::embed(k::load(table, d), ids, vocabulary), k::store(x, d), rows, d);
+//   k::cpu::copy(cx, k::load(x, ld) | rope, k::append_keys(kv, at, dim), rows, cols);          // keys to the cache
 //
 // Shapes, types, determinism, flags: as in softmax.h; flat tensors and in place: as in ../elementwise.cuh.
 #pragma once

@@ -2,7 +2,7 @@
 //
 //   k::cpu::Exec cx{threads};
 //   k::cpu::sample(cx, k::load(logits, ld), tokens, rows, vocabulary,
-//   k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
+//                  k::Sampling{}.temperature(0.8f).top_k(50).top_p(0.9f).seed(s).step(t));
 //
 // Options, limits and results are those of the GPU (sampling.cuh), with host pointers, and the same seed draws the same
 // tokens there.

@@ -1,6 +1,7 @@
 // The same target without libFuzzer, for compilers that have none.
 //   fuzz SECONDS SEED FILES...     reads the files, then changes of them for so long; FUZZ_FAILURE names the file for
-//   an input that fails fuzz seeds FOLDER GOLDEN       writes what golden files hold as inputs
+//                                  an input that fails
+//   fuzz seeds FOLDER GOLDEN       writes what golden files hold as inputs
 #include <sanitizer/common_interface_defs.h>
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
 // small call.
 //
 //   run_on_pool(parts, f)     f(i) for every i in [0, parts), on the thread that calls and on those of the pool that
-//   are free
+//                             are free
 //
 // A call takes threads that no other call has, and starts some where there are too few, up to the number of CPUs or of
 // its own parts. So calls from many threads at once, and within each other, share the CPUs and never wait for one

@@ -2,15 +2,13 @@
 // share.
 //
 //   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever
-//   they lie; turns values of
-//                    8 bits where they are multiplied as such
+//                    they lie; turns values of 8 bits where they are multiplied as such
 //   warpgroup 1      where keys and values have 8 or 4 bits: each of the two decodes the one or the other
 //   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in
-//   registers, and from there
-//                    the product with the values by wgmma
+//                    registers, and from there the product with the values by wgmma
 //
-//   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...      results go out by way of the
-//   queries' place
+//   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...
+//                    results go out by way of the queries' place
 //
 //   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
 //   softmax:                  |   1    |        |   2    |

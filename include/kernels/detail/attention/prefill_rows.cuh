@@ -1,9 +1,11 @@
 // How the rows of attention of many queries, which are those of queries and heads, are shared out among thread blocks,
 // and which keys they see.
 //
-//   sequence 0           | tile 2 | tile 1 | tile 0 |      rows of one head, or of those that share keys; the last
-//   tiles see the most keys sequence 1           | tile 0 |                        and come first a sequence, a long
-//   context, few queries:   | keys 0 | keys 1 | keys 2 |     with a workspace, in parts that are merged
+//   sequence 0       | tile 2 | tile 1 | tile 0 |      rows of one head, or of those that share keys; the last tiles
+//   sequence 1       | tile 0 |                        see the most keys and come first
+//
+//   with a workspace, a long context and few queries:
+//   sequence 0       | keys 0 | keys 1 | keys 2 |      in parts that are merged
 #pragma once
 
 #include "../../exec.cuh"

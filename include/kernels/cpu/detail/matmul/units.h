@@ -2,7 +2,7 @@
 // shared by the columns of a group: scales and zero points.
 //
 //   row:   | unit: vector 0 | vector 1 | ... | next unit ...      16-bit and 8-bit weights: each vector has
-//   neighbouring columns
+//                                                                 neighbouring columns
 //          | word 0 | word 1 | ... | word n |                     4-bit ("in planes"): vector i has code i of each word
 #pragma once
 

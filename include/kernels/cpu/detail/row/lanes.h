@@ -8,7 +8,7 @@
 //   kSums, add(sums, centered)        what is summed, lane by lane
 //   close(State, sums, count)         the state of the run
 //   recenter(State, closed)           whether the run was centered so poorly that it is better summed once more; if so,
-//   centers anew
+//                                     centers anew
 #pragma once
 
 #include "../../../core/memory.h"
