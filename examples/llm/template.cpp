@@ -1,6 +1,18 @@
 #include "template_run.h"
 
 namespace llm {
+namespace jinja {
+namespace {
+
+Value value_of(const Json& json) {
+  if (json.is_boolean()) return Value::of(json.get<bool>());
+  if (json.is_string()) return Value::of(wide(json.get<std::string>()));
+  if (json.is_null()) return Value::of(Value::none);
+  throw Error("a variable of the chat template is neither a text nor true, false or null");
+}
+
+}  // namespace
+}  // namespace jinja
 
 Template::Template(std::string_view source) : root_(jinja::parsed(source)) {}
 
@@ -18,7 +30,7 @@ Rendered Template::render(const std::vector<Message>& messages, const Json& vari
         0, {{U"role", Value::of(wide(message.role))}, {U"content", Value::of(wide(message.content, origin))}}));
   }
   run.set("messages", run.list_of(0, std::move(list)));
-  for (const auto& item : variables.items()) run.set(item.key(), run.value_of(item.value()));
+  for (const auto& item : variables.items()) run.set(item.key(), value_of(item.value()));
   Text text;
   run.run(*root_, text);
 
