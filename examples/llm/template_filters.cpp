@@ -67,65 +67,76 @@ Value Run::joined(int line, const List& list, const Text& between) {
   return Value::of(std::move(out));
 }
 
+Value Run::strip(int line, const std::string& name, const Text& text, const Arguments& given) {
+  const Value chars = bind(line, name, given, {"chars"})[0];
+  if (!is_missing(chars) && chars.kind != Value::none && chars.kind != Value::text)
+    wrong(line, "'" + name + "' by the value", chars);
+  if (chars.kind == Value::text) spend_search(line, text, *chars.chars);
+  return made(line, stripped(text, chars.kind == Value::text ? chars.chars.get() : nullptr, name != "rstrip",
+                             name != "lstrip"));
+}
+
+// Whether a text starts, or ends, with another one or with any of several.
+Value Run::starts_or_ends(int line, const std::string& name, const Text& text, const Arguments& given) {
+  const Value what = bind(line, name, given, {"what"}, 1)[0];
+  if (what.kind != Value::text && !(what.kind == Value::list && what.n == Value::tuple))
+    wrong(line, "'" + name + "'", what);
+  const List any = what.kind == Value::text ? List{what} : *what.elements;
+  return Value::of(std::any_of(any.begin(), any.end(), [&](const Value& v) {
+    if (v.kind != Value::text) wrong(line, "'" + name + "'", v);
+    return v.chars->size() <= text.size() &&
+           is_at(text, name == "startswith" ? 0 : text.size() - v.chars->size(), *v.chars);
+  }));
+}
+
+// At each separator, or at whitespace, which is left out where a part would begin.
+Value Run::split(int line, const Text& text, const Arguments& given) {
+  const auto a = bind(line, "split", given, {"sep", "maxsplit"});
+  const bool spaces = a[0].kind <= Value::none;
+  const Text by = spaces ? Text() : text_of(line, a[0]);
+  spend_search(line, text, by);
+  if (!spaces && (a[0].kind != Value::text || by.empty())) fail(line, "'split' by nothing");
+  const auto end_of = [&](size_t begin) {
+    return spaces ? size_t(std::find_if(text.begin() + int64_t(begin), text.end(), is_space) - text.begin())
+                  : std::min(text.size(), find(text, by, begin));
+  };
+  List out;
+  size_t at = 0;
+  for (int64_t splits = is_number(a[1]) ? a[1].n : -1;; --splits) {
+    while (spaces && at < text.size() && is_space(text[at])) ++at;
+    if (spaces && at == text.size()) break;
+    const size_t end = splits == 0 ? text.size() : end_of(at);
+    out.push_back(made(line, text.substr(at, end - at)));
+    if (end == text.size()) break;
+    at = end + by.size();
+  }
+  return list_of(line, std::move(out));
+}
+
+Value Run::replace(int line, const Text& text, const Arguments& given) {
+  const auto a = bind(line, "replace", given, {"old", "new", "count"}, 2);
+  const Text from = text_of(line, a[0]), to = text_of(line, a[1]);
+  spend_search(line, text, from);
+  if (from.empty()) fail(line, "'replace' of an empty text is not supported");
+  Text out;
+  size_t done = 0;
+  for (int64_t times = is_number(a[2]) ? a[2].n : -1; times != 0; --times) {
+    const size_t at = find(text, from, done);
+    if (at == Text::npos) break;
+    append(line, out, text.substr(done, at - done) + to);
+    done = at + from.size();
+  }
+  return made(line, out + text.substr(done));
+}
+
 Value Run::text_method(int line, const std::string& name, const Value& of, const Arguments& given) {
   const Text& text = *of.chars;
   spend(line, int64_t(text.size()));
-  if (name == "strip" || name == "lstrip" || name == "rstrip") {
-    const Value chars = bind(line, name, given, {"chars"})[0];
-    if (!is_missing(chars) && chars.kind != Value::none && chars.kind != Value::text)
-      wrong(line, "'" + name + "' by the value", chars);
-    if (chars.kind == Value::text) spend_search(line, text, *chars.chars);
-    return made(line, stripped(text, chars.kind == Value::text ? chars.chars.get() : nullptr, name != "rstrip",
-                               name != "lstrip"));
-  }
-  if (name == "startswith" || name == "endswith") {
-    const Value what = bind(line, name, given, {"what"}, 1)[0];
-    if (what.kind != Value::text && !(what.kind == Value::list && what.n == Value::tuple))
-      wrong(line, "'" + name + "'", what);
-    const List any = what.kind == Value::text ? List{what} : *what.elements;
-    return Value::of(std::any_of(any.begin(), any.end(), [&](const Value& v) {
-      if (v.kind != Value::text) wrong(line, "'" + name + "'", v);
-      return v.chars->size() <= text.size() &&
-             is_at(text, name == "startswith" ? 0 : text.size() - v.chars->size(), *v.chars);
-    }));
-  }
-  if (name == "split") {
-    const auto a = bind(line, name, given, {"sep", "maxsplit"});
-    const Text by = a[0].kind > Value::none ? text_of(line, a[0]) : Text();
-    const bool spaces = a[0].kind <= Value::none;
-    spend_search(line, text, by);
-    if (!spaces && (a[0].kind != Value::text || by.empty())) fail(line, "'split' by nothing");
-    List out;
-    size_t at = 0;
-    for (int64_t left = is_number(a[1]) ? a[1].n : -1;; --left) {
-      while (spaces && at < text.size() && is_space(text[at])) ++at;
-      if (spaces && at == text.size()) break;
-      size_t end = left == 0 ? text.size()
-                   : spaces  ? size_t(std::find_if(text.begin() + int64_t(at), text.end(), is_space) - text.begin())
-                             : std::min(text.size(), find(text, by, at));
-      const bool last = end == text.size() && (spaces || left == 0 || !is_at(text, end, by));
-      out.push_back(made(line, text.substr(at, end - at)));
-      if (last) break;
-      at = end + (spaces ? 0 : by.size());
-    }
-    return list_of(line, std::move(out));
-  }
+  if (name == "strip" || name == "lstrip" || name == "rstrip") return strip(line, name, text, given);
+  if (name == "startswith" || name == "endswith") return starts_or_ends(line, name, text, given);
+  if (name == "split") return split(line, text, given);
   if (name == "join") return joined(line, elements(line, bind(line, name, given, {"list"}, 1)[0]), text);
-  if (name == "replace") {
-    const auto a = bind(line, name, given, {"old", "new", "count"}, 2);
-    const Text from = text_of(line, a[0]), to = text_of(line, a[1]);
-    spend_search(line, text, from);
-    if (from.empty()) fail(line, "'replace' of an empty text is not supported");
-    Text out;
-    size_t done = 0;
-    for (int64_t left = is_number(a[2]) ? a[2].n : -1; left != 0; --left) {
-      const size_t at = find(text, from, done);
-      if (at == Text::npos) break;
-      append(line, out, text.substr(done, at - done) + to);
-      done = at + from.size();
-    }
-    return made(line, out + text.substr(done));
-  }
+  if (name == "replace") return replace(line, text, given);
   bind(line, name, given, {});
   if (name == "upper" || name == "lower") return cased(line, text, [&](size_t) { return name == "upper"; });
   if (name == "capitalize") return cased(line, text, [](size_t i) { return i == 0; });

@@ -342,6 +342,10 @@ class Run : public Values {
   template <class F>
   Value cased(int line, const Text& text, const F& upper);
   Value joined(int line, const List& list, const Text& between);
+  Value strip(int line, const std::string& name, const Text& text, const Arguments& given);
+  Value starts_or_ends(int line, const std::string& name, const Text& text, const Arguments& given);
+  Value split(int line, const Text& text, const Arguments& given);
+  Value replace(int line, const Text& text, const Arguments& given);
   Value text_method(int line, const std::string& name, const Value& of, const Arguments& given);
   Value dict_method(int line, const std::string& name, const Value& of, const Arguments& given);
   void write_json(int line, Text& out, const Value& v, int64_t indent, int64_t depth);
