@@ -59,31 +59,18 @@ struct FewBody {
               count = end - first;
     const Copies copies(p, params.rows, output);
     const Inputs x(input, 0);
+    typename Inputs::Waiting waiting;
     const int stages = params.stages, stage_size = stage_bytes(tokens), last_stage = (stages - 1) * stage_size;
     const uint32_t address = arch::shared_address(shared);
+    Ring<decltype(input)> ring{copies, x, input, shared, address, columns, stage_size, waiting};
     const int begin = first + tile % count;
     const auto after = [&](int step) { return step + 1 == end ? first : step + 1; };
     if (params.weights_ready) {
-      for (int i = 0, step = begin; i < lesser(stages - 1, count); ++i, step = after(step))
-        copies.bring_weights(address + i * stage_size, step * kStep, columns);
+      ring.bring_first_weights(stages, begin, count, after);
       arch::grid_dependency_pass();
     }
     find_states<8>(states.items, p.x, 0, kTokens, p.m, p.k, blockIdx.x == 0);
-    typename Inputs::Waiting waiting;
-    int step = begin;  // the one to be brought
-    for (int i = 0; i < stages - 1; ++i) {
-      if (i < count) {
-        if (!params.weights_ready) copies.bring_weights(address + i * stage_size, step * kStep, columns);
-        if constexpr (Inputs::copied) {
-          copies.bring_inputs(address + i * stage_size, step * kStep, columns);
-        } else {
-          x.prefetch(waiting, input, 0, Inputs::kEach, step * kStep, columns);
-          x.store(waiting, shared + i * stage_size + Weights::kBytes, input, 0, Inputs::kEach, step * kStep, columns);
-        }
-        step = after(step);
-      }
-      arch::copy_async_commit();
-    }
+    int step = ring.bring_first(stages, begin, count, after, params.weights_ready);  // the one to be brought
 
     float sums[kTokens / 16][kRows / 8][4] = {};
     const unsigned char* const mine =
@@ -92,28 +79,13 @@ struct FewBody {
     int waits = 0;                     // where inputs that are not copied will go, and of which step they are
     int waiting_step = 0;
     for (int i = 0; i < count; ++i) {
-      if (stages == 3) arch::copy_async_wait<1>();
-      else if (stages == 4) arch::copy_async_wait<2>();
-      else arch::copy_async_wait<4>();
-      __syncthreads();
-      const unsigned char* from = mine + stage;
+      wait_for_step(stages);
       uint32_t weights[kRows / 8][4], inputs[kTokens / 8][4];
-      KERNELS_UNROLL
-      for (int j = 0; j < kTokens / 8; ++j) {
-        if (j < 2 || tokens > 16)
-          memcpy(inputs[j], __builtin_assume_aligned(from + Weights::kBytes + j * kTileBytes, 16), 16);
-      }
-      KERNELS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j) memcpy(weights[j], __builtin_assume_aligned(from + j * kTileBytes, 16), 16);
-      // Inputs that are not copied have a step's time to arrive.
-      if constexpr (!Inputs::copied) {
-        if (i > 0 && i + stages - 2 < count)
-          x.store(waiting, shared + waits + Weights::kBytes, input, 0, Inputs::kEach, waiting_step * kStep, columns);
-      }
+      read_step(mine + stage, tokens, weights, inputs);
+      if (i > 0 && i + stages - 2 < count) ring.store_inputs(waits, waiting_step);
       if (i + stages - 1 < count) {
-        copies.bring_weights(address + free, step * kStep, columns);
-        if constexpr (Inputs::copied) copies.bring_inputs(address + free, step * kStep, columns);
-        else x.prefetch(waiting, input, 0, Inputs::kEach, step * kStep, columns);
+        ring.bring_weights(free, step);
+        ring.bring_inputs(free, step);
         waits = free, waiting_step = step;
         step = after(step);
       }
@@ -175,6 +147,74 @@ struct FewBody {
     static __device__ __forceinline__ uint32_t mine() { return Weights::place(row(), chunk()); }
   };
   static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
+
+  // The ring of stages, and how a step of K comes to one of them. It refers to what a thread copies: with that as its
+  // own members the compiler makes other code.
+  template <class Input>
+  struct Ring {
+    const Copies& copies;
+    const Inputs& x;
+    const Input& input;
+    unsigned char* memory;
+    uint32_t address;
+    int columns, stage_size;
+    typename Inputs::Waiting& waiting;
+
+    // What all stages but one hold at first: steps from `begin` on, after(step) the one that follows. Weights may come
+    // before the rest; bring_first() returns the step that is next.
+    template <class After>
+    __device__ __forceinline__ void bring_first_weights(int stages, int begin, int count, const After& after) const {
+      for (int i = 0, step = begin; i < lesser(stages - 1, count); ++i, step = after(step))
+        bring_weights(i * stage_size, step);
+    }
+    template <class After>
+    __device__ __forceinline__ int bring_first(int stages, int begin, int count, const After& after, bool has_weights) {
+      int step = begin;
+      for (int i = 0; i < stages - 1; ++i) {
+        if (i < count) {
+          if (!has_weights) bring_weights(i * stage_size, step);
+          bring_inputs(i * stage_size, step);
+          store_inputs(i * stage_size, step);
+          step = after(step);
+        }
+        arch::copy_async_commit();
+      }
+      return step;
+    }
+
+    __device__ __forceinline__ void bring_weights(int stage, int step) const {
+      copies.bring_weights(address + stage, step * kStep, columns);
+    }
+    // Inputs that are not copied are on their way to registers until they are stored.
+    __device__ __forceinline__ void bring_inputs(int stage, int step) {
+      if constexpr (Inputs::copied) copies.bring_inputs(address + stage, step * kStep, columns);
+      else x.prefetch(waiting, input, 0, Inputs::kEach, step * kStep, columns);
+    }
+    __device__ __forceinline__ void store_inputs(int stage, int step) const {
+      if constexpr (!Inputs::copied)
+        x.store(waiting, memory + stage + Weights::kBytes, input, 0, Inputs::kEach, step * kStep, columns);
+    }
+  };
+
+  // Until the next step is there.
+  static __device__ __forceinline__ void wait_for_step(int stages) {
+    if (stages == 3) arch::copy_async_wait<1>();
+    else if (stages == 4) arch::copy_async_wait<2>();
+    else arch::copy_async_wait<4>();
+    __syncthreads();
+  }
+  // What a lane multiplies of a step.
+  static __device__ __forceinline__ void read_step(const unsigned char* from, int tokens,
+                                                   uint32_t (&weights)[kRows / 8][4],
+                                                   uint32_t (&inputs)[kTokens / 8][4]) {
+    KERNELS_UNROLL
+    for (int j = 0; j < kTokens / 8; ++j) {
+      if (j < 2 || tokens > 16)
+        memcpy(inputs[j], __builtin_assume_aligned(from + Weights::kBytes + j * kTileBytes, 16), 16);
+    }
+    KERNELS_UNROLL
+    for (int j = 0; j < kRows / 8; ++j) memcpy(weights[j], __builtin_assume_aligned(from + j * kTileBytes, 16), 16);
+  }
 
   // Products that depend on each other are apart.
   static __device__ __forceinline__ void multiply(float (&sums)[kRows / 8][4], const uint32_t (&upper)[4],
