@@ -35,13 +35,7 @@ class Model::Loader {
   Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false) {
     const Tensor& tensor =
         files_.get(name, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
-    const int wanted = model_.options_.weights;
-    const Type type = wanted < 0 || (!quantize && bits_of(Type(wanted)) < 16) ? tensor.type : Type(wanted);
-    if (type == Type::i4 && cols % kGroup != 0)
-      throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
-                  std::to_string(kGroup) + ", which int4 needs");
-    if (model_.device_.products(type) == nullptr)
-      throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    const Type type = type_of(name, tensor.type, cols, quantize);
     Matrix out{nullptr, nullptr, rows, cols, type};
     const size_t bytes = llm::weight_bytes(type, rows, cols), scales = scale_bytes(type, rows, cols);
     model_.weights_per_token_ += bytes + scales, model_.weights_count_ += size_t(rows * cols);
@@ -74,13 +68,7 @@ class Model::Loader {
     int64_t first, rows;
   };
   Matrix joined(const std::string& name, const std::vector<Slice>& parts, int64_t cols, double share) {
-    const Type stored = parts[0].tensor->type;
-    const Type type = model_.options_.weights < 0 ? stored : Type(model_.options_.weights);
-    if (type == Type::i4 && cols % kGroup != 0)
-      throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
-                  std::to_string(kGroup) + ", which int4 needs");
-    if (model_.device_.products(type) == nullptr)
-      throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    const Type type = type_of(name, parts[0].tensor->type, cols, true);
     Matrix out{"", "", 0, cols, type};
     for (const Slice& part : parts) out.rows += part.rows;
     const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
@@ -117,6 +105,17 @@ class Model::Loader {
   void done(size_t bytes) {
     done_ += double(bytes);
     if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
+  }
+  // The type on the device of weights that are of the type `stored` in the file.
+  Type type_of(const std::string& name, Type stored, int64_t cols, bool quantize) const {
+    const int wanted = model_.options_.weights;
+    const Type type = wanted < 0 || (!quantize && bits_of(Type(wanted)) < 16) ? stored : Type(wanted);
+    if (type == Type::i4 && cols % kGroup != 0)
+      throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
+                  std::to_string(kGroup) + ", which int4 needs");
+    if (model_.device_.products(type) == nullptr)
+      throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
+    return type;
   }
   const void* keep(const void* from, size_t bytes) {
     model_.memory_.emplace_back(model_.device_, bytes, "weights");
