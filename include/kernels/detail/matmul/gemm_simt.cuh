@@ -60,37 +60,9 @@ struct SimtGemmBody {
       if constexpr (P::matrices == 2) place<Weights1>(w[1], second, weights1, output, output_end, int(col), p.k);
       __syncthreads();
       if (col + kStep < p.k) prefetch(int(col) + kStep);
-      KERNELS_UNROLL
-      for (int k = 0; k < kStep; ++k) {
-        C mine[kSide];
-        side(mine, x + k * kPitch, threadIdx.x / 16);
-        KERNELS_UNROLL
-        for (int i = 0; i < P::matrices; ++i) {
-          C theirs[kSide];
-          side(theirs, w[i] + k * kPitch, threadIdx.x % 16);
-          KERNELS_UNROLL
-          for (int a = 0; a < kSide; ++a) {
-            KERNELS_UNROLL
-            for (int b = 0; b < kSide; ++b) sums[i][a][b] = fma(mine[a], theirs[b], sums[i][a][b]);
-          }
-        }
-      }
+      add_step(sums, x, w);
     }
-    KERNELS_UNROLL
-    for (int a = 0; a < kSide; ++a) {
-      KERNELS_UNROLL
-      for (int b = 0; b < kSide; b += outputs_per_store<P>) {
-        const int64_t row = token + place_of(threadIdx.x / 16, a), col = tile.output + place_of(threadIdx.x % 16, b);
-        if (row >= tile.token_end || col >= p.n) continue;
-        typename Result<P>::Sums totals[P::matrices];
-        KERNELS_UNROLL
-        for (int i = 0; i < P::matrices; ++i) {
-          KERNELS_UNROLL
-          for (int j = 0; j < outputs_per_store<P>; ++j) totals[i].v[j] = sums[i][a][b + j];
-        }
-        Result<P>::of(p, row, col).put_sums(totals, Nothing{});
-      }
-    }
+    put_sums(p, tile, sums);
   }
 
  private:
@@ -104,6 +76,46 @@ struct SimtGemmBody {
     KERNELS_UNROLL
     for (int i = 0; i < kSide; i += kVector)
       memcpy(values + i, __builtin_assume_aligned(from + place_of(thread, i), 16), 16);
+  }
+
+  // Adds the products of the step that is in shared memory.
+  static __device__ __forceinline__ void add_step(C (&sums)[P::matrices][kSide][kSide], const C (&x)[kStep * kPitch],
+                                                  const C (&w)[P::matrices][kStep * kPitch]) {
+    KERNELS_UNROLL
+    for (int k = 0; k < kStep; ++k) {
+      C mine[kSide];
+      side(mine, x + k * kPitch, threadIdx.x / 16);
+      KERNELS_UNROLL
+      for (int i = 0; i < P::matrices; ++i) {
+        C theirs[kSide];
+        side(theirs, w[i] + k * kPitch, threadIdx.x % 16);
+        KERNELS_UNROLL
+        for (int a = 0; a < kSide; ++a) {
+          KERNELS_UNROLL
+          for (int b = 0; b < kSide; ++b) sums[i][a][b] = fma(mine[a], theirs[b], sums[i][a][b]);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void put_sums(const P& p, const Tile& tile,
+                                                  const C (&sums)[P::matrices][kSide][kSide]) {
+    KERNELS_UNROLL
+    for (int a = 0; a < kSide; ++a) {
+      KERNELS_UNROLL
+      for (int b = 0; b < kSide; b += outputs_per_store<P>) {
+        const int64_t row = tile.token + place_of(threadIdx.x / 16, a),
+                      col = tile.output + place_of(threadIdx.x % 16, b);
+        if (row >= tile.token_end || col >= p.n) continue;
+        typename Result<P>::Sums totals[P::matrices];
+        KERNELS_UNROLL
+        for (int i = 0; i < P::matrices; ++i) {
+          KERNELS_UNROLL
+          for (int j = 0; j < outputs_per_store<P>; ++j) totals[i].v[j] = sums[i][a][b + j];
+        }
+        Result<P>::of(p, row, col).put_sums(totals, Nothing{});
+      }
+    }
   }
 
   // f(number of the pack, row in the tile, column in the step) for a thread's packs.

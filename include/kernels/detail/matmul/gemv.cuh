@@ -305,6 +305,20 @@ struct GemvBody {
         prepared.items[threadIdx.x] = prepare<kOut>(sink_end(p.out), token, output);  // read again by the same thread
     }
     Dots dots(dots_scratch, tokens, begin);
+    add_steps(dots, first, second, tokens, begin, stride, cols, prefetch);
+    dots.share(sums);
+    __syncthreads();
+    if (!makes) return;
+    if constexpr (!kReads) operands = Result<P>::fetch(p, token, output);
+    put_totals(Result<P>{p, token, output, operands}, sums, prepared.items[kPrepares ? threadIdx.x : 0]);
+  }
+
+ private:
+  // Takes in a warp's steps from column `begin` on; prefetch(u, column) asks for those that follow.
+  template <class First, class Second, class Prefetch>
+  static __device__ __forceinline__ void add_steps(Dots& dots, const First& first, const Second& second,
+                                                   const Tokens& tokens, int begin, int stride, int cols,
+                                                   const Prefetch& prefetch) {
     for (; begin < cols; begin += U * stride) {
       KERNELS_UNROLL
       for (int u = 0; u < U * kPieces; ++u) {
@@ -314,19 +328,19 @@ struct GemvBody {
         if (at + U * stride < cols) prefetch(u, at + U * stride);
       }
     }
+  }
 
-    dots.share(sums);
-    __syncthreads();
-    if (!makes) return;
-    if constexpr (!kReads) operands = Result<P>::fetch(p, token, output);
-    const Result<P> result{p, token, output, operands};
+  // A thread's result, the total of all warps' sums.
+  template <class Sums>
+  static __device__ __forceinline__ void put_totals(const Result<P>& result, const Sums& sums,
+                                                    const Prepared& prepared) {
     Pack<C, kOut> totals[P::matrices];
     KERNELS_UNROLL
     for (int i = 0; i < P::matrices; ++i) {
       KERNELS_UNROLL
       for (int j = 0; j < kOut; ++j) totals[i].v[j] = sums.total(i * kSums + threadIdx.x * kOut + j);
     }
-    result.put_sums(totals, prepared.items[kPrepares ? threadIdx.x : 0]);
+    result.put_sums(totals, prepared);
   }
 };
 
