@@ -485,6 +485,13 @@ struct GemmTile {
     for (int i = 0; i < kBlocks; ++i) arch::pin(sums[i]);
   }
 
+  // Of 16 columns, each of 16 rows of the step.
+  template <int kCount>
+  static __device__ __forceinline__ void load_fragments(uint32_t (&fragments)[kCount][4], uint32_t from) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) arch::load_matrix_x4(fragments[i], from + i * (16 * kStep * 2));
+  }
+
   // Fragments are read 16 columns ahead, across steps. Copies are spread between the products of a step, as the queue
   // to memory is short and a warp that waits for room in it multiplies nothing.
   template <class Tiles>
@@ -503,12 +510,8 @@ struct GemmTile {
     constexpr int kBuffers = copied ? 2 : 1;  // as registers allow
     uint32_t x[kBuffers][kBlocks][4], w[kBuffers][4][4];
     const auto load = [&](int buffer, int stage, int run) {
-      KERNELS_UNROLL
-      for (int i = 0; i < kBlocks; ++i)
-        arch::load_matrix_x4(x[buffer][i], ((from_x + stage) ^ (run * 32)) + i * (16 * kStep * 2));
-      KERNELS_UNROLL
-      for (int j = 0; j < 4; ++j)
-        arch::load_matrix_x4(w[buffer][j], ((from_w + stage) ^ (run * 32)) + j * (16 * kStep * 2));
+      load_fragments(x[buffer], (from_x + stage) ^ (run * 32));
+      load_fragments(w[buffer], (from_w + stage) ^ (run * 32));
     };
     const auto multiply = [&](int buffer, int run) {
       constexpr int kCopies = Tiles::kCopies;
