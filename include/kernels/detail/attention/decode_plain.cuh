@@ -72,88 +72,18 @@ class PlainRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, int key) {
-    // What is read at a time is behind one branch: all of its loads are issued before the first value is used.
-    const auto read = [wide = p_.wide_kv](const auto& all) {
-      if (wide) all(std::integral_constant<int, 8>());
-      else all(std::integral_constant<int, 1>());
-    };
-    const int g = lane() / 4, t = lane() % 4;
-    const int most = part.end - 1 - key;
-    const auto place = [&](int i) { return key + lesser(i, most); };
+    const Reader read{p_.wide_kv};
+    const Place place{key, part.end - 1 - key};
+    const int g = lane() / 4;
     const Key low = p_.kv.key(part.b, part.head, place(g)), high = p_.kv.key(part.b, part.head, place(g + 8));
-    float products[2][rows] = {};
-    for (int col = t * 8; col < p_.dim; col += 32) {
-      Pack<float, 8> k0, k1;
-      read([&](auto most) {
-        k0 = read_some<8, decltype(most)::value>(low.codes, 0, col);
-        k1 = read_some<8, decltype(most)::value>(high.codes, 0, col);
-      });
-      KERNELS_UNROLL
-      for (int row = 0; row < rows; ++row) {
-        const Pack<float, 8> q = floats_at<8>(queries_ + row * p_.dim + col);
-        KERNELS_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          products[0][row] = fma(q.v[i], k0.v[i], products[0][row]);
-          products[1][row] = fma(q.v[i], k1.v[i], products[1][row]);
-        }
-      }
-    }
+    Products products = {};
+    multiply_keys(read, low, high, products);
     typename Weights::Values x;
-    KERNELS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const float scale = i == 0 ? low.scale(0) : high.scale(0);
-      KERNELS_UNROLL
-      for (int row = 0; row < rows; ++row) {
-        products[i][row] += __shfl_xor_sync(0xffffffffu, products[i][row], 1);
-        products[i][row] += __shfl_xor_sync(0xffffffffu, products[i][row], 2);
-        if (row / 2 == t) x[0][i * 2 + row % 2] = products[i][row] * scale;
-      }
-    }
-    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) {
-      KERNELS_UNROLL
-      for (int row = 0; row < rows; ++row) {
-        const float factor = __shfl_sync(0xffffffffu, factors[0][row % 2], row / 2);
-        KERNELS_UNROLL
-        for (int chunk = 0; chunk < kChunks; ++chunk) sums_[row][chunk] = sums_[row][chunk] * factor;
-      }
-    });
-    KERNELS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const float scale = Value::scaled ? p_.kv.value(part.b, part.head, place(g + 8 * i)).scale(0) : 1.f;
-      *reinterpret_cast<float2*>(shares_ + (g + 8 * i) * rows + 2 * t) =
-          make_float2(x[0][2 * i] * scale, x[0][2 * i + 1] * scale);
-    }
+    sum_products(low, high, products, x);
+    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
+    share_weights(part, place, x);
     __syncwarp();
-    const int count = lesser(kDecodeKeys, part.end - key);
-    constexpr int kUnroll = kChunks > 1 ? 2 : 4;
-    for (int first = 0; first < count; first += kUnroll) {
-      Pack<float, 4> values[kUnroll][kChunks];
-      read([&](auto most) {
-        KERNELS_UNROLL
-        for (int i = 0; i < kUnroll; ++i) {
-          const Value run = p_.kv.value(part.b, part.head, place(first + i));
-          KERNELS_UNROLL
-          for (int chunk = 0; chunk < kChunks; ++chunk) {
-            values[i][chunk] = broadcast<4>(0.f);
-            if (column(chunk) < p_.v_dim && first + i < count)
-              values[i][chunk] = read_some<4, decltype(most)::value>(run.codes, 0, column(chunk));
-          }
-        }
-      });
-      KERNELS_UNROLL
-      for (int i = 0; i < kUnroll; ++i) {
-        const Pack<float, rows> share = floats_at<rows>(shares_ + (first + i) * rows);
-        KERNELS_UNROLL
-        for (int row = 0; row < rows; ++row) {
-          KERNELS_UNROLL
-          for (int chunk = 0; chunk < kChunks; ++chunk) {
-            KERNELS_UNROLL
-            for (int j = 0; j < 4; ++j)
-              sums_[row][chunk].v[j] = fma(share.v[row], values[i][chunk].v[j], sums_[row][chunk].v[j]);
-          }
-        }
-      }
-    }
+    add_values(read, part, place, lesser(kDecodeKeys, part.end - key));
     __syncwarp();
   }
 
@@ -183,6 +113,112 @@ class PlainRows {
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int column(int chunk) { return chunk * 128 + lane() * 4; }
   __device__ __forceinline__ float* sums_at(int warp) const { return all_sums_ + warp * rows * (p_.v_dim + 4); }
+
+  // Where key i of a warp's is, the last one for those that are not there.
+  struct Place {
+    int first, most;
+    __device__ __forceinline__ int operator()(int i) const { return first + lesser(i, most); }
+  };
+  using Products = float[2][rows];
+
+  // What is read at a time is behind one branch: all of its loads are issued before the first value is used.
+  struct Reader {
+    bool wide;
+    template <class All>
+    __device__ __forceinline__ void operator()(const All& all) const {
+      if (wide) all(std::integral_constant<int, 8>());
+      else all(std::integral_constant<int, 1>());
+    }
+  };
+
+  // Of the lane's two keys and all rows, over the lane's columns.
+  __device__ __forceinline__ void multiply_keys(const Reader& read, const Key& low, const Key& high,
+                                                Products& products) const {
+    const int t = lane() % 4;
+    for (int col = t * 8; col < p_.dim; col += 32) {
+      Pack<float, 8> k0, k1;
+      read([&](auto most) {
+        k0 = read_some<8, decltype(most)::value>(low.codes, 0, col);
+        k1 = read_some<8, decltype(most)::value>(high.codes, 0, col);
+      });
+      KERNELS_UNROLL
+      for (int row = 0; row < rows; ++row) {
+        const Pack<float, 8> q = floats_at<8>(queries_ + row * p_.dim + col);
+        KERNELS_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          products[0][row] = fma(q.v[i], k0.v[i], products[0][row]);
+          products[1][row] = fma(q.v[i], k1.v[i], products[1][row]);
+        }
+      }
+    }
+  }
+  // Over the columns of all four lanes, each of which keeps those of its two rows.
+  static __device__ __forceinline__ void sum_products(const Key& low, const Key& high, Products& products,
+                                                      typename Weights::Values& x) {
+    const int t = lane() % 4;
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float scale = i == 0 ? low.scale(0) : high.scale(0);
+      KERNELS_UNROLL
+      for (int row = 0; row < rows; ++row) {
+        products[i][row] += __shfl_xor_sync(0xffffffffu, products[i][row], 1);
+        products[i][row] += __shfl_xor_sync(0xffffffffu, products[i][row], 2);
+        if (row / 2 == t) x[0][i * 2 + row % 2] = products[i][row] * scale;
+      }
+    }
+  }
+  __device__ __forceinline__ void scale_sums(const typename Weights::Factors& factors) {
+    KERNELS_UNROLL
+    for (int row = 0; row < rows; ++row) {
+      const float factor = __shfl_sync(0xffffffffu, factors[0][row % 2], row / 2);
+      KERNELS_UNROLL
+      for (int chunk = 0; chunk < kChunks; ++chunk) sums_[row][chunk] = sums_[row][chunk] * factor;
+    }
+  }
+  // With the scales of the values.
+  __device__ __forceinline__ void share_weights(const DecodePart& part, const Place& place,
+                                                const typename Weights::Values& x) const {
+    const int g = lane() / 4, t = lane() % 4;
+    KERNELS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float scale = Value::scaled ? p_.kv.value(part.b, part.head, place(g + 8 * i)).scale(0) : 1.f;
+      *reinterpret_cast<float2*>(shares_ + (g + 8 * i) * rows + 2 * t) =
+          make_float2(x[0][2 * i] * scale, x[0][2 * i + 1] * scale);
+    }
+  }
+  // Of `count` keys, times the weights that the warp's lanes have shared.
+  __device__ __forceinline__ void add_values(const Reader& read, const DecodePart& part, const Place& place,
+                                             int count) {
+    constexpr int kUnroll = kChunks > 1 ? 2 : 4;
+    for (int first = 0; first < count; first += kUnroll) {
+      Pack<float, 4> values[kUnroll][kChunks];
+      read([&](auto most) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kUnroll; ++i) {
+          const Value run = p_.kv.value(part.b, part.head, place(first + i));
+          KERNELS_UNROLL
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            values[i][chunk] = broadcast<4>(0.f);
+            if (column(chunk) < p_.v_dim && first + i < count)
+              values[i][chunk] = read_some<4, decltype(most)::value>(run.codes, 0, column(chunk));
+          }
+        }
+      });
+      KERNELS_UNROLL
+      for (int i = 0; i < kUnroll; ++i) {
+        const Pack<float, rows> share = floats_at<rows>(shares_ + (first + i) * rows);
+        KERNELS_UNROLL
+        for (int row = 0; row < rows; ++row) {
+          KERNELS_UNROLL
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            KERNELS_UNROLL
+            for (int j = 0; j < 4; ++j)
+              sums_[row][chunk].v[j] = fma(share.v[row], values[i][chunk].v[j], sums_[row][chunk].v[j]);
+          }
+        }
+      }
+    }
+  }
 
   const P& p_;
   float *queries_, *shares_, *all_sums_;  // of the block, of the warp, of the block
