@@ -256,62 +256,12 @@ class TensorRows {
     const uint32_t slot = ring_ + slot_ * kSlot;
     const float* const scales = scales_at(slot_);
     typename Weights::Values x = {};
-    KERNELS_UNROLL
-    for (int step = 0; step < Keys::kSteps; ++step) {
-      uint32_t a[Keys::kOperands][4];
-      Keys::template keys<KeyType>(a, Keys::at_step(slot + Keys::key_lane(), step));
-      KERNELS_UNROLL
-      for (int i = 0; i < Keys::kOperands; ++i) {
-        const int at = step * Keys::kOperands + i;
-        KERNELS_UNROLL
-        for (int n = 0; n < kTiles; ++n) {
-          KERNELS_UNROLL
-          for (int part_of = 0; part_of < kQueryParts; ++part_of) {
-            uint32_t b[2];
-            if constexpr (kHeld) b[0] = held_[part_of][at][0], b[1] = held_[part_of][at][1];
-            else query_operand(b, part_of, n, at);
-            arch::mma_16816<KeyType>(x[n], a[i], b);
-          }
-        }
-      }
-    }
-    const int g = lane() / 4;
-    if constexpr (Keys::scaled) {
-      KERNELS_UNROLL
-      for (int n = 0; n < kTiles; ++n) {
-        KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) x[n][i] *= scales[g + i / 2 * 8];
-      }
-    }
+    multiply_keys(slot, x);
+    if constexpr (Keys::scaled) scale_logits(scales, x);
     weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
-    float value_scales[2] = {1.f, 1.f};
-    if constexpr (Values::scaled) find_value_scales(scales + kDecodeKeys, value_scales);
-    uint32_t b[kTiles][kParts][2];
-    KERNELS_UNROLL
-    for (int n = 0; n < kTiles; ++n) {
-      KERNELS_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        float low = x[n][2 * i], high = x[n][2 * i + 1];
-        if constexpr (Values::scaled) low *= value_scales[i], high *= value_scales[i];
-        const uint32_t pair = rounded_pair<ValueType>(low, high);
-        b[n][0][i] = arch::turn_matrix(pair);
-        if constexpr (kParts == 2) b[n][1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
-      }
-    }
-    KERNELS_UNROLL
-    for (int step = 0; step < Values::kSteps; ++step) {
-      uint32_t a[Values::kOperands][4];
-      Values::template values<ValueType>(a, Values::at_step(slot + Keys::kBytes + Values::value_lane(), step));
-      KERNELS_UNROLL
-      for (int i = 0; i < Values::kOperands; ++i) {
-        KERNELS_UNROLL
-        for (int n = 0; n < kTiles; ++n) {
-          KERNELS_UNROLL
-          for (int part_of = 0; part_of < kParts; ++part_of)
-            arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n][part_of]);
-        }
-      }
-    }
+    WeightOperands weights;
+    round_weights(x, scales + kDecodeKeys, weights);
+    multiply_values(slot + Keys::kBytes, weights);
     __syncwarp();
     slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
   }
@@ -374,6 +324,70 @@ class TensorRows {
   }
   __device__ __forceinline__ float* sums_at(int warp) const {
     return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp)));
+  }
+
+  // Of the keys in a slot, by the queries of the part.
+  __device__ __forceinline__ void multiply_keys(uint32_t keys, typename Weights::Values& x) const {
+    KERNELS_UNROLL
+    for (int step = 0; step < Keys::kSteps; ++step) {
+      uint32_t a[Keys::kOperands][4];
+      Keys::template keys<KeyType>(a, Keys::at_step(keys + Keys::key_lane(), step));
+      KERNELS_UNROLL
+      for (int i = 0; i < Keys::kOperands; ++i) {
+        const int at = step * Keys::kOperands + i;
+        KERNELS_UNROLL
+        for (int n = 0; n < kTiles; ++n) {
+          KERNELS_UNROLL
+          for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+            uint32_t b[2];
+            if constexpr (kHeld) b[0] = held_[part_of][at][0], b[1] = held_[part_of][at][1];
+            else query_operand(b, part_of, n, at);
+            arch::mma_16816<KeyType>(x[n], a[i], b);
+          }
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ void scale_logits(const float* scales, typename Weights::Values& x) {
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles; ++n) {
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) x[n][i] *= scales[lane() / 4 + i / 2 * 8];
+    }
+  }
+  // As 16-bit numbers and what that rounding leaves, times the scales of the values.
+  using WeightOperands = uint32_t[kTiles][kParts][2];
+  __device__ __forceinline__ void round_weights(const typename Weights::Values& x, const float* scales,
+                                                WeightOperands& b) {
+    float value_scales[2] = {1.f, 1.f};
+    if constexpr (Values::scaled) find_value_scales(scales, value_scales);
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles; ++n) {
+      KERNELS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        float low = x[n][2 * i], high = x[n][2 * i + 1];
+        if constexpr (Values::scaled) low *= value_scales[i], high *= value_scales[i];
+        const uint32_t pair = rounded_pair<ValueType>(low, high);
+        b[n][0][i] = arch::turn_matrix(pair);
+        if constexpr (kParts == 2) b[n][1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply_values(uint32_t values, const WeightOperands& b) {
+    KERNELS_UNROLL
+    for (int step = 0; step < Values::kSteps; ++step) {
+      uint32_t a[Values::kOperands][4];
+      Values::template values<ValueType>(a, Values::at_step(values + Values::value_lane(), step));
+      KERNELS_UNROLL
+      for (int i = 0; i < Values::kOperands; ++i) {
+        KERNELS_UNROLL
+        for (int n = 0; n < kTiles; ++n) {
+          KERNELS_UNROLL
+          for (int part_of = 0; part_of < kParts; ++part_of)
+            arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n][part_of]);
+        }
+      }
+    }
   }
 
   __device__ __forceinline__ void scale_sums(const typename Weights::Factors& factors) {
