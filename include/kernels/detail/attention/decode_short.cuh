@@ -51,29 +51,13 @@ struct ShortDecodeBody {
     const int warp = threadIdx.x / 32;
     arch::grid_dependency_pass();
 
-    const int q_len = int(p.shape.queries(part.b));
-    part.rows = q_len * p.group;
-    const KeyRange seen = key_range(p.score, {part.b, 0, q_len - 1, q_len, p.kv.length(part.b)});
-    part.begin = int(seen.begin), part.end = greater(part.begin, int(seen.end));
+    find_rows_and_keys(p, part);
     const unsigned tiles = unsigned(part.end - part.begin + kDecodeKeys - 1) / kDecodeKeys;
     const unsigned meet = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
     if (part.rows == 0 || rank >= meet) return;
 
     ShortDecodeBody body(p, part);
-    const unsigned step = meet * kWarps;
-    unsigned tile = rank * kWarps + warp;
-    body.prefetch_queries();
-    if (tile < tiles) body.prefetch_keys(tile), body.prefetch_values(tile);
-    body.take_queries();
-    for (; tile < tiles; tile += step) {
-      const bool more = tile + step < tiles;
-      float x[1][4] = {};
-      body.multiply_keys(x);
-      if (more) body.prefetch_keys(tile + step);
-      body.weigh(x, tile);
-      body.multiply_values(x);
-      if (more) body.prefetch_values(tile + step);
-    }
+    body.take_tiles(rank * kWarps + warp, tiles, meet * kWarps);
     Left left(shared, part.rows, kWarps);
     body.leave(left, warp);
     __syncthreads();
@@ -81,8 +65,7 @@ struct ShortDecodeBody {
     Left all(shared + left.bytes(), part.rows, int(blocks));
     if (meet > 1) arch::cluster_wait();  // all have begun
     const int packs = int(unsigned(p.v_dim) / 4), present = int(lesser(unsigned(kWarps), tiles - rank * kWarps));
-    for (int i = threadIdx.x; i < part.rows * packs; i += max_threads) {
-      const int row = int(unsigned(i) / unsigned(packs)), col = (i - row * packs) * 4;
+    each_result(part.rows, packs, [&](int row, int col) {
       float2 state;
       const Pack<float, 4> sums = left.merged(tiles == 0 ? 0 : present, row, col, state);
       if (meet == 1) {
@@ -91,22 +74,36 @@ struct ShortDecodeBody {
         put_floats(arch::in_block(all.sums(int(rank), row, col), 0), sums);
         if (col == 0) *arch::in_block(all.state(int(rank), row), 0) = state;
       }
-    }
+    });
     if (meet == 1) return;
     arch::cluster_arrive();
     if (rank != 0) return;
     arch::cluster_wait();
-    for (int i = threadIdx.x; i < part.rows * packs; i += max_threads) {
-      const int row = int(unsigned(i) / unsigned(packs)), col = (i - row * packs) * 4;
+    each_result(part.rows, packs, [&](int row, int col) {
       float2 state;
       const Pack<float, 4> sums = all.merged(int(meet), row, col, state);
       DecodeRow<P>(p, part.b, part.head, row, state.x, state.y).write(sums, col);
-    }
+    });
   }
 
  private:
   using Weights = DecodeWeights<P, 1>;
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
+
+  static __device__ __forceinline__ void find_rows_and_keys(const P& p, DecodePart& part) {
+    const int q_len = int(p.shape.queries(part.b));
+    part.rows = q_len * p.group;
+    const KeyRange seen = key_range(p.score, {part.b, 0, q_len - 1, q_len, p.kv.length(part.b)});
+    part.begin = int(seen.begin), part.end = greater(part.begin, int(seen.end));
+  }
+  // f(row, column) for each four columns of the results, `packs` to a row, shared out to the threads of the block.
+  template <class F>
+  static __device__ __forceinline__ void each_result(int rows, int packs, const F& f) {
+    for (int i = threadIdx.x; i < rows * packs; i += max_threads) {
+      const int row = int(unsigned(i) / unsigned(packs));
+      f(row, (i - row * packs) * 4);
+    }
+  }
 
   // What warps, or blocks, leave of each row: a state, and sums of values by weights that this state is for.
   class Left {
@@ -148,6 +145,22 @@ struct ShortDecodeBody {
     for (int m = 0; m < 2 * kChunks; ++m) {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) sums_[m][i] = 0.f;
+    }
+  }
+
+  // The warp's tiles of keys: every `step`-th of them, from `tile` on.
+  __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
+    prefetch_queries();
+    if (tile < tiles) prefetch_keys(tile), prefetch_values(tile);
+    take_queries();
+    for (; tile < tiles; tile += step) {
+      const bool more = tile + step < tiles;
+      float x[1][4] = {};
+      multiply_keys(x);
+      if (more) prefetch_keys(tile + step);
+      weigh(x, tile);
+      multiply_values(x);
+      if (more) prefetch_values(tile + step);
     }
   }
 
