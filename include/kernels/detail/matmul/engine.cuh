@@ -5,7 +5,9 @@
 #include "../../exec.cuh"
 #include "../../tuning/matmul.h"
 #include "few.cuh"
+#include "gemm.cuh"
 #include "gemm_simt.cuh"
+#include "tensor_dots.cuh"
 
 KERNELS_BEGIN
 namespace detail {

@@ -14,7 +14,8 @@
 // lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
 #pragma once
 
-#include "gemm.cuh"
+#include "product.cuh"
+#include "tile_operand.cuh"
 
 KERNELS_BEGIN
 namespace detail {

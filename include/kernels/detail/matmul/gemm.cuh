@@ -17,135 +17,11 @@
 // their ranks.
 #pragma once
 
-#include "tensor_dots.cuh"
+#include "gemm_slabs.cuh"
+#include "tile_operand.cuh"
 
 KERNELS_BEGIN
 namespace detail {
-
-// Where a 16-bit operand is in memory.
-template <class Src, Cache kCache>
-__device__ __forceinline__ const Src* address_of(const DirectLoad<Src, float, kCache>& source, int64_t row,
-                                                 int64_t col) {
-  return source.at(row, col);
-}
-template <class S>
-__device__ __forceinline__ auto address_of(const Paired<S>& source, int64_t row, int64_t col) {
-  return address_of(source.source(), source.origin(row), col);
-}
-template <class S>
-__device__ __forceinline__ auto address_of(const Gathered<S>& source, int64_t row, int64_t col) {
-  return address_of(source.source(), source.origin(row), col);
-}
-template <class S, int kParts>
-__device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int64_t row, int64_t col) {
-  return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
-}
-
-// What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
-// there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where
-// it is not copied.
-template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64>
-class TileOperand {
- public:
-  static constexpr int kBytes = kRows * kStep * 2;
-  static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
-  static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
-
-  // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
-    return row * (kStep * 2) + (chunk ^ (kStep == 64 ? row % 8 : row % 2 * 4)) * 16;
-  }
-
-  template <class Which>
-  __device__ __forceinline__ TileOperand(const Which& which, int first_col) {
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-        there_ |= unsigned(is_there) << i;
-        if constexpr (copied) from_[i] = address_of(source, row, 0) + first_col + chunk() * 8;
-      });
-    }
-  }
-
-  // Copies the next step's chunk number i to the stage, if there are more steps.
-  __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
-    arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
-    from_[i] += kStep;
-  }
-  // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
-  __device__ __forceinline__ void copy_cut(uint32_t stage, int ahead, int cols) const {
-    const int left = cols - chunk() * 8;
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      if (there_ >> i & 1)
-        arch::copy_async_16(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i] + (left > 0 ? ahead : 0),
-                            left <= 0  ? 0
-                            : left < 8 ? 2 * left
-                                       : 16);
-    }
-  }
-
-  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements
-  // are loaded only when they are to be stored, for want of registers.
-  struct Waiting {
-    Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
-  };
-  template <class Which>
-  __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col,
-                                           int cols) const {
-    if constexpr (kWidth == 8) {
-      KERNELS_UNROLL
-      for (int i = begin; i < end; ++i) {
-        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-          if (is_there && col + chunk() * 8 < cols) waiting.chunks[i] = fetch<8>(source, row, col + chunk() * 8);
-        });
-      }
-    }
-  }
-  template <class Which>
-  __device__ __forceinline__ void store(const Waiting& waiting, unsigned char* stage, const Which& which, int begin,
-                                        int end, int col, int cols) const {
-    if constexpr (kWidth == 8) {
-      KERNELS_UNROLL
-      for (int i = begin; i < end; ++i) {
-        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-          Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
-          if (is_there && col + chunk() * 8 < cols)
-            values = convert<T>(resolve(source, waiting.chunks[i], row, col + chunk() * 8));
-          write(stage, i, values);
-        });
-      }
-    } else {
-#pragma unroll 1
-      for (int i = begin; i < end; ++i) {
-        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-          Pack<T, 8> values;
-          KERNELS_UNROLL
-          for (int j = 0; j < 8; ++j) {
-            const int at = col + chunk() * 8 + j;
-            values.v[j] =
-                convert<T>(is_there && at < cols ? resolve(source, fetch<1>(source, row, at), row, at).v[0] : 0.f);
-          }
-          write(stage, i, values);
-        });
-      }
-    }
-  }
-
- private:
-  static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
-  static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x / kChunks; }
-  static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x / kChunks, chunk()); }
-
-  static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
-    ::uint4 bits;
-    memcpy(&bits, values.v, 16);
-    *reinterpret_cast<::uint4*>(stage + mine() + i * (kRowsPerPass * kStep * 2)) = bits;
-  }
-
-  unsigned there_ = 0;
-  const T* from_[copied ? kEach : 1];
-};
 
 // In an image for this architecture: what stages take, within 99 KB up to sm_89, most of a multiprocessor later. Deep
 // queues count for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead
@@ -175,122 +51,6 @@ struct GemmParams {
   bool few_stages;     // kGemmFewStages, as the device has no room for more
 };
 
-// Whether maps read something for each result (x, for x += ...) and not only for each output.
-template <class M>
-constexpr bool reads_matrix = false;
-template <class S, class Op>
-constexpr bool reads_matrix<Binary<S, Op>> = true;
-template <class T, class Op>
-constexpr bool reads_matrix<Binary<RowVector<T>, Op>> = false;
-template <class A, class B>
-constexpr bool reads_matrix<MapChain<A, B>> = reads_matrix<A> || reads_matrix<B>;
-
-// A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
-// kTokens x kRows.
-template <class P>
-struct GemmSlabs {
-  static constexpr int kTokens = arch::kWarpgroupMma ? 32 : 16, kRows = 1024 / kTokens;
-  static constexpr int kPitch = kRows + (arch::kWarpgroupMma ? 4 : 8), kFloats = kTokens * kPitch;
-  // Whether shared memory has room for all slabs of a tile.
-  static constexpr bool all_at_once = arch::kWarpgroupMma;
-  static_assert(!all_at_once || has_much_shared(arch::kCompiledFor), "room for them");
-  static constexpr int kAheadBytes =
-      all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
-
-  static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kRows; }
-  static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
-    return shared + threadIdx.x / 32 * (slabs * kFloats);
-  }
-
-  // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`.
-  static __device__ __forceinline__ void put_slabs(const GemmParams<P>& params, const Tile& tile, const float* mine,
-                                                   int slabs, int row, unsigned rank, unsigned splits) {
-    if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
-    else __syncwarp();
-    const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
-    if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
-    else put_packs<outputs_per_store<P>>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
-    if (splits > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
-    else __syncwarp();
-  }
-
-  // A slab as rows of tokens. wgmma leaves it turned around.
-  static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    KERNELS_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      const float* from = sums + j * 4;
-      if constexpr (arch::kWarpgroupMma) {
-        float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
-        to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
-      } else {
-        float* to = slab + g * kPitch + j * 8 + 2 * t;
-        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
-        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
-      }
-    }
-  }
-
- private:
-  // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the
-  // same place, a lane would wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
-  template <int N>
-  static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end,
-                                                   int64_t col, unsigned rank, unsigned splits) {
-    constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
-    using Read = Operands<P, N>;
-    constexpr int fit = kAheadBytes / int(sizeof(Read)),
-                  kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1
-                           : fit < 8                                                     ? fit
-                                                                                         : 8;
-    const auto map = sink_map(p.out);
-    const auto& sink = sink_end(p.out);
-    const int step = 32 * int(splits), count = slabs * kEach;
-    const auto at = [&](int i, const auto& f) {
-      const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
-      if (i < count && r < end && c < p.n) f(r, c);
-    };
-#pragma unroll 1
-    for (int first = int((threadIdx.x & 31) + 32 * rank); first < count; first += kAhead * step) {
-      Read read[kAhead];
-      KERNELS_UNROLL
-      for (int j = 0; j < kAhead; ++j) {
-        if constexpr (P::matrices == 1)
-          at(first + j * step, [&](int64_t r, int64_t c) { read[j] = fetch_operands<N>(map, r, c); });
-      }
-      KERNELS_UNROLL
-      for (int j = 0; j < kAhead; ++j) {
-        const int i = first + j * step;
-        const float* from = mine + i / kEach * kFloats + i % kEach / kPacks * kPitch + i % kPacks * N;
-        at(i, [&](int64_t r, int64_t c) {
-          if constexpr (P::matrices == 2) {
-            const auto later = later_maps(map);
-            put(sink,
-                apply_map(later, first_map(map).join(total<N>(from, splits), total<N>(from + kCols, splits)),
-                          fetch_operands<N>(later, r, c), r, c),
-                r, c);
-          } else {
-            put(sink, apply_map(map, total<N>(from, splits), read[j], r, c), r, c);
-          }
-        });
-      }
-    }
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
-    if (splits == 1) return read_sums<N>(at);
-    Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < splits; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
-    return sum;
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> read_sums(const float* at) {
-    Pack<float, N> out;
-    memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
-    return out;
-  }
-};
-
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
@@ -304,6 +64,7 @@ struct GemmTile {
   static constexpr bool copied = Inputs::copied && Weights::copied;
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
   static_assert(kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
+  static_assert(!Slabs::all_at_once || has_much_shared(arch::kCompiledFor), "room for all slabs of a tile");
 
   // Leaves the tile's sums in shared memory, from `stages` on, as the slabs of its warps; hands them to the sink on the
   // way where there is not room for all of them.

@@ -1,0 +1,126 @@
+// The way of a tile's sums to the sink, through shared memory.
+#pragma once
+
+#include "product.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Whether maps read something for each result (x, for x += ...) and not only for each output.
+template <class M>
+constexpr bool reads_matrix = false;
+template <class S, class Op>
+constexpr bool reads_matrix<Binary<S, Op>> = true;
+template <class T, class Op>
+constexpr bool reads_matrix<Binary<RowVector<T>, Op>> = false;
+template <class A, class B>
+constexpr bool reads_matrix<MapChain<A, B>> = reads_matrix<A> || reads_matrix<B>;
+
+// A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
+// kTokens x kRows.
+template <class P>
+struct GemmSlabs {
+  static constexpr int kTokens = arch::kWarpgroupMma ? 32 : 16, kRows = 1024 / kTokens;
+  static constexpr int kPitch = kRows + (arch::kWarpgroupMma ? 4 : 8), kFloats = kTokens * kPitch;
+  // Whether shared memory has room for all slabs of a tile.
+  static constexpr bool all_at_once = arch::kWarpgroupMma;
+  static constexpr int kAheadBytes =
+      all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
+
+  static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kRows; }
+  static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
+    return shared + threadIdx.x / 32 * (slabs * kFloats);
+  }
+
+  // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`.
+  template <class Params>
+  static __device__ __forceinline__ void put_slabs(const Params& params, const Tile& tile, const float* mine,
+                                                   int slabs, int row, unsigned rank, unsigned splits) {
+    if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
+    else __syncwarp();
+    const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
+    if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
+    else put_packs<outputs_per_store<P>>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
+    if (splits > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
+    else __syncwarp();
+  }
+
+  // A slab as rows of tokens. wgmma leaves it turned around.
+  static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
+    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    KERNELS_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const float* from = sums + j * 4;
+      if constexpr (arch::kWarpgroupMma) {
+        float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
+        to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
+      } else {
+        float* to = slab + g * kPitch + j * 8 + 2 * t;
+        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
+        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
+      }
+    }
+  }
+
+ private:
+  // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the
+  // same place, a lane would wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
+  template <int N>
+  static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end,
+                                                   int64_t col, unsigned rank, unsigned splits) {
+    constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
+    using Read = Operands<P, N>;
+    constexpr int fit = kAheadBytes / int(sizeof(Read)),
+                  kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1
+                           : fit < 8                                                     ? fit
+                                                                                         : 8;
+    const auto map = sink_map(p.out);
+    const auto& sink = sink_end(p.out);
+    const int step = 32 * int(splits), count = slabs * kEach;
+    const auto at = [&](int i, const auto& f) {
+      const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
+      if (i < count && r < end && c < p.n) f(r, c);
+    };
+#pragma unroll 1
+    for (int first = int((threadIdx.x & 31) + 32 * rank); first < count; first += kAhead * step) {
+      Read read[kAhead];
+      KERNELS_UNROLL
+      for (int j = 0; j < kAhead; ++j) {
+        if constexpr (P::matrices == 1)
+          at(first + j * step, [&](int64_t r, int64_t c) { read[j] = fetch_operands<N>(map, r, c); });
+      }
+      KERNELS_UNROLL
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = first + j * step;
+        const float* from = mine + i / kEach * kFloats + i % kEach / kPacks * kPitch + i % kPacks * N;
+        at(i, [&](int64_t r, int64_t c) {
+          if constexpr (P::matrices == 2) {
+            const auto later = later_maps(map);
+            put(sink,
+                apply_map(later, first_map(map).join(total<N>(from, splits), total<N>(from + kCols, splits)),
+                          fetch_operands<N>(later, r, c), r, c),
+                r, c);
+          } else {
+            put(sink, apply_map(map, total<N>(from, splits), read[j], r, c), r, c);
+          }
+        });
+      }
+    }
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
+    if (splits == 1) return read_sums<N>(at);
+    Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
+    for (unsigned i = 1; i < splits; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
+    return sum;
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> read_sums(const float* at) {
+    Pack<float, N> out;
+    memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
+    return out;
+  }
+};
+
+}  // namespace detail
+KERNELS_END

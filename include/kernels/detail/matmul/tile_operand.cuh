@@ -1,0 +1,137 @@
+// The way of a tile of inputs or weights to shared memory, as tensor cores read it there: 16-bit elements are copied,
+// others read through their functors, rounded to 16 bits and stored.
+#pragma once
+
+#include "../dequantize.cuh"
+#include "../row/packs.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Where a 16-bit operand is in memory.
+template <class Src, Cache kCache>
+__device__ __forceinline__ const Src* address_of(const DirectLoad<Src, float, kCache>& source, int64_t row,
+                                                 int64_t col) {
+  return source.at(row, col);
+}
+template <class S>
+__device__ __forceinline__ auto address_of(const Paired<S>& source, int64_t row, int64_t col) {
+  return address_of(source.source(), source.origin(row), col);
+}
+template <class S>
+__device__ __forceinline__ auto address_of(const Gathered<S>& source, int64_t row, int64_t col) {
+  return address_of(source.source(), source.origin(row), col);
+}
+template <class S, int kParts>
+__device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int64_t row, int64_t col) {
+  return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
+}
+
+// What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
+// there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where
+// it is not copied.
+template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64>
+class TileOperand {
+ public:
+  static constexpr int kBytes = kRows * kStep * 2;
+  static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
+  static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
+
+  // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+    return row * (kStep * 2) + (chunk ^ (kStep == 64 ? row % 8 : row % 2 * 4)) * 16;
+  }
+
+  template <class Which>
+  __device__ __forceinline__ TileOperand(const Which& which, int first_col) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+        there_ |= unsigned(is_there) << i;
+        if constexpr (copied) from_[i] = address_of(source, row, 0) + first_col + chunk() * 8;
+      });
+    }
+  }
+
+  // Copies the next step's chunk number i to the stage, if there are more steps.
+  __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
+    arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
+    from_[i] += kStep;
+  }
+  // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
+  __device__ __forceinline__ void copy_cut(uint32_t stage, int ahead, int cols) const {
+    const int left = cols - chunk() * 8;
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (there_ >> i & 1)
+        arch::copy_async_16(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i] + (left > 0 ? ahead : 0),
+                            left <= 0  ? 0
+                            : left < 8 ? 2 * left
+                                       : 16);
+    }
+  }
+
+  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements
+  // are loaded only when they are to be stored, for want of registers.
+  struct Waiting {
+    Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
+  };
+  template <class Which>
+  __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col,
+                                           int cols) const {
+    if constexpr (kWidth == 8) {
+      KERNELS_UNROLL
+      for (int i = begin; i < end; ++i) {
+        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+          if (is_there && col + chunk() * 8 < cols) waiting.chunks[i] = fetch<8>(source, row, col + chunk() * 8);
+        });
+      }
+    }
+  }
+  template <class Which>
+  __device__ __forceinline__ void store(const Waiting& waiting, unsigned char* stage, const Which& which, int begin,
+                                        int end, int col, int cols) const {
+    if constexpr (kWidth == 8) {
+      KERNELS_UNROLL
+      for (int i = begin; i < end; ++i) {
+        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+          Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
+          if (is_there && col + chunk() * 8 < cols)
+            values = convert<T>(resolve(source, waiting.chunks[i], row, col + chunk() * 8));
+          write(stage, i, values);
+        });
+      }
+    } else {
+#pragma unroll 1
+      for (int i = begin; i < end; ++i) {
+        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+          Pack<T, 8> values;
+          KERNELS_UNROLL
+          for (int j = 0; j < 8; ++j) {
+            const int at = col + chunk() * 8 + j;
+            values.v[j] =
+                convert<T>(is_there && at < cols ? resolve(source, fetch<1>(source, row, at), row, at).v[0] : 0.f);
+          }
+          write(stage, i, values);
+        });
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
+  static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x / kChunks; }
+  static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x / kChunks, chunk()); }
+
+  static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
+    ::uint4 bits;
+    memcpy(&bits, values.v, 16);
+    *reinterpret_cast<::uint4*>(stage + mine() + i * (kRowsPerPass * kStep * 2)) = bits;
+  }
+
+  unsigned there_ = 0;
+  const T* from_[copied ? kEach : 1];
+};
+
+}  // namespace detail
+KERNELS_END
