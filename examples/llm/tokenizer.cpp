@@ -10,43 +10,48 @@ namespace llm {
 
 // ---- BPE ------------------------------------------------------------------------------------------------------------
 
-// Neighbours are joined, those of the lowest rank first and of equal ranks the leftmost, until no pair is in the table.
-// A heap of pairs and a list of neighbours: a word of a million letters takes n log n steps.
+// A part of a word, and its neighbours' places; -1: there is none.
+struct Tokenizer::Symbol {
+  int32_t id, previous, next;
+};
+
 void Tokenizer::merge(std::string_view word, Ids& out) const {
   if (ignore_merges_) {
     if (const auto at = ids_.find(std::string(word)); at != ids_.end() && !control_[size_t(at->second)])
       return out.push_back(at->second);
   }
-  struct Symbol {
-    int32_t id, previous, next;
-  };
-  std::vector<Symbol> symbols;
-  bool after_unknown = false;
-  const auto push = [&](int32_t id) {
-    symbols.push_back({id, int32_t(symbols.size()) - 1, int32_t(symbols.size()) + 1});
-  };
-  for (std::string_view rest = word; !rest.empty();) {
-    const size_t n = kind_ == Kind::bytes ? 1 : length_at(rest);
-    const auto at = ids_.find(std::string(rest.substr(0, n)));
-    if (at != ids_.end()) {
-      push(at->second);
-      after_unknown = false;
-    } else {
-      bool all = !raw_bytes_.empty();
-      for (size_t i = 0; i < n; ++i) all = all && raw_bytes_[static_cast<unsigned char>(rest[i])] >= 0;
-      if (all) {
-        for (size_t i = 0; i < n; ++i) push(raw_bytes_[static_cast<unsigned char>(rest[i])]);
-      } else if (unknown_ >= 0 && !(fuse_unknown_ && after_unknown)) {
-        push(unknown_);
-      }
-      after_unknown = !all;
-    }
-    rest.remove_prefix(n);
-  }
+  std::vector<Symbol> symbols = symbols_of(word);
   if (symbols.empty()) return;
-  if (symbols.size() > size_t(std::numeric_limits<int32_t>::max())) throw Error("a word is longer than 2^31 bytes");
-  symbols.back().next = -1;
+  join(symbols);
+  for (int32_t i = 0; i >= 0; i = symbols[size_t(i)].next) out.push_back(symbols[size_t(i)].id);
+}
 
+// The bytes or characters of a word. What is no token becomes the tokens of its bytes, or else the unknown one.
+std::vector<Tokenizer::Symbol> Tokenizer::symbols_of(std::string_view word) const {
+  std::vector<Symbol> out;
+  out.reserve(word.size());
+  const auto push = [&](int32_t id) { out.push_back({id, int32_t(out.size()) - 1, int32_t(out.size()) + 1}); };
+  const auto of_byte = [&](char c) { return raw_bytes_.empty() ? -1 : raw_bytes_[static_cast<unsigned char>(c)]; };
+  bool after_unknown = false;
+  while (!word.empty()) {
+    const std::string_view part = word.substr(0, kind_ == Kind::bytes ? 1 : length_at(word));
+    const auto at = ids_.find(std::string(part));
+    const bool known = at != ids_.end(),
+               unknown = !known && std::any_of(part.begin(), part.end(), [&](char c) { return of_byte(c) < 0; });
+    if (known) push(at->second);
+    else if (!unknown) for (const char c : part) push(of_byte(c));
+    else if (unknown_ >= 0 && !(fuse_unknown_ && after_unknown)) push(unknown_);
+    after_unknown = unknown;
+    word.remove_prefix(part.size());
+  }
+  if (out.size() > size_t(std::numeric_limits<int32_t>::max())) throw Error("a word is longer than 2^31 bytes");
+  if (!out.empty()) out.back().next = -1;
+  return out;
+}
+
+// Neighbours are joined, those of the lowest rank first and of equal ranks the leftmost, until no pair is in the table.
+// A heap of pairs and a list of neighbours: a word of a million letters takes n log n steps.
+void Tokenizer::join(std::vector<Symbol>& symbols) const {
   struct Pair {
     int32_t rank, left, left_id, right_id, id;
     bool operator<(const Pair& other) const {
@@ -76,79 +81,99 @@ void Tokenizer::merge(std::string_view word, Ids& out) const {
     consider(left.previous);
     consider(pair.left);
   }
-  for (int32_t i = 0; i >= 0; i = symbols[size_t(i)].next) out.push_back(symbols[size_t(i)].id);
 }
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+bool is_within_word(std::string_view text, size_t begin, size_t end) {
+  return (begin > 0 && is_word(code_point(last_character(text.substr(0, begin))))) ||
+         (end < text.size() && is_word(code_point(text.substr(end))));
+}
+
+// Where the spaces before a place begin, from `least` on, and where those behind it end.
+size_t before_spaces(std::string_view text, size_t least, size_t at) {
+  while (at > least) {
+    const std::string_view last = last_character(text.substr(least, at - least));
+    if (!is_space(code_point(last))) break;
+    at -= last.size();
+  }
+  return at;
+}
+size_t behind_spaces(std::string_view text, size_t at) {
+  while (at < text.size() && is_space(code_point(text.substr(at)))) at += length_at(text.substr(at));
+  return at;
+}
+
+}  // namespace
+
+// f(tokens, end) wherever tokens end that begin at a place.
+template <class F>
+void Tokenizer::Trie::each(std::string_view text, size_t at, const F& f) const {
+  uint64_t node = 0;
+  while (at < text.size()) {
+    const auto found = next.find(node << 8 | static_cast<unsigned char>(text[at]));
+    if (found == next.end()) return;
+    node = found->second, ++at;
+    if (const auto tokens = ends.find(node); tokens != ends.end()) f(tokens->second, at);
+  }
+}
+
+bool Tokenizer::Origins::allow(const Added& token, size_t begin, size_t end) const {
+  const auto at =
+      std::partition_point(plain.begin(), plain.end(), [&](const Plain& part) { return part.end <= begin; });
+  for (auto part = at; part != plain.end() && part->begin < end; ++part) {
+    if (token.special || (!part->by_model && control->count(token.id) > 0)) return false;
+  }
+  return true;
+}
 
 // Added tokens are cut out first: those that are not normalized, then, of what the normalizer makes of the rest, the
 // others.
 void Tokenizer::segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const {
   const Trie& trie = tries_[normalized ? 1 : 0];
-  const auto rest = [&](size_t from, size_t to, bool at_start) {
-    const std::string_view part = text.substr(from, to - from);
-    if (part.empty()) return;
-    if (normalized) return split(part, 0, at_start, out);
-    const std::string made = normalize(part, at_start);
-    Origins inside{{}, origins.control};
-    if (!tries_[1].ends.empty()) {
-      // Where parts begin and end when they are normalized.
-      const auto place = [&](size_t at) {
-        return at <= from ? 0
-               : at >= to ? made.size()
-                          : std::min(made.size(), normalize(text.substr(from, at - from), at_start).size());
-      };
-      for (const Plain& plain : origins.plain) {
-        if (plain.begin < to && plain.end > from)
-          inside.plain.push_back({place(plain.begin), place(plain.end), plain.by_model});
-      }
-    }
-    segment(made, true, inside, at_start, out);
-  };
-  const auto is_allowed = [&](const Added& token, size_t begin, size_t end) {
-    const auto at = std::partition_point(origins.plain.begin(), origins.plain.end(),
-                                         [&](const Plain& plain) { return plain.end <= begin; });
-    for (auto plain = at; plain != origins.plain.end() && plain->begin < end; ++plain) {
-      if (token.special || (!plain->by_model && origins.control->count(token.id) > 0)) return false;
-    }
-    return true;
-  };
-  const auto fits = [&](const Added& token, size_t at, size_t end) {
-    if (!is_allowed(token, at, end)) return false;
-    return !token.single_word || !((at > 0 && is_word(code_point(last_character(text.substr(0, at))))) ||
-                                   (end < text.size() && is_word(code_point(text.substr(end)))));
-  };
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !trie.ends.empty();) {
     const Added* found = nullptr;  // the longest that fits
-    uint64_t node = 0;
-    for (size_t end = at; end < text.size();) {
-      const auto next = trie.next.find(node << 8 | static_cast<unsigned char>(text[end]));
-      if (next == trie.next.end()) break;
-      node = next->second, ++end;
-      const auto tokens = trie.ends.find(node);
-      if (tokens == trie.ends.end()) continue;
-      const auto first = std::find_if(tokens->second.begin(), tokens->second.end(),
-                                      [&](size_t i) { return fits(added_[i], at, end); });
-      if (first != tokens->second.end()) found = &added_[*first];
-    }
+    trie.each(text, at, [&](const std::vector<size_t>& tokens, size_t end) {
+      const auto fits = std::find_if(tokens.begin(), tokens.end(), [&](size_t i) {
+        return origins.allow(added_[i], at, end) && !(added_[i].single_word && is_within_word(text, at, end));
+      });
+      if (fits != tokens.end()) found = &added_[*fits];
+    });
     if (found == nullptr) {
       ++at;
       continue;
     }
-    size_t begin = at, end = at + found->match.size();
-    if (found->left) {
-      while (begin > done && is_space(code_point(last_character(text.substr(done, begin - done)))))
-        begin -= last_character(text.substr(done, begin - done)).size();
-    }
-    if (found->right) {
-      while (end < text.size() && is_space(code_point(text.substr(end)))) end += length_at(text.substr(end));
-    }
-    rest(done, begin, first && done == 0);
+    const size_t end = at + found->match.size();
+    between(text, done, found->left ? before_spaces(text, done, at) : at, normalized, origins, first && done == 0, out);
     out.push_back(found->id);
-    done = at = end;
+    done = at = found->right ? behind_spaces(text, end) : end;
   }
-  rest(done, text.size(), first && done == 0);
+  between(text, done, text.size(), normalized, origins, first && done == 0, out);
+}
+
+// The part [from, to) of a text, between its added tokens.
+void Tokenizer::between(std::string_view text, size_t from, size_t to, bool normalized, const Origins& origins,
+                        bool first, Ids& out) const {
+  const std::string_view part = text.substr(from, to - from);
+  if (part.empty()) return;
+  if (normalized) return split(part, 0, first, out);
+  const std::string made = normalize(part, first);
+  Origins inside{{}, origins.control};
+  if (!tries_[1].ends.empty()) {
+    const auto place = [&](size_t at) {  // in what was made
+      return at <= from ? 0
+             : at >= to ? made.size()
+                        : std::min(made.size(), normalize(text.substr(from, at - from), first).size());
+    };
+    for (const Plain& plain : origins.plain) {
+      if (plain.begin < to && plain.end > from)
+        inside.plain.push_back({place(plain.begin), place(plain.end), plain.by_model});
+    }
+  }
+  segment(made, true, inside, first, out);
 }
 
 Tokenizer::Ids Tokenizer::encode(std::string_view text, bool with_ends, bool with_special) const {

@@ -74,7 +74,9 @@ class Tokenizer {
   struct Origins {
     std::vector<Plain> plain;
     const std::set<int32_t>* control;
+    bool allow(const Added& token, size_t begin, size_t end) const;  // that this part of the text is a token
   };
+  struct Symbol;
   enum class Kind { bytes, chars };
 
   Tokenizer() = default;
@@ -97,9 +99,12 @@ class Tokenizer {
 
   std::string normalize(std::string_view text, bool first) const;
   void segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const;
-  void words(std::string_view text, bool first, Ids& out) const;
+  void between(std::string_view text, size_t from, size_t to, bool normalized, const Origins& origins, bool first,
+               Ids& out) const;
   void split(std::string_view word, size_t step, bool first, Ids& out) const;
   void merge(std::string_view word, Ids& out) const;
+  std::vector<Symbol> symbols_of(std::string_view word) const;
+  void join(std::vector<Symbol>& symbols) const;
 
   Kind kind_ = Kind::bytes;
   std::vector<std::string> pieces_;  // the bytes of each
@@ -118,6 +123,8 @@ class Tokenizer {
   struct Trie {
     std::unordered_map<uint64_t, uint64_t> next;
     std::unordered_map<uint64_t, std::vector<size_t>> ends;  // the tokens that end at a node
+    template <class F>
+    void each(std::string_view text, size_t at, const F& f) const;
   };
   Trie tries_[2];  // [1]: of those that are normalized
   std::vector<std::shared_ptr<Step>> normalizers_, splitters_;
