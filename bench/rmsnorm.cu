@@ -32,6 +32,24 @@ void quantized(int64_t rows, int64_t cols) {
              [=](const k::Exec& ex, auto in, auto out) { return k::rmsnorm(ex, in, out, rows, cols); });
 }
 
+// README's line: the residual stream is updated, its norm goes through an activation of one's own, and codes come out.
+struct QuickGelu : k::Elementwise<QuickGelu> {
+  KERNELS_HD float operator()(float x) const { return x * k::sigmoid(1.702f * x); }
+};
+template <class T>
+void block_input(int64_t rows, int64_t cols) {
+  const double bytes = rows * (cols * (3 * sizeof(T) + 1.0) + sizeof(float));
+  const auto c = bench::make_case("rmsnorm_block_int8", bench::type_name<T>, rows, cols, bytes);
+  const auto x = c->template input<T>(), res = c->template input<T>(), h = c->template output<T>();
+  const auto q = c->template output<int8_t>();
+  const T* gamma = c->template vector<T>(cols);
+  float* scales = c->template vector<float>(rows);
+  c->library(k::RmsNorm{},
+             [=](int i) { return k::load(x[i], cols) | k::add(k::load(res[i], cols)) | k::tee(h[i], cols); },
+             [=](int i) { return k::affine(gamma) | QuickGelu() | k::quantize(q[i], cols, scales); },
+             [=](const k::Exec& ex, auto in, auto out) { return k::rmsnorm(ex, in, out, rows, cols); });
+}
+
 template <class T>
 void long_rows() {
   for (const int64_t cols : {65536, 131072, 262144}) rmsnorm<T>(8192 * 65536 / cols, cols);
@@ -48,5 +66,6 @@ int main(int argc, char** argv) {
   for (const int64_t cols : {1024, 4096, 16384}) rmsnorm<float>(bench::kRows, cols);
   for (const int64_t cols : {1024, 4096, 16384}) rmsnorm<k::float8_e4m3>(bench::kRows, cols);
   for (const int64_t cols : {1024, 4096, 16384}) quantized<k::half>(bench::kRows, cols);
+  for (const int64_t cols : {1024, 4096, 16384}) block_input<k::bfloat16>(8192, cols);
   return bench::run(argc, argv);
 }

@@ -94,20 +94,35 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
   };
   if constexpr (early) place.each(fetch_early);
   const auto state = reduce(p.op, running);
-  const auto centered = [&](int k) { return late ? p.op.center(values[k], state) : values[k]; };
-  const auto visit = [&](const auto& f, auto) {
+  const auto center = [&](const auto& value) { return late ? p.op.center(value, state) : value; };
+  const auto visit = [&](const auto& f, auto how) {
     if (!writes) return;
-    place.each([&](const auto& at, int from) {
-      if constexpr (early) {
+    if constexpr (std::is_same<decltype(how), Finished>::value) {
+      place.each([&](const auto& at, int from) {
         KERNELS_UNROLL
-        for (int k = 0; k < at.count; ++k) f(centered(from + k), operands[from + k], at.col(k), std::true_type());
-      } else {
-        show_run<N>(p, row, at, [&](int k) { return centered(from + k); }, f);
-      }
-    });
-    edge.show(p, row, [&](const auto& value) { return late ? p.op.center(value, state) : value; }, f);
+        for (int k = 0; k < at.count; ++k) f(values[from + k], Nothing(), at.col(k), std::true_type());
+      });
+      edge.show(p, row, [](const auto& value) { return value; }, f);
+    } else {
+      place.each([&](const auto& at, [[maybe_unused]] int from) {
+        [[maybe_unused]] int number = from;
+        const auto show = [&](const auto&... what) {
+          if constexpr (holds_finished<P>) values[number++] = f(what...);
+          else f(what...);
+        };
+        if constexpr (early) {
+          KERNELS_UNROLL
+          for (int k = 0; k < at.count; ++k)
+            show(center(values[from + k]), operands[from + k], at.col(k), std::true_type());
+        } else {
+          show_run<N>(p, row, at, [&](int k) { return center(values[from + k]); }, show);
+        }
+      });
+      if constexpr (holds_finished<P>) edge.finish(p, row, center, f);
+      else edge.show(p, row, center, f);
+    }
   };
-  finish_row(p, late ? state : running, state, row, leader, visit, reduce);
+  finish_row<false, holds_finished<P>>(p, late ? state : running, state, row, leader, visit, reduce);
 }
 
 // A row per group of 1 to 32 lanes, a power of two. kAll: every lane holds K packs, and how many lanes there are, two

@@ -195,6 +195,14 @@ __device__ __forceinline__ void take_run(const Op& op, const Source& source, typ
 template <class P, int N>
 using Operands = decltype(fetch_operands<N>(std::declval<const typename P::Map&>(), kAny, kAny));
 
+// Whether values that maps have changed can take the place of the row's, for a sink that looks at them before it
+// writes.
+template <class P, class C = typename P::C>
+constexpr bool holds_finished =
+    P::row_sink && std::is_same<decltype(apply_map(std::declval<const typename P::Map&>(), std::declval<Pack<C, 1>>(),
+                                                   std::declval<Operands<P, 1>>(), kAny, kAny)),
+                                Pack<C, 1>>::value;
+
 // f(pack, operands, column, whether it is there) for a run whose packs value(k) gives. What the sink's maps read for a
 // pack is prefetched while the pack before it is worked on: a store in between would keep the compiler from doing so.
 template <int N, class P, class At, class Value, class F>
@@ -217,8 +225,10 @@ __device__ __forceinline__ void show_run(const P& p, int64_t row, const At& at, 
 // visit(f) calls f(pack, what the sink's maps read for it, column, whether it is there) for every pack of the thread,
 // centered on `local`, and again whenever it is asked to; visit(f, true_type) one pack after the other, as they are cut
 // when they are written: then there are branches around every pack, and more at a time gain nothing. kCuts: whether a
-// body has both.
-template <bool kCuts = false, class P, class Local, class State, class Visit, class Reduce>
+// body has both. kHolds: what f returns takes the pack's place, and visit(f, Finished()) shows that, so that maps are
+// applied once where a sink looks at values before it writes them.
+struct Finished {};
+template <bool kCuts = false, bool kHolds = false, class P, class Local, class State, class Visit, class Reduce>
 __device__ __forceinline__ void finish_row(const P& p, const Local& local, const State& state, int64_t row, bool leader,
                                            const Visit& visit, const Reduce& reduce) {
   const auto& map = sink_map(p.sink);
@@ -227,15 +237,22 @@ __device__ __forceinline__ void finish_row(const P& p, const Local& local, const
   const auto linear = p.op.linear(local, result);
   if constexpr (P::row_sink) {
     typename P::End::State sink_state;
+    const auto& first_map = [&]() -> decltype(auto) {
+      if constexpr (kHolds) return (map);
+      else return without_effects(map);
+    }();
     visit([&](const auto& x, const auto& operands, int col, auto) {
-      sink.accumulate(sink_state, apply_map(without_effects(map), linear(x), operands, row, col), x.size);
+      const auto finished = apply_map(first_map, linear(x), operands, row, col);
+      sink.accumulate(sink_state, finished, x.size);
+      return finished;
     }, std::false_type());
     sink_state = reduce(sink, sink_state);
     if (leader) sink.write_row(sink_state, row);
     const auto sink_result = sink.finish(sink_state);
     visit([&](const auto& x, const auto& operands, int col, auto) {
-      sink.store(apply_map(map, linear(x), operands, row, col), sink_result, row, col);
-    }, std::false_type());
+      if constexpr (kHolds) sink.store(x, sink_result, row, col);
+      else sink.store(apply_map(map, linear(x), operands, row, col), sink_result, row, col);
+    }, std::conditional_t<kHolds, Finished, std::false_type>());
   } else {
     const auto write = [&](const auto& to, auto cut) {
       visit([&](const auto& x, const auto& operands, int col, auto there) {
@@ -307,6 +324,11 @@ class Edge {
   __device__ __forceinline__ void show(const P& p, int64_t row, const Center& center, const F& f) const {
     if (there_) f(center(value_), fetch_operands<1>(sink_map(p.sink), row, col_), col_, std::true_type());
   }
+  // The same; what f returns takes the value's place.
+  template <class Center, class F>
+  __device__ __forceinline__ void finish(const P& p, int64_t row, const Center& center, const F& f) {
+    show(p, row, center, [&](const auto&... what) { value_ = f(what...); });
+  }
 
  private:
   int col_;
@@ -323,6 +345,8 @@ class Edge<P, false> {
   __device__ __forceinline__ void center(const P&, const typename P::Op::State&) const {}
   template <class Center, class F>
   __device__ __forceinline__ void show(const P&, int64_t, const Center&, const F&) const {}
+  template <class Center, class F>
+  __device__ __forceinline__ void finish(const P&, int64_t, const Center&, const F&) const {}
 };
 
 // What a body's parameters have besides, where rows have edges.
