@@ -524,17 +524,34 @@ struct DecodeBody {
     }
   }
 
+  static constexpr int kPartsAtOnce = 16;  // that are merged
+  // Of each row, in shared memory: what the sums of these parts are multiplied by and what was summed before, and the
+  // state of all so far.
+  struct Merged {
+    float (&factors)[kRows][kPartsAtOnce];
+    float2 (&states)[kRows];
+    float (&shrink)[kRows];
+  };
+  // Where the rows of an item's parts begin in the workspace: of the first, and of the others from `others` on.
+  struct LeftRows {
+    int64_t first, others, distance, step;  // step: the distance between sums
+    __device__ __forceinline__ LeftRows(const P& p, const DecodePlace& place)
+        : first(place.first * p.tile_rows),
+          others(place.others * p.tile_rows),
+          distance(place.distance * p.tile_rows),
+          step(distance * p.v_dim) {}
+  };
+
   // All parts of an item, of which this block has left the last one, in the order of keys. This code runs once in a
   // block, so that its instructions miss the instruction cache: it has to be short.
   static __device__ __forceinline__ void merge(const P& p, const DecodePart& item, const DecodePlace& place) {
-    constexpr int kAtOnce = 16;  // parts
-    __shared__ float factors[kRows][kAtOnce];
-    __shared__ float2 state_of[kRows];  // of all parts so far
-    __shared__ float shrink[kRows];     // what was summed before
+    __shared__ float factors[kRows][kPartsAtOnce];
+    __shared__ float2 states[kRows];
+    __shared__ float shrink[kRows];
+    const Merged merged{factors, states, shrink};
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, packs = int(unsigned(p.v_dim) / 4),
               results = item.rows * packs;
-    const int64_t begins = place.first * p.tile_rows, goes_on = place.others * p.tile_rows,
-                  distance = place.distance * p.tile_rows, step = distance * p.v_dim;
+    const LeftRows left(p, place);
     KERNELS_ROLLED
     for (int first_pack = 0; first_pack < results; first_pack += max_threads) {
       const int i = lesser(first_pack + int(threadIdx.x), results - 1), row = int(unsigned(i) / unsigned(packs)),
@@ -542,50 +559,60 @@ struct DecodeBody {
       Pack<float, 4> all = broadcast<4>(0.f);
       float2 state;
       KERNELS_ROLLED
-      for (int first = 0; first < place.count; first += kAtOnce) {
-        const int count = lesser(kAtOnce, place.count - first);
-        const int64_t from = goes_on + first * distance;
-        const float* sums = p.outputs + (from + row) * p.v_dim + col;
-        Pack<float, 4> some[kAtOnce];
-        KERNELS_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          if (u >= count) break;
-          const float* const at = u == 0 && first == 0 ? p.outputs + (begins + row) * p.v_dim + col : sums;
-          const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
-          sums += step;
-          some[u] = {{x.x, x.y, x.z, x.w}};
-        }
-        KERNELS_ROLLED
-        for (int r = warp; r < item.rows; r += kWarps) {
-          float2 mine = make_float2(-infinity<float>(), 0.f), before = mine;
-          if (lane < count) mine = __ldcg(p.states + (first + lane == 0 ? begins : from + lane * distance) + r);
-          if (first > 0) before = state_of[r];
-          float m = greater(before.x, mine.x);
-          KERNELS_UNROLL
-          for (int mask = kAtOnce / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
-          const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(mine.x - reference);
-          float l = mine.y * factor;
-          KERNELS_UNROLL
-          for (int mask = kAtOnce / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
-          __syncwarp();  // all have read
-          if (lane < kAtOnce) factors[r][lane] = factor;
-          if (lane == 0) {
-            shrink[r] = arch::exp2_flushed(before.x - reference);
-            state_of[r] = make_float2(m, l + before.y * shrink[r]);
-          }
-        }
+      for (int first = 0; first < place.count; first += kPartsAtOnce) {
+        const int count = lesser(kPartsAtOnce, place.count - first);
+        Pack<float, 4> some[kPartsAtOnce];
+        read_sums(p, left, first, count, row, col, some);
+        merge_states(p, left, first, count, item.rows, lane, warp, merged);
         __syncthreads();
-        state = state_of[row];
-        all = all * shrink[row];
+        state = merged.states[row];
+        all = all * merged.shrink[row];
         KERNELS_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
+        for (int u = 0; u < kPartsAtOnce; ++u) {
           if (u >= count) break;
-          all = all + some[u] * factors[row][u];
+          all = all + some[u] * merged.factors[row][u];
         }
         __syncthreads();
       }
       if (first_pack + int(threadIdx.x) < results)
         DecodeRow<P>(p, item.b, item.head, item.tile * kRows + row, state.x, state.y).write(all, col);
+    }
+  }
+  // Four columns of a row, of each of `count` parts from the `first` on.
+  static __device__ __forceinline__ void read_sums(const P& p, const LeftRows& left, int first, int count, int row,
+                                                   int col, Pack<float, 4> (&some)[kPartsAtOnce]) {
+    const float* sums = p.outputs + (left.others + first * left.distance + row) * p.v_dim + col;
+    KERNELS_UNROLL
+    for (int u = 0; u < kPartsAtOnce; ++u) {
+      if (u >= count) break;
+      const float* const at = u == 0 && first == 0 ? p.outputs + (left.first + row) * p.v_dim + col : sums;
+      const ::float4 x = __ldcg(reinterpret_cast<const ::float4*>(at));
+      sums += left.step;
+      some[u] = {{x.x, x.y, x.z, x.w}};
+    }
+  }
+  // Of these parts, and of those before: a row to a warp, a part to a lane.
+  static __device__ __forceinline__ void merge_states(const P& p, const LeftRows& left, int first, int count, int rows,
+                                                      int lane, int warp, const Merged& merged) {
+    const int64_t from = left.others + first * left.distance;
+    KERNELS_ROLLED
+    for (int r = warp; r < rows; r += kWarps) {
+      float2 mine = make_float2(-infinity<float>(), 0.f), before = mine;
+      if (lane < count) mine = __ldcg(p.states + (first + lane == 0 ? left.first : from + lane * left.distance) + r);
+      if (first > 0) before = merged.states[r];
+      float m = greater(before.x, mine.x);
+      KERNELS_UNROLL
+      for (int mask = kPartsAtOnce / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
+      const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(mine.x - reference);
+      float l = mine.y * factor;
+      KERNELS_UNROLL
+      for (int mask = kPartsAtOnce / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);
+      __syncwarp();  // all have read
+      if (lane < kPartsAtOnce) merged.factors[r][lane] = factor;
+      if (lane == 0) {
+        merged.shrink[r] = arch::exp2_flushed(before.x - reference);
+        merged.states[r] = make_float2(m, l + before.y * merged.shrink[r]);
+      }
     }
   }
 };
