@@ -13,9 +13,9 @@
 // tile. Items are ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any
 // other. So blocks that read different heads of a sequence do so at about the same time: these are adjacent in memory,
 // which is faster (64 sequences of 4096 keys, 8 heads: 245.7 us, one sequence after the other 252.5). A block that has
-// a whole item finishes it. All of this is found out on the device, from the lengths as they are when the kernel runs.
-// If bits must not depend on the batch, items are cut into a fixed number of parts instead, and a block gets those that
-// begin among its units.
+// a whole item finishes it. All of this is found out on the device, from the lengths as they are when the kernel runs
+// (decode_schedule.cuh). If bits must not depend on the batch, items are cut into a fixed number of parts instead, and
+// a block gets those that begin among its units.
 //
 // How a warp multiplies is the business of Rows: on tensor cores (decode_tensor.cuh) or on CUDA cores
 // (decode_plain.cuh).
@@ -26,22 +26,13 @@
 #include "../../arch/sm90.cuh"
 #include "../../core/attention_call.h"
 #include "../pointwise.cuh"
+#include "decode_schedule.cuh"
 #include "tile.cuh"
 
 KERNELS_BEGIN
 namespace detail {
 
 constexpr int kDecodeKeys = 16;  // that a warp takes at a time
-
-// A part of the keys of an item, for the rows of one of its tiles. Units are counted from the beginning of the item.
-struct DecodePart {
-  int b, head, tile, rows, begin, end;
-  int unit, next_unit, units;  // where the part begins, where the next one does, and how many the item has
-
-  __device__ __forceinline__ bool starts() const { return unit == 0; }
-  __device__ __forceinline__ bool ends() const { return next_unit == units; }
-  __device__ __forceinline__ bool whole() const { return starts() && ends(); }
-};
 
 // Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose
 // upper 48 bits are not kMark counts as 0. With them, its 64 bits are a double's NaN whose payload no computation
@@ -96,180 +87,6 @@ struct DecodeProblem {
   unsigned long long* counters = nullptr;
   float2* states = nullptr;
   float* outputs = nullptr;
-};
-
-// Where the parts of an item are left, `count` in all: the first, the others at equal distances from `others` on
-// (counted with the first), and that of the block itself. A block has room for two, of which the first goes on with an
-// item and the second begins one; the item's parts are counted by the block that begins it. If cuts are fixed, each
-// item has room for its own.
-struct DecodePlace {
-  int64_t counter, mine, first, others;
-  int distance, count;
-};
-
-// Which block has which units: kUnit keys, of one tile of rows.
-template <class P, int kUnit>
-class DecodeSchedule {
-  // Of a tile of rows: keys [begin, end), how many rows it has, and its units.
-  struct KeySpan {
-    int begin, end, rows, units;
-  };
-
- public:
-  // Walks through a block's parts.
-  class Cursor {
-   public:
-    __device__ __forceinline__ bool next(const P& p, DecodePart& part) {
-      if (left_ <= 0) return false;
-      while (unit_ == keys_.units) {
-        unit_ = 0;
-        if (++tile_ == p.tiles) tile_ = 0, ++b_;
-        if (b_ == p.shape.batch) b_ = 0, ++head_;
-        keys_ = keys_of(p, b_, tile_);
-      }
-      const int up_to = p.splits > 0 ? cut_after(unit_, keys_.units, p.splits)
-                                     : int(lesser<int64_t>(unit_ + left_, keys_.units)),
-                begin = keys_.begin + unit_ * kUnit;
-      part = {b_,         head_, tile_,
-              keys_.rows, begin, int(lesser<int64_t>(keys_.end, keys_.begin + int64_t(up_to) * kUnit)),
-              unit_,      up_to, keys_.units};
-      left_ -= up_to - unit_;
-      unit_ = up_to;
-      return true;
-    }
-
-   private:
-    friend class DecodeSchedule;
-    // `left` units, from the one that is `offset` behind the first of a head of sequence b.
-    __device__ __forceinline__ Cursor(const P& p, int head, int b, int64_t offset, int64_t left)
-        : left_(left), b_(b), head_(head) {
-      keys_ = {};
-      do {
-        offset -= keys_.units;
-        keys_ = keys_of(p, b, ++tile_);
-      } while (offset >= keys_.units);
-      unit_ = int(offset);
-      if (p.splits > 0) {
-        const int cut = cut_after(unit_ - 1, keys_.units, p.splits);
-        left_ -= cut - unit_;
-        unit_ = cut;
-      }
-    }
-
-    int64_t left_;
-    int b_, head_, tile_ = -1, unit_;
-    KeySpan keys_;
-  };
-
-  // By all threads of the block: which units are its own.
-  __device__ __forceinline__ explicit DecodeSchedule(const P& p) { find(p); }
-  __device__ __forceinline__ bool idle() const { return next_ == first_; }
-  __device__ __forceinline__ Cursor cursor(const P& p) const { return Cursor(p, head_, b_, offset_, next_ - first_); }
-
-  // `part` begins `at` units behind the block's first.
-  __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
-    if (p.splits > 0) {
-      const int64_t item = (int64_t(part.b) * p.shape.kv_heads + part.head) * p.tiles + part.tile,
-                    first = item * p.splits;
-      const int count = lesser(p.splits, part.units);
-      return {item, first + number_of_cut(part.unit, part.units, count), first, first, 1, count};
-    }
-    const int64_t item = first_ + at - part.unit;
-    const int first = part.starts() ? int(blockIdx.x) : block_of(item),
-              last = part.ends() ? int(blockIdx.x) : block_of(item + part.units - 1);
-    return {first,           2 * int64_t(blockIdx.x) + part.starts(), 2 * int64_t(first) + 1, 2 * int64_t(first), 2,
-            last - first + 1};
-  }
-
- private:
-  static __device__ __forceinline__ KeySpan keys_of(const P& p, int64_t b, int tile) {
-    const int q_len = int(p.shape.queries(b)), all = q_len * p.group, first = tile * p.tile_rows;
-    if (first >= all) return {0, 0, 0, 0};
-    const int rows = lesser(p.tile_rows, all - first);
-    const KeyRange seen =
-        key_range(p.score, {b, p.query_of(first), p.query_of(first + rows - 1), q_len, p.kv.length(b)});
-    // Rows without keys have a result as well.
-    return {int(seen.begin), int(seen.end), rows,
-            greater(1, int(unsigned(seen.end - seen.begin + kUnit - 1) / unsigned(kUnit)))};
-  }
-  // Of each head of a sequence.
-  static __device__ __forceinline__ int64_t units_of(const P& p, int64_t b) {
-    int64_t sum = 0;
-    KERNELS_ROLLED
-    for (int tile = 0; tile < p.tiles; ++tile) sum += keys_of(p, b, tile).units;
-    return sum;
-  }
-
-  // Fixed cuts: number i of `count` is at unit units * i / count. The number of the first that is not before a unit,
-  // and the place of the next behind it.
-  static __device__ __forceinline__ int number_of_cut(int unit, int units, int count) {
-    return int((int64_t(unit) * count + units - 1) / units);
-  }
-  static __device__ __forceinline__ int cut_after(int unit, int units, int splits) {
-    const int count = lesser(splits, units);
-    return int(int64_t(units) * number_of_cut(unit + 1, units, count) / count);
-  }
-  // Block i has the units from total * i / blocks on.
-  __device__ __forceinline__ int64_t first_of(int block) const {
-    return block < blocks_ ? quotient(total_ * block, blocks_) : total_;
-  }
-  __device__ __forceinline__ int block_of(int64_t unit) const {
-    return int(quotient((unit + 1) * blocks_ - 1, total_));
-  }
-
-  // Each thread counts the units of some sequences, and one finds those that the block begins with. Few sequences are
-  // counted by every warp for itself.
-  __device__ __forceinline__ void find(const P& p) {
-    __shared__ int64_t sums[32], found[2];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    const bool few = p.shape.batch <= 32;
-    const int64_t each = few ? 1 : (p.shape.batch + blockDim.x - 1) / blockDim.x;
-    const int64_t begin = lesser<int64_t>((few ? lane : int(threadIdx.x)) * each, p.shape.batch),
-                  end = lesser(begin + each, p.shape.batch);
-    int64_t mine = 0;
-    KERNELS_ROLLED
-    for (int64_t b = begin; b < end; ++b) mine += units_of(p, b);
-    int64_t up_to = mine;
-    const int lanes = int(lesser<int64_t>(p.shape.batch, 32));
-    KERNELS_ROLLED
-    for (int distance = 1; distance < lanes; distance *= 2) {
-      const int64_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
-      if (lane >= distance) up_to += other;
-    }
-    int64_t of_head = __shfl_sync(0xffffffffu, up_to, lanes - 1);
-    if (!few) {
-      if (lane == 31) sums[warp] = up_to;
-      __syncthreads();
-      of_head = 0;
-      KERNELS_ROLLED
-      for (int i = 0; i < int(blockDim.x) / 32; ++i) {
-        if (i < warp) up_to += sums[i];
-        of_head += sums[i];
-      }
-    }
-    total_ = of_head * p.shape.kv_heads;
-    blocks_ = int(lesser<int64_t>(p.blocks, total_));
-    first_ = first_of(int(blockIdx.x)), next_ = first_of(int(blockIdx.x) + 1);
-    head_ = total_ > 0 ? int(quotient(first_, of_head)) : 0;
-    const int64_t of_this = first_ - head_ * of_head;
-    offset_ = of_this - (up_to - mine), b_ = int(begin);
-    const bool here = offset_ >= 0 && of_this < up_to;
-    if (few) {
-      const int owner = greater(0, __ffs(int(__ballot_sync(0xffffffffu, here))) - 1);
-      offset_ = __shfl_sync(0xffffffffu, offset_, owner), b_ = __shfl_sync(0xffffffffu, b_, owner);
-    } else {
-      if (here) {
-        KERNELS_ROLLED
-        for (int64_t units; offset_ >= (units = units_of(p, b_)); ++b_) offset_ -= units;
-        found[0] = offset_, found[1] = b_;
-      }
-      __syncthreads();
-      offset_ = found[0], b_ = int(found[1]);
-    }
-  }
-
-  int64_t total_, first_, next_, offset_;  // offset_: of the block's first unit from the first of head_ of sequence b_
-  int blocks_, head_, b_;
 };
 
 // The result of a row that has seen all keys: with logits to the base of 2, l is the sum of 2^(logit - m).
