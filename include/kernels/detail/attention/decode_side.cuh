@@ -1,0 +1,140 @@
+// Keys, or values, of decoding on tensor cores: how they lie in a slot of a warp's ring, and their way from memory there
+// and from there to the operands of mma.
+#pragma once
+
+#include "flash_decode.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Where a row of codes begins.
+template <class Source>
+__device__ __forceinline__ const char* row_address(const Source& source, int64_t row) {
+  return reinterpret_cast<const char*>(source.at(row, 0));
+}
+template <class Format>
+__device__ __forceinline__ const char* row_address(const Words<Format>& source, int64_t row) {
+  return reinterpret_cast<const char*>(source.at(row));
+}
+
+// Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted
+// within 128 bytes, so that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async
+// ask for half as many sectors again: on an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and
+// 240 with rows at multiples of 128 bytes.
+template <class Run_, int kCols>
+struct DecodeSide {
+  using Run = Run_;
+  using Code = typename Coded<typename Run::Codes>::Code;
+  static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
+  static constexpr int kPack = Coded<typename Run::Codes>::pack;  // codes in 16 bytes
+  static constexpr int kOperands = kPack / 8;                     // of mma, 16 columns each, in 32 bytes of each row
+  static constexpr int kSteps = kCols / kPack / 2;                // of ldmatrix
+  static constexpr int kSpan = kSteps * 32 < 128 ? kSteps * 32 : 128;
+  static constexpr int kRowBytes = (kSteps * 32 + kSpan - 1) / kSpan * kSpan, kBytes = kDecodeKeys * kRowBytes;
+  static constexpr int kSharers = kRowBytes >= 512   ? 32
+                                  : kRowBytes >= 256 ? 16
+                                  : kRowBytes >= 128 ? 8
+                                                     : 4;  // lanes to a row
+
+  static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
+  static __device__ __forceinline__ int place(int row, int chunk) {
+    return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
+  }
+
+  // Row i comes from at(i); rows and columns that are not there are zeros. kOnce: what runs once has to be short.
+  template <bool kOnce, class At>
+  static __device__ __forceinline__ void copy(uint32_t to, const At& at, int bytes, int rows) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll kOnce ? 1 : kDecodeKeys
+    for (int i = 0; i < kDecodeKeys; i += 32 / kSharers) {
+      const int row = i + lane / kSharers;
+      const char* const from = at(row);
+      KERNELS_UNROLL
+      for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
+        const int chunk = first / 16 + lane % kSharers;
+        if (chunk < kSteps * 2)
+          arch::copy_async_16(to + place(row, chunk), from + chunk * 16,
+                              row < rows ? greater(0, lesser(16, bytes - chunk * 16)) : 0);
+      }
+    }
+  }
+  // The address of a lane's row of 32 bytes number `step`, from its first one.
+  static __device__ __forceinline__ uint32_t at_step(uint32_t first, int step) {
+    return (first ^ (step * 32 % kSpan)) + step * 32 / kSpan * kSpan;
+  }
+  static __device__ __forceinline__ uint32_t key_lane() { return place(threadIdx.x & 15, threadIdx.x / 16 & 1); }
+  static __device__ __forceinline__ uint32_t value_lane() {
+    return place((threadIdx.x & 7) + (threadIdx.x & 16) / 2, threadIdx.x / 8 & 1);
+  }
+
+  // Operands of 16 keys x 16 columns from 32 bytes of each row; if coded, k is in the order of query_word().
+  template <class T>
+  static __device__ __forceinline__ void keys(uint32_t (&a)[kOperands][4], uint32_t at) {
+    if constexpr (coded) {
+      uint32_t words[4];
+      arch::load_matrix_x4(words, at);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint32_t pairs[kOperands];
+        Decoder<Code>::template pairs<T>(pairs, words[i], Nothing{});
+        KERNELS_UNROLL
+        for (int j = 0; j < kOperands / 2; ++j) {
+          uint32_t* const operand = a[i / 2 * (kOperands / 2) + j];
+          operand[i % 2] = pairs[2 * j], operand[2 + i % 2] = pairs[2 * j + 1];
+        }
+      }
+    } else {
+      arch::load_matrix_x4(a[0], at);
+    }
+  }
+  // The words, pairs of columns, in which thread t of a row finds what stands beside number `operand`, from there on
+  // and `apart`.
+  static constexpr int apart = coded ? 1 : 4;
+  static __device__ __forceinline__ int query_word(int operand, int t) {
+    if constexpr (kPack == 32) return operand / 2 * 16 + 4 * t + operand % 2 * 2;
+    else return operand * 8 + (coded ? 2 * t : t);
+  }
+  // The same of 16 columns x 16 keys; rows stand for the columns of value_column().
+  template <class T>
+  static __device__ __forceinline__ void values(uint32_t (&a)[kOperands][4], uint32_t at) {
+    if constexpr (coded) {
+      uint32_t words[4];
+      arch::load_matrix_x4_turned(words, at);
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint32_t pairs[kOperands];
+        Decoder<Code>::template pairs<T>(pairs, kPack == 16 ? __byte_perm(words[i], 0, 0x3120) : words[i], Nothing{});
+        KERNELS_UNROLL
+        for (int j = 0; j < kOperands / 2; ++j) {
+          uint32_t* const operand = a[i % 2 * (kOperands / 2) + j];
+          operand[i / 2 * 2] = pairs[2 * j], operand[i / 2 * 2 + 1] = pairs[2 * j + 1];
+        }
+      }
+    } else {
+      arch::load_matrix_x4_turned(a[0], at);
+    }
+  }
+  // A scale of 16 or 32 bits as it is in memory, and as a number.
+  static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
+    if constexpr (!scaled) return 0;
+    else if constexpr (sizeof(*Run::scales) == 2) return *reinterpret_cast<const uint16_t*>(at);
+    else return *reinterpret_cast<const uint32_t*>(at);
+  }
+  static __device__ __forceinline__ float scale_of(uint32_t bits) {
+    if constexpr (scaled) {
+      std::remove_const_t<std::remove_reference_t<decltype(*Run::scales)>> scale;
+      memcpy(&scale, &bits, sizeof(scale));
+      return convert<float>(scale);
+    }
+    return 1.f;
+  }
+  // The column that row g, and g + 8 as second = 1, of operand number m stands for. Of 4 bits two codes of a word that
+  // follow each other are 16 bits apart.
+  static __device__ __forceinline__ int value_column(int m, int g, int second) {
+    if constexpr (kPack == 32) return m / 2 * 32 + g / 2 * 8 + m % 2 * 4 + second * 2 + g % 2;
+    else return m * 16 + (coded ? 2 * g + second : g + 8 * second);
+  }
+};
+
+}  // namespace detail
+KERNELS_END
