@@ -1,5 +1,5 @@
-// Keys, or values, of decoding on tensor cores: how they lie in a slot of a warp's ring, and their way from memory there
-// and from there to the operands of mma.
+// Keys, or values, of decoding on tensor cores: how they lie in a slot of a warp's ring, how they come there,
+// and how mma's operands are made of them.
 #pragma once
 
 #include "flash_decode.cuh"
