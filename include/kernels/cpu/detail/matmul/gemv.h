@@ -98,6 +98,67 @@ KERNELS_INLINE inline void sum_inputs(const C* x, int64_t stride, int64_t count,
   }
 }
 
+// What the products of a run of columns have in common: weight rows row_of[r] and inputs x + t * stride, from column
+// `begin` of the weights on.
+template <class C, class M, int kRows, int kTokens>
+struct TileRun {
+  using U = Unit<C, M>;
+  using Scales = Shared<C, M, kRows>;
+  static constexpr int N = kLanes<C>;
+  static constexpr bool sums_inputs = U::in_planes && Scales::has_centers;
+  using InputSums = Register<C>[kTokens][sums_inputs ? kRunCols / U::cols : 1];
+
+  const M& w;
+  const int64_t (&row_of)[kRows];
+  const Scales& shared;
+  int64_t begin;
+  const C* x;
+  int64_t stride;
+  const InputSums& inputs;
+
+  // sums[t][r] += the products of a unit of rows first + r, without their scales.
+  template <int first, int rows>
+  KERNELS_INLINE void add_unit(int64_t col, int64_t index, Register<C> (&sums)[kTokens][rows]) const {
+    unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
+      unrolled<rows>([&](auto r) KERNELS_INLINE {
+        const U unit(w, row_of[first + r()], begin + col);
+        Register<C> v = unit.template vector<i()>();
+        if constexpr (Scales::has_centers && !U::in_planes) v = v - shared.center(first + r(), index);
+        unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+          if constexpr (sums_inputs && i() == 0) {
+            sums[t()][r()] =
+                multiply_add<C>(shared.center(first + r(), index), inputs[t()][col / U::cols], sums[t()][r()]);
+          }
+          sums[t()][r()] = multiply_add<C>(v, vector_at(x + t() * stride + col + i() * N), sums[t()][r()]);
+        });
+      });
+    });
+  }
+
+  // sums[t][first + r] += the products of columns [col, end) of `rows` rows: the scale is that of a whole group's sum.
+  template <int first, int rows>
+  KERNELS_INLINE void add_groups(int64_t col, int64_t end, Register<C> (&sums)[kTokens][kRows]) const {
+    for (int64_t c = col; c < end;) {
+      const int64_t index = shared.index(c), from = c;
+      Register<C> group[kTokens][rows] = {};
+      if constexpr (U::in_planes) {
+        add_unit<first>(c, index, group);
+        c += U::cols;
+      } else {
+        const int64_t group_end = lesser(end, c + shared.group);
+        do add_unit<first>(c, index, group);
+        while ((c += U::cols) < group_end);
+      }
+      unrolled<rows>([&](auto r) KERNELS_INLINE {
+        const Register<C> scale = shared.scale(U(w, row_of[first + r()], begin + from), first + r(), index);
+        unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+          sums[t()][first + r()] = multiply_add<C>(group[t()][r()], scale, sums[t()][first + r()]);
+        });
+      });
+    }
+  }
+};
+
 // lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t *
 // stride, lane by lane; count is a multiple of a unit, kRunCols at most.
 template <int kRows, int kTokens, class C, class W>
@@ -106,66 +167,29 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   using Of = MatrixOf<W>;
   using M = typename Of::type;
   using U = Unit<C, M>;
-  constexpr int N = kLanes<C>, step = U::in_planes ? U::cols : kStrideCols;
+  using Run = TileRun<C, M, kRows, kTokens>;
+  constexpr int step = U::in_planes ? U::cols : kStrideCols;
   const M w = Of::of(rows);
   int64_t row_of[kRows];
   unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r()); });
   const int64_t next_row = Of::row(rows, at.next);
-  using Common = Shared<C, M, kRows>;
-  const Common shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
+  const typename Run::Scales shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
   const bool last_run = begin + count >= at.end;
   const int64_t next_begin = last_run ? at.begin : begin + count;
   prefetch_scales<kRows>(rows, last_run ? at.next : at.row, next_begin, lesser(kRunCols, at.end - next_begin));
-  constexpr bool sums_inputs = U::in_planes && Common::has_centers;
-  Register<C> inputs[kTokens][sums_inputs ? kRunCols / U::cols : 1];
-  if constexpr (sums_inputs) sum_inputs<U>(x, stride, count, inputs);
-  // sums[t][r] += the products of a unit of rows first + r, without their scales.
-  const auto add_unit = [&](auto first, int64_t col, int64_t index, auto& sums) KERNELS_INLINE {
-    constexpr int rows = sizeof(sums[0]) / sizeof(sums[0][0]);
-    unrolled<U::cols / N>([&](auto i) KERNELS_INLINE {
-      unrolled<rows>([&](auto r) KERNELS_INLINE {
-        const U unit(w, row_of[first() + r()], begin + col);
-        Register<C> v = unit.template vector<i()>();
-        if constexpr (Common::has_centers && !U::in_planes) v = v - shared.center(first() + r(), index);
-        unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-          if constexpr (sums_inputs && i() == 0) {
-            sums[t()][r()] =
-                multiply_add<C>(shared.center(first() + r(), index), inputs[t()][col / U::cols], sums[t()][r()]);
-          }
-          sums[t()][r()] = multiply_add<C>(v, vector_at(x + t() * stride + col + i() * N), sums[t()][r()]);
-        });
-      });
-    });
-  };
+  typename Run::InputSums inputs;
+  if constexpr (Run::sums_inputs) sum_inputs<U>(x, stride, count, inputs);
+  const Run run{w, row_of, shared, begin, x, stride, inputs};
   Register<C> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += step) {
     prefetch_ahead<step>(w, row_of, next_row, at, begin + col);
     const int64_t end = lesser(count, col + step);
     if constexpr (!U::scaled) {
-      for (int64_t c = col; c < end; c += U::cols) add_unit(Width<0>{}, c, 0, sums);
+      for (int64_t c = col; c < end; c += U::cols) run.template add_unit<0>(c, 0, sums);
     } else {
-      // The scale is that of a whole group's sum.
       constexpr int at_once = rows_at_once(kRows, kTokens);
       unrolled<kRows / at_once>([&](auto block) KERNELS_INLINE {
-        constexpr Width<block() * at_once> first;
-        for (int64_t c = col; c < end;) {
-          const int64_t index = shared.index(c), from = c;
-          Register<C> group[kTokens][at_once] = {};
-          if constexpr (U::in_planes) {
-            add_unit(first, c, index, group);
-            c += U::cols;
-          } else {
-            const int64_t group_end = lesser(end, c + shared.group);
-            do add_unit(first, c, index, group);
-            while ((c += U::cols) < group_end);
-          }
-          unrolled<at_once>([&](auto r) KERNELS_INLINE {
-            const Register<C> scale = shared.scale(U(w, row_of[first() + r()], begin + from), first() + r(), index);
-            unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-              sums[t()][first() + r()] = multiply_add<C>(group[t()][r()], scale, sums[t()][first() + r()]);
-            });
-          });
-        }
+        run.template add_groups<block() * at_once, at_once>(col, end, sums);
       });
     }
   }
