@@ -10,90 +10,12 @@
 #include <type_traits>
 
 #include "../../../core/row_call.h"
-#include "../../../functor.h"
 #include "../../exec.h"
-#include "lanes.h"
+#include "packs.h"
 
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-
-// Whether a functor takes packs of any width at any column and address. The library's own do: host reads and writes
-// need no alignment. A user's may rely on what the GPU promises, and then gets that (see Packs).
-template <class F>
-struct AnyWidth {
-  static constexpr bool value =
-      !oneflow_load<F> && !oneflow_store<F> && !has_widest<F>::value && !has_max_pack<F>::value;
-};
-template <class... F>
-constexpr bool any_width = (AnyWidth<F>::value && ...);
-
-#define KERNELS_ANY_WIDTH(parameters, functor, answer) \
-  template <parameters>                                \
-  struct AnyWidth<functor> {                           \
-    static constexpr bool value = answer;              \
-  }
-#define KERNELS_TWO class A, class B
-#define KERNELS_PAIR(name) name<A, B>
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(DirectLoad), true);
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(DirectStore), true);
-KERNELS_ANY_WIDTH(class A, RowVector<A>, true);
-KERNELS_ANY_WIDTH(class A, Tee<A>, true);
-KERNELS_ANY_WIDTH(class A, Quantize<A>, true);
-KERNELS_ANY_WIDTH(class A, Cycle<A>, any_width<A>);
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Binary), any_width<A>);
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Affine), (any_width<A, B>));
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Both), (any_width<A, B>));
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MappedSource), (any_width<A, B>));
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MappedSink), (any_width<A, B>));
-KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MapChain), (any_width<A, B>));
-#undef KERNELS_PAIR
-#undef KERNELS_TWO
-#undef KERNELS_ANY_WIDTH
-
-template <int N>
-using Width = std::integral_constant<int, N>;
-
-// The packs in which a row is read and written: the widest throughout and narrower ones for what is left, or, where a
-// functor asks for more care, packs of one width that divides cols and that every functor allows.
-template <class Source, class Sink>
-class Packs {
-  static constexpr bool any = any_width<Source, Sink>;
-  static constexpr int vector = kLanes<compute_type<Source>>;
-  static constexpr int narrower = widest_of<Source>() < widest_of<Sink>() ? widest_of<Source>() : widest_of<Sink>();
-  static constexpr int wide = any || narrower > vector ? vector : narrower;
-  static constexpr int middle = wide >= 8 ? 4 : wide == 4 ? 2 : 1;
-
- public:
-  Packs(const Source& source, const Sink& sink, int64_t cols) {
-    if (any) return;
-    const int most = lesser(max_pack_of(source, cols), max_pack_of(sink, cols));
-    while (width_ > 1 && (width_ > most || cols % width_ != 0)) width_ = width_ == wide ? middle : 1;
-  }
-
-  // f(Width<N>, col) for all packs in [begin, end); the widest ones are at multiples of their width after `lead`, if
-  // the functors do not mind.
-  template <class F>
-  void each(int64_t begin, int64_t end, const F& f, int lead = 0) const {
-    if (any && lead > 0) {
-      const int64_t wides = lesser(end, begin + (lead - begin % wide + wide) % wide);
-      begin = run<1>(run<middle>(begin, wides, f), wides, f);
-    }
-    if (any || width_ == wide) begin = run<wide>(begin, end, f);
-    if (middle < wide && (any || width_ == middle)) begin = run<middle>(begin, end, f);
-    if (any || width_ == 1) run<1>(begin, end, f);
-  }
-
- private:
-  // f is a copy: the compiler then knows that no write changes what is in it.
-  template <int N, class F>
-  static KERNELS_INLINE int64_t run(int64_t col, int64_t end, const F f) {
-    for (; col + N <= end; col += N) f(Width<N>{}, col);
-    return col;
-  }
-
-  int width_ = wide;
-};
 
 // Whether a source costs no more than reading memory, and may be read twice.
 template <class Source>
