@@ -300,29 +300,41 @@ class RowEngine {
         }
       };
       if constexpr (P::row_sink) {
-        for (int r = 0; r < rows; ++r) {
-          typename decltype(end_)::State sink_state;
-          each_block(0, p_.cols, [&](int64_t begin, int count) {
-            fill(kept(r) + begin, begin, count, finished(r, begin));
-            accumulate(sink_state, kept(r) + begin, count);
-          });
-          end_.write_row(sink_state, row + r);
-          const auto result = end_.finish(sink_state);
-          const auto store = [from = kept(r), sink = end_, result, at = row + r](auto width, int64_t col)
-                                 KERNELS_INLINE { sink.store(pack_at<width()>(from + col), result, at, col); };
-          p_.packs.each(0, p_.cols, store);
-        }
+        for (int r = 0; r < rows; ++r) write_kept(kept(r), row + r, [&](int64_t begin) { return finished(r, begin); });
       } else {
-        const bool ahead = p_.cols <= kPrefetchedCols;
-        const int64_t stride = kStride / group;
-        for (int64_t begin = 0; begin < p_.cols; begin += stride) {
-          const int64_t end = lesser(p_.cols, begin + stride);
-          for (int r = 0; r < rows; ++r) {
-            if (ahead && row + group + r < last) prefetch(p_.source, row + group + r, begin, end);
-            const int lead = lead_of(end_, row + r);
-            write(finished(r, begin), row + r, strip(begin, lead), strip(end, lead));
-          }
-        }
+        write_rows(row, rows, group, last, finished);
+      }
+    }
+  }
+
+  // Into a row sink, by way of where the row is kept. finished(begin): how to read what is finished of that block.
+  template <class Finished>
+  KERNELS_INLINE void write_kept(C* values, int64_t row, const Finished& finished) const {
+    typename decltype(end_)::State sink_state;
+    each_block(0, p_.cols, [&](int64_t begin, int count) {
+      fill(values + begin, begin, count, finished(begin));
+      accumulate(sink_state, values + begin, count);
+    });
+    end_.write_row(sink_state, row);
+    const auto result = end_.finish(sink_state);
+    const auto store = [from = values, sink = end_, result, at = row](auto width, int64_t col) KERNELS_INLINE {
+      sink.store(pack_at<width()>(from + col), result, at, col);
+    };
+    p_.packs.each(0, p_.cols, store);
+  }
+
+  // Into any other sink, a strip of all `rows` rows after the other, while the rows behind them come into the cache.
+  // finished(r, begin): how to read row number r from there on.
+  template <class Finished>
+  KERNELS_INLINE void write_rows(int64_t row, int rows, int group, int64_t last, const Finished& finished) const {
+    const bool ahead = p_.cols <= kPrefetchedCols;
+    const int64_t stride = kStride / group;
+    for (int64_t begin = 0; begin < p_.cols; begin += stride) {
+      const int64_t end = lesser(p_.cols, begin + stride);
+      for (int r = 0; r < rows; ++r) {
+        if (ahead && row + group + r < last) prefetch(p_.source, row + group + r, begin, end);
+        const int lead = lead_of(end_, row + r);
+        write(finished(r, begin), row + r, strip(begin, lead), strip(end, lead));
       }
     }
   }
