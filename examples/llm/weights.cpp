@@ -15,63 +15,85 @@ namespace k = kernels;
 
 // ---- safetensors: 8 bytes of length, so much JSON, and the tensors' bytes -------------------------------------------
 
-std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
-                                                std::map<std::string, std::string>* others) {
+namespace {
+
+// The JSON, which is `length` bytes long.
+Json header_of(const unsigned char* data, size_t size, const std::string& name, uint64_t& length) {
   constexpr char pointer[] = "version https://git-lfs";
   if (size >= sizeof(pointer) - 1 && std::memcmp(data, pointer, sizeof(pointer) - 1) == 0)
     throw Error(name + ": a Git LFS pointer, not the file itself (git lfs pull)");
   if (size < 8) throw Error(name + ": shorter than a header");
-  uint64_t length = 0;
+  length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
   if (length > size - 8) throw Error(name + ": the header is longer than the file");
   if (length > (uint64_t(100) << 20)) throw Error(name + ": the header is longer than 100 MB");
-  const Json header = parse_json(std::string(reinterpret_cast<const char*>(data) + 8, size_t(length)), name);
+  Json header = parse_json(std::string(reinterpret_cast<const char*>(data) + 8, size_t(length)), name);
   if (!header.is_object()) throw Error(name + ": the header is not an object");
-  const uint64_t room = size - 8 - length;
+  return header;
+}
 
+// What the header says of a tensor, whose bytes lie at [begin, end) of those behind the header.
+struct Entry {
+  std::string type;
+  std::vector<uint64_t> shape;
+  uint64_t begin, end;
+};
+
+Entry entry_of(const Json& json, uint64_t room, const std::string& what) {
+  const auto field = [&](const char* key) -> const Json& {
+    const auto at = json.is_object() ? json.find(key) : json.end();
+    if (!json.is_object() || at == json.end()) throw Error(what + ": no " + key);
+    return *at;
+  };
+  const Json &dtype = field("dtype"), &shape = field("shape"), &offsets = field("data_offsets");
+  if (!dtype.is_string() || !shape.is_array() || shape.size() > 8 || !offsets.is_array() || offsets.size() != 2)
+    throw Error(what + ": dtype, shape or data_offsets are not what they must be");
+  for (const Json* list : {&shape, &offsets}) {
+    for (const Json& n : *list) {
+      if (!n.is_number_unsigned()) throw Error(what + ": a size or an offset is not a whole number");
+    }
+  }
+  const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+  if (begin > end || end > room) throw Error(what + ": its bytes lie outside of the file");
+  return {dtype.get<std::string>(), shape.get<std::vector<uint64_t>>(), begin, end};
+}
+
+void check_size(const Entry& entry, Type type, const std::string& what) {
+  uint64_t bytes = uint64_t(bits_of(type) / 8);
+  for (const uint64_t d : entry.shape) {
+    if (d > (uint64_t(1) << 40) || (d > 0 && bytes > (uint64_t(1) << 50) / d))
+      throw Error(what + ": the shape is too large");
+    bytes *= d;
+  }
+  if (bytes != entry.end - entry.begin)
+    throw Error(what + ": the shape takes " + std::to_string(bytes) + " bytes, and there are " +
+                std::to_string(entry.end - entry.begin));
+}
+
+}  // namespace
+
+std::map<std::string, Tensor> parse_safetensors(const unsigned char* data, size_t size, const std::string& name,
+                                                std::map<std::string, std::string>* others) {
+  uint64_t length = 0;
+  const Json header = header_of(data, size, name, length);
+  const unsigned char* const first = data + 8 + length;
   std::map<std::string, Tensor> out;
   std::vector<std::pair<uint64_t, uint64_t>> taken;
   for (const auto& item : header.items()) {
     if (item.key() == "__metadata__") continue;
     const std::string what = name + ": " + shown(item.key());
-    const Json& entry = item.value();
-    const auto field = [&](const char* key) -> const Json& {
-      const auto at = entry.is_object() ? entry.find(key) : entry.end();
-      if (!entry.is_object() || at == entry.end()) throw Error(what + ": no " + key);
-      return *at;
-    };
-    const Json &dtype = field("dtype"), &shape = field("shape"), &offsets = field("data_offsets");
-    if (!dtype.is_string() || !shape.is_array() || shape.size() > 8 || !offsets.is_array() || offsets.size() != 2)
-      throw Error(what + ": dtype, shape or data_offsets are not what they must be");
-    for (const Json* list : {&shape, &offsets}) {
-      for (const Json& n : *list) {
-        if (!n.is_number_unsigned()) throw Error(what + ": a size or an offset is not a whole number");
-      }
-    }
-    const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
-    if (begin > end || end > room) throw Error(what + ": its bytes lie outside of the file");
-    taken.emplace_back(begin, end);
-
-    const std::string type = dtype.get<std::string>();
-    Tensor tensor{Type::f32, {}, data + 8 + length + begin, size_t(end - begin)};
-    if (type == "F16") tensor.type = Type::f16;
-    else if (type == "BF16") tensor.type = Type::bf16;
-    else if (type != "F32") {
-      if (others != nullptr) (*others)[item.key()] = shown(type);
+    const Entry entry = entry_of(item.value(), size - 8 - length, what);
+    taken.emplace_back(entry.begin, entry.end);
+    Type type = Type::f32;
+    if (entry.type == "F16") type = Type::f16;
+    else if (entry.type == "BF16") type = Type::bf16;
+    else if (entry.type != "F32") {
+      if (others != nullptr) (*others)[item.key()] = shown(entry.type);
       continue;
     }
-    uint64_t bytes = uint64_t(bits_of(tensor.type) / 8);
-    for (const Json& n : shape) {
-      const uint64_t d = n.get<uint64_t>();
-      if (d > (uint64_t(1) << 40) || (d > 0 && bytes > (uint64_t(1) << 50) / d))
-        throw Error(what + ": the shape is too large");
-      tensor.shape.push_back(int64_t(d));
-      bytes *= d;
-    }
-    if (bytes != end - begin)
-      throw Error(what + ": the shape takes " + std::to_string(bytes) + " bytes, and there are " +
-                  std::to_string(end - begin));
-    out[item.key()] = tensor;
+    check_size(entry, type, what);
+    out[item.key()] = {type, {entry.shape.begin(), entry.shape.end()}, first + entry.begin,
+                       size_t(entry.end - entry.begin)};
   }
   std::sort(taken.begin(), taken.end());
   for (size_t i = 1; i < taken.size(); ++i) {
