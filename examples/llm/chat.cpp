@@ -81,6 +81,42 @@ bool read_line(std::istream& in, std::string& text) {
   return !text.empty();
 }
 
+Json json_of(const Chat::Answer& answer) {
+  const Session::Text& text = answer.text;
+  const Session::Times& t = answer.times;
+  return {{"text", text.written},
+          {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
+          {"finish_reason", text.finish},
+          {"prompt_tokens", text.prompt},
+          {"kept_tokens", answer.kept},
+          {"read_tokens", t.prompt_tokens},
+          {"prompt_seconds", t.prompt_seconds},
+          {"decoded_tokens", t.decoded},
+          {"decode_seconds", t.decode_seconds}};
+}
+
+void print_counts(const Chat::Answer& answer, int64_t context) {
+  const Session::Times& t = answer.times;
+  std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s)\n", answer.text.finish,
+               static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
+               static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0);
+  if (int64_t(answer.text.ids.size()) >= context)
+    std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(context));
+}
+
+// A line that begins with /; false if it ends the conversation.
+bool obey(Chat& chat, const std::string& line) {
+  const size_t space = line.find(' ');
+  const std::string command = line.substr(0, space), file = space == std::string::npos ? "" : line.substr(space + 1);
+  if (command == "/exit") return false;
+  if (command == "/reset") chat.reset();
+  else if (command == "/help") std::fputs(kHelp, stderr);
+  else if (command == "/save" && !file.empty()) chat.save(file);
+  else if (command == "/load" && !file.empty()) chat.load(file);
+  else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit");
+  return true;
+}
+
 }  // namespace
 
 int chat(const Settings& settings, const ChatOptions& options, std::istream& in, std::FILE* out) {
@@ -98,29 +134,9 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
       std::fputs(more.c_str(), out);
       std::fflush(out);
     });
-    const Session::Text& text = answer.text;
-    const Session::Times& t = answer.times;
-    if (settings.json) {
-      const Json line = {{"text", text.written},
-                         {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
-                         {"finish_reason", text.finish},
-                         {"prompt_tokens", text.prompt},
-                         {"kept_tokens", answer.kept},
-                         {"read_tokens", t.prompt_tokens},
-                         {"prompt_seconds", t.prompt_seconds},
-                         {"decoded_tokens", t.decoded},
-                         {"decode_seconds", t.decode_seconds}};
-      std::fprintf(out, "%s\n", line.dump().c_str());
-    } else {
-      std::fputc('\n', out);
-    }
+    std::fprintf(out, "%s\n", settings.json ? json_of(answer).dump().c_str() : "");
     std::fflush(out);
-    if (settings.quiet) return;
-    std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s)\n", text.finish,
-                 static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
-                 static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0);
-    if (int64_t(text.ids.size()) >= session.model->context())
-      std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(session.model->context()));
+    if (!settings.quiet) print_counts(answer, session.model->context());
   };
   for (std::string line;;) {
     catch_interrupts(0);
@@ -128,18 +144,10 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
     if (!read_line(in, line)) break;
     catch_interrupts(1);
     try {
-      const size_t space = line.find(' ');
-      const std::string command = line.substr(0, space),
-                        file = space == std::string::npos ? "" : line.substr(space + 1);
       if (line.empty()) continue;
       if (line[0] != '/') say(line);
       else if (line.size() > 1 && line[1] == '/') say(line.substr(1));
-      else if (command == "/exit") break;
-      else if (command == "/reset") chat.reset();
-      else if (command == "/help") std::fputs(kHelp, stderr);
-      else if (command == "/save" && !file.empty()) chat.save(file);
-      else if (command == "/load" && !file.empty()) chat.load(file);
-      else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit");
+      else if (!obey(chat, line)) break;
     } catch (const Error& e) {
       result = 1;
       std::fprintf(stderr, "error: %s\n", shown(e.what(), 600).c_str());
