@@ -61,33 +61,11 @@ KERNELS_HD void draw_by_id(Row& row, V& visit, const SampleRules& rules, float t
   }
 }
 
-// A token for one row, or kAccepted. `number`: where the token is written.
-template <class Row, class Draft>
-KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number,
-                           int64_t vocabulary, const TokenOutput& tokens, const RowDraw& draw, const Draft& draft) {
-  const auto conclude = [&](Sampled status, int64_t token) {
-    if (row.is_first()) write_sampled(o, tokens, number, status, token);
-  };
-  if (!rules.right(vocabulary)) return conclude(Sampled::parameter, kNoToken);
-
-  const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : 0;
-  const bool few = k > 0 && k <= kMostListed;
-  uint32_t floor = 0;
-  const uint32_t top = row.look(few ? k : 0, floor);
-  if (top == kNanKey) return conclude(Sampled::nan, kNoToken);
-  if (top <= kLowestKey) return conclude(Sampled::none, kNoToken);
-
-  SampleShared& s = row.shared();
-  using V = Visit<Draft>;
-  V visit(Levels(top, rules.temperature), draft);
-  bool listed = false;
-  if (few) {
-    row.list(greater(floor, kLowestKey + 1));
-    row.sync();
-    listed = s.listed <= uint32_t(kFew);
-  }
-  // The drafts and typical() are about the probabilities of what top_p() keeps.
-  const bool exactly = rules.typical < 1.f || visit.draft.drafted();
+// The filters, one after the other, until the tokens that are left are listed. k: of top_k(), 0: all. exactly: whether
+// top_p() is applied here, and not by trying again.
+template <class Row, class V>
+KERNELS_HD void narrow_down(Row& row, const SampleShared& s, V& visit, const SampleRules& rules, int k, bool exactly,
+                            bool& listed) {
   KERNELS_ROLLED
   for (int i = 0; !listed && i < int(Stage::draw); ++i) {
     const Stage stage = visit.stage = Stage(i);
@@ -115,6 +93,36 @@ KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& 
       listed = true;
     }
   }
+}
+
+// A token for one row, or kAccepted. `number`: where the token is written.
+template <class Row, class Draft>
+KERNELS_HD void sample_row(Row& row, const SampleOptions& o, const SampleRules& rules, int64_t number,
+                           int64_t vocabulary, const TokenOutput& tokens, const RowDraw& draw, const Draft& draft) {
+  const auto conclude = [&](Sampled status, int64_t token) {
+    if (row.is_first()) write_sampled(o, tokens, number, status, token);
+  };
+  if (!rules.right(vocabulary)) return conclude(Sampled::parameter, kNoToken);
+
+  const int k = rules.temperature == 0.f ? 1 : rules.top_k > 0 && rules.top_k < vocabulary ? rules.top_k : 0;
+  const bool few = k > 0 && k <= kMostListed;
+  uint32_t floor = 0;
+  const uint32_t top = row.look(few ? k : 0, floor);
+  if (top == kNanKey) return conclude(Sampled::nan, kNoToken);
+  if (top <= kLowestKey) return conclude(Sampled::none, kNoToken);
+
+  SampleShared& s = row.shared();
+  using V = Visit<Draft>;
+  V visit(Levels(top, rules.temperature), draft);
+  bool listed = false;
+  if (few) {
+    row.list(greater(floor, kLowestKey + 1));
+    row.sync();
+    listed = s.listed <= uint32_t(kFew);
+  }
+  // The drafts and typical() are about the probabilities of what top_p() keeps.
+  const bool exactly = rules.typical < 1.f || visit.draft.drafted();
+  narrow_down(row, s, visit, rules, k, exactly, listed);
   if (listed) {
     if (row.leads() && choose_listed(row.block(), k, rules, visit, draw.token)) return conclude(Sampled::ok, kAccepted);
   } else {
