@@ -91,34 +91,12 @@ class SampleRanges : protected SamplePacks<Source, N> {
       for (int i = 0; i < N; ++i) all += each[i] = mass(x.v[i], first + number * step_ + i);
       return all;
     };
-    KERNELS_ROLLED
-    for (int part = warp; part < parts; part += kSampleWarps) {
-      uint64_t sum = 0;
-      KERNELS_ROLLED
-      for (int number = part * of_part; number < lesser(of_warp_, (part + 1) * of_part); ++number)
-        sum += look_at(number);
-      sum = sum_of_warp(sum);
-      if (lane == 0) sums[part] = sum;
-    }
+    sum_parts(sums, parts, of_part, lane, warp, look_at);
     __syncthreads();
     if (warp == 0) {
       uint64_t rest = room_.rest;
-      int number = 0;
       KERNELS_ROLLED
-      for (int from = 0; from < parts; from += 32) {
-        const uint64_t mine = from + lane < parts ? sums[from + lane] : 0, before = before_lane(mine),
-                       all = __shfl_sync(0xffffffffu, before + mine, 31);
-        if (rest >= all) {
-          rest -= all;
-          continue;
-        }
-        const int holder = __ffs(int(__ballot_sync(0xffffffffu, rest < before + mine))) - 1;
-        rest -= __shfl_sync(0xffffffffu, before, holder);
-        number = (from + holder) * of_part;
-        break;
-      }
-      KERNELS_ROLLED
-      for (;; ++number) {
+      for (int number = find_part(sums, parts, lane, rest) * of_part;; ++number) {
         const uint64_t mine = look_at(number), all = sum_of_warp(mine);
         if (rest < all) {
           uint64_t before = before_lane(mine);
@@ -134,6 +112,36 @@ class SampleRanges : protected SamplePacks<Source, N> {
       }
     }
     sync();
+  }
+  // Of the sums of look_at(number), so many numbers to a part and a part to a warp.
+  template <class LookAt>
+  __device__ __forceinline__ void sum_parts(uint64_t* sums, int parts, int of_part, int lane, int warp,
+                                            const LookAt& look_at) const {
+    KERNELS_ROLLED
+    for (int part = warp; part < parts; part += kSampleWarps) {
+      uint64_t sum = 0;
+      KERNELS_ROLLED
+      for (int number = part * of_part; number < lesser(of_warp_, (part + 1) * of_part); ++number)
+        sum += look_at(number);
+      sum = sum_of_warp(sum);
+      if (lane == 0) sums[part] = sum;
+    }
+  }
+  // By one warp: the part in which the sum so far exceeds the rest, which becomes what is left of it there.
+  static __device__ __forceinline__ int find_part(const uint64_t* sums, int parts, int lane, uint64_t& rest) {
+    KERNELS_ROLLED
+    for (int from = 0; from < parts; from += 32) {
+      const uint64_t mine = from + lane < parts ? sums[from + lane] : 0, before = before_lane(mine),
+                     all = __shfl_sync(0xffffffffu, before + mine, 31);
+      if (rest >= all) {
+        rest -= all;
+        continue;
+      }
+      const int holder = __ffs(int(__ballot_sync(0xffffffffu, rest < before + mine))) - 1;
+      rest -= __shfl_sync(0xffffffffu, before, holder);
+      return from + holder;
+    }
+    return 0;
   }
   // The sum of what the lanes before this one have.
   static __device__ __noinline__ uint64_t before_lane(uint64_t mine) {
