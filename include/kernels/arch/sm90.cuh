@@ -143,6 +143,20 @@ __device__ __forceinline__ void store_async(uint32_t remote, uint64_t value, uin
                  : "memory");
   }
 }
+__device__ __forceinline__ void store_async(uint32_t remote, const float (&values)[4], uint32_t remote_barrier) {
+  if constexpr (kClusters) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     remote),
+                 "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(remote_barrier)
+                 : "memory");
+  }
+}
+// Arrives at a barrier of another block, whose threads see what this one did before.
+__device__ __forceinline__ void mbarrier_arrive_there(uint32_t remote_barrier) {
+  if constexpr (kClusters) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+  }
+}
 // Arrives at a barrier of another block, which `bytes` by store_async() are on their way to.
 __device__ __forceinline__ void mbarrier_arrive_expect_there(uint32_t remote_barrier, int bytes) {
   if constexpr (kClusters) {

@@ -182,6 +182,7 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
   if (grid.tiles_in_all == 0) return too_many_tiles();
   Launch how;
   how.grid.x = unsigned(grid.blocks());
+  how.cluster = grid.pair;
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
   KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));

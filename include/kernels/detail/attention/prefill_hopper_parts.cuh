@@ -26,11 +26,13 @@ KERNELS_BEGIN
 namespace detail {
 
 // Tiles of queries on their way through a block, one behind the other, and the stages of a tile of keys: what the
-// kernels for sm_90a have in common. kRows: of a tile of queries; kQueryStages: how many of these are in shared memory.
-template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_>
+// kernels for sm_90a have in common. kRows: of a tile of queries; kQueryStages: how many of these are in shared memory;
+// kPairs: whether the blocks of a cluster may have a tile of queries together.
+template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_, bool kPairs_ = false>
 struct HopperItems {
   using Problem = P;
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kQueryStages = kQueryStages_;
+  static constexpr bool kPairs = kPairs_;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
   static constexpr int kWalking = 32;         // blocks for each multiprocessor, where sequences differ
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
@@ -60,7 +62,8 @@ struct HopperItems {
   template <class F>
   static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
     const bool even = PrefillGrid::even(p);
-    const unsigned step = even ? 1 : gridDim.x, first = even ? blockIdx.x * grid.of_block : blockIdx.x;
+    const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
+    const unsigned step = even ? 1 : count, first = even ? index * grid.of_block : index;
     const unsigned all = unsigned(grid.tiles_in_all), end = even ? lesser(all, first + grid.of_block) : all;
     int number = 0;
 #pragma unroll 1

@@ -33,6 +33,7 @@ struct HopperItemProducer : Parts {
         return false;
       }
     }
+    if constexpr (Parts::kPairs) Parts::take_half(rows);
     if constexpr (Parts::kCopiesQueries) {
 #pragma unroll 1
       for (int i = 0; i < kGroups; ++i)

@@ -40,8 +40,8 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
 // Three stages of 48 keys: 64 sequences of 4,096 keys with 128 heads took 140 us; with two of 64 keys, and all queries
 // in shared memory, 145 (H200, CUDA 13.0, bench_decode's shape in a program of its own).
 template <class P>
-struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
-  using Items = HopperItems<P, 64, 48, 3, 1>;
+struct LatentParts : HopperItems<P, 64, 48, 3, 1, true> {
+  using Items = HopperItems<P, 64, 48, 3, 1, true>;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
   using typename Items::Item;
   using Kv = typename P::Kv;
@@ -59,8 +59,10 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
 
   struct Shared {
     float shrink[kStages][kRows], inverse[kRows];
+    uint64_t states[kRows];  // of the other block's rows
     uint64_t keys_full[kStages], keys_empty[kStages], keys_read, weights_full[kStages], sums_full,
         item_full[kQueryStages], item_empty[kQueryStages];
+    uint64_t states_full, outputs_full, other_done;  // of what the other block of a pair does
     Item items[kQueryStages];
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
@@ -75,6 +77,21 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1> {
   // Of a tile's runs of 64 columns the first of values, and the one that has no values.
   static __device__ __forceinline__ int value_run(const P& p) { return value_column(p.kv) == 0 ? 0 : 1; }
   static __device__ __forceinline__ int weight_run(const P& p) { return value_column(p.kv) == 0 ? kRuns - 1 : 0; }
+
+  // Two blocks that have a tile of queries together. The second has the second half of the keys, and each gets half of
+  // the columns of the results.
+  static __device__ __forceinline__ bool paired() { return arch::cluster_size() > 1; }
+  static __device__ __forceinline__ void take_half(PrefillRows& rows) {
+    if constexpr (P::kSplits) {
+      if (!paired()) return;
+      const int tiles = (rows.key_end - rows.key_begin + kKeys - 1) / kKeys,
+                middle = rows.key_begin + (tiles + 1) / 2 * kKeys;
+      (arch::cluster_rank() == 0 ? rows.key_end : rows.key_begin) = lesser(middle, rows.key_end);
+    }
+  }
+  static __device__ __forceinline__ uint32_t in_other(const void* here) {
+    return arch::remote_address(here, arch::cluster_rank() ^ 1);
+  }
 };
 
 template <class Parts>
@@ -222,14 +239,32 @@ struct LatentWeights : Parts {
         if (tile + 1 < tiles.count) make_logits(tile + 1);
         arch::mbarrier_arrive(&shared.weights_full[stage]);
       }
-      for (int half = 0; half < 2; ++half) {
-        const float inverse = state.finish_row(p, rows, 0, half);
-        if (threadIdx.x % 4 == 0) shared.inverse[Work::row(0, half)] = inverse;
-      }
+      leave_inverses(p, shared, rows, state, number);
       arch::mbarrier_arrive(&shared.sums_full);
       arch::mbarrier_arrive(&shared.item_empty[0]);
       return true;
     });
+  }
+
+  // What outputs are to be multiplied with, behind the last key. Blocks of a pair tell each other of their sums.
+  static __device__ __forceinline__ void leave_inverses(const P& p, Shared& shared, const PrefillRows& rows,
+                                                        const Work& work, int number) {
+    const bool paired = Parts::paired(), writes = threadIdx.x % 4 == 0;
+    SoftmaxState<float> states[2] = {work.state_of_row(0, 0), work.state_of_row(0, 1)};
+    if (paired) {
+      if (threadIdx.x % 128 == 0) arch::mbarrier_arrive_expect(&shared.states_full, int(sizeof(shared.states)));
+      for (int half = 0; half < 2 && writes; ++half)
+        arch::store_async(Parts::in_other(&shared.states[Work::row(0, half)]), bit_cast<uint64_t>(states[half]),
+                          Parts::in_other(&shared.states_full));
+      arch::mbarrier_wait(&shared.states_full, number % 2);
+    }
+    for (int half = 0; half < 2; ++half) {
+      const int row = Work::row(0, half);
+      float factor = 1;
+      if (paired) factor = states[half].merge(bit_cast<SoftmaxState<float>>(shared.states[row])).mine;
+      factor *= Work::finish_state(p, rows, row, states[half], writes && (!paired || arch::cluster_rank() == 0));
+      if (writes) shared.inverse[row] = factor;
+    }
   }
 
   // Logits of a tile.
@@ -313,15 +348,47 @@ struct LatentOutputs : Parts {
         arch::pin(outputs);
         arch::mbarrier_arrive(&shared.keys_empty[stage]);  // each thread, as each has read what shrinks outputs
       }
+      if (Parts::paired() && lane == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
       arch::mbarrier_wait_in_block(&shared.sums_full, number % 2);
       const float* const sums = shared.inverse + first_row + lane / 4;
-      const auto inverse_of = [&](const PrefillRows&, int half) { return sums[half * 8]; };
+      float inverse[2] = {sums[0], sums[8]};
+      bool mine = true;
+      if (Parts::paired()) {
+        shrink_outputs(outputs, inverse[0], inverse[1]);
+        inverse[0] = inverse[1] = 1;
+        mine = group == int(arch::cluster_rank());
+        if (mine) add_others(shared, outputs, memory + Parts::kQueryBytes, number);
+        else send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
+      }
       // By way of half of the queries' place.
-      put_results<kCols, kCols / 4, Parts::Queries::kRunBytes>(
-          p, item.rows, first_row, outputs, inverse_of, memory + group * 2 * Parts::Queries::kRunBytes, group * kCols);
+      const auto inverse_of = [&](const PrefillRows&, int half) { return inverse[half]; };
+      if (mine)
+        put_results<kCols, kCols / 4, Parts::Queries::kRunBytes>(p, item.rows, first_row, outputs, inverse_of,
+                                                                 memory + group * 2 * Parts::Queries::kRunBytes,
+                                                                 group * kCols);
       arch::mbarrier_arrive(&shared.item_empty[0]);
       return true;
     });
+  }
+
+  // Outputs of these columns of the other block of a pair come to the place of the keys, in the order of the threads.
+  static __device__ __forceinline__ void send_outputs(Shared& shared, const float (&outputs)[kCols / 8][4],
+                                                      const unsigned char* keys, int number) {
+    const uint32_t to = Parts::in_other(keys) + threadIdx.x % 128 * 16, full = Parts::in_other(&shared.outputs_full);
+    arch::mbarrier_wait(&shared.other_done, number % 2);
+    KERNELS_UNROLL
+    for (int j = 0; j < kCols / 8; ++j) arch::store_async(to + j * 128 * 16, outputs[j], full);
+  }
+  static __device__ __forceinline__ void add_others(Shared& shared, float (&outputs)[kCols / 8][4],
+                                                    const unsigned char* keys, int number) {
+    if (threadIdx.x % 128 == 0) arch::mbarrier_arrive_expect(&shared.outputs_full, kCols / 8 * 128 * 16);
+    arch::mbarrier_wait(&shared.outputs_full, number % 2);
+    KERNELS_UNROLL
+    for (int j = 0; j < kCols / 8; ++j) {
+      const Pack<float, 4> others = floats_at<4>(reinterpret_cast<const float*>(keys) + (j * 128 + threadIdx.x % 128) * 4);
+      KERNELS_UNROLL
+      for (int x = 0; x < 4; ++x) outputs[j][x] += others.v[x];
+    }
   }
 
   static __device__ __forceinline__ void shrink_outputs(float (&outputs)[kCols / 8][4], float upper, float lower) {
@@ -362,9 +429,15 @@ struct LatentPrefillBody : LatentParts<P> {
         }
         arch::mbarrier_init(&shared.keys_read, 4), arch::mbarrier_init(&shared.sums_full, 128);
         arch::mbarrier_init(&shared.item_full[0], 2 * 128), arch::mbarrier_init(&shared.item_empty[0], 3 * 128);
+        arch::mbarrier_init(&shared.states_full, 1), arch::mbarrier_init(&shared.outputs_full, 1);
+        arch::mbarrier_init(&shared.other_done, 8);
         arch::mbarrier_init_fence();
       }
       __syncthreads();
+      if (Parts::paired()) {  // nothing is sent to a block whose barriers are not there
+        arch::cluster_arrive();
+        arch::cluster_wait();
+      }
       if (threadIdx.x < 128)
         LatentProducer<Parts>::produce(params, shared, memory);
       else if (threadIdx.x < 256)

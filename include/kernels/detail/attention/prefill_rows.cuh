@@ -185,6 +185,7 @@ struct PrefillGrid {
   unsigned of_block = 1;  // how many of them a block takes, one behind the other
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
+  int pair = 1;  // blocks that have a tile of queries together, each some of its keys
   PrefillCuts cuts;
 
   // splits: whether keys may be split; share: whether blocks are shared out among all sequences.
@@ -199,7 +200,7 @@ struct PrefillGrid {
     else if (Body::kWalking > 0) grid.most_blocks = int64_t(Body::kWalking) * grid.at_once;
     return grid;
   }
-  int64_t blocks() const { return lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
+  int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }
@@ -316,6 +317,9 @@ struct PrefillGrid {
           tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
     if (cuts.shared) {
+      // Two blocks merge their results sooner than a kernel behind them, but where they find nothing left to share each
+      // takes as long as one alone.
+      if (2 * tiles_in_all <= cuts.once) pair = 2, cuts.once /= 2;
       tiles_in_all = greater<int64_t>(tiles_in_all, cuts.once);
       return;
     }

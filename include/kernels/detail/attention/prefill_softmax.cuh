@@ -212,13 +212,19 @@ struct PrefillWork {
 
   // What a row's outputs are to be multiplied with, behind its last key; its logsumexp is written.
   __device__ __forceinline__ float finish_row(const P& p, const PrefillRows& rows, int i, int half) const {
+    return finish_state(p, rows, row(i, half), state_of_row(i, half), threadIdx.x % 4 == 0);
+  }
+  __device__ __forceinline__ SoftmaxState<float> state_of_row(int i, int half) const {
     float sum = sums[i][half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    SoftmaxState<float> state{largest[i][half] * kLn2, sum * kLower};
-    const int r = row(i, half);
+    return {largest[i][half] * kLn2, sum * kLower};
+  }
+  // Of row r, by all lanes that have some of it; one of them writes.
+  static __device__ __forceinline__ float finish_state(const P& p, const PrefillRows& rows, int r,
+                                                       SoftmaxState<float> state, bool writes) {
     if (leaves_part<P>(rows)) {
-      if (threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) leave_state(p, rows, r, state.logsumexp());
+      if (writes && r < rows.count && rows.part == 0) leave_state(p, rows, r, state.logsumexp());
       return state.inverse() * kLower;
     }
     float inverse = kLower;
@@ -226,7 +232,7 @@ struct PrefillWork {
       if (r < rows.count) inverse *= state.merge(sink_state(p.score, rows.place(r).head)).mine;
     }
     inverse *= state.inverse();
-    if (p.options.writes_lse() && threadIdx.x % 4 == 0 && r < rows.count && rows.part == 0) {
+    if (p.options.writes_lse() && writes && r < rows.count && rows.part == 0) {
       const auto place = rows.place(r);
       p.options.write_lse(state.logsumexp(), rows.token + place.query, place.head, p.shape.heads);
     }
