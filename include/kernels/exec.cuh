@@ -130,10 +130,12 @@ struct Launch {
   int threads = 1;
   size_t shared = 0;
   int cluster = 1;  // blocks along x that form a cluster
+  bool second = false;  // behind another kernel of the same call, which it may be scheduled ahead of the end of
 };
 
 constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
 constexpr int kPortableCluster = 8;
+constexpr bool kCapturesEarly = CUDART_VERSION >= 12030;  // whether graphs take programmatic launches
 
 // Makes a device the current one for as long as this lives.
 class KERNELS_OF_THIS_LIBRARY CurrentDevice {
@@ -277,7 +279,7 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
     KERNELS_TRY(prepare_launch(ex, how, image));
     const CurrentDevice current(ex.device().device);
     KERNELS_TRY(current.status());
-    const bool early = ex.programmatic() && ex.device().capability >= 90 &&
+    const bool early = (ex.programmatic() || (how.second && kCapturesEarly)) && ex.device().capability >= 90 &&
                        image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);

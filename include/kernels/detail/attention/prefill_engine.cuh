@@ -194,6 +194,7 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
     merge.grid.x = unsigned(
         lesser<int64_t>(Merge::kBlocksOnEach * ex.device().sm_count, (items + Merge::kWarps - 1) / Merge::kWarps));
     merge.threads = Merge::max_threads;
+    merge.second = true;
     return launch<Merge>(ex, merge, problem);
   }
   return {};

@@ -15,6 +15,11 @@
 // the logits of the next are there, so that their product runs beside that one's softmax. Three stages have room
 // because weights take the place of the 64 columns that are no values, and 128 columns of queries lie in the registers
 // of those who multiply them. Results go out by way of the other queries' place.
+//
+// In decode() the two blocks of a cluster may have a tile of queries together, each half of its keys:
+//
+//   block 0:   | keys | outputs 0-255 | outputs 256-511 |     sums of both rows' exponentials go both ways; then block
+//   block 1:   | keys | outputs 0-255 | outputs 256-511 |     0 gets and finishes 0-255 of both, block 1 the others
 #pragma once
 
 #include "prefill_hopper_producer.cuh"
@@ -385,7 +390,7 @@ struct LatentOutputs : Parts {
     arch::mbarrier_wait(&shared.outputs_full, number % 2);
     KERNELS_UNROLL
     for (int j = 0; j < kCols / 8; ++j) {
-      const Pack<float, 4> others = floats_at<4>(reinterpret_cast<const float*>(keys) + (j * 128 + threadIdx.x % 128) * 4);
+      const auto others = floats_at<4>(reinterpret_cast<const float*>(keys) + (j * 128 + threadIdx.x % 128) * 4);
       KERNELS_UNROLL
       for (int x = 0; x < 4; ++x) outputs[j][x] += others.v[x];
     }

@@ -10,28 +10,11 @@
 
 #include "../../exec.cuh"
 #include "merge_states.cuh"
+#include "prefill_cuts.cuh"
 #include "tile.cuh"
 
 KERNELS_BEGIN
 namespace detail {
-
-// What blocks leave in the workspace of rows whose keys are split: for each part of the keys the rows of the sequence,
-// with all heads, one behind the other. They hold the outputs of the part, finished, and what its merge has to know.
-struct PrefillParts {
-  // Of the row of a part. In the first part's, `parts` says how many there are, `distance` rows apart, and which query
-  // and head it is; in others' it is 0.
-  struct alignas(16) Row {
-    int32_t token;
-    uint16_t head, parts;
-    int32_t distance;
-    float logsumexp;
-  };
-  static_assert(sizeof(Row) == 16, "one access");
-
-  int32_t* count = nullptr;  // of rows, of all parts
-  Row* rows = nullptr;
-  float* outputs = nullptr;
-};
 
 // kSplits: whether there is a workspace, so that keys may be split.
 template <class Q_, class Kv_, class Out_, class S_, bool kSplits_ = false>
@@ -105,75 +88,6 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
   return out;
 }
 
-// In how many parts keys are cut: so many that the sequence's own blocks fill the machine, once, or twice where that
-// leaves fewer multiprocessors idle, as long as a part is worth its state. Other sequences have no say in this, so that
-// bits do not depend on them.
-struct PrefillCuts {
-  static constexpr int kMost = 32, kFewestTiles = 8, kFewestOfFew = 32;
-  static constexpr int kFewRows =
-      64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
-  static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
-  static constexpr int kFewestOfShared = 4;  // tiles of keys of a part of what is shared out; others were not measured
-  int once, twice;  // how many blocks that is
-  int fixed;        // parts that are asked for, or 0
-  int most_tiles;   // of keys that are announced
-  bool shared;      // blocks are shared out among all sequences instead, in parts of as many tiles of keys
-
-  PrefillCuts() = default;
-  PrefillCuts(const DeviceInfo& device, const Attention& options, int on_each, int tile_keys, bool share = false)
-      : once(on_each * device.sm_count),
-        twice(kOnEach * device.sm_count),
-        fixed(options.fixed_splits()),
-        most_tiles(std::numeric_limits<int>::max()),
-        shared(share && fixed == 0) {
-    if (options.expected_keys() > 0)
-      most_tiles = int(lesser<int64_t>(most_tiles, (options.expected_keys() - 1) / tile_keys + 2));
-  }
-
-  // Of any sequence.
-  KERNELS_HD int most() const { return fixed > 0 ? fixed : greater(1, lesser(int(kMost), most_tiles / kFewestTiles)); }
-  // Of one that has so many blocks, and of one that has so many tiles of keys as well, and rows of heads that share
-  // them.
-  KERNELS_HD int most_of(unsigned blocks) const {
-    const int of_once = int(unsigned(once) / blocks), of_twice = int(unsigned(twice) / blocks);
-    return fixed > 0 ? fixed
-                     : greater(1, lesser(most(), 8 * of_twice > 19 * of_once ? of_twice : of_once));  // a fifth better
-  }
-  KERNELS_HD int of(unsigned blocks, int tiles, unsigned rows) const {
-    return greater(
-        1, lesser(most_of(blocks), fixed > 0 ? tiles : tiles / (rows <= kFewRows ? kFewestOfFew : kFewestTiles)));
-  }
-};
-
-// How many rows blocks leave at most, whichever kernel it is.
-struct PrefillRoom {
-  static constexpr int most_rows(int64_t dim, bool in_8_bits = true) {
-    return dim <= 64 || (dim <= 128 && in_8_bits) ? 192 : 128;
-  }  // of a tile, of heads of so many columns
-  static constexpr int kSharedRows = 64;  // the same where blocks are shared out among all sequences, one on each
-  static constexpr size_t kCountBytes = 16;
-  int64_t rows = 0;
-  size_t state_bytes = 0, output_bytes = 0;
-
-  PrefillRoom(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool share = false) {
-    constexpr int fewest_keys = 32;  // of a tile
-    const PrefillCuts cuts(device, options, PrefillCuts::kOnEach, fewest_keys, share);
-    const int64_t of_one =
-        int64_t(cuts.twice) * most_rows(greater(shape.dim, shape.value_dim()), options.wants_8_bits());
-    if (cuts.shared) {
-      rows = int64_t(device.sm_count) * kSharedRows;
-    } else {
-      if (cuts.most() == 1 || (cuts.fixed == 0 && shape.q_offsets == nullptr && shape.q_len * shape.heads > of_one))
-        return;
-      rows = shape.total_queries() * shape.heads * cuts.most();
-      if (cuts.fixed == 0) rows = lesser(rows, shape.batch * of_one);
-    }
-    state_bytes = size_t(rows) * sizeof(PrefillParts::Row),
-    output_bytes = size_t(rows) * size_t(shape.value_dim()) * sizeof(float);
-  }
-  size_t bytes() const { return kCountBytes + state_bytes + output_bytes; }
-};
-
 // How rows are shared out: tiles of a sequence's rows, those with the most keys first; parts of the output's columns;
 // parts of the keys; heads; sequences. Sequences of one length all have the same tiles. Others have as many as they
 // need: a block looks for the sequence that a tile belongs to in their sums, and the host, which does not know the
@@ -238,16 +152,15 @@ struct PrefillGrid {
   template <class Body, class P>
   __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found) const {
     constexpr unsigned all = 0xffffffffu;
-    const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
-    const int64_t begin = int64_t(lane) * each, end = lesser(begin + each, p.shape.batch);
-    const int most = tiles_of_part<Body>(p);
+    const int lane = threadIdx.x % 32;
+    const LanesShares<Body, P> shares(*this, p);
+    const int most = shares.tiles_of_part();
     unsigned sum = 0;
     int left_sum = 0;
-    KERNELS_ROLLED
-    for (int64_t b = begin; b < end; ++b) {
-      const Share s = share<Body>(p, int(b), most);
-      sum += s.blocks, left_sum += s.left;
-    }
+    shares.each([&](const Share& s) {
+      const Cut cut = cut_of(p, s, most);
+      sum += cut.blocks, left_sum += cut.left;
+    });
     unsigned up_to = sum;
     int left = left_sum;
     KERNELS_ROLLED
@@ -258,27 +171,26 @@ struct PrefillGrid {
     }
     const int owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
     if (lane == greater(0, owner)) {
-      if (owner < 0) {
-        found.count = 0;
-      } else {
-        unsigned block = wanted - (up_to - sum);
-        left -= left_sum;
-        int b = int(begin);
-        Share s = share<Body>(p, b, most);
-        KERNELS_ROLLED
-        for (; block >= s.blocks; s = share<Body>(p, ++b, most)) block -= s.blocks, left += s.left;
-        found = rows_in<Body>(p, s, b, block, left);
-      }
+      found.count = 0;
+      unsigned block = wanted - (up_to - sum);
+      left -= left_sum;
+      bool there = owner < 0;
+      shares.each([&](const Share& s) {
+        if (there) return;
+        const Cut cut = cut_of(p, s, most);
+        there = block < cut.blocks;
+        if (there) found = rows_in<Body>(p, s, cut.splits, block, left);
+        else block -= cut.blocks, left += cut.left;
+      });
     }
   }
   // By a warp: how many rows all blocks leave.
   template <class Body, class P>
   __device__ __forceinline__ void count_rows(const P& p) const {
     if constexpr (P::kSplits) {
-      const int most = tiles_of_part<Body>(p);
-      int rows = 0;
-      for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) rows += share<Body>(p, int(b), most).left;
-      rows = __reduce_add_sync(0xffffffffu, rows);
+      const LanesShares<Body, P> shares(*this, p);
+      const int most = shares.tiles_of_part();
+      const int rows = shares.sum([&](const Share& s) { return cut_of(p, s, most).left; });
       if (threadIdx.x % 32 == 0) *p.parts.count = rows;
     }
   }
@@ -317,9 +229,12 @@ struct PrefillGrid {
           tiles_in_all, (shape.total_queries() * shape.group() / each + shape.batch) * shape.kv_heads * parts.divisor);
     if (!splits) return;
     if (cuts.shared) {
-      // Two blocks merge their results sooner than a kernel behind them, but where they find nothing left to share each
-      // takes as long as one alone.
-      if (2 * tiles_in_all <= cuts.once) pair = 2, cuts.once /= 2;
+      // Two blocks merge their results sooner than a kernel behind them does. It pays where each pair has a whole
+      // sequence's rows, and these fill their tile; fewer sequences are cut further, and others can be cut finer
+      // without pairs. H200, 4,096 keys: 32 sequences of 128 heads 89 us (101 without), 24 of them 85 (96), 16 of them
+      // 68 (67), 8 of them 50 (48); 64 of 16 heads and up to 8,192 keys 144 (114).
+      if (2 * tiles_in_all <= cuts.once && 3 * tiles_in_all > cuts.once && shape.q_len * shape.group() >= each)
+        pair = 2, cuts.once /= 2;
       tiles_in_all = greater<int64_t>(tiles_in_all, cuts.once);
       return;
     }
@@ -350,75 +265,116 @@ struct PrefillGrid {
     r.count = greater(0, lesser(each, r.queries * int(r.pack.divisor) - r.first));
   }
 
-  // What a sequence needs, and how many rows its blocks leave.
+  // What a sequence needs: tiles of rows, and as many blocks if its keys are not cut.
   struct Share {
+    int b;
     unsigned tiles, blocks;
-    int left, splits, first_key_tile, key_tiles;
+    int queries, first_key_tile, key_tiles;
     bool together;
   };
-  // most: tiles of keys of a part, where blocks are shared out among all sequences.
   template <class Body, class P>
-  __device__ __forceinline__ Share share(const P& p, int b, int most) const {
+  __device__ __forceinline__ Share share(const P& p, int b) const {
     constexpr unsigned each = Body::kRows;
     Share s{};
     const unsigned queries = unsigned(p.shape.queries(b));
+    s.b = b, s.queries = int(queries);
     s.tiles = queries / each + (queries % each > 0);
     const int64_t together = packed_tiles(queries, group.divisor, each);
     s.together = together < int64_t(s.tiles) * group.divisor;
     if (s.together) s.tiles = unsigned(together);
     s.blocks = s.tiles * unsigned(s.together ? p.shape.kv_heads : p.shape.heads) * parts.divisor;
-    s.splits = 1;
     if constexpr (P::kSplits) {
       if (queries == 0) return s;
       const int64_t keys = p.kv.length(b);
       const KeyRange seen = key_range(p.score, {b, 0, queries - 1, queries, keys});
       s.first_key_tile = int(unsigned(lesser(seen.begin, keys)) / Body::kKeys);
       s.key_tiles = int(unsigned(lesser(seen.end, keys) + Body::kKeys - 1) / Body::kKeys) - s.first_key_tile;
-      s.splits = cuts.shared ? greater(1, (s.key_tiles + most - 1) / most)
-                             : cuts.of(s.blocks, s.key_tiles, queries * group.divisor);
-      s.blocks *= unsigned(s.splits);
-      if (s.splits > 1) s.left = s.splits * int(queries) * int(p.shape.heads);
     }
     return s;
   }
-
-  // By a warp: how many tiles of keys a part has where blocks are shared out among all sequences, so that all parts
-  // run at the same time, or sequences are not split.
-  template <class Body, class P>
-  __device__ __forceinline__ int tiles_of_part(const P& p) const {
+  // In how many parts keys are cut, and with these how many blocks there are, and how many rows they leave. most: tiles
+  // of keys of a part, where blocks are shared out among all sequences.
+  struct Cut {
+    int splits, left;
+    unsigned blocks;
+  };
+  template <class P>
+  __device__ __forceinline__ Cut cut_of(const P& p, const Share& s, int most) const {
+    Cut cut{1, 0, s.blocks};
     if constexpr (P::kSplits) {
-      if (!cuts.shared) return 0;
-      constexpr int whole = 1 << 30;
-      const auto of_all = [&](int most, auto add) {
-        unsigned sum = 0;
-        KERNELS_ROLLED
-        for (int64_t b = threadIdx.x % 32; b < p.shape.batch; b += 32) sum += add(share<Body>(p, int(b), most));
-        return __reduce_add_sync(0xffffffffu, sum);
-      };
-      const auto blocks = [](const Share& s) { return s.blocks; };
-      if (of_all(whole, blocks) > unsigned(cuts.once)) return whole;
-      const unsigned tiles = of_all(whole, [](const Share& s) { return s.blocks * unsigned(s.key_tiles); });
-      int most = greater(int(PrefillCuts::kFewestOfShared), int(tiles / unsigned(cuts.once)));
-#pragma unroll 1
-      while (most < whole / 2 && of_all(most, blocks) > unsigned(cuts.once)) most += most / 16 + 1;
-      return most;
-    } else {
-      return 0;
+      if (s.queries == 0) return cut;
+      cut.splits = cuts.shared ? greater(1, (s.key_tiles + most - 1) / most)
+                               : cuts.of(s.blocks, s.key_tiles, unsigned(s.queries) * group.divisor);
+      cut.blocks *= unsigned(cut.splits);
+      if (cut.splits > 1) cut.left = cut.splits * s.queries * int(p.shape.heads);
     }
+    return cut;
   }
+
+  // The sequences of a lane, which goes through them more than once, and of the first knows what it needs.
+  template <class Body, class P>
+  struct LanesShares {
+    const PrefillGrid& grid;
+    const P& p;
+    int64_t begin, end;
+    Share first;
+
+    __device__ __forceinline__ LanesShares(const PrefillGrid& of, const P& problem) : grid(of), p(problem) {
+      const int each = int((p.shape.batch + 31) / 32);
+      begin = lesser<int64_t>(int64_t(threadIdx.x % 32) * each, p.shape.batch);
+      end = lesser<int64_t>(begin + each, p.shape.batch);
+      first = begin < end ? grid.template share<Body>(p, int(begin)) : Share{};
+    }
+    template <class F>
+    __device__ __forceinline__ void each(const F& f) const {
+      Share s = first;
+      KERNELS_ROLLED
+      for (int64_t b = begin; b < end;) {
+        f(s);
+        if (++b < end) s = grid.template share<Body>(p, int(b));
+      }
+    }
+    // Of all lanes.
+    template <class F>
+    __device__ __forceinline__ unsigned sum(const F& f) const {
+      unsigned all = 0;
+      each([&](const Share& s) { all += unsigned(f(s)); });
+      return __reduce_add_sync(0xffffffffu, all);
+    }
+    // How many tiles of keys a part has where blocks are shared out among all sequences, so that all parts run at the
+    // same time, or sequences are not cut.
+    __device__ __forceinline__ int tiles_of_part() const {
+      if constexpr (P::kSplits) {
+        if (!grid.cuts.shared) return 0;
+        constexpr int whole = 1 << 30;
+        const unsigned once = unsigned(grid.cuts.once);
+        if (sum([](const Share& s) { return s.blocks; }) > once) return whole;
+        const unsigned tiles = sum([](const Share& s) { return s.blocks * unsigned(s.key_tiles); });
+        int most = greater(int(PrefillCuts::kFewestOfShared), int(tiles / once));
+        const auto blocks = [&](const Share& s) { return grid.cut_of(p, s, most).blocks; };
+#pragma unroll 1
+        while (most < whole / 2 && sum(blocks) > once) most += most / 16 + 1;
+        return most;
+      } else {
+        return 0;
+      }
+    }
+  };
 
   // Of block `block` of a sequence, whose first row left is row `left`.
   template <class Body, class P>
-  __device__ __forceinline__ PrefillRows rows_in(const P& p, const Share& s, int b, unsigned block, int left) const {
-    PrefillRows r = of_sequence(p, b);
+  __device__ __forceinline__ PrefillRows rows_in(const P& p, const Share& s, int splits, unsigned block,
+                                                 int left) const {
+    PrefillRows r = of_sequence(p, s.b);
     r.pack = group;
     if (!s.together) r.pack.divisor = 1;
     unsigned part = block / s.tiles;
     const unsigned tile = block - part * s.tiles;
     unsigned head = parts(part);
     if constexpr (P::kSplits) {
-      r.splits = s.splits, r.split = int(head % unsigned(s.splits)), head /= unsigned(s.splits);
-      const auto cut = [&](int i) { return int(s.first_key_tile + int64_t(s.key_tiles) * i / s.splits); };
+      r.splits = splits, r.split = int(head % unsigned(splits)), head /= unsigned(splits);
+      const int each = s.key_tiles / splits, more = s.key_tiles - each * splits;  // that have a tile more
+      const auto cut = [&](int i) { return s.first_key_tile + each * i + lesser(i, more); };
       r.key_begin = cut(r.split) * Body::kKeys,
       r.key_end = int(lesser<int64_t>(int64_t(cut(r.split + 1)) * Body::kKeys, r.keys));
     }
