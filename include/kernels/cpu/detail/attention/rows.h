@@ -13,33 +13,17 @@
 // depend on lengths and shape alone, never on threads or on what else is in the batch.
 #pragma once
 
-#include <new>
-
 #include "../../../heads.h"
 #include "../../../score.h"
 #include "../matmul/gemm.h"
 #include "../matmul/gemv.h"
+#include "runs.h"
+#include "sizes.h"
 #include "vectors.h"
 
 KERNELS_BEGIN
 namespace detail {
 namespace host {
-
-// Rows up to this number are multiplied without turning keys and values around.
-constexpr int kFewRows = 8;
-// Heads of keys that are worked on together, of few rows: as they usually lie side by side, memory is read in long
-// stretches.
-constexpr int kHeadsPerItem = 8;
-// Keys of a tile, of few rows and of many; of many rows with a larger head, fewer. Of few rows the next tile is on its
-// way to the second-level cache meanwhile. On an EPYC with AVX-512, one thread, halves, 8 key heads of 128, as a share
-// of a plain read with 8 and with 32 query heads: one head at a time 0.74 and 0.46, 8 together 0.87 and 0.52, then with
-// 32 keys 0.83 and 0.50.
-constexpr int kFewRowsKeys = 64, kManyRowsKeys = 128;
-constexpr int kMostTileKeys =
-    kFewRowsKeys * kHeadsPerItem > kManyRowsKeys ? kFewRowsKeys* kHeadsPerItem : kManyRowsKeys;
-// What a thread has on its stack.
-constexpr int kAttentionFloats = 104 << 10;
-constexpr int kMostRows = 126;
 
 template <class Q, class Kv, class S, class Out>
 struct AttentionCall {
@@ -63,10 +47,9 @@ template <class Q, class Kv, class S, class Out>
 class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   using Call = AttentionCall<Q, Kv, S, Out>;
   using T = Tiles<float>;
+  using Sizes = AttentionSizes;
   using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
   using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAny, kAny))>;
-  using Key = RowAt<typename KeyRun::Codes>;
-  using Value = RowAt<typename ValueRun::Codes>;
   static constexpr int N = kLanes<float>;
 
  public:
@@ -89,7 +72,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         group_(call.shape.group()),
         dim_(call.shape.dim),
         v_dim_(call.shape.value_dim()),
-        weights_stride_(few_ ? kFewRowsKeys : T::depth) {
+        weights_stride_(few_ ? kFewRowsKeys : T::depth),
+        keys_(heads_, int(sizes_.keys)),
+        values_(heads_, int(sizes_.keys)) {
     float* at = memory_;
     const auto take = [&at](int64_t floats) { float* const p = at; at += floats; return p; };
     q_ = take(padded_ * sizes_.q);
@@ -172,26 +157,6 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   }
 
  private:
-  // In floats: of each row, and of all together.
-  struct Sizes {
-    int64_t keys, q, o, turned_keys = 0, turned_values = 0, rows, each, shared;
-    Sizes(const AttentionShape& shape, int64_t count) {
-      const int64_t dim = shape.dim, v_dim = shape.value_dim(), panels = (v_dim + T::cols - 1) / T::cols * T::cols;
-      const bool few = count <= kFewRows;
-      keys = few                          ? kFewRowsKeys
-             : greater(dim, v_dim) <= 128 ? kManyRowsKeys
-             : greater(dim, v_dim) <= 256 ? kManyRowsKeys / 2
-                                          : kManyRowsKeys / 4;
-      q = few ? padded(dim) + kRowGap : (dim + T::depth - 1) / T::depth * T::depth;
-      o = panels;
-      if (!few) turned_keys = keys * padded(dim), turned_values = keys * panels;
-      rows = (N > kDecoded ? N : kDecoded) * padded(greater(dim, v_dim));
-      each = q + o + keys + (few ? kFewRowsKeys : T::depth);
-      shared = turned_keys + turned_values + rows;
-    }
-    static int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
-  };
-
   int64_t query_of(int r) const { return (part_.first + r % each_) / group_; }
   int64_t head_of(int r) const { return (part_.head + r / each_) * group_ + (part_.first + r % each_) % group_; }
   int64_t token_of(int r) const { return c_.shape.first_query(part_.b) + query_of(r); }
@@ -231,35 +196,13 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // side. How many there are.
   int gather_keys(int64_t begin, int64_t end) {
     const int keys = int(lesser<int64_t>(sizes_.keys, greater<int64_t>(0, end - begin)));
-    gather<KeyRun>([&](int64_t head, int64_t pos) { return c_.kv.key(part_.b, head, pos); }, begin, keys, keys_.at(0),
-                   key_scales_, key_places_);
+    keys_.gather(begin, keys, [&](int64_t head, int64_t pos) { return c_.kv.key(part_.b, part_.head + head, pos); });
     return keys;
   }
   void gather_values(int64_t begin, int keys) {
-    gather<ValueRun>([&](int64_t head, int64_t pos) { return c_.kv.value(part_.b, head, pos); }, begin, keys,
-                     values_.at(0), value_scales_, value_places_);
+    values_.gather(begin, keys,
+                   [&](int64_t head, int64_t pos) { return c_.kv.value(part_.b, part_.head + head, pos); });
   }
-  template <class Run, class At>
-  void gather(const At& at, int64_t begin, int count, RowAt<typename Run::Codes>* rows, float* scales,
-              const char** places) {
-    for (int head = 0; head < heads_; ++head, ++rows, ++places, scales += sizes_.keys) {
-      int i = 0;
-      while (i < count) {
-        const Run run = at(part_.head + head, begin + i);
-        const int end = int(lesser<int64_t>(count, i + run.count)), from = i;
-        for (; i < end; ++i) {
-          new (rows + i * heads_) RowAt<typename Run::Codes>{run.codes, i - from};
-          if constexpr (Place<typename Run::Codes>::bits > 0)
-            places[i * heads_] = Place<typename Run::Codes>::of(run.codes, i - from, 0);
-          if constexpr (Run::scaled) scales[i] = run.scale(i - from);
-        }
-      }
-      // Whole vectors of keys are multiplied: the last one stands in for those that lack.
-      for (; i > 0 && i % N != 0; ++i) new (rows + i * heads_) RowAt<typename Run::Codes>(rows[(i - 1) * heads_]);
-    }
-  }
-  auto keys_of(int head) { return Gathered<typename KeyRun::Codes>(keys_.at(head), heads_); }
-  auto values_of(int head) { return Gathered<typename ValueRun::Codes>(values_.at(head), heads_); }
 
   // ---- a tile of keys ----------------------------------------------------------------------------------------------
 
@@ -272,8 +215,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       fill(weights, keys, 0.f);
       return;
     }
-    const float* const key_scales = key_scales_ + r / each_ * sizes_.keys;
-    const float* const value_scales = value_scales_ + r / each_ * sizes_.keys;
+    const float* const key_scales = keys_.scales(r / each_);
+    const float* const value_scales = values_.scales(r / each_);
     ScoreAt at{part_.b, head_of(r), query_of(r), begin, q_len_, kv_len_};
     Register<float> most = in_register(broadcast<N>(-infinity<float>()));
     for (int key = 0; key < keys; key += N) {
@@ -323,7 +266,6 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // f(rows, how far apart they are, number of the first, how many) for all rows of a tile, such that they can be read
   // in vectors: those that cannot are copied first, kDecoded of them at a time. Behind the last row there is memory
   // that may be read, up to a multiple of N.
-  static constexpr int kDecoded = 16;
   template <class Source, class F>
   void in_vectors(const Source& source, int count, int64_t cols, const F& f) const {
     if (source.in_vectors()) return f(&source[0], source.stride(), 0, count);
@@ -342,26 +284,12 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     }
   }
 
-  // What comes into the cache meanwhile, keys or values, of all heads in the order of memory: each row that is worked
-  // on prefetches part of another, `bytes` from its `begin` on.
-  struct Ahead {
-    const char* const* rows;
-    int count;
-    KERNELS_INLINE void operator()(int i, int64_t begin, int64_t bytes) const {
-      if (i < count) prefetch_lines(rows[i] + begin, rows[i] + begin + bytes);
-    }
-  };
-  template <class Codes>
-  Ahead ahead(const char* const* rows, int first, int count) const {
-    return {rows + first, Place<Codes>::bits > 0 ? count - first : 0};
-  }
-
   // While keys are read, values come into the cache.
   void few_logits(int keys) {
     for (int head = 0; head < heads_; ++head) {
-      in_vectors(keys_of(head), keys, dim_, [&](const auto* rows, int apart, int first, int count) {
+      in_vectors(keys_.of(head), keys, dim_, [&](const auto* rows, int apart, int first, int count) {
         dot_rows(rows, apart, head * each_, first, count,
-                 ahead<typename ValueRun::Codes>(value_places_, head * keys + first, heads_ * keys));
+                 values_.ahead(head * keys + first, heads_ * keys));
       });
     }
   }
@@ -396,9 +324,9 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // While values are read, the next tile's keys come into the cache, `more` of them.
   void few_values(int keys, int more) {
     for (int head = 0; head < heads_; ++head) {
-      in_vectors(values_of(head), keys, v_dim_, [&](const auto* rows, int apart, int first, int count) {
+      in_vectors(values_.of(head), keys, v_dim_, [&](const auto* rows, int apart, int first, int count) {
         add_rows(rows, apart, head * each_, first, count,
-                 ahead<typename KeyRun::Codes>(key_places_, head * keys + first, heads_ * more));
+                 keys_.ahead(head * keys + first, heads_ * more));
       });
     }
   }
@@ -452,8 +380,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // While logits are summed, values come into the cache.
   void many_logits(int64_t begin, int keys) {
     const int64_t depth = Sizes::padded(dim_);
-    const auto v = values_of(0);
-    in_vectors(keys_of(0), keys, dim_, [&](const auto* rows, int, int first, int count) {
+    const auto v = values_.of(0);
+    in_vectors(keys_.of(0), keys, dim_, [&](const auto* rows, int, int first, int count) {
       for (int key = first; key < first + count; key += N)
         turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
     });
@@ -489,8 +417,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // While values are added, the next tile's keys come into the cache, `more` of them.
   void many_values(int64_t begin, int keys, int more) {
-    const auto next = keys_of(0);
-    in_vectors(values_of(0), keys, v_dim_, [&](const auto* rows, int, int first, int count) {
+    const auto next = keys_.of(0);
+    in_vectors(values_.of(0), keys, v_dim_, [&](const auto* rows, int, int first, int count) {
       for (int key = first; key < first + count; ++key) {
         const auto& row = rows[key - first];
         const auto at = [&](int64_t col) {
@@ -532,13 +460,6 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     c_.options.write_lse(state.logsumexp(), token, head, c_.shape.heads);
   }
 
-  // Room for what has no default constructor.
-  template <class Row, int kCount>
-  struct Room {
-    alignas(Row) unsigned char bytes[kCount * sizeof(Row)];
-    Row* at(int64_t i) { return reinterpret_cast<Row*>(bytes) + i; }
-  };
-
   const Call& c_;
   AttentionPart part_;
   Sizes sizes_;
@@ -550,10 +471,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   float *q_, *o_, *logits_, *weights_, *turned_keys_, *turned_values_, *rows_;
   SoftmaxState<float> states_[kMostRows];
   KeyRange ranges_[kMostRows];
-  Room<Key, kMostTileKeys> keys_;
-  Room<Value, kMostTileKeys> values_;
-  const char *key_places_[kMostTileKeys], *value_places_[kMostTileKeys];
-  float key_scales_[kMostTileKeys], value_scales_[kMostTileKeys];
+  GatheredRuns<KeyRun> keys_;
+  GatheredRuns<ValueRun> values_;
   alignas(64) float memory_[kAttentionFloats];
 };
 
