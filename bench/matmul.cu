@@ -191,113 +191,137 @@ struct Fused {
   }
 };
 
-void all_fused() {
-  using Half = k::half;
-  const int64_t n = 14336, kk = 4096;
-  const auto plain = [=](const k::Exec& ex, const Half* x, const Half* w, Half* y, int64_t rows,
-                         const k::MatmulPolicy& policy = {}) {
-    return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::store(y, rows), {1, rows, kk}, policy);
-  };
-  Fused{"residual", n, kk, 1}(
+// The products of a layer: kOut x kIn, and those of its queries, keys and values.
+constexpr int64_t kOut = 14336, kIn = 4096, kQueries = 4096, kKeys = 1024;
+using Half = k::half;
+
+k::Status plain(const k::Exec& ex, const Half* x, const Half* w, Half* y, int64_t rows,
+                const k::MatmulPolicy& policy = {}) {
+  return k::matmul(ex, k::load(x, kIn), k::load(w, kIn), k::store(y, rows), {1, rows, kIn}, policy);
+}
+
+void fused_maps() {
+  Fused{"residual", kOut, kIn, 1}(
       [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::add(k::load(y, n)) | k::store(y, n), {1, n, kk},
-                         policy);
+        return k::matmul(ex, k::load(x, kIn), k::load(w, kIn), k::add(k::load(y, kOut)) | k::store(y, kOut),
+                         {1, kOut, kIn}, policy);
       },
       [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-        must(plain(s, x, w, t, n));
-        pointwise(s, k::load(static_cast<const Half*>(t), n) | k::add(k::load(y, n)), k::store(y, n), 1, n);
+        must(plain(s, x, w, t, kOut));
+        pointwise(s, k::load(static_cast<const Half*>(t), kOut) | k::add(k::load(y, kOut)), k::store(y, kOut), 1, kOut);
       });
-  Fused{"bias_gelu", n, kk, 1}(
+  Fused{"bias_gelu", kOut, kIn, 1}(
       [=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::bias(v) | k::gelu() | k::store(y, n), {1, n, kk},
-                         policy);
+        return k::matmul(ex, k::load(x, kIn), k::load(w, kIn), k::bias(v) | k::gelu() | k::store(y, kOut),
+                         {1, kOut, kIn}, policy);
       },
       [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
-        must(plain(s, x, w, t, n));
-        pointwise(s, k::load(static_cast<const Half*>(t), n), k::bias(v) | k::gelu() | k::store(y, n), 1, n);
+        must(plain(s, x, w, t, kOut));
+        pointwise(s, k::load(static_cast<const Half*>(t), kOut), k::bias(v) | k::gelu() | k::store(y, kOut), 1, kOut);
       });
-  Fused{"to_int8", n, kk, 1}(
+  Fused{"to_int8", kOut, kIn, 1}(
       [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(x, kk), k::load(w, kk), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n),
-                         {1, n, kk}, policy);
+        return k::matmul(ex, k::load(x, kIn), k::load(w, kIn),
+                         k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), kOut), {1, kOut, kIn}, policy);
       },
       [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-        must(plain(s, x, w, t, n));
-        pointwise(s, k::load(static_cast<const Half*>(t), n), k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), n),
-                  1, n);
+        must(plain(s, x, w, t, kOut));
+        pointwise(s, k::load(static_cast<const Half*>(t), kOut),
+                  k::scale(0.5) | k::store(reinterpret_cast<int8_t*>(y), kOut), 1, kOut);
       });
-  for (const int64_t rows : {n, kk}) {
-    Fused{"rmsnorm", rows, kk, 1}(
+}
+
+void fused_norms() {
+  for (const int64_t rows : {kOut, kIn}) {
+    Fused{"rmsnorm", rows, kIn, 1}(
         [=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::normed(k::load(x, kk), k::RmsNorm{}) | k::mul(v), k::load(w, kk), k::store(y, rows),
-                           {1, rows, kk}, policy);
+          return k::matmul(ex, k::normed(k::load(x, kIn), k::RmsNorm{}) | k::mul(v), k::load(w, kIn), k::store(y, rows),
+                           {1, rows, kIn}, policy);
         },
         [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
-          must(k::rmsnorm(s, k::load(x, kk), k::affine(v) | k::store(t, kk), 1, kk));
+          must(k::rmsnorm(s, k::load(x, kIn), k::affine(v) | k::store(t, kIn), 1, kIn));
           must(plain(s, t, w, y, rows));
         });
-    Fused{"layernorm", rows, kk, 1}(
+    Fused{"layernorm", rows, kIn, 1}(
         [=](const k::Exec& ex, const Half* x, const Half* w, const Half* v, Half* y, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::normed(k::load(x, kk), k::LayerNorm{}) | k::affine(v, v), k::load(w, kk),
-                           k::store(y, rows), {1, rows, kk}, policy);
+          return k::matmul(ex, k::normed(k::load(x, kIn), k::LayerNorm{}) | k::affine(v, v), k::load(w, kIn),
+                           k::store(y, rows), {1, rows, kIn}, policy);
         },
         [=](cudaStream_t s, const Half* x, const Half* w, const Half* v, Half* y, Half* t) {
-          must(k::layernorm(s, k::load(x, kk), k::affine(v, v) | k::store(t, kk), 1, kk));
+          must(k::layernorm(s, k::load(x, kIn), k::affine(v, v) | k::store(t, kIn), 1, kIn));
           must(plain(s, t, w, y, rows));
         });
   }
-  const auto glu = [=](const char* op, auto join, auto activation) {
-    Fused{op, n, kk, 2}(
-        [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::load(x, kk), k::gated(k::load(w, kk), k::load(w + n * kk, kk)), join | k::store(y, n),
-                           {1, n, kk}, policy);
-        },
-        [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-          must(plain(s, x, w, t, n));
-          must(plain(s, x, w + n * kk, t + n, n));
-          pointwise(s,
-                    k::load(static_cast<const Half*>(t), n) | activation |
-                        k::mul(k::load(static_cast<const Half*>(t + n), n)),
-                    k::store(y, n), 1, n);
-        });
-  };
-  glu("swiglu", k::swiglu(), k::silu());
-  glu("geglu", k::geglu(), k::gelu());
-  const int64_t nq = 4096, nk = 1024;
-  Fused{"qkv", nq + 2 * nk, kk, 1}(
+}
+
+template <class Join, class Activation>
+void fused_glu(const char* op, const Join& join, const Activation& activation) {
+  Fused{op, kOut, kIn, 2}(
       [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-        return k::matmul(
-            ex, k::load(x, kk),
-            k::stacked(k::load(w, kk), nq, k::load(w + nq * kk, kk), nk, k::load(w + (nq + nk) * kk, kk), nk),
-            k::clamp(-8, 8) | k::apart(k::store(y, nq), nq, k::store(y + nq, nk), nk, k::store(y + nq + nk, nk), nk),
-            {1, nq + 2 * nk, kk}, policy);
+        return k::matmul(ex, k::load(x, kIn), k::gated(k::load(w, kIn), k::load(w + kOut * kIn, kIn)),
+                         join | k::store(y, kOut), {1, kOut, kIn}, policy);
+      },
+      [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
+        must(plain(s, x, w, t, kOut));
+        must(plain(s, x, w + kOut * kIn, t + kOut, kOut));
+        pointwise(s,
+                  k::load(static_cast<const Half*>(t), kOut) | activation |
+                      k::mul(k::load(static_cast<const Half*>(t + kOut), kOut)),
+                  k::store(y, kOut), 1, kOut);
+      });
+}
+
+void fused_qkv() {
+  Fused{"qkv", kQueries + 2 * kKeys, kIn, 1}(
+      [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(x, kIn),
+                         k::stacked(k::load(w, kIn), kQueries, k::load(w + kQueries * kIn, kIn), kKeys,
+                                    k::load(w + (kQueries + kKeys) * kIn, kIn), kKeys),
+                         k::clamp(-8, 8) | k::apart(k::store(y, kQueries), kQueries, k::store(y + kQueries, kKeys),
+                                                    kKeys, k::store(y + kQueries + kKeys, kKeys), kKeys),
+                         {1, kQueries + 2 * kKeys, kIn}, policy);
       },
       [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half*) {
-        must(plain(s, x, w, y, nq));
-        must(plain(s, x, w + nq * kk, y + nq, nk));
-        must(plain(s, x, w + (nq + nk) * kk, y + nq + nk, nk));
-        pointwise(s, k::load(static_cast<const Half*>(y), nq + 2 * nk), k::clamp(-8, 8) | k::store(y, nq + 2 * nk), 1,
-                  nq + 2 * nk);
+        must(plain(s, x, w, y, kQueries));
+        must(plain(s, x, w + kQueries * kIn, y + kQueries, kKeys));
+        must(plain(s, x, w + (kQueries + kKeys) * kIn, y + kQueries + kKeys, kKeys));
+        pointwise(s, k::load(static_cast<const Half*>(y), kQueries + 2 * kKeys),
+                  k::clamp(-8, 8) | k::store(y, kQueries + 2 * kKeys), 1, kQueries + 2 * kKeys);
       });
-  // The same with queries and keys turned by their position on the way out.
+}
+
+// The same with queries and keys turned by their position on the way out.
+void fused_qkv_rope() {
   std::vector<float> frequencies(64);
   k::rope_frequencies(frequencies.data(), 128, 5e5);
   const k::Rope rope = k::rope(on_device(std::vector<int32_t>{1000}), on_device(frequencies), 128);
-  Fused{"qkv_rope", nq + 2 * nk, kk, 1}(
+  Fused{"qkv_rope", kQueries + 2 * kKeys, kIn, 1}(
       [=](const k::Exec& ex, const Half* x, const Half* w, const Half*, Half* y, const k::MatmulPolicy& policy) {
-        const auto rows = [=](int64_t first) { return k::load(w + first * kk, kk); };
-        const auto turned = [=](Half* to) { return rope | k::store(to, nq + 2 * nk); };
-        return k::matmul(
-            ex, k::load(x, kk),
-            k::stacked(k::paired(rows(0), rope), nq, k::paired(rows(nq), rope), nk, k::plain(rows(nq + nk)), nk),
-            k::qkv(turned(y), nq, turned(y + nq), nk, k::store(y + nq + nk, nq + 2 * nk), nk), {1, nq + 2 * nk, kk},
-            policy);
+        const auto rows = [=](int64_t first) { return k::load(w + first * kIn, kIn); };
+        const auto turned = [=](Half* to) { return rope | k::store(to, kQueries + 2 * kKeys); };
+        return k::matmul(ex, k::load(x, kIn),
+                         k::stacked(k::paired(rows(0), rope), kQueries, k::paired(rows(kQueries), rope), kKeys,
+                                    k::plain(rows(kQueries + kKeys)), kKeys),
+                         k::qkv(turned(y), kQueries, turned(y + kQueries), kKeys,
+                                k::store(y + kQueries + kKeys, kQueries + 2 * kKeys), kKeys),
+                         {1, kQueries + 2 * kKeys, kIn}, policy);
       },
       [=](cudaStream_t s, const Half* x, const Half* w, const Half*, Half* y, Half* t) {
-        must(plain(s, x, w, t, nq + 2 * nk));
-        pointwise(s, k::load(static_cast<const Half*>(t), nq + nk) | rope, k::store(y, nq + nk), 1, nq + nk);
-        pointwise(s, k::load(static_cast<const Half*>(t + nq + nk), nk), k::store(y + nq + nk, nk), 1, nk);
+        must(plain(s, x, w, t, kQueries + 2 * kKeys));
+        pointwise(s, k::load(static_cast<const Half*>(t), kQueries + kKeys) | rope, k::store(y, kQueries + kKeys), 1,
+                  kQueries + kKeys);
+        pointwise(s, k::load(static_cast<const Half*>(t + kQueries + kKeys), kKeys),
+                  k::store(y + kQueries + kKeys, kKeys), 1, kKeys);
       });
+}
+
+void all_fused() {
+  fused_maps();
+  fused_norms();
+  fused_glu("swiglu", k::swiglu(), k::silu());
+  fused_glu("geglu", k::geglu(), k::gelu());
+  fused_qkv();
+  fused_qkv_rope();
 }
 
 }  // namespace
