@@ -119,7 +119,7 @@ class QuantizeGroups : public Functor {
   }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
-    write<N>(q_ + row * ld_ + col, convert<T>(convert<float>(v) * reciprocal));
+    write<N>(q_ + row * ld_ + col, detail::codes_of<T>(convert<float>(v), reciprocal));
   }
 
  private:

@@ -235,6 +235,33 @@ struct LargestSeen {
   }
 };
 
+// The codes of values times the reciprocal that LargestSeen found for them. None is beyond the codes, so that integers
+// on the GPU need not be clamped: less than half the instructions of convert(), and rounded once. Where a value is
+// infinite or NaN the reciprocal is 0 or NaN, and all integers are 0.
+template <class T, int N>
+KERNELS_HD Pack<T, N> codes_of(const Pack<float, N>& v, float reciprocal) {
+#if defined(KERNELS_DEVICE_CODE)
+  if constexpr (std::is_same<T, int8_t>::value) {
+    const uint32_t kept = reciprocal > 0.f ? 0xffffffffu : 0;
+    const auto bits = transform(v, [=](float x) { return bit_cast<uint32_t>(fma(x, reciprocal, 12582912.f)); });
+    if constexpr (N % 4 == 0) {
+      Pack<uint32_t, N / 4> words;
+      KERNELS_UNROLL
+      for (int i = 0; i < N / 4; ++i) {
+        const uint32_t* const b = bits.v + i * 4;
+        words.v[i] = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410) & kept;
+      }
+      return bit_cast<Pack<T, N>>(words);
+    } else {
+      return transform(bits, [=](uint32_t x) { return static_cast<int8_t>(x & kept); });
+    }
+  } else
+#endif
+  {
+    return convert<T>(v * reciprocal);
+  }
+}
+
 }  // namespace detail
 
 // Dynamic quantization: each row is divided by its scale, largest |value| / largest T, rounded and stored;
@@ -276,7 +303,7 @@ class Quantize : public Functor {
   KERNELS_HD void write_row(const State& s, int64_t row) const { scales_[row] = s.scale(); }
   template <class C, int N>
   KERNELS_HD void store(const Pack<C, N>& v, float reciprocal, int64_t row, int64_t col) const {
-    const auto codes = convert<T>(convert<float>(v) * reciprocal);
+    const auto codes = detail::codes_of<T>(convert<float>(v), reciprocal);
     if constexpr (kAnywhere) write_anywhere(q_ + row * ld_ + col, codes);
     else write<N>(q_ + row * ld_ + col, codes);
   }
