@@ -32,6 +32,7 @@ ROWS = 49152
 COLS = [32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768]
 QUICK = [1024, 4096, 8192, 32768]
 ELEMENTWISE = ["gelu", "swiglu"]  # of 16,384 x 16,384
+CHANGE_THEIR_INPUT = ["layernorm_residual", "rmsnorm_block_int8"]
 SQUARE = 16384
 EPS = 1e-5
 ROTATION = 4
@@ -118,8 +119,8 @@ class Case:
     def __init__(self, op, dtype, rows, cols):
         self.op, self.dtype, self.rows, self.cols = op, dtype, rows, cols
         self.name = f"{op}/{NAMES[dtype]}/{rows}x{cols}/"
-        matrices = {"layernorm_residual": 4, "swiglu": 3}.get(op, 2)
-        self.bytes = matrices * rows * cols * dtype.itemsize
+        matrices = {"layernorm_residual": 4, "swiglu": 3, "rmsnorm_block_int8": 3.5}.get(op, 2)
+        self.bytes = int(matrices * rows * cols * dtype.itemsize)
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         self.sets = min(1024, max(1, math.ceil(ROTATION * l2 / self.bytes)))
         self.calls = int(min(20, max(4, 8e9 / self.bytes)))
@@ -129,8 +130,8 @@ class Case:
             return torch.randn(*shape, device="cuda", dtype=dtype)
 
         # As the C++ programs do, the copy kernel has room for half of the bytes in x and in y.
-        self.x_room = [random(matrices * rows // 2, cols) for _ in range(self.sets)]
-        self.y_room = [random(matrices * rows // 2, cols) for _ in range(self.sets)]
+        self.x_room = [random(int(matrices * rows / 2), cols) for _ in range(self.sets)]
+        self.y_room = [random(int(matrices * rows / 2), cols) for _ in range(self.sets)]
         self.x = [t[:rows] for t in self.x_room]
         self.y = [t[:rows] for t in self.y_room]
         self.residual = [random(rows, cols) if matrices > 2 else None for _ in range(self.sets)]  # or the gate's other operand
@@ -161,6 +162,13 @@ class Case:
             residual.add_(x + bias)
             return torch.nn.functional.layer_norm(residual, shape, gamma, beta, EPS)
 
+        def rmsnorm_block_int8(x, residual, gamma):
+            residual.add_(x)
+            y = torch.nn.functional.rms_norm(residual.float(), shape, gamma.float(), EPS)
+            y = y * torch.sigmoid(1.702 * y)
+            scale = y.abs().amax(-1, keepdim=True) / 127
+            return (y / scale).round().to(torch.int8), scale
+
         def gelu(x):
             return torch.nn.functional.gelu(x, approximate="tanh")
 
@@ -175,6 +183,7 @@ class Case:
                 "softmax": (self.x[i],),
                 "layernorm": (self.x[i], self.gamma, self.beta),
                 "rmsnorm": (self.x[i], self.gamma),
+                "rmsnorm_block_int8": (self.x[i], self.residual[i], self.gamma),
                 "layernorm_residual": (self.x[i], self.residual[i], self.bias, self.gamma, self.beta)}[self.op]
 
     def triton_call(self, tiling):
@@ -232,7 +241,7 @@ def time_eager(case):
 def time_compiled(case, options):
     torch._dynamo.reset()  # else the ninth shape would run uncompiled
     function = torch.compile(case.function(), dynamic=False, fullgraph=True, options=options)
-    if case.op != "layernorm_residual":  # which changes its input
+    if case.op not in CHANGE_THEIR_INPUT:
         case.check(function(*case.arguments(0)))
     return case.time(lambda i: function(*case.arguments(i))), ""
 
@@ -296,6 +305,7 @@ def main():
     if not options.quick:
         shapes += [(op, torch.float16, ROWS, cols) for cols in COLS if cols not in QUICK for op in ops]
     shapes += [(op, torch.bfloat16, ROWS, cols) for cols in QUICK for op in ops]
+    shapes += [("rmsnorm_block_int8", torch.bfloat16, 8192, cols) for cols in (1024, 4096, 16384)]
 
     context = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -313,7 +323,7 @@ def main():
             case = None  # lets go of the last one's memory first
             case = Case(op, dtype, rows, cols)
             todo = [("copy", time_copy, False), ("pytorch", time_eager, False)]
-            if op != "layernorm_residual":
+            if op not in CHANGE_THEIR_INPUT:
                 todo.append(("triton", time_triton, True))
             todo.append(("torch.compile", lambda case: time_compiled(case, {}), True))
             if (cols in QUICK or op in ELEMENTWISE) and dtype == torch.float16:
