@@ -26,6 +26,17 @@ def rows(results):
     return "\n\n".join(tables)
 
 
+def coded_rows(results):
+    """RMSNorm to int8 codes with a scale for each row."""
+    columns = [1024, 4096, 16384]
+    lines = []
+    for op, case, title in (("rmsnorm_int8", r"fp16/49152x(\d+)", "RMSNorm, weights, codes"),
+                            ("rmsnorm_block_int8", r"bf16/8192x(\d+)", "residual added and written, RMSNorm, weights, a map of one's own, codes")):
+        shares = {int(m[1]): people["kernels"].figures["share_of_copy"] for m, people in results.of(op, case) if us(people, "kernels")}
+        lines.append([title] + [f"{100 * shares[c]:.0f}" if c in shares else "" for c in columns])
+    return markdown(["columns"] + [f"{c:,}" for c in columns], lines)
+
+
 def odd_rows(results):
     """Halves, 4,096 rows: of the file of a later day."""
     shares = {}
@@ -217,7 +228,8 @@ def tables(directory):
     results = Results(directory)
     on_cpu = os.path.join(os.path.dirname(os.path.abspath(directory)), "amd-epyc-avx512-2t")
     head, lines = standings(results)
-    return {"rows": rows(results), "odd_rows": odd_rows(results), "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results),
+    return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
+            "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results),
             "tokens": tokens(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}
