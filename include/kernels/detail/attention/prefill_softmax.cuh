@@ -57,60 +57,69 @@ struct PrefillWork {
   template <bool kFull>
   __device__ __forceinline__ Look look_at(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos,
                                           bool whole) {
-    const int lane = threadIdx.x % 32;
     Look look{p.scale * kLog2e, {}, false};
-    float& factor = look.factor;
     if constexpr (score_transforms<S> || score_masks<S>) {
-      factor = kLog2e;
-      KERNELS_UNROLL
-      for (int i = 0; i < kTiles; ++i) {
-        KERNELS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const RowKeys seen = seen_of(row_keys, row(i, half), pos);
-          const auto place = rows.place(row(i, half));
-          ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
-          KERNELS_UNROLL
-          for (int j = 0; j < kKeys / 8; ++j) {
-            KERNELS_UNROLL
-            for (int x = 0; x < 2; ++x) {
-              float& logit = logits[i][j][half * 2 + x];
-              const int key = j * 8 + lane % 4 * 2 + x;
-              at.key = int64_t(pos) + key;
-              float scored = -infinity<float>();
-              if (key >= seen.begin && key < seen.end) {
-                if (key_visible(p.score, at))
-                  scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
-              }
-              logit = scored;
-            }
-          }
-        }
-      }
+      look.factor = kLog2e;
+      score_logits(p, rows, row_keys, pos);
     } else {
       // The largest logit is not that of the largest product.
       if (!kFull && !(p.scale > kSmallScale)) {
         each([&](int, int, int, float& logit) { logit *= p.scale; });
-        factor = kLog2e;
+        look.factor = kLog2e;
       }
-      if (!whole) {
+      if (!whole) mask_logits(row_keys, pos);
+    }
+    raise_largest(look);
+    return look;
+  }
+
+  __device__ __forceinline__ void score_logits(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos) {
+    const int lane = threadIdx.x % 32;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+        const auto place = rows.place(row(i, half));
+        ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
         KERNELS_UNROLL
-        for (int i = 0; i < kTiles; ++i) {
+        for (int j = 0; j < kKeys / 8; ++j) {
           KERNELS_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const RowKeys seen = seen_of(row_keys, row(i, half), pos);
-            KERNELS_UNROLL
-            for (int j = 0; j < kKeys / 8; ++j) {
-              KERNELS_UNROLL
-              for (int x = 0; x < 2; ++x) {
-                const int key = j * 8 + lane % 4 * 2 + x;
-                if (key < seen.begin || key >= seen.end) logits[i][j][half * 2 + x] = -infinity<float>();
-              }
+          for (int x = 0; x < 2; ++x) {
+            float& logit = logits[i][j][half * 2 + x];
+            const int key = j * 8 + lane % 4 * 2 + x;
+            at.key = int64_t(pos) + key;
+            float scored = -infinity<float>();
+            if (key >= seen.begin && key < seen.end) {
+              if (key_visible(p.score, at))
+                scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
             }
+            logit = scored;
           }
         }
       }
     }
-
+  }
+  __device__ __forceinline__ void mask_logits(const RowKeys* row_keys, int pos) {
+    const int lane = threadIdx.x % 32;
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const RowKeys seen = seen_of(row_keys, row(i, half), pos);
+        KERNELS_UNROLL
+        for (int j = 0; j < kKeys / 8; ++j) {
+          KERNELS_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            const int key = j * 8 + lane % 4 * 2 + x;
+            if (key < seen.begin || key >= seen.end) logits[i][j][half * 2 + x] = -infinity<float>();
+          }
+        }
+      }
+    }
+  }
+  // Finds the largest logit of each row, and brings what was summed up under it.
+  __device__ __forceinline__ void raise_largest(Look& look) {
     float before[kTiles][2];
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
@@ -123,7 +132,7 @@ struct PrefillWork {
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
         before[i][half] = largest[i][half];
-        largest[i][half] = greater(largest[i][half], most * factor);
+        largest[i][half] = greater(largest[i][half], most * look.factor);
         look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
@@ -142,7 +151,6 @@ struct PrefillWork {
         }
       }
     }
-    return look;
   }
 
   __device__ __forceinline__ void shrink_outputs(const Look& look) {
