@@ -54,6 +54,21 @@ __device__ __forceinline__ void fetch_row(Fetched<Source, N> (&fetched)[K], cons
   place.each([&](const auto& at, int k) { fetch_run<N>(fetched + k, source, row, at); });
 }
 
+// The values of what a thread has fetched of a row, and its running state.
+template <int N, int K, int kCount, class P, bool kEnds>
+__device__ __forceinline__ void take_held(const P& p, const Fetched<typename P::Source, N> (&fetched)[K],
+                                          Pack<typename P::C, N> (&values)[K], Edge<P, kEnds>& edge, int64_t row,
+                                          const Place<K, kCount>& place, typename P::Op::State& running) {
+  // One run of a single pack at a time takes fewer registers where an op looks twice.
+  if constexpr (kCount > 0 || P::Op::folds_twice) {
+    place.each([&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
+  } else {
+    place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
+    take_packs<K>(p.op, running, values, [&place](int k) { return place.has(k); });
+  }
+  edge.take(p, running, row);
+}
+
 // From what a thread has fetched of a row to the sink, with the row's values in registers on the way.
 template <int N, int K, int kCount, class P, bool kEnds, class Reduce>
 __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::Source, N> (&fetched)[K],
@@ -66,17 +81,7 @@ __device__ __forceinline__ void hold_row(const P& p, const Fetched<typename P::S
       values[k] = broadcast<N>(typename P::C(0));  // or the compiler carries what is not there from row to row
   }
   typename P::Op::State running;
-  if (repeatable<typename P::Source> || writes) {
-    // One run of a single pack at a time takes fewer registers where an op looks twice.
-    if constexpr (kCount > 0 || P::Op::folds_twice) {
-      place.each(
-          [&](const auto& at, int k) { take_run<N>(p.op, p.source, running, fetched + k, values + k, row, at); });
-    } else {
-      place.each([&](const auto& at, int k) { values[k] = resolve(p.source, fetched[k], row, at.col(0)); });
-      take_packs<K>(p.op, running, values, [&place](int k) { return place.has(k); });
-    }
-    edge.take(p, running, row);
-  }
+  if (repeatable<typename P::Source> || writes) take_held<N>(p, fetched, values, edge, row, place, running);
   // What costs much is done while the others are still on their way; the rest on the row's state, which is the better
   // one.
   constexpr bool late = P::Op::centers_fast;
