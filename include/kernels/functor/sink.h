@@ -236,14 +236,15 @@ struct LargestSeen {
 };
 
 // The codes of values times the reciprocal that LargestSeen found for them. None is beyond the codes, so that integers
-// on the GPU need not be clamped: less than half the instructions of convert(), and rounded once. Where a value is
-// infinite or NaN the reciprocal is 0 or NaN, and all integers are 0.
+// on the GPU need not be clamped: half the instructions of convert(). Where a value is infinite or NaN the reciprocal is
+// 0 or NaN, and all integers are 0. The product is rounded before the sum, as on the CPU: fused they give other codes.
 template <class T, int N>
 KERNELS_HD Pack<T, N> codes_of(const Pack<float, N>& v, float reciprocal) {
 #if defined(KERNELS_DEVICE_CODE)
   if constexpr (std::is_same<T, int8_t>::value) {
     const uint32_t kept = reciprocal > 0.f ? 0xffffffffu : 0;
-    const auto bits = transform(v, [=](float x) { return bit_cast<uint32_t>(fma(x, reciprocal, 12582912.f)); });
+    const auto bits =
+        transform(v, [=](float x) { return bit_cast<uint32_t>(__fmul_rn(x, reciprocal) + 12582912.f); });
     if constexpr (N % 4 == 0) {
       Pack<uint32_t, N / 4> words;
       KERNELS_UNROLL
