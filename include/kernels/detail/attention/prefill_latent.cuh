@@ -45,8 +45,8 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
 // Three stages of 48 keys: 64 sequences of 4,096 keys with 128 heads took 140 us; with two of 64 keys, and all queries
 // in shared memory, 145 (H200, CUDA 13.0, bench_decode's shape in a program of its own).
 template <class P>
-struct LatentParts : HopperItems<P, 64, 48, 3, 1, true> {
-  using Items = HopperItems<P, 64, 48, 3, 1, true>;
+struct LatentParts : HopperItems<P, 64, 48, 3, 1, P::kSplits> {
+  using Items = HopperItems<P, 64, 48, 3, 1, P::kSplits>;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
   using typename Items::Item;
   using Kv = typename P::Kv;
@@ -85,14 +85,12 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1, true> {
 
   // Two blocks that have a tile of queries together. The second has the second half of the keys, and each gets half of
   // the columns of the results.
-  static __device__ __forceinline__ bool paired() { return arch::cluster_size() > 1; }
+  static __device__ __forceinline__ bool paired() { return P::kSplits && arch::cluster_size() > 1; }
   static __device__ __forceinline__ void take_half(PrefillRows& rows) {
-    if constexpr (P::kSplits) {
-      if (!paired()) return;
-      const int tiles = (rows.key_end - rows.key_begin + kKeys - 1) / kKeys,
-                middle = rows.key_begin + (tiles + 1) / 2 * kKeys;
-      (arch::cluster_rank() == 0 ? rows.key_end : rows.key_begin) = lesser(middle, rows.key_end);
-    }
+    if (!paired()) return;
+    const int tiles = (rows.key_end - rows.key_begin + kKeys - 1) / kKeys,
+              middle = rows.key_begin + (tiles + 1) / 2 * kKeys;
+    (arch::cluster_rank() == 0 ? rows.key_end : rows.key_begin) = lesser(middle, rows.key_end);
   }
   static __device__ __forceinline__ uint32_t in_other(const void* here) {
     return arch::remote_address(here, arch::cluster_rank() ^ 1);
