@@ -236,8 +236,9 @@ struct LargestSeen {
 };
 
 // The codes of values times the reciprocal that LargestSeen found for them. None is beyond the codes, so that integers
-// on the GPU need not be clamped: half the instructions of convert(). Where a value is infinite or NaN the reciprocal is
-// 0 or NaN, and all integers are 0. The product is rounded before the sum, as on the CPU: fused they give other codes.
+// on the GPU need not be clamped: half the instructions of convert(). Where a value is infinite or NaN the reciprocal
+// is 0 or NaN, and all integers are 0. The product is rounded before the sum, as on the CPU: fused they give other
+// codes.
 template <class T, int N>
 KERNELS_HD Pack<T, N> codes_of(const Pack<float, N>& v, float reciprocal) {
 #if defined(KERNELS_DEVICE_CODE)
