@@ -192,3 +192,19 @@ TEST_CASE("decode over latents: blocks are shared out among all sequences") {
   decodes_latents<T, T>(t, "many", many, Layout::paged_nhd, 0, automatic, 1013);
   CHECK_TALLY(t);
 }
+
+// Two tiles of rows for each sequence, and two to three multiprocessors for each tile: a cluster of two blocks has it.
+TEST_CASE("decode over latents: two blocks have a tile of queries together") {
+  Tally t;
+  using T = k::bfloat16;
+  const Stream stream;
+  const int sequences = k::Exec(stream).device().sm_count / 5;
+  for (const int64_t longest : {40, 500, 3000}) {  // the second block has no keys; some; in parts as well
+    AttentionCase c = latents({}, {}, 128);
+    for (int i = 0; i < sequences; ++i) c.q_lens.push_back(1), c.kv_lens.push_back(i % 7 * longest / 6);
+    decodes_latents<T, T>(t, "pairs", c, Layout::paged_nhd, 0, k::DecodeMode::automatic, 211);
+    c.ragged_q = false;
+    decodes_latents<T, float>(t, "pairs of even queries", c, Layout::nhd, 64, k::DecodeMode::automatic, 307);
+  }
+  CHECK_TALLY(t);
+}
