@@ -32,7 +32,8 @@ void quantized(int64_t rows, int64_t cols) {
              [=](const k::Exec& ex, auto in, auto out) { return k::rmsnorm(ex, in, out, rows, cols); });
 }
 
-// README's line: the residual stream is updated, its norm goes through an activation of one's own, and codes come out.
+// README's line, but that the residual stream goes to a tensor of its own: its norm goes through an activation of
+// one's own, and codes come out.
 struct QuickGelu : k::Elementwise<QuickGelu> {
   KERNELS_HD float operator()(float x) const { return x * k::sigmoid(1.702f * x); }
 };
