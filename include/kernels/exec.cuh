@@ -130,7 +130,7 @@ struct Launch {
   int threads = 1;
   size_t shared = 0;
   int cluster = 1;  // blocks along x that form a cluster
-  bool second = false;  // behind another kernel of the same call, which it may be scheduled ahead of the end of
+  bool second = false;  // behind another kernel of the same call; may be scheduled before that one has ended
 };
 
 constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
