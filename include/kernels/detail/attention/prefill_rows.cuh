@@ -160,6 +160,7 @@ struct PrefillGrid {
     shares.each([&](const Share& s) {
       const Cut cut = cut_of(p, s, most);
       sum += cut.blocks, left_sum += cut.left;
+      return true;
     });
     unsigned up_to = sum;
     int left = left_sum;
@@ -174,13 +175,13 @@ struct PrefillGrid {
       found.count = 0;
       unsigned block = wanted - (up_to - sum);
       left -= left_sum;
-      bool there = owner < 0;
+      if (owner < 0) return;
       shares.each([&](const Share& s) {
-        if (there) return;
         const Cut cut = cut_of(p, s, most);
-        there = block < cut.blocks;
+        const bool there = block < cut.blocks;
         if (there) found = rows_in<Body>(p, s, cut.splits, block, left);
         else block -= cut.blocks, left += cut.left;
+        return !there;
       });
     }
   }
@@ -325,12 +326,12 @@ struct PrefillGrid {
       end = lesser<int64_t>(begin + each, p.shape.batch);
       first = begin < end ? grid.template share<Body>(p, int(begin)) : Share{};
     }
+    // Until f says that it wants no more.
     template <class F>
     __device__ __forceinline__ void each(const F& f) const {
       Share s = first;
       KERNELS_ROLLED
-      for (int64_t b = begin; b < end;) {
-        f(s);
+      for (int64_t b = begin; b < end && f(s);) {
         if (++b < end) s = grid.template share<Body>(p, int(b));
       }
     }
@@ -338,7 +339,7 @@ struct PrefillGrid {
     template <class F>
     __device__ __forceinline__ unsigned sum(const F& f) const {
       unsigned all = 0;
-      each([&](const Share& s) { all += unsigned(f(s)); });
+      each([&](const Share& s) { return all += unsigned(f(s)), true; });
       return __reduce_add_sync(0xffffffffu, all);
     }
     // How many tiles of keys a part has where blocks are shared out among all sequences, so that all parts run at the
