@@ -280,20 +280,15 @@ struct FewBody {
   }
   template <int N>
   static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
-    if (splits == 1) return total_of_block<N>(at);
-    Pack<float, N> sum = total_of_block<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < splits; ++i) sum = sum + total_of_block<N>(arch::in_block(at, i));
-    return sum;
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> total_of_block(const float* at) {
-    Pack<float, N> sum, warp;
-    KERNELS_UNROLL
-    for (int i = 0; i < kThreads / 32; ++i) {
-      memcpy(warp.v, __builtin_assume_aligned(at + i * (kTokens * kPitch), N < 4 ? 4 * N : 16), 4 * N);
-      sum = i == 0 ? warp : sum + warp;
-    }
-    return sum;
+    return sum_of_blocks(at, splits, [](const float* from) {
+      Pack<float, N> sum, warp;
+      KERNELS_UNROLL
+      for (int i = 0; i < kThreads / 32; ++i) {
+        memcpy(warp.v, __builtin_assume_aligned(from + i * (kTokens * kPitch), N < 4 ? 4 * N : 16), 4 * N);
+        sum = i == 0 ? warp : sum + warp;
+      }
+      return sum;
+    });
   }
 };
 

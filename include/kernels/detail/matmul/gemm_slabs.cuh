@@ -109,16 +109,11 @@ struct GemmSlabs {
   }
   template <int N>
   static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
-    if (splits == 1) return read_sums<N>(at);
-    Pack<float, N> sum = read_sums<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < splits; ++i) sum = sum + read_sums<N>(arch::in_block(at, i));
-    return sum;
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> read_sums(const float* at) {
-    Pack<float, N> out;
-    memcpy(out.v, __builtin_assume_aligned(at, N < 4 ? 4 * N : 16), 4 * N);
-    return out;
+    return sum_of_blocks(at, splits, [](const float* from) {
+      Pack<float, N> out;
+      memcpy(out.v, __builtin_assume_aligned(from, N < 4 ? 4 * N : 16), 4 * N);
+      return out;
+    });
   }
 };
 
