@@ -211,7 +211,7 @@ __device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, i
   }
 }
 
-// What read() makes of this place of shared memory, summed over the first `splits` blocks of the cluster in their order.
+// What read() makes of this place of shared memory, summed over the first `splits` blocks of the cluster, in order.
 template <class F>
 __device__ __forceinline__ auto sum_of_blocks(const float* at, unsigned splits, const F& read) {
   if (splits == 1) return read(at);
