@@ -135,5 +135,11 @@ QuantizeGroups<T> quantize(T* q, int64_t ld, float* scales, int64_t scales_ld, i
   static_assert(detail::is_code<T>, "quantize() writes int8_t, float8_e4m3 or float8_e5m2");
   return {q, ld, scales, scales_ld, group};
 }
+template <class T, class S>
+QuantizeGroups<T> quantize(T* q, int64_t ld, S*, int64_t scales_ld, int group) {
+  static_assert(std::is_same<S, float>::value,
+                "quantize() writes the scales that it finds as floats; given ones are k::group_scales(p, ld, group)");
+  return {q, ld, nullptr, scales_ld, group};
+}
 
 KERNELS_END

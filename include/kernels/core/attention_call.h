@@ -52,6 +52,13 @@ struct AttentionShape {
 // keep the precision of half.
 class Attention {
  public:
+  Attention() = default;
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  Attention(N) {
+    static_assert(!std::is_arithmetic<N>::value,
+                  "attention: a number where there must be options: k::Attention{}.scale(s) multiplies logits by it");
+  }
+
   Attention& scale(double value) { scale_ = value, scaled_ = true; return *this; }
   Attention& lse(float* p, int64_t ld = 0) { lse_ = p, ld_ = ld, wanted_ = true; return *this; }
   Attention& splits(int n) { splits_ = n, split_ = true; return *this; }

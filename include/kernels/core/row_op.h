@@ -225,6 +225,13 @@ struct AsItIsOp {
 // 1 / sqrt(variance + eps), is inv_variance.
 class LayerNorm {
  public:
+  LayerNorm() = default;
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  LayerNorm(N) {
+    static_assert(!std::is_arithmetic<N>::value,
+                  "layernorm: a number where there must be options: k::LayerNorm{}.eps(1e-5)");
+  }
+
   LayerNorm& eps(double value) { eps_ = value; return *this; }
   LayerNorm& mean(float* p) { mean_ = detail::RowOutput(p); return *this; }
   LayerNorm& mean(double* p) { mean_ = detail::RowOutput(p); return *this; }
@@ -250,6 +257,13 @@ class LayerNorm {
 // before the multiplication: round_to<half>() | affine(weight).
 class RmsNorm {
  public:
+  RmsNorm() = default;
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  RmsNorm(N) {
+    static_assert(!std::is_arithmetic<N>::value,
+                  "rmsnorm: a number where there must be options: k::RmsNorm{}.eps(1e-6)");
+  }
+
   RmsNorm& eps(double value) { eps_ = value; return *this; }
   RmsNorm& rstd(float* p) { rstd_ = detail::RowOutput(p); return *this; }
   RmsNorm& rstd(double* p) { rstd_ = detail::RowOutput(p); return *this; }

@@ -245,6 +245,13 @@ class LogProbs {
 class Sampling {
  public:
   using Number = detail::RowValue<float>;
+  Sampling() = default;
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  Sampling(N) {
+    static_assert(!std::is_arithmetic<N>::value,
+                  "sample: a number where there must be options: k::Sampling{}.temperature(t)");
+  }
+
   Sampling& temperature(Number v) { return set(o_.temperature, v); }
   Sampling& temperature(const float* p, int64_t stride) { return set(o_.temperature, {p, stride}); }
   Sampling& greedy() { return temperature(0); }

@@ -148,9 +148,14 @@ class Dequant : public Functor {
 };
 
 template <class Codes, class S>
-Dequant<Codes, S> dequant(Codes codes, S scales) {
+auto dequant(Codes codes, S scales) {
+  constexpr bool bare = std::is_pointer<S>::value || std::is_arithmetic<S>::value;
   static_assert(detail::is_source<Codes>, "dequant() takes a source of codes (k::load, k::int4 ...) and scales");
-  return {codes, scales};
+  static_assert(
+      !bare,
+      "dequant(): a pointer or a number where there must be scales: k::tensor_scale(p), k::row_scales(p), k::group_scales(p, ld, group) or k::block_scales(p, ld, block), of float, half or bfloat16");
+  if constexpr (bare) return Dequant<Codes, Scales<float>>(codes, tensor_scale<float>(nullptr));
+  else return Dequant<Codes, S>(codes, scales);
 }
 
 // Weights of which eight lie in a 32-bit word; Format (core/quant.h) says how. ld counts weights and is a multiple

@@ -318,5 +318,12 @@ class Quantize : public Functor {
 
 template <class T>
 Quantize<T> quantize(T* q, int64_t ld, float* scales) { return {q, ld, scales}; }
+template <class T, class S>
+Quantize<T> quantize(T* q, int64_t ld, S*) {
+  static_assert(
+      std::is_same<S, float>::value,
+      "quantize() writes the scales that it finds as floats; given ones are k::tensor_scale(p), k::row_scales(p) or k::group_scales(p, ld, group)");
+  return {q, ld, nullptr};
+}
 
 KERNELS_END

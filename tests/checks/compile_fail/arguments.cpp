@@ -6,6 +6,8 @@
 // FAILS ROWS_POINTER_LAST: a pointer where there must be a sink
 // FAILS ROWS_SOURCE_LAST: a source where there must be a sink
 // FAILS ROWS_MAP_LAST: a map where there must be a sink
+// FAILS RMSNORM_EPS: rmsnorm: a number where there must be options: k::RmsNorm{}.eps(1e-6)
+// FAILS LAYERNORM_EPS: layernorm: a number where there must be options: k::LayerNorm{}.eps(1e-5)
 // FAILS COPY_POINTER: a pointer where there must be a source
 // FAILS ROWS_QUANTIZE_GROUPS: goes with copy() alone
 // FAILS COPY_GATED: gated() becomes one with swiglu()
@@ -20,6 +22,10 @@
 // FAILS MATMUL_SOURCE_LAST: a source where there must be a sink
 // FAILS MATMUL_GATED_INPUTS: weights where there must be a source
 // FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results
+// FAILS MATMUL_SCALES_POINTER: a pointer or a number where there must be scales: k::tensor_scale(p)
+// FAILS MATMUL_SCALES_NUMBER: a pointer or a number where there must be scales: k::tensor_scale(p)
+// FAILS QUANTIZE_HALF_SCALES: quantize() writes the scales that it finds as floats
+// FAILS QUANTIZE_HALF_GROUPS: quantize() writes the scales that it finds as floats
 // FAILS GATED_TYPES: two matrices of one type
 // FAILS ATTENTION_ROW_MAP: the score of attention is k::causal()
 // FAILS DECODE_ROW_MAP: the score of attention is k::causal()
@@ -33,17 +39,21 @@
 // FAILS ATTENTION_POINTER: a pointer where there must be a source
 // FAILS ATTENTION_KEYS: there must be a view of keys and values here
 // FAILS ATTENTION_TENSOR: there must be a view of keys and values here
+// FAILS ATTENTION_SCALE: a number where there must be options: k::Attention{}.scale(s)
 // FAILS ATTENTION_SOURCE_LAST: a source where there must be a sink
 // FAILS MERGE_POINTER: a pointer where there must be a source
 // FAILS SAMPLE_POINTER: a pointer where there must be a source
 // FAILS SAMPLE_MAP: a map where there must be a source
 // FAILS SAMPLE_TEE: sampling reads logits more than once
+// FAILS SAMPLE_TEMPERATURE: a number where there must be options: k::Sampling{}.temperature(t)
 // FAILS SAMPLE_FLOATS: tokens are numbers of 32 or 64 bits
 // FAILS VERIFY_SINK: a sink where there must be a source
 // FAILS LOG_PROBS_WEIGHTS: weights where there must be a source
 #include <kernels/cpu/attention.h>
 #include <kernels/cpu/elementwise.h>
+#include <kernels/cpu/layernorm.h>
 #include <kernels/cpu/matmul.h>
+#include <kernels/cpu/rmsnorm.h>
 #include <kernels/cpu/sampling.h>
 #include <kernels/cpu/softmax.h>
 
@@ -57,7 +67,7 @@ struct Own : k::Score {
   bool visible(const k::ScoreAt& at) const { return at.key == 0; }
 };
 
-k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& shape, int64_t n) {
+k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::AttentionShape& shape, int64_t n) {
   const k::cpu::Exec cx{1};
   const auto in = k::load(p, n);
   const auto out = k::store(y, n);
@@ -67,7 +77,7 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   const k::MatmulShape product{n, n, n};
   const int32_t ids[] = {0};
   int32_t tokens[] = {0};
-  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product, (void)ids, (void)tokens;
+  (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product, (void)ids, (void)tokens, (void)halves;
 #if defined(ROWS_POINTER)
   return k::cpu::softmax(cx, p, out, n, n);
 #elif defined(ROWS_MAP)
@@ -84,6 +94,10 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::softmax(cx, in, k::load(y, n), n, n);
 #elif defined(ROWS_MAP_LAST)
   return k::cpu::softmax(cx, in, k::scale(2), n, n);
+#elif defined(RMSNORM_EPS)
+  return k::cpu::rmsnorm(cx, in, out, n, n, 1e-6);
+#elif defined(LAYERNORM_EPS)
+  return k::cpu::layernorm(cx, in, out, n, n, 1e-5f);
 #elif defined(COPY_POINTER)
   return k::cpu::copy(cx, y, out, n, n);
 #elif defined(ROWS_QUANTIZE_GROUPS)
@@ -112,6 +126,14 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::matmul(cx, k::gated(in, in), in, out, product);
 #elif defined(MATMUL_QUANTIZE)
   return k::cpu::matmul(cx, in, in, quantize, product);
+#elif defined(MATMUL_SCALES_POINTER)
+  return k::cpu::matmul(cx, in, k::dequant(k::load(codes, n), halves), out, product);
+#elif defined(MATMUL_SCALES_NUMBER)
+  return k::cpu::matmul(cx, in, k::dequant(k::load(codes, n), 0.5f), out, product);
+#elif defined(QUANTIZE_HALF_SCALES)
+  return k::cpu::copy(cx, in, k::quantize(codes, n, halves), n, n);
+#elif defined(QUANTIZE_HALF_GROUPS)
+  return k::cpu::copy(cx, in, k::quantize(codes, n, halves, n, 16), n, n);
 #elif defined(GATED_TYPES)
   return k::cpu::matmul(cx, in, k::gated(in, k::load(codes, n)), k::swiglu() | out, product);
 #elif defined(ATTENTION_ROW_MAP)
@@ -138,6 +160,8 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::attention(cx, in, in, out, shape, k::causal());
 #elif defined(ATTENTION_TENSOR)
   return k::cpu::attention(cx, in, side, out, shape, k::causal());
+#elif defined(ATTENTION_SCALE)
+  return k::cpu::attention(cx, in, kv, out, shape, k::causal(), 0.1);
 #elif defined(ATTENTION_SOURCE_LAST)
   return k::cpu::attention(cx, in, kv, in, shape, k::causal());
 #elif defined(MERGE_POINTER)
@@ -148,6 +172,8 @@ k::Status f(const float* p, float* y, int8_t* codes, const k::AttentionShape& sh
   return k::cpu::sample(cx, k::scale(2), tokens, 1, n);
 #elif defined(SAMPLE_TEE)
   return k::cpu::sample(cx, in | k::tee(y, n), tokens, 1, n);
+#elif defined(SAMPLE_TEMPERATURE)
+  return k::cpu::sample(cx, in, tokens, n, n, 0.8);
 #elif defined(SAMPLE_FLOATS)
   return k::cpu::sample(cx, in, y, 1, n);
 #elif defined(VERIFY_SINK)

@@ -2,9 +2,11 @@
 //
 // FAILS ROWS: a pointer where there must be a source
 // FAILS PLANNED_ROWS: a source where there must be a sink
+// FAILS RMSNORM_EPS: a number where there must be options: k::RmsNorm{}.eps(1e-6)
 // FAILS COPY: a map where there must be a source
 // FAILS MATMUL: a pointer where there must be a source
 // FAILS PLANNED_MATMUL: a source where there must be a sink
+// FAILS MATMUL_SCALES: a pointer or a number where there must be scales
 // FAILS ATTENTION: the score of attention is k::causal()
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
 // FAILS DECODE: there must be a score here
@@ -20,6 +22,7 @@
 #include <kernels/elementwise.cuh>
 #include <kernels/matmul.cuh>
 #include <kernels/norm_heads.cuh>
+#include <kernels/rmsnorm.cuh>
 #include <kernels/router.cuh>
 #include <kernels/sampling.cuh>
 #include <kernels/softmax.cuh>
@@ -38,6 +41,8 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
 #elif defined(PLANNED_ROWS)
   k::RowPlan plan;
   return k::row_plan(ex, k::Softmax{}, in, in, n, n, k::RowPolicy{}, plan);
+#elif defined(RMSNORM_EPS)
+  return k::rmsnorm(ex, in, out, n, n, 1e-6);
 #elif defined(COPY)
   return k::copy(ex, k::scale(2), out, n, n);
 #elif defined(MATMUL)
@@ -45,6 +50,8 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
 #elif defined(PLANNED_MATMUL)
   k::MatmulPlan plan;
   return k::matmul_plan(ex, in, in, in, {n, n, n}, k::Groups{}, k::MatmulPolicy{}, plan);
+#elif defined(MATMUL_SCALES)
+  return k::matmul(ex, in, k::dequant(in, p), out, {n, n, n});
 #elif defined(ATTENTION)
   return k::attention(ex, in, kv, out, shape, k::causal(4, 4));
 #elif defined(ATTENTION_PIPE)
