@@ -10,6 +10,7 @@
 //   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many
 //       keys as the prompts: together and split, one call of attention() without and with a workspace; prompts,
 //       singles, by attention() and decode(): the parts
+// bf16-soft_cap and bf16-own_soft_cap: with that score, which a user wrote in the second.
 // bench/attention_peers.py times PyTorch's kernels on the same shapes.
 #include <kernels/attention.cuh>
 
@@ -111,6 +112,24 @@ void add(Case c) {
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
   }
+}
+
+// The same formula as soft_cap(), as a user would write it.
+struct OwnSoftCap : k::Score {
+  float cap, inverse;
+  explicit OwnSoftCap(float c) : cap(c), inverse(1 / c) {}
+  template <int N>
+  KERNELS_HD k::Pack<float, N> transform(k::Pack<float, N> logits, const k::ScoreAt&) const {
+    for (int i = 0; i < N; ++i) logits.v[i] = cap * k::fast_tanh(logits.v[i] * inverse);
+    return logits;
+  }
+};
+template <class S>
+void add_scored(const char* scored, Case c, const S& score) {
+  c.causal = true;
+  benchmark::RegisterBenchmark(c.name(("bf16-" + std::string(scored)).c_str()).c_str(), [=](benchmark::State& state) {
+    run<k::bfloat16, k::bfloat16>(state, c, k::causal() & score);
+  })->Iterations(1)->UseManualTime()->Unit(benchmark::kMicrosecond);
 }
 
 constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
@@ -233,6 +252,11 @@ int main(int argc, char** argv) {
     add<k::bfloat16>({96, 16, 16, length});
     add<k::bfloat16>({192, 16, 16, length, 128});
     add<k::bfloat16>({576, 4, 4, length, 512}), add<k::bfloat16>({576, 16, 1, length, 512});
+  }
+  for (const int64_t length : {1024, 8192}) {
+    const Case c{128, 16, 16, length};
+    add_scored("soft_cap", c, k::soft_cap(30.f));
+    add_scored("own_soft_cap", c, OwnSoftCap(30.f));
   }
   for (const int64_t queries : {64, 256, 320, 512}) {
     const std::string name = std::to_string(queries) + "on100000/causal/";

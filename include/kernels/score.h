@@ -9,7 +9,7 @@
 // bitmask(words, query_stride, batch_stride)     key j where bit j % 32 of word j / 32 is set; .head_stride(n): heads
 //                                                have their own
 // tree_mask(words, query_stride, batch_stride)   the same for the last q_len keys, and all keys before them
-// soft_cap(cap)                            cap * tanh(logit / cap)
+// soft_cap(cap)                            cap * tanh(logit / cap), good to 2^-22 of the cap
 // alibi(slopes)                            - slopes[head] * |place of the query - key|
 // score_bias(p, batch_stride, head_stride, query_stride)   + p[...], -inf: masked; a stride of 0 repeats
 // sinks(p)                                 one more logit for each head, p[head], that takes a share and gives no value
@@ -124,7 +124,7 @@ struct SoftCap : Score {
 
   template <int N>
   KERNELS_HD Pack<float, N> transform(const Pack<float, N>& logits, const ScoreAt&) const {
-    return kernels::transform(logits, [this](float x) { return cap * tanh(x * inverse); });
+    return kernels::transform(logits, [this](float x) { return cap * fast_tanh(x * inverse); });
   }
   Status check(const AttentionShape&) const {
     return cap > 0 && inverse > 0 && cap < infinity<float>() ? Status{}

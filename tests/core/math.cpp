@@ -104,6 +104,17 @@ TEST_CASE("tanh within 3 ulp everywhere") {
   CHECK_TALLY(t);
 }
 
+TEST_CASE("fast_tanh within 2^-22") {
+  test::Tally t;
+  for_floats(-kInf, kInf, [&](float x) {
+    t.expect(std::fabs(k::fast_tanh(x) - std::tanh(double(x))) <= 0x1p-22, "fast_tanh(%.9g) = %.9g", x, k::fast_tanh(x));
+  });
+  CHECK_TALLY(t);
+  CHECK(k::fast_tanh(-kInf) == -1.f);
+  CHECK(k::fast_tanh(kInf) == 1.f);
+  CHECK(std::isnan(k::fast_tanh(kNaN)));
+}
+
 TEST_CASE("sigmoid within 3 ulp, and below 1e-38 absolutely") {
   const auto exact = [](double x) { return 1 / (1 + std::exp(-x)); };
   check_ulps("sigmoid", -87.f, kInf, 3, [](float x) { return k::sigmoid(x); }, exact);

@@ -445,7 +445,7 @@ inline ScoreModel window_model(int64_t left, int64_t right, bool top_left = fals
 inline ScoreModel soft_cap_model(double cap) {
   ScoreModel m;
   m.transform = [=](Real<> x, const Spot&) {
-    return Real<>(cap * std::tanh(x.v / cap), x.e + 16 * unit<float> * std::min(cap, std::fabs(x.v)) + tiny<float>);
+    return Real<>(cap * std::tanh(x.v / cap), x.e + cap * 0x1p-22 + 2 * unit<float> * std::fabs(x.v));
   };
   return m;
 }

@@ -60,45 +60,52 @@ struct PrefillWork {
     Look look{p.scale * kLog2e, {}, false};
     if constexpr (score_transforms<S> || score_masks<S>) {
       look.factor = kLog2e;
-      score_logits(p, rows, row_keys, pos);
+      if (whole) score_logits<true>(p, rows, pos);
+      else score_logits<false>(p, rows, pos);
     } else {
       // The largest logit is not that of the largest product.
       if (!kFull && !(p.scale > kSmallScale)) {
         each([&](int, int, int, float& logit) { logit *= p.scale; });
         look.factor = kLog2e;
       }
-      if (!whole) mask_logits(row_keys, pos);
     }
+    if (!whole) mask_logits(row_keys, pos);
     raise_largest(look);
     return look;
   }
 
-  __device__ __forceinline__ void score_logits(const P& p, const PrefillRows& rows, const RowKeys* row_keys, int pos) {
-    const int lane = threadIdx.x % 32;
+  // kWhole: the rows see all keys of the tile. If they do not, logits beyond the last key or row are scored as if they
+  // were these, so that nothing is read behind them, and masked afterwards: that takes no branch for each logit.
+  template <bool kWhole>
+  __device__ __forceinline__ void score_logits(const P& p, const PrefillRows& rows, int pos) {
+    constexpr int kPack = kWhole ? 2 : 1;
+    const int first_key = pos + int(threadIdx.x % 4) * 2;
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const RowKeys seen = seen_of(row_keys, row(i, half), pos);
-        const auto place = rows.place(row(i, half));
+        const auto place = rows.place(lesser(row(i, half), rows.count - 1));
         ScoreAt at{rows.b, place.head, place.query, 0, rows.queries, rows.keys};
         KERNELS_UNROLL
         for (int j = 0; j < kKeys / 8; ++j) {
           KERNELS_UNROLL
-          for (int x = 0; x < 2; ++x) {
-            float& logit = logits[i][j][half * 2 + x];
-            const int key = j * 8 + lane % 4 * 2 + x;
-            at.key = int64_t(pos) + key;
-            float scored = -infinity<float>();
-            if (key >= seen.begin && key < seen.end) {
-              if (key_visible(p.score, at))
-                scored = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, at).v[0];
-            }
-            logit = scored;
+          for (int x = 0; x < 2; x += kPack) {
+            const int key = first_key + j * 8 + x;
+            at.key = kWhole ? key : lesser(key, rows.keys - 1);
+            score_pack<kPack>(p, at, &logits[i][j][half * 2 + x]);
           }
         }
       }
     }
+  }
+  template <int N>
+  static __device__ __forceinline__ void score_pack(const P& p, ScoreAt at, float* these) {
+    Pack<float, N> pack;
+    KERNELS_UNROLL
+    for (int x = 0; x < N; ++x) pack.v[x] = these[x] * p.scale;
+    pack = transform_logits(p.score, pack, at);
+    KERNELS_UNROLL
+    for (int x = 0; x < N; ++x, ++at.key) these[x] = key_visible(p.score, at) ? pack.v[x] : -infinity<float>();
   }
   __device__ __forceinline__ void mask_logits(const RowKeys* row_keys, int pos) {
     const int lane = threadIdx.x % 32;
