@@ -107,7 +107,8 @@ TEST_CASE("tanh within 3 ulp everywhere") {
 TEST_CASE("fast_tanh within 2^-22") {
   test::Tally t;
   for_floats(-kInf, kInf, [&](float x) {
-    t.expect(std::fabs(k::fast_tanh(x) - std::tanh(double(x))) <= 0x1p-22, "fast_tanh(%.9g) = %.9g", x, k::fast_tanh(x));
+    const float y = k::fast_tanh(x);
+    t.expect(std::fabs(y - std::tanh(double(x))) <= 0x1p-22, "fast_tanh(%.9g) = %.9g", x, y);
   });
   CHECK_TALLY(t);
   CHECK(k::fast_tanh(-kInf) == -1.f);
