@@ -92,6 +92,8 @@ template <class S>
 struct is_normed : std::false_type {};
 template <class S, class Options>
 struct is_normed<Normed<S, Options>> : std::true_type {};
+template <class S, class Options>
+struct Traits<Normed<S, Options>> : ComputedTraits<S> {};
 }  // namespace detail
 
 // ---- A product -----------------------------------------------------------------------------------------------------

@@ -165,28 +165,6 @@ __device__ __forceinline__ void order_pairs(uint32_t (&x)[kWords]) {
   }
 }
 
-// What a source of weights holds, for tensor cores: the codes, of a 16-bit type or of one that is decoded, and how many
-// there are in the 16 bytes that a lane reads at a time. void: it has to be resolved.
-template <class W>
-struct Coded {
-  using Code = void;
-  static constexpr bool known = false;
-};
-template <class T>
-struct CodedAs {
-  using Code = T;
-  static constexpr bool known = true, scaled = false;
-  static constexpr int pack = 16 / int(sizeof(T));
-};
-template <Cache kCache> struct Coded<DirectLoad<half, float, kCache>> : CodedAs<half> {};
-template <Cache kCache> struct Coded<DirectLoad<bfloat16, float, kCache>> : CodedAs<bfloat16> {};
-template <Cache kCache> struct Coded<DirectLoad<int8_t, float, kCache>> : CodedAs<int8_t> {};
-template <Cache kCache> struct Coded<DirectLoad<float8_e4m3, float, kCache>> : CodedAs<float8_e4m3> {};
-template <Cache kCache> struct Coded<DirectLoad<float8_e5m2, float, kCache>> : CodedAs<float8_e5m2> {};
-template <class Format>
-struct Coded<Words<Format>> : CodedAs<Format> {
-  static constexpr int pack = 32;
-};
 // Whether a decoder can take away zero points of this type: whole numbers of 8 bits, or none.
 template <class Code, class Zero, class = void>
 struct TakesZeros : std::false_type {};
@@ -195,48 +173,31 @@ struct TakesZeros<Code, Zero, void_t<decltype(Decoder<Code>::each)>>
     : std::integral_constant<bool,
                              std::is_same<Zero, Nothing>::value ||
                                  (Decoder<Code>::takes_zero && std::is_integral<Zero>::value && sizeof(Zero) == 1)> {};
-template <class Codes, class T, class Zero>
-struct Coded<Dequant<Codes, Scales<T, Zero>>>
-    : std::conditional_t<TakesZeros<typename Coded<Codes>::Code, Zero>::value, Coded<Codes>, Coded<void>> {
-  static constexpr bool scaled = true;
+
+// What a source of weights holds, for tensor cores: the codes, of a 16-bit type or of one that is decoded, and how many
+// there are in the 16 bytes that a lane reads at a time. void: it has to be resolved.
+template <class W>
+struct Coded {
+  using Stored = typename Traits<W>::Code;
+  static constexpr bool scaled = Traits<W>::scaled;
+  static constexpr bool known =
+      !std::is_void<Stored>::value && (!scaled || TakesZeros<Stored, typename Traits<W>::Zero>::value);
+  using Code = std::conditional_t<known, Stored, void>;
+  static constexpr int pack = Traits<W>::pack;
 };
-template <class S, int kParts>
-struct Coded<Stacked<S, kParts>> : Coded<S> {};
-template <class S>
-struct Coded<Paired<S>> : Coded<S> {};
-template <class S>
-struct Coded<Gated<S>> : Coded<S> {};
-template <class S>
-struct Coded<Gathered<S>> : Coded<S> {};
 
 // The 16-bit type of weights that lie in memory as such, or void.
-template <class T>
-constexpr bool is_16_bit = std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
 template <class W>
-using tensor_type = std::conditional_t<is_16_bit<typename Coded<W>::Code>, typename Coded<W>::Code, void>;
+using tensor_type = only_16_bit<typename Coded<W>::Code>;
 
 // Whether a source's scales come with zero points.
 template <class W>
-constexpr bool has_zeros = false;
-template <class Codes, class S>
-constexpr bool has_zeros<Dequant<Codes, S>> = S::has_zeros;
-
-// That of inputs, below what is done to them.
-template <class X>
-struct MemoryType {
-  using type = tensor_type<X>;
-};
-template <class S, class M>
-struct MemoryType<MappedSource<S, M>> : MemoryType<S> {};
-template <class S, class Options>
-struct MemoryType<Normed<S, Options>> : MemoryType<S> {};
-template <class S>
-struct MemoryType<Repeated<S>> : MemoryType<S> {};
+constexpr bool has_zeros = !std::is_same<typename Traits<W>::Zero, Nothing>::value;
 
 // The 16-bit type that operands meet in: that of the weights, or else that of the inputs in memory, or else half.
 template <class X, class W>
 struct MeetingType {
-  using First = std::conditional_t<std::is_void<tensor_type<W>>::value, typename MemoryType<X>::type, tensor_type<W>>;
+  using First = std::conditional_t<std::is_void<tensor_type<W>>::value, typename Traits<X>::Memory, tensor_type<W>>;
   using type = std::conditional_t<std::is_void<First>::value, half, First>;
 };
 template <class X, class W>

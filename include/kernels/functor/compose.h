@@ -61,6 +61,11 @@ class MappedSource : public Functor {
   M map_;
 };
 
+namespace detail {
+template <class S, class M>
+struct Traits<MappedSource<S, M>> : ComputedTraits<S> {};
+}  // namespace detail
+
 template <class A, class B>
 class MapChain : public Functor {
  public:
@@ -111,6 +116,13 @@ class MapChain : public Functor {
   A first_;
   B second_;
 };
+
+namespace detail {
+template <class A, class B>
+struct Traits<MapChain<A, B>> : NoTraits {
+  static constexpr bool reads_matrix = Traits<A>::reads_matrix || Traits<B>::reads_matrix;
+};
+}  // namespace detail
 
 template <class M, class S>
 class MappedSink : public Functor {

@@ -147,6 +147,15 @@ class Dequant : public Functor {
   S scales_;
 };
 
+namespace detail {
+template <class Codes, class T, class ZeroPoint>
+struct Traits<Dequant<Codes, Scales<T, ZeroPoint>>> : PlacedTraits<Codes> {
+  static constexpr bool scaled = true;
+  using Zero = ZeroPoint;
+  using Memory = void;
+};
+}  // namespace detail
+
 template <class Codes, class S>
 auto dequant(Codes codes, S scales) {
   constexpr bool bare = std::is_pointer<S>::value || std::is_arithmetic<S>::value;
@@ -211,6 +220,13 @@ class Words : public Functor {
   const uint32_t* words_;
   int64_t ld_;
 };
+
+namespace detail {
+template <class Format>
+struct Traits<Words<Format>> : CodeTraits<Format, 32> {
+  static constexpr bool lies_flat = true;
+};
+}  // namespace detail
 
 inline Words<Int4> int4(const uint32_t* words, int64_t ld) { return {words, ld}; }
 inline Words<Uint4> uint4(const uint32_t* words, int64_t ld) { return {words, ld}; }

@@ -69,6 +69,11 @@ class Repeated : public Functor {
   int64_t times_;
 };
 
+namespace detail {
+template <class S>
+struct Traits<Repeated<S>> : ComputedTraits<S> {};
+}  // namespace detail
+
 template <class S>
 Repeated<S> repeated(S source, int64_t times) {
   static_assert(
@@ -124,6 +129,8 @@ template <class S>
 struct is_gathered : std::false_type {};
 template <class S>
 struct is_gathered<Gathered<S>> : std::true_type {};
+template <class S>
+struct Traits<Gathered<S>> : PlacedTraits<S> {};
 }  // namespace detail
 
 // order: of sort_by_expert(); the source has a row for each token.

@@ -153,6 +153,13 @@ class Binary : public Functor {
   S source_;
 };
 
+namespace detail {
+template <class S, class Op>
+struct Traits<Binary<S, Op>> : NoTraits {
+  static constexpr bool reads_matrix = !Traits<S>::same_rows;
+};
+}  // namespace detail
+
 struct AddOp {
   template <class C, int N>
   static KERNELS_HD Pack<C, N> apply(const Pack<C, N>& v, const Pack<C, N>& w) { return v + w; }

@@ -31,6 +31,11 @@ class Gated : public Functor {
   S gate_, up_;
 };
 
+namespace detail {
+template <class S>
+struct Traits<Gated<S>> : PlacedTraits<S> {};
+}  // namespace detail
+
 template <class A, class B>
 Gated<A> gated(A gate, B up) {
   constexpr bool same = std::is_same<A, B>::value;
@@ -268,6 +273,11 @@ class Stacked : public Functor {
   detail::Sections<S, kParts> sections_;
 };
 
+namespace detail {
+template <class S, int kParts>
+struct Traits<Stacked<S, kParts>> : PlacedTraits<S> {};
+}  // namespace detail
+
 template <class S, class... Rest>
 auto stacked(S first, int64_t rows, Rest... rest) {
   static_assert(detail::is_source<S> && sizeof...(Rest) % 2 == 0,
@@ -322,6 +332,11 @@ class Paired : public Functor {
   detail::Divisor heads_;
   int head_dim_, half_;
 };
+
+namespace detail {
+template <class S>
+struct Traits<Paired<S>> : PlacedTraits<S> {};
+}  // namespace detail
 
 // The columns of a result to several sinks: apart(q_sink, nq, k_sink, nk, v_sink, nv). All sinks are of one type.
 template <class S, int kParts>

@@ -6,6 +6,7 @@
 #include "../core/concepts.h"
 #include "../core/memory.h"
 #include "../core/overlap.h"
+#include "traits.h"
 
 KERNELS_BEGIN
 
@@ -114,6 +115,18 @@ class DirectLoad : public Functor {
   int64_t ld_;
 };
 
+namespace detail {
+// Codes are what tensor cores multiply, or what a decoder makes pairs of 16 bits of.
+template <class T>
+constexpr bool holds_codes = is_16_bit<T> || std::is_same<T, int8_t>::value || std::is_same<T, float8_e4m3>::value ||
+                             std::is_same<T, float8_e5m2>::value;
+template <class T, Cache kCache>
+struct Traits<DirectLoad<T, float, kCache>> : std::conditional_t<holds_codes<T>, CodeTraits<T>, NoTraits> {
+  using Copied = T;
+  static constexpr bool lies_flat = true;
+};
+}  // namespace detail
+
 template <class T>
 DirectLoad<T> load(const T* p, int64_t ld) { return {p, ld}; }
 template <class T>
@@ -149,6 +162,13 @@ class RowVector : public Functor {
  private:
   const T* p_;
 };
+
+namespace detail {
+template <class T>
+struct Traits<RowVector<T>> : NoTraits {
+  static constexpr bool same_rows = true;
+};
+}  // namespace detail
 
 template <class T>
 RowVector<T> row(const T* p) { return RowVector<T>(p); }

@@ -16,9 +16,11 @@ namespace detail {
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 template <class S>
-struct MemoryType<RotatedSource<S>> : MemoryType<S> {};
+struct Traits<RotatedSource<S>> : ComputedTraits<S> {};
 template <class T>
-struct Coded<HeadsLoad<T>> : Coded<DirectLoad<T>> {};
+struct Traits<HeadsLoad<T>> : Traits<DirectLoad<T>> {
+  static constexpr bool lies_flat = false;
+};
 
 template <class Kv>
 using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
@@ -30,12 +32,8 @@ template <class Kv>
 constexpr bool narrow_kv = Coded<typename KeyRun<Kv>::Codes>::known && Coded<typename ValueRun<Kv>::Codes>::known;
 
 // Whether a source is nothing but codes in memory that a Decoder takes.
-template <class Source, class = void>
-constexpr bool lies_coded = false;
-template <class T, Cache kCache>
-constexpr bool lies_coded<DirectLoad<T, float, kCache>, void_t<decltype(Decoder<T>::each)>> = true;
-template <class Format>
-constexpr bool lies_coded<Words<Format>, void_t<decltype(Decoder<Format>::each)>> = true;
+template <class Source>
+constexpr bool lies_coded = Traits<Source>::lies_flat && TakesZeros<typename Traits<Source>::Code, Nothing>::value;
 
 // Whether keys and values both are such codes.
 template <class Kv>
@@ -55,13 +53,13 @@ template <class... Others>
 struct FirstType<void, Others...> : FirstType<Others...> {};
 template <class Q, class Kv>
 using key_meeting_type =
-    typename FirstType<tensor_type<typename KeyRun<Kv>::Codes>, typename MemoryType<Q>::type>::type;
+    typename FirstType<tensor_type<typename KeyRun<Kv>::Codes>, typename Traits<Q>::Memory>::type;
 template <class Q, class Kv>
 using value_meeting_type =
     std::conditional_t<ValueRun<Kv>::scaled, bfloat16,
                        typename FirstType<tensor_type<typename ValueRun<Kv>::Codes>,
                                           std::conditional_t<lies_coded<typename ValueRun<Kv>::Codes>, half,
-                                                             typename MemoryType<Q>::type>>::type>;
+                                                             typename Traits<Q>::Memory>>::type>;
 
 // Whether a view is one of kv.h, which knows its addresses.
 template <class Kv>
@@ -132,11 +130,7 @@ const char* kv_misfit(bool wide_keys, bool wide_values) {
 
 // Whether a source is nothing but values of T in memory, which may be copied.
 template <class Source, class T>
-constexpr bool lies_as = false;
-template <class T, Cache kCache>
-constexpr bool lies_as<DirectLoad<T, float, kCache>, T> = true;
-template <class T>
-constexpr bool lies_as<HeadsLoad<T>, T> = true;
+constexpr bool lies_as = std::is_same<typename Traits<Source>::Copied, T>::value;
 
 // Columns [col, col + kCount) of a row: loads in flight, and later values of T.
 template <class Source, int kCount>

@@ -6,16 +6,6 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Whether maps read something for each result (x, for x += ...) and not only for each output.
-template <class M>
-constexpr bool reads_matrix = false;
-template <class S, class Op>
-constexpr bool reads_matrix<Binary<S, Op>> = true;
-template <class T, class Op>
-constexpr bool reads_matrix<Binary<RowVector<T>, Op>> = false;
-template <class A, class B>
-constexpr bool reads_matrix<MapChain<A, B>> = reads_matrix<A> || reads_matrix<B>;
-
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
 // kTokens x kRows.
 template <class P>
@@ -71,7 +61,7 @@ struct GemmSlabs {
     constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
     using Read = Operands<P, N>;
     constexpr int fit = kAheadBytes / int(sizeof(Read)),
-                  kAhead = !reads_matrix<typename P::Map> || P::matrices == 2 || fit < 1 ? 1
+                  kAhead = !Traits<typename P::Map>::reads_matrix || P::matrices == 2 || fit < 1 ? 1
                            : fit < 8                                                     ? fit
                                                                                          : 8;
     const auto map = sink_map(p.out);

@@ -1,0 +1,66 @@
+// What engines know of a functor at compile time, in one struct. A source or map that has more to say than the defaults
+// specializes it in the header that defines it.
+#pragma once
+
+#include "../core/concepts.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+// A type of 16 bits that tensor cores multiply.
+template <class T>
+constexpr bool is_16_bit = std::is_same<T, half>::value || std::is_same<T, bfloat16>::value;
+template <class T>
+using only_16_bit = std::conditional_t<is_16_bit<T>, T, void>;
+
+// A functor of which nothing is known: engines resolve it. So is every functor of the user's own.
+struct NoTraits {
+  // Of a source: the codes that it reads, as they lie in memory (a number's type, or a format of core/quant.h), and how
+  // many there are in the 16 bytes that a lane reads at a time. void: the source has to be resolved.
+  using Code = void;
+  static constexpr int pack = 0;
+  // The numbers in memory, if the source is nothing else, at the address that at() gives; they may be copied.
+  using Copied = void;
+  // Whether it is nothing but codes at the address that at() gives.
+  static constexpr bool lies_flat = false;
+  // Whether fetch() also reads scales, and the type of the zero points beside them, or Nothing.
+  static constexpr bool scaled = false;
+  using Zero = Nothing;
+  // The 16-bit type that lies in memory below what is done to it, or void.
+  using Memory = void;
+  // Whether all rows are the same.
+  static constexpr bool same_rows = false;
+  // Of a map: whether it reads something for each result (x, for x += ...) and not only for each column.
+  static constexpr bool reads_matrix = false;
+};
+
+// A specialization is not inherited: what derives from a source may be another thing.
+template <class F>
+struct Traits : NoTraits {};
+
+// For sources of codes.
+template <class T, int kPack = 16 / int(sizeof(T))>
+struct CodeTraits : NoTraits {
+  using Code = T;
+  static constexpr int pack = kPack;
+  using Memory = only_16_bit<T>;
+};
+
+// For sources that find the rows of S elsewhere: the same codes, at other addresses.
+template <class S>
+struct PlacedTraits : NoTraits {
+  using Code = typename Traits<S>::Code;
+  static constexpr int pack = Traits<S>::pack;
+  static constexpr bool scaled = Traits<S>::scaled;
+  using Zero = typename Traits<S>::Zero;
+  using Memory = std::conditional_t<scaled, void, only_16_bit<Code>>;
+};
+
+// For sources that compute with the values of S.
+template <class S>
+struct ComputedTraits : NoTraits {
+  using Memory = typename Traits<S>::Memory;
+};
+
+}  // namespace detail
+KERNELS_END
