@@ -23,7 +23,7 @@ libraries=(-lpcre2-8 -lutf8proc)
 sources=("$example"/{config,text,weights}.cpp "$example"/tokenizer*.cpp "$here/target.cpp")
 build+=(-I "$include_dir" -I "$example" -I "$here")
 if [[ -n ${MODELS:-} ]]; then
-  sources+=("$example"/{device,format,model,model_load,session}.cpp "$example"/template*.cpp)
+  sources+=("$example"/{device,format,model,model_load,model_memory,session}.cpp "$example"/template*.cpp)
   units="ROWS(scalar) PRODUCTS(scalar,f32) ATTEND(scalar,f32)"
   build+=(-DFUZZ_MODELS=1 "-DLLM_GOLDEN=\"$example/golden\"" "-DLLM_UNITS=$units" -DUNIT=scalar)
   for part in FUZZ_ROWS WEIGHTS=f32 CACHE=f32; do

@@ -1,0 +1,119 @@
+// The memory of a model: how much it takes, and buffers for keys and values and for activations.
+#include <algorithm>
+
+#include "model.h"
+
+namespace llm {
+
+// Columns inside of a feed-forward layer, of all experts of a token together.
+int64_t Model::inside() const {
+  return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
+}
+
+// How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
+void Model::plan_memory() {
+  const Config& c = config_;
+  cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type == Type::f32 ? Type::f32 : embedding_.type;
+  if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
+  if (device_.attend(cache_type_) == nullptr)
+    throw Error(std::string("keys and values of ") + name_of(cache_type_) + " are not compiled in for this device");
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8),
+               per_token = key_bytes() * size_t(options_.sequences);
+  const auto plan_activations = [&] {
+    rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
+    logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
+    const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim;
+    plan_.activations =
+        size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a +
+                         size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) +
+        size_t(logit_rows_ * c.vocabulary) * 4;
+  };
+  if (c.experts > 0)
+    options_.chunk = std::min<int64_t>(
+        options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
+  if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
+  plan_activations();
+  const size_t free = device_.free_bytes() / 20 * 19,
+               fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
+  plan_.context = options_.context;
+  if (plan_.context == 0) {
+    const int64_t room = free > fixed ? int64_t((free - fixed) / per_token) : 0;
+    plan_.context = std::min(c.positions, room);
+    options_.chunk = std::min(options_.chunk, std::max<int64_t>(1, plan_.context));
+    plan_activations();
+  }
+  if (c.learned_positions && plan_.context > c.positions)
+    throw Error("--context: this model has no more than " + std::to_string(c.positions) + " positions");
+  if (options_.sinks >= plan_.context && plan_.context > 0)
+    throw Error("--sinks: the context of " + std::to_string(plan_.context) + " tokens is not larger");
+  page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context))
+                            : std::max<int64_t>(1, plan_.context);
+  plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
+  const auto megabytes = [](size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; };
+  if (plan_.context < 1 || (plan_.total() > device_.free_bytes())) {
+    throw Error("the model does not fit: " + megabytes(plan_.weights) + " of weights, " + megabytes(plan_.cache) +
+                " of keys and values for " + std::to_string(plan_.context) + " tokens and " +
+                megabytes(plan_.activations) + " of activations, and " + megabytes(device_.free_bytes()) +
+                " are free; a smaller --context, --cache fp8 or --weights int8 take less");
+  }
+}
+
+void Model::allocate() {
+  const Config& c = config_;
+  const int64_t nq = c.heads * c.head_dim, nk = c.kv_heads * c.head_dim, pages = (context() + page_ - 1) / page_;
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8);
+  const auto make = [&](Buffer& buffer, int64_t elements, size_t size, const char* what = "activations") {
+    buffer = Buffer(device_, size_t(elements) * size, what);
+  };
+  for (Layer& layer : layers_) {
+    const int64_t elements = options_.sequences * pages * page_ * nk;
+    make(layer.keys, elements, size_t(bits_of(cache_type_) / 8), "keys");
+    make(layer.values, elements, size_t(bits_of(cache_type_) / 8), "values");
+    if (cache_type_ != Type::i8) continue;
+    make(layer.key_scales, elements / c.head_dim, 4, "keys");
+    make(layer.value_scales, elements / c.head_dim, 4, "values");
+  }
+  std::vector<int32_t> table(static_cast<size_t>(options_.sequences * pages));
+  for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
+  make(table_, int64_t(table.size()), 4);
+  table_.upload(table.data(), table.size() * 4);
+  for (Buffer* buffer : {&ids_, &positions_, &owners_, &lengths_}) make(*buffer, rows_, 4);
+  make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
+  make(raw_, rows_ * (nq + 2 * nk), 4);
+  make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);
+  make(logits_, logit_rows_ * c.vocabulary, 4);
+  for (Buffer* buffer : {&last_ids_, &last_positions_, &last_lengths_, &last_kept_})
+    make(*buffer, options_.sequences, 4);
+  make(chosen_, logit_rows_, 4);
+  decode_.resize(size_t(options_.guesses + 1));
+  given_ = Buffer(device_, decode_.size() * 4, "tokens", true);
+  make(guessed_, 3 * int64_t(decode_.size()), 4), make(guessed_seeds_, 2 * int64_t(decode_.size()), 8);
+  for (Buffer* buffer : {&seeds_, &steps_}) make(*buffer, options_.sequences, 8);
+  make(history_, options_.sequences * context(), 4);
+  out_ = Buffer(device_, size_t(kRing * options_.sequences) * 8, "tokens", true);
+  if (c.experts > 0) {
+    const int64_t choices = rows_ * c.experts_per_token;
+    for (Buffer* buffer : {&expert_ids_, &order_, &places_by_expert_, &shares_}) make(*buffer, choices, 4);
+    make(offsets_, c.experts + 1, 4), make(router_logits_, rows_ * c.experts, 4), make(made_, choices * c.hidden, 4);
+    experts_ = {c.experts,
+                c.experts_per_token,
+                c.shares_add_to_one,
+                expert_ids_.as<int32_t>(),
+                offsets_.as<int32_t>(),
+                order_.as<int32_t>(),
+                places_by_expert_.as<int32_t>(),
+                router_logits_.as<float>(),
+                shares_.as<float>()};
+  }
+  size_t room = 0;
+  for (int64_t each = 1; each <= kChunkQueries; ++each)
+    room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
+  room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));
+  room_ = Buffer(device_, room, "activations");
+  for (size_t i = 0; i < c.ropes.size(); ++i) {
+    make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
+    ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};
+  }
+}
+
+}  // namespace llm
