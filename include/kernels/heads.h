@@ -138,6 +138,14 @@ class HeadsLoad : public Functor {
   Heads where_;
 };
 
+namespace detail {
+// What DirectLoad reads, but not in one run: a head's end is followed by what may be far away.
+template <class T>
+struct Traits<HeadsLoad<T>> : Traits<DirectLoad<T>> {
+  static constexpr bool lies_flat = false, rows_in_runs = false;
+};
+}  // namespace detail
+
 template <class T>
 class HeadsStore : public Functor {
  public:

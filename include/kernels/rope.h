@@ -261,6 +261,11 @@ class RotatedSource : public Functor {
   Rope rope_;
 };
 
+namespace detail {
+template <class S>
+struct Traits<RotatedSource<S>> : ComputedTraits<S> {};
+}  // namespace detail
+
 // ---- on the sink of a product --------------------------------------------------------------------------------------
 
 template <class M, class S>

@@ -190,6 +190,10 @@ struct Coded {
 template <class W>
 using tensor_type = only_16_bit<typename Coded<W>::Code>;
 
+// The same of weights or inputs whose tiles can be copied from there, or void.
+template <class S>
+using copied_type = std::conditional_t<Traits<S>::rows_in_runs, tensor_type<S>, void>;
+
 // Whether a source's scales come with zero points.
 template <class W>
 constexpr bool has_zeros = !std::is_same<typename Traits<W>::Zero, Nothing>::value;

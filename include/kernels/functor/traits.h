@@ -19,6 +19,8 @@ struct NoTraits {
   // many there are in the 16 bytes that a lane reads at a time. void: the source has to be resolved.
   using Code = void;
   static constexpr int pack = 0;
+  // Whether those of a row follow one another, so that products may copy them from address_of() its first column on.
+  static constexpr bool rows_in_runs = false;
   // The numbers in memory, if the source is nothing else, at the address that at() gives; they may be copied.
   using Copied = void;
   // Whether it is nothing but codes at the address that at() gives.
@@ -43,6 +45,7 @@ template <class T, int kPack = 16 / int(sizeof(T))>
 struct CodeTraits : NoTraits {
   using Code = T;
   static constexpr int pack = kPack;
+  static constexpr bool rows_in_runs = true;
   using Memory = only_16_bit<T>;
 };
 
@@ -51,6 +54,7 @@ template <class S>
 struct PlacedTraits : NoTraits {
   using Code = typename Traits<S>::Code;
   static constexpr int pack = Traits<S>::pack;
+  static constexpr bool rows_in_runs = Traits<S>::rows_in_runs;
   static constexpr bool scaled = Traits<S>::scaled;
   using Zero = typename Traits<S>::Zero;
   using Memory = std::conditional_t<scaled, void, only_16_bit<Code>>;

@@ -15,13 +15,6 @@ namespace detail {
 // Exponentials are to the base of 2, and so are the logits under them.
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
-template <class S>
-struct Traits<RotatedSource<S>> : ComputedTraits<S> {};
-template <class T>
-struct Traits<HeadsLoad<T>> : Traits<DirectLoad<T>> {
-  static constexpr bool lies_flat = false;
-};
-
 template <class Kv>
 using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
 template <class Kv>

@@ -25,7 +25,7 @@ class ProductEngine {
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
   static constexpr bool has_skinny = Coded<W>::known && std::is_same<C, float>::value && !by_token<W>;
   // Whether tiles are copied as they lie in memory, whatever K is.
-  static constexpr bool copied = is_16_bit<tensor_type<W>> && std::is_same<tensor_type<X>, tensor_type<W>>::value;
+  static constexpr bool copied = is_16_bit<copied_type<W>> && std::is_same<copied_type<X>, copied_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy)
@@ -119,7 +119,7 @@ class ProductEngine {
   }
 
   // 16-bit weights that stream through shared memory.
-  static constexpr bool has_few = has_skinny && !codes && wide_x >= 8;
+  static constexpr bool has_few = has_skinny && is_16_bit<copied_type<W>> && wide_x >= 8;
   bool few_fits() const {
     if constexpr (has_few) {
       using Few = FewBody<P>;

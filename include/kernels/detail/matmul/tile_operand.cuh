@@ -35,7 +35,7 @@ class TileOperand {
  public:
   static constexpr int kBytes = kRows * kStep * 2;
   static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
-  static constexpr bool copied = kWidth == 8 && std::is_same<tensor_type<Source>, T>::value;
+  static constexpr bool copied = kWidth == 8 && std::is_same<copied_type<Source>, T>::value;
 
   // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
   static __device__ __forceinline__ uint32_t place(int row, int chunk) {
