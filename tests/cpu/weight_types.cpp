@@ -35,19 +35,31 @@ TEST_CASE("misaligned pointers and row strides of bytes") {
   CHECK_TALLY(t);
 }
 
-TEST_CASE("row_scales are read one to a row") {
-  Tally t;
+namespace {
+
+template <class S>
+void check_row_scales(Tally& t, const char* what) {
   const int64_t n = 20, cols = 77;
   const Matrix<int8_t> w(1, n, cols, cols, 0, 40);
-  const Matrix<float> s(2, 1, n, n), x(3, 2, cols, cols);
+  const Matrix<S> s(2, 1, n, n);
+  const Matrix<float> x(3, 2, cols, cols);
   Guarded<float> y(2, n, n);
   const k::Status status =
       k::cpu::matmul(k::cpu::Exec{1}, k::load(x.data(), cols),
                      k::dequant(k::load(w.data(), cols), k::row_scales(s.data())), k::store(y.data(), n), {2, n, cols});
   const auto value = [&](int64_t m, int64_t i) { return Real<>(x.value(m, i)); };
-  const auto weight = [&](int64_t r, int64_t i) { return w.value(r, i) * s.value(0, r); };
-  check_result(t, "row scales", {2, n, cols}, status, y,
+  const auto weight = [&](int64_t r, int64_t i) { return w.value(r, i) * double(float(s.value(0, r))); };
+  check_result(t, what, {2, n, cols}, status, y,
                [&](int64_t m, int64_t r) { return product(m, r, cols, value, weight); });
+}
+
+}  // namespace
+
+TEST_CASE("row_scales are read one to a row") {
+  Tally t;
+  check_row_scales<float>(t, "row scales of float");
+  check_row_scales<k::half>(t, "row scales of half");
+  check_row_scales<double>(t, "row scales of double, rounded to float");
   CHECK_TALLY(t);
 }
 
