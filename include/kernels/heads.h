@@ -280,9 +280,11 @@ namespace detail {
 constexpr int kMaxHeadDim = 256;
 
 // Whether norm_heads() takes them.
-template <class Source, class Sink>
+template <class Source, class Sink, class Options>
 constexpr bool takes_heads() {
-  constexpr bool right = takes_source<Source>() && takes_sink<Sink>();
+  static_assert(!std::is_arithmetic<Options>::value,
+                "norm_heads: a number where there must be options: k::RmsNorm{}.eps(1e-6), or k::LayerNorm");
+  constexpr bool right = takes_source<Source>() && takes_sink<Sink>() && !std::is_arithmetic<Options>::value;
   if constexpr (right) {
     static_assert(
         !is_row_sink<Sink>,

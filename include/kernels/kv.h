@@ -104,6 +104,16 @@ class KvTensor {
   KvTensor<T, Format, S> scale(const S* p) const { return scales(p, 0, 0, 0); }
   template <class S>
   KvTensor<T, Format, S> head_scales(const S* p) const { return scales(p, 0, 0, 1); }
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  KvTensor<T, Format, float> scales(N, int64_t, int64_t, int64_t) const {
+    static_assert(!std::is_arithmetic<N>::value,
+                  "kv: a number where there must be a pointer: scale(p) reads *p where the call computes");
+    return scales(static_cast<const float*>(nullptr), 0, 0, 0);
+  }
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  KvTensor<T, Format, float> scale(N s) const { return scales(s, 0, 0, 0); }
+  template <class N, class = std::enable_if_t<std::is_arithmetic<N>::value>>
+  KvTensor<T, Format, float> head_scales(N s) const { return scales(s, 0, 0, 1); }
 
   KERNELS_HD Run run(const KvSlot& slot, int64_t head) const {
     return {{at(slot, head), strides_[1]}, slot.count, scales_ + scale_at(slot, head), scale_strides_[1]};

@@ -27,7 +27,7 @@ KERNELS_BEGIN
 template <class Load, class Store, class Options = RmsNorm>
 [[nodiscard]] Status norm_heads(const Exec& ex, const Load& in, const Store& out, const HeadShape& shape,
                                 const Options& options = {}) {
-  if constexpr (!detail::takes_heads<Load, Store>()) {
+  if constexpr (!detail::takes_heads<Load, Store, Options>()) {
     return detail::not_compiled();
   } else {
     bool empty = false;

@@ -82,9 +82,12 @@ class Normed : public Functor {
 };
 
 template <class S, class Options>
-Normed<S, Options> normed(S source, Options options) {
+auto normed(S source, Options options) {
+  constexpr bool number = std::is_arithmetic<Options>::value;
   static_assert(detail::is_source<S>, "normed() takes a source and RmsNorm or LayerNorm");
-  return {source, options};
+  static_assert(!number, "normed(): a number where there must be options: k::RmsNorm{}.eps(1e-6), or k::LayerNorm");
+  if constexpr (number) return Normed<S, RmsNorm>(source, RmsNorm{});
+  else return Normed<S, Options>(source, options);
 }
 
 namespace detail {

@@ -75,7 +75,7 @@ namespace cpu {
 template <class Load, class Store, class Options = RmsNorm>
 Status norm_heads(const Exec& cx, const Load& in, const Store& out, const HeadShape& shape,
                   const Options& options = {}) {
-  if constexpr (!::kernels::detail::takes_heads<Load, Store>()) {
+  if constexpr (!::kernels::detail::takes_heads<Load, Store, Options>()) {
     return ::kernels::detail::not_compiled();
   } else {
     bool empty = false;

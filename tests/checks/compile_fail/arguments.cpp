@@ -39,6 +39,9 @@
 // FAILS ATTENTION_POINTER: a pointer where there must be a source
 // FAILS ATTENTION_KEYS: there must be a view of keys and values here
 // FAILS ATTENTION_TENSOR: there must be a view of keys and values here
+// FAILS KEYS_SCALE: kv: a number where there must be a pointer: scale(p) reads *p
+// FAILS KEYS_SCALES: kv: a number where there must be a pointer: scale(p) reads *p
+// FAILS KEYS_HEAD_SCALES: kv: a number where there must be a pointer: scale(p) reads *p
 // FAILS ATTENTION_SCALE: a number where there must be options: k::Attention{}.scale(s)
 // FAILS ATTENTION_SOURCE_LAST: a source where there must be a sink
 // FAILS MERGE_POINTER: a pointer where there must be a source
@@ -160,6 +163,12 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::attention(cx, in, in, out, shape, k::causal());
 #elif defined(ATTENTION_TENSOR)
   return k::cpu::attention(cx, in, side, out, shape, k::causal());
+#elif defined(KEYS_SCALE)
+  return k::cpu::attention(cx, in, k::dense_kv(side.scale(0.5f), side, n), out, shape, k::causal());
+#elif defined(KEYS_SCALES)
+  return k::cpu::attention(cx, in, k::dense_kv(side, side.scales(1, 0, 0, 1), n), out, shape, k::causal());
+#elif defined(KEYS_HEAD_SCALES)
+  return k::cpu::attention(cx, in, k::dense_kv(side.head_scales(0.5), side, n), out, shape, k::causal());
 #elif defined(ATTENTION_SCALE)
   return k::cpu::attention(cx, in, kv, out, shape, k::causal(), 0.1);
 #elif defined(ATTENTION_SOURCE_LAST)

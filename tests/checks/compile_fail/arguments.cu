@@ -15,6 +15,7 @@
 // FAILS EFFECTS: products read inputs and weights more than once
 // FAILS ROUTE: a map where there must be a source
 // FAILS HEADS: a source where there must be a sink
+// FAILS HEADS_EPS: norm_heads: a number where there must be options: k::RmsNorm{}.eps(1e-6)
 // FAILS SAMPLE: tokens are numbers of 32 or 64 bits
 // FAILS VERIFY: a pointer where there must be a source
 // FAILS LOG_PROBS: a pointer where there must be a source
@@ -68,6 +69,8 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
   return k::route(ex, k::scale(2), ids, weights, {n, 8, 2});
 #elif defined(HEADS)
   return k::norm_heads(ex, in, in, {n, 1, 64, 1});
+#elif defined(HEADS_EPS)
+  return k::norm_heads(ex, in, out, {n, 1, 64, 1}, 1e-6);
 #elif defined(SAMPLE)
   return k::sample(ex, in, weights, n, n);
 #elif defined(VERIFY)

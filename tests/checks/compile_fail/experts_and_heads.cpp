@@ -8,9 +8,12 @@
 // FAILS APART_WITH_ROPE: use qkv()
 // FAILS HEADS_TEE: put tee() into the operation that makes these rows
 // FAILS HEADS_SOURCE_LAST: a source where there must be a sink
+// FAILS HEADS_EPS: norm_heads: a number where there must be options: k::RmsNorm{}.eps(1e-6)
+// FAILS NORMED_EPS: normed(): a number where there must be options: k::RmsNorm{}.eps(1e-6)
 // FAILS EACH_HEAD_TEE: each_head() reads its columns more than once
 // FAILS NORMED_HEADS_TEE: normed_heads() reads a head more than once
 #include <kernels/append.h>
+#include <kernels/cpu/matmul.h>
 #include <kernels/cpu/norm_heads.h>
 #include <kernels/cpu/router.h>
 #include <kernels/rope.h>
@@ -44,6 +47,10 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
   return k::cpu::norm_heads(cx, teed, out, shape);
 #elif defined(HEADS_SOURCE_LAST)
   return k::cpu::norm_heads(cx, in, in, shape);
+#elif defined(HEADS_EPS)
+  return k::cpu::norm_heads(cx, in, out, shape, 1e-6);
+#elif defined(NORMED_EPS)
+  return k::cpu::matmul(cx, k::normed(in, 1e-6f), in, out, {n, n, n});
 #elif defined(EACH_HEAD_TEE)
   return k::cpu::norm_heads(cx, in, k::mul(k::each_head(teed, 16)) | out, shape);
 #elif defined(NORMED_HEADS_TEE)
