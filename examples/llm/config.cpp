@@ -96,6 +96,57 @@ Activation activation_of(const Fields& fields, const std::string& field, const s
   fields.refuse(field, "the activation " + shown(name) + " is not supported");
 }
 
+std::string rope_type(const Fields& fields, const std::string& architecture) {
+  const std::string type = fields.text("rope_type", fields.text("type", "default"));
+  fields.find("type");
+  if (type == "none") return "default";
+  if (type == "su" || (type == "yarn" && architecture == "phi3")) return "longrope";
+  return type;
+}
+
+double stated_factor(const Fields& fields) {
+  if (fields.find("factor") == nullptr) fields.refuse("factor", "missing");
+  return fields.number("factor", 1, 1e6, 1);
+}
+
+void read_llama3(RopeConfig& rope, const Fields& fields) {
+  for (const char* name : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+    if (fields.find(name) == nullptr) fields.refuse(name, "missing");
+  }
+  rope.factor = stated_factor(fields);
+  rope.low = fields.number("low_freq_factor", 1e-3, 1e6, 1);
+  rope.high = fields.number("high_freq_factor", 1e-3, 1e6, 4);
+  if (rope.high <= rope.low) fields.refuse("high_freq_factor", "not above low_freq_factor");
+  rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30));
+}
+
+void read_yarn(RopeConfig& rope, const Fields& fields, const Config& config) {
+  rope.factor = stated_factor(fields);
+  rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30, config.positions));
+  rope.fast = fields.number("beta_fast", 1e-3, 1e6, 32);
+  rope.slow = fields.number("beta_slow", 1e-3, 1e6, 1);
+  rope.truncate = fields.flag("truncate", true);
+  const auto amplitude = [&](double m) { return rope.factor <= 1 ? 1.0 : 0.1 * m * std::log(rope.factor) + 1; };
+  const double m = fields.number("mscale", 0, 1e3, 0), all = fields.number("mscale_all_dim", 0, 1e3, 0);
+  rope.amplitude = float(
+      fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
+}
+
+// outer: where Phi-3 has the positions that it was trained for at first.
+void read_longrope(RopeConfig& rope, const Fields& fields, const Config& config, const Fields& outer) {
+  rope.short_factors = fields.numbers("short_factor");
+  rope.long_factors = fields.numbers("long_factor");
+  const size_t pairs = size_t(config.rotary_dim / 2);
+  if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs)
+    fields.refuse("short_factor or long_factor", "not rotary_dim / 2 numbers");
+  const int64_t inner = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
+  rope.original =
+      double(outer.integer("original_max_position_embeddings", 1, 1 << 30, inner > 0 ? inner : config.positions));
+  const double factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
+  rope.amplitude = float(fields.number("attention_factor", 0, 1e3,
+                                       factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(rope.original))));
+}
+
 // rope_scaling (with rope_type or type) of transformers 4, rope_parameters with rope_theta in it of transformers 5.
 RopeConfig read_rope(const Json* json, double theta, const Config& config, const Fields& outer) {
   RopeConfig rope;
@@ -104,54 +155,22 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
   rope.original = double(config.positions);
   if (json == nullptr) return rope;
   const Fields fields(*json, "config.json: rope");
-  rope.type = fields.text("rope_type", fields.text("type", "default"));
-  fields.find("type");
+  rope.type = rope_type(fields, config.architecture);
   rope.theta = fields.number("rope_theta", 1e-3, 1e12, theta);
   // Read by name beside the model's own, which must say the same.
   if (const double part = fields.number("partial_rotary_factor", 0, 1, -1);
       part >= 0 && int(config.head_dim * part) != config.rotary_dim)
     fields.refuse("partial_rotary_factor", "not what the model says");
-  if (rope.type == "su") rope.type = "longrope";
-  if (rope.type == "yarn" && config.architecture == "phi3") rope.type = "longrope";
-  if (rope.type == "default" || rope.type == "none") {
-    rope.type = "default";
-  } else if (rope.type == "linear" || rope.type == "dynamic") {
-    if (fields.find("factor") == nullptr) fields.refuse("factor", "missing");
-    rope.factor = fields.number("factor", 1, 1e6, 1);
+  if (rope.type == "linear" || rope.type == "dynamic") {
+    rope.factor = stated_factor(fields);
     fields.find("original_max_position_embeddings");
   } else if (rope.type == "llama3") {
-    for (const char* name : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-      if (fields.find(name) == nullptr) fields.refuse(name, "missing");
-    }
-    rope.factor = fields.number("factor", 1, 1e6, 1);
-    rope.low = fields.number("low_freq_factor", 1e-3, 1e6, 1);
-    rope.high = fields.number("high_freq_factor", 1e-3, 1e6, 4);
-    if (rope.high <= rope.low) fields.refuse("high_freq_factor", "not above low_freq_factor");
-    rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30));
+    read_llama3(rope, fields);
   } else if (rope.type == "yarn") {
-    if (fields.find("factor") == nullptr) fields.refuse("factor", "missing");
-    rope.factor = fields.number("factor", 1, 1e6, 1);
-    rope.original = double(fields.integer("original_max_position_embeddings", 1, 1 << 30, config.positions));
-    rope.fast = fields.number("beta_fast", 1e-3, 1e6, 32);
-    rope.slow = fields.number("beta_slow", 1e-3, 1e6, 1);
-    rope.truncate = fields.flag("truncate", true);
-    const auto amplitude = [&](double m) { return rope.factor <= 1 ? 1.0 : 0.1 * m * std::log(rope.factor) + 1; };
-    const double m = fields.number("mscale", 0, 1e3, 0), all = fields.number("mscale_all_dim", 0, 1e3, 0);
-    rope.amplitude = float(
-        fields.number("attention_factor", 0, 1e3, m > 0 && all > 0 ? amplitude(m) / amplitude(all) : amplitude(1)));
+    read_yarn(rope, fields, config);
   } else if (rope.type == "longrope") {
-    rope.short_factors = fields.numbers("short_factor");
-    rope.long_factors = fields.numbers("long_factor");
-    const size_t pairs = size_t(config.rotary_dim / 2);
-    if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs)
-      fields.refuse("short_factor or long_factor", "not rotary_dim / 2 numbers");
-    const int64_t inner = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
-    rope.original =
-        double(outer.integer("original_max_position_embeddings", 1, 1 << 30, inner > 0 ? inner : config.positions));
-    const double factor = fields.number("factor", 1e-3, 1e6, double(config.positions) / rope.original);
-    rope.amplitude = float(fields.number("attention_factor", 0, 1e3,
-                                         factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(rope.original))));
-  } else {
+    read_longrope(rope, fields, config, outer);
+  } else if (rope.type != "default") {
     fields.refuse("rope_type", "the type " + shown(rope.type) + " is not supported");
   }
   // Scaling that is stated and not applied shows late, and only in long texts.
