@@ -72,6 +72,15 @@ void read_plain(const char* from, size_t bytes) {
   });
 }
 
+#if KERNELS_HAVE_OPENBLAS
+void openblas(const GemvCall& c) {
+  const auto* w = static_cast<const float*>(c.w);
+  const int n = int(c.n), cols = int(c.k);
+  if (c.m == 1) cblas_sgemv(CblasRowMajor, CblasNoTrans, n, cols, 1.f, w, cols, c.x, 1, 0.f, c.y, 1);
+  else cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(c.m), n, cols, 1.f, c.x, cols, w, cols, 0.f, c.y, n);
+}
+#endif
+
 #if KERNELS_HAVE_ONEDNN
 // None where oneDNN does not have the type. It wants x of the type of w: what is in it does not change the time.
 std::function<void()> onednn(const GemvCall& c) {
@@ -113,67 +122,85 @@ class Case {
   // Scales and zero points count as well.
   double bytes() const { return double(copies()) * double(matrix_bytes() + scale_count() * (type_.zeros ? 3 : 2)); }
 
+  // Of all cases, as large as the largest of them needs.
+  struct Buffers {
+    char* weights = allocate<char>(kBytes + (size_t(256) << 20));
+    k::half* scales = allocate<k::half>(size_t(64) << 20);
+    float* x = allocate<float>(size_t(32) * 16384 * sizeof(float));
+    float* y = allocate<float>(size_t(32) * 16384 * sizeof(float));
+  };
+  static const Buffers& buffers() {
+    static const Buffers all;
+    return all;
+  }
+
   void measure() {
-    constexpr size_t most = kBytes + (size_t(256) << 20);
-    static char* const memory = allocate<char>(most);
-    static k::half* const scales = allocate<k::half>(size_t(64) << 20);
-    static float* const x = allocate<float>(size_t(32) * 16384 * sizeof(float));
-    static float* const y = allocate<float>(size_t(32) * 16384 * sizeof(float));
-    fill<float>(x, size_t(m_ * k_), 0.f, 1.f);
-    const size_t matrix = matrix_bytes(), count = copies() * matrix;
-    if (type_.type == Weights::fp32) fill<float>(memory, count / 4, 0.f, 1.f);
-    else if (type_.type == Weights::fp16) fill<k::half>(memory, count / 2, 0.f, 1.f);
-    else if (type_.type == Weights::bf16) fill<k::bfloat16>(memory, count / 2, 0.f, 1.f);
-    else fill<int8_t>(memory, count, 0.f, 30.f);
+    fill_buffers();
+    const Buffers& b = buffers();
+    const GemvCall call{type_.type, b.x, b.weights, b.scales, b.scales, b.y, m_, n_, k_, threads()};
+    add_contenders(call);
+    error_ = gemv_native(call);
+    take_turns();
+    // The yardstick is the better of two ways to read.
+    if (median(contenders_[1].times) < median(contenders_[0].times)) contenders_[0].times = contenders_[1].times;
+  }
+
+  void fill_buffers() const {
+    char* const weights = buffers().weights;
+    const size_t count = copies() * matrix_bytes();
+    fill<float>(buffers().x, size_t(m_ * k_), 0.f, 1.f);
+    if (type_.type == Weights::fp32) fill<float>(weights, count / 4, 0.f, 1.f);
+    else if (type_.type == Weights::fp16) fill<k::half>(weights, count / 2, 0.f, 1.f);
+    else if (type_.type == Weights::bf16) fill<k::bfloat16>(weights, count / 2, 0.f, 1.f);
+    else fill<int8_t>(weights, count, 0.f, 30.f);
     // fp8 codes, and scales of gf4, that are finite and of modest size.
     if (type_.type == Weights::e4m3 || type_.type == Weights::e5m2 || type_.type == Weights::gf4) {
-      for (size_t i = 0; i < count; ++i) memory[i] = char(memory[i] & 0xbf);
+      for (size_t i = 0; i < count; ++i) weights[i] = char(weights[i] & 0xbf);
     }
-    fill<k::half>(scales, scale_count(), 0.01f, 0.001f);
+    fill<k::half>(buffers().scales, scale_count(), 0.01f, 0.001f);
+  }
 
-    GemvCall call{type_.type, x, memory, scales, scales, y, m_, n_, k_, threads()};
+  void add_contenders(const GemvCall& call) {
     const auto all = [=](const auto& run) {
       return [=] {
-        GemvCall each = call;
-        for (size_t i = 0; i < copies(); ++i, each.w = static_cast<const char*>(each.w) + matrix) run(each);
+        for (size_t i = 0; i < copies(); ++i) run(of_copy(call, i));
       };
     };
+    const char* const weights = buffers().weights;
     const size_t read = size_t(bytes());
-    contenders_ = {{"read", [=] { read_plain<1>(memory, read); }, {}},
-                   {"read_two", [=] { read_plain<2>(memory, read); }, {}},
+    contenders_ = {{"read", [=] { read_plain<1>(weights, read); }, {}},
+                   {"read_two", [=] { read_plain<2>(weights, read); }, {}},
                    {"kernels", all(gemv_native), {}}};
 #if KERNELS_HAVE_AVX2
     contenders_.push_back({"kernels_avx2", all(gemv_avx2), {}});
 #endif
 #if KERNELS_HAVE_OPENBLAS
-    if (type_.type == Weights::fp32) {
-      contenders_.push_back({"openblas", all([](const GemvCall& c) {
-        const auto* w = static_cast<const float*>(c.w);
-        const int n = int(c.n), cols = int(c.k);
-        if (c.m == 1) cblas_sgemv(CblasRowMajor, CblasNoTrans, n, cols, 1.f, w, cols, c.x, 1, 0.f, c.y, 1);
-        else
-          cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(c.m), n, cols, 1.f, c.x, cols, w, cols, 0.f, c.y, n);
-      }), {}});
-    }
+    if (type_.type == Weights::fp32) contenders_.push_back({"openblas", all(openblas), {}});
 #endif
 #if KERNELS_HAVE_ONEDNN
     if (onednn(call)) {
       std::vector<std::function<void()>> calls;
-      for (size_t i = 0; i < copies(); ++i, call.w = static_cast<const char*>(call.w) + matrix)
-        calls.push_back(onednn(call));
+      for (size_t i = 0; i < copies(); ++i) calls.push_back(onednn(of_copy(call, i)));
       contenders_.push_back({"onednn", [calls] { for (const auto& run : calls) run(); }, {}});
-      call.w = memory;
     }
 #endif
-    if (m_ == 1) {
-      // On one thread, and as often as makes that thread's share.
-      GemvCall hot = call;
-      hot.threads = 1;
-      hot.n = std::max<int64_t>(8, int64_t(kHotBytes * 8 / size_t(type_.bits * k_)) / 8 * 8);
-      const int64_t calls = int64_t(copies()) * n_ / (hot.n * threads());
-      contenders_.push_back({"hot", [=] { for (int64_t i = 0; i < calls; ++i) gemv_native(hot); }, {}});
-    }
-    error_ = gemv_native(call);
+    if (m_ == 1) add_hot(call);
+  }
+  GemvCall of_copy(GemvCall call, size_t i) const {
+    call.w = static_cast<const char*>(call.w) + i * matrix_bytes();
+    return call;
+  }
+  // On one thread, and as often as makes that thread's share.
+  void add_hot(GemvCall call) {
+    call.threads = 1;
+    call.n = std::max<int64_t>(8, int64_t(kHotBytes * 8 / size_t(type_.bits * k_)) / 8 * 8);
+    const int64_t calls = int64_t(copies()) * n_ / (call.n * threads());
+    contenders_.push_back({"hot", [=] { for (int64_t i = 0; i < calls; ++i) gemv_native(call); }, {}});
+  }
+
+  // In the first round, which is not timed, results are compared.
+  void take_turns() {
+    const float* const y = buffers().y;
     for (int round = -1; round < kRounds; ++round) {
       for (Contender& c : contenders_) {
         const double time = seconds(c.call);
@@ -184,8 +211,6 @@ class Case {
           error_ = "results differ";
       }
     }
-    // The yardstick is the better of two ways to read.
-    if (median(contenders_[1].times) < median(contenders_[0].times)) contenders_[0].times = contenders_[1].times;
   }
 
   bool differs(const float* got) const {
