@@ -1,7 +1,8 @@
 // Attention of one query to each sequence, against a kernel that only reads the keys and values. What is timed is named
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
 // for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise,
-// tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16). Of type bf16-latents are keys of
+// tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16); most_keys: where the caller says
+// how long sequences can be. Of type bf16-latents are keys of
 // 576 columns that all heads share, of which 512 are the values as well (MLA), with TFLOP/s. `error` is the mean
 // difference from the same in double, over the mean size of that, of the first sequence's heads; registers (of a
 // thread) and shared_kb (of a block) are those of the kernel.
@@ -49,6 +50,8 @@ class Case : public bench::CaseBase {
   void start() {
     add("read", [this](benchmark::State& state) { report(state, measure_yardstick()); });
     if (tensor_cores) mode("precise", k::DecodeMode::precise);
+    if (std::is_same<T, k::half>::value && page_ == 0)  // by a caller who says how long sequences can be
+      mode("most_keys", k::DecodeMode::precise, k::Attention{}.most_keys(length_));
     if (tensor_cores) mode("tensor", k::DecodeMode::tensor);
     if (page_ == 0) mode("plain", k::DecodeMode::plain);
     if (tensor_cores && page_ == 0 && shape_.batch <= 16)

@@ -222,7 +222,7 @@ class Case : public bench::CaseBase {
 
 template <int kDim>
 void measure(const Shape& s) {
-  for (const int64_t keys : {120, 4000}) std::make_shared<Case<kDim>>("step", s, 1, 1, keys)->start();
+  for (const int64_t keys : {120, 4000, 16000}) std::make_shared<Case<kDim>>("step", s, 1, 1, keys)->start();
   for (const int64_t texts : {8, 32}) std::make_shared<Case<kDim>>("step", s, texts, 1, 1000)->start();
   for (const int64_t tokens : {512, 2048}) std::make_shared<Case<kDim>>("prompt", s, 1, tokens, 0)->start();
 }

@@ -115,6 +115,14 @@ template <class Body, class = void>
 struct waits_by_itself : std::false_type {};
 template <class Body>
 struct waits_by_itself<Body, void_t<decltype(Body::waits_by_itself)>> : std::true_type {};
+// Those that take nearly all shared memory let the next kernel begin only as they end (Body::next_waits): a
+// multiprocessor keeps its division into shared memory and L1 as long as any block is on it, so that in a chain that
+// never drains the kernels behind them run with what is left for the L1. H200, Mistral-7B, 16,000 keys: the product
+// behind decode() took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
+template <class Body, class = void>
+struct next_waits : std::false_type {};
+template <class Body>
+struct next_waits<Body, void_t<decltype(Body::next_waits)>> : std::integral_constant<bool, Body::next_waits> {};
 
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function
 // run(Params).
@@ -284,7 +292,7 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
     const bool next_at_once = waits_by_itself<Body>::value
-                                  ? ex.constant_weights()
+                                  ? ex.constant_weights() && !next_waits<Body>::value
                                   : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
     return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && next_at_once));
   }

@@ -31,6 +31,7 @@ template <class P, int kChunks>
 class PlainRows {
  public:
   static constexpr int warps = 4, rows = 8, registers = 255;
+  static constexpr bool fills_shared = false;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
   using Key = KeyRun<typename P::Kv>;

@@ -21,6 +21,7 @@ template <class P, int kDim>
 struct ShortDecodeBody {
   static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 8;
   static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 168 : 128;
+  static constexpr int kBlocksOnEach = 65536 / (max_threads * registers);  // multiprocessor
   static constexpr bool waits_by_itself = true;
   using Params = P;
   using Key = typename KeyRun<typename P::Kv>::Codes;

@@ -29,6 +29,7 @@ class TensorRows {
     return kDim > 256 ? 2 : kDim > 128 || !has_much(architecture) ? 4 : 8;
   }
   static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts, registers = 255;
+  static constexpr bool fills_shared = true;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;

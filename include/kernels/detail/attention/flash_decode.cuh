@@ -257,14 +257,15 @@ template <class P, class Rows>
 struct DecodeBody {
   static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
-  static constexpr bool waits_by_itself = true;
+  static constexpr bool waits_by_itself = true, next_waits = Rows::fills_shared;
   using Params = P;
   using Schedule = typename Rows::Schedule;
   using States = float2[kWarps][kRows];
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    arch::grid_dependency_pass();
+    if constexpr (next_waits) arch::grid_dependency_wait();
+    else arch::grid_dependency_pass();
     const Schedule schedule(p);
     if (schedule.idle()) return;
     typename Schedule::Cursor cursor = schedule.cursor(p);
