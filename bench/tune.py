@@ -36,7 +36,8 @@ CONSTANTS = {
     "kSkinnyThreads": ("matmul.h", [64, 128, 256], "matmul", "gemv/(e4m3_row|int8_row|int4_group128)/.*/kernels/"),
     "kFineThreads": ("matmul.h", [128, 256, 448], "matmul", "gemv/int4_group32/.*/kernels/"),
     "kGemvTokens": ("matmul.h", [2, 4, 8], "matmul", "skinny/.*/[2-8]x14336x4096/kernels/"),
-    "kShortTiles": ("attention.h", [1, 2, 4, 8], "decode", "decode/fp16/1x(1024|4096),32/8,dense/precise/"),
+    "kShortTilesOfCluster": ("attention.h", [4, 8, 16], "decode", "decode/fp16/1x(1024|4096|16384),32/8,dense/most_keys/"),
+    "kShortTiles": ("attention.h", [2, 4, 8], "decode", "decode/fp16/1x(1024|4096),32/32,dense/most_keys/"),
     "kSampleBlocksPerMultiprocessor": ("sampling.h", [1, 2, 4], "sampling", "sampling/fp32/.*/(greedy|top_k_top_p|top_p|plain)/"),
     "kSampleTokensPerBlock": ("sampling.h", [2048, 4096, 8192], "sampling", "sampling/fp32/.*/(greedy|top_k_top_p|top_p|plain)/"),
 }

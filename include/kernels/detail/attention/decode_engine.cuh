@@ -98,7 +98,7 @@ class DecodeEngine {
   bool may_be_short() const {
     using Body = ShortDecodeBody<P, 64>;
     constexpr int most_dim = kLargest == 0 || kLargest > 128 ? 128 : kLargest;
-    constexpr int64_t most_keys = int64_t(tuning::kShortTiles) * Body::kMostBlocks * Body::kWarps * kDecodeKeys;
+    constexpr int64_t most_keys = tuning::kShortTilesOfCluster * Body::kMostBlocks * Body::kWarps * kDecodeKeys;
     const int64_t keys = p_.options.expected_keys();
     return keys > 0 && keys <= most_keys && p_.splits == 0 && p_.shape.q_len * p_.group <= Body::kRows &&
            p_.dim <= most_dim && p_.v_dim <= most_dim && p_.q_pack >= wide_pack<typename P::Q>;
@@ -145,7 +145,8 @@ class DecodeEngine {
       how = more;
     }
     how.grid.x = unsigned(items * how.cluster);
-    few = items <= Body::kBlocksOnEach * ex_.device().sm_count && keys <= tuning::kShortTiles * how.cluster * tile;
+    const int most = how.cluster == Body::kMostBlocks ? tuning::kShortTilesOfCluster : tuning::kShortTiles;
+    few = items <= Body::kBlocksOnEach * ex_.device().sm_count && keys <= most * how.cluster * tile;
     return {};
   }
 

@@ -6,8 +6,7 @@
 //   block 0:  warp 0: keys 0-15 | warp 1: 16-31 | ... | warp 7 |   (m, l, o) of warps  -> shared memory
 //   block 1:  warp 0: keys 128-143 | ...     (m, l, o) of blocks -> memory of block 0 -> sink
 //
-// A warp issues the loads of its keys and values at once, straight into registers, where mma and movmatrix take them as
-// they lie: the order in which mma goes through a head's columns is free as long as queries have the same. As many
+// A warp issues the loads of two tiles at once, straight into registers, where mma and movmatrix take them as they lie: the order in which mma goes through a head's columns is free as long as queries have the same. As many
 // blocks take part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of
 // 16 bits, as in DecodeMode::precise.
 #pragma once
@@ -20,8 +19,9 @@ namespace detail {
 template <class P, int kDim>
 struct ShortDecodeBody {
   static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 8;
-  static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 168 : 128;
-  static constexpr int kBlocksOnEach = 65536 / (max_threads * registers);  // multiprocessor
+  static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 255 : 168;
+  static constexpr int kBlocksOnEach = 1;  // multiprocessor
+  static constexpr int kDeep = 2;          // tiles that a warp has in registers, or on their way there
   static constexpr bool waits_by_itself = true;
   using Params = P;
   using Key = typename KeyRun<typename P::Kv>::Codes;
@@ -152,16 +152,22 @@ struct ShortDecodeBody {
   // The warp's tiles of keys: every `step`-th of them, from `tile` on.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
     prefetch_queries();
-    if (tile < tiles) prefetch_keys(tile), prefetch_values(tile);
+    KERNELS_UNROLL
+    for (int i = 0; i < kDeep; ++i) {
+      if (tile + i * step < tiles) prefetch_keys(i, tile + i * step), prefetch_values(i, tile + i * step);
+    }
     take_queries();
-    for (; tile < tiles; tile += step) {
-      const bool more = tile + step < tiles;
-      float x[1][4] = {};
-      multiply_keys(x);
-      if (more) prefetch_keys(tile + step);
-      weigh(x, tile);
-      multiply_values(x);
-      if (more) prefetch_values(tile + step);
+    while (tile < tiles) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kDeep && tile < tiles; ++i, tile += step) {
+        const unsigned next = tile + kDeep * step;
+        float x[1][4] = {};
+        multiply_keys(i, x);
+        if (next < tiles) prefetch_keys(i, next);
+        weigh(x, tile);
+        multiply_values(i, x);
+        if (next < tiles) prefetch_values(i, next);
+      }
     }
   }
 
@@ -221,19 +227,20 @@ struct ShortDecodeBody {
       }
     }
   }
-  __device__ __forceinline__ void prefetch_keys(unsigned tile) {
-    prefetch(keys_, tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_keys(int place, unsigned tile) {
+    prefetch(keys_[place], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
-  __device__ __forceinline__ void prefetch_values(unsigned tile) {
-    prefetch(values_, tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_values(int place, unsigned tile) {
+    prefetch(values_[place], tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
   }
 
-  __device__ __forceinline__ void multiply_keys(float (&x)[1][4]) const {
+  __device__ __forceinline__ void multiply_keys(int place, float (&x)[1][4]) const {
     KERNELS_UNROLL
     for (int j = 0; j < kChunks; ++j) {
       KERNELS_UNROLL
       for (int w = 0; w < 4; w += 2) {
-        const uint32_t a[4] = {keys_[0][j][w], keys_[1][j][w], keys_[0][j][w + 1], keys_[1][j][w + 1]};
+        const uint32_t a[4] = {keys_[place][0][j][w], keys_[place][1][j][w], keys_[place][0][j][w + 1],
+                               keys_[place][1][j][w + 1]};
         KERNELS_UNROLL
         for (int part_of = 0; part_of < kQueryParts; ++part_of) {
           const uint32_t b[2] = {queries_[part_of][j][w], queries_[part_of][j][w + 1]};
@@ -251,7 +258,7 @@ struct ShortDecodeBody {
       }
     });
   }
-  __device__ __forceinline__ void multiply_values(const float (&x)[1][4]) {
+  __device__ __forceinline__ void multiply_values(int place, const float (&x)[1][4]) {
     uint32_t b[2][2];
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -265,7 +272,7 @@ struct ShortDecodeBody {
       for (int w = 0; w < 4; w += 2) {
         uint32_t a[4];
         KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) a[i] = arch::turn_matrix(values_[i / 2][j][w + i % 2]);
+        for (int i = 0; i < 4; ++i) a[i] = arch::turn_matrix(values_[place][i / 2][j][w + i % 2]);
         arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[0]);
         arch::mma_16816<ValueType>(sums_[2 * j + w / 2], a, b[1]);
       }
@@ -296,7 +303,7 @@ struct ShortDecodeBody {
   int64_t token_, first_column_;
   QueryPack prefetched_[kChunks][8 / kQueryPack];
   uint32_t queries_[kQueryParts][kChunks][4];
-  Words keys_, values_;
+  Words keys_[kDeep], values_[kDeep];
   Weights weights_;
   float sums_[2 * kChunks][4];
 };
