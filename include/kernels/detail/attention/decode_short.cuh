@@ -6,9 +6,10 @@
 //   block 0:  warp 0: keys 0-15 | warp 1: 16-31 | ... | warp 7 |   (m, l, o) of warps  -> shared memory
 //   block 1:  warp 0: keys 128-143 | ...     (m, l, o) of blocks -> memory of block 0 -> sink
 //
-// A warp issues the loads of two tiles at once, straight into registers, where mma and movmatrix take them as they lie: the order in which mma goes through a head's columns is free as long as queries have the same. As many
-// blocks take part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of
-// 16 bits, as in DecodeMode::precise.
+// A warp issues the loads of two tiles at once, straight into registers, where mma and movmatrix take them as they lie:
+// the order in which mma goes through a head's columns is free as long as queries have the same. As many blocks take
+// part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of 16 bits, as
+// in DecodeMode::precise.
 #pragma once
 
 #include "flash_decode.cuh"
