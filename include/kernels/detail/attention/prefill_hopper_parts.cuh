@@ -13,9 +13,9 @@
 //   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
 //   softmax:                  |   1    |        |   2    |
 //
-// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and
-// values of the next come in. What is done with logits is that of prefill_softmax.cuh, which rows a block has and which
-// keys these see that of prefill_rows.cuh.
+// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the queries, the
+// first keys and values of the next come in. What is done with logits is that of prefill_softmax.cuh, which rows a
+// block has and which keys these see that of prefill_rows.cuh.
 #pragma once
 
 #include "../../arch/sm90.cuh"
@@ -58,16 +58,19 @@ struct HopperItems {
     __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
   };
   // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
-  // more.
+  // more. Where blocks stay, the last one takes the first tile of every other round: who had more keys then has fewer.
   template <class F>
   static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
-    const bool even = PrefillGrid::even(p);
+    const bool in_a_row = PrefillGrid::even(p) && !grid.stay;
     const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
-    const unsigned step = even ? 1 : count, first = even ? index * grid.of_block : index;
-    const unsigned all = unsigned(grid.tiles_in_all), end = even ? lesser(all, first + grid.of_block) : all;
-    int number = 0;
+    const unsigned step = in_a_row ? 1 : count, first = in_a_row ? index * grid.of_block : index;
+    const unsigned back = grid.stay ? count - 1 - 2 * index : 0;
+    const unsigned all = unsigned(grid.tiles_in_all), end = in_a_row ? lesser(all, first + grid.of_block) : all;
 #pragma unroll 1
-    for (unsigned tile = first; tile < end && f(number, tile); tile += step) ++number;
+    for (int number = 0;; ++number) {
+      const unsigned tile = first + unsigned(number) * step + (number % 2 == 0 ? 0 : back);
+      if (tile >= end || !f(number, tile)) return;
+    }
   }
 
   // By a whole warp, for all of its lanes.
@@ -162,20 +165,23 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
                                       (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  // Where sequences are short, all tiles of a head, or of several, so that what comes before and behind them is paid
-  // for once. A tile of queries is taken to have as many keys; the rest of the costs is in tiles of keys. H200,
-  // bench_prefill.
-  static unsigned tiles_of_block(const PrefillGrid& grid) {
-    const unsigned of_head = grid.tiles.divisor, most = kQueryStages == 1 || of_head > 8 ? 0 : 16;
+  // As many blocks as run at the same time take all tiles, so that what comes before and behind these is paid for once:
+  // H200, bench_prefill, 16 heads of 128 columns and 2,048 keys took 496 us with a block for each tile (so 477), causal
+  // 311 (280). Not where a head has many tiles, as rounds then meet tiles of like size: 8 heads of 256 columns and
+  // 8,192 keys, causal, took 968 us (so 1,151). And with 64 columns a block takes all of the few tiles of a head, or of
+  // several: 512 keys, causal, 182 us (so 196). A tile of queries is taken to have as many keys; the rest of the costs
+  // is in tiles of keys.
+  static void share_out(PrefillGrid& grid) {
+    const unsigned of_head = grid.tiles.divisor;
+    if (of_head <= 32 && (kDim > 64 || of_head > 8)) grid.stay = true, grid.most_blocks = grid.at_once;
+    if (grid.stay || of_head > 8 || kQueryStages == 1) return;
     const auto cost = [&](unsigned each) {
       const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
       return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
     };
-    unsigned best = 1;
-    for (unsigned each = of_head; each <= most; each += of_head) {
-      if (cost(each) < cost(best)) best = each;
+    for (unsigned each = of_head; each <= 16; each += of_head) {
+      if (cost(each) < cost(grid.of_block)) grid.of_block = each;
     }
-    return best;
   }
 
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) {

@@ -73,7 +73,7 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1, P::kSplits> {
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * kStageBytes;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  static unsigned tiles_of_block(const PrefillGrid&) { return 1; }
+  static void share_out(PrefillGrid&) {}
 
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int, int) { return memory; }
   static __device__ __forceinline__ unsigned char* stage_of(unsigned char* memory, int stage) {

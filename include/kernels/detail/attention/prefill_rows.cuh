@@ -96,7 +96,8 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
-  unsigned of_block = 1;  // how many of them a block takes, one behind the other
+  unsigned of_block = 1;  // how many of them a block takes, in a row
+  bool stay = false;      // whether it takes one of each round instead, as long as there are any
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
   int pair = 1;  // blocks that have a tile of queries together, each some of its keys
@@ -110,7 +111,7 @@ struct PrefillGrid {
                   "what the workspace has room for");
     PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
                      Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
-    if (even(shape, splits)) grid.of_block = Body::tiles_of_block(grid);
+    if (even(shape, splits)) Body::share_out(grid);
     else if (Body::kWalking > 0) grid.most_blocks = int64_t(Body::kWalking) * grid.at_once;
     return grid;
   }
