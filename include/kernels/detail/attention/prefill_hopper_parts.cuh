@@ -58,19 +58,22 @@ struct HopperItems {
     __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
   };
   // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
-  // more. Where blocks stay, the last one takes the first tile of every other round: who had more keys then has fewer.
+  // more. Where they are is computed anew each time, as the loop over keys needs the registers.
   template <class F>
   static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
-    const bool in_a_row = PrefillGrid::even(p) && !grid.stay;
-    const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
-    const unsigned step = in_a_row ? 1 : count, first = in_a_row ? index * grid.of_block : index;
-    const unsigned back = grid.stay ? count - 1 - 2 * index : 0;
-    const unsigned all = unsigned(grid.tiles_in_all), end = in_a_row ? lesser(all, first + grid.of_block) : all;
+    int number = 0;
 #pragma unroll 1
-    for (int number = 0;; ++number) {
-      const unsigned tile = first + unsigned(number) * step + (number % 2 == 0 ? 0 : back);
-      if (tile >= end || !f(number, tile)) return;
-    }
+    while (has_item(p, grid, number) && f(number, tile_of(p, grid, number))) ++number;
+  }
+  static __device__ __forceinline__ bool has_item(const P& p, const PrefillGrid& grid, int number) {
+    const bool in_a_row = PrefillGrid::even(p) && !grid.stay;
+    return (!in_a_row || unsigned(number) < grid.of_block) && tile_of(p, grid, number) < unsigned(grid.tiles_in_all);
+  }
+  // Where blocks stay, the last one takes the first tile of every other round: who had more keys then has fewer.
+  static __device__ __forceinline__ unsigned tile_of(const P& p, const PrefillGrid& grid, int number) {
+    const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
+    if (grid.stay) return unsigned(number) * count + (number % 2 == 0 ? index : count - 1 - index);
+    return index * grid.of_block + unsigned(number) * (PrefillGrid::even(p) ? 1 : count);
   }
 
   // By a whole warp, for all of its lanes.
