@@ -98,11 +98,15 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
     return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64},
                     k::DecodeMode::automatic, k::Attention{}.most_keys(most));
   };
-  // Four items: a block of 128 keys each, then clusters of up to 8, in which warps take 4 tiles at most.
+  // Four items: a block of 128 keys each, then clusters of up to 8, in which warps take 8 tiles at most.
   CHECK((said(100).blocks == 4 && said(100).splits == 1 && said(100).tile_keys == 128 &&
          said(100).path == k::AttentionPath::precise));
-  CHECK((said(200).splits == 2 && said(1000).splits == 8 && said(1000).blocks == 32 && said(4096).splits == 8));
-  CHECK((said(4097).splits == 0 && said(1, 10000).splits == 0 && said(0).splits == 0));
+  CHECK((said(200).splits == 2 && said(1000).splits == 8 && said(1000).blocks == 32 && said(8192).splits == 8));
+  CHECK((said(8193).splits == 0 && said(1, 10000).splits == 0 && said(0).splits == 0));
+  // So many items that no two blocks can have one together, and warps take 4 tiles; one more than run at a time.
+  const int64_t most = sm_count() / 2;
+  CHECK((said(512, most).splits == 1 && said(512, most).blocks == 2 * most && said(513, most).splits == 0));
+  CHECK(said(100, most + 1).splits == 0);
   plan = plans.of(kv, k::load(plans.p + 1, 4096), plans.results.data() + 1, {2, 1, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.query_pack == 1 && plan.result_pack == 1));
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {0, 1, 4, 2, 64});
