@@ -56,8 +56,7 @@ inline Status check_workspace(const Workspace& workspace, size_t needed) {
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                      const S& score, const Attention& options, bool& empty) {
-  static_assert(kDim >= 0 && kDim <= 576,
-                "attention<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
+  check_largest_head<kDim>();
   KERNELS_TRY(
       check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("attention"));
@@ -154,8 +153,7 @@ namespace detail {
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                     const S& score, const Attention& options, bool& empty) {
-  static_assert(kDim >= 0 && kDim <= 576,
-                "decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for heads of any size");
+  check_largest_head<kDim>();
   KERNELS_TRY(check_attention(q, kv, out, shape, score, options, kMostDecodeQueries, empty).in("decode"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("decode"));
   KERNELS_TRY(ex.status());

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "arguments.h"
+#include "head_sizes.h"
 #include "overlap.h"
 #include "softmax_state.h"
 #include "workspace.h"
@@ -118,16 +119,6 @@ struct has_score_check : std::false_type {};
 template <class F>
 struct has_score_check<F, void_t<decltype(std::declval<const F&>().check(std::declval<const AttentionShape&>()))>>
     : std::true_type {};
-
-// What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
-inline Status check_head_dims(int64_t dim, int64_t v_dim) {
-  const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
-  if (dim < 1 || v_dim < 1) return invalid("the head dimension is less than 1");
-  if (!ordinary(dim) && dim != 512 && dim != 576)
-    return unsupported("dim is no multiple of 8 up to 256, nor 512 or 576");
-  if (!ordinary(v_dim) && v_dim != 512) return unsupported("v_dim is no multiple of 8 up to 256, nor 512");
-  return {};
-}
 
 // `empty` is set when there is nothing to do. `most_queries` of a sequence: what the path can do.
 template <class Q, class Kv, class Out, class S>

@@ -61,8 +61,6 @@ inline constexpr const char* shared = "the code was compiled for a GPU with more
 inline constexpr const char* queries = "queries do not begin at multiples of 16 bytes";
 inline constexpr const char* results = "results cannot be written in packs of 8 columns";
 inline constexpr const char* codes = "keys or values of 8 or 4 bits are decoded on their way";
-inline constexpr const char* filled =
-    "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
 inline constexpr const char* scale = "the scale is negative, or next to nothing";
 inline constexpr const char* latents = "values are not the keys' columns from 0 or 64 on";
 }  // namespace why_not

@@ -32,31 +32,13 @@ inline int even_blocks(int64_t items, int most) {
                                                           : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * 15 ? int(even) : most;
 }
-// Rows that are worked on together: 8, or where there are more as many as registers allow with heads of up to `dim`
-// columns.
-constexpr int decode_rows(int64_t rows, int64_t dim) { return rows <= 8 || dim > 256 ? 8 : dim > 128 ? 16 : 32; }
-
-// f(size) for the first of these head sizes that has room for `dim` columns, or else the last. If kLargest > 0, which
-// dim does not exceed, that stands for dim, and the others are not compiled.
-template <int kLargest, int kFirst, int... kOthers, class F>
-Status with_head_size(int dim, const F& f) {
-  constexpr std::integral_constant<int, kFirst> size{};
-  if constexpr (sizeof...(kOthers) == 0 || (kLargest > 0 && kLargest <= kFirst)) {
-    return f(size);
-  } else {
-    if constexpr (kLargest == 0) {
-      if (dim <= kFirst) return f(size);
-    }
-    return with_head_size<kLargest, kOthers...>(dim, f);
-  }
-}
+// Rows that are worked on together, with heads of up to `dim` columns.
+constexpr int decode_rows(int64_t rows, int64_t dim) { return rows <= 8 ? 8 : head_size(dim).decode_rows; }
 
 // kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for;
 // otherwise it is automatic, and two kernels less are compiled.
 template <class P, int kLargest, bool kAnyMode>
 class DecodeEngine {
-  static constexpr int kMany = 32;  // rows
-
  public:
   // With a plan: what would be done.
   DecodeEngine(const Exec& ex, P& problem, AttentionPlan* plan) : ex_(ex), p_(problem), plan_(plan) {}
@@ -97,7 +79,7 @@ class DecodeEngine {
   // Whether the kernel for short sequences might take the call.
   bool may_be_short() const {
     using Body = ShortDecodeBody<P, 64>;
-    constexpr int most_dim = kLargest == 0 || kLargest > 128 ? 128 : kLargest;
+    constexpr int most_dim = kLargest == 0 || kLargest > kMostShortDim ? kMostShortDim : kLargest;
     constexpr int64_t most_keys = tuning::kShortTilesOfCluster * Body::kMostBlocks * Body::kWarps * kDecodeKeys;
     const int64_t keys = p_.options.expected_keys();
     return keys > 0 && keys <= most_keys && p_.splits == 0 && p_.shape.q_len * p_.group <= Body::kRows &&
@@ -105,7 +87,7 @@ class DecodeEngine {
   }
   // It does if its keys are so few that a warp has a few tiles of them.
   Status short_sequences(bool& taken) {
-    return with_head_size<(kLargest > 128 ? 128 : kLargest), 64, 128>(
+    return with_head_size<kLargest, kMostShortDim>(
         greater(p_.dim, p_.v_dim), [&](auto size) -> Status {
           using Body = ShortDecodeBody<P, size()>;
           Launch how;
@@ -152,10 +134,10 @@ class DecodeEngine {
 
   template <int kParts>
   Status tensor() {
-    return with_head_size<kLargest, 64, 128, 256, 576>(greater(p_.dim, p_.v_dim), [this](auto size) {
-      constexpr int kDim = size(), kVDim = kDim < 512 ? kDim : 512, kTiles = decode_rows(kMany, kDim) / 8;
-      using Few = TensorRows<P, kDim, kVDim, 1, kParts>;
-      using Many = TensorRows<P, kDim, kVDim, kTiles, kParts>;
+    return with_head_size<kLargest>(greater(p_.dim, p_.v_dim), [this](auto size) {
+      constexpr HeadSize kSize = head_size(size());
+      using Few = TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts>;
+      using Many = TensorRows<P, kSize.dim, kSize.v_dim, kSize.decode_rows / 8, kParts>;
       return p_.shape.q_len * p_.group <= 8 ? start_tensor<Few>() : start_tensor<Many>();
     });
   }
@@ -174,7 +156,8 @@ class DecodeEngine {
     return start<Rows>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
   Status plain() {
-    return with_head_size<kLargest, 128, 256, 512>(p_.v_dim, [this](auto size) { return plain_of<size() / 128>(); });
+    return with_head_size<kLargest>(
+        p_.v_dim, [this](auto size) { return plain_of<(head_size(size()).v_dim + 127) / 128>(); });
   }
   template <int kChunks>
   Status plain_of() {

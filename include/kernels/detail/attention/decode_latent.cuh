@@ -10,17 +10,20 @@ namespace detail {
 
 template <int kLargest, class Q, class Kv, class Out, class S>
 constexpr bool has_latent_decode =
-    (kLargest == 0 || kLargest > 256) && has_latent_prefill<PrefillProblem<Q, Kv, Out, S, true>, 576>;
+    (kLargest == 0 || head_size(kLargest).dim == kLatentDim) &&
+    has_latent_prefill<PrefillProblem<Q, Kv, Out, S, true>, kLatentDim>;
 
 // Whatever the mode: it is asked for before the call.
 inline size_t latent_workspace_bytes(const Exec& ex, const AttentionShape& shape, const Attention& options) {
-  return shape.dim == 576 && shape.value_dim() == 512 ? PrefillRoom(ex.device(), shape, options, true).bytes() : 0;
+  return shape.dim == kLatentDim && shape.value_dim() == kLatentCols
+             ? PrefillRoom(ex.device(), shape, options, true).bytes()
+             : 0;
 }
 
 template <class Q, class Kv, class Out, class S>
 class LatentDecode {
   using P = PrefillProblem<Q, Kv, Out, S, true>;
-  using Body = LatentPrefillBody<P, 576>;
+  using Body = LatentPrefillBody<P, kLatentDim>;
   static constexpr int kMostPrecise = 8;  // rows that the precise kernel reads keys once for
 
  public:

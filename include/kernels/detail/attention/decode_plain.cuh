@@ -40,7 +40,7 @@ class PlainRows {
   static constexpr int key_pack = wide_pack<typename Key::Codes>,
                        value_pack = wide_pack<typename Value::Codes> < 4 ? wide_pack<typename Value::Codes> : 4;
   static void describe(const P& p, AttentionPlan& plan) {
-    plan.tile_dim = 576, plan.tile_v_dim = 128 * kChunks;
+    plan.tile_dim = kMostDim, plan.tile_v_dim = 128 * kChunks;
     plan.query_pack = 1, plan.key_pack = p.wide_kv ? key_pack : 1, plan.value_pack = p.wide_kv ? value_pack : 1;
   }
   static size_t shared_bytes(const P& p) {

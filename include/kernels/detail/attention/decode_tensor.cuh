@@ -26,7 +26,8 @@ class TensorRows {
     return architecture >= 90 && architecture < 120;
   }  // shared memory
   static constexpr int warps_of(int architecture) {
-    return kDim > 256 ? 2 : kDim > 128 || !has_much(architecture) ? 4 : 8;
+    constexpr int most = head_size(kDim).decode_warps;
+    return most > 4 && !has_much(architecture) ? 4 : most;
   }
   static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts, registers = 255;
   static constexpr bool fills_shared = true;

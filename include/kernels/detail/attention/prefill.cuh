@@ -40,10 +40,10 @@ constexpr bool copies_e4m3 =
         lies_as<typename ValueRun<typename P::Kv>::Codes, float8_e4m3> &&
     !ValueRun<typename P::Kv>::scaled;
 template <class P, int kDim>
-constexpr bool has_hopper_prefill = kDim <= 256 && (copies_kv<P> || decodes_kv<typename P::Kv>);
+constexpr bool has_hopper_prefill = kDim <= kMostHopperDim && (copies_kv<P> || decodes_kv<typename P::Kv>);
 // The same for keys whose columns are values as well (prefill_latent.cuh).
 template <class P, int kDim>
-constexpr bool has_latent_prefill = kDim == 576 && copies_kv<P> && is_kv_cache<typename P::Kv>;
+constexpr bool has_latent_prefill = kDim == kLatentDim && copies_kv<P> && is_kv_cache<typename P::Kv>;
 
 // kTiles: of 16 rows, of a warp. kDim, kCols: columns of queries and keys, and of values, at most. kStages: 2 if the
 // next keys and values have room beside those that are worked on. kReplaced: code for sm_90a has other kernels for all

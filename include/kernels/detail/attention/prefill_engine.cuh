@@ -10,26 +10,13 @@
 KERNELS_BEGIN
 namespace detail {
 
-// The body for heads of at most so many columns. kReplaced: in code for sm_90a that with 256 columns takes its place.
+// The body for heads of at most so many columns. kReplaced: in code for sm_90a that for kMostHopperDim takes its place.
 template <class P, int kMost, bool kReplaced = false>
 struct PrefillTile {
-  using Body = PrefillBody<P, 2, 1, 32, 576, 256, 1, 255>;
-  static constexpr bool replaced = false;
-};
-template <class P, bool kReplaced>
-struct PrefillTile<P, 64, kReplaced> {
-  using Body = PrefillBody<P, 4, 2, 128, 64, 64, 2, 255, kReplaced>;
-  static constexpr bool replaced = kReplaced;
-};
-template <class P, bool kReplaced>
-struct PrefillTile<P, 128, kReplaced> {
-  using Body = PrefillBody<P, 4, 2, 64, 128, 128, 2, 255, kReplaced>;
-  static constexpr bool replaced = kReplaced;
-};
-template <class P>
-struct PrefillTile<P, 256> {
-  using Body = PrefillBody<P, 4, 1, 64, 256, 256, 1, 255>;
-  static constexpr bool replaced = false;
+  static constexpr bool replaced = kReplaced && kMost < kMostHopperDim;
+  static constexpr HeadSize kSize = head_size(kMost);
+  using Body =
+      PrefillBody<P, kSize.warps, kSize.tiles, kSize.keys, kSize.dim, kSize.cols, kSize.stages, 255, replaced>;
 };
 template <class P>
 struct PrefillTile<P, 0> {  // of any size, on CUDA cores
@@ -39,20 +26,15 @@ struct PrefillTile<P, 0> {  // of any size, on CUDA cores
 template <class Tile>
 struct InsteadOf;
 template <class P, int kMost, bool kReplaced>
-struct InsteadOf<PrefillTile<P, kMost, kReplaced>> : PrefillTile<P, 256> {};
+struct InsteadOf<PrefillTile<P, kMost, kReplaced>> : PrefillTile<P, kMostHopperDim> {};
 template <class Tile>
 using PrefillInstead = typename InsteadOf<Tile>::Body;
-constexpr int prefill_tile(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 576; }
 
-// That for sm_90a, where there is one. With 64 columns a third group has room, and exponentials are what takes long,
-// unless the producer needs registers to decode; with 256 there is room for 80 keys, or for 64 and their codes.
+// That for sm_90a, where there is one.
 template <class P, int kDim>
-using HopperBody = HopperPrefillBody < P,
-      kDim,
-      kDim<256                          ? 128
-           : decodes_kv<typename P::Kv> ? 64
-                                        : 80,
-           kDim == 64 && !decodes_kv<typename P::Kv> ? 3 : 2>;
+constexpr HeadSize::Hopper hopper_size = decodes_kv<typename P::Kv> ? head_size(kDim).decoded : head_size(kDim).copied;
+template <class P, int kDim>
+using HopperBody = HopperPrefillBody<P, kDim, hopper_size<P, kDim>.keys, hopper_size<P, kDim>.groups>;
 
 // The same with products of 8 bits, for heads of up to 128 columns: three groups and 96 keys take 2 to 11 % less time
 // from 2,048 keys on than two and 128 (H200). Instead of the tile for kMost columns, on which it depends for the sake
@@ -88,15 +70,9 @@ template <class P, int kLargest, class F>
 Status with_prefill_tile(const AttentionShape& shape, const F& f) {
   if constexpr (!narrow_kv<typename P::Kv>) {
     return f(PrefillTile<P, 0>{});
-  } else if constexpr (kLargest > 0) {
-    return f(PrefillTile<P, prefill_tile(kLargest)>{});
   } else {
-    switch (prefill_tile(greater(shape.dim, shape.value_dim()))) {
-      case 64: return f(PrefillTile<P, 64, true>{});
-      case 128: return f(PrefillTile<P, 128, true>{});
-      case 256: return f(PrefillTile<P, 256>{});
-      default: return f(PrefillTile<P, 576>{});
-    }
+    return with_head_size<kLargest>(greater(shape.dim, shape.value_dim()),
+                                    [&](auto size) { return f(PrefillTile<P, size(), kLargest == 0>{}); });
   }
 }
 

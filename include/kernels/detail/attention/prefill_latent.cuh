@@ -51,7 +51,7 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1, P::kSplits> {
   using typename Items::Item;
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
-  static constexpr int kGroups = 1, kDim = 576, kCols = 512, kRuns = kDim / 64;
+  static constexpr int kGroups = 1, kDim = kLatentDim, kCols = kLatentCols, kRuns = kDim / 64;
   static constexpr int max_threads = 512, registers = 128;
   static constexpr int kProducerRegisters = 40, kLogitRegisters = 152, kOutputRegisters = 160;
   static constexpr int kHeldRuns = 2;  // of queries, in registers

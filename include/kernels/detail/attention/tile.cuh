@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/attention_plan.h"
+#include "../../core/head_sizes.h"
 #include "../../heads.h"
 #include "../../kv.h"
 #include "../../rope.h"

@@ -1,0 +1,83 @@
+// The sizes of heads that attention has kernels for, and what tiles they get: the one place to add another. A head
+// between two sizes is filled up with zeros.
+#pragma once
+
+#include <type_traits>
+
+#include "status.h"
+
+KERNELS_BEGIN
+namespace detail {
+
+struct HeadSize {
+  int dim, v_dim;  // columns of keys, and of values in decode()
+  // attention() by mma.sync: warps of a block, tiles of 16 rows of a warp, keys of a tile, columns of values that a
+  // block makes, and stages of keys and values in shared memory.
+  int warps, tiles, keys, cols, stages;
+  // attention() in code for sm_90a: keys of a tile and groups of 64 rows, where keys and values are copied, and where
+  // the producer decodes them.
+  struct Hopper {
+    int keys, groups;
+  } copied, decoded;
+  // decode() by tensor cores: rows that are worked on together, as many as registers allow, and warps at most.
+  int decode_rows, decode_warps;
+};
+
+// With 64 columns a third group of sm_90a has room, and exponentials are what takes long, unless the producer needs
+// registers to decode; with 256 there is room for 80 keys, or for 64 and their codes.
+constexpr HeadSize kHeadSizes[] = {
+    {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 8},
+    {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 32, 8},
+    {256, 256, 4, 1, 64, 256, 1, {80, 2}, {64, 2}, 16, 4},
+    {576, 512, 2, 1, 32, 256, 1, {}, {}, 8, 2},
+};
+// Whose keys hold their values as well, in a kernel of their own (prefill_latent.cuh).
+constexpr int kLatentDim = 576, kLatentCols = 512;
+// The largest of any kernel, of those for sm_90a that are not for latents, and of those for short sequences.
+constexpr int kMostDim = 576, kMostHopperDim = 256, kMostShortDim = 128;
+
+// The smallest that has room for so many columns, or else the largest.
+constexpr const HeadSize& head_size(int64_t dim) {
+  const HeadSize* size = kHeadSizes;
+  while (size->dim < dim && size->dim < kMostDim) ++size;
+  return *size;
+}
+
+// f(size) for the first size, up to kMost, that has room for `dim` columns, or else for kMost. If kLargest > 0, which
+// dim does not exceed, that stands for dim, and the others are not compiled.
+template <int kLargest, int kMost = kMostDim, int kIndex = 0, class F>
+Status with_head_size(int64_t dim, const F& f) {
+  constexpr std::integral_constant<int, kHeadSizes[kIndex].dim> size{};
+  if constexpr (size() == kMost || (kLargest > 0 && kLargest <= size())) {
+    return f(size);
+  } else {
+    if constexpr (kLargest == 0) {
+      if (dim <= size()) return f(size);
+    }
+    return with_head_size<kLargest, kMost, kIndex + 1>(dim, f);
+  }
+}
+
+// kDim: N of attention<N>() and decode<N>().
+template <int kDim>
+constexpr void check_largest_head() {
+  static_assert(kDim >= 0 && kDim <= kMostDim,
+                "attention<N>() and decode<N>(): N is the largest head that is called with, from 1 to 576, or 0 for "
+                "heads of any size");
+}
+// What the tiles are made for: multiples of 8 up to 256, and those of models that have larger ones.
+inline Status check_head_dims(int64_t dim, int64_t v_dim) {
+  const auto ordinary = [](int64_t d) { return d > 0 && d <= 256 && d % 8 == 0; };
+  if (dim < 1 || v_dim < 1) return invalid("the head dimension is less than 1");
+  if (!ordinary(dim) && dim != 512 && dim != 576)
+    return unsupported("dim is no multiple of 8 up to 256, nor 512 or 576");
+  if (!ordinary(v_dim) && v_dim != 512) return unsupported("v_dim is no multiple of 8 up to 256, nor 512");
+  return {};
+}
+namespace why_not {
+inline constexpr const char* filled =
+    "heads are filled up with zeros: there are kernels for 64, 128, 256 and 576 columns";
+}  // namespace why_not
+
+}  // namespace detail
+KERNELS_END
