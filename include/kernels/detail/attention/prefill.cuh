@@ -94,6 +94,130 @@ struct PrefillBody {
   }
 
  private:
+  struct Work;
+
+  // The keys that a block goes through, in tiles from the one that begins at `begin` on.
+  struct Span {
+    int end, low, begin, tiles;
+    // Tiles that the warp has something to do in, those in which its rows see all keys, and those for steps that test
+    // nothing, as all rows of the block do.
+    int first, last, first_whole, last_whole, first_full = 0, last_full = 0;
+
+    __device__ __forceinline__ Span(const SeenKeys& of_warp, const SeenKeys& of_block)
+        : end(of_block.any_end),
+          low(lesser(of_block.any_begin, end)),
+          begin(low / kKeys * kKeys),
+          tiles(tiles_in(end - begin, kKeys - 1)),
+          first(tile_of(of_warp.any_begin, 0)),
+          last(of_warp.any_begin < of_warp.any_end ? tile_of(of_warp.any_end, kKeys - 1) : 0),
+          first_whole(tile_of(of_warp.all_begin, kKeys - 1)),
+          last_whole(tile_of(of_warp.all_end, 0)) {}
+    __device__ __forceinline__ void find_full(const SeenKeys& of_block) {
+      first_full = tile_of(of_block.all_begin, kKeys - 1);
+      last_full = lesser(tile_of(of_block.all_end, 0), (end - begin) / kKeys - 1);
+      if (last_full - first_full < kFewestFull) last_full = 0;
+    }
+    static __device__ __forceinline__ int tiles_in(int keys, int up) {
+      return int(unsigned(keys + unsigned(up)) / kKeys);
+    }
+    // Of the keys up to this one: all tiles that are full, or with `up` those begun as well.
+    __device__ __forceinline__ int tile_of(int key, int up) const {
+      return tiles_in(greater(begin, lesser(key, end)) - begin, up);
+    }
+  };
+
+  static __device__ __forceinline__ SeenKeys join_warps(const SeenKeys (&seen)[kWarps]) {
+    SeenKeys all = seen[0];
+    KERNELS_UNROLL
+    for (int i = 1; i < kWarps; ++i) all = join(all, seen[i]);
+    return all;
+  }
+  // Makes zeros of the columns of tiles that heads do not have.
+  static __device__ __forceinline__ void clear_behind(unsigned char* stages, int dim, int cols) {
+    KERNELS_ROLLED
+    for (int stage = 0; stage < kStages; ++stage) {
+      Keys::Layout::clear_behind(stages + stage * kStageBytes, kKeys, dim);
+      Values::Layout::clear_behind(stages + stage * kStageBytes + Keys::kBytes, kKeys, cols);
+    }
+  }
+  static __device__ __forceinline__ float* scales_of(unsigned char* stages, int stage) {
+    return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes);
+  }
+  // Brings the keys of a tile (kHalf: 0), or its values (1), and their scales.
+  template <bool kFull, int kHalf, class Side, class At>
+  static __device__ __forceinline__ void bring(Side& side, const At& at, const Span& span, int tile,
+                                               unsigned char* stages, int stage,
+                                               const void* const (&addresses)[Keys::kFound]) {
+    const int pos = span.begin + tile * kKeys;
+    if constexpr (Side::scaled) {
+      const auto has_key = [&](int row) { return row >= span.low - pos && row < span.end - pos; };
+      if (threadIdx.x < kKeys)
+        scales_of(stages, stage)[kHalf * kKeys + threadIdx.x] =
+            has_key(threadIdx.x) ? at(pos + threadIdx.x).scale(0) : 0.f;
+    }
+    side.template bring<kFull>(stages + stage * kStageBytes + kHalf * Keys::kBytes, at, pos, span.low - pos,
+                               span.end - pos, addresses, kHalf);
+  }
+
+  // Where the rows of the tile from `pos` on are: half of a warp's lanes find keys, the others values.
+  template <class KeyAt, class ValueAt>
+  static __device__ __forceinline__ void find_rows(const Keys& keys, const KeyAt& key_at, const Values& values,
+                                                   const ValueAt& value_at, const Span& span, int pos, int lane,
+                                                   const void* (&addresses)[Keys::kFound]) {
+    if constexpr (!in_one_run<Kv> && (Keys::copied || Values::copied)) {
+      if (unsigned(pos) >= unsigned(span.end) || lane % 16 >= Keys::kWarpRows) return;  // behind 2^31 - 1 as well
+      KERNELS_UNROLL
+      for (int j = 0; j < Keys::kFound; ++j) {
+        const int at = greater(span.low, pos + lesser(Keys::tile_row(lane % 16 + j * 16), span.end - 1 - pos));
+        addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
+      }
+    }
+  }
+
+  // kFull: all of the block's rows see all keys of the tile, and it and the next have all their keys, so that there is
+  // nothing to test.
+  template <bool kFull, class Find, class BringKeys, class BringValues>
+  static __device__ __forceinline__ void take_tile(const Params& params, const PrefillRows& rows,
+                                                   const RowKeys* row_keys, const Span& span, unsigned char* queries,
+                                                   unsigned char* stages, int tile, int dim, int cols, Work& work,
+                                                   const Find& find, const BringKeys& bring_keys,
+                                                   const BringValues& bring_values) {
+    constexpr std::bool_constant<kFull> full{};
+    const P& p = params.problem;
+    const int stage = kStages == 2 ? tile & 1 : 0;
+    const unsigned char* const at = stages + stage * kStageBytes;
+    const bool busy = kFull || (tile >= span.first && tile < span.last),
+               whole = kFull || (tile >= span.first_whole && tile < span.last_whole);
+    const bool more = kFull || tile + 1 < span.tiles;
+    arch::copy_async_wait<0>();
+    __syncthreads();
+    if constexpr (kStages == 2) {
+      if (more) {
+        bring_keys(tile + 1, stage ^ 1, full);
+        bring_values(tile + 1, stage ^ 1, full);
+        find(span.begin + (tile + 2) * kKeys);
+      }
+      arch::copy_async_commit();
+      if (busy) work.template multiply_keys<kFull>(queries, at, dim, scales_of(stages, stage));
+    } else {
+      if (kFull || tile >= 0) {
+        bring_values(tile, 0, full);
+        find(span.begin + (tile + 1) * kKeys);
+      }
+      arch::copy_async_commit();
+      if (busy) work.template multiply_keys<kFull>(queries, at, dim, scales_of(stages, 0));
+      arch::copy_async_wait<0>();
+      __syncthreads();
+      if (more) bring_keys(tile + 1, 0, full);
+      arch::copy_async_commit();
+    }
+    if (kStages == 1 && !kFull && tile < 0) prefetch_next_queries(params, dim);
+    if (busy) {
+      work.template weigh<kFull>(p, rows, row_keys, span.begin + tile * kKeys, whole, scales_of(stages, stage) + kKeys);
+      work.template add_values<kFull>(at + Keys::kBytes, cols);
+    }
+  }
+
   static __device__ __forceinline__ void attend(const Params& params) {
     extern __shared__ __align__(128) unsigned char tiles_memory[];
     __shared__ SeenKeys seen_by_warps[kWarps];
@@ -115,116 +239,37 @@ struct PrefillBody {
     if (lane == 0) seen_by_warps[warp] = seen;
 
     unsigned char* const stages = tiles_memory + kQueryBytes;
-    KERNELS_ROLLED
-    for (int stage = 0; stage < kStages; ++stage) {
-      Keys::Layout::clear_behind(stages + stage * kStageBytes, kKeys, dim);
-      Values::Layout::clear_behind(stages + stage * kStageBytes + Keys::kBytes, kKeys, cols);
-    }
+    clear_behind(stages, dim, cols);
     __syncthreads();
-    SeenKeys all = seen_by_warps[0];
-    KERNELS_UNROLL
-    for (int i = 1; i < kWarps; ++i) all = join(all, seen_by_warps[i]);
-    const int end = all.any_end, low = lesser(all.any_begin, end), begin = low / kKeys * kKeys;
-    const auto tiles_in = [](int keys, int up) { return int(unsigned(keys + unsigned(up)) / kKeys); };
-    const int tiles = tiles_in(end - begin, kKeys - 1);
-    // Tiles that the warp has something to do in, and those in which its rows see all keys.
-    const auto tile_of = [&](int key, int up) { return tiles_in(greater(begin, lesser(key, end)) - begin, up); };
-    const int first = tile_of(seen.any_begin, 0),
-              last = seen.any_begin < seen.any_end ? tile_of(seen.any_end, kKeys - 1) : 0;
-    const int first_whole = tile_of(seen.all_begin, kKeys - 1), last_whole = tile_of(seen.all_end, 0);
+    const SeenKeys all = join_warps(seen_by_warps);
+    Span span(seen, all);
 
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-    Keys keys(key_at, begin, 0, dim, p.wide_keys);
-    Values values(value_at, begin, rows.part * kCols, cols, p.wide_values);
+    Keys keys(key_at, span.begin, 0, dim, p.wide_keys);
+    Values values(value_at, span.begin, rows.part * kCols, cols, p.wide_values);
     const void* addresses[Keys::kFound] = {};
-    // Where the rows of the tile from `pos` on are.
-    const auto find = [&](int pos) {
-      if constexpr (!in_one_run<Kv> && (Keys::copied || Values::copied)) {
-        if (unsigned(pos) >= unsigned(end) || lane % 16 >= Keys::kWarpRows) return;  // behind 2^31 - 1 as well
-        KERNELS_UNROLL
-        for (int j = 0; j < Keys::kFound; ++j) {
-          const int at = greater(low, pos + lesser(Keys::tile_row(lane % 16 + j * 16), end - 1 - pos));
-          addresses[j] = lane < 16 ? keys.address(key_at(at)) : values.address(value_at(at));
-        }
-      }
-    };
-    const auto scales_of = [&](int stage) {
-      return reinterpret_cast<float*>(stages + kStages * kStageBytes + stage * kScaleBytes);
-    };
-    const auto has_key = [&](int pos, int row) { return row >= low - pos && row < end - pos; };
+    const auto find = [&](int pos) { find_rows(keys, key_at, values, value_at, span, pos, lane, addresses); };
     const auto bring_keys = [&](int tile, int stage, auto full) {
-      const int pos = begin + tile * kKeys;
-      if constexpr (Key::scaled) {
-        if (threadIdx.x < kKeys)
-          scales_of(stage)[threadIdx.x] = has_key(pos, threadIdx.x) ? key_at(pos + threadIdx.x).scale(0) : 0.f;
-      }
-      keys.template bring<decltype(full)::value>(stages + stage * kStageBytes, key_at, pos, low - pos, end - pos,
-                                                 addresses, 0);
+      bring<decltype(full)::value, 0>(keys, key_at, span, tile, stages, stage, addresses);
     };
     const auto bring_values = [&](int tile, int stage, auto full) {
-      const int pos = begin + tile * kKeys;
-      if constexpr (Value::scaled) {
-        if (threadIdx.x < kKeys)
-          scales_of(stage)[kKeys + threadIdx.x] =
-              has_key(pos, threadIdx.x) ? value_at(pos + threadIdx.x).scale(0) : 0.f;
-      }
-      values.template bring<decltype(full)::value>(stages + stage * kStageBytes + Keys::kBytes, value_at, pos,
-                                                   low - pos, end - pos, addresses, 1);
+      bring<decltype(full)::value, 1>(values, value_at, span, tile, stages, stage, addresses);
     };
-
     Work work;
-    find(begin);
-    // full: all of the block's rows see all keys of the tile, and it and the next have all their keys, so that there is
-    // nothing to test.
+    find(span.begin);
     const auto step = [&](int tile, auto full) {
-      constexpr bool kFull = decltype(full)::value;
-      const int stage = kStages == 2 ? tile & 1 : 0;
-      const unsigned char* const at = stages + stage * kStageBytes;
-      const bool busy = kFull || (tile >= first && tile < last),
-                 whole = kFull || (tile >= first_whole && tile < last_whole);
-      const bool more = kFull || tile + 1 < tiles;
-      arch::copy_async_wait<0>();
-      __syncthreads();
-      if constexpr (kStages == 2) {
-        if (more) {
-          bring_keys(tile + 1, stage ^ 1, full);
-          bring_values(tile + 1, stage ^ 1, full);
-          find(begin + (tile + 2) * kKeys);
-        }
-        arch::copy_async_commit();
-        if (busy) work.template multiply_keys<kFull>(tiles_memory, at, dim, scales_of(stage));
-      } else {
-        if (kFull || tile >= 0) {
-          bring_values(tile, 0, full);
-          find(begin + (tile + 1) * kKeys);
-        }
-        arch::copy_async_commit();
-        if (busy) work.template multiply_keys<kFull>(tiles_memory, at, dim, scales_of(0));
-        arch::copy_async_wait<0>();
-        __syncthreads();
-        if (more) bring_keys(tile + 1, 0, full);
-        arch::copy_async_commit();
-      }
-      if (kStages == 1 && !kFull && tile < 0) prefetch_next_queries(params, dim);
-      if (busy) {
-        work.template weigh<kFull>(p, rows, row_keys, begin + tile * kKeys, whole, scales_of(stage) + kKeys);
-        work.template add_values<kFull>(at + Keys::kBytes, cols);
-      }
+      take_tile<decltype(full)::value>(params, rows, row_keys, span, tiles_memory, stages, tile, dim, cols, work, find,
+                                       bring_keys, bring_values);
     };
-    int first_full = 0, last_full = 0;
     if constexpr (kFullSteps) {
-      if (keys.full() && values.full() && p.scale > kSmallScale) {
-        first_full = tile_of(all.all_begin, kKeys - 1),
-        last_full = lesser(tile_of(all.all_end, 0), (end - begin) / kKeys - 1);
-        if (last_full - first_full < kFewestFull) last_full = 0;
-      }
+      if (keys.full() && values.full() && p.scale > kSmallScale) span.find_full(all);
     }
     // Tile -1 is there to bring the first: code that is not in the cache takes longer than what it does.
 #pragma unroll 1
-    for (int tile = -1; tile < tiles; ++tile) {
+    for (int tile = -1; tile < span.tiles; ++tile) {
       if constexpr (kFullSteps) {
-        if (tile >= first_full && tile < last_full) {
+        if (tile >= span.first_full && tile < span.last_full) {
           step(tile, std::true_type{});
           continue;
         }
