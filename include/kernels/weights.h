@@ -224,6 +224,12 @@ KERNELS_HD auto later_maps(const M& map) {
 }
 template <class Out>
 constexpr bool joins = is_glu<std::decay_t<decltype(first_map(sink_map(std::declval<const Out&>())))>>::value;
+// The two results of gated weights by way of that map, which reads nothing itself, and of those behind it.
+template <class S, class M, class C, int N, class Prepared = Nothing>
+KERNELS_HD void put_joined(const S& sink, const M& map, const Pack<C, N>& gate, const Pack<C, N>& up, int64_t row,
+                           int64_t col, const Prepared& prepared = {}) {
+  put_mapped(sink, later_maps(map), first_map(map).join(gate, up), row, col, prepared);
+}
 
 // Whether matmul takes them.
 template <class W>

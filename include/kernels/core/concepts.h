@@ -263,6 +263,13 @@ KERNELS_HD void put_prepared(const S& sink, const Prepared& prepared, const Pack
   else sink.store(v, prepared, row, col);
 }
 
+// A result by way of the map in front of the sink.
+template <class S, class M, class C, int N, class Prepared = Nothing>
+KERNELS_HD void put_mapped(const S& sink, const M& map, const Pack<C, N>& v, int64_t row, int64_t col,
+                           const Prepared& prepared = {}) {
+  put_prepared(sink, prepared, apply_map(map, v, fetch_operands<N>(map, row, col), row, col), row, col);
+}
+
 // ---- what a functor allows -----------------------------------------------------------------------------------------
 
 constexpr int kWidestPack = 16;

@@ -119,8 +119,7 @@ class DecodeRow {
  private:
   template <int N>
   __device__ __forceinline__ void put_some(const Pack<float, N>& some, int64_t at) const {
-    const auto map = sink_map(p_.out);
-    put(sink_end(p_.out), apply_map(map, some, fetch_operands<N>(map, token_, at), token_, at), token_, at);
+    put_mapped(sink_end(p_.out), sink_map(p_.out), some, token_, at);
   }
 
   const P& p_;

@@ -47,8 +47,7 @@ struct StatesMerger {
       const float logsumexp = convert<float>(resolve(lse, detail::fetch<1>(lse, row, head), row, head)).v[0];
       return AttentionState<float, N>(logsumexp, convert<float>(resolve(o, detail::fetch<N>(o, row, col), row, col)));
     });
-    const auto map = sink_map(out);
-    put(sink_end(out), apply_map(map, all.output(), fetch_operands<N>(map, token, col), token, col), token, col);
+    put_mapped(sink_end(out), sink_map(out), all.output(), token, col);
     if (head * shape.dim == col) options.write_lse(all.logsumexp(), token, head, shape.heads);
   }
 };

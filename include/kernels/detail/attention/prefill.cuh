@@ -480,10 +480,7 @@ struct PrefillBody {
               continue;
             }
             in_packs(kWhole ? 8 : most, values[k], place.head * v_dim + first_col + col,
-                     [&](const auto& some, int64_t at) {
-                       constexpr int N = std::decay_t<decltype(some)>::size;
-                       put(end, apply_map(map, some, fetch_operands<N>(map, to, at), to, at), to, at);
-                     });
+                     [&](const auto& some, int64_t at) { put_mapped(end, map, some, to, at); });
           }
         }
       }

@@ -141,9 +141,7 @@ struct PrefillMerge {
         merged.o = merged.o * merged.SoftmaxState<float>::merge(sink_state(p.score, first.head)).mine;
       if (col == 0) p.options.write_lse(merged.logsumexp(), first.token, first.head, p.shape.heads);
       in_packs(lesser(4, p.out_pack), merged.output(), first.head * v_dim + col, [&](const auto& some, int64_t at) {
-        constexpr int N = std::decay_t<decltype(some)>::size;
-        put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, first.token, at), first.token, at),
-            first.token, at);
+        put_mapped(sink_end(p.out), map, some, first.token, at);
       });
     }
   }

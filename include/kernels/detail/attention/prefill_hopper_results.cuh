@@ -85,13 +85,9 @@ __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int fi
     __syncwarp();
     if (splits) slab.leave_part(p, rows, first_row, first_col + first);
     if (splits || first_col + first + col >= cols) continue;
-    const auto put_some = [&](int64_t row, const auto& some, int64_t at) {
-      constexpr int N = std::decay_t<decltype(some)>::size;
-      put(end, apply_map(map, some, fetch_operands<N>(map, row, at), row, at), row, at);
-    };
     if (wide) {
       KERNELS_UNROLL
-      for (int i = 0; i < kEach; ++i) put_some(to[i], values_of(i), head_col[i] + first + col);
+      for (int i = 0; i < kEach; ++i) put_mapped(end, map, values_of(i), to[i], head_col[i] + first + col);
     } else {
 #pragma unroll 1
       for (int i = 0; i < kEach; ++i) {
@@ -99,7 +95,7 @@ __device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int fi
         if (row >= rows.count) break;
         const auto at = rows.place(row);
         in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first_col + first + col,
-                 [&](const auto& some, int64_t from) { put_some(rows.token + at.query, some, from); });
+                 [&](const auto& some, int64_t from) { put_mapped(end, map, some, rows.token + at.query, from); });
       }
     }
   }

@@ -201,10 +201,7 @@ struct SimtPrefillBody {
       if (leaves_part<P>(rows)) return leave_outputs(p, rows, mine[a], o, first_col + col);
       const auto map = sink_map(p.out);
       in_packs(lesser(4, p.out_pack), o, at[a].head * p.shape.value_dim() + first_col + col,
-               [&](const auto& some, int64_t to) {
-                 constexpr int N = std::decay_t<decltype(some)>::size;
-                 put(sink_end(p.out), apply_map(map, some, fetch_operands<N>(map, row, to), row, to), row, to);
-               });
+               [&](const auto& some, int64_t to) { put_mapped(sink_end(p.out), map, some, row, to); });
     }
   };
 

@@ -268,13 +268,9 @@ struct FewBody {
       if (col >= p.n) continue;
       const float* sums = from + row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8);
       if constexpr (P::matrices == 2) {
-        const auto later = later_maps(map);
-        put(sink,
-            apply_map(later, first_map(map).join(total<N>(sums, splits), total<N>(sums + 8, splits)),
-                      fetch_operands<N>(later, row, col), row, col),
-            row, col);
+        put_joined(sink, map, total<N>(sums, splits), total<N>(sums + 8, splits), row, col);
       } else {
-        put(sink, apply_map(map, total<N>(sums, splits), fetch_operands<N>(map, row, col), row, col), row, col);
+        put_mapped(sink, map, total<N>(sums, splits), row, col);
       }
     }
   }

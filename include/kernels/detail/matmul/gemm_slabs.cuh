@@ -85,11 +85,7 @@ struct GemmSlabs {
         const float* from = mine + i / kEach * kFloats + i % kEach / kPacks * kPitch + i % kPacks * N;
         at(i, [&](int64_t r, int64_t c) {
           if constexpr (P::matrices == 2) {
-            const auto later = later_maps(map);
-            put(sink,
-                apply_map(later, first_map(map).join(total<N>(from, splits), total<N>(from + kCols, splits)),
-                          fetch_operands<N>(later, r, c), r, c),
-                r, c);
+            put_joined(sink, map, total<N>(from, splits), total<N>(from + kCols, splits), r, c);
           } else {
             put(sink, apply_map(map, total<N>(from, splits), read[j], r, c), r, c);
           }

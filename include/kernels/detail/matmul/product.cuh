@@ -124,10 +124,7 @@ struct Result {
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
     if constexpr (P::matrices == 2) {
-      // The gate's map is the first of a chain and reads nothing itself.
-      const Sums joined = first_map(map).join(sums[0], sums[1]);
-      const auto later = later_maps(map);
-      put_prepared(sink, prepared, apply_map(later, joined, fetch_operands<N>(later, row, col), row, col), row, col);
+      put_joined(sink, map, sums[0], sums[1], row, col, prepared);
     } else {
       put_prepared(sink, prepared, apply_map(map, sums[0], operands, row, col), row, col);
     }

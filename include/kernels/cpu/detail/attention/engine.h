@@ -168,8 +168,7 @@ void merge_states(const Team& team, const O& o, const L& lse, const Out& out, co
             const int64_t row = part * shape.tokens + t;
             sum.merge({logsumexp(part), convert<float>(resolve(o, fetch<width()>(o, row, col), row, col))});
           }
-          const auto v = sum.output();
-          put(end, apply_map(map, v, fetch_operands<width()>(map, t, col), t, col), t, col);
+          put_mapped(end, map, sum.output(), t, col);
         });
         options.write_lse(all.logsumexp(), t, head, shape.heads);
       }

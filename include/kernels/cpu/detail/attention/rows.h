@@ -454,8 +454,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
     const auto& end = sink_end(c_.out);
     const Packs<DirectLoad<float>, Out> packs({nullptr, 0}, c_.out, v_dim_);
     packs.each(first, first + v_dim_, [&](auto width, int64_t col) KERNELS_INLINE {
-      const auto v = o(width, col - first) * inverse;
-      put(end, apply_map(map, v, fetch_operands<width()>(map, token, col), token, col), token, col);
+      put_mapped(end, map, o(width, col - first) * inverse, token, col);
     });
     c_.options.write_lse(state.logsumexp(), token, head, c_.shape.heads);
   }

@@ -100,13 +100,9 @@ class Results {
   void write(int64_t row, int64_t begin, int64_t end, const C* sums, const C* others = nullptr) const {
     packs_.each(begin, end, [=, map = map_, sink = end_](auto width, int64_t col) KERNELS_INLINE {
       constexpr int N = width();
-      const auto store = [=](const auto& map, const Pack<C, N>& v) KERNELS_INLINE {
-        put(sink, apply_map(map, v, fetch_operands<N>(map, row, col), row, col), row, col);
-      };
       const auto v = pack_at<N>(sums + (col - begin));
-      if constexpr (is_gated<W>::value)
-        store(later_maps(map), first_map(map).join(v, pack_at<N>(others + (col - begin))));
-      else store(map, v);
+      if constexpr (is_gated<W>::value) put_joined(sink, map, v, pack_at<N>(others + (col - begin)), row, col);
+      else put_mapped(sink, map, v, row, col);
     });
   }
 
