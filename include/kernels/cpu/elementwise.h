@@ -71,10 +71,8 @@ Status run_copy(const cpu::Exec& cx, const Load& in, const Store& out, int64_t r
     const Packs<Load, Store> packs(in, out, divides), singles(in, out, 1);
     const int64_t pieces = (cols + width - 1) / width, units = rows * pieces;
     const Team team = cx.team().for_work(double(rows) * double(cols));
-    const int parts = int(lesser<int64_t>(team.threads, units));
-    const auto share = [&](int part) { return units / parts * part + units % parts * part / parts; };
-    parallel(team, parts, [&](int part) {
-      for (int64_t unit = share(part); unit < share(part + 1); ++unit) {
+    parallel_shares(team, units, [&](int64_t first, int64_t last) {
+      for (int64_t unit = first; unit < last; ++unit) {
         const int64_t row = unit / pieces, piece = unit % pieces, begin = piece * width,
                       end = lesser(cols, begin + width);
         if constexpr (by_group<Store>) {

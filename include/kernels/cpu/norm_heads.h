@@ -41,10 +41,8 @@ Status norm_heads(const cpu::Exec& cx, const Options& options, const Source& in,
   const Count<C> columns(dim);
   const int most = max_pack_of(out);
   const Team team = cx.team().for_work(double(shape.tokens) * double(shape.heads) * double(dim));
-  const int parts = int(lesser<int64_t>(team.threads, shape.tokens));
-  const auto share = [&](int part) { return shape.tokens / parts * part + shape.tokens % parts * part / parts; };
-  parallel(team, parts, [&](int part) {
-    for (int64_t row = share(part); row < share(part + 1); ++row) {
+  parallel_shares(team, shape.tokens, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
       for (int64_t head = 0; head < shape.heads; ++head) {
         alignas(64) C values[kMaxHeadDim];
         read_row(in, row, head * dim, dim, values);

@@ -92,11 +92,9 @@ Status route(const Exec& cx, const Logits& logits, int32_t* ids, float* weights,
     KERNELS_TRY(cx.status());
     const int experts = int(shape.experts), top_k = int(shape.top_k);
     const host::Team team = cx.team().for_work(double(shape.tokens) * double(experts) * double(top_k));
-    const int parts = int(lesser<int64_t>(team.threads, shape.tokens));
-    const auto share = [&](int part) { return shape.tokens / parts * part + shape.tokens % parts * part / parts; };
-    host::parallel(team, parts, [&](int part) {
+    host::parallel_shares(team, shape.tokens, [&](int64_t begin, int64_t end) {
       float row[kMaxExperts];
-      for (int64_t token = share(part); token < share(part + 1); ++token) {
+      for (int64_t token = begin; token < end; ++token) {
         host::read_row(logits, token, 0, experts, row);
         host::route_token(options, row, experts, top_k, ids + token * top_k, weights + token * top_k);
       }

@@ -218,11 +218,9 @@ class SampleRow {
 template <class P>
 void run_samples(const Team& all, const P& p) {
   const Team team = all.for_work(double(p.rows) * double(p.vocabulary));
-  const int parts = int(lesser<int64_t>(team.threads, p.rows));
-  const auto share = [&](int part) { return p.rows / parts * part + p.rows % parts * part / parts; };
-  parallel(team, parts, [&](int part) {
+  parallel_shares(team, p.rows, [&](int64_t begin, int64_t end) {
     SampleRoom room;
-    for (int64_t row = share(part); row < share(part + 1); ++row) {
+    for (int64_t row = begin; row < end; ++row) {
       const SampleRules rules = p.rules(row);
       SampleRow<typename P::Source> one(p.source, p.options, rules, row, p.vocabulary, room);
       p.solve(one, rules, row);

@@ -150,6 +150,17 @@ void parallel(const Team& team, int parts, const F& f) {
   team.run(team.pool, parts, {[](const void* call, int part) { (*static_cast<const F*>(call))(part); }, &f});
 }
 
+// Where one of `parts` even shares of `count` begins: count * part / parts, which must not overflow.
+inline int64_t share_begin(int64_t count, int64_t part, int64_t parts) {
+  return count / parts * part + count % parts * part / parts;
+}
+// f(begin, end) for each thread's share of `count`.
+template <class F>
+void parallel_shares(const Team& team, int64_t count, const F& f) {
+  const int parts = count < team.threads ? int(count) : team.threads;
+  parallel(team, parts, [&](int part) { f(share_begin(count, part, parts), share_begin(count, part + 1, parts)); });
+}
+
 }  // namespace host
 }  // namespace detail
 KERNELS_END

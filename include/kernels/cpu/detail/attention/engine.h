@@ -151,10 +151,8 @@ void merge_states(const Team& team, const O& o, const L& lse, const Out& out, co
   const auto map = sink_map(out);
   const auto& end = sink_end(out);
   const Packs<O, Out> packs(o, out, shape.dim);
-  const int parts = int(lesser<int64_t>(team.threads, shape.tokens));
-  parallel(team, parts, [&](int thread) {
-    const int64_t last = shape.tokens / parts * (thread + 1) + shape.tokens % parts * (thread + 1) / parts;
-    for (int64_t t = shape.tokens / parts * thread + shape.tokens % parts * thread / parts; t < last; ++t) {
+  parallel_shares(team, shape.tokens, [&](int64_t begin, int64_t last) {
+    for (int64_t t = begin; t < last; ++t) {
       for (int64_t head = 0; head < shape.heads; ++head) {
         const auto logsumexp = [&](int64_t part) {
           return convert<float>(

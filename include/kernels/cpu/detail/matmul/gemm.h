@@ -133,9 +133,7 @@ class Gemm {
   static int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
   // Part i of `parts` of a number of tiles, in rows or columns.
   static Range share(int i, int parts, int64_t tiles, int size, int64_t limit) {
-    const auto at = [&](int part) {
-      return lesser((tiles / parts * part + tiles % parts * part / parts) * size, limit);
-    };
+    const auto at = [&](int part) { return lesser(share_begin(tiles, part, parts) * size, limit); };
     return {at(i), at(i + 1)};
   }
   // As few blocks as `most` allows, all of nearly the same size.

@@ -281,9 +281,8 @@ class Gemv {
   void run(const Team& all) const {
     const Team team = all.for_work(double(n_) * double(k_), double(n_) * double(k_) * tokens_);
     const int64_t packs = (n_ + kWidestPack - 1) / kWidestPack;
-    const int parts = int(lesser<int64_t>(packs, team.threads));
-    parallel(team, parts, [&](int part) {
-      rows(packs * part / parts * kWidestPack, lesser(n_, packs * (part + 1) / parts * kWidestPack));
+    parallel_shares(team, packs, [&](int64_t begin, int64_t end) {
+      rows(begin * kWidestPack, lesser(n_, end * kWidestPack));
     });
   }
 

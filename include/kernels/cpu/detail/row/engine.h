@@ -80,7 +80,7 @@ class RowEngine {
     }
     const int parts = int(lesser<int64_t>(p_.rows, team.threads));
     parallel(team, parts, [&](int part) {
-      const int64_t first = share(part, parts), last = share(part + 1, parts);
+      const int64_t first = share_begin(p_.rows, part, parts), last = share_begin(p_.rows, part + 1, parts);
       if (p_.keeps_rows()) grouped_rows<true>(first, last);
       else if (!P::row_sink) grouped_rows<false>(first, last);
       else for (int64_t row = first; row < last; ++row) streamed_row(row, Team{1});
@@ -98,11 +98,6 @@ class RowEngine {
   using Lanes = InLanes<Op>;
   static constexpr int N = kLanes<C>;
   using Vector = Pack<C, N>;
-
-  // rows * part / parts, which must not overflow.
-  int64_t share(int part, int parts) const {
-    return p_.rows / parts * part + p_.rows % parts * part / parts;
-  }
 
   // ---- blocks ------------------------------------------------------------------------------------------------------
 
