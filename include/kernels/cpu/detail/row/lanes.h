@@ -146,33 +146,28 @@ struct InLanes<LayerNormOp<C>> {
   }
 };
 
-template <class C>
-struct InLanes<RmsNormOp<C>> {
-  using State = typename RmsNormOp<C>::State;
+// Values as they are, not centered, and one sum, which is the state.
+template <class C, class State_>
+struct UncenteredInLanes {
+  using State = State_;
   static constexpr bool by_largest = false;
   static constexpr int kSums = 1;
 
   static KERNELS_INLINE State open(const Pack<C, kFirst>&, int) { return {}; }
   static KERNELS_INLINE C neutral(const State&) { return C(0); }
+  static KERNELS_INLINE State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
+  static constexpr bool recenter(State&, const State&) { return false; }
+};
+template <class C>
+struct InLanes<RmsNormOp<C>> : UncenteredInLanes<C, typename RmsNormOp<C>::State> {
   static KERNELS_INLINE void add(Register<C>* sums, const Pack<C, kLanes<C>>& x) {
     const Register<C> v = in_register(x);
     sums[0] = sums[0] + v * v;
   }
-  static KERNELS_INLINE State close(const State&, const C* sums, const Count<C>&) { return {sums[0]}; }
-  static constexpr bool recenter(State&, const State&) { return false; }
 };
-
 template <class C>
-struct InLanes<AsItIsOp<C>> {
-  using State = typename AsItIsOp<C>::State;
-  static constexpr bool by_largest = false;
-  static constexpr int kSums = 1;
-
-  static KERNELS_INLINE State open(const Pack<C, kFirst>&, int) { return {}; }
-  static KERNELS_INLINE C neutral(const State&) { return C(0); }
+struct InLanes<AsItIsOp<C>> : UncenteredInLanes<C, typename AsItIsOp<C>::State> {
   static KERNELS_INLINE void add(Register<C>*, const Pack<C, kLanes<C>>&) {}
-  static KERNELS_INLINE State close(const State&, const C*, const Count<C>&) { return {}; }
-  static constexpr bool recenter(State&, const State&) { return false; }
 };
 
 }  // namespace host
