@@ -137,8 +137,7 @@ struct GroupBody {
   static_assert(!kEnds || !kAll, "rows with edges differ from each other");
   using C = typename P::C;
   using Source = typename P::Source;
-  static constexpr int max_threads = 128;
-  static constexpr int operands = sizeof(Operands<P, N>) / 4;
+  static constexpr int max_threads = 128, operands = sizeof(Operands<P, N>) / 4;
   // Whole rows are short: it counts that all their blocks are under way at once.
   static constexpr bool one_tensor = sizeof(Fetched<Source, N>) <= 16;
   static constexpr int registers =
@@ -438,8 +437,7 @@ struct Piece {
 
 template <class P, int N, int K>
 struct PartialBody {
-  static constexpr int max_threads = 512;
-  static constexpr int registers = 128;
+  static constexpr int max_threads = 512, registers = 128;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -467,8 +465,7 @@ struct PartialBody {
 template <class P, int N, int K>
 struct FinishBody {
   using C = typename P::C;
-  static constexpr int max_threads = 512;
-  static constexpr int registers = 128;
+  static constexpr int max_threads = 512, registers = 128;
   using Params = SplitParams<P>;
 
   static __device__ __forceinline__ void run(const Params& params) {
