@@ -68,6 +68,28 @@ double microseconds(cudaStream_t stream, const F& call) {
   return ms[7] * 1e3;
 }
 
+// The keys, or the values, of sequences that each have a copy of the prefix.
+k::half* copies(const k::half* prefix, const k::half* rest) {
+  k::half* const all = memory<k::half>(kBatch * kWhole * kKvWidth);
+  for (int64_t b = 0; b < kBatch; ++b) {
+    k::half* const to = all + b * kWhole * kKvWidth;
+    must(cudaMemcpy(to, prefix, size_t(kPrefix * kKvWidth) * sizeof(k::half), cudaMemcpyDeviceToDevice), "cudaMemcpy");
+    must(cudaMemcpy(to + kPrefix * kKvWidth, rest + b * kRest * kKvWidth, size_t(kRest * kKvWidth) * sizeof(k::half),
+                    cudaMemcpyDeviceToDevice),
+         "cudaMemcpy");
+  }
+  return all;
+}
+
+double largest_difference(const float* one, const float* other) {
+  std::vector<float> a(size_t(kBatch * kWidth)), b(a.size());
+  must(cudaMemcpy(a.data(), one, a.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  must(cudaMemcpy(b.data(), other, b.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(double(a[i]) - double(b[i])));
+  return most;
+}
+
 int main() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) quit(77, "skipped", "no CUDA device");
@@ -108,20 +130,7 @@ int main() {
   };
 
   // The same with a copy of the prefix in every sequence.
-  k::half *const keys = memory<k::half>(kBatch * kWhole * kKvWidth), *const values =
-                                                                         memory<k::half>(kBatch * kWhole * kKvWidth);
-  for (int64_t b = 0; b < kBatch; ++b) {
-    const auto append = [b](k::half* to, const k::half* common, const k::half* rest) {
-      to += b * kWhole * kKvWidth;
-      must(cudaMemcpy(to, common, size_t(kPrefix * kKvWidth) * sizeof(k::half), cudaMemcpyDeviceToDevice),
-           "cudaMemcpy");
-      must(cudaMemcpy(to + kPrefix * kKvWidth, rest + b * kRest * kKvWidth, size_t(kRest * kKvWidth) * sizeof(k::half),
-                      cudaMemcpyDeviceToDevice),
-           "cudaMemcpy");
-    };
-    append(keys, prefix_keys, rest_keys);
-    append(values, prefix_values, rest_values);
-  }
+  k::half *const keys = copies(prefix_keys, rest_keys), *const values = copies(prefix_values, rest_values);
   float* const plain = memory<float>(kBatch * kWidth);
   const auto copied = [&] {
     must(k::decode<kDim>(stream, queries, own(keys, values, kWhole), k::store(plain, kWidth), shape, k::no_mask(),
@@ -130,11 +139,7 @@ int main() {
   };
 
   const double cascade_us = microseconds(stream, cascade), copied_us = microseconds(stream, copied);
-  std::vector<float> a(size_t(kBatch * kWidth)), b(a.size());
-  must(cudaMemcpy(a.data(), merged, a.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  must(cudaMemcpy(b.data(), plain, b.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  double most = 0;
-  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(double(a[i]) - double(b[i])));
+  const double most = largest_difference(merged, plain);
   std::printf("%d sequences, %d keys in common and %d of their own: %.1f us; %.1f us with copies of the prefix\n",
               int(kBatch), int(kPrefix), int(kRest), cascade_us, copied_us);
   if (!(most < 1e-5)) {
