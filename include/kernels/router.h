@@ -18,6 +18,7 @@
 // Sources       combined(source, places, weights, top_k); gathered(source, order, top_k) is in weights.h
 #pragma once
 
+#include "core/softmax_state.h"
 #include "weights.h"
 
 KERNELS_BEGIN
@@ -111,7 +112,7 @@ class Router {
   }
   KERNELS_HD bool needs_scores() const { return biased_ || (by_two() && group_count() > 1); }
   static KERNELS_HD float risen(float logit, float largest) {
-    return exp(logit - (largest == -infinity<float>() ? 0.f : largest));
+    return exp(logit - softmax_reference(largest));
   }
   static KERNELS_HD float share(float part, float sum) { return sum == 0.f ? 0.f : divide(part, sum); }
   KERNELS_HD int id_here(int expert) const {

@@ -63,6 +63,10 @@ struct SoftmaxState {
   }
 };
 
+// For those who keep m and l elsewhere, to whatever base.
+template <class C>
+KERNELS_HD C softmax_reference(C m) { return SoftmaxState<C>{m, C(0)}.reference(); }
+
 // The same for N columns of the values. Engines that keep o elsewhere (in the registers of many threads, in a tile)
 // hold a SoftmaxState and apply the factors that it returns to o themselves: this is what they compute.
 template <class C, int N>

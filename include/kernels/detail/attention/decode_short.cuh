@@ -124,7 +124,7 @@ struct ShortDecodeBody {
       whole = make_float2(-infinity<float>(), 0.f);
       KERNELS_ROLLED
       for (int i = 0; i < count; ++i) whole.x = greater(whole.x, state(i, row)->x);
-      const float reference = Weights::reference(whole.x);
+      const float reference = softmax_reference(whole.x);
       Pack<float, 4> all = broadcast<4>(0.f);
       KERNELS_ROLLED
       for (int i = 0; i < count; ++i) {

@@ -196,7 +196,7 @@ class DecodeWeights {
             most[n][j] = greater(most[n][j], __shfl_xor_sync(0xffffffffu, most[n][j], mask));
           const float before = m_[n][j];
           m_[n][j] = greater(before, most[n][j] - kLead);
-          factors[n][j] = arch::exp2_flushed(before - reference(m_[n][j]));
+          factors[n][j] = arch::exp2_flushed(before - softmax_reference(m_[n][j]));
           l_[n][j] *= factors[n][j];
         }
       }
@@ -206,7 +206,7 @@ class DecodeWeights {
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        x[n][i] = arch::exp2_flushed(x[n][i] - reference(m_[n][i % 2]));
+        x[n][i] = arch::exp2_flushed(x[n][i] - softmax_reference(m_[n][i % 2]));
         l_[n][i % 2] += x[n][i];
       }
     }
@@ -227,12 +227,11 @@ class DecodeWeights {
   // What the warp's sums of a row are multiplied by when all warps' are added up.
   template <int kWarps, int kRows>
   __device__ __forceinline__ float factor(const float2 (&states)[kWarps][kRows], int n, int j) const {
-    return arch::exp2_flushed(m_[n][j] - reference(most_of(states, row_of(n, j))));
+    return arch::exp2_flushed(m_[n][j] - softmax_reference(most_of(states, row_of(n, j))));
   }
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
   static __device__ __forceinline__ int row_of(int n, int j) { return n * 8 + lane() % 4 * 2 + j; }
-  static __device__ __forceinline__ float reference(float m) { return m == -infinity<float>() ? 0.f : m; }
   template <int kWarps, int kRows>
   static __device__ __forceinline__ float most_of(const float2 (&states)[kWarps][kRows], int row) {
     float m = states[0][row].x;
@@ -323,7 +322,7 @@ struct DecodeBody {
     for (unsigned i = threadIdx.x; i < 8 * packs; i += max_threads) {
       const int row = first + int(i / packs), col = int(i % packs * 4);
       if (row >= part.rows) break;
-      const float m = DecodeWeights<P, 1>::most_of(states, row), reference = DecodeWeights<P, 1>::reference(m);
+      const float m = DecodeWeights<P, 1>::most_of(states, row), reference = softmax_reference(m);
       float l = 0.f;
       Pack<float, 4> sums = broadcast<4>(0.f);
       KERNELS_UNROLL
@@ -420,7 +419,7 @@ struct DecodeBody {
       float m = greater(before.x, mine.x);
       KERNELS_UNROLL
       for (int mask = kPartsAtOnce / 2; mask > 0; mask /= 2) m = greater(m, __shfl_xor_sync(0xffffffffu, m, mask));
-      const float reference = DecodeWeights<P, 1>::reference(m), factor = arch::exp2_flushed(mine.x - reference);
+      const float reference = softmax_reference(m), factor = arch::exp2_flushed(mine.x - reference);
       float l = mine.y * factor;
       KERNELS_UNROLL
       for (int mask = kPartsAtOnce / 2; mask > 0; mask /= 2) l += __shfl_xor_sync(0xffffffffu, l, mask);

@@ -271,7 +271,7 @@ struct PrefillWork {
     return {row_keys[row].begin - pos, row_keys[row].end - pos};
   }
   __device__ __forceinline__ float reference(int i, int half) const {
-    return largest[i][half] == -infinity<float>() ? 0.f : largest[i][half];
+    return softmax_reference(largest[i][half]);
   }
 };
 
