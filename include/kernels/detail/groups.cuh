@@ -132,11 +132,7 @@ Status each_group(const Exec& ex, const In& in, const Out& out, int64_t rows, in
     return launch<Body>(ex, how, {in, out, cols, Tiles(rows, row_groups), lanes_log2});
   };
   const auto fits = [&](int width) { return pack >= width && cols % width == 0 && group % width == 0; };
-  if (fits(kWide)) return start(std::integral_constant<int, kWide>());
-  if constexpr (kMiddle > 1 && kMiddle < kWide) {
-    if (fits(kMiddle)) return start(std::integral_constant<int, kMiddle>());
-  }
-  return start(std::integral_constant<int, 1>());
+  return with_widest<kWide, kMiddle>(fits, start);
 }
 
 }  // namespace detail

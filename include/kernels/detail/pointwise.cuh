@@ -93,6 +93,16 @@ struct PointwiseBody {
   }
 };
 
+// start(N) for the first of kWide, kMiddle and 1 that fits.
+template <int kWide, int kMiddle, class Fits, class Start>
+Status with_widest(const Fits& fits, const Start& start) {
+  if (fits(kWide)) return start(std::integral_constant<int, kWide>());
+  if constexpr (kMiddle > 1 && kMiddle < kWide) {
+    if (fits(kMiddle)) return start(std::integral_constant<int, kMiddle>());
+  }
+  return start(std::integral_constant<int, 1>());
+}
+
 // In packs of kWide, of kMiddle or of single elements: the widest that `pack` allows and that divide the columns. Of a
 // single row the columns that are left come one by one.
 template <int kWide, int kMiddle = 1, int kBytes = tuning::kBytesInFlight, class F>
@@ -111,11 +121,7 @@ Status each_pack(const Exec& ex, const F& f, int64_t rows, int64_t cols, int pac
     return launch<Body>(ex, how, params);
   };
   const auto fits = [&](int width) { return pack >= width && (cols % width == 0 || (F::takes_rest && rows == 1)); };
-  if (fits(kWide)) return start(std::integral_constant<int, kWide>());
-  if constexpr (kMiddle > 1 && kMiddle < kWide) {
-    if (fits(kMiddle)) return start(std::integral_constant<int, kMiddle>());
-  }
-  return start(std::integral_constant<int, 1>());
+  return with_widest<kWide, kMiddle>(fits, start);
 }
 
 }  // namespace detail
