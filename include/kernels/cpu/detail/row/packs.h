@@ -1,7 +1,7 @@
 // The packs in which the CPU reads and writes a row.
 #pragma once
 
-#include "../../../functor.h"
+#include "../../../functor/experts.h"
 #include "lanes.h"
 
 KERNELS_BEGIN
@@ -37,6 +37,15 @@ KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(Both), (any_width<A, B>));
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MappedSource), (any_width<A, B>));
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MappedSink), (any_width<A, B>));
 KERNELS_ANY_WIDTH(KERNELS_TWO, KERNELS_PAIR(MapChain), (any_width<A, B>));
+// These find their rows elsewhere, and read there as others do.
+KERNELS_ANY_WIDTH(class A, Repeated<A>, any_width<A>);
+KERNELS_ANY_WIDTH(class A, Gathered<A>, any_width<A>);
+KERNELS_ANY_WIDTH(class A, Paired<A>, any_width<A>);
+#define KERNELS_STACKED Stacked<A, kParts>
+#define KERNELS_COUNTED class A, int kParts
+KERNELS_ANY_WIDTH(KERNELS_COUNTED, KERNELS_STACKED, any_width<A>);
+#undef KERNELS_COUNTED
+#undef KERNELS_STACKED
 #undef KERNELS_PAIR
 #undef KERNELS_TWO
 #undef KERNELS_ANY_WIDTH
