@@ -51,15 +51,26 @@ constexpr unsigned kNeeds = 0
 #if defined(__AVX512VL__)
     | 1u << 9
 #endif
+#if defined(__AVX512BF16__)
+    | 1u << 10
+#endif
     ;
 
 #if defined(__GNUC__) && defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports() knows f16c. Asked once: in a virtual machine cpuid takes ten
+// Not every compiler's __builtin_cpu_supports() knows these. Asked once: in a virtual machine cpuid takes ten
 // microseconds.
 KERNELS_OF_THIS_LIBRARY inline bool has_f16c() {
   static const bool has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  }();
+  return has;
+}
+KERNELS_OF_THIS_LIBRARY inline bool has_avx512bf16() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool has_second = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && a >= 1;
+    return has_second && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1u) != 0;
   }();
   return has;
 }
@@ -80,6 +91,7 @@ inline Status machine_has(unsigned needs) {
   KERNELS_NEEDS(7, "avx512bw", __builtin_cpu_supports("avx512bw"));
   KERNELS_NEEDS(8, "avx512dq", __builtin_cpu_supports("avx512dq"));
   KERNELS_NEEDS(9, "avx512vl", __builtin_cpu_supports("avx512vl"));
+  KERNELS_NEEDS(10, "avx512bf16", __builtin_cpu_supports("avx512f") && has_avx512bf16());
 #undef KERNELS_NEEDS
 #else
   (void)needs;
