@@ -8,10 +8,20 @@
 //
 // Every sum is made of the same stretches in the same order, whichever tile, block or thread it falls to: K alone
 // decides.
+//
+// Where both operands are nothing but bfloat16 in memory and the machine has dot products of these (AVX512-BF16),
+// panels hold them as they are, each lane two neighbouring k: then an instruction multiplies and adds both. (AMX, whose
+// tiles are another kind of register, which the system has to be asked for, is not used.)
 #pragma once
 
 #include "../../exec.h"
 #include "inputs.h"
+
+#if KERNELS_VECTORS && defined(__AVX512F__) && defined(__AVX512BF16__)
+#define KERNELS_BF16_DOTS 1
+#else
+#define KERNELS_BF16_DOTS 0
+#endif
 
 KERNELS_BEGIN
 namespace detail {
@@ -31,17 +41,76 @@ inline KERNELS_INLINE void transpose(Register<C> (&rows)[sizeof...(i)], std::int
   }
 }
 
+// ---- operands ------------------------------------------------------------------------------------------------------
+
+// How panels hold numbers of type T: so many neighbouring k of a row together in each lane of a vector, and what their
+// products are summed in.
+template <class T>
+struct Operand {
+  using Sum = T;
+  using Lane = T;
+  static constexpr int together = 1;
+};
+template <>
+struct Operand<bfloat16> {
+  using Sum = float;
+  using Lane = uint32_t;
+  static constexpr int together = 2;
+};
+template <class T>
+using Sum = typename Operand<T>::Sum;
+template <class T>
+using LanesOf = Register<typename Operand<T>::Lane>;
+
+template <class T>
+inline KERNELS_INLINE LanesOf<T> lanes_at(const T* from) {
+  LanesOf<T> v;
+  copy_bytes<int(sizeof(v))>(&v, from);
+  return v;
+}
+// The numbers of one lane, in all of them.
+template <class T>
+inline KERNELS_INLINE LanesOf<T> in_all_lanes(const T* from) {
+  typename Operand<T>::Lane lane;
+  memcpy(&lane, from, sizeof(lane));
+  return in_register(broadcast<kLanes<Sum<T>>>(lane));
+}
+
+// sums + the products of all numbers of a lane.
+template <class T>
+inline KERNELS_INLINE Register<Sum<T>> add_products(const LanesOf<T>& a, const LanesOf<T>& b,
+                                                    const Register<Sum<T>>& sums) {
+#if KERNELS_BF16_DOTS
+  if constexpr (std::is_same<T, bfloat16>::value) return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+  else return multiply_add<T>(a, b, sums);
+#else
+  return multiply_add<T>(a, b, sums);
+#endif
+}
+
+// Whether a source is nothing but bfloat16 in memory: not where maps, scales or a norm make other numbers of them.
+template <class S>
+constexpr bool is_plain_bfloat16 = std::is_same<typename Traits<S>::Code, bfloat16>::value && !Traits<S>::scaled;
+// What panels hold for a product.
+template <class X, class W>
+using panel_type = std::conditional_t<KERNELS_BF16_DOTS && is_plain_bfloat16<X> && is_plain_bfloat16<W>, bfloat16,
+                                      product_type<X, W>>;
+
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 
-// Sizes in elements. What a thread has on its stack stays below 512 KB, and so in the second-level cache.
-template <class C>
+// Sizes in elements, for panels of T. What a thread has on its stack stays below 512 KB, and so in the second-level
+// cache.
+template <class T>
 struct Tiles {
-  static constexpr int lanes = kLanes<C>;
+  using C = Sum<T>;
+  static constexpr int lanes = kLanes<C>, together = Operand<T>::together;
+  // So many rows and k are turned around at a time: a square of lanes.
+  static constexpr int square = lanes * together;
   // As many sums as there are registers for, next to two vectors of weights and an input.
   static constexpr int rows = kVectorBytes == 64 ? 14 : 6, cols = 2 * lanes;
   static constexpr int size = rows * cols;
   // A stretch of K: a panel of weights and one of inputs fit the first-level cache.
-  static constexpr int depth = 768 / int(sizeof(C));
+  static constexpr int depth = 768 / int(sizeof(T));
   static constexpr int block_rows = 266 / rows * rows, block_cols = 1024 / int(sizeof(C));
 };
 
@@ -52,38 +121,41 @@ struct Tiles {
 #define KERNELS_NOINLINE
 #endif
 
-// The sums of a tile's first rows over a stretch of K. x: rows of `depth`; w: a row of `cols` for each k. ahead(i) is
-// called now and then, with 0, 1, 2 ...: it has the time to prefetch what will be needed next.
+// The sums of a tile's first rows over a stretch of K, in steps of as many k as a lane holds. x: rows of `depth`; w:
+// `cols` lanes for each step. ahead(i) is called now and then, with 0, 1, 2 ...: it has the time to prefetch what will
+// be needed next.
 constexpr int kAhead = 16;
-template <class C, class Ahead, int... row>
-KERNELS_NOINLINE void multiply(const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead,
+template <class T, class Ahead, int... row>
+KERNELS_NOINLINE void multiply(const T* x, const T* w, int steps, bool first, Sum<T>* tile, const Ahead& ahead,
                                std::integer_sequence<int, row...>) {
-  using T = Tiles<C>;
+  using Tile = Tiles<T>;
+  using C = Sum<T>;
   Register<C> left[] = {(void(row), Register<C>{})...}, right[] = {(void(row), Register<C>{})...};
-  for (int begin = 0; begin < depth; begin += kAhead) {
+  for (int begin = 0; begin < steps; begin += kAhead) {
     ahead(begin / kAhead);
-    const int end = lesser(depth, begin + kAhead);
-    for (int k = begin; k < end; ++k) {
-      const Register<C> w0 = vector_at(w + k * T::cols), w1 = vector_at(w + k * T::cols + T::lanes);
-      const auto add = [&](Register<C>& l, Register<C>& r, const C* value) KERNELS_INLINE {
-        const Register<C> v = in_register(broadcast<T::lanes>(*value));
-        l = multiply_add<C>(v, w0, l), r = multiply_add<C>(v, w1, r);
+    const int end = lesser(steps, begin + kAhead);
+    for (int step = begin; step < end; ++step) {
+      const T* const at = w + step * Tile::cols * Tile::together;
+      const LanesOf<T> w0 = lanes_at(at), w1 = lanes_at(at + Tile::square);
+      const auto add = [&](Register<C>& l, Register<C>& r, const T* values) KERNELS_INLINE {
+        const LanesOf<T> v = in_all_lanes(values);
+        l = add_products<T>(v, w0, l), r = add_products<T>(v, w1, r);
       };
-      (add(left[row], right[row], x + row * T::depth + k), ...);
+      (add(left[row], right[row], x + row * Tile::depth + step * Tile::together), ...);
     }
   }
   const auto add = [&](C* to, const Register<C>& sums)
                        KERNELS_INLINE { put_vector<C>(to, first ? sums : vector_at(to) + sums); };
-  ((add(tile + row * T::cols, left[row]), add(tile + row * T::cols + T::lanes, right[row])), ...);
+  ((add(tile + row * Tile::cols, left[row]), add(tile + row * Tile::cols + Tile::lanes, right[row])), ...);
 }
 // Few rows cost less than a whole tile.
-template <int kRows, class C, class Ahead>
-inline void multiply_rows(int rows, const C* x, const C* w, int depth, bool first, C* tile, const Ahead& ahead) {
+template <int kRows, class T, class Ahead>
+inline void multiply_rows(int rows, const T* x, const T* w, int steps, bool first, Sum<T>* tile, const Ahead& ahead) {
   constexpr int fewer = kRows - 4;
   if constexpr (fewer > 0) {
-    if (rows <= fewer) return multiply_rows<fewer>(rows, x, w, depth, first, tile, ahead);
+    if (rows <= fewer) return multiply_rows<fewer>(rows, x, w, steps, first, tile, ahead);
   }
-  multiply(x, w, depth, first, tile, ahead, std::make_integer_sequence<int, kRows>());
+  multiply(x, w, steps, first, tile, ahead, std::make_integer_sequence<int, kRows>());
 }
 
 // ---- the product ---------------------------------------------------------------------------------------------------
@@ -97,8 +169,9 @@ void each_matrix(const W& w, const F& f) {
 
 template <class X, class W, class Out>
 class Gemm {
-  using C = product_type<X, W>;
-  using T = Tiles<C>;
+  using Number = panel_type<X, W>;
+  using C = Sum<Number>;
+  using T = Tiles<Number>;
   using State = decltype(row_state(std::declval<const X&>(), 0, 0));
   static constexpr int kMatrices = is_gated<W>::value ? 2 : 1, kBlockCols = T::block_cols / kMatrices;
 
@@ -142,11 +215,12 @@ class Gemm {
   }
 
   void rectangle(int64_t m_begin, int64_t m_end, int64_t n_begin, int64_t n_end) const {
-    alignas(64) C inputs[T::block_rows * T::depth], weights[T::depth * T::cols], sums[T::block_rows * T::block_cols];
+    alignas(64) Number inputs[T::block_rows * T::depth], weights[T::depth * T::cols];
+    alignas(64) C sums[T::block_rows * T::block_cols];
     State states[T::block_rows];
     const int64_t rows = block(m_end - m_begin, T::block_rows, T::rows),
                   cols = block(n_end - n_begin, kBlockCols, T::cols);
-    const int64_t depth = block(shape_.k, T::depth, kWidestPack);
+    const int64_t depth = block(shape_.k, T::depth, greater(kWidestPack, T::square));
     for (int64_t m = m_begin; m < m_end; m += rows) {
       const int height = int(lesser(rows, m_end - m));
       for (int r = 0; r < height; ++r) {
@@ -158,7 +232,7 @@ class Gemm {
         // Where there is no K, the tiles are still filled with zeros.
         int64_t k = 0;
         do {
-          const int stretch = int(lesser(depth, shape_.k - k));
+          const int stretch = int(lesser(depth, shape_.k - k)), steps = (stretch + T::together - 1) / T::together;
           const int64_t next_k = k + stretch < shape_.k ? k + stretch : 0;
           C* tile = sums;
           for (int64_t col = n; col < cols_end; col += T::cols) {
@@ -168,7 +242,7 @@ class Gemm {
               turn_weights(source, weights_ + col, width, k, stretch, weights);
               for (int row = 0; row < height; row += T::rows, tile += T::size) {
                 const int few = lesser(T::rows, height - row);
-                C* const x = inputs + row * T::depth;
+                Number* const x = inputs + row * T::depth;
                 if (col == n && matrix == 0) copy_inputs(states + row, m + row, few, k, stretch, x);
                 // What is copied next comes into the cache meanwhile: the next tile's inputs, and a share of the next
                 // weights.
@@ -181,7 +255,7 @@ class Gemm {
                     prefetch(x_, r, k, k + stretch);
                   if (w_row + i < w_end) prefetch(source, weights_ + w_row + i, w_k, lesser(w_k + stretch, shape_.k));
                 };
-                multiply_rows<T::rows>(few, x, weights, stretch, k == 0, tile, ahead);
+                multiply_rows<T::rows>(few, x, weights, steps, k == 0, tile, ahead);
                 if (matrix + 1 == kMatrices && k + stretch == shape_.k) {
                   const C* const first = tile - matrix * tiles(height, T::rows) * T::size;
                   for (int r = 0; r < few; ++r)
@@ -196,54 +270,62 @@ class Gemm {
     }
   }
 
-  void copy_inputs(const State* states, int64_t m, int height, int64_t k, int stretch, C* to) const {
-    for (int r = 0; r < height; ++r)
+  // Zeros behind a stretch that does not fill its last lane are multiplied with those behind the weights.
+  void copy_inputs(const State* states, int64_t m, int height, int64_t k, int stretch, Number* to) const {
+    const auto clear = [&](int r, int from) {
+      for (int i = from; i < stretch || i % T::together != 0; ++i) to[r * T::depth + i] = convert<Number>(0.f);
+    };
+    for (int r = 0; r < height; ++r) {
       read_row(with_state(x_, states[r], shape_.k), m + r, k, stretch, to + r * T::depth);
-    // Rows that only fill up the tile; what comes of them is not looked at.
-    for (int r = height; r < T::rows; ++r) {
-      for (int i = 0; i < stretch; ++i) to[r * T::depth + i] = C(0);
+      clear(r, stretch);
     }
+    // Rows that only fill up the tile; what comes of them is not looked at.
+    for (int r = height; r < T::rows; ++r) clear(r, 0);
   }
 
-  // A panel: the weights of `width` results, side by side for each k.
+  // A panel: the weights of `width` results, side by side for each step.
   template <class Source>
-  void turn_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, C* to) const {
+  void turn_weights(const Source& source, int64_t n, int width, int64_t k, int stretch, Number* to) const {
     for (int left = 0; left < T::cols; left += T::lanes) {
+      Number* const panel = to + left * T::together;
       int done = 0;
       if constexpr (any_width<Source>) {
         if (left + T::lanes <= width) {
-          for (; done + T::lanes <= stretch; done += T::lanes) {
+          for (; done + T::square <= stretch; done += T::square) {
             turn([&](int i) KERNELS_INLINE {
-              const auto fetched = fetch<T::lanes>(source, n + left + i, k + done);
-              return in_register(convert<C>(resolve(source, fetched, n + left + i, k + done)));
-            }, to + done * T::cols + left);
+              const auto fetched = fetch<T::square>(source, n + left + i, k + done);
+              return bit_cast<LanesOf<Number>>(values<Number>(source, fetched, n + left + i, k + done));
+            }, panel + done * T::cols);
           }
         }
       }
       if (done == stretch) continue;
       // What cannot be read by the square is copied first, with zeros around it.
-      alignas(64) C rows[T::lanes * T::depth];
+      alignas(64) Number rows[T::lanes * T::depth];
       for (int i = 0; i < T::lanes; ++i) {
         int filled = done;
         if (left + i < width) {
           read_row(source, n + left + i, k + done, stretch - done, rows + i * T::depth + done);
           filled = stretch;
         }
-        for (; filled < stretch || filled % T::lanes != 0; ++filled) rows[i * T::depth + filled] = C(0);
+        for (; filled < stretch || filled % T::square != 0; ++filled)
+          rows[i * T::depth + filled] = convert<Number>(0.f);
       }
-      for (; done < stretch; done += T::lanes) {
-        turn([&](int i) KERNELS_INLINE { return vector_at(rows + i * T::depth + done); }, to + done * T::cols + left);
+      for (; done < stretch; done += T::square) {
+        turn([&](int i) KERNELS_INLINE { return lanes_at(rows + i * T::depth + done); }, panel + done * T::cols);
       }
     }
   }
   template <class Row, int... i>
-  static KERNELS_INLINE void turn(const Row& row, C* to, std::integer_sequence<int, i...> lanes) {
-    Register<C> square[] = {row(i)...};
-    transpose<1, C>(square, lanes);
-    (put_vector<C>(to + i * T::cols, square[i]), ...);
+  static KERNELS_INLINE void turn(const Row& row, Number* to, std::integer_sequence<int, i...> lanes) {
+    LanesOf<Number> square[] = {row(i)...};
+    transpose<1, typename Operand<Number>::Lane>(square, lanes);
+    (copy_bytes<int(sizeof(square[i]))>(to + i * T::cols * T::together, &square[i]), ...);
   }
   template <class Row>
-  static KERNELS_INLINE void turn(const Row& row, C* to) { turn(row, to, std::make_integer_sequence<int, T::lanes>()); }
+  static KERNELS_INLINE void turn(const Row& row, Number* to) {
+    turn(row, to, std::make_integer_sequence<int, T::lanes>());
+  }
 
   const X& x_;
   const W& w_;

@@ -1,4 +1,4 @@
-// How products read their operands and hand over their results on the CPU: stretches of a row as floats, in a buffer;
+// How products read their operands and hand over their results on the CPU: stretches of a row as numbers, in a buffer;
 // of rows that are normalized on the way in, the state first. And what is done with the lanes of vectors.
 #pragma once
 
@@ -42,14 +42,20 @@ KERNELS_INLINE inline Pack<C, kCount> sums_of(Register<C> (&v)[kCount]) {
   }
 }
 
+// What was fetched as numbers of type C. As bfloat16 only codes of that type are read, and these as they are.
+template <class C, class Source, class Fetched>
+KERNELS_INLINE inline auto values(const Source& source, const Fetched& fetched, int64_t row, int64_t col) {
+  if constexpr (std::is_same<C, bfloat16>::value) return fetched.unpack();
+  else return convert<C>(resolve(source, fetched, row, col));
+}
+
 // A source's values in columns [begin, begin + count) of a row.
 template <class Source, class C>
 void read_row(const Source& source, int64_t row, int64_t begin, int64_t count, C* to) {
   const Packs<Source, DirectStore<C, C>> packs(source, DirectStore<C, C>(to, 0), begin % kWidestPack == 0 ? count : 1);
   packs.each(begin, begin + count, [&source, row, begin, to](auto width, int64_t col) KERNELS_INLINE {
     constexpr int N = decltype(width)::value;
-    const Pack<C, N> values = convert<C>(resolve(source, fetch<N>(source, row, col), row, col));
-    put_pack(to + (col - begin), values);
+    put_pack(to + (col - begin), values<C>(source, fetch<N>(source, row, col), row, col));
   });
 }
 
