@@ -108,21 +108,13 @@ namespace detail {
 
 // Bodies that begin before the kernel ahead of them has ended (programmatic dependent launch), and wait for it by
 // themselves: with grid_dependency_pass(), in every block that does anything, which also lets the next kernel begin as
-// soon as there is room. With constant weights the next kernel may begin before that. For other bodies entry() waits
-// first of all, and lets the next kernel begin if they are so few that all run at a time: with 49,152 blocks of one
-// warp this alone took 60 us.
+// soon as there is room, or without that (Launch::next_waits). With constant weights the next kernel may begin before
+// that. For other bodies entry() waits first of all, and lets the next kernel begin if they are so few that all run at
+// a time: with 49,152 blocks of one warp this alone took 60 us.
 template <class Body, class = void>
 struct waits_by_itself : std::false_type {};
 template <class Body>
 struct waits_by_itself<Body, void_t<decltype(Body::waits_by_itself)>> : std::true_type {};
-// Those that take nearly all shared memory let the next kernel begin only as they end (Body::next_waits): a
-// multiprocessor keeps its division into shared memory and L1 as long as any block is on it, so that in a chain that
-// never drains the kernels behind them run with what is left for the L1. H200, Mistral-7B, 16,000 keys: the product
-// behind decode() took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
-template <class Body, class = void>
-struct next_waits : std::false_type {};
-template <class Body>
-struct next_waits<Body, void_t<decltype(Body::next_waits)>> : std::integral_constant<bool, Body::next_waits> {};
 
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function
 // run(Params).
@@ -139,6 +131,11 @@ struct Launch {
   size_t shared = 0;
   int cluster = 1;  // blocks along x that form a cluster
   bool second = false;  // behind another kernel of the same call; may be scheduled before that one has ended
+  // Lets the next kernel begin only as this one ends; for those that take nearly all shared memory. A multiprocessor
+  // keeps its division into shared memory and L1 as long as any block is on it, so that in a chain that never drains
+  // the kernels behind run with what is left for the L1. H200, Mistral-7B, 16,000 keys: the product behind decode()
+  // took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
+  bool next_waits = false;
 };
 
 constexpr size_t kSharedWithoutOptIn = 40 << 10;  // of 48 KB: bodies also have a little static shared memory
@@ -291,10 +288,11 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
                        image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-    const bool next_at_once = waits_by_itself<Body>::value
-                                  ? ex.constant_weights() && !next_waits<Body>::value
-                                  : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
-    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, early && next_at_once));
+    const bool may_be_next = waits_by_itself<Body>::value
+                                 ? ex.constant_weights()
+                                 : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
+    const bool next_at_once = early && may_be_next && !how.next_waits;
+    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, next_at_once));
   }
 };
 

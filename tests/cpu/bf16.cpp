@@ -366,3 +366,18 @@ TEST_CASE("bf16: few tokens and many, through the door") {
   }
   CHECK_TALLY(t);
 }
+
+// Which way a call took shows in what becomes of subnormal inputs.
+TEST_CASE("bf16: up to 4 tokens keep subnormal numbers") {
+  for (const int64_t m : {1, 4, 5, 40}) {
+    Matrix x(m, 64), w(3, 64);
+    for (int64_t c = 0; c < 64; ++c) {
+      for (int64_t r = 0; r < m; ++r) x.set(r, c, k::convert<bfloat16>(std::ldexp(1.f, -130)));
+      for (int64_t r = 0; r < 3; ++r) w.set(r, c, k::convert<bfloat16>(1024.f));
+    }
+    Guarded<float> y(m, 3, 3);
+    REQUIRE(k::cpu::matmul(on_threads(1), x.source(), w.source(), k::store(y.data(), 3), {m, 3, 64}));
+    y.download();
+    CHECK(y.get(m - 1, 2) == (has_dots && m > 4 ? 0.f : std::ldexp(1.f, -114)));
+  }
+}

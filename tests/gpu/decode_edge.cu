@@ -101,8 +101,20 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   // Four items: a block of 128 keys each, then clusters of up to 8, in which warps take 8 tiles at most.
   CHECK((said(100).blocks == 4 && said(100).splits == 1 && said(100).tile_keys == 128 &&
          said(100).path == k::AttentionPath::precise));
-  CHECK((said(200).splits == 2 && said(1000).splits == 8 && said(1000).blocks == 32 && said(8192).splits == 8));
-  CHECK((said(8193).splits == 0 && said(1, 10000).splits == 0 && said(0).splits == 0));
+  if (have_clusters()) {
+    CHECK((said(200).splits == 2 && said(1000).splits == 8 && said(1000).blocks == 32 && said(8192).splits == 8));
+    CHECK((said(8193).splits == 0 && said(1, 10000).splits == 0 && said(0).splits == 0));
+    // Fewer multiprocessors than clusters of two would take.
+    k::DeviceInfo small = k::Exec{}.device();
+    small.sm_count = 7;
+    k::AttentionPlan less;
+    REQUIRE(k::decode_plan<64>(k::Exec(plans.stream, small), k::load(plans.p, 4096), kv,
+                               k::store(plans.results.data(), 4096), {2, 1, 4, 2, 64}, k::no_mask(),
+                               k::Attention{}.most_keys(400), k::DecodeMode::automatic, less));
+    CHECK((less.splits == 1 && less.blocks == 4));
+  } else {
+    CHECK((said(512).splits == 1 && said(513).splits == 0));
+  }
   // So many items that no two blocks can have one together, and warps take 4 tiles; one more than run at a time.
   const int64_t most = sm_count() / 2;
   CHECK((said(512, most).splits == 1 && said(512, most).blocks == 2 * most && said(513, most).splits == 0));

@@ -1,4 +1,4 @@
-// The sizes of heads that attention has kernels for, and what tiles they get: the one place to add another. A head
+// The sizes of heads that attention has kernels for, and what tiles they get: the first place to add another. A head
 // between two sizes is filled up with zeros.
 #pragma once
 
@@ -25,7 +25,7 @@ struct HeadSize {
 
 // With 64 columns a third group of sm_90a has room, and exponentials are what takes long, unless the producer needs
 // registers to decode; with 256 there is room for 80 keys, or for 64 and their codes.
-constexpr HeadSize kHeadSizes[] = {
+inline constexpr HeadSize kHeadSizes[] = {
     {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 8},
     {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 32, 8},
     {256, 256, 4, 1, 64, 256, 1, {80, 2}, {64, 2}, 16, 4},

@@ -9,8 +9,9 @@
 // float (double when x is double), in many partial sums. Each result reaches the sink once: a residual may be added in
 // place. What x reads must not be written. The same input gives the same bits, whatever the number of threads.
 //
-// Compiled for AVX512-BF16, products of more than 4 tokens whose inputs and weights are nothing but bfloat16 in memory
-// take its dot products: subnormal inputs and weights then count as 0, and so does a sum below 2^-126.
+// Compiled for AVX512-BF16, products of more than 4 tokens, of groups and with batch_invariant whose inputs and weights
+// are nothing but bfloat16 in memory take its dot products: subnormal inputs and weights then count as 0, and so does a
+// sum below 2^-126.
 //
 // Groups are made one after the other, as tiles of many tokens: those with few read their weights several times slower.
 // Offsets are the host's.

@@ -81,9 +81,10 @@ class DecodeEngine {
     using Body = ShortDecodeBody<P, 64>;
     constexpr int most_dim = kLargest == 0 || kLargest > kMostShortDim ? kMostShortDim : kLargest;
     constexpr int64_t most_keys = tuning::kShortTilesOfCluster * Body::kMostBlocks * Body::kWarps * kDecodeKeys;
-    const int64_t keys = p_.options.expected_keys();
-    return keys > 0 && keys <= most_keys && p_.splits == 0 && p_.shape.q_len * p_.group <= Body::kRows &&
-           p_.dim <= most_dim && p_.v_dim <= most_dim && p_.q_pack >= wide_pack<typename P::Q>;
+    const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads;
+    return keys > 0 && keys <= most_keys && items <= Body::kBlocksOnEach * ex_.device().sm_count && p_.splits == 0 &&
+           p_.shape.q_len * p_.group <= Body::kRows && p_.dim <= most_dim && p_.v_dim <= most_dim &&
+           p_.q_pack >= wide_pack<typename P::Q>;
   }
   // It does if its keys are so few that a warp has a few tiles of them.
   Status short_sequences(bool& taken) {
@@ -91,7 +92,7 @@ class DecodeEngine {
         greater(p_.dim, p_.v_dim), [&](auto size) -> Status {
           using Body = ShortDecodeBody<P, size()>;
           Launch how;
-          KERNELS_TRY(share_out<Body>(how, taken));
+          KERNELS_TRY(size_clusters<Body>(how, taken));
           if (!taken) return {};
           if (plan_ == nullptr) return launch<Body>(ex_, how, p_);
           plan_->path = AttentionPath::precise;
@@ -107,7 +108,7 @@ class DecodeEngine {
   // Clusters are as large as there are keys for, as long as all of them run at the same time: where one of 32 clusters
   // of 4 blocks had to wait, 32 heads with 1,024 keys took 15.0 us instead of 10.9 (H200).
   template <class Body>
-  Status share_out(Launch& how, bool& few) const {
+  Status size_clusters(Launch& how, bool& taken) const {
     const int64_t keys = p_.options.expected_keys(), items = p_.shape.batch * p_.shape.kv_heads,
                   tile = Body::kWarps * kDecodeKeys;
     const int rows = int(p_.shape.q_len * p_.group);
@@ -122,13 +123,14 @@ class DecodeEngine {
       more.shared = Body::shared_bytes(rows, more.cluster);
       more.grid.x = unsigned(items * more.cluster);
       int64_t resident = 0;
-      KERNELS_TRY(resident_clusters<Body>(ex_, more, resident));
-      if (items > resident) break;
+      if (items * more.cluster > Body::kBlocksOnEach * ex_.device().sm_count ||
+          !resident_clusters<Body>(ex_, more, resident).ok() || items > resident)
+        break;
       how = more;
     }
     how.grid.x = unsigned(items * how.cluster);
     const int most = how.cluster == Body::kMostBlocks ? tuning::kShortTilesOfCluster : tuning::kShortTiles;
-    few = items <= Body::kBlocksOnEach * ex_.device().sm_count && keys <= most * how.cluster * tile;
+    taken = keys <= most * how.cluster * tile;
     return {};
   }
 
@@ -177,6 +179,7 @@ class DecodeEngine {
     how.threads = 32 * warps;
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
+    how.next_waits = Rows::fills_shared;
     return launch<DecodeBody<P, Rows>>(ex_, how, p_);
   }
   template <class Rows>

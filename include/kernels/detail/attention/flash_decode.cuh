@@ -255,14 +255,14 @@ template <class P, class Rows>
 struct DecodeBody {
   static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
-  static constexpr bool waits_by_itself = true, next_waits = Rows::fills_shared;
+  static constexpr bool waits_by_itself = true;
   using Params = P;
   using Schedule = typename Rows::Schedule;
   using States = float2[kWarps][kRows];
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    if constexpr (next_waits) arch::grid_dependency_wait();
+    if constexpr (Rows::fills_shared) arch::grid_dependency_wait();
     else arch::grid_dependency_pass();
     const Schedule schedule(p);
     if (schedule.idle()) return;

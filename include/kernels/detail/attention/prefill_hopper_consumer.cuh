@@ -58,7 +58,7 @@ struct HopperConsumer : Parts {
     const int group = group_of_warp();
     Parities keys_at, values_at;
     if (group == kGroups - 1) pass_turn(group);
-    each_item(p, params.grid, [&](int number, unsigned) {
+    each_item(params.grid, [&](int number, unsigned) {
       const Item& item = wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       unsigned char* const queries = queries_of(memory, number, group);

@@ -13,9 +13,9 @@
 //   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
 //   softmax:                  |   1    |        |   2    |
 //
-// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the queries, the
-// first keys and values of the next come in. What is done with logits is that of prefill_softmax.cuh, which rows a
-// block has and which keys these see that of prefill_rows.cuh.
+// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and
+// values of the next come in, and its queries where there is room for them. What is done with logits is that of
+// prefill_softmax.cuh, which rows a block has and which keys these see that of prefill_rows.cuh.
 #pragma once
 
 #include "../../arch/sm90.cuh"
@@ -60,20 +60,20 @@ struct HopperItems {
   // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
   // more. Where they are is computed anew each time, as the loop over keys needs the registers.
   template <class F>
-  static __device__ __forceinline__ void each_item(const P& p, const PrefillGrid& grid, const F& f) {
+  static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
     int number = 0;
 #pragma unroll 1
-    while (has_item(p, grid, number) && f(number, tile_of(p, grid, number))) ++number;
+    while (has_item(grid, number) && f(number, tile_of(grid, number))) ++number;
   }
-  static __device__ __forceinline__ bool has_item(const P& p, const PrefillGrid& grid, int number) {
-    const bool in_a_row = PrefillGrid::even(p) && !grid.stay;
-    return (!in_a_row || unsigned(number) < grid.of_block) && tile_of(p, grid, number) < unsigned(grid.tiles_in_all);
+  static __device__ __forceinline__ bool has_item(const PrefillGrid& grid, int number) {
+    if (!grid.stay && grid.step == 1 && unsigned(number) >= grid.of_block) return false;
+    return tile_of(grid, number) < unsigned(grid.tiles_in_all);
   }
-  // Where blocks stay, the last one takes the first tile of every other round: who had more keys then has fewer.
-  static __device__ __forceinline__ unsigned tile_of(const P& p, const PrefillGrid& grid, int number) {
+  // Where blocks stay, every other round goes from the last block to the first.
+  static __device__ __forceinline__ unsigned tile_of(const PrefillGrid& grid, int number) {
     const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
-    if (grid.stay) return unsigned(number) * count + (number % 2 == 0 ? index : count - 1 - index);
-    return index * grid.of_block + unsigned(number) * (PrefillGrid::even(p) ? 1 : count);
+    if (!grid.stay) return index * grid.of_block + unsigned(number) * grid.step;
+    return unsigned(number) * count + (number % 2 == 0 ? index : count - 1 - index);
   }
 
   // By a whole warp, for all of its lanes.
@@ -106,7 +106,7 @@ struct HopperItems {
   }
 };
 
-// What 227 KB have room for. Where there is none for the next queries, a block takes one tile of them.
+// What 227 KB have room for. Where there is none for the next queries, these wait until results are out.
 template <int kDim, bool kInEight>
 constexpr int hopper_stages = kDim == 64 || kInEight ? 3 : 2;
 template <int kDim, bool kDecodes>
@@ -168,16 +168,23 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
                                       (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  // As many blocks as run at the same time take all tiles, so that what comes before and behind these is paid for once:
-  // H200, bench_prefill, 16 heads of 128 columns and 2,048 keys took 496 us with a block for each tile (so 477), causal
-  // 311 (280). Not where a head has many tiles, as rounds then meet tiles of like size: 8 heads of 256 columns and
-  // 8,192 keys, causal, took 968 us (so 1,151). And with 64 columns a block takes all of the few tiles of a head, or of
-  // several: 512 keys, causal, 182 us (so 196). A tile of queries is taken to have as many keys; the rest of the costs
-  // is in tiles of keys.
+  // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
+  // out evenly: there are many, and of a head either few or a multiple of 8. With other numbers causal calls meet long
+  // tiles in the same blocks again and again (up to 30 % more for a block, simulated). H200, bench_prefill, 16 heads of
+  // 128 columns: 2,048 keys take 537 us, a block for each tile 604; causal 316 and 358.
+  //
+  // With 64 columns and few tiles of a head, a block takes all of them instead, or those of several heads (512 keys,
+  // causal: 172 us, staying 187). A tile of queries is taken to have as many keys; the rest of the costs is in tiles of
+  // keys.
   static void share_out(PrefillGrid& grid) {
     const unsigned of_head = grid.tiles.divisor;
-    if (of_head <= 32 && (kDim > 64 || of_head > 8)) grid.stay = true, grid.most_blocks = grid.at_once;
-    if (grid.stay || of_head > 8 || kQueryStages == 1) return;
+    if (kDim > 64 || of_head > 8) {
+      const bool even = of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
+      grid.stay = even && grid.tiles_in_all >= 7 * int64_t(grid.at_once);
+      if (grid.stay) grid.most_blocks = grid.at_once;
+      return;
+    }
+    if (kQueryStages == 1) return;
     const auto cost = [&](unsigned each) {
       const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
       return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);

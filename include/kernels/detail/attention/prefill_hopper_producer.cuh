@@ -80,7 +80,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     }
     if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<Parts>(p);
     Parities keys_to, values_to;
-    each_item(p, params.grid, [&](int number, unsigned wanted) {
+    each_item(params.grid, [&](int number, unsigned wanted) {
       PrefillRows rows;
       SeenKeys all;
       if (!bring_item(params, shared, memory, number, wanted, rows, all)) return false;
@@ -215,7 +215,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
     Parities values_to;
-    each_item(p, params.grid, [&](int number, unsigned) {
+    each_item(params.grid, [&](int number, unsigned) {
       const Item& item = wait_for_item(shared, number);
       const PrefillRows rows = same_in_lanes(item.rows);
       if (rows.count == 0) return false;

@@ -112,7 +112,7 @@ struct LatentProducer : HopperItemProducer<Parts> {
     const P& p = params.problem;
     if (!PrefillGrid::even(p) && blockIdx.x == 0 && threadIdx.x / 32 == 1) params.grid.template count_rows<Parts>(p);
     Parities keys_to;
-    Parts::each_item(p, params.grid, [&](int number, unsigned wanted) {
+    Parts::each_item(params.grid, [&](int number, unsigned wanted) {
       PrefillRows rows;
       SeenKeys all;
       if (!HopperItemProducer<Parts>::bring_item(params, shared, memory, number, wanted, rows, all)) return false;
@@ -196,7 +196,7 @@ struct LatentWeights : Parts {
     unsigned char* const weights = memory + Parts::weight_run(p) * kRunBytes;
     Parities keys_at;
     int read_parity = 0;
-    Parts::each_item(p, params.grid, [&](int number, unsigned) {
+    Parts::each_item(params.grid, [&](int number, unsigned) {
       const Item& item = Parts::wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       if constexpr (!Parts::kCopiesQueries) {
@@ -327,7 +327,7 @@ struct LatentOutputs : Parts {
     const uint32_t weights = arch::shared_address(memory) + Parts::weight_run(p) * kRunBytes,
                    values = arch::shared_address(memory) + (Parts::value_run(p) + group * (kCols / 64)) * kRunBytes;
     Parities keys_at;
-    Parts::each_item(p, params.grid, [&](int number, unsigned) {
+    Parts::each_item(params.grid, [&](int number, unsigned) {
       const Item& item = Parts::wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       const int tiles = Tiles(item.all).count;

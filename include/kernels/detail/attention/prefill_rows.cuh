@@ -96,7 +96,8 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
-  unsigned of_block = 1;  // how many of them a block takes, in a row
+  unsigned of_block = 1;  // how many of them a block takes in a row,
+  unsigned step = 1;      // or how far apart those are that it walks on to
   bool stay = false;      // whether it takes one of each round instead, as long as there are any
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
@@ -112,10 +113,16 @@ struct PrefillGrid {
     PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
                      Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
     if (even(shape, splits)) Body::share_out(grid);
-    else if (Body::kWalking > 0) grid.most_blocks = int64_t(Body::kWalking) * grid.at_once;
+    else if (Body::kWalking > 0) grid.walk(Body::kWalking);
     return grid;
   }
   int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
+
+  // With so many blocks for each that runs at a time.
+  void walk(int64_t each) {
+    most_blocks = each * at_once;
+    step = unsigned(blocks() / pair);
+  }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }

@@ -88,9 +88,6 @@ inline KERNELS_INLINE Register<Sum<T>> add_products(const LanesOf<T>& a, const L
 #endif
 }
 
-// Whether a source is nothing but bfloat16 in memory: not where maps, scales or a norm make other numbers of them.
-template <class S>
-constexpr bool is_plain_bfloat16 = std::is_same<typename Traits<S>::Code, bfloat16>::value && !Traits<S>::scaled;
 // What panels hold for a product.
 template <class X, class W>
 using panel_type = std::conditional_t<KERNELS_BF16_DOTS && is_plain_bfloat16<X> && is_plain_bfloat16<W>, bfloat16,

@@ -42,11 +42,19 @@ KERNELS_INLINE inline Pack<C, kCount> sums_of(Register<C> (&v)[kCount]) {
   }
 }
 
+// Whether a source is nothing but bfloat16 in memory: not where maps, scales or a norm make other numbers of them.
+template <class S>
+constexpr bool is_plain_bfloat16 = std::is_same<typename Traits<S>::Code, bfloat16>::value && !Traits<S>::scaled;
+
 // What was fetched as numbers of type C. As bfloat16 only codes of that type are read, and these as they are.
 template <class C, class Source, class Fetched>
 KERNELS_INLINE inline auto values(const Source& source, const Fetched& fetched, int64_t row, int64_t col) {
-  if constexpr (std::is_same<C, bfloat16>::value) return fetched.unpack();
-  else return convert<C>(resolve(source, fetched, row, col));
+  if constexpr (std::is_same<C, bfloat16>::value) {
+    static_assert(is_plain_bfloat16<Source>, "other sources compute their numbers");
+    return fetched.unpack();
+  } else {
+    return convert<C>(resolve(source, fetched, row, col));
+  }
 }
 
 // A source's values in columns [begin, begin + count) of a row.
