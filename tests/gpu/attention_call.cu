@@ -230,9 +230,8 @@ TEST_CASE("a plan tells path, tile and packs, and why not the fastest") {
   CHECK((best.plan.query_pack == 8 && best.plan.key_pack == 8 && best.plan.value_pack == 8 &&
          best.plan.result_pack == 8));
   // 1000 queries of 4 heads that share keys fill 32 tiles either way; those of one head alone would not be fewer
-  // than 8. For sm_90a as many blocks as run at the same time take these.
-  const int64_t tiles = 4 * 8 * 8, most = keys == 128 ? sm_count() : tiles;
-  CHECK((!best.plan.heads_together && best.plan.blocks == std::min(tiles, most)));
+  // than 8.
+  CHECK((!best.plan.heads_together && best.plan.blocks == 4 * 8 * 8));
   const Planned few = planned({4, 5, 8, 2, 128}, side(in, 128), side(in, 128), in, p);
   CHECK((few.plan.heads_together && few.plan.blocks == 4 * 2));
 
