@@ -21,6 +21,8 @@ using Load = k::DirectLoad<bfloat16>;
 template <class X, class W>
 constexpr bool in_pairs = std::is_same<host::panel_type<X, W>, bfloat16>::value;
 
+constexpr bool has_dots = KERNELS_BF16_DOTS;
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kSmallestNormal = 0x1p-126;
@@ -123,7 +125,6 @@ TEST_CASE("bf16: pairs are taken for what is nothing but bfloat16 in memory, and
   using Mapped = decltype(std::declval<Load>() | k::relu());
   using Normed = decltype(k::normed(std::declval<Load>(), k::RmsNorm{}));
   using Scaled = decltype(k::dequant(std::declval<Load>(), k::row_scales(static_cast<const float*>(nullptr))));
-  constexpr bool has_dots = KERNELS_BF16_DOTS;
   STATIC_REQUIRE(in_pairs<Load, Load> == has_dots);
   STATIC_REQUIRE(in_pairs<Load, Gated> == has_dots);
   STATIC_REQUIRE(in_pairs<Gathered, Stacked> == has_dots);
@@ -375,6 +376,7 @@ TEST_CASE("bf16: up to 4 tokens keep subnormal numbers") {
       for (int64_t r = 0; r < m; ++r) x.set(r, c, k::convert<bfloat16>(std::ldexp(1.f, -130)));
       for (int64_t r = 0; r < 3; ++r) w.set(r, c, k::convert<bfloat16>(1024.f));
     }
+    x.upload(), w.upload();
     Guarded<float> y(m, 3, 3);
     REQUIRE(k::cpu::matmul(on_threads(1), x.source(), w.source(), k::store(y.data(), 3), {m, 3, 64}));
     y.download();

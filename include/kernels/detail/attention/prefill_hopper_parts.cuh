@@ -173,12 +173,12 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // tiles in the same blocks again and again (up to 30 % more for a block, simulated). H200, bench_prefill, 16 heads of
   // 128 columns: 2,048 keys take 537 us, a block for each tile 604; causal 316 and 358.
   //
-  // With 64 columns and few tiles of a head, a block takes all of them instead, or those of several heads (512 keys,
-  // causal: 172 us, staying 187). A tile of queries is taken to have as many keys; the rest of the costs is in tiles of
-  // keys.
+  // With 64 columns, or 8 bits, and few tiles of a head, a block takes all of them instead, or those of several heads
+  // (512 keys, causal: 172 us, staying 187; 128 columns of 8 bits, 1,024 keys: 238 and 260). A tile of queries is taken
+  // to have as many keys; the rest of the costs is in tiles of keys.
   static void share_out(PrefillGrid& grid) {
     const unsigned of_head = grid.tiles.divisor;
-    if (kDim > 64 || of_head > 8) {
+    if (!kTurns || of_head > 8) {
       const bool even = of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
       grid.stay = even && grid.tiles_in_all >= 7 * int64_t(grid.at_once);
       if (grid.stay) grid.most_blocks = grid.at_once;
