@@ -2,10 +2,9 @@
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
 // for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise,
 // tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16); most_keys: where the caller says
-// how long sequences can be. Of type bf16-latents are keys of
-// 576 columns that all heads share, of which 512 are the values as well (MLA), with TFLOP/s. `error` is the mean
-// difference from the same in double, over the mean size of that, of the first sequence's heads; registers (of a
-// thread) and shared_kb (of a block) are those of the kernel.
+// how long sequences can be. Of type bf16-latents are keys of 576 columns that all heads share, of which 512 are the
+// values as well (MLA), with TFLOP/s. `error` is the mean difference from the same in double, over the mean size of
+// that, of the first sequence's heads; registers (of a thread) and shared_kb (of a block) are those of the kernel.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"

@@ -171,7 +171,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
   // out evenly: there are many, and of a head either few or a multiple of 8. With other numbers causal calls meet long
   // tiles in the same blocks again and again (up to 30 % more for a block, simulated). H200, bench_prefill, 16 heads of
-  // 128 columns: 2,048 keys take 537 us, a block for each tile 604; causal 316 and 358.
+  // 128 columns: 2,048 keys take 548 us, a block for each tile 604; causal 326 and 358.
   //
   // With 64 columns, or 8 bits, and few tiles of a head, a block takes all of them instead, or those of several heads
   // (512 keys, causal: 172 us, staying 187; 128 columns of 8 bits, 1,024 keys: 238 and 260). A tile of queries is taken
