@@ -159,7 +159,7 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
   how.cluster = grid.pair;
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
-  how.next_waits = grid.stay;
+  how.next_waits = grid.back;
   KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));
   if constexpr (P::kSplits) {
     using Merge = PrefillMerge<P>;

@@ -58,22 +58,18 @@ struct HopperItems {
     __device__ __forceinline__ void next(int tile) { bits ^= 1u << stage(tile); }
   };
   // Calls f for each of the block's tiles with its number, of the block and in all, until it says that there are no
-  // more. Where they are is computed anew each time, as the loop over keys needs the registers.
+  // more. Where they are is computed anew each time, as the loop over keys needs the registers. By the count of rounds
+  // the compiler sees that all threads go through the same ones, and keeps the addresses of barriers in uniform
+  // registers (H200, bench_prefill, 16 heads of 128 columns, 512 keys: 155 us instead of 172).
   template <class F>
   static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
-    int number = 0;
-#pragma unroll 1
-    while (has_item(grid, number) && f(number, tile_of(grid, number))) ++number;
-  }
-  static __device__ __forceinline__ bool has_item(const PrefillGrid& grid, int number) {
-    if (!grid.stay && grid.step == 1 && unsigned(number) >= grid.of_block) return false;
-    return tile_of(grid, number) < unsigned(grid.tiles_in_all);
-  }
-  // Where blocks stay, every other round goes from the last block to the first.
-  static __device__ __forceinline__ unsigned tile_of(const PrefillGrid& grid, int number) {
     const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
-    if (!grid.stay) return index * grid.of_block + unsigned(number) * grid.step;
-    return unsigned(number) * count + (number % 2 == 0 ? index : count - 1 - index);
+#pragma unroll 1
+    for (unsigned number = 0; number < grid.rounds; ++number) {
+      const unsigned place = number % 2 == 0 || !grid.back ? index : count - 1 - index;
+      const unsigned tile = place * grid.of_block + number * grid.step;
+      if (tile >= unsigned(grid.tiles_in_all) || !f(int(number), tile)) break;
+    }
   }
 
   // By a whole warp, for all of its lanes.
@@ -180,8 +176,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
     const unsigned of_head = grid.tiles.divisor;
     if (!kTurns || of_head > 8) {
       const bool even = of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
-      grid.stay = even && grid.tiles_in_all >= 7 * int64_t(grid.at_once);
-      if (grid.stay) grid.most_blocks = grid.at_once;
+      if (even && grid.tiles_in_all >= 7 * int64_t(grid.at_once)) grid.stay();
       return;
     }
     if (kQueryStages == 1) return;
@@ -190,7 +185,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
       return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
     };
     for (unsigned each = of_head; each <= 16; each += of_head) {
-      if (cost(each) < cost(grid.of_block)) grid.of_block = each;
+      if (cost(each) < cost(grid.of_block)) grid.take_in_a_row(each);
     }
   }
 

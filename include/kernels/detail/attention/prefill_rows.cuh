@@ -97,8 +97,9 @@ struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
   unsigned of_block = 1;  // how many of them a block takes in a row,
-  unsigned step = 1;      // or how far apart those are that it walks on to
-  bool stay = false;      // whether it takes one of each round instead, as long as there are any
+  unsigned step = 1;      // or how far apart those are that it walks on to,
+  unsigned rounds = 1;    // and how many it takes at most
+  bool back = false;      // whether every other round goes from the last block to the first
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
   int pair = 1;  // blocks that have a tile of queries together, each some of its keys
@@ -122,7 +123,11 @@ struct PrefillGrid {
   void walk(int64_t each) {
     most_blocks = each * at_once;
     step = unsigned(blocks() / pair);
+    if (step > 0) rounds = unsigned((tiles_in_all + step - 1) / step);
   }
+  // With a block for each that runs at a time, there and back.
+  void stay() { walk(1), back = true; }
+  void take_in_a_row(unsigned each) { of_block = rounds = each; }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }
