@@ -192,9 +192,9 @@ class ProductEngine {
     int image = 0;
     KERNELS_TRY(image_architecture<Few>(ex_, image));
     const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
-    typename Few::Params params{p_, 0, 3, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8, policy_.weights_ready};
+    const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
+    typename Few::Params params{p_, 0, 3, wide_out, policy_.weights_ready};
     Launch how;
-    how.threads = Few::kThreads;
     int64_t blocks = 0;
     double best = HUGE_VAL;
     // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then
@@ -210,17 +210,20 @@ class ProductEngine {
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
     }
-    // Long queues for blocks that are alone. No more blocks share a multiprocessor, those of the kernel behind
-    // included: they would gather on some of them.
+    // Long queues for blocks that are alone, and two groups of warps. No more blocks share a multiprocessor, those of
+    // the kernel behind included: they would gather on some of them.
     const bool alone = blocks <= sms;
-    const int stage = Few::stage_bytes(p_.m), per_sm = alone ? 1 : 2,
+    const int groups = alone && p_.k >= 16 * Few::kStep * how.cluster ? Few::kMostGroups : 1, per_sm = alone ? 1 : 2,
               most = ex_.device().shared_per_block - tuning::kSharedBesides;
+    const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stages, p_.m); };
     const auto fit = [&](int stages) {
-      return stages * stage <= most && per_sm * (stages * stage + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
+      return bytes(stages) <= most &&
+             per_sm * (bytes(stages) + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
     };
     if (alone && fit(6)) params.stages = 6;
     else if ((alone || blocks > 2 * sms) && fit(4)) params.stages = 4;
-    how.shared = size_t(greater(params.stages * stage, lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
+    how.threads = groups * Few::kThreads;
+    how.shared = size_t(greater(bytes(params.stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
     if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N is too large for this path");
     how.grid.x = unsigned(blocks);
     return launch<Few>(ex_, how, params);

@@ -1,6 +1,7 @@
 // Products with few tokens on tensor cores, for sm_80 and up: 16-bit weights stream through shared memory.
 //
 //   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns
+//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor
 //
 //   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
 //   a step:    | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
@@ -8,10 +9,12 @@
 //
 // 256 bytes of a row of weights come at a time, as DRAM is faster with long runs. A fragment's k may be in any order
 // that both operands share, so that the 16 bytes which a lane reads are operands of two mma. The warps' sums are added
-// in their order, and where blocks of a cluster share K, in that of their ranks.
+// in their order, and where two blocks of a cluster share K, in that of their ranks.
 //
 // All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
 // lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
+// One warp on each scheduler waits, reads and multiplies in turn and leaves memory idle, whatever lies in the ring:
+// with a second group QKV of 7B takes 14 us instead of 17 with 8 tokens, 18 instead of 23 with 32 (bench/step).
 #pragma once
 
 #include "product.cuh"
@@ -27,8 +30,9 @@ struct FewBody {
   using X = typename P::X;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using T = meeting_type<X, typename P::W>;
-  static constexpr int kRows = 64, kTokens = kFewTokens, kStep = 128, kThreads = 128;
-  static constexpr int max_threads = kThreads, registers = 168;
+  static constexpr int kRows = 64, kTokens = kFewTokens, kStep = 128, kWide = 4;
+  static constexpr int kThreads = 128, kMostGroups = 2;  // of a group, and how many these are
+  static constexpr int max_threads = kMostGroups * kThreads, registers = 168;
   using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kStep>;
   using Weights = TileOperand<T, Gate, kRows, kThreads, 8, kStep>;
   static_assert(Weights::copied, "weights that lie in memory as tensor cores take them");
@@ -37,12 +41,17 @@ struct FewBody {
   struct Params {
     P problem;
     int rows;    // of weights that a block has, those of a gate included: a multiple of 8 for each matrix
-    int stages;  // 3, 4 or 6
-    bool wide_out;       // whether the sink takes packs of 8
+    int stages;  // 3, 4 or 6, for each group
+    bool wide_out;       // whether the sink takes packs of kWide
     bool weights_ready;  // before the kernel ahead has ended
   };
   static KERNELS_HD int stage_bytes(int64_t tokens) {
     return Weights::kBytes + (Inputs::copied && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes);
+  }
+  // Shared memory: what the other block of a pair leaves here, and behind it the groups' rings, or the warps' sums.
+  static KERNELS_HD int received_bytes(unsigned splits) { return splits > 1 ? kTokens * kRows / 2 * 4 : 0; }
+  static KERNELS_HD int shared_bytes(unsigned splits, int groups, int stages, int64_t tokens) {
+    return received_bytes(splits) + groups * greater(stages * stage_bytes(tokens), kGroupSums * 4);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -50,60 +59,60 @@ struct FewBody {
     const P& p = params.problem;
     if (!params.weights_ready) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
-    const int tile = int(blockIdx.x / splits), tokens = int(p.m), columns = int(p.k);
+    if (splits > 1) arch::cluster_arrive_relaxed();
+    const int tile = int(arch::cluster_index()), tokens = int(p.m), columns = int(p.k), stages = params.stages;
+    const int groups = blockDim.x / kThreads, group = threadIdx.x / kThreads;
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
     __shared__ Uninitialized<TokenState<X>, kTokens> states;
     const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), i < tokens ? i : 0, i < tokens); };
 
-    const int steps = (columns + kStep - 1) / kStep;
-    const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits),
-              count = end - first;
+    const Steps steps(columns, int(rank) * groups + group, int(splits) * groups, tile);
     const Copies copies(p, params.rows, output);
     const Inputs x(input, 0);
     typename Inputs::Waiting waiting;
-    const int stages = params.stages, stage_size = stage_bytes(tokens), last_stage = (stages - 1) * stage_size;
-    const uint32_t address = arch::shared_address(shared);
-    Ring<decltype(input)> ring{copies, x, input, shared, address, columns, stage_size, waiting};
-    const int begin = first + tile % count;
-    const auto after = [&](int step) { return step + 1 == end ? first : step + 1; };
+    unsigned char *const behind = shared + received_bytes(splits),
+                  *const memory = behind + group * stages * stage_bytes(tokens);
+    Ring<decltype(input)> ring{
+        copies, x, input, memory, arch::shared_address(memory), columns, stage_bytes(tokens), waiting};
     if (params.weights_ready) {
-      ring.bring_first_weights(stages, begin, count, after);
+      ring.bring_first_weights(stages, steps);
       arch::grid_dependency_pass();
     }
     find_states<8>(states.items, p.x, 0, kTokens, p.m, p.k, blockIdx.x == 0);
-    int step = ring.bring_first(stages, begin, count, after, params.weights_ready);  // the one to be brought
+    const int next = ring.bring_first(stages, steps, params.weights_ready);
 
     float sums[kTokens / 16][kRows / 8][4] = {};
-    const unsigned char* const mine =
-        shared + Weights::place((threadIdx.x & 31) / 4, threadIdx.x / 32 * 4 + threadIdx.x % 4);
-    int stage = 0, free = last_stage;  // where the next step is, and where one will be brought
-    int waits = 0;                     // where inputs that are not copied will go, and of which step they are
-    int waiting_step = 0;
-    for (int i = 0; i < count; ++i) {
-      wait_for_step(stages);
-      uint32_t weights[kRows / 8][4], inputs[kTokens / 8][4];
-      read_step(mine + stage, tokens, weights, inputs);
-      if (i > 0 && i + stages - 2 < count) ring.store_inputs(waits, waiting_step);
-      if (i + stages - 1 < count) {
-        ring.bring_weights(free, step);
-        ring.bring_inputs(free, step);
-        waits = free, waiting_step = step;
-        step = after(step);
-      }
-      arch::copy_async_commit();
-      multiply(sums[0], inputs[0], inputs[1], weights);
-      if (tokens > 16) multiply(sums[1], inputs[2], inputs[3], weights);
-      free = stage;
-      stage = stage == last_stage ? 0 : stage + stage_size;
-    }
+    multiply_steps(ring, steps, next, stages, tokens, sums);
     arch::copy_async_wait<0>();
     __syncthreads();
-    hand_over(params, sums, reinterpret_cast<float*>(shared), output, rank, splits);
+    const Outputs outputs{params,
+                          output,
+                          rank,
+                          splits,
+                          groups * (kThreads / 32),
+                          reinterpret_cast<float*>(behind),
+                          reinterpret_cast<float*>(shared)};
+    if (params.wide_out) outputs.template hand_over<kWide>(sums);
+    else outputs.template hand_over<outputs_per_store<P>>(sums);
   }
 
  private:
   static constexpr int kTileBytes = 8 * kStep * 2;  // of 8 rows in a stage
   static constexpr int kPitch = kRows + 8;          // floats between the sums of two tokens in shared memory
+  static constexpr int kWarpSums = kTokens * kPitch, kGroupSums = kThreads / 32 * kWarpSums;  // floats
+
+  // The steps of K that a group takes: those from `first` on, from `begin` on and around.
+  struct Steps {
+    int first, end, count, begin;
+    __device__ __forceinline__ Steps(int columns, int part, int parts, int tile) {
+      const unsigned all = unsigned(columns + kStep - 1) / kStep;
+      first = int(all * unsigned(part) / unsigned(parts));
+      end = int(all * unsigned(part + 1) / unsigned(parts));
+      count = end - first;
+      begin = first + int(unsigned(tile) % unsigned(count));
+    }
+    __device__ __forceinline__ int after(int step) const { return step + 1 == end ? first : step + 1; }
+  };
 
   // What a thread copies of a step: a chunk of 8 columns of every eighth row. Rows that are not there are those before
   // them once more, as their sums are not used; columns that are not there are zeros.
@@ -132,6 +141,7 @@ struct FewBody {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
       for (int j = 0; j < kRows / 8; ++j)
+        
         arch::copy_async_16_if(stage + mine() + j * kTileBytes, weights[j] + col, j < row_tiles, zeros);
     }
     __device__ __forceinline__ void bring_inputs(uint32_t stage, int col, int columns) const {
@@ -144,7 +154,7 @@ struct FewBody {
 
    private:
     static __device__ __forceinline__ int chunk() { return threadIdx.x % (kStep / 8); }
-    static __device__ __forceinline__ int row() { return threadIdx.x / (kStep / 8); }
+    static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kStep / 8); }
     static __device__ __forceinline__ uint32_t mine() { return Weights::place(row(), chunk()); }
   };
   static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
@@ -161,22 +171,20 @@ struct FewBody {
     int columns, stage_size;
     typename Inputs::Waiting& waiting;
 
-    // What all stages but one hold at first: steps from `begin` on, after(step) the one that follows. Weights may come
-    // before the rest; bring_first() returns the step that is next.
-    template <class After>
-    __device__ __forceinline__ void bring_first_weights(int stages, int begin, int count, const After& after) const {
-      for (int i = 0, step = begin; i < lesser(stages - 1, count); ++i, step = after(step))
+    // What all stages but one hold at first. Weights may come before the rest; bring_first() returns the step that is
+    // next.
+    __device__ __forceinline__ void bring_first_weights(int stages, const Steps& steps) const {
+      for (int i = 0, step = steps.begin; i < lesser(stages - 1, steps.count); ++i, step = steps.after(step))
         bring_weights(i * stage_size, step);
     }
-    template <class After>
-    __device__ __forceinline__ int bring_first(int stages, int begin, int count, const After& after, bool has_weights) {
-      int step = begin;
+    __device__ __forceinline__ int bring_first(int stages, const Steps& steps, bool has_weights) {
+      int step = steps.begin;
       for (int i = 0; i < stages - 1; ++i) {
-        if (i < count) {
+        if (i < steps.count) {
           if (!has_weights) bring_weights(i * stage_size, step);
           bring_inputs(i * stage_size, step);
           store_inputs(i * stage_size, step);
-          step = after(step);
+          step = steps.after(step);
         }
         arch::copy_async_commit();
       }
@@ -197,12 +205,40 @@ struct FewBody {
     }
   };
 
-  // Until the next step is there.
+  // Adds up a warp's share of all steps. step: the one to be brought.
+  template <class Input>
+  static __device__ __forceinline__ void multiply_steps(Ring<Input>& ring, const Steps& steps, int step, int stages,
+                                                        int tokens, float (&sums)[kTokens / 16][kRows / 8][4]) {
+    const unsigned char* const mine =
+        ring.memory + Weights::place((threadIdx.x & 31) / 4, threadIdx.x % kThreads / 32 * 4 + threadIdx.x % 4);
+    const int last_stage = (stages - 1) * ring.stage_size;
+    int stage = 0, free = last_stage;  // where the next step is, and where one will be brought
+    int waits = 0;                     // where inputs that are not copied will go, and of which step they are
+    int waiting_step = 0;
+    for (int i = 0; i < steps.count; ++i) {
+      wait_for_step(stages);
+      uint32_t weights[kRows / 8][4], inputs[kTokens / 8][4];
+      read_step(mine + stage, tokens, weights, inputs);
+      if (i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
+      if (i + stages - 1 < steps.count) {
+        ring.bring_weights(free, step);
+        ring.bring_inputs(free, step);
+        waits = free, waiting_step = step;
+        step = steps.after(step);
+      }
+      arch::copy_async_commit();
+      multiply(sums[0], inputs[0], inputs[1], weights);
+      if (tokens > 16) multiply(sums[1], inputs[2], inputs[3], weights);
+      free = stage;
+      stage = stage == last_stage ? 0 : stage + ring.stage_size;
+    }
+  }
+  // Until the group's next step is there.
   static __device__ __forceinline__ void wait_for_step(int stages) {
     if (stages == 3) arch::copy_async_wait<1>();
     else if (stages == 4) arch::copy_async_wait<2>();
     else arch::copy_async_wait<4>();
-    __syncthreads();
+    arch::named_barrier_sync(1 + threadIdx.x / kThreads, kThreads);
   }
   // What a lane multiplies of a step.
   static __device__ __forceinline__ void read_step(const unsigned char* from, int tokens,
@@ -231,61 +267,142 @@ struct FewBody {
     }
   }
 
-  // To the sink by way of shared memory.
-  static __device__ __forceinline__ void hand_over(const Params& params,
-                                                   const float (&sums)[kTokens / 16][kRows / 8][4], float* shared,
-                                                   int64_t output, unsigned rank, unsigned splits) {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, tokens = int(params.problem.m);
-    float* mine = shared + threadIdx.x / 32 * (kTokens * kPitch) + g * kPitch + 2 * t;
-    KERNELS_UNROLL
-    for (int i = 0; i < kTokens / 16; ++i) {
-      if (16 * i >= tokens) break;
-      KERNELS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j) {
-        *reinterpret_cast<::float2*>(mine + i * (16 * kPitch) + j * 8) = {sums[i][j][0], sums[i][j][1]};
-        *reinterpret_cast<::float2*>(mine + (i * 16 + 8) * kPitch + j * 8) = {sums[i][j][2], sums[i][j][3]};
-      }
-    }
-    if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
-    else __syncthreads();
-    if (params.wide_out) put_sums<8>(params, shared, output, rank, splits);
-    else put_sums<outputs_per_store<P>>(params, shared, output, rank, splits);
-    // No block leaves while others read its sums.
-    if (splits > 1) arch::cluster_arrive_relaxed(), arch::cluster_wait();
-  }
+  // The way of the warps' sums to the sink, by way of shared memory. Blocks of a pair take half of the results each:
+  // a block adds up what its warps have of the other one's, and leaves it there.
+  struct Outputs {
+    const Params& params;
+    int64_t output;
+    unsigned rank, splits;
+    int warps;
+    float *sums, *received;  // of the warps, and from the other block
 
-  template <int N>
-  static __device__ __forceinline__ void put_sums(const Params& params, const float* from, int64_t output,
-                                                  unsigned rank, unsigned splits) {
-    const P& p = params.problem;
-    const int packs = params.rows / P::matrices / N, all = int(p.m) * packs;
-    const auto map = sink_map(p.out);
-    const auto& sink = sink_end(p.out);
-    for (int i = int(threadIdx.x + kThreads * rank); i < all; i += kThreads * int(splits)) {
-      const int64_t row = i / packs;
-      const int at = i % packs * N;
-      const int64_t col = output + at;
-      if (col >= p.n) continue;
-      const float* sums = from + row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8);
-      if constexpr (P::matrices == 2) {
-        put_joined(sink, map, total<N>(sums, splits), total<N>(sums + 8, splits), row, col);
-      } else {
-        put_mapped(sink, map, total<N>(sums, splits), row, col);
+    // A thread makes N results at a time.
+    template <int N>
+    __device__ __forceinline__ void hand_over(const float (&mine)[kTokens / 16][kRows / 8][4]) const {
+      const int packs = params.rows / P::matrices / N, all = int(params.problem.m) * packs,
+                share = (all + int(splits) - 1) / int(splits), begin = int(rank) * share;
+      const int count = lesser(share, all - begin);
+      keep(mine);
+      if (splits > 1) {
+        arch::cluster_wait();  // the other one has begun
+        __syncthreads();
+        leave<N>(packs, int(1 - rank) * share, lesser(share, all - int(1 - rank) * share));
+        arch::cluster_arrive();
+      }
+      bool waits = true;
+#pragma unroll 1
+      for (int i = int(threadIdx.x); i < count || waits; i += int(blockDim.x)) {
+        const Place<N> at(params.problem, output, begin + i, packs, i < count);
+        if (waits && splits > 1) arch::cluster_wait();
+        else if (waits) __syncthreads();
+        waits = false;
+        if (at.there) put_pack(at, sums + at_pack<N>(begin + i, packs), received + i * (P::matrices * N));
       }
     }
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
-    return sum_of_blocks(at, splits, [](const float* from) {
-      Pack<float, N> sum, warp;
+
+   private:
+    template <int N>
+    static constexpr bool kPrepares = P::matrices == 1 && N == outputs_per_store<P>;
+    template <int N>
+    using Prepared = std::conditional_t<
+        kPrepares<N>, decltype(prepare<outputs_per_store<P>>(sink_end(std::declval<const P&>().out), kAny, kAny)),
+        Nothing>;
+    // A pack's place, and what the sink can know before the sums are there.
+    template <int N>
+    struct Place {
+      int64_t row, col;
+      bool there;
+      Operands<P, N> operands;
+      Prepared<N> prepared;
+
+      __device__ __forceinline__ Place(const P& p, int64_t output, int i, int packs, bool wanted)
+          : row(unsigned(i) / unsigned(packs)),
+            col(output + int64_t(unsigned(i) % unsigned(packs)) * N),
+            there(wanted && col < p.n) {
+        if (!there) return;
+        if constexpr (P::matrices == 1) operands = fetch_operands<N>(sink_map(p.out), row, col);
+        if constexpr (kPrepares<N>) prepared = prepare<N>(sink_end(p.out), row, col);
+      }
+    };
+
+    // A warp's sums, to shared memory.
+    __device__ __forceinline__ void keep(const float (&mine)[kTokens / 16][kRows / 8][4]) const {
+      const int lane = threadIdx.x & 31;
+      float* const to = sums + threadIdx.x / 32 * kWarpSums + lane / 4 * kPitch + 2 * (lane % 4);
       KERNELS_UNROLL
-      for (int i = 0; i < kThreads / 32; ++i) {
-        memcpy(warp.v, __builtin_assume_aligned(from + i * (kTokens * kPitch), N < 4 ? 4 * N : 16), 4 * N);
-        sum = i == 0 ? warp : sum + warp;
+      for (int i = 0; i < kTokens / 16; ++i) {
+        if (16 * i >= int(params.problem.m)) break;
+        KERNELS_UNROLL
+        for (int j = 0; j < kRows / 8; ++j) {
+          *reinterpret_cast<::float2*>(to + i * (16 * kPitch) + j * 8) = {mine[i][j][0], mine[i][j][1]};
+          *reinterpret_cast<::float2*>(to + (i * 16 + 8) * kPitch + j * 8) = {mine[i][j][2], mine[i][j][3]};
+        }
+      }
+    }
+    template <int N>
+    __device__ __forceinline__ void leave(int packs, int first, int count) const {
+      float* const there = arch::in_block(received, 1 - rank);
+#pragma unroll 1
+      for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {
+        KERNELS_UNROLL
+        for (int matrix = 0; matrix < P::matrices; ++matrix) {
+          const Pack<float, N> sum = total<N>(sums + at_pack<N>(first + i, packs) + matrix * 8);
+          float* const to = there + (i * P::matrices + matrix) * N;
+          if constexpr (N == 4) {
+            *reinterpret_cast<::float4*>(to) = {sum.v[0], sum.v[1], sum.v[2], sum.v[3]};
+          } else {
+            KERNELS_UNROLL
+            for (int j = 0; j < N; ++j) to[j] = sum.v[j];
+          }
+        }
+      }
+    }
+    template <int N>
+    __device__ __forceinline__ void put_pack(const Place<N>& at, const float* from, const float* left) const {
+      const auto map = sink_map(params.problem.out);
+      const auto& sink = sink_end(params.problem.out);
+      Pack<float, N> whole[P::matrices];
+      KERNELS_UNROLL
+      for (int matrix = 0; matrix < P::matrices; ++matrix) {
+        whole[matrix] = total<N>(from + matrix * 8);
+        if (splits > 1) {
+          const auto other = pack_at<N>(left + matrix * N);
+          whole[matrix] = rank == 0 ? whole[matrix] + other : other + whole[matrix];
+        }
+      }
+      if constexpr (P::matrices == 2) {
+        put_joined(sink, map, whole[0], whole[1], at.row, at.col);
+      } else {
+        put_prepared(sink, at.prepared, apply_map(map, whole[0], at.operands, at.row, at.col), at.row, at.col);
+      }
+    }
+    // Where a warp's sums of a pack are. With a gate, runs of 8 rows of either matrix take turns.
+    template <int N>
+    static __device__ __forceinline__ int at_pack(int i, int packs) {
+      const unsigned row = unsigned(i) / unsigned(packs), at = unsigned(i) % unsigned(packs) * N;
+      return int(row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8));
+    }
+    // Over a block's warps, in their order.
+    template <int N>
+    __device__ __forceinline__ Pack<float, N> total(const float* from) const {
+      Pack<float, N> sum;
+#pragma unroll 1
+      for (int i = 0; i < warps; i += kThreads / 32) {
+        KERNELS_UNROLL
+        for (int j = 0; j < kThreads / 32; ++j) {
+          const auto warp = pack_at<N>(from + (i + j) * kWarpSums);
+          sum = i + j == 0 ? warp : sum + warp;
+        }
       }
       return sum;
-    });
-  }
+    }
+    template <int N>
+    static __device__ __forceinline__ Pack<float, N> pack_at(const float* from) {
+      Pack<float, N> out;
+      memcpy(out.v, __builtin_assume_aligned(from, 4 * N), 4 * N);
+      return out;
+    }
+  };
 };
 
 }  // namespace detail

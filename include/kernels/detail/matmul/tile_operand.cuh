@@ -120,8 +120,8 @@ class TileOperand {
 
  private:
   static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
-  static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x / kChunks; }
-  static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x / kChunks, chunk()); }
+  static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x % kThreads / kChunks; }
+  static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x % kThreads / kChunks, chunk()); }
 
   static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
     ::uint4 bits;
