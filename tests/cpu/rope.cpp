@@ -111,6 +111,33 @@ TEST_CASE("weights in the order of pairs give the same bits") {
   }
 }
 
+namespace {
+
+// Remembers the widest pack that it was given.
+struct NarrowSink : k::Functor {
+  static constexpr k::Role role = k::Role::sink;
+  static constexpr int widest = 16;
+  int* seen;
+  NarrowSink(int* widest_seen) : seen(widest_seen) {}
+  int max_pack() const { return 2; }
+  template <int N, class C>
+  KERNELS_HD void store(const k::Pack<C, N>&, int64_t, int64_t) const { *seen = std::max(*seen, N); }
+};
+
+}  // namespace
+
+TEST_CASE("rope in front of a sink gives it no more at once than it takes") {
+  const float frequency[8] = {};
+  const int32_t position = 0;
+  for (const int rotary : {16, 8}) {
+    int seen = 0;
+    const auto sink = k::rope(&position, frequency, 16).rotary_dim(rotary) | NarrowSink(&seen);
+    REQUIRE(sink.max_pack() == 4);
+    for (int64_t col = 0; col < 16; col += 4) sink.store(k::Pack<float, 4>{}, 0, col);
+    CHECK(seen == 2);
+  }
+}
+
 TEST_CASE("a ring that new tokens go around more than once") {
   Tally t;
   for (const int threads : {1, 2}) {
