@@ -39,7 +39,8 @@ TEST_CASE("matmul: float on every path") {
 TEST_CASE("matmul: a few tokens with weights of every height") {
   for (const Sizes s :
        {Sizes{3, 1100, 136}, Sizes{5, 6103, 264}, Sizes{8, 9000, 72}, Sizes{17, 9504, 40}, Sizes{3, 14336, 136},
-        Sizes{4, 35000, 48}, Sizes{32, 2040, 128}, Sizes{7, 520, 2056}, Sizes{32, 203, 4096}, Sizes{24, 90, 8200}}) {
+        Sizes{4, 35000, 48}, Sizes{32, 2040, 128}, Sizes{7, 520, 2056}, Sizes{32, 203, 4096}, Sizes{24, 90, 8200},
+        Sizes{17, 8200, 2056}, Sizes{9, 96, 8200}}) {
     const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 8);
     for (const Path path : {Path::automatic, Path::skinny}) check<k::half, k::half>("height", s, path, w);
   }
@@ -229,7 +230,8 @@ namespace {
 template <class T>
 void gates(std::initializer_list<Path> paths) {
   for (const Sizes s :
-       {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{18, 90, 2064}, Sizes{70, 140, 40}}) {
+       {Sizes{1, 50, 336}, Sizes{3, 48, 64}, Sizes{7, 33, 1104}, Sizes{18, 90, 2064}, Sizes{18, 92, 4104},
+        Sizes{70, 140, 40}}) {
     const Matrix<T> x(1, s.m, s.k, s.k, 0, 0.3);
     const Plain<T, DeviceMemory> gate(s.n, s.k, 0, 0), up(s.n, s.k, 8, 8);
     const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
