@@ -344,16 +344,17 @@ class RotatingSink : public Functor {
   KERNELS_HD void turn(const Pack<float, N>& v, int64_t row, int64_t col) const {
     const int at = rope_.in_head(col);
     Pack<float, N / 2> x, y;
+    if (rope_.pairs_are_neighbours()) {
+      if (!rope_.turns(at)) return detail::put(sink_, mapped(v, row, col), row, col);
+      detail::unzip(mapped(v, row, col), x, y);
+      rope_.turn(x, y, row, at / 2);
+      return detail::put(sink_, detail::zipped(x, y), row, col);
+    }
     if (!rope_.turns(at)) {  // by halves, as those that turn: the sink need not take more at once
       KERNELS_UNROLL
       for (int i = 0; i < N / 2; ++i) x.v[i] = v.v[i], y.v[i] = v.v[N / 2 + i];
       detail::put(sink_, mapped(x, row, col), row, col);
       return detail::put(sink_, mapped(y, row, col + N / 2), row, col + N / 2);
-    }
-    if (rope_.pairs_are_neighbours()) {
-      detail::unzip(mapped(v, row, col), x, y);
-      rope_.turn(x, y, row, at / 2);
-      return detail::put(sink_, detail::zipped(x, y), row, col);
     }
     const int64_t first = col - at + at / 2, second = first + rope_.half();
     detail::unzip(v, x, y);

@@ -115,8 +115,9 @@ TEST_CASE("small shared memory: products whose operands are not copied") {
 
 TEST_CASE("small shared memory: few tokens, and the automatic choice") {
   for (const int shared : kSizes) {
-    for (const int64_t m : {1, 4, 20, 32, 48, 300}) {
-      const Sizes s{m, 512, 1000};
+    for (const Sizes s : {Sizes{1, 512, 1000}, Sizes{4, 512, 1000}, Sizes{20, 512, 1000}, Sizes{32, 512, 1000},
+                          Sizes{48, 512, 1000}, Sizes{300, 512, 1000}, Sizes{4, 512, 2056}, Sizes{32, 512, 2056},
+                          Sizes{4, 512, 4104}, Sizes{20, 512, 4104}, Sizes{32, 512, 4104}}) {
       const Matrix<k::half> x(21, s.m, s.k, s.k + 8, 0, 1);
       const Plain<k::half, DeviceMemory> w(s.n, s.k, 8, 0);
       multiplies<k::half>(shared, s, {}, x, w);

@@ -57,6 +57,10 @@ constexpr int kSkinnyTokens = 2;
 // most.
 constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
 constexpr int kSharedBesides = 2 << 10;
+// And from how many steps of 128 columns on a block that is alone has two groups of warps; fewer were not measured. A
+// layer of Mistral-7B with 8 and with 32 texts of 1,000 tokens (H200, bench/step, 2026-11): 129 and 166 us, with one
+// group 133 and 177; three to six stages, each group's own, are the same.
+constexpr int kStepsOfGroups = 16;
 
 // What a step of a tile takes; of 64 tokens x 128 rows it is 1. 4096^3 and 14336 x 4096, microseconds for a wave of
 // blocks: 64 x 128 26 and 27, 96 x 128 33 and 31, 128 x 128 39 and 35, 160 x 128 45 and 42, 128 x 256 53 and 52, 160 x

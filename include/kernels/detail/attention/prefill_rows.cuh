@@ -125,7 +125,7 @@ struct PrefillGrid {
     step = unsigned(blocks() / pair);
     if (step > 0) rounds = unsigned((tiles_in_all + step - 1) / step);
   }
-  // With a block for each that runs at a time, there and back.
+  // A block for each that runs at a time; every other round goes back.
   void stay() { walk(1), back = true; }
   void take_in_a_row(unsigned each) { of_block = rounds = each; }
 

@@ -213,13 +213,14 @@ class ProductEngine {
     // Long queues for blocks that are alone, and two groups of warps. No more blocks share a multiprocessor, those of
     // the kernel behind included: they would gather on some of them.
     const bool alone = blocks <= sms;
-    const int groups = alone && p_.k >= 16 * Few::kStep * how.cluster ? Few::kMostGroups : 1, per_sm = alone ? 1 : 2,
-              most = ex_.device().shared_per_block - tuning::kSharedBesides;
+    const int per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
+    int groups = alone && p_.k >= tuning::kStepsOfGroups * Few::kStep * how.cluster ? Few::kMostGroups : 1;
     const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stages, p_.m); };
     const auto fit = [&](int stages) {
       return bytes(stages) <= most &&
              per_sm * (bytes(stages) + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
     };
+    if (!fit(params.stages)) groups = 1;
     if (alone && fit(6)) params.stages = 6;
     else if ((alone || blocks > 2 * sms) && fit(4)) params.stages = 4;
     how.threads = groups * Few::kThreads;

@@ -1,7 +1,8 @@
 // Products with few tokens on tensor cores, for sm_80 and up: 16-bit weights stream through shared memory.
 //
 //   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns
-//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor
+//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor, K is
+//                                                    short, or shared memory too small
 //
 //   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
 //   a step:    | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
@@ -14,7 +15,8 @@
 // All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
 // lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
 // One warp on each scheduler waits, reads and multiplies in turn and leaves memory idle, whatever lies in the ring:
-// with a second group QKV of 7B takes 14 us instead of 17 with 8 tokens, 18 instead of 23 with 32 (bench/step).
+// with a second group QKV of 7B takes 14 us instead of 17 with 8 tokens, 16 instead of 20 with 32 (H200, bench/step,
+// from the first inputs on).
 #pragma once
 
 #include "product.cuh"
@@ -101,7 +103,7 @@ struct FewBody {
   static constexpr int kPitch = kRows + 8;          // floats between the sums of two tokens in shared memory
   static constexpr int kWarpSums = kTokens * kPitch, kGroupSums = kThreads / 32 * kWarpSums;  // floats
 
-  // The steps of K that a group takes: those from `first` on, from `begin` on and around.
+  // Steps [first, end) of K, a group's share, taken from `begin` on and around.
   struct Steps {
     int first, end, count, begin;
     __device__ __forceinline__ Steps(int columns, int part, int parts, int tile) {
@@ -141,7 +143,6 @@ struct FewBody {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
       for (int j = 0; j < kRows / 8; ++j)
-        
         arch::copy_async_16_if(stage + mine() + j * kTileBytes, weights[j] + col, j < row_tiles, zeros);
     }
     __device__ __forceinline__ void bring_inputs(uint32_t stage, int col, int columns) const {
@@ -293,6 +294,7 @@ struct FewBody {
 #pragma unroll 1
       for (int i = int(threadIdx.x); i < count || waits; i += int(blockDim.x)) {
         const Place<N> at(params.problem, output, begin + i, packs, i < count);
+        __syncwarp();
         if (waits && splits > 1) arch::cluster_wait();
         else if (waits) __syncthreads();
         waits = false;
@@ -319,9 +321,10 @@ struct FewBody {
           : row(unsigned(i) / unsigned(packs)),
             col(output + int64_t(unsigned(i) % unsigned(packs)) * N),
             there(wanted && col < p.n) {
-        if (!there) return;
-        if constexpr (P::matrices == 1) operands = fetch_operands<N>(sink_map(p.out), row, col);
-        if constexpr (kPrepares<N>) prepared = prepare<N>(sink_end(p.out), row, col);
+        if (there) {
+          if constexpr (P::matrices == 1) operands = fetch_operands<N>(sink_map(p.out), row, col);
+          if constexpr (kPrepares<N>) prepared = prepare<N>(sink_end(p.out), row, col);
+        }
       }
     };
 
