@@ -1,8 +1,8 @@
 // Products with few tokens on tensor cores, for sm_80 and up: 16-bit weights stream through shared memory.
 //
 //   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns
-//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor, K is
-//                                                    short, or shared memory too small
+//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor, K
+//              is short, or shared memory too small
 //
 //   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
 //   a step:    | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
