@@ -285,8 +285,8 @@ struct FewBody {
       const int count = lesser(share, all - begin);
       keep(mine);
       if (splits > 1) {
-        arch::cluster_wait();  // the other one has begun
         __syncthreads();
+        arch::cluster_wait();  // the other one has begun
         leave<N>(packs, int(1 - rank) * share, lesser(share, all - int(1 - rank) * share));
         arch::cluster_arrive();
       }
