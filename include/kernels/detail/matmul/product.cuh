@@ -208,14 +208,5 @@ __device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, i
   }
 }
 
-// What read() makes of this place of shared memory, summed over the first `splits` blocks of the cluster, in order.
-template <class F>
-__device__ __forceinline__ auto sum_of_blocks(const float* at, unsigned splits, const F& read) {
-  if (splits == 1) return read(at);
-  auto sum = read(arch::in_block(at, 0));
-  for (unsigned i = 1; i < splits; ++i) sum = sum + read(arch::in_block(at, i));
-  return sum;
-}
-
 }  // namespace detail
 KERNELS_END
