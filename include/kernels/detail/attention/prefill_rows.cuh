@@ -125,7 +125,7 @@ struct PrefillGrid {
     step = unsigned(blocks() / pair);
     if (step > 0) rounds = unsigned((tiles_in_all + step - 1) / step);
   }
-  // A block for each that runs at a time; every other round goes back.
+  // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
   void stay() { walk(1), back = true; }
   void take_in_a_row(unsigned each) { of_block = rounds = each; }
 

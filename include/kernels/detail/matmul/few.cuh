@@ -15,8 +15,7 @@
 // All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
 // lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
 // One warp on each scheduler waits, reads and multiplies in turn and leaves memory idle, whatever lies in the ring:
-// with a second group QKV of 7B takes 14 us instead of 17 with 8 tokens, 16 instead of 20 with 32 (H200, bench/step,
-// from the first inputs on).
+// tuning/matmul.h says what a second group gains (kStepsOfGroups).
 #pragma once
 
 #include "product.cuh"
@@ -322,7 +321,7 @@ struct FewBody {
             col(output + int64_t(unsigned(i) % unsigned(packs)) * N),
             there(wanted && col < p.n) {
         if (there) {
-          if constexpr (P::matrices == 1) operands = fetch_operands<N>(sink_map(p.out), row, col);
+          if constexpr (P::matrices == 1) operands = Result<P, N>::fetch(p, row, col);
           if constexpr (kPrepares<N>) prepared = prepare<N>(sink_end(p.out), row, col);
         }
       }
@@ -362,22 +361,16 @@ struct FewBody {
     }
     template <int N>
     __device__ __forceinline__ void put_pack(const Place<N>& at, const float* from, const float* left) const {
-      const auto map = sink_map(params.problem.out);
-      const auto& sink = sink_end(params.problem.out);
       Pack<float, N> whole[P::matrices];
       KERNELS_UNROLL
       for (int matrix = 0; matrix < P::matrices; ++matrix) {
         whole[matrix] = total<N>(from + matrix * 8);
         if (splits > 1) {
-          const auto other = pack_at<N>(left + matrix * N);
+          const auto other = sums_at<N>(left + matrix * N);
           whole[matrix] = rank == 0 ? whole[matrix] + other : other + whole[matrix];
         }
       }
-      if constexpr (P::matrices == 2) {
-        put_joined(sink, map, whole[0], whole[1], at.row, at.col);
-      } else {
-        put_prepared(sink, at.prepared, apply_map(map, whole[0], at.operands, at.row, at.col), at.row, at.col);
-      }
+      Result<P, N>{params.problem, at.row, at.col, at.operands}.put_sums(whole, at.prepared);
     }
     // Where a warp's sums of a pack are. With a gate, runs of 8 rows of either matrix take turns.
     template <int N>
@@ -393,17 +386,11 @@ struct FewBody {
       for (int i = 0; i < warps; i += kThreads / 32) {
         KERNELS_UNROLL
         for (int j = 0; j < kThreads / 32; ++j) {
-          const auto warp = pack_at<N>(from + (i + j) * kWarpSums);
+          const auto warp = sums_at<N>(from + (i + j) * kWarpSums);
           sum = i + j == 0 ? warp : sum + warp;
         }
       }
       return sum;
-    }
-    template <int N>
-    static __device__ __forceinline__ Pack<float, N> pack_at(const float* from) {
-      Pack<float, N> out;
-      memcpy(out.v, __builtin_assume_aligned(from, 4 * N), 4 * N);
-      return out;
     }
   };
 };

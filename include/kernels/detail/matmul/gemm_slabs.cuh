@@ -96,16 +96,10 @@ struct GemmSlabs {
   // Over the first `splits` blocks of the cluster, in their order.
   template <int N>
   static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
-    if (splits == 1) return pack_at<N>(at);
-    Pack<float, N> sum = pack_at<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < splits; ++i) sum = sum + pack_at<N>(arch::in_block(at, i));
+    if (splits == 1) return sums_at<N>(at);
+    Pack<float, N> sum = sums_at<N>(arch::in_block(at, 0));
+    for (unsigned i = 1; i < splits; ++i) sum = sum + sums_at<N>(arch::in_block(at, i));
     return sum;
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> pack_at(const float* from) {
-    Pack<float, N> out;
-    memcpy(out.v, __builtin_assume_aligned(from, N < 4 ? 4 * N : 16), 4 * N);
-    return out;
   }
 };
 

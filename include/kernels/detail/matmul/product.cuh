@@ -102,11 +102,10 @@ int64_t token_tiles(const P& p, int64_t height) {
 template <class P>
 constexpr int outputs_per_store = wants_pairs<typename P::Out>() ? 2 : 1;
 
-// A result, or a pair, on its way to the sink, with what the sink reads for it.
-template <class P>
+// N results on their way to the sink, one or a pair where it is not said, with what the sink reads for them.
+template <class P, int N = outputs_per_store<P>>
 struct Result {
-  static constexpr int N = outputs_per_store<P>;
-  static_assert(N == 1 || P::matrices == 1, "what a gate joins does not come in pairs");
+  static_assert(outputs_per_store<P> == 1 || P::matrices == 1, "what a gate joins does not come in pairs");
   using Sums = Pack<typename P::C, N>;
   const P& p;
   int64_t row, col;
@@ -206,6 +205,14 @@ __device__ __forceinline__ void find_states(TokenState<X>* states, const X& x, i
     }
     __syncthreads();
   }
+}
+
+// N sums in shared memory, at a multiple of their size or of 16 bytes.
+template <int N>
+__device__ __forceinline__ Pack<float, N> sums_at(const float* from) {
+  Pack<float, N> out;
+  memcpy(out.v, __builtin_assume_aligned(from, N < 4 ? 4 * N : 16), 4 * N);
+  return out;
 }
 
 }  // namespace detail

@@ -29,7 +29,7 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
 
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
 // there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where
-// it is not copied.
+// it is not copied. A block may have several groups of kThreads, each with tiles of its own.
 template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64>
 class TileOperand {
  public:
