@@ -79,6 +79,13 @@ class DirectStore : public Functor {
   bool past_cache_ = false;
 };
 
+namespace detail {
+template <class Src, class Dst>
+struct Traits<DirectStore<Src, Dst>> : NoTraits {
+  using Stored = Dst;
+};
+}  // namespace detail
+
 template <class T>
 DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
   static_assert(!std::is_const<T>::value, "store: the pointer is to const elements");

@@ -34,6 +34,8 @@ struct NoTraits {
   static constexpr bool same_rows = false;
   // Of a map: whether it reads something for each result (x, for x += ...) and not only for each column.
   static constexpr bool reads_matrix = false;
+  // Of a sink: the type that it stores, if rounding to it is all that is done to a value.
+  using Stored = void;
 };
 
 // A specialization is not inherited: what derives from a source may be another thing.

@@ -73,11 +73,13 @@ struct HopperConsumer : Parts {
       if (group * 64 < item.rows.count) {
         Attending attending(p, shared, item, group, queries, stages_of(memory), keys_at, values_at);
         attending.run();
+        // While the last product runs. All of the group's have read the queries, whose place results take.
         arch::named_barrier_sync(own(group), 128);
         const Work& state = attending.state;
-        const auto inverse_of = [&](const PrefillRows& rows, int half) { return state.finish_row(p, rows, 0, half); };
-        put_results<kCols, kCols / 2, Queries::kRunBytes>(p, item.rows, Work::first_row(), state.outputs[0],
-                                                          inverse_of, queries, 0);
+        const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
+        const ResultRows<kCols, kCols / 2, Queries::kRunBytes, P> results(p, item.rows, Work::first_row(), 0);
+        attending.end();
+        results.put(p, item.rows, state.outputs[0], inverse, queries);
       } else {
         pass_by(shared, group, Tiles(item.all).count, keys_at, values_at);
       }
@@ -127,15 +129,14 @@ struct HopperConsumer : Parts {
           stages(arch::shared_address(stages_memory)),
           query_tile(arch::warpgroup_tile(arch::shared_address(queries))),
           keys_at(keys),
-          values_at(values) {
-      const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
-      first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
-    }
+          values_at(values) {}
 
     __device__ __forceinline__ void run() {
       if (last < 0) return;
       arch::pin(state.logits[0]);
       begin_logits(0);
+      const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
+      first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
       scale_logits(0);
@@ -146,9 +147,12 @@ struct HopperConsumer : Parts {
       for (int tile = 0; tile < last; ++tile) step(tile);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       begin_outputs(last);
+    }
+    // Waits for the last product, which run() has begun.
+    __device__ __forceinline__ void end() {
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]);
-      release<Value>(&shared.values_empty[Parities::stage(last)]);
+      if (last >= 0) release<Value>(&shared.values_empty[Parities::stage(last)]);
     }
 
    private:

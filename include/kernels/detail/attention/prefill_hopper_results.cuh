@@ -6,14 +6,25 @@
 KERNELS_BEGIN
 namespace detail {
 
-// A warp's 16 rows of kAtOnce columns in shared memory, as floats, 32 of them in each run of kRunBytes for 64 rows.
-template <int kAtOnce, int kRunBytes>
+// Results in shared memory: rounded to what a sink of 16 bits stores, if it does nothing else, or floats. H200, 16 heads
+// of 128 columns, 512 keys: 140 us, with floats and what follows found behind the last product 146.
+template <class P>
+using slab_type = std::conditional_t<!P::kSplits && is_16_bit<typename Traits<typename P::Out>::Stored>,
+                                     typename Traits<typename P::Out>::Stored, float>;
+
+// A warp's 16 rows of kAtOnce columns in shared memory, 128 bytes of each in a run of kRunBytes for 64 rows.
+template <class T, int kAtOnce, int kRunBytes>
 struct ResultSlab {
+  static constexpr bool kFloats = sizeof(T) == 4;
+  static constexpr int kPack = 16 / int(sizeof(T));
+  // How many lanes read a row, 8 columns at a time, and how many rows apart those of a lane are.
+  static constexpr int kLanes = kFloats ? kAtOnce / 8 : 4, kApart = 32 / kLanes;
   unsigned char* memory;
 
-  // Four columns of a row: neither pairs that are written nor packs that are read have bank conflicts.
+  // Columns of a row, kPack of them: neither pairs that are written nor packs that are read have bank conflicts.
   __device__ __forceinline__ unsigned char* place(int row, int col) const {
-    return memory + col / 32 * kRunBytes + row * 128 + (col / 4 % 8 ^ (row % 4 * 2 | row % 2)) * 16;
+    const int turned = kFloats ? row % 4 * 2 | row % 2 : row % 2 * 4 | row / 2 % 4;
+    return memory + col / (8 * kPack) * kRunBytes + row * 128 + (col / kPack % 8 ^ turned) * 16;
   }
   // Outputs of these columns, in the fragments of mma, each half of them times a factor.
   template <int kFirst, int kTiles>
@@ -24,15 +35,18 @@ struct ResultSlab {
       KERNELS_UNROLL
       for (int j = 0; j < kAtOnce / 8; ++j) {
         const float(&from)[4] = outputs[(kFirst < kTiles * 8 ? kFirst : 0) / 8 + j];
-        *reinterpret_cast<::float2*>(place(half * 8 + lane / 4, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {
-            from[half * 2] * factor[half], from[half * 2 + 1] * factor[half]};
+        const float first = from[half * 2] * factor[half], second = from[half * 2 + 1] * factor[half];
+        const int row = half * 8 + lane / 4;
+        if constexpr (kFloats)
+          *reinterpret_cast<::float2*>(place(row, j * 8 + lane % 4 / 2 * 4) + lane % 2 * 8) = {first, second};
+        else *reinterpret_cast<uint32_t*>(place(row, j * 8) + lane % 4 * 4) = rounded_pair<T>(first, second);
       }
     }
   }
-  __device__ __forceinline__ Pack<float, 8> eight(int row, int col) const {
-    Pack<float, 8> values;
-    memcpy(values.v, __builtin_assume_aligned(place(row, col), 16), 16);
-    memcpy(values.v + 4, __builtin_assume_aligned(place(row, col + 4), 16), 16);
+  __device__ __forceinline__ Pack<T, 8> eight(int row, int col) const {
+    Pack<T, 8> values;
+    KERNELS_UNROLL
+    for (int i = 0; i < 8; i += kPack) memcpy(values.v + i, __builtin_assume_aligned(place(row, col + i), 16), 16);
     return values;
   }
   // What a part of the keys gives goes to the workspace, to columns of a head from `first` on: lanes side by side write
@@ -48,58 +62,85 @@ struct ResultSlab {
   }
 };
 
-// Of a warp's 16 rows, from `first_row` on of the block's, outputs in the fragments of mma, each half of these times
-// inverse_of(rows, half): kCols columns of a head, from `first_col` on. They go by way of shared memory that all
-// products have read, kAtOnce columns at a time.
-template <int kCols, int kAtOnce, int kRunBytes, class P, class Inverse>
-__device__ __forceinline__ void put_results(const P& p, PrefillRows rows, int first_row,
-                                            const float (&outputs)[kCols / 8][4], const Inverse& inverse_of,
-                                            unsigned char* memory, int first_col) {
-  const int lane = threadIdx.x % 32, cols = int(p.shape.value_dim());
-  const auto map = sink_map(p.out);
-  const auto& end = sink_end(p.out);
-  const ResultSlab<kAtOnce, kRunBytes> slab{memory + first_row % 64 * 128};
-  const float inverse[2] = {inverse_of(rows, 0), inverse_of(rows, 1)};
-  // A lane has the same 8 columns of some rows.
-  constexpr int kPacks = kAtOnce / 8, kApart = 32 / kPacks, kEach = 16 / kApart;
-  const int col = lane % kPacks * 8;
-  int64_t to[kEach], head_col[kEach];
-  KERNELS_UNROLL
-  for (int i = 0; i < kEach; ++i) {
-    const auto at = rows.place(first_row + lane / kPacks + i * kApart);
-    to[i] = rows.token + at.query, head_col[i] = int64_t(at.head) * cols + first_col;
+// Where a warp's 16 rows of results go, from `first_row` on of the block's: kCols columns of a head, from `first_col`
+// on. They go by way of shared memory that all products have read, which has room for so many floats of a row.
+template <int kCols, int kRoom, int kRunBytes, class P>
+class ResultRows {
+  using T = slab_type<P>;
+  static constexpr int kAtOnce = kRoom * 4 / int(sizeof(T));
+  using Slab = ResultSlab<T, kAtOnce, kRunBytes>;
+  static constexpr int kLanes = Slab::kLanes, kApart = Slab::kApart, kEach = 16 / kApart, kPacks = kAtOnce / 8 / kLanes;
+
+ public:
+  __device__ __forceinline__ ResultRows(const P& p, const PrefillRows& rows, int first_row, int first_col)
+      : first_row_(first_row), first_col_(first_col) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const auto at = rows.place(row_of(i));
+      to_[i] = rows.token + at.query, head_col_[i] = int64_t(at.head) * p.shape.value_dim() + first_col;
+    }
   }
-  const auto values_of = [&](int i) { return slab.eight(lane / kPacks + i * kApart, col); };
-  const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row + 16 <= rows.count;
+
+  // Outputs in the fragments of mma, each half of them times a factor.
+  __device__ __forceinline__ void put(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
+                                      const float (&factor)[2], unsigned char* memory) const {
+    const Slab slab{memory + first_row_ % 64 * 128};
+    const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row_ + 16 <= rows.count;
+    const int cols = int(p.shape.value_dim()) - first_col_;
+    const auto map = sink_map(p.out);
+    const auto& end = sink_end(p.out);
 #pragma unroll 1
-  for (int first = 0; first < kCols; first += kAtOnce) {
-    __syncwarp();
-    if (first == 0)
-      slab.template leave<0>(outputs, inverse);
-    else if (kCols == 2 * kAtOnce || first == kAtOnce)
-      slab.template leave<kAtOnce>(outputs, inverse);
-    else if (first == 2 * kAtOnce)
-      slab.template leave<2 * kAtOnce>(outputs, inverse);
-    else
-      slab.template leave<3 * kAtOnce>(outputs, inverse);
-    __syncwarp();
-    if (splits) slab.leave_part(p, rows, first_row, first_col + first);
-    if (splits || first_col + first + col >= cols) continue;
-    if (wide) {
-      KERNELS_UNROLL
-      for (int i = 0; i < kEach; ++i) put_mapped(end, map, values_of(i), to[i], head_col[i] + first + col);
-    } else {
+    for (int first = 0; first < kCols; first += kAtOnce) {
+      __syncwarp();
+      leave(slab, outputs, factor, first);
+      __syncwarp();
+      if (splits) {
+        slab.leave_part(p, rows, first_row_, first_col_ + first);
+      } else if (wide) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kEach; ++i) {
+          KERNELS_UNROLL
+          for (int k = 0; k < kPacks; ++k) {
+            const int col = col_of(k);
+            if (first + col < cols)
+              put_mapped(end, map, slab.eight(slab_row(i), col), to_[i], head_col_[i] + first + col);
+          }
+        }
+      } else {
 #pragma unroll 1
-      for (int i = 0; i < kEach; ++i) {
-        const int row = first_row + lane / kPacks + i * kApart;
-        if (row >= rows.count) break;
-        const auto at = rows.place(row);
-        in_packs(p.out_pack, values_of(i), int64_t(at.head) * cols + first_col + first + col,
-                 [&](const auto& some, int64_t from) { put_mapped(end, map, some, rows.token + at.query, from); });
+        for (int i = 0; i < kEach && row_of(i) < rows.count; ++i) {
+          const auto at = rows.place(row_of(i));
+#pragma unroll 1
+          for (int k = 0; k < kPacks && first + col_of(k) < cols; ++k)
+            in_packs(p.out_pack, slab.eight(slab_row(i), col_of(k)),
+                     int64_t(at.head) * p.shape.value_dim() + first_col_ + first + col_of(k),
+                     [&](const auto& some, int64_t from) { put_mapped(end, map, some, rows.token + at.query, from); });
+        }
       }
     }
   }
-}
+
+ private:
+  // A lane's rows and columns.
+  static __device__ __forceinline__ int slab_row(int i) { return int(threadIdx.x % 32) / kLanes + i * kApart; }
+  static __device__ __forceinline__ int col_of(int k) { return (k * kLanes + int(threadIdx.x % 32) % kLanes) * 8; }
+  __device__ __forceinline__ int row_of(int i) const { return first_row_ + slab_row(i); }
+
+  static __device__ __forceinline__ void leave(const Slab& slab, const float (&outputs)[kCols / 8][4],
+                                               const float (&factor)[2], int first) {
+    if (kCols == kAtOnce || first == 0)
+      slab.template leave<0>(outputs, factor);
+    else if (kCols == 2 * kAtOnce || first == kAtOnce)
+      slab.template leave<kAtOnce>(outputs, factor);
+    else if (first == 2 * kAtOnce)
+      slab.template leave<2 * kAtOnce>(outputs, factor);
+    else
+      slab.template leave<3 * kAtOnce>(outputs, factor);
+  }
+
+  int first_row_, first_col_;
+  int64_t to_[kEach], head_col_[kEach];
+};
 
 }  // namespace detail
 KERNELS_END

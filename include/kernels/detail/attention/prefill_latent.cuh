@@ -364,11 +364,9 @@ struct LatentOutputs : Parts {
         else send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
       }
       // By way of half of the queries' place.
-      const auto inverse_of = [&](const PrefillRows&, int half) { return inverse[half]; };
       if (mine)
-        put_results<kCols, kCols / 4, Parts::Queries::kRunBytes>(p, item.rows, first_row, outputs, inverse_of,
-                                                                 memory + group * 2 * Parts::Queries::kRunBytes,
-                                                                 group * kCols);
+        ResultRows<kCols, kCols / 4, Parts::Queries::kRunBytes, P>(p, item.rows, first_row, group * kCols)
+            .put(p, item.rows, outputs, inverse, memory + group * 2 * Parts::Queries::kRunBytes);
       arch::mbarrier_arrive(&shared.item_empty[0]);
       return true;
     });
