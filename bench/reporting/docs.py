@@ -38,15 +38,12 @@ def coded_rows(results):
 
 
 def odd_rows(results):
-    """Halves, 4,096 rows: of the file of a later day."""
-    shares = {}
-    for row in results.rows:
-        match = re.fullmatch(r"fp16/4096x(\d+)", row.case)
-        if row.file == "odd_rows" and row.who == "kernels" and row.us and match:
-            shares.setdefault(row.op, {})[int(match[1])] = row.figures["share_of_copy"]
-    columns = sorted({c for found in shares.values() for c in found})
+    """Halves, 4,096 rows."""
+    shares = {op: {int(m[1]): people["kernels"].figures["share_of_copy"] for m, people in results.of(op, r"fp16/4096x(\d+)") if us(people, "kernels")}
+              for op in ("softmax", "rmsnorm", "layernorm")}
+    columns = sorted(set.intersection(*map(set, shares.values())))
     return markdown(["columns"] + [f"{c:,}" for c in columns],
-                    [[title] + [f"{100 * shares[op][c]:.0f}" if c in shares.get(op, {}) else "" for c in columns]
+                    [[title] + [f"{100 * shares[op][c]:.0f}" for c in columns]
                      for op, title in (("softmax", "softmax"), ("rmsnorm", "RMSNorm"), ("layernorm", "LayerNorm"))])
 
 
@@ -65,12 +62,11 @@ def standings(results):
 
 def one_token(results):
     cases = {m[1]: people for m, people in results.of("gemv", r"fp16/1x(\d+x\d+)")}
-    early = {row.case.partition("/1x")[2]: row for row in results.rows if row.file == "matmul_early" and row.op == "gemv" and row.who == "kernels_early" and row.us}
-    reads = {row.case.partition("/1x")[2]: row for row in results.rows if row.file == "matmul_early" and row.op == "gemv" and row.who == "read" and row.us}
+    share = lambda people, who: f"{100 * us(people, 'read') / us(people, who):.0f}"
     best = lambda people: min(us(people, who) for who in ("cublas", "cublaslt") if us(people, who))
     return markdown(["N x K"] + [shape.replace("x", " x ") for shape in cases], [
-        ["launches"] + [f"{100 * us(people, 'read') / us(people, 'kernels'):.0f}" for people in cases.values()],
-        ["weights early"] + [f"{100 * reads[shape].us / early[shape].us:.0f}" if shape in early else "" for shape in cases],
+        ["launches"] + [share(people, "kernels") for people in cases.values()],
+        ["weights early"] + [share(people, "kernels_early") for people in cases.values()],
         ["cuBLAS / ours"] + [f"{best(people) / us(people, 'kernels'):.2f}" for people in cases.values()]])
 
 
@@ -95,7 +91,8 @@ def tokens(results):
         lines.append([shape.replace("x", " x ") + ", share of the read, %"] + [f"{100 * reads[m]:.0f}" if m <= 64 else "" for m in columns])
         lines.append(["cuBLAS / ours"] + [f"{ratios[m]:.2f}" for m in columns])
     squares = [(int(m[1]), people) for m, people in results.of("gemm", r"bf16/(\d+)x\1x\1")]
-    rate = lambda people, *who: f"{max(people[w].figures['TFLOP/s'] for w in who if us(people, w)):.0f}"
+    rates = lambda people, *who: [people[w].figures["TFLOP/s"] for w in who if us(people, w)]
+    rate = lambda people, *who: f"{max(rates(people, *who)):.0f}" if rates(people, *who) else ""  # unsteady ones are left out
     return (markdown(["tokens"] + [str(m) for m in columns], lines) + "\n\n"
             + markdown(["square products of bfloat16, TFLOP/s"] + [str(n) for n, _ in squares], [
                 ["kernels"] + [rate(people, "kernels") for _, people in squares],

@@ -3,7 +3,7 @@ import statistics
 from html import escape
 
 from . import docs, plots, svg
-from .results import FILES, LATER, NOISE, OTHER_RUN, PEERS, SPREAD, YARDSTICKS, comparisons, noise_of, roofs, standing
+from .results import FILES, NOISE, OTHER_RUN, PEERS, SPREAD, YARDSTICKS, comparisons, noise_of, roofs, standing
 
 FACTS = ["cuda", "cudnn", "cub", "cublas", "torch", "triton", "flashinfer", "flash_attn", "liger", "quack", "transformers"]
 STYLE = """
@@ -92,7 +92,7 @@ def page(results):
     drawn = {}
     for _, section, element in plots.all_plots(results):
         drawn.setdefault(section, []).append(element)
-    missing = [f"{name}.json ({FILES[name]})" for name in results.missing if name not in LATER]
+    missing = [f"{name}.json ({FILES[name]})" for name in results.missing]
     absent = sorted({title for context in results.contexts.values() for title in context.get("not_installed", [])})
     failures = [f"{row.op}/{row.case}/{row.who}: {row.error}" for row in results.failures()]
     unsteady = [f"{row.op}/{row.case}/{row.who}: spread {row.spread:.0%}" for row in results.unsteady]

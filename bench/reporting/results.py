@@ -19,14 +19,13 @@ OURS = {"decode": "precise"}
 SAMPLING = {"torch": "top_k_top_p", "flashinfer": "top_k_top_p", "torch_plain": "plain", "flashinfer_plain": "plain", "torch_argmax": "greedy",
             "flashinfer_top_p": "top_p"}
 # Files in the order of a report, and what they hold. What is missing is said.
-FILES = {"ceilings": "ceilings of the machine", "softmax": "softmax", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "odd_rows": "rows of odd numbers of columns",
+FILES = {"ceilings": "ceilings of the machine", "softmax": "softmax", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm",
          "elementwise": "elementwise operations", "peers": "PyTorch, torch.compile, Triton and others on rows",
-         "elementwise_peers": "PyTorch, torch.compile and Triton, elementwise", "matmul": "products", "matmul_early": "products with weights asked for early",
+         "elementwise_peers": "PyTorch, torch.compile and Triton, elementwise", "matmul": "products",
          "prefill": "attention of many queries", "step": "layers of a model", "decode": "decoding", "attention_peers": "peers of attention", "sampling": "sampling",
          "sampling_peers": "peers of sampling", "router": "routing", "norm_heads": "norms of heads", "host_cost": "time of the host",
          "reference": "peers measured in another run", "llm": "examples/llm on the GPU", "llm_cpu": "examples/llm on the CPU",
          "llm_peers": "transformers with torch.compile"}
-LATER = {"odd_rows", "matmul_early"}  # repeat some cases of other files
 
 Row = collections.namedtuple("Row", "file op case who us spread label figures error")
 
