@@ -62,7 +62,7 @@ def standings(results):
 
 def one_token(results):
     cases = {m[1]: people for m, people in results.of("gemv", r"fp16/1x(\d+x\d+)")}
-    share = lambda people, who: f"{100 * us(people, 'read') / us(people, who):.0f}"
+    share = lambda people, who: f"{100 * us(people, 'read') / us(people, who):.0f}" if us(people, "read") and us(people, who) else ""
     best = lambda people: min(us(people, who) for who in ("cublas", "cublaslt") if us(people, who))
     return markdown(["N x K"] + [shape.replace("x", " x ") for shape in cases], [
         ["launches"] + [share(people, "kernels") for people in cases.values()],

@@ -2,14 +2,14 @@
 // to the sink.
 //
 // Where the time of a tile goes (H200, 16 heads of 128 columns, 2,048 keys; cycles of a group, from the samples of
-// Nsight Compute): waits for keys and values and their fences 360, products 730, the largest logits 670, exponentials
-// 1,010, rounding and shrinking 290. That is 3,080, while the products of both groups would take 2,048: instructions of
-// wgmma wait for those ahead of them before they are issued, so that hardly any of a group's own softmax runs beside
-// its own products; the other group's does. Tried, in thousands of cycles for the whole call, which takes 765: groups
-// that take turns at exponentials 791 (at products: as many microseconds as without); fences in the producer 762, more
-// chains of maxima and sums 762; no product beside the group's own softmax, which then is one sequence of instructions
-// and takes two thirds of the cycles, 773 to 888. From 2,048 keys on the clock falls under the load, too: 4,096 keys
-// take 1,000 us, of zeros 805.
+// Nsight Compute, which holds the clock at 1,350 MHz): waits for keys and values and their fences 360, products 730,
+// the largest logits 670, exponentials 1,010, rounding and shrinking 290. That is 3,060, while the products of both
+// groups would take 2,048: instructions of wgmma wait for those ahead of them before they are issued, so that hardly
+// any of a group's own softmax runs beside its own products; the other group's does. Tried, in thousands of cycles for
+// the whole call, which takes 765: groups that take turns at exponentials 791 (at products: no difference in time);
+// fences in the producer 762, more chains of maxima and sums 762; no product beside the group's own softmax, which
+// then is one sequence of instructions and takes two thirds of the cycles, 773 to 888. From 2,048 keys on the clock
+// falls under the load, too: 4,096 keys take 1,000 us, with inputs of zeros 805.
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -87,7 +87,7 @@ struct HopperConsumer : Parts {
         arch::named_barrier_sync(own(group), 128);
         const Work& state = attending.state;
         const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
-        const ResultRows<kCols, kCols / 2, Queries::kRunBytes, P> results(p, item.rows, Work::first_row(), 0);
+        ResultRows<kCols, kCols / 2, Queries::kRunBytes, P> results(p, item.rows, Work::first_row(), 0);
         attending.end();
         results.put(p, item.rows, state.outputs[0], inverse, queries);
       } else {

@@ -7,7 +7,7 @@ KERNELS_BEGIN
 namespace detail {
 
 // Results in shared memory: rounded to what a sink of 16 bits stores, if it does nothing else, or floats. H200, 16
-// heads of 128 columns, 512 keys: 140 us, with floats and what follows found behind the last product 146.
+// heads of 128 columns, 512 keys: 140 us, with floats, and with where rows go found only after the last product, 146.
 template <class P>
 using slab_type = std::conditional_t<!P::kSplits && is_16_bit<typename Traits<typename P::Out>::Stored>,
                                      typename Traits<typename P::Out>::Stored, float>;
@@ -53,10 +53,11 @@ struct ResultSlab {
   // whole lines.
   template <class P>
   __device__ __forceinline__ void leave_part(const P& p, const PrefillRows& rows, int first_row, int first) const {
-    constexpr int kLanes = kAtOnce / 4;
-    const int lane = threadIdx.x % 32, col = lane % kLanes * 4;
+    static_assert(kFloats, "parts are not rounded");
+    constexpr int kOfRow = kAtOnce / 4;
+    const int lane = threadIdx.x % 32, col = lane % kOfRow * 4;
     if (first + col >= int(p.shape.value_dim())) return;
-    for (int row = lane / kLanes; row < 16 && first_row + row < rows.count; row += 32 / kLanes)
+    for (int row = lane / kOfRow; row < 16 && first_row + row < rows.count; row += 32 / kOfRow)
       leave_outputs(p, rows, first_row + row, floats_at<4>(reinterpret_cast<const float*>(place(row, col))),
                     first + col);
   }
@@ -74,16 +75,13 @@ class ResultRows {
  public:
   __device__ __forceinline__ ResultRows(const P& p, const PrefillRows& rows, int first_row, int first_col)
       : first_row_(first_row), first_col_(first_col) {
-    KERNELS_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      const auto at = rows.place(row_of(i));
-      to_[i] = rows.token + at.query, head_col_[i] = int64_t(at.head) * p.shape.value_dim() + first_col;
-    }
+    if (kFindsAhead) find(p, rows);
   }
 
   // Outputs in the fragments of mma, each half of them times a factor.
   __device__ __forceinline__ void put(const P& p, const PrefillRows& rows, const float (&outputs)[kCols / 8][4],
-                                      const float (&factor)[2], unsigned char* memory) const {
+                                      const float (&factor)[2], unsigned char* memory) {
+    if (!kFindsAhead) find(p, rows);
     const Slab slab{memory + first_row_ % 64 * 128};
     const bool splits = leaves_part<P>(rows), wide = !splits && p.out_pack == 8 && first_row_ + 16 <= rows.count;
     const int cols = int(p.shape.value_dim()) - first_col_;
@@ -95,7 +93,7 @@ class ResultRows {
       leave(slab, outputs, factor, first);
       __syncwarp();
       if (splits) {
-        slab.leave_part(p, rows, first_row_, first_col_ + first);
+        if constexpr (P::kSplits) slab.leave_part(p, rows, first_row_, first_col_ + first);
       } else if (wide) {
         KERNELS_UNROLL
         for (int i = 0; i < kEach; ++i) {
@@ -121,6 +119,16 @@ class ResultRows {
   }
 
  private:
+  // Where floats go is found behind the last product: they take more rows of a lane, for which it leaves no registers.
+  static constexpr bool kFindsAhead = sizeof(T) == 2;
+  __device__ __forceinline__ void find(const P& p, const PrefillRows& rows) {
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const auto at = rows.place(row_of(i));
+      to_[i] = rows.token + at.query, head_col_[i] = int64_t(at.head) * p.shape.value_dim() + first_col_;
+    }
+  }
+
   // A lane's rows and columns.
   static __device__ __forceinline__ int slab_row(int i) { return int(threadIdx.x % 32) / kLanes + i * kApart; }
   static __device__ __forceinline__ int col_of(int k) { return (k * kLanes + int(threadIdx.x % 32) % kLanes) * 8; }
@@ -139,7 +147,7 @@ class ResultRows {
   }
 
   int first_row_, first_col_;
-  int64_t to_[kEach], head_col_[kEach];
+  int64_t to_[kEach], head_col_[kEach];  // of whole rows, in the widest packs
 };
 
 }  // namespace detail
