@@ -23,21 +23,56 @@ inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b
 #endif
 }
 
+// Lane x of half kHalf of what makes the sums of a and of b when both halves are added: of registers whose lanes are in
+// turn the sums of kEach others. Within 16 bytes that is one fast instruction, and across them another: only elements
+// that are shuffled freely take a slow one.
+template <class C, int kEach, int kHalf>
+constexpr int lane_of_sums(int x) {
+  constexpr int lanes = kLanes<C>, in_16 = 16 / int(sizeof(C)), groups = lanes / in_16;
+  const int group = x / in_16, at = x % in_16;
+  if (2 * kEach <= in_16)
+    return at / kEach % 2 * lanes + group * in_16 + kHalf * in_16 / 2 + at / (2 * kEach) * kEach + at % kEach;
+  const int half = groups > 1 ? groups / 2 : 1;
+  return group / half * lanes + (group % half * 2 + kHalf) * in_16 + at;
+}
+template <class C, int kEach, int kHalf, int... i>
+inline KERNELS_INLINE Register<C> half_of_sums(const Register<C>& a, const Register<C>& b,
+                                               std::integer_sequence<int, i...>) {
+#if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
+  return __builtin_shufflevector(a, b, (lane_of_sums<C, kEach, kHalf>(i))...);
+#elif KERNELS_VECTORS
+  using Index = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
+  return __builtin_shuffle(a, b, VectorOf<Index, kLanes<C>>{Index(lane_of_sums<C, kEach, kHalf>(i))...});
+#else
+  constexpr int lanes = kLanes<C>;
+  return {{(lane_of_sums<C, kEach, kHalf>(i) < lanes ? a : b).v[lane_of_sums<C, kEach, kHalf>(i) % lanes]...}};
+#endif
+}
+
 // The sums of the lanes of each of kCount registers, in order; there are at most as many as lanes.
-template <class C, int kCount, int kHalf, int... i>
+template <class C, int kCount, int kEach, int... i>
 KERNELS_INLINE inline void halve(Register<C> (&v)[kCount], std::integer_sequence<int, i...>) {
   const auto lanes = std::make_integer_sequence<int, kLanes<C>>();
-  ((v[i] = zip<0, C>(v[i], v[i + kHalf], lanes) + zip<1, C>(v[i], v[i + kHalf], lanes)), ...);
+  ((v[i] = half_of_sums<C, kEach, 0>(v[2 * i], v[2 * i + 1], lanes) +
+           half_of_sums<C, kEach, 1>(v[2 * i], v[2 * i + 1], lanes)),
+   ...);
 }
-template <class C, int kCount, int kLeft = kCount>
+template <class C, int kCount, int kEach = 1>
 KERNELS_INLINE inline Pack<C, kCount> sums_of(Register<C> (&v)[kCount]) {
-  if constexpr (kLeft > 1) {
-    halve<C, kCount, kLeft / 2>(v, std::make_integer_sequence<int, kLeft / 2>());
-    return sums_of<C, kCount, kLeft / 2>(v);
+  if constexpr (kEach < kCount) {
+    halve<C, kCount, kEach>(v, std::make_integer_sequence<int, kCount / kEach / 2>());
+    return sums_of<C, kCount, 2 * kEach>(v);
   } else {
+    // Sums of fewer registers than lanes are in several parts: side by side within 16 bytes, and then across them.
+    constexpr int in_16 = 16 / int(sizeof(C)), parts = kLanes<C> / kCount, across = kCount < in_16 ? 1 : parts;
     const Pack<C, kLanes<C>> lanes = as_pack<C>(v[0]);
     Pack<C, kCount> out = broadcast<kCount>(C(0));
-    for (int i = 0; i < kLanes<C>; ++i) out.v[i % kCount] = out.v[i % kCount] + lanes.v[i];
+    for (int i = 0; i < kCount; ++i) {
+      for (int part = 0; part < parts; ++part) {
+        out.v[i] = out.v[i] + lanes.v[kCount < in_16 ? part * kCount + i
+                                                     : (i / in_16 * across + part) * in_16 + i % in_16];
+      }
+    }
     return out;
   }
 }
