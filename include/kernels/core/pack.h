@@ -211,13 +211,16 @@ KERNELS_HD VectorOf<uint16_t, N> e4m3_as_halves(const Pack<float8_e4m3, N>& in) 
   else
 #endif
   codes = (Halves)__builtin_convertvector(bit_cast<VectorOf<int8_t, N>>(in), VectorOf<int16_t, N>);
-  const Halves placed = codes << 7 & uint16_t(0xbf80);
 #if defined(__AVX512BW__)
   if constexpr (N == 32) {
-    const auto nan = _mm512_cmpeq_epi16_mask((__m512i)(placed & uint16_t(0x3f80)), _mm512_set1_epi16(0x3f80));
-    return (Halves)_mm512_mask_set1_epi16((__m512i)placed, nan, -1);
-  } else
+    // The bit above the exponent has the sign, or has it turned around where the code is NaN and carries into it: as a
+    // sign that is taken away, one that is not makes an exponent of all ones.
+    const Halves shifted = codes << 7, carried = shifted + uint16_t(0x80);
+    const __m512i sign = _mm512_set1_epi16(0x4000);
+    return (Halves)_mm512_ternarylogic_epi32((__m512i)shifted, (__m512i)carried, sign, 0x78);
+  }
 #endif
+  const Halves placed = codes << 7 & uint16_t(0xbf80);
   return placed | (Halves)((placed & uint16_t(0x3f80)) == uint16_t(0x3f80));
 }
 // float8_e5m2 is the upper half of a half.
