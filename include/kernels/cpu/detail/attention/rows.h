@@ -50,6 +50,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   using Sizes = AttentionSizes;
   using KeyRun = std::decay_t<decltype(std::declval<const Kv&>().key(kAny, kAny, kAny))>;
   using ValueRun = std::decay_t<decltype(std::declval<const Kv&>().value(kAny, kAny, kAny))>;
+  using KeyStretch = DecodedStretch<typename KeyRun::Codes>;
+  using ValueStretch = DecodedStretch<typename ValueRun::Codes>;
   static constexpr int N = kLanes<float>;
 
  public:
@@ -112,6 +114,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
       gather_values(begin + sizes_.keys, next);
       keys = next;
     }
+    if (few_) put_in_order();
   }
 
   // The results of whole rows.
@@ -170,7 +173,8 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // Panels of T::cols columns, or keys, with all rows in each.
   float* in_panel(float* panels, int r, int i) const {
-    return panels + (int64_t(i / T::cols) * padded_ + r) * T::cols + i % T::cols;
+    const auto at = unsigned(i);  // then a division by a power of two is a shift
+    return panels + (int64_t(at / T::cols) * padded_ + r) * T::cols + at % T::cols;
   }
   float* at_column(int r, int col) const { return in_panel(o_, r, col); }
 
@@ -189,6 +193,27 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
         read_row(c_.q, token, from + col, cols, to);
         for (int64_t i = 0; i < cols; ++i) to[i] *= scale;
       }
+      if (few_) {
+        each_stretch<KeyStretch>(dim_, [&](int64_t col) {
+          float in_order[KeyStretch::cols];
+          copy_bytes<int(sizeof(in_order))>(in_order, q_ + r * sizes_.q + col);
+          for (int i = 0; i < KeyStretch::cols; ++i)
+            q_[r * sizes_.q + col + i] = in_order[KeyStretch::column(i)] * KeyStretch::worth;
+        });
+      }
+    }
+  }
+  // Columns of the output as they lie in the rows of values, not as they were decoded.
+  void put_in_order() {
+    for (int r = 0; r < count_; ++r) {
+      each_stretch<ValueStretch>(v_dim_, [&](int64_t col) {
+        alignas(64) float sums[ValueStretch::cols], in_order[ValueStretch::cols];
+        for (int i = 0; i < ValueStretch::cols; i += N)
+          put_vector<float>(sums + i, vector_at(at_column(r, int(col) + i)));
+        for (int i = 0; i < ValueStretch::cols; ++i) in_order[ValueStretch::column(i)] = sums[i] * ValueStretch::worth;
+        for (int i = 0; i < ValueStretch::cols; i += N)
+          put_vector<float>(at_column(r, int(col) + i), vector_at(in_order + i));
+      });
     }
   }
 
@@ -196,12 +221,15 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // side. How many there are.
   int gather_keys(int64_t begin, int64_t end) {
     const int keys = int(lesser<int64_t>(sizes_.keys, greater<int64_t>(0, end - begin)));
-    keys_.gather(begin, keys, [&](int64_t head, int64_t pos) { return c_.kv.key(part_.b, part_.head + head, pos); });
+    keys_.gather(begin, keys, [&](int64_t pos) {
+      return [this, at = keys_at(c_.kv, part_.b, pos)](int64_t head) KERNELS_INLINE { return at(part_.head + head); };
+    });
     return keys;
   }
   void gather_values(int64_t begin, int keys) {
-    values_.gather(begin, keys,
-                   [&](int64_t head, int64_t pos) { return c_.kv.value(part_.b, part_.head + head, pos); });
+    values_.gather(begin, keys, [&](int64_t pos) {
+      return [this, at = values_at(c_.kv, part_.b, pos)](int64_t head) KERNELS_INLINE { return at(part_.head + head); };
+    });
   }
 
   // ---- a tile of keys ----------------------------------------------------------------------------------------------
@@ -263,35 +291,54 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
 
   // ---- few rows ----------------------------------------------------------------------------------------------------
 
-  // f(rows, how far apart they are, number of the first, how many) for all rows of a tile, such that they can be read
-  // in vectors: those that cannot are copied first, kDecoded of them at a time. Behind the last row there is memory
-  // that may be read, up to a multiple of N.
+  // f(rows, how far apart they are, number of the first, how many) for rows [first, first + count) of a tile, such that
+  // they can be read in vectors: those that cannot are copied before, kDecoded of them at a time. Behind the last row
+  // there is memory that may be read, up to a multiple of N.
   template <class Source, class F>
-  void in_vectors(const Source& source, int count, int64_t cols, const F& f) const {
-    if (source.in_vectors()) return f(&source[0], source.stride(), 0, count);
+  void in_vectors(const Source& source, int first, int count, int64_t cols, const F& f) const {
+    if (source.in_vectors()) return f(&source[first], source.stride(), first, count);
     using Plain = RowAt<DirectLoad<float>>;
     const int64_t stride = Sizes::padded(cols);
-    for (int first = 0; first < count; first += kDecoded) {
+    for (const int end = first + count; first < end; first += kDecoded) {
       Room<Plain, kDecoded> rows;
       for (int i = 0; i < kDecoded; ++i) {
-        if (first + i < count) {
+        if (first + i < end) {
           read_row(source, first + i, 0, cols, rows_ + i * stride);
           fill(rows_ + i * stride + cols, stride - cols, 0.f);
         }
-        new (rows.at(i)) Plain{{rows_, stride}, first + i < count ? i : 0};
+        new (rows.at(i)) Plain({rows_, stride}, first + i < end ? i : 0);
       }
-      f(static_cast<const Plain*>(rows.at(0)), 1, first, lesser(kDecoded, count - first));
+      f(static_cast<const Plain*>(rows.at(0)), 1, first, lesser(kDecoded, end - first));
     }
   }
 
-  // While keys are read, values come into the cache.
-  void few_logits(int keys) {
-    for (int head = 0; head < heads_; ++head) {
-      in_vectors(keys_.of(head), keys, dim_, [&](const auto* rows, int apart, int first, int count) {
-        dot_rows(rows, apart, head * each_, first, count,
-                 values_.ahead(head * keys + first, heads_ * keys));
-      });
+  // f(head, first, count, ahead) for all blocks of a tile's keys and all heads in them, in the order of memory. While
+  // one block is worked on, the next one comes into the cache: of the same rows, and behind them that of `next`, of
+  // which there are `more`.
+  template <class Runs, class Next, class F>
+  void in_blocks(const Runs& runs, int64_t cols, int keys, const Next& next, int64_t next_cols, int more,
+                 const F& f) const {
+    const int steps = (keys + kBlockKeys - 1) / kBlockKeys * heads_;
+    int step = 0;
+    const Ahead last = next.ahead(0, heads_ * lesser(kBlockKeys, more), next_cols, cols);
+    for (int first = 0; first < keys; first += kBlockKeys) {
+      const int behind = first + kBlockKeys, count = lesser(kBlockKeys, keys - first);
+      Ahead ahead = last;
+      if (behind < keys)
+        ahead = runs.ahead(heads_ * behind, heads_ * lesser(behind + kBlockKeys, keys), cols, cols);
+      for (int head = 0; head < heads_; ++head) {
+        next.look_up_pages(step++, steps);
+        f(head, first, count, ahead.from(head * count));
+      }
     }
+  }
+
+  void few_logits(int keys) {
+    in_blocks(keys_, dim_, keys, values_, v_dim_, keys, [&](int head, int first, int count, const Ahead& ahead) {
+      in_vectors(keys_.of(head), first, count, dim_, [&](const auto* rows, int apart, int from, int some) {
+        dot_rows(rows, apart, head * each_, from, some, ahead.from(from - first));
+      });
+    });
   }
   template <class Codes>
   void dot_rows(const RowAt<Codes>* rows, int apart, int first_row, int first, int keys, const Ahead& ahead) {
@@ -310,48 +357,65 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // not used.
   template <int kKeys, int kTokens, class Codes>
   void dot_some(const RowAt<Codes>* rows, int apart, int first, int keys, int r, const Ahead& ahead) {
-    const int64_t value_bytes = v_dim_ * Place<typename ValueRun::Codes>::bits / 8;
+    // Where that is much at a time, it is spread over the products.
+    constexpr bool kSpread = kKeys * Place<Codes>::bits >= 128;
+    [[maybe_unused]] const int64_t each = dim_ / kKeys;
     for (int key = 0; key < keys; key += kKeys) {
-      for (int i = key; i < key + kKeys; ++i) ahead(i, 0, value_bytes);
       Register<float> lanes[kKeys * kTokens];
-      dots<kKeys, kTokens>(rows + key * apart, apart, dim_, q_ + r * sizes_.q, sizes_.q, lanes);
+      int asked = 0;
+      const auto ask = [&](int64_t col) KERNELS_INLINE {
+        for (; asked < kKeys && asked * each <= col; ++asked) ahead(key + asked);
+      };
+      if constexpr (!kSpread) ask(dim_);
+      dots<kKeys, kTokens>(rows + key * apart, apart, dim_, q_ + r * sizes_.q, sizes_.q, lanes,
+                           [&](int64_t col) KERNELS_INLINE {
+                             if constexpr (kSpread) ask(col);
+                           });
+      if constexpr (kSpread) ask(dim_);
       const auto sums = sums_of<float>(lanes);
-      for (int t = 0; t < kTokens; ++t)
-        copy_bytes<int(kKeys * sizeof(float))>(in_panel(logits_, r + t, first + key), sums.v + t * kKeys);
+      float* const to = in_panel(logits_, r, first + key);
+      for (int t = 0; t < kTokens; ++t) copy_bytes<int(kKeys * sizeof(float))>(to + t * T::cols, sums.v + t * kKeys);
     }
   }
 
-  // While values are read, the next tile's keys come into the cache, `more` of them.
   void few_values(int keys, int more) {
-    for (int head = 0; head < heads_; ++head) {
-      in_vectors(values_.of(head), keys, v_dim_, [&](const auto* rows, int apart, int first, int count) {
-        add_rows(rows, apart, head * each_, first, count,
-                 keys_.ahead(head * keys + first, heads_ * more));
+    in_blocks(values_, v_dim_, keys, keys_, dim_, more, [&](int head, int first, int count, const Ahead& ahead) {
+      in_vectors(values_.of(head), first, count, v_dim_, [&](const auto* rows, int apart, int from, int some) {
+        add_rows(rows, apart, head * each_, from, some, ahead.from(from - first));
       });
-    }
+    });
   }
   template <class Codes>
   void add_rows(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, const Ahead& ahead) {
+    constexpr int stretch = DecodedStretch<Codes>::vectors;
     int64_t col = 0;
-    for (; col + 4 * N <= v_dim_; col += 4 * N) add_some<4, N>(v, apart, first_row, first, keys, col, ahead);
-    for (; col + N <= v_dim_; col += N) add_some<1, N>(v, apart, first_row, first, keys, col, ahead);
-    if (col < v_dim_) add_some<1, kTail>(v, apart, first_row, first, keys, col, ahead);
+    each_stretch<DecodedStretch<Codes>>(v_dim_, [&](int64_t begin) {
+      unrolled<stretch / 4>([&](auto part) {
+        const int64_t from = begin + part() * 4 * N;
+        add_some<4, N, part() * 4>(v, apart, first_row, first, keys, from, ahead.part(from, from + 4 * N));
+      });
+      col = begin + stretch * N;
+    });
+    const auto add = [&](auto vectors, auto width) {
+      const int64_t end = col + vectors() * width();
+      add_some<vectors(), width(), -1>(v, apart, first_row, first, keys, col, ahead.part(col, end));
+      col = end;
+    };
+    while (col + 4 * N <= v_dim_) add(Width<4>{}, Width<N>{});
+    while (col + N <= v_dim_) add(Width<1>{}, Width<N>{});
+    if (col < v_dim_) add(Width<1>{}, Width<kTail>{});
   }
-  template <int kVectors, int kWidth, class Codes>
+  template <int kVectors, int kWidth, int kOfStretch, class Codes>
   void add_some(const RowAt<Codes>* v, int apart, int first_row, int first, int keys, int64_t col,
                 const Ahead& all_ahead) const {
     float* o[kVectors];
-    // The same part of a row of keys.
-    constexpr int key_bits = Place<typename KeyRun::Codes>::bits;
-    const int64_t from = col * dim_ / v_dim_ * key_bits / 8,
-                  bytes = (lesser(v_dim_, col + kVectors * kWidth) * dim_ / v_dim_ * key_bits / 8) - from;
     for (int r = 0; r < each_;) {
       for (int i = 0; i < kVectors; ++i) o[i] = at_column(first_row + r, int(col) + i * N);
       const float* const p = weights_ + (first_row + r) * weights_stride_ + first;
       const auto add = [&](auto rows) {
         const Ahead ahead = r == 0 ? all_ahead : Ahead{};
-        add_values<rows(), kVectors, kWidth>(v, apart, keys, col, p, weights_stride_, o, T::cols,
-                                             [&](int key) KERNELS_INLINE { ahead(key, from, bytes); });
+        add_values<rows(), kVectors, kWidth, kOfStretch>(v, apart, keys, col, p, weights_stride_, o, T::cols,
+                                             [&](int key) KERNELS_INLINE { ahead(key); });
         r += rows();
       };
       const int left = each_ - r;
@@ -381,7 +445,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   void many_logits(int64_t begin, int keys) {
     const int64_t depth = Sizes::padded(dim_);
     const auto v = values_.of(0);
-    in_vectors(keys_.of(0), keys, dim_, [&](const auto* rows, int, int first, int count) {
+    in_vectors(keys_.of(0), 0, keys, dim_, [&](const auto* rows, int, int first, int count) {
       for (int key = first; key < first + count; key += N)
         turn_keys(rows + (key - first), turned_keys_ + key / T::cols * depth * T::cols + key % T::cols);
     });
@@ -418,7 +482,7 @@ class AttentionRows<AttentionCall<Q, Kv, S, Out>> {
   // While values are added, the next tile's keys come into the cache, `more` of them.
   void many_values(int64_t begin, int keys, int more) {
     const auto next = keys_.of(0);
-    in_vectors(values_.of(0), keys, v_dim_, [&](const auto* rows, int, int first, int count) {
+    in_vectors(values_.of(0), 0, keys, v_dim_, [&](const auto* rows, int, int first, int count) {
       for (int key = first; key < first + count; ++key) {
         const auto& row = rows[key - first];
         const auto at = [&](int64_t col) {

@@ -9,10 +9,44 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
-template <class Codes>
-struct RowAt {
-  Codes codes;
-  int64_t row;
+// A row of codes, wherever they are.
+template <class Codes_>
+class RowAt {
+ public:
+  using Codes = Codes_;
+  KERNELS_INLINE RowAt(const Codes& codes, int64_t row) : codes_(codes), row_(row) {}
+  KERNELS_INLINE const Codes& codes() const { return codes_; }
+  KERNELS_INLINE int64_t row() const { return row_; }
+
+ private:
+  Codes codes_;
+  int64_t row_;
+};
+// Of what lies in memory as it is, where that is: nothing is left to multiply whenever the row is read.
+template <class Codes_, class T>
+class PlacedRow {
+ public:
+  using Codes = Codes_;
+  KERNELS_INLINE Codes codes() const { return {at_, 0}; }
+  KERNELS_INLINE int64_t row() const { return 0; }
+
+ protected:
+  KERNELS_INLINE explicit PlacedRow(const T* at) : at_(at) {}
+
+ private:
+  const T* at_;
+};
+template <class T, class C>
+class RowAt<DirectLoad<T, C>> : public PlacedRow<DirectLoad<T, C>, T> {
+ public:
+  KERNELS_INLINE RowAt(const DirectLoad<T, C>& codes, int64_t row)
+      : PlacedRow<DirectLoad<T, C>, T>(codes.at(row, 0)) {}
+};
+template <class Format>
+class RowAt<Words<Format>> : public PlacedRow<Words<Format>, uint32_t> {
+ public:
+  KERNELS_INLINE RowAt(const Words<Format>& codes, int64_t row)
+      : PlacedRow<Words<Format>, uint32_t>(codes.at(row)) {}
 };
 
 // Whether vectors may be read at multiples of 8 columns, wherever a row begins.
@@ -33,19 +67,19 @@ class Gathered : public Functor {
   static constexpr int widest = widest_of<Codes>();
   explicit Gathered(const RowAt<Codes>* rows, int stride = 1) : rows_(rows), stride_(stride) {}
 
-  int max_pack() const { return max_pack_of(rows_->codes); }
+  int max_pack() const { return max_pack_of(rows_->codes()); }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const {
-    return detail::fetch<N>((*this)[row].codes, (*this)[row].row, col);
+    return detail::fetch<N>((*this)[row].codes(), (*this)[row].row(), col);
   }
   template <class Fetched>
   KERNELS_HD auto resolve(const Fetched& fetched, int64_t row, int64_t col) const {
-    return detail::resolve((*this)[row].codes, fetched, (*this)[row].row, col);
+    return detail::resolve((*this)[row].codes(), fetched, (*this)[row].row(), col);
   }
   void prefetch(int64_t row, int64_t begin, int64_t end) const {
-    detail::prefetch((*this)[row].codes, (*this)[row].row, begin, end);
+    detail::prefetch((*this)[row].codes(), (*this)[row].row(), begin, end);
   }
-  bool in_vectors() const { return InVectors<Codes>::value(rows_->codes); }
+  bool in_vectors() const { return InVectors<Codes>::value(rows_->codes()); }
   KERNELS_HD const RowAt<Codes>& operator[](int64_t row) const { return rows_[row * stride_]; }
   int stride() const { return stride_; }
 
@@ -62,7 +96,8 @@ struct AnyWidth<Gathered<Codes>> {
 template <int kWidth, class Codes>
 KERNELS_INLINE inline Register<float> vector_of(const RowAt<Codes>& at, int64_t col) {
   constexpr int N = kLanes<float>;
-  const auto some = convert<float>(resolve(at.codes, fetch<kWidth>(at.codes, at.row, col), at.row, col));
+  const auto& codes = at.codes();
+  const auto some = convert<float>(resolve(codes, fetch<kWidth>(codes, at.row(), col), at.row(), col));
   if constexpr (kWidth == N) {
     return in_register(some);
   } else {
@@ -73,6 +108,61 @@ KERNELS_INLINE inline Register<float> vector_of(const RowAt<Codes>& at, int64_t 
 }
 // Heads are multiples of 8 columns.
 constexpr int kTail = kLanes<float> < 8 ? kLanes<float> : 8;
+
+// Stretches of columns that are cheaper to decode together, in another order or without a factor: vector i holds
+// columns column(i * N), column(i * N + 1) ..., which are `worth` times what it says. Few queries are put in that
+// order, and few outputs put back from it.
+template <class Codes>
+struct DecodedStretch {
+  static constexpr int vectors = 0, cols = 1;
+  static constexpr float worth = 1.f;
+  static constexpr int column(int i) { return i; }
+  template <int i>
+  static KERNELS_INLINE Register<float> vector(const RowAt<Codes>& at, int64_t col) {
+    return vector_of<kLanes<float>>(at, col + i * kLanes<float>);
+  }
+};
+#if KERNELS_VECTORS
+#if defined(__F16C__)
+template <class T>
+struct SmallFloatStretch {
+  using U = Unit<float, DirectLoad<T>>;
+  static constexpr int N = kLanes<float>, vectors = 4, cols = vectors * N;
+  static constexpr float worth = std::is_same<T, float8_e4m3>::value ? 256.f : 1.f;
+  static constexpr int column(int i) { return i; }
+  template <int i>
+  static KERNELS_INLINE Register<float> vector(const RowAt<DirectLoad<T>>& at, int64_t col) {
+    constexpr int of_unit = U::cols / N;
+    return U(at.codes(), at.row(), col + i / of_unit * U::cols).template vector<i % of_unit>();
+  }
+};
+template <>
+struct DecodedStretch<DirectLoad<float8_e4m3>> : SmallFloatStretch<float8_e4m3> {};
+template <>
+struct DecodedStretch<DirectLoad<float8_e5m2>> : SmallFloatStretch<float8_e5m2> {};
+#endif
+// Vector i has code i of neighbouring words.
+template <class Format>
+struct DecodedStretch<Words<Format>> {
+  static constexpr int N = kLanes<float>, vectors = 8, cols = vectors * N;
+  static constexpr float worth = 1.f;
+  static constexpr int column(int i) { return i % N * 8 + i / N; }
+  template <int i>
+  static KERNELS_INLINE Register<float> vector(const RowAt<Words<Format>>& at, int64_t col) {
+    const auto words = bit_cast<VectorOf<uint32_t, N>>(at.codes().template fetch<cols>(at.row(), col));
+    const Register<float> codes = decode_lanes<Format, N>(words >> Format::shift(i));
+    if constexpr (std::is_same<Format, Gf4>::value) return codes * gf4_scales<N>(words);
+    else return codes;
+  }
+};
+#endif
+// f(col) for all of them in a row.
+template <class Stretch, class F>
+KERNELS_INLINE inline void each_stretch(int64_t cols, const F& f) {
+  if constexpr (Stretch::vectors > 0) {
+    for (int64_t col = 0; col + Stretch::cols <= cols; col += Stretch::cols) f(col);
+  }
+}
 
 // v in lanes [low, high), -inf in the others.
 template <int... i>
@@ -87,33 +177,53 @@ KERNELS_INLINE inline Register<float> only_lanes(const Register<float>& v, int l
 #endif
 }
 
+// In a register, even where the compiler would read it once more with each use: fewer loads than products are done at a
+// time.
+KERNELS_INLINE inline Register<float> held(Register<float> v) {
+#if KERNELS_VECTORS && defined(__AVX__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
 // The products of kKeys rows, `apart` from each other, and kTokens of q, `stride` apart: sums[token * kKeys + key],
-// lane by lane.
-template <int kKeys, int kTokens, class Codes>
+// lane by lane. between(col) is called on the way.
+template <int kKeys, int kTokens, class Codes, class Between>
 KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int apart, int64_t cols, const float* q, int64_t stride,
-                                Register<float>* sums) {
+                                Register<float>* sums, const Between& between) {
   constexpr int N = kLanes<float>;
   Register<float> so_far[kTokens][kKeys] = {};
-  const auto step = [&](auto width, int64_t col) KERNELS_INLINE {
+  const auto step = [&](int64_t col, const auto& of_key) KERNELS_INLINE {
     Register<float> x[kTokens];
-    unrolled<kTokens>([&](auto t) KERNELS_INLINE { x[t()] = vector_at(q + t() * stride + col); });
+    unrolled<kTokens>([&](auto t) KERNELS_INLINE { x[t()] = held(vector_at(q + t() * stride + col)); });
     unrolled<kKeys>([&](auto j) KERNELS_INLINE {
-      const Register<float> y = vector_of<width()>(rows[j() * apart], col);
+      const Register<float> y = of_key(rows[j() * apart]);
       unrolled<kTokens>([&](auto t)
                             KERNELS_INLINE { so_far[t()][j()] = multiply_add<float>(x[t()], y, so_far[t()][j()]); });
     });
   };
+  using Stretch = DecodedStretch<Codes>;
   int64_t col = 0;
-  for (; col + N <= cols; col += N) step(Width<N>{}, col);
-  if (col < cols) step(Width<kTail>{}, col);
+  each_stretch<Stretch>(cols, [&](int64_t begin) KERNELS_INLINE {
+    unrolled<Stretch::vectors>([&](auto i) KERNELS_INLINE {
+      between(begin + i() * N);
+      step(begin + i() * N, [&](const auto& row) KERNELS_INLINE { return Stretch::template vector<i()>(row, begin); });
+    });
+    col = begin + Stretch::cols;
+  });
+  for (; col + N <= cols; col += N) {
+    between(col);
+    step(col, [&](const auto& row) KERNELS_INLINE { return vector_of<N>(row, col); });
+  }
+  if (col < cols) step(col, [&](const auto& row) KERNELS_INLINE { return vector_of<kTail>(row, col); });
   unrolled<kTokens>([&](auto t) KERNELS_INLINE {
     unrolled<kKeys>([&](auto j) KERNELS_INLINE { sums[t() * kKeys + j()] = so_far[t()][j()]; });
   });
 }
 
 // o + row * stride, kVectors of them, += the sum over keys, `apart` from each other, of p[row * p_stride + key] * the
-// key's columns from `col` on.
-template <int kRows, int kVectors, int kWidth, class Codes, class Ahead>
+// key's columns from `col` on; these are vectors kOfStretch, kOfStretch + 1 ... of a stretch, if that is not negative.
+template <int kRows, int kVectors, int kWidth, int kOfStretch, class Codes, class Ahead>
 void add_values(const RowAt<Codes>* v, int apart, int keys, int64_t col, const float* p, int p_stride,
                 float* const (&o)[kVectors], int stride, const Ahead& ahead) {
   constexpr int N = kLanes<float>;
@@ -125,7 +235,9 @@ void add_values(const RowAt<Codes>* v, int apart, int keys, int64_t col, const f
     ahead(key);
     const auto& row = v[key * apart];
     unrolled<kVectors>([&](auto i) KERNELS_INLINE {
-      const Register<float> values = vector_of<kWidth>(row, col + i() * N);
+      Register<float> values;
+      if constexpr (kOfStretch < 0) values = vector_of<kWidth>(row, col + i() * N);
+      else values = DecodedStretch<Codes>::template vector<kOfStretch + i()>(row, col - kOfStretch * N);
       unrolled<kRows>([&](auto r) KERNELS_INLINE {
         sums[r()][i()] =
             multiply_add<float>(in_register(broadcast<N>(p[r() * p_stride + key])), values, sums[r()][i()]);
