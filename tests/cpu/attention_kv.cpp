@@ -74,6 +74,33 @@ TEST_CASE("a view of one's own") {
   CHECK_TALLY(t);
 }
 
+// Another view, whose runs end elsewhere for each head.
+template <class Kv>
+struct CutRuns : k::KvView {
+  Kv kv;
+  explicit CutRuns(const Kv& all) : kv(all) {}
+  int64_t length(int64_t b) const { return kv.length(b); }
+  auto key(int64_t b, int64_t head, int64_t pos) const { return cut(kv.key(b, head, pos), head); }
+  auto value(int64_t b, int64_t head, int64_t pos) const { return cut(kv.value(b, head, pos), 2 - head); }
+  template <class Run>
+  static Run cut(Run run, int64_t head) {
+    run.count = k::lesser<int64_t>(run.count, 1 + 20 * head);
+    return run;
+  }
+};
+
+TEST_CASE("runs that end elsewhere for each head") {
+  Tally t;
+  const AttentionCase c{{2, 2}, {333, 70}, 6, 3, 40};
+  const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 64);
+  const KvSide<k::half> key(1, where, c.dim);
+  const KvSide<int8_t, float> value(2, where, c.dim, ScaleOf::token);
+  const auto kv = k::paged_kv(key.tensor(), value.tensor(), k::pages(where.table.data(), where.table_ld, where.page),
+                              where.short_lengths.data());
+  check_kv(t, "cut", c, CutRuns<std::decay_t<decltype(kv)>>(kv), key, value);
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("ragged queries, with pages of keys") {
   Tally t;
   for (AttentionCase c : {AttentionCase{{5, 0, 1, 32, 9}, {700, 20, 0, 40, 9}, 4, 2, 40},

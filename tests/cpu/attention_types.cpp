@@ -8,7 +8,9 @@ namespace {
 template <class EK, class EV, class SK = k::Nothing, class SV = k::Nothing>
 void types(const char* what) {
   Tally t;
-  for (const AttentionCase& c : few_and_many()) {
+  std::vector<AttentionCase> cases = few_and_many();
+  cases.push_back({{1, 1}, {170, 40}, 4, 2, 200});  // columns that are decoded in stretches of any length, and others
+  for (const AttentionCase& c : cases) {
     for (const ScaleOf grain : {ScaleOf::tensor, ScaleOf::head, ScaleOf::token}) {
       const Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
       const KvSide<EK, SK> key(1, where, c.dim, grain);
