@@ -1,5 +1,5 @@
-// PTX instructions that functors need and CUDA has no intrinsic for. The only part of arch/ that core/
-// and functor.h see; it depends on nothing and is empty for the host.
+// PTX instructions that functors need and CUDA has no intrinsic for, and what a compiler for the host has to be told
+// beyond C++. The only part of arch/ that core/, functor/ and cpu/ see; it depends on nothing.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,16 @@
 
 KERNELS_BEGIN
 namespace arch {
+
+// A vector that stays in a register, where the compiler would read it once more with each use: fewer loads than
+// products are done at a time.
+template <class V>
+KERNELS_INLINE inline V held(V v) {
+#if defined(__GNUC__) && !defined(__CUDACC__) && defined(__AVX__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
 
 #if defined(__CUDACC__)
 

@@ -177,15 +177,6 @@ KERNELS_INLINE inline Register<float> only_lanes(const Register<float>& v, int l
 #endif
 }
 
-// In a register, even where the compiler would read it once more with each use: fewer loads than products are done at a
-// time.
-KERNELS_INLINE inline Register<float> held(Register<float> v) {
-#if KERNELS_VECTORS && defined(__AVX__)
-  asm("" : "+v"(v));
-#endif
-  return v;
-}
-
 // The products of kKeys rows, `apart` from each other, and kTokens of q, `stride` apart: sums[token * kKeys + key],
 // lane by lane. between(col) is called on the way.
 template <int kKeys, int kTokens, class Codes, class Between>
@@ -195,7 +186,7 @@ KERNELS_INLINE inline void dots(const RowAt<Codes>* rows, int apart, int64_t col
   Register<float> so_far[kTokens][kKeys] = {};
   const auto step = [&](int64_t col, const auto& of_key) KERNELS_INLINE {
     Register<float> x[kTokens];
-    unrolled<kTokens>([&](auto t) KERNELS_INLINE { x[t()] = held(vector_at(q + t() * stride + col)); });
+    unrolled<kTokens>([&](auto t) KERNELS_INLINE { x[t()] = arch::held(vector_at(q + t() * stride + col)); });
     unrolled<kKeys>([&](auto j) KERNELS_INLINE {
       const Register<float> y = of_key(rows[j() * apart]);
       unrolled<kTokens>([&](auto t)
