@@ -39,6 +39,8 @@ class Device {
   virtual const RowCalls& rows() const = 0;
   virtual const ProductCalls* products(Type weights) const = 0;  // null if they are not compiled in
   virtual const AttendCalls* attend(Type cache) const = 0;
+  // Null where there is none.
+  virtual const WalkCalls* walk(Type) const { return nullptr; }
   const Place& place() const { return place_; }
 
  protected:

@@ -1,5 +1,5 @@
 // The GPU as a device: memory, copies and graphs of the CUDA runtime. LLM_GPU_UNITS lists the calls that are compiled
-// in: ROWS(unit), PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
+// in: ROWS(unit), PRODUCTS(unit, weights), ATTEND(unit, cache) and WALK(unit, weights), from CMake.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,7 +14,9 @@ namespace llm {
 #define ROWS(unit) extern const RowCalls gpu_rows_##unit##_calls;
 #define PRODUCTS(unit, weights) extern const ProductCalls gpu_products_##unit##_##weights;
 #define ATTEND(unit, cache) extern const AttendCalls gpu_attend_##unit##_##cache;
+#define WALK(unit, weights) extern const WalkCalls gpu_walk_##unit##_##weights;
 LLM_GPU_UNITS
+#undef WALK
 #undef ROWS
 #undef PRODUCTS
 #undef ATTEND
@@ -69,13 +71,15 @@ class Gpu : public Device {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     place_.stream = stream_;
     place_.threads = int(std::max(1u, std::thread::hardware_concurrency()));  // converts weights
-    // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph.
+    // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph, and LLM_WALK=0
+    // makes each call of a step a launch.
     const auto on = [](const char* name) {
       const char* const value = std::getenv(name);
       return value == nullptr || std::strcmp(value, "0") != 0;
     };
     place_.early = on("LLM_EARLY");
     graphs_ = on("LLM_GRAPH");
+    const bool walks = on("LLM_WALK");
     const auto take = [&](const RowCalls& rows) {
       if (rows_ == nullptr || rows.activations == activations) rows_ = &rows;
     };
@@ -85,17 +89,24 @@ class Gpu : public Device {
     const auto take_attend = [&](const AttendCalls& attend) {
       if (std::strcmp(attend.name, rows_->name) == 0) attend_[int(attend.cache)] = &attend;
     };
+    const auto take_walk = [&](const WalkCalls& walk) {
+      if (walks && std::strcmp(walk.name, rows_->name) == 0) walks_[int(walk.weights)] = &walk;
+    };
 #define ROWS(unit) take(gpu_rows_##unit##_calls);
 #define PRODUCTS(unit, weights)
 #define ATTEND(unit, cache)
+#define WALK(unit, weights)
     LLM_GPU_UNITS
+#undef WALK
 #undef ROWS
 #undef PRODUCTS
 #undef ATTEND
 #define ROWS(unit)
 #define PRODUCTS(unit, weights) take_products(gpu_products_##unit##_##weights);
 #define ATTEND(unit, cache) take_attend(gpu_attend_##unit##_##cache);
+#define WALK(unit, weights) take_walk(gpu_walk_##unit##_##weights);
     LLM_GPU_UNITS
+#undef WALK
 #undef ROWS
 #undef PRODUCTS
 #undef ATTEND
@@ -151,6 +162,7 @@ class Gpu : public Device {
   const RowCalls& rows() const override { return *rows_; }
   const ProductCalls* products(Type weights) const override { return products_[int(weights)]; }
   const AttendCalls* attend(Type cache) const override { return attend_[int(cache)]; }
+  const WalkCalls* walk(Type weights) const override { return walks_[int(weights)]; }
 
  private:
   int device_ = 0;
@@ -160,6 +172,7 @@ class Gpu : public Device {
   const RowCalls* rows_ = nullptr;
   const ProductCalls* products_[kTypes] = {};
   const AttendCalls* attend_[kTypes] = {};
+  const WalkCalls* walks_[kTypes] = {};
 };
 
 }  // namespace

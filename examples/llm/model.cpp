@@ -57,6 +57,14 @@ void Model::layers(const Tokens& tokens) {
   }
 }
 
+// The same, and the head, for one token in one launch.
+void Model::walk(const Tokens& tokens) {
+  const Place& place = device_.place();
+  check(device_.rows().embed(place, tokens, embedding_, config_.embedding_scale, places_, x_.as<float>()));
+  check(walk_calls_->walk(place, walk_, tokens, cache_of(layers_[0], 0)));
+  if (!walk_.head) head(0, 1);
+}
+
 // norm(x), or x as it is with the norm that the product with w applies itself.
 Inputs Model::normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows) {
   if (rows == 1 && !norm.layer_norm && products(w).folds) return {x, &norm};
@@ -188,9 +196,14 @@ void Model::replay(int64_t guesses, int64_t longest, const std::function<void()>
 void Model::step(int64_t longest) {
   replay(0, longest, [this] {
     const int64_t n = options_.sequences;
-    layers({n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr, last_lengths_.as<int32_t>(),
-            recorded_for_, last_kept_.as<int32_t>()});
-    head(0, n);
+    const Tokens tokens{n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr,
+                        last_lengths_.as<int32_t>(), recorded_for_, last_kept_.as<int32_t>()};
+    if (walk_calls_ != nullptr) {
+      walk(tokens);
+    } else {
+      layers(tokens);
+      head(0, n);
+    }
     choose(0, n);
   });
 }

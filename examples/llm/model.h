@@ -71,6 +71,8 @@ class Model {
   bool stale(int64_t from, int64_t to) const;
   // Whether angles depend on the length of the text at all: then steps cannot be asked for ahead.
   bool lengths_matter() const;
+  // Whether a step of one text is one launch (walk.cu).
+  bool walks() const { return walk_calls_ != nullptr; }
   // The bytes of weights that a token reads.
   size_t weight_bytes() const { return weights_per_token_; }
   size_t weight_count() const { return weights_count_; }
@@ -105,11 +107,13 @@ class Model {
   void set_length(int64_t length);
   void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);
   void choose(int64_t first, int64_t count);
+  void plan_walk();
   Inputs normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows);
   void replay(int64_t guesses, int64_t longest, const std::function<void()>& calls);
   Texts texts() const;
   void experts(const Layer& layer, int64_t rows);
   void layers(const Tokens& tokens);
+  void walk(const Tokens& tokens);
   void head(int64_t first, int64_t rows);
   void check(const char* why) const {
     if (why != nullptr) throw Error(why);
@@ -136,6 +140,9 @@ class Model {
   Rope ropes_[2];
   std::vector<std::unique_ptr<Recording>> decode_;  // with 0 guesses, 1, ...
   int64_t recorded_for_ = 0;  // lengths up to this
+  const WalkCalls* walk_calls_ = nullptr;  // for steps of one text, if there are such calls for this model
+  Walk walk_;
+  Buffer walk_layers_, walk_room_;
   Buffer expert_ids_, offsets_, order_, places_by_expert_, router_logits_, shares_, made_;  // of experts
   Experts experts_;
   Buffer last_ids_, last_positions_, last_lengths_, last_kept_, chosen_, history_, seeds_, steps_,

@@ -114,6 +114,42 @@ void Model::allocate() {
     make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
     ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};
   }
+  plan_walk();
+}
+
+// A step of one text is one launch where a layer is norm, attention, norm and gated products, and nothing else.
+void Model::plan_walk() {
+  const Config& c = config_;
+  const Matrix& w = layers_[0].up;
+  const WalkCalls* const calls = device_.walk(w.type);
+  if (calls == nullptr || options_.sequences != 1 || !c.gated || c.layer_norm || c.head_norms || c.post_norms ||
+      c.learned_positions || c.output_bias || c.mlp_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
+    return;
+  std::vector<WalkLayer> layers;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    const LayerConfig& how = c.layers[i];
+    if (how.window > 0 && options_.sinks >= 0) return;
+    for (const Matrix* m : {&l.qkv.q, &l.qkv.k, &l.qkv.v, &l.output, &l.gate, &l.up, &l.down}) {
+      if (m->type != w.type) return;
+    }
+    layers.push_back({l.qkv, l.output, l.gate, l.up, l.down, l.attention_norm.gamma, l.mlp_norm.gamma, l.keys.as(),
+                      l.values.as(), how.rope, how.window});
+  }
+  walk_ = {};
+  walk_.count = int64_t(layers.size()), walk_.hidden = c.hidden, walk_.inner = c.inner,
+  walk_.vocabulary = c.vocabulary, walk_.shape = c.shape(), walk_.weights = w.type, walk_.cache = cache_type_,
+  walk_.activation = c.activation, walk_.eps = c.eps, walk_.score_scale = c.score_scale;
+  for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
+  if (head_.type == w.type && bits_of(w.type) == 16) walk_.head = head_;
+  walk_.last_norm = last_norm_.gamma, walk_.x = x_.as<float>(), walk_.logits = logits_.as<float>();
+  const size_t bytes = calls->bytes(walk_);
+  if (bytes == 0) return;
+  walk_layers_ = Buffer(device_, layers.size() * sizeof(WalkLayer), "layers");
+  walk_layers_.upload(layers.data(), layers.size() * sizeof(WalkLayer));
+  walk_room_ = Buffer(device_, bytes, "activations");
+  walk_.layers = walk_layers_.as<WalkLayer>(), walk_.room = walk_room_.as();
+  walk_calls_ = calls;
 }
 
 }  // namespace llm

@@ -225,4 +225,39 @@ struct ProductCalls {
                              float* made, int64_t rows);
 };
 
+// A step of one text in one launch (walk.cu): all layers, and the head behind them.
+struct WalkLayer {
+  QkvWeights qkv;
+  Matrix output, gate, up, down;
+  const float *attention_norm, *mlp_norm;
+  void *keys, *values;
+  int rope;
+  int64_t window;
+};
+struct Walk {
+  const WalkLayer* layers;  // on the device
+  int64_t count, hidden, inner, vocabulary;
+  Heads shape;
+  Type weights, cache;
+  Activation activation;
+  float eps, score_scale;
+  Rope ropes[2];
+  Matrix head;
+  const float* last_norm;
+  // On the device: the residual stream, queries, results of attention and the inside of a feed-forward layer between
+  // the multiprocessors, and what walk_bytes() says.
+  float *x, *logits;
+  void* room;
+};
+
+struct WalkCalls {
+  const char* name;
+  Type weights;
+  // Bytes of `room`, zeroed once; 0: a model of this shape takes the other calls, on this GPU at least.
+  size_t (*bytes)(const Walk&);
+  // From x, which has the last token's embedding, to the logits. The cache is a layer's, of which keys and values are
+  // those of each.
+  const char* (*walk)(const Place&, const Walk&, const Tokens&, const Cache&);
+};
+
 }  // namespace llm

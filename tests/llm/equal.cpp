@@ -5,6 +5,7 @@
 
 #include "golden.h"
 #include "support/catch.h"
+#include "support/shortened.h"
 
 using namespace golden;
 using Ids = llm::Tokenizer::Ids;
@@ -209,4 +210,111 @@ TEST_CASE("the bundled model foresees texts with fewer bits almost as well") {
     settings.page = 5;  // scales lie in pages as keys do
     CHECK(std::exp(nats(settings) - plain) < one.most);
   }
+}
+
+// ---- a step in one launch -------------------------------------------------------------------------------------------
+
+namespace {
+
+// A model that the launch takes, of numbers that say nothing.
+Json walking_model(const std::string& type, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t dim,
+                   int64_t inner) {
+  const int64_t vocabulary = 96, layers = 3, nq = heads * dim, nk = kv_heads * dim;
+  Json config = {{"model_type", type},
+                 {"vocab_size", vocabulary},
+                 {"hidden_size", hidden},
+                 {"intermediate_size", inner},
+                 {"num_hidden_layers", layers},
+                 {"num_attention_heads", heads},
+                 {"num_key_value_heads", kv_heads},
+                 {"head_dim", dim},
+                 {"hidden_act", "silu"},
+                 {"rms_norm_eps", 1e-5},
+                 {"rope_theta", 10000.0},
+                 {"tie_word_embeddings", false},
+                 {"max_position_embeddings", 4096}};
+  if (type == "mistral") config["sliding_window"] = 150;
+  if (type == "qwen2") config["use_sliding_window"] = false, config.erase("head_dim");
+  Json tensors = Json::array();
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, double scale, double offset = 0) {
+    tensors.push_back({name, shape, scale, offset});
+  };
+  add("model.embed_tokens.weight", {vocabulary, hidden}, 1);
+  for (int64_t i = 0; i < layers; ++i) {
+    const std::string at = "model.layers." + std::to_string(i) + ".", attention = at + "self_attn.", mlp = at + "mlp.";
+    const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols) {
+      add(name + ".weight", {rows, cols}, 2 / std::sqrt(double(cols)));
+    };
+    matrix(attention + "q_proj", nq, hidden), matrix(attention + "k_proj", nk, hidden);
+    matrix(attention + "v_proj", nk, hidden), matrix(attention + "o_proj", hidden, nq);
+    matrix(mlp + "gate_proj", inner, hidden), matrix(mlp + "up_proj", inner, hidden);
+    matrix(mlp + "down_proj", hidden, inner);
+    if (type == "qwen2") {
+      add(attention + "q_proj.bias", {nq}, 0.5), add(attention + "k_proj.bias", {nk}, 0.5);
+      add(attention + "v_proj.bias", {nk}, 0.5);
+    }
+    add(at + "input_layernorm.weight", {hidden}, 0.5, 1), add(at + "post_attention_layernorm.weight", {hidden}, 0.5, 1);
+  }
+  add("model.norm.weight", {hidden}, 0.5, 1);
+  add("lm_head.weight", {vocabulary, hidden}, 2 / std::sqrt(double(hidden)));
+  return {{"config", config}, {"tensors", tensors}};
+}
+
+Ids some_ids(int64_t n) {
+  Ids out;
+  for (int64_t i = 0; i < n; ++i) out.push_back(int32_t((i * i * 7 + 11 * i + 3) % 96));
+  return out;
+}
+
+// The same text by the launch and call by call; whether the same tokens were chosen.
+bool compare_walk(llm::Settings settings, int64_t prompt, int steps, double tolerance) {
+  std::vector<Ids> walked = {some_ids(prompt)}, called = walked;
+  Loaded one(settings);
+  REQUIRE(one.session.model->walks());
+  const auto mine = one.write(walked, steps);
+  setenv("LLM_WALK", "0", 1);
+  Loaded other(settings);
+  unsetenv("LLM_WALK");
+  REQUIRE_FALSE(other.session.model->walks());
+  const auto its = other.write(called, steps);
+  if (walked != called) return false;  // two tokens of almost the same logits
+  CHECK(difference(mine[0].data(), its[0]) < tolerance);
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("a step in one launch computes what its calls do") {
+  if (!on_gpu) return test::skip("there is no such launch on the CPU");
+  const Json models[] = {walking_model("llama", 256, 12, 4, 64, 768), walking_model("mistral", 512, 8, 1, 64, 256),
+                         walking_model("qwen2", 512, 4, 4, 128, 1280), walking_model("llama", 2304, 8, 2, 128, 512)};
+  struct {
+    llm::Type stored, weights;
+    double tolerance;
+  } const types[] = {{llm::Type::f16, llm::Type::f16, 1e-2}, {llm::Type::bf16, llm::Type::bf16, 6e-2},
+                     {llm::Type::f16, llm::Type::f8, 1e-2},  {llm::Type::f16, llm::Type::i8, 1e-2},
+                     {llm::Type::bf16, llm::Type::i4, 6e-2}, {llm::Type::f16, llm::Type::i4, 1e-2}};
+  int same = 0, all = 0;
+  test::Shortened shortened;
+  for (const Json& model : models) {
+    for (const auto& type : types) {
+      if (!can(type.stored, type.weights, type.stored)) continue;
+      const ModelFolder folder(model, type.stored);
+      llm::Settings settings = settings_of(folder.path(), type.stored);
+      settings.weights = llm::name_of(type.weights);
+      for (const int64_t prompt : {140, 1, 40, 127, 1500}) {
+        if (shortened.leaves_out()) continue;
+        INFO(model["config"]["model_type"].get<std::string>()
+             << " of " << llm::name_of(type.weights) << " in " << llm::name_of(type.stored) << ", behind " << prompt);
+        settings.context = 2000, settings.page = prompt == 140 ? 16 : 0;
+        same += compare_walk(settings, prompt, 5, type.tolerance), ++all;
+      }
+      if (model["config"]["model_type"] != "llama" || shortened.leaves_out()) continue;
+      INFO("in a ring, of " << llm::name_of(type.weights) << " in " << llm::name_of(type.stored));
+      settings.context = 64, settings.page = 0, settings.sinks = 4;
+      same += compare_walk(settings, 50, 40, type.tolerance), ++all;
+    }
+  }
+  INFO(same << " of " << all << " texts are the same");
+  CHECK(2 * same > all);
 }

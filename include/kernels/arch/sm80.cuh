@@ -175,6 +175,29 @@ __device__ __forceinline__ unsigned long long atomic_add_released(unsigned long 
                : "memory");
   return before;
 }
+// The same without what was there.
+__device__ __forceinline__ void add_released(unsigned* p, unsigned x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(x) : "memory");
+}
+__device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(p)) : "memory");
+  return x;
+}
+// Words of 64 bits that other blocks write, or read, at the same time: each of them is there as a whole or not at all.
+__device__ __forceinline__ void load_words(unsigned long long (&x)[2], const unsigned long long* p) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(x[0]), "=l"(x[1])
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+}
+__device__ __forceinline__ void store_word(unsigned long long* p, unsigned long long x) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(x) : "memory");
+}
+__device__ __forceinline__ void store_words(unsigned long long* p, unsigned long long x, unsigned long long y) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "l"(x), "l"(y)
+               : "memory");
+}
 
 }  // namespace arch
 KERNELS_END

@@ -128,6 +128,36 @@ __device__ __forceinline__ void mbarrier_wait_in_block(uint64_t* barrier, int pa
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cta");
 }
 #undef KERNELS_MBARRIER_WAIT
+// Whether waiting would be over.
+__device__ __forceinline__ bool mbarrier_is_past(uint64_t* barrier, int parity) {
+  uint32_t past = 1;
+  if constexpr (kClusters) {
+    asm volatile(
+        "{.reg .pred past; mbarrier.test_wait.parity.shared::cta.b64 past, [%1], %2; selp.u32 %0, 1, 0, past;}"
+        : "=r"(past)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+  return past != 0;
+}
+// Says of what is read that it is the first to leave the L2.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy = 0;
+  if constexpr (kCompiledFor >= 90)
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// Copies bytes from global to shared memory and counts them on a barrier; addresses and number are multiples of 16.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes, uint64_t* barrier,
+                                          uint64_t policy) {
+  if constexpr (kCompiledFor >= 90) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+  }
+}
 // Writes 4 bytes into another block's shared memory and counts them on a barrier of that block.
 __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uint32_t remote_barrier) {
   if constexpr (kClusters) {

@@ -1,0 +1,465 @@
+// A step of one text in one launch: all layers of a model and its head, by blocks that stay.
+//
+//   block, one on each multiprocessor:
+//     a producer warp     copies the block's rows of all products, one product after the other, into a ring of stages
+//     eight other warps   multiply what is in the ring, and make the results
+//
+//   products           | qkv  |           | output | up        | down  | qkv ...
+//   producer           =================================================== as far ahead as the ring has room
+//   other warps        --n====---a-----.--====.----n==========.--=====.--n===
+//                        n: the row is normalized   a: attention   .: until all blocks have made their results
+//
+// A token of a small model takes as long as its weights take to come from memory, plus what memory is idle for while a
+// product waits for the one ahead. Here it is not idle: where the others wait, the producer goes on with the weights of
+// the next products, up to 190 KB on each multiprocessor.
+//
+// A tile is 16 rows of a matrix, and the block with number b has tiles b, b + blocks, b + 2 blocks ... of each product.
+// A stage of the ring is kChunk bytes of each of a tile's rows. Rows are multiplied on tensor cores:
+//
+//     A: weights                                   B: inputs, 32 columns or more of them at a time
+//     lane 4g + t has 16 bytes of row g, and       column t: those beside the 16 bytes of lane t, zeros elsewhere
+//     16 bytes of row g + 8                        column 4 + t: the same of what rounding to 16 bits has left of them
+//
+// so that each column of the sums belongs to one group of 4-bit weights, which has a scale of its own.
+//
+// A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
+// reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No
+// block is further than a product ahead of those that still read: what makes a result anew has waited for results of
+// all that read it. The launch needs all of its blocks at once: as many as there are multiprocessors, and nothing else
+// on them that does not end by itself.
+#include <cuda_runtime.h>
+
+#include "walk_attention.cuh"
+
+#define JOIN2(a, b, c) a##b##_##c
+#define JOIN(a, b, c) JOIN2(a, b, c)
+#define TEXT2(a) #a
+#define TEXT(a) TEXT2(a)
+
+namespace llm {
+namespace {
+
+// Codes of kWords words as pairs of A: those of a word, or of two that are such pairs already.
+constexpr int kWords = kBits == 16 ? 2 : 1, kPairs = kBits == 4 ? 4 : 2;
+template <class Code>
+__device__ __forceinline__ void decode(uint32_t (&pairs)[kPairs], const uint32_t* words) {
+  if constexpr (kBits == 16)
+    memcpy(pairs, words, 8);
+  else
+    k::detail::Decoder<Code>::template pairs<A>(pairs, *words, k::Nothing{});
+}
+
+__device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
+
+template <int kChunks>  // of 32 columns, in a head
+struct Worker : AttendingThread<kChunks> {
+  using Base = AttendingThread<kChunks>;
+  using Base::p, Base::w, Base::shared, Base::room, Base::inputs, Base::tag, Base::keys, Base::newest;
+  using Base::sync, Base::begin_part, Base::await, Base::word, Base::value, Base::put_pair;
+  using Base::tid, Base::lane, Base::warp, Base::g, Base::t;
+
+  const unsigned char* const ring;
+  RingPlace at;
+  int buffer = 0;
+  float factor = 1;     // of a product's sums
+  float2 own = {0, 0};  // two of the row that the layers add to: those that this thread makes of products of its size
+
+  __device__ __forceinline__ Worker(const Params& params, Shared& s, const unsigned char* stages, unsigned char* in)
+      : Base(params, s, in), ring(stages) {}
+
+  // ---- products ----------------------------------------------------------------------------------------------------
+
+  // Adds what a stage holds of a tile to its sums: of each row 64 bytes at a time for a warp. x: the inputs of its
+  // first column.
+  __device__ __forceinline__ void multiply(float (&sums)[2], const unsigned char* stage, int bytes,
+                                           const unsigned char* x, bool mine) const {
+    if (bytes == kChunk) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kChunk / 64; i += kWarps) multiply_block(sums, stage, i + warp, x, mine);
+    } else {
+#pragma unroll 1
+      for (int i = warp; i < bytes / 64; i += kWarps) multiply_block(sums, stage, i, x, mine);
+    }
+  }
+  __device__ __forceinline__ void multiply_block(float (&sums)[2], const unsigned char* stage, int block,
+                                                 const unsigned char* x, bool mine) const {
+    const unsigned char* const from = stage + g * kPitch + block * 64 + t * 16;
+    const ::uint4 upper = words_at(from), lower = words_at(from + 8 * kPitch);
+    uint32_t b[kEach / 2];
+    KERNELS_UNROLL
+    for (int j = 0; j < kEach / 8; ++j) {
+      ::uint4 some = {0, 0, 0, 0};
+      if (mine) some = words_at(x + block * kBlock * 2 + j * 16);
+      memcpy(b + 4 * j, &some, 16);
+    }
+    float some[2][4] = {};
+    const uint32_t up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w};
+    KERNELS_UNROLL
+    for (int word = 0; word < 4; word += kWords) {
+      uint32_t a_up[kPairs], a_low[kPairs];
+      decode<Code>(a_up, up + word);
+      decode<Code>(a_low, low + word);
+      KERNELS_UNROLL
+      for (int j = 0; j < kPairs; j += 2) {
+        const uint32_t a[4] = {a_up[j], a_low[j], a_up[j + 1], a_low[j + 1]};
+        const uint32_t x2[2] = {b[word * kEach / 8 + j], b[word * kEach / 8 + j + 1]};
+        arch::mma_16816<A>(some[(word / kWords + j / 2) % 2], a, x2);
+      }
+    }
+    KERNELS_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float even = some[0][2 * half] + some[1][2 * half], odd = some[0][2 * half + 1] + some[1][2 * half + 1];
+      if constexpr (kGroupScales) {
+        k::half two[2];
+        memcpy(two, stage + kTile * kPitch + (g + 8 * half) * kScalePitch + block * 8 + t % 2 * 4, 4);
+        sums[half] = fmaf(even, k::convert<float>(two[0]), fmaf(odd, k::convert<float>(two[1]), sums[half]));
+      } else {
+        sums[half] += even + odd;
+      }
+    }
+  }
+
+  // The product of a step, with the inputs in shared memory: two results for each of the first threads.
+  __device__ __forceinline__ void product(const Step& step) {
+    begin_part();
+    const int tiles = (step.rows + kTile - 1) / kTile, bytes = int(row_bytes(step.cols));
+    // The columns that this lane's 16 bytes meet, in column g of B.
+    const bool mine = (g & 3) == t && (step.normed() || g < 4);
+    const unsigned char* const x = inputs + (g / 4 * step.cols + t * kEach) * 2;
+    for (int tile = blockIdx.x; tile < tiles;) {
+      const int row = (tile + tid / 8 * int(gridDim.x)) * kTile + tid % 8 * 2;
+      const bool makes = tid < 8 * kSlots && row < step.rows;
+      const Ready ready = makes ? prepare(step, row) : Ready{};
+      for (int slot = 0; slot < kSlots && tile < tiles; ++slot, tile += gridDim.x) {
+        float sums[2] = {};
+        for (int begin = 0; begin < bytes; begin += kChunk) {
+          arch::mbarrier_wait_in_block(&shared.full[at.stage], at.parity);
+          multiply(sums, ring + at.stage * kStage, min(kChunk, bytes - begin), x + begin / 16 * kEach * 2, mine);
+          __syncwarp();
+          if (lane == 0) arch::mbarrier_arrive(&shared.empty[at.stage]);
+          at.next(p.stages);
+        }
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          sums[half] += __shfl_xor_sync(0xffffffffu, sums[half], 1);
+          sums[half] += __shfl_xor_sync(0xffffffffu, sums[half], 2);
+        }
+        if (t < 2) shared.sums[buffer][slot][warp][g + 8 * t] = t == 0 ? sums[0] : sums[1];
+      }
+      sync();
+      if (makes) {
+        float2 total = {0, 0};
+        KERNELS_UNROLL
+        for (int i = 0; i < kWarps; ++i) {
+          const float2 some = *reinterpret_cast<const float2*>(&shared.sums[buffer][tid / 8][i][tid % 8 * 2]);
+          total.x += some.x, total.y += some.y;
+        }
+        put(step, row, total.x * (ready.scale[0] * factor) + ready.bias[0],
+            total.y * (ready.scale[1] * factor) + ready.bias[1]);
+      }
+      buffer ^= 1;
+    }
+    ++tag;
+  }
+
+  // ---- inputs ------------------------------------------------------------------------------------------------------
+
+  // x * gamma, rounded to 16 bits, and behind it what that leaves; the factor of the norm is applied to the results.
+  // given: x as floats, of the kernel ahead.
+  __device__ __forceinline__ void normalize(const float* given, const float* gamma) {
+    begin_part();
+    constexpr int kBatch = 4;
+    const int cols = int(w.hidden);
+    float squares = 0;
+#pragma unroll 1
+    for (int first = tid * 2; first < cols; first += 2 * kThreads * kBatch) {
+      const auto column = [&](int i) { return first + 2 * kThreads * i; };
+      float factors[kBatch][2] = {};
+      KERNELS_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        if (column(i) < cols) memcpy(factors[i], gamma + column(i), 8);
+        arch::pin(factors[i]);  // before the wait
+      }
+      Word words[kBatch][2] = {};
+      if (given == nullptr) {
+        await(words, [&](int i) { return column(i) < cols ? room.x + column(i) : nullptr; });
+      } else {
+        KERNELS_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          if (column(i) < cols)
+            words[i][0] = word(given[column(i)], tag), words[i][1] = word(given[column(i) + 1], tag);
+        }
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        const float x = value(words[i][0]), y = value(words[i][1]);
+        squares += x * x + y * y;
+        const float a = x * (factors[i][0] * kShrink), b = y * (factors[i][1] * kShrink);
+        const uint32_t pair = k::detail::rounded_pair<A>(a, b);
+        if (column(i) < cols) {
+          *reinterpret_cast<uint32_t*>(inputs + column(i) * 2) = pair;
+          *reinterpret_cast<uint32_t*>(inputs + (cols + column(i)) * 2) = k::detail::rest_of_pair<A>(a, b, pair);
+        }
+      }
+    }
+    KERNELS_UNROLL
+    for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+    if (lane == 0) shared.parts[warp] = squares;
+    sync();
+    squares = 0;
+    KERNELS_UNROLL
+    for (int i = 0; i < kWarps; ++i) squares += shared.parts[i];
+    factor = rsqrtf(squares / float(cols) + w.eps) / kShrink;
+  }
+
+  // Pairs of A as they are.
+  __device__ __forceinline__ void take(const Word* from, int cols) {
+    begin_part();
+    constexpr int kAtOnce = 8;
+    const int pairs = cols / 2;
+    for (int first = tid * 2; first < pairs; first += kAtOnce * kThreads * 2) {
+      Word words[kAtOnce][2];
+      await(words, [&](int i) {
+        const int at = first + i * kThreads * 2;
+        return at < pairs ? from + at : nullptr;
+      });
+      KERNELS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * kThreads * 2;
+        if (at < pairs) *reinterpret_cast<::uint2*>(inputs + at * 4) = {uint32_t(words[i][0]), uint32_t(words[i][1])};
+      }
+    }
+    factor = 1;
+    sync();
+  }
+
+  // ---- what products become ----------------------------------------------------------------------------------------
+
+  static __device__ __forceinline__ float scale_of(const Matrix& m, int64_t row) {
+    if constexpr (kRowScales)
+      return static_cast<const float*>(m.scales)[row];
+    else
+      return 1.f;
+  }
+
+  struct Ready {
+    float bias[2], scale[2];
+  };
+  // What is read for two results, before they are made.
+  __device__ __forceinline__ Ready prepare(const Step& step, int row) const {
+    Ready out = {{0, 0}, {1, 1}};
+    if (step.kind == Kind::qkv) {
+      const QkvPair pair = qkv_pair(w.shape, w.ropes[step.layer.rope].rotary_dim, row);
+      const QkvWeights& of = step.layer.qkv;
+      const float* const bias = pair.part == 0 ? of.q_bias : pair.part == 1 ? of.k_bias : of.v_bias;
+      const Matrix& m = pair.part == 0 ? of.q : pair.part == 1 ? of.k : of.v;
+      out = {{bias[pair.first], bias[pair.second]}, {scale_of(m, pair.first), scale_of(m, pair.second)}};
+    } else if (kRowScales && step.kind == Kind::up) {
+      out.scale[0] = scale_of(step.layer.gate, row / 2), out.scale[1] = scale_of(step.layer.up, row / 2);
+    } else if (kRowScales) {
+      const Matrix& m = step.kind == Kind::output ? step.layer.output : step.layer.down;
+      out.scale[0] = scale_of(m, row), out.scale[1] = scale_of(m, row + 1);
+    }
+    return out;
+  }
+
+  __device__ __forceinline__ void put(const Step& step, int row, float a, float b) {
+    switch (step.kind) {
+      case Kind::qkv:
+        return put_qkv(step.layer, row, a, b);
+      case Kind::output:
+      case Kind::down:  // x += the product
+        own.x += a, own.y += b;
+        arch::store_words(room.x + row, word(own.x, tag + 1), word(own.y, tag + 1));
+        if (step.last) *reinterpret_cast<float2*>(w.x + row) = own;
+        return;
+      case Kind::up: {
+        const float bent = 0.7978845608f * (a + 0.044715f * a * a * a);
+        const float active = w.activation == Activation::silu ? a / (1 + __expf(-a)) : a / (1 + __expf(-2 * bent));
+        return put_pair(room.h, row / 2, active * b, tag + 1);
+      }
+      case Kind::head:
+        w.logits[row] = a;
+        if (row + 1 < w.vocabulary) w.logits[row + 1] = b;
+    }
+  }
+
+  // Queries, keys and values, turned by the angles of the token's place.
+  __device__ __forceinline__ void put_qkv(const WalkLayer& layer, int row, float a, float b) const {
+    const int nq = int(w.shape.heads * w.shape.dim), nk = int(w.shape.kv_heads * w.shape.dim);
+    const QkvPair pair = qkv_pair(w.shape, w.ropes[layer.rope].rotary_dim, row);
+    if (pair.angle >= 0) {
+      const float c = shared.cosines[layer.rope][pair.angle], s = shared.sines[layer.rope][pair.angle];
+      const float turned = a * c - b * s;
+      b = b * c + a * s, a = turned;
+    }
+    if (pair.part > 0) {  // as the cache has it
+      const A key[2] = {k::convert<A>(a), k::convert<A>(b)};
+      A* const to = static_cast<A*>(pair.part == 1 ? layer.keys : layer.values) + int64_t(slot_of(p, newest)) * nk;
+      to[pair.first] = key[0], to[pair.second] = key[1];
+      a = k::convert<float>(key[0]), b = k::convert<float>(key[1]);
+    }
+    Word* const to = room.qkv + (pair.part == 0 ? 0 : pair.part == 1 ? nq : nq + nk);
+    arch::store_word(to + pair.first, word(a, tag + 1));
+    arch::store_word(to + pair.second, word(b, tag + 1));
+  }
+
+  // ---- all of it ---------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void find_angles(int position) {
+    for (int rope = 0; rope < 2; ++rope) {
+      const Rope& by = w.ropes[rope];
+      for (int i = tid; i < by.rotary_dim / 2; i += kThreads) {
+        float sine, cosine;
+        sincosf(float(position) * by.frequencies[i], &sine, &cosine);
+        shared.sines[rope][i] = sine * by.amplitude, shared.cosines[rope][i] = cosine * by.amplitude;
+      }
+    }
+    sync();
+  }
+
+  __device__ __forceinline__ void run() {
+    arch::grid_dependency_pass();
+    const unsigned launches = *room.launches, products = unsigned(5 * w.count);
+    tag = launches * products;
+    if (tid == 0) arch::add_released(room.begun, 1);
+    keys = p.tokens.kept != nullptr ? p.tokens.kept[0] : p.tokens.lengths[0];
+    const int position = p.tokens.positions[0], sinks = int(p.cache.sinks), around = int(p.cache.ring) - sinks;
+    newest = p.cache.ring == 0 || position < sinks ? position : sinks + (position - sinks) % around;
+    find_angles(position);
+    const int mine = (blockIdx.x + tid / 8 * gridDim.x) * kTile + tid % 8 * 2;
+    if (tid < 8 * kSlots && mine < w.hidden) own = *reinterpret_cast<const float2*>(w.x + mine);
+    LayerOnItsWay next;
+    next.fetch(w, 0);
+#pragma unroll 1
+    for (int i = 0; i < Step::count(w); ++i) {
+      WalkLayer& layer = shared.layers[i / 4 % 2];
+      const Step step(w, i, layer);
+      if (step.kind == Kind::qkv) {
+        if (warp == 0) next.put(layer);
+        sync();
+        if (warp == 0) next.fetch(w, i / 4 + 1);
+      }
+      if (step.kind == Kind::output) {
+        const Part part(p, layer, keys);
+        if (part.is_there()) this->attend(layer, part);
+        ++tag;
+      }
+      if (int(blockIdx.x) * kTile < step.rows) {
+        if (step.normed())
+          normalize(i == 0 ? w.x : nullptr, step.kind == Kind::qkv  ? layer.attention_norm
+                                            : step.kind == Kind::up ? layer.mlp_norm
+                                                                    : w.last_norm);
+        else
+          take(step.kind == Kind::output ? room.o : room.h, step.cols);
+      }
+      product(step);
+    }
+    // The next launch counts on from here, when all blocks have read where this one began.
+    if (blockIdx.x == 0 && tid == 0) {
+      while (arch::load_acquired(room.begun) != (launches + 1) * gridDim.x) {
+      }
+      *room.launches = launches + 1;
+    }
+  }
+};
+
+// Registers are for those that multiply: the producer's warpgroup, of which one warp works, gives back what it can.
+constexpr int kProducers = 128;
+
+template <int kChunks>
+__global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  unsigned char* const ring = memory;
+  unsigned char* const inputs = ring + p.stages * kStage;
+  Shared& shared = *reinterpret_cast<Shared*>(inputs + p.inputs);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < p.stages; ++i) {
+      arch::mbarrier_init(&shared.full[i], 1);
+      arch::mbarrier_init(&shared.empty[i], kWarps);
+    }
+    arch::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kThreads) {
+    arch::fewer_registers<40>();
+    if (threadIdx.x < kThreads + 32)
+      Producer{shared, arch::shared_address(ring), p.stages, arch::read_once_policy(), {}, {}, {p.stages / 2, 0}}.run(
+          p);
+  } else {
+    arch::more_registers<232>();
+    Worker<kChunks>(p, shared, ring, inputs).run();
+  }
+}
+
+// ---- the call ------------------------------------------------------------------------------------------------------
+
+struct Machine {
+  int blocks = 0, shared = 0, major = 0;
+  Machine() {
+    int device = 0;
+    cudaFuncAttributes image;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaFuncGetAttributes(&image, walk_layers<2>) != cudaSuccess) return;
+    if (image.ptxVersion < 90) return;  // compiled for something else, on which there are no such copies
+    (void)cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
+    (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+};
+const Machine& machine() {
+  static const Machine one;
+  return one;
+}
+
+int input_bytes(const Walk& w) {
+  const int64_t cols = w.shape.heads * w.shape.dim;
+  const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
+  return int((std::max({4 * w.hidden, 2 * cols, 2 * w.inner, attention}) + 127) / 128 * 128);
+}
+int stages_of(const Walk& w) {
+  const int64_t left = machine().shared - input_bytes(w) - int64_t(sizeof(Shared));
+  return int(std::min<int64_t>(kMostStages, left / kStage));
+}
+
+size_t walk_bytes(const Walk& w) {
+  const int64_t dim = w.shape.dim, share = w.shape.heads / w.shape.kv_heads, whole = kGroupScales ? 256 : kBlock;
+  const bool known = dim == 64 || dim == 128;
+  const bool fits = machine().major >= 9 && known && w.shape.heads % w.shape.kv_heads == 0 &&
+                    w.shape.kv_heads * ((share + kShared - 1) / kShared) <= machine().blocks &&
+                    w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT && w.hidden % whole == 0 &&
+                    w.inner % whole == 0 && w.shape.heads * dim % whole == 0 && w.activation != Activation::gelu_erf &&
+                    w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
+  for (const Rope& rope : w.ropes) {
+    if (rope.rotary_dim / 2 > kMostAngles || rope.rotary_dim % 2 != 0) return 0;
+  }
+  return fits ? Room(w, nullptr, machine().blocks).bytes : 0;
+}
+
+template <int kChunks>
+cudaError_t launch(const Place& place, const Params& params) {
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(walk_layers<kChunks>, cudaFuncAttributeMaxDynamicSharedMemorySize, machine().shared);
+  if (allowed != cudaSuccess) return allowed;
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = place.early;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(machine().blocks)), config.blockDim = dim3(kThreads + kProducers);
+  config.dynamicSmemBytes = size_t(params.stages * kStage + params.inputs) + sizeof(Shared);
+  config.stream = static_cast<cudaStream_t>(place.stream);
+  config.attrs = &early, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, walk_layers<kChunks>, params);
+}
+
+const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const Cache& cache) {
+  const Params params{w, tokens, cache, stages_of(w), input_bytes(w), k::detail::Divisor(cache.page)};
+  const cudaError_t error = w.shape.dim == 64 ? launch<2>(place, params) : launch<4>(place, params);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace
+
+extern const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS);
+const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS) = {TEXT(UNIT), Type::WEIGHTS, walk_bytes, walk};
+
+}  // namespace llm

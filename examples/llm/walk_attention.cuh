@@ -1,0 +1,240 @@
+// Attention of one token in walk.cu.
+#pragma once
+
+#include "walk_thread.cuh"
+
+namespace llm {
+namespace {
+
+template <int kChunks>  // of 32 columns, in a head
+struct AttendingThread : Thread {
+  using Thread::Thread;
+
+  // The block's part of a layer's attention, on tensor cores. A warp has 16 keys at a time:
+  //
+  //     logits: A: keys               B: queries                         C: lane 4g + t has keys g and g + 8 of heads
+  //     2t
+  //             16 bytes of a row     columns 0 to 3: heads, 4 to 7:        and 2t + 1
+  //             for a lane            what rounding has left of them
+  //     sums:   A: weights, turned    B: values, turned: 8 columns of a  C: lane 4g + t has head g, of columns 8t + 2j
+  //             around                lane are in 4 tiles                   and 8t + 2j + 1 in tile j
+  //
+  // Parts of the same keys are put together by all blocks that have one.
+  __device__ __forceinline__ void attend(const WalkLayer& layer, const Part& part) {
+    begin_part();
+    constexpr int dim = 32 * kChunks, pitch = kShared * (dim + 2);
+    const int nq = int(w.shape.heads) * dim, nk = int(w.shape.kv_heads) * dim;
+    const int end = part.end, kv_head = part.kv_head;
+    const auto* const all_keys =
+        reinterpret_cast<const ::uint4*>(static_cast<const A*>(layer.keys) + kv_head * dim) + t;
+    const auto* const all_values =
+        reinterpret_cast<const ::uint4*>(static_cast<const A*>(layer.values) + kv_head * dim) + t;
+    // In shared memory: the rounded queries and what that has left, the newest key and value, and states of the warps.
+    A* const queries = reinterpret_cast<A*>(inputs);
+    A* const newest_rows = queries + 2 * kShared * dim;
+    float* const mine = reinterpret_cast<float*>(inputs + kStatesAt);
+
+    int pos = part.begin + warp * 16 + g;  // and 8 more
+    int places[2];                         // of keys, in 16 bytes; -1: none there
+    ::uint4 key[2][kChunks], value[2][kChunks];
+    const auto find = [&] {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int at_key = pos + 8 * half;
+        places[half] = at_key < end && at_key != newest ? slot_of(p, at_key) * (nk / 8) : -1;
+      }
+    };
+    const auto read = [&](::uint4(&to)[2][kChunks], const ::uint4* from) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        KERNELS_UNROLL
+        for (int c = 0; c < kChunks; ++c) {
+          to[half][c] = {0, 0, 0, 0};
+          if (places[half] >= 0) to[half][c] = __ldcg(from + places[half] + 4 * c);
+        }
+      }
+    };
+    const auto put_newest = [&](::uint4(&to)[2][kChunks], const A* from) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if (pos + 8 * half != newest || newest >= end) continue;
+        KERNELS_UNROLL
+        for (int c = 0; c < kChunks; ++c) to[half][c] = *reinterpret_cast<const ::uint4*>(from + 32 * c + 8 * t);
+      }
+    };
+    // All but the newest key were there before this launch.
+    find();
+    read(key, all_keys);
+    read(value, all_values);
+
+    // Queries, and the newest key and value: two columns for a thread at a time.
+    constexpr int kPairs = (kShared + 2) * dim / 2, kEachThread = (kPairs + kThreads - 1) / kThreads;
+    Word words[kEachThread][2];
+    await(words, [&](int i) {
+      const int at_pair = tid + i * kThreads, what = at_pair / (dim / 2), in_row = at_pair % (dim / 2) * 2;
+      const int from = what < kShared ? (part.first_head + min(what, part.heads - 1)) * dim
+                                      : nq + (what - kShared) * nk + kv_head * dim;
+      return at_pair < kPairs ? room.qkv + from + in_row : nullptr;
+    });
+    KERNELS_UNROLL
+    for (int i = 0; i < kEachThread; ++i) {
+      const int at_pair = tid + i * kThreads;
+      if (at_pair >= kPairs) continue;
+      const bool query = at_pair < kShared * dim / 2;
+      const float factor = query ? w.score_scale * 1.44269504f : 1.f;
+      const float x = this->value(words[i][0]) * factor, y = this->value(words[i][1]) * factor;
+      const uint32_t pair = k::detail::rounded_pair<A>(x, y);
+      auto* const to = reinterpret_cast<uint32_t*>(query ? queries : newest_rows - kShared * dim) + at_pair;
+      *to = pair;
+      if (query) to[kShared * dim / 2] = k::detail::rest_of_pair<A>(x, y, pair);
+    }
+    sync();
+    ::uint4 q[kChunks];
+    KERNELS_UNROLL
+    for (int c = 0; c < kChunks; ++c) q[c] = *reinterpret_cast<const ::uint4*>(queries + g * dim + 32 * c + 8 * t);
+
+    float sums[4 * kChunks][4] = {}, largest[2] = {-1e30f, -1e30f}, weight[2] = {};  // of heads 2t and 2t + 1
+#pragma unroll 1
+    for (int first = part.begin; first < end; first += kKeysAtOnce) {
+      put_newest(key, newest_rows);
+      put_newest(value, newest_rows + dim);
+      const bool there[2] = {pos < end, pos + 8 < end};
+      float some[2][4] = {};
+      KERNELS_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        const uint32_t a0[4] = {key[0][c].x, key[1][c].x, key[0][c].y, key[1][c].y}, b0[2] = {q[c].x, q[c].y};
+        const uint32_t a1[4] = {key[0][c].z, key[1][c].z, key[0][c].w, key[1][c].w}, b1[2] = {q[c].z, q[c].w};
+        arch::mma_16816<A>(some[0], a0, b0);
+        arch::mma_16816<A>(some[1], a1, b1);
+      }
+      pos += kKeysAtOnce;
+      find();
+      read(key, all_keys);
+      float logits[2][2], fade[2];
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float sum = some[0][i] + some[1][i], both = sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+        logits[i / 2][i % 2] = there[i / 2] ? both : -1e30f;
+      }
+      uint32_t weights[4] = {};
+      KERNELS_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        float top = fmaxf(logits[0][h], logits[1][h]);
+        KERNELS_UNROLL
+        for (int distance = 4; distance < 32; distance *= 2)
+          top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
+        top = fmaxf(top, largest[h]);
+        fade[h] = exp2f(largest[h] - top), largest[h] = top;
+        KERNELS_UNROLL
+        for (int half = 0; half < 2; ++half) logits[half][h] = there[half] ? exp2f(logits[half][h] - top) : 0.f;
+        weight[h] = weight[h] * fade[h] + (logits[0][h] + logits[1][h]);
+      }
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t pair = k::detail::rounded_pair<A>(logits[half][0], logits[half][1]);
+        weights[2 * half] = arch::turn_matrix(t < 2 ? pair : 0);
+      }
+      const float even = __shfl_sync(0xffffffffu, fade[0], g / 2), odd = __shfl_sync(0xffffffffu, fade[1], g / 2);
+      const float mine_fades = g % 2 == 0 ? even : odd;
+      KERNELS_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        const uint32_t upper[4] = {value[0][c].x, value[0][c].y, value[0][c].z, value[0][c].w};
+        const uint32_t lower[4] = {value[1][c].x, value[1][c].y, value[1][c].z, value[1][c].w};
+        KERNELS_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          float(&to)[4] = sums[4 * c + j];
+          to[0] *= mine_fades, to[1] *= mine_fades;
+          const uint32_t b[2] = {arch::turn_matrix(upper[j]), arch::turn_matrix(lower[j])};
+          arch::mma_16816<A>(to, weights, b);
+        }
+      }
+      read(value, all_values);
+    }
+    // The states of the warps.
+    KERNELS_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      KERNELS_UNROLL
+      for (int distance = 4; distance < 32; distance *= 2)
+        weight[h] += __shfl_xor_sync(0xffffffffu, weight[h], distance);
+    }
+    if (g < kShared) {
+      float* const to = mine + warp * pitch + g * (dim + 2) + 8 * t;
+      KERNELS_UNROLL
+      for (int i = 0; i < 4 * kChunks; ++i)
+        *reinterpret_cast<float2*>(to + i / 4 * 32 + i % 4 * 2) = {sums[i][0], sums[i][1]};
+    }
+    if (g == 0 && t < 2) {
+      KERNELS_UNROLL
+      for (int h = 0; h < 2; ++h)
+        *reinterpret_cast<float2*>(mine + warp * pitch + (2 * t + h) * (dim + 2) + dim) = {largest[h], weight[h]};
+    }
+    sync();
+    // Two columns of a head for a thread, of which a part has its share.
+    constexpr int half = dim / 2, pairs = kShared * half;
+    const int parts = part.count, head = part.first_head, present = part.heads;
+#pragma unroll 1
+    for (int i = tid; i < pairs; i += kThreads) {
+      const State2 s = joined(mine + i / half * (dim + 2), i % half * 2, kWarps, pitch, dim);
+      if (parts == 1) {
+        if (i / half < present) put_column(head + i / half, i % half, s);
+      } else {
+        Word* const to = room.states + int64_t(part.set * parts + part.number) * pitch + i / half * (dim + 2);
+        arch::store_words(to + i % half * 2, word(s.sum.x, tag), word(s.sum.y, tag));
+        if (i % half == 0) arch::store_words(to + dim, word(s.largest, tag), word(s.weight, tag));
+      }
+    }
+    if (parts > 1) {
+      const Word* const states = room.states + int64_t(part.set) * parts * pitch;
+      const int mine_of_pairs = (pairs + parts - 1) / parts, first_pair = part.number * mine_of_pairs;
+      for (int i = first_pair + tid / 16; i < min(pairs, first_pair + mine_of_pairs); i += kThreads / 16) {
+        // 16 lanes for the parts.
+        State2 s = {{0, 0}, -1e30f, 0};
+        const unsigned lanes_here = 0xffffu << (lane & 16);
+        for (int from = lane % 16; from < parts; from += 16) {
+          const Word* const at_part = states + from * pitch + i / half * (dim + 2);
+          Word words[2][2];
+          await(words, [&](int j) { return at_part + (j == 0 ? i % half * 2 : dim); });
+          s = s.with({{this->value(words[0][0]), this->value(words[0][1])},
+                      this->value(words[1][0]),
+                      this->value(words[1][1])});
+        }
+        __syncwarp(lanes_here);
+        for (int distance = 8; distance > 0; distance /= 2)
+          s = s.with({{__shfl_xor_sync(lanes_here, s.sum.x, distance), __shfl_xor_sync(lanes_here, s.sum.y, distance)},
+                      __shfl_xor_sync(lanes_here, s.largest, distance),
+                      __shfl_xor_sync(lanes_here, s.weight, distance)});
+        if (lane % 16 == 0 && i / half < present) put_column(head + i / half, i % half, s);
+      }
+    }
+    sync();  // before there are other inputs
+  }
+
+  // Two columns of a head, of some keys.
+  struct State2 {
+    float2 sum;
+    float largest, weight;
+    __device__ __forceinline__ State2 with(const State2& other) const {
+      const float top = fmaxf(largest, other.largest), mine = exp2f(largest - top), its = exp2f(other.largest - top);
+      return {{sum.x * mine + other.sum.x * its, sum.y * mine + other.sum.y * its},
+              top,
+              weight * mine + other.weight * its};
+    }
+  };
+  static __device__ __forceinline__ State2 joined(const float* states, int col, int count, int pitch, int dim) {
+    State2 s = {{0, 0}, -1e30f, 0};
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const float2 rest = *reinterpret_cast<const float2*>(states + i * pitch + dim);
+      s = s.with({*reinterpret_cast<const float2*>(states + i * pitch + col), rest.x, rest.y});
+    }
+    return s;
+  }
+  __device__ __forceinline__ void put_column(int head, int pair, const State2& s) const {
+    arch::store_word(
+        room.o + head * int(w.shape.dim) / 2 + pair,
+        word(k::detail::rounded_pair<A>(__fdividef(s.sum.x, s.weight), __fdividef(s.sum.y, s.weight)), tag + 1));
+  }
+};
+
+}  // namespace
+}  // namespace llm

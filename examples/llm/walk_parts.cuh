@@ -1,0 +1,223 @@
+// What the parts of walk.cu share: sizes, shared memory, the room in global memory, and which rows and keys a block
+// has.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include <kernels/core/divisor.h>
+#include <kernels/arch/sm90.cuh>
+#include <kernels/detail/dequantize.cuh>
+
+#include "ops.h"
+
+namespace llm {
+namespace k = kernels;
+namespace arch = kernels::arch;
+
+namespace {
+
+template <Type kType>
+struct CodeOf;
+template <>
+struct CodeOf<Type::f16> {
+  using type = k::half;
+};
+template <>
+struct CodeOf<Type::bf16> {
+  using type = k::bfloat16;
+};
+template <>
+struct CodeOf<Type::f8> {
+  using type = k::float8_e4m3;
+};
+template <>
+struct CodeOf<Type::i8> {
+  using type = int8_t;
+};
+template <>
+struct CodeOf<Type::i4> {
+  using type = k::Int4;
+};
+using A = CodeOf<Type::UNIT>::type;  // of activations, keys and values
+constexpr Type kWeights = Type::WEIGHTS;
+using Code = CodeOf<kWeights>::type;
+
+constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // codes in 16 bytes
+constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
+constexpr int kChunk = kBits == 4 ? 2048 : 1024;                            // bytes of a row in a stage
+constexpr int kPitch = kChunk + 64;                                         // so that two rows lie in different banks
+// Stages on their way from memory at most, and while more than half of the ring is. More of them take no less time, and
+// what blocks send each other waits behind them (Llama-3.2-1B's layers on an H100: 4 and 2 915 us, 3 895, 6 930 and
+// more; Mistral-7B's 16: 2,502, 2,550 and 2,587).
+constexpr int kInFlight = kBits == 4 ? 2 : 4, kInFlightAhead = 2;
+constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
+constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
+constexpr int kMostStages = 16, kMostAngles = 64;
+// Of what is normalized, before it is rounded: halves end at 65,504, and a model's row may be larger.
+constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
+constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
+constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
+constexpr int kAllWarps = 1;     // the barrier of those that multiply
+
+struct Shared {
+  uint64_t full[kMostStages], empty[kMostStages];
+  float sums[2][kSlots][kWarps][kTile];
+  float cosines[2][kMostAngles], sines[2][kMostAngles];
+  float parts[kWarps];
+  alignas(16) WalkLayer layers[2], streamed[2];  // this one and the next, of those that multiply and of the producer
+};
+
+// A layer's pointers on their way to shared memory: what is read from memory when it is needed costs a microsecond.
+struct LayerOnItsWay {
+  static constexpr int kPieces = sizeof(WalkLayer) / 16;
+  static_assert(sizeof(WalkLayer) % 16 == 0 && kPieces <= 32, "one piece for a lane");
+  ::uint4 piece;
+  __device__ __forceinline__ void fetch(const Walk& w, int64_t layer) {
+    const int lane = threadIdx.x & 31;
+    if (lane < kPieces && layer < w.count) piece = __ldg(reinterpret_cast<const ::uint4*>(w.layers + layer) + lane);
+  }
+  __device__ __forceinline__ void put(WalkLayer& to) const {
+    const int lane = threadIdx.x & 31;
+    if (lane < kPieces) reinterpret_cast<::uint4*>(&to)[lane] = piece;
+  }
+};
+
+using Word = unsigned long long;
+
+// In `room`: one behind the other, at multiples of 256 bytes.
+struct Room {
+  unsigned *launches, *begun;  // that have ended, and blocks that know of how many
+  Word *x, *qkv, *o, *h;       // the row between the layers; floats, and pairs of A
+  Word* states;                // of the parts of all heads: sums, largest logits, sums of weights
+
+  size_t bytes;
+  __host__ __device__ Room(const Walk& w, void* at, int blocks) {
+    char* p = static_cast<char*>(at);
+    const auto take = [&](int64_t size) {
+      char* const out = p;
+      p += (size + 255) / 256 * 256;
+      return out;
+    };
+    const int64_t dim = w.shape.dim;
+    launches = reinterpret_cast<unsigned*>(take(256));
+    begun = reinterpret_cast<unsigned*>(take(256));
+    x = reinterpret_cast<Word*>(take(w.hidden * 8));
+    qkv = reinterpret_cast<Word*>(take((w.shape.heads + 2 * w.shape.kv_heads) * dim * 8));
+    o = reinterpret_cast<Word*>(take(w.shape.heads * dim * 4));
+    h = reinterpret_cast<Word*>(take(w.inner * 4));
+    states = reinterpret_cast<Word*>(take(int64_t(blocks) * kShared * (dim + 2) * 8));
+    bytes = size_t(p - static_cast<char*>(at));
+  }
+};
+
+struct Params {
+  Walk walk;
+  Tokens tokens;
+  Cache cache;
+  int stages, inputs;  // of the ring; bytes of inputs in shared memory
+  k::detail::Divisor pages;
+};
+
+__device__ __forceinline__ int64_t row_bytes(int64_t cols) { return cols * kBits / 8; }
+
+// ---- which rows of which matrices a product has ---------------------------------------------------------------------
+
+struct Row {
+  const void* codes;
+  const void* scales;
+};
+__device__ __forceinline__ Row row_of(const Matrix& w, int64_t row) {
+  const void* scales = nullptr;
+  if constexpr (kRowScales) scales = static_cast<const float*>(w.scales) + row;
+  if constexpr (kGroupScales) scales = static_cast<const k::half*>(w.scales) + row * (w.cols / kGroup);
+  return {static_cast<const char*>(w.data) + row * row_bytes(w.cols), scales};
+}
+
+// Of queries, keys and values: two rows of a product, which stand in for columns that are turned by one angle.
+struct QkvPair {
+  int part;                  // 0: queries, 1: keys, 2: values
+  int first, second, angle;  // columns in the part; -1: not turned
+};
+__device__ __forceinline__ QkvPair qkv_pair(const Heads& shape, int rotary, int row) {
+  const int dim = int(shape.dim), nq = int(shape.heads) * dim, nk = int(shape.kv_heads) * dim;
+  const int part = row < nq ? 0 : row < nq + nk ? 1 : 2, local = row - (part == 0 ? 0 : part == 1 ? nq : nq + nk);
+  const int at = local & (dim - 1), begin = local - at;  // dim is a power of two
+  if (part == 2 || at >= rotary) return {part, local, local + 1, -1};
+  return {part, begin + at / 2, begin + at / 2 + rotary / 2, at / 2};
+}
+
+// ---- steps ---------------------------------------------------------------------------------------------------------
+
+enum class Kind { qkv, output, up, down, head };
+
+// One of four products of a layer, or the head's. There is one body for all of them: the instructions of a layer have
+// to stay near, too.
+struct Step {
+  Kind kind;
+  int rows, cols;  // of the product
+  bool last;       // of the layers
+  const WalkLayer& layer;
+
+  __device__ __forceinline__ Step(const Walk& w, int number, const WalkLayer& of) : layer(of) {
+    const int products = 4 * int(w.count), heads = int(w.shape.heads * w.shape.dim);
+    last = number + 1 == products;
+    kind = number < products ? Kind(number % 4) : Kind::head;
+    rows = kind == Kind::qkv    ? heads + 2 * int(w.shape.kv_heads * w.shape.dim)
+           : kind == Kind::up   ? 2 * int(w.inner)
+           : kind == Kind::head ? int(w.vocabulary)
+                                : int(w.hidden);
+    cols = kind == Kind::output ? heads : kind == Kind::down ? int(w.inner) : int(w.hidden);
+  }
+  static __device__ __forceinline__ int count(const Walk& w) {
+    return 4 * int(w.count) + (w.head.data != nullptr ? 1 : 0);
+  }
+  __device__ __forceinline__ bool normed() const { return kind != Kind::output && kind != Kind::down; }
+};
+
+// Row `row` of a step's product.
+__device__ __forceinline__ Row row_of(const Walk& w, const Step& step, int row) {
+  const WalkLayer& layer = step.layer;
+  int at = row;
+  const Matrix* of = step.kind == Kind::output ? &layer.output : step.kind == Kind::down ? &layer.down : &w.head;
+  if (step.kind == Kind::qkv) {
+    const QkvPair pair = qkv_pair(w.shape, w.ropes[layer.rope].rotary_dim, row & ~1);
+    of = pair.part == 0 ? &layer.qkv.q : pair.part == 1 ? &layer.qkv.k : &layer.qkv.v;
+    at = row % 2 == 0 ? pair.first : pair.second;
+  } else if (step.kind == Kind::up) {
+    of = row % 2 == 0 ? &layer.gate : &layer.up, at = row / 2;
+  }
+  return row_of(*of, min(at, int(of->rows) - 1));
+}
+
+// What this block has of a layer's attention: up to kShared heads of queries that share keys, and a part of these keys.
+// There may be nothing.
+struct Part {
+  int first_head, heads, kv_head;
+  int set, number, count;  // of such heads; which of so many parts of their keys
+  int begin, end;
+
+  __device__ __forceinline__ Part(const Params& p, const WalkLayer& layer, int keys) {
+    const Heads& shape = p.walk.shape;
+    const int share = int(shape.heads / shape.kv_heads), groups = (share + kShared - 1) / kShared;
+    const int sets = int(shape.kv_heads) * groups,
+              first = layer.window > 0 && layer.window < keys ? keys - int(layer.window) : 0;
+    count = max(1, min(int(gridDim.x) / sets, (keys - first + kKeysAtOnce - 1) / kKeysAtOnce));
+    set = blockIdx.x % sets, number = blockIdx.x / sets, kv_head = set / groups;
+    first_head = kv_head * share + set % groups * kShared, heads = min(kShared, share - set % groups * kShared);
+    const int size = (keys - first + count - 1) / count;
+    begin = first + number * size, end = number < count ? min(begin + size, keys) : begin;
+  }
+  __device__ __forceinline__ bool is_there() const { return number < count; }
+};
+
+// Where a position lies in the cache.
+__device__ __forceinline__ int slot_of(const Params& p, int pos) {
+  const int page = int(p.pages.quotient(unsigned(pos))), size = int(p.cache.page);
+  return __ldg(p.cache.table + page) * size + (pos - page * size);
+}
+
+}  // namespace
+}  // namespace llm

@@ -1,0 +1,63 @@
+// A thread of those that multiply in walk.cu: its place in the block, and how it gets results of other blocks.
+#pragma once
+
+#include "walk_producer.cuh"
+
+namespace llm {
+namespace {
+
+struct Thread {
+  const Params& p;
+  const Walk& w;
+  Shared& shared;
+  const Room room;
+  unsigned char* const inputs;  // of a product, in shared memory
+  int tid, lane, warp, g, t;    // lane 4g + t
+  unsigned tag = 0;             // of the results that are read next
+  int keys = 0, newest = 0;     // in the cache, and the place of the newest
+
+  __device__ __forceinline__ Thread(const Params& params, Shared& s, unsigned char* in)
+      : p(params), w(params.walk), shared(s), room(params.walk, params.walk.room, gridDim.x), inputs(in) {
+    begin_part();
+  }
+
+  // What depends on the thread is found anew: the compiler would otherwise keep it all for the next layer, in memory.
+  __device__ __forceinline__ void begin_part() {
+    uint32_t index[1] = {threadIdx.x};
+    arch::pin(index);
+    tid = int(index[0]), lane = tid & 31, warp = tid / 32, g = lane / 4, t = lane & 3;
+  }
+
+  __device__ __forceinline__ void sync() const { arch::named_barrier_sync(kAllWarps, kThreads); }
+
+  static __device__ __forceinline__ Word word(uint32_t bits, unsigned tag) { return Word(tag) << 32 | bits; }
+  static __device__ __forceinline__ Word word(float x, unsigned tag) { return word(__float_as_uint(x), tag); }
+  static __device__ __forceinline__ float value(Word x) { return __uint_as_float(uint32_t(x)); }
+  __device__ __forceinline__ bool is_there(Word x) const { return int(unsigned(x >> 32) - tag) >= 0; }
+
+  // Pairs of words, at(i) for number i, or null, until all of them are there.
+  template <int kCount, class At>
+  __device__ __forceinline__ void await(Word (&words)[kCount][2], const At& at) const {
+    bool all;
+    do {
+      all = true;
+      KERNELS_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        if (at(i) != nullptr) arch::load_words(words[i], at(i));
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        if (at(i) != nullptr) all = all && is_there(words[i][0]) && is_there(words[i][1]);
+      }
+    } while (!all);
+  }
+
+  // Neighbours of a warp have neighbouring values, from an even one on.
+  __device__ __forceinline__ void put_pair(Word* to, int at, float x, unsigned tag_of_it) const {
+    const float other = __shfl_down_sync(__activemask(), x, 1);
+    if (at % 2 == 0) arch::store_word(to + at / 2, word(k::detail::rounded_pair<A>(x, other), tag_of_it));
+  }
+};
+
+}  // namespace
+}  // namespace llm
