@@ -12,12 +12,12 @@ struct AttendingThread : Thread {
 
   // The block's part of a layer's attention, on tensor cores. A warp has 16 keys at a time:
   //
-  //     logits: A: keys               B: queries                         C: lane 4g + t has keys g and g + 8 of heads
-  //     2t
-  //             16 bytes of a row     columns 0 to 3: heads, 4 to 7:        and 2t + 1
-  //             for a lane            what rounding has left of them
-  //     sums:   A: weights, turned    B: values, turned: 8 columns of a  C: lane 4g + t has head g, of columns 8t + 2j
-  //             around                lane are in 4 tiles                   and 8t + 2j + 1 in tile j
+  //     logits  A: keys, 16 bytes of a row for a lane
+  //             B: queries; columns 0 to 3 are heads, 4 to 7 what rounding has left of them
+  //             C: lane 4g + t has keys g and g + 8 of heads 2t and 2t + 1
+  //     sums    A: weights, transposed
+  //             B: values, transposed; 8 columns of a lane are in 4 tiles
+  //             C: lane 4g + t has head g, of columns 8t + 2j and 8t + 2j + 1 in tile j
   //
   // Parts of the same keys are put together by all blocks that have one.
   __device__ __forceinline__ void attend(const WalkLayer& layer, const Part& part) {

@@ -316,5 +316,5 @@ TEST_CASE("a step in one launch computes what its calls do") {
     }
   }
   INFO(same << " of " << all << " texts are the same");
-  CHECK(2 * same > all);
+  CHECK(10 * same >= 8 * all);
 }
