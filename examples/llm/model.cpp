@@ -59,9 +59,7 @@ void Model::layers(const Tokens& tokens) {
 
 // The same, and the head, for one token in one launch.
 void Model::walk(const Tokens& tokens) {
-  const Place& place = device_.place();
-  check(device_.rows().embed(place, tokens, embedding_, config_.embedding_scale, places_, x_.as<float>()));
-  check(walk_calls_->walk(place, walk_, tokens, cache_of(layers_[0], 0)));
+  check(walk_calls_->walk(device_.place(), walk_, tokens, cache_of(layers_[0], 0)));
   if (!walk_.head) head(0, 1);
 }
 

@@ -141,7 +141,8 @@ void Model::plan_walk() {
   walk_.vocabulary = c.vocabulary, walk_.shape = c.shape(), walk_.weights = w.type, walk_.cache = cache_type_,
   walk_.activation = c.activation, walk_.eps = c.eps, walk_.score_scale = c.score_scale;
   for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
-  if (head_.type == w.type && bits_of(w.type) == 16) walk_.head = head_;
+  walk_.embedding = embedding_, walk_.embedding_scale = c.embedding_scale;
+  if (head_.type == w.type) walk_.head = head_;  // which is never quantized
   walk_.last_norm = last_norm_.gamma, walk_.x = x_.as<float>(), walk_.logits = logits_.as<float>();
   const size_t bytes = calls->bytes(walk_);
   if (bytes == 0) return;

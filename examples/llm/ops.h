@@ -242,12 +242,11 @@ struct Walk {
   Activation activation;
   float eps, score_scale;
   Rope ropes[2];
-  Matrix head;
+  Matrix embedding, head;  // no head: its product is a call of its own, from x
+  float embedding_scale;
   const float* last_norm;
-  // On the device: the residual stream, queries, results of attention and the inside of a feed-forward layer between
-  // the multiprocessors, and what walk_bytes() says.
   float *x, *logits;
-  void* room;
+  void* room;  // bytes(): what the multiprocessors have for each other
 };
 
 struct WalkCalls {
@@ -255,8 +254,7 @@ struct WalkCalls {
   Type weights;
   // Bytes of `room`, zeroed once; 0: a model of this shape takes the other calls, on this GPU at least.
   size_t (*bytes)(const Walk&);
-  // From x, which has the last token's embedding, to the logits. The cache is a layer's, of which keys and values are
-  // those of each.
+  // From the last token to the logits, or to x. The cache is a layer's, of which keys and values are those of each.
   const char* (*walk)(const Place&, const Walk&, const Tokens&, const Cache&);
 };
 

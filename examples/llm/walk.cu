@@ -1,8 +1,8 @@
 // A step of one text in one launch: all layers of a model and its head, by blocks that stay.
 //
 //   block, one on each multiprocessor:
-//     a producer warp     copies the block's rows of all products, one product after the other, into a ring of stages
-//     eight other warps   multiply what is in the ring, and make the results
+//     a producer, of four warps    copies the block's rows of all products, one product after the other, into a ring
+//     eight other warps            multiply what is in the ring, and make the results
 //
 //   products           | qkv  |           | output | up        | down  | qkv ...
 //   producer           =================================================== as far ahead as the ring has room
@@ -11,16 +11,10 @@
 //
 // A token of a small model takes as long as its weights take to come from memory, plus what memory is idle for while a
 // product waits for the one ahead. Here it is not idle: where the others wait, the producer goes on with the weights of
-// the next products, up to 190 KB on each multiprocessor.
+// the next products, up to 190 KB on each multiprocessor, and asks the L2 for those behind them.
 //
 // A tile is 16 rows of a matrix, and the block with number b has tiles b, b + blocks, b + 2 blocks ... of each product.
-// A stage of the ring is kChunk bytes of each of a tile's rows. Rows are multiplied on tensor cores:
-//
-//     A: weights                                   B: inputs, 32 columns or more of them at a time
-//     lane 4g + t has 16 bytes of row g, and       column t: those beside the 16 bytes of lane t, zeros elsewhere
-//     16 bytes of row g + 8                        column 4 + t: the same of what rounding to 16 bits has left of them
-//
-// so that each column of the sums belongs to one group of 4-bit weights, which has a scale of its own.
+// A stage of the ring is kChunk bytes of each of a tile's rows. walk_product.cuh has how rows are multiplied.
 //
 // A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
 // reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No
@@ -30,6 +24,7 @@
 #include <cuda_runtime.h>
 
 #include "walk_attention.cuh"
+#include "walk_producer.cuh"
 
 #define JOIN2(a, b, c) a##b##_##c
 #define JOIN(a, b, c) JOIN2(a, b, c)
@@ -38,18 +33,6 @@
 
 namespace llm {
 namespace {
-
-// Codes of kWords words as pairs of A: those of a word, or of two that are such pairs already.
-constexpr int kWords = kBits == 16 ? 2 : 1, kPairs = kBits == 4 ? 4 : 2;
-template <class Code>
-__device__ __forceinline__ void decode(uint32_t (&pairs)[kPairs], const uint32_t* words) {
-  if constexpr (kBits == 16)
-    memcpy(pairs, words, 8);
-  else
-    k::detail::Decoder<Code>::template pairs<A>(pairs, *words, k::Nothing{});
-}
-
-__device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
 
 template <int kChunks>  // of 32 columns, in a head
 struct Worker : AttendingThread<kChunks> {
@@ -69,53 +52,15 @@ struct Worker : AttendingThread<kChunks> {
 
   // ---- products ----------------------------------------------------------------------------------------------------
 
-  // Adds what a stage holds of a tile to its sums: of each row 64 bytes at a time for a warp. x: the inputs of its
-  // first column.
-  __device__ __forceinline__ void multiply(float (&sums)[2], const unsigned char* stage, int bytes,
-                                           const unsigned char* x, bool mine) const {
+  // Adds what a stage holds of a tile to its sums: of each row 64 bytes at a time for a warp.
+  __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int bytes,
+                                           const LaneInputs& x) const {
     if (bytes == kChunk) {
       KERNELS_UNROLL
-      for (int i = 0; i < kChunk / 64; i += kWarps) multiply_block(sums, stage, i + warp, x, mine);
+      for (int i = 0; i < kChunk / 64; i += kWarps) sums.add(stage, i + warp, x, g, t);
     } else {
 #pragma unroll 1
-      for (int i = warp; i < bytes / 64; i += kWarps) multiply_block(sums, stage, i, x, mine);
-    }
-  }
-  __device__ __forceinline__ void multiply_block(float (&sums)[2], const unsigned char* stage, int block,
-                                                 const unsigned char* x, bool mine) const {
-    const unsigned char* const from = stage + g * kPitch + block * 64 + t * 16;
-    const ::uint4 upper = words_at(from), lower = words_at(from + 8 * kPitch);
-    uint32_t b[kEach / 2];
-    KERNELS_UNROLL
-    for (int j = 0; j < kEach / 8; ++j) {
-      ::uint4 some = {0, 0, 0, 0};
-      if (mine) some = words_at(x + block * kBlock * 2 + j * 16);
-      memcpy(b + 4 * j, &some, 16);
-    }
-    float some[2][4] = {};
-    const uint32_t up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w};
-    KERNELS_UNROLL
-    for (int word = 0; word < 4; word += kWords) {
-      uint32_t a_up[kPairs], a_low[kPairs];
-      decode<Code>(a_up, up + word);
-      decode<Code>(a_low, low + word);
-      KERNELS_UNROLL
-      for (int j = 0; j < kPairs; j += 2) {
-        const uint32_t a[4] = {a_up[j], a_low[j], a_up[j + 1], a_low[j + 1]};
-        const uint32_t x2[2] = {b[word * kEach / 8 + j], b[word * kEach / 8 + j + 1]};
-        arch::mma_16816<A>(some[(word / kWords + j / 2) % 2], a, x2);
-      }
-    }
-    KERNELS_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float even = some[0][2 * half] + some[1][2 * half], odd = some[0][2 * half + 1] + some[1][2 * half + 1];
-      if constexpr (kGroupScales) {
-        k::half two[2];
-        memcpy(two, stage + kTile * kPitch + (g + 8 * half) * kScalePitch + block * 8 + t % 2 * 4, 4);
-        sums[half] = fmaf(even, k::convert<float>(two[0]), fmaf(odd, k::convert<float>(two[1]), sums[half]));
-      } else {
-        sums[half] += even + odd;
-      }
+      for (int i = warp; i < bytes / 64; i += kWarps) sums.add(stage, i, x, g, t);
     }
   }
 
@@ -123,28 +68,23 @@ struct Worker : AttendingThread<kChunks> {
   __device__ __forceinline__ void product(const Step& step) {
     begin_part();
     const int tiles = (step.rows + kTile - 1) / kTile, bytes = int(row_bytes(step.cols));
-    // The columns that this lane's 16 bytes meet, in column g of B.
-    const bool mine = (g & 3) == t && (step.normed() || g < 4);
-    const unsigned char* const x = inputs + (g / 4 * step.cols + t * kEach) * 2;
     for (int tile = blockIdx.x; tile < tiles;) {
       const int row = (tile + tid / 8 * int(gridDim.x)) * kTile + tid % 8 * 2;
       const bool makes = tid < 8 * kSlots && row < step.rows;
       const Ready ready = makes ? prepare(step, row) : Ready{};
       for (int slot = 0; slot < kSlots && tile < tiles; ++slot, tile += gridDim.x) {
-        float sums[2] = {};
+        Sums sums;
+        LaneInputs x(inputs, step.cols, step.normed(), g, t);
         for (int begin = 0; begin < bytes; begin += kChunk) {
           arch::mbarrier_wait_in_block(&shared.full[at.stage], at.parity);
-          multiply(sums, ring + at.stage * kStage, min(kChunk, bytes - begin), x + begin / 16 * kEach * 2, mine);
+          multiply(sums, ring + at.stage * kStage, min(kChunk, bytes - begin), x);
+          x.at += kChunk / 64 * kInputBlock;
           __syncwarp();
           if (lane == 0) arch::mbarrier_arrive(&shared.empty[at.stage]);
           at.next(p.stages);
         }
-        KERNELS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          sums[half] += __shfl_xor_sync(0xffffffffu, sums[half], 1);
-          sums[half] += __shfl_xor_sync(0xffffffffu, sums[half], 2);
-        }
-        if (t < 2) shared.sums[buffer][slot][warp][g + 8 * t] = t == 0 ? sums[0] : sums[1];
+        const float upper = sums.row(false, step.normed()), lower = sums.row(true, step.normed());
+        if (t < 2) shared.sums[buffer][slot][warp][g + 8 * t] = t == 0 ? upper : lower;
       }
       sync();
       if (makes) {
@@ -165,40 +105,40 @@ struct Worker : AttendingThread<kChunks> {
   // ---- inputs ------------------------------------------------------------------------------------------------------
 
   // x * gamma, rounded to 16 bits, and behind it what that leaves; the factor of the norm is applied to the results.
-  // given: x as floats, of the kernel ahead.
-  __device__ __forceinline__ void normalize(const float* given, const float* gamma) {
+  // embedded: x is the token's embedding.
+  __device__ __forceinline__ void normalize(bool embedded, const float* gamma) {
     begin_part();
-    constexpr int kBatch = 4;
+    constexpr int kAtOnce = 8;
     const int cols = int(w.hidden);
     float squares = 0;
 #pragma unroll 1
-    for (int first = tid * 2; first < cols; first += 2 * kThreads * kBatch) {
+    for (int first = tid * 2; first < cols; first += 2 * kThreads * kAtOnce) {
       const auto column = [&](int i) { return first + 2 * kThreads * i; };
-      float factors[kBatch][2] = {};
+      float factors[kAtOnce][2] = {};
       KERNELS_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         if (column(i) < cols) memcpy(factors[i], gamma + column(i), 8);
         arch::pin(factors[i]);  // before the wait
       }
-      Word words[kBatch][2] = {};
-      if (given == nullptr) {
+      Word words[kAtOnce][2] = {};
+      if (!embedded) {
         await(words, [&](int i) { return column(i) < cols ? room.x + column(i) : nullptr; });
       } else {
         KERNELS_UNROLL
-        for (int i = 0; i < kBatch; ++i) {
-          if (column(i) < cols)
-            words[i][0] = word(given[column(i)], tag), words[i][1] = word(given[column(i) + 1], tag);
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float2 x = column(i) < cols ? embedding(column(i)) : float2{0, 0};
+          words[i][0] = word(x.x, tag), words[i][1] = word(x.y, tag);
         }
       }
       KERNELS_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const float x = value(words[i][0]), y = value(words[i][1]);
         squares += x * x + y * y;
         const float a = x * (factors[i][0] * kShrink), b = y * (factors[i][1] * kShrink);
         const uint32_t pair = k::detail::rounded_pair<A>(a, b);
         if (column(i) < cols) {
           *reinterpret_cast<uint32_t*>(inputs + column(i) * 2) = pair;
-          *reinterpret_cast<uint32_t*>(inputs + (cols + column(i)) * 2) = k::detail::rest_of_pair<A>(a, b, pair);
+          *reinterpret_cast<uint32_t*>(inputs + rest_at(cols) + column(i) * 2) = k::detail::rest_of_pair<A>(a, b, pair);
         }
       }
     }
@@ -212,11 +152,24 @@ struct Worker : AttendingThread<kChunks> {
     factor = rsqrtf(squares / float(cols) + w.eps) / kShrink;
   }
 
+  // Two columns of the token's embedding.
+  __device__ __forceinline__ float2 embedding(int column) const {
+    const Matrix& table = w.embedding;
+    const int64_t at = table.cols * p.tokens.ids[0] + column;
+    const auto pair = [&](auto* words) {
+      const float x = k::convert<float>(words[at]), y = k::convert<float>(words[at + 1]);
+      return float2{x * w.embedding_scale, y * w.embedding_scale};
+    };
+    if (table.type == Type::f32) return pair(static_cast<const float*>(table.data));
+    return pair(static_cast<const A*>(table.data));
+  }
+
   // Pairs of A as they are.
   __device__ __forceinline__ void take(const Word* from, int cols) {
     begin_part();
     constexpr int kAtOnce = 8;
     const int pairs = cols / 2;
+#pragma unroll 1
     for (int first = tid * 2; first < pairs; first += kAtOnce * kThreads * 2) {
       Word words[kAtOnce][2];
       await(words, [&](int i) {
@@ -256,7 +209,7 @@ struct Worker : AttendingThread<kChunks> {
       out = {{bias[pair.first], bias[pair.second]}, {scale_of(m, pair.first), scale_of(m, pair.second)}};
     } else if (kRowScales && step.kind == Kind::up) {
       out.scale[0] = scale_of(step.layer.gate, row / 2), out.scale[1] = scale_of(step.layer.up, row / 2);
-    } else if (kRowScales) {
+    } else if (kRowScales) {  // a head has none
       const Matrix& m = step.kind == Kind::output ? step.layer.output : step.layer.down;
       out.scale[0] = scale_of(m, row), out.scale[1] = scale_of(m, row + 1);
     }
@@ -271,7 +224,7 @@ struct Worker : AttendingThread<kChunks> {
       case Kind::down:  // x += the product
         own.x += a, own.y += b;
         arch::store_words(room.x + row, word(own.x, tag + 1), word(own.y, tag + 1));
-        if (step.last) *reinterpret_cast<float2*>(w.x + row) = own;
+        if (step.last && w.head.data == nullptr) *reinterpret_cast<float2*>(w.x + row) = own;
         return;
       case Kind::up: {
         const float bent = 0.7978845608f * (a + 0.044715f * a * a * a);
@@ -328,7 +281,7 @@ struct Worker : AttendingThread<kChunks> {
     newest = p.cache.ring == 0 || position < sinks ? position : sinks + (position - sinks) % around;
     find_angles(position);
     const int mine = (blockIdx.x + tid / 8 * gridDim.x) * kTile + tid % 8 * 2;
-    if (tid < 8 * kSlots && mine < w.hidden) own = *reinterpret_cast<const float2*>(w.x + mine);
+    if (tid < 8 * kSlots && mine < w.hidden) own = embedding(mine);
     LayerOnItsWay next;
     next.fetch(w, 0);
 #pragma unroll 1
@@ -347,9 +300,9 @@ struct Worker : AttendingThread<kChunks> {
       }
       if (int(blockIdx.x) * kTile < step.rows) {
         if (step.normed())
-          normalize(i == 0 ? w.x : nullptr, step.kind == Kind::qkv  ? layer.attention_norm
-                                            : step.kind == Kind::up ? layer.mlp_norm
-                                                                    : w.last_norm);
+          normalize(i == 0, step.kind == Kind::qkv  ? layer.attention_norm
+                            : step.kind == Kind::up ? layer.mlp_norm
+                                                    : w.last_norm);
         else
           take(step.kind == Kind::output ? room.o : room.h, step.cols);
       }
@@ -364,8 +317,8 @@ struct Worker : AttendingThread<kChunks> {
   }
 };
 
-// Registers are for those that multiply: the producer's warpgroup, of which one warp works, gives back what it can.
-constexpr int kProducers = 128;
+// Registers are for those that multiply: the producer gives back what it can.
+constexpr int kProducers = 32 * kCopiers;
 
 template <int kChunks>
 __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __grid_constant__ Params p) {
@@ -375,7 +328,7 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
   Shared& shared = *reinterpret_cast<Shared*>(inputs + p.inputs);
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
-      arch::mbarrier_init(&shared.full[i], 1);
+      arch::mbarrier_init(&shared.full[i], kCopiers);
       arch::mbarrier_init(&shared.empty[i], kWarps);
     }
     arch::mbarrier_init_fence();
@@ -383,9 +336,7 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
   __syncthreads();
   if (threadIdx.x >= kThreads) {
     arch::fewer_registers<40>();
-    if (threadIdx.x < kThreads + 32)
-      Producer{shared, arch::shared_address(ring), p.stages, arch::read_once_policy(), {}, {}, {p.stages / 2, 0}}.run(
-          p);
+    Producer(p, shared, arch::shared_address(ring)).run();
   } else {
     arch::more_registers<232>();
     Worker<kChunks>(p, shared, ring, inputs).run();
@@ -396,6 +347,7 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
 
 struct Machine {
   int blocks = 0, shared = 0, major = 0;
+  double bytes_per_cycle = 0;  // of memory, as its data sheet says
   Machine() {
     int device = 0;
     cudaFuncAttributes image;
@@ -404,6 +356,11 @@ struct Machine {
     (void)cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
     (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    int clock = 1, memory_clock = 0, bits = 0;
+    (void)cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device);
+    (void)cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device);
+    (void)cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device);
+    bytes_per_cycle = 2. * memory_clock / clock * bits / 8;
   }
 };
 const Machine& machine() {
@@ -414,7 +371,8 @@ const Machine& machine() {
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
   const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
-  return int((std::max({4 * w.hidden, 2 * cols, 2 * w.inner, attention}) + 127) / 128 * 128);
+  const int64_t inputs = std::max({rest_at(w.hidden) + 2 * w.hidden, 2 * cols, 2 * w.inner, attention});
+  return int((inputs + 127) / 128 * 128);
 }
 int stages_of(const Walk& w) {
   const int64_t left = machine().shared - input_bytes(w) - int64_t(sizeof(Shared));
@@ -426,7 +384,8 @@ size_t walk_bytes(const Walk& w) {
   const bool known = dim == 64 || dim == 128;
   const bool fits = machine().major >= 9 && known && w.shape.heads % w.shape.kv_heads == 0 &&
                     w.shape.kv_heads * ((share + kShared - 1) / kShared) <= machine().blocks &&
-                    w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT && w.hidden % whole == 0 &&
+                    w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT &&
+                    (w.embedding.type == Type::UNIT || w.embedding.type == Type::f32) && w.hidden % whole == 0 &&
                     w.inner % whole == 0 && w.shape.heads * dim % whole == 0 && w.activation != Activation::gelu_erf &&
                     w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
   for (const Rope& rope : w.ropes) {
@@ -452,7 +411,8 @@ cudaError_t launch(const Place& place, const Params& params) {
 }
 
 const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const Cache& cache) {
-  const Params params{w, tokens, cache, stages_of(w), input_bytes(w), k::detail::Divisor(cache.page)};
+  const int pace = int(double(machine().blocks) * kTile * kChunk / machine().bytes_per_cycle);
+  const Params params{w, tokens, cache, stages_of(w), input_bytes(w), pace, k::detail::Divisor(cache.page)};
   const cudaError_t error = w.shape.dim == 64 ? launch<2>(place, params) : launch<4>(place, params);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

@@ -49,10 +49,10 @@ constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
 constexpr int kChunk = kBits == 4 ? 2048 : 1024;                            // bytes of a row in a stage
 constexpr int kPitch = kChunk + 64;                                         // so that two rows lie in different banks
-// Stages on their way from memory at most, and while more than half of the ring is taken: what blocks send each other
-// waits behind them. Layers and head on an H100, in us, with 4 and 2, and with 3: Llama-3.2-1B 915 and 895;
-// 16 layers of Mistral-7B 2,502 and 2,550.
-constexpr int kInFlight = kBits == 4 ? 2 : 4, kInFlightAhead = 2;
+// Stages on their way from memory at most: what blocks send each other waits behind them. And stages that the L2 is
+// asked for where the ring is full. Layers and head on an H100, in us, with 8 and without: Llama-3.2-1B in bf16 870 and
+// 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and 889.
+constexpr int kInFlight = kBits == 4 ? 2 : 3, kAhead = 8;
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
 constexpr int kMostStages = 16, kMostAngles = 64;
@@ -60,14 +60,15 @@ constexpr int kMostStages = 16, kMostAngles = 64;
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
 constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
 constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
-constexpr int kAllWarps = 1;     // the barrier of those that multiply
+constexpr int kAllWarps = 1, kAllCopiers = 2;  // barriers of those that multiply, and of the producer
+constexpr int kCopiers = 4;                    // warps of the producer
 
 struct Shared {
   uint64_t full[kMostStages], empty[kMostStages];
   float sums[2][kSlots][kWarps][kTile];
   float cosines[2][kMostAngles], sines[2][kMostAngles];
   float parts[kWarps];
-  alignas(16) WalkLayer layers[2], streamed[2];  // this one and the next, of those that multiply and of the producer
+  alignas(16) WalkLayer layers[2], streamed[3];  // this one and the next, of those that multiply and of the producer
 };
 
 // A layer's pointers on their way to shared memory: what is read from memory when it is needed costs a microsecond.
@@ -118,6 +119,7 @@ struct Params {
   Tokens tokens;
   Cache cache;
   int stages, inputs;  // of the ring; bytes of inputs in shared memory
+  int pace;            // cycles from one stage that the L2 is asked for to the next
   k::detail::Divisor pages;
 };
 

@@ -1,4 +1,5 @@
-// The producer of walk.cu: a warp that copies the rows of all products, one after the other, into the stages of a ring.
+// The producer of walk.cu: warps that copy the rows of all products, one after the other, into the stages of a ring. A
+// copy takes a warp about 25 ns to begin, so each of them has a share of a stage's rows.
 #pragma once
 
 #include "walk_parts.cuh"
@@ -13,78 +14,134 @@ struct RingPlace {
   }
 };
 
-struct Producer {
-  Shared& shared;
-  uint32_t ring;
-  int stages;
-  uint64_t policy;
-  RingPlace at, landing, half;  // half: half of the ring ahead
-  int in_flight = 0;
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const Params& params, Shared& s, uint32_t stages)
+      : p(params), w(params.walk), shared(s), ring(stages), policy(arch::read_once_policy()) {}
 
-  __device__ __forceinline__ void stream(const Walk& w, const Step& step) {
-    const int lane = threadIdx.x & 31, bytes = int(row_bytes(step.cols)), tiles = (step.rows + kTile - 1) / kTile;
+  __device__ __forceinline__ void run() {
+    if (copier == 0) {
+      next_.fetch(w, 0);
+      next_.put(shared.streamed[0]);
+      next_.fetch(w, 1);
+    }
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const Row row = row_of(w, step, tile * kTile + lane % kTile);
-      const char* const from = static_cast<const char*>(lane < kTile ? row.codes : row.scales);
+    for (int i = 0; i < Step::count(w); ++i) {
+      if (i % 4 == 0) begin_layer(i / 4);
+      const Step step(w, i, shared.streamed[i / 4 % 3]);
+      const int bytes = int(row_bytes(step.cols));
 #pragma unroll 1
-      for (int begin = 0; begin < bytes; begin += kChunk) {
-        const int some = min(kChunk, bytes - begin);
-        arch::mbarrier_wait_in_block(&shared.empty[at.stage], at.parity ^ 1);
-        const bool ahead = __any_sync(0xffffffffu, !arch::mbarrier_is_past(&shared.empty[half.stage], half.parity ^ 1));
-        for (++in_flight; in_flight > (ahead ? kInFlightAhead : kInFlight); --in_flight) {
-          arch::mbarrier_wait_in_block(&shared.full[landing.stage], landing.parity);
-          landing.next(stages);
+      for (int tile = int(blockIdx.x); tile * kTile < step.rows; tile += int(gridDim.x)) {
+        const char* const from = piece_of(step, tile);
+#pragma unroll 1
+        for (int begin = 0; begin < bytes; begin += kChunk) {
+          wait_for_room({copied_, i, tile, begin});
+          copy(from, begin, min(kChunk, bytes - begin));
         }
-        if (lane == 0)
-          arch::mbarrier_arrive_expect(&shared.full[at.stage], kTile * (some + (kGroupScales ? some / 8 : 0)));
-        __syncwarp();
-        const uint32_t to = ring + at.stage * kStage;
-        if (lane < kTile) {
-          arch::copy_bulk(to + lane * kPitch, from + begin, some, &shared.full[at.stage], policy);
-        } else if constexpr (kGroupScales) {
-          arch::copy_bulk(to + kTile * kPitch + (lane - kTile) * kScalePitch, from + begin / 8, some / 8,
-                          &shared.full[at.stage], policy);
-        }
-        at.next(stages), half.next(stages);
       }
     }
   }
 
+ private:
+  // Of all stages that this block's rows take: which one, of which product, tile, and byte of the tile's rows.
+  struct Place {
+    int stage, step, tile, begin;
+  };
+
+  // What a lane copies of a tile: one of its rows, or the scales of one.
+  __device__ __forceinline__ const char* piece_of(const Step& step, int tile) const {
+    const Row row = row_of(w, step, tile * kTile + row_of_tile());
+    return static_cast<const char*>(lane < kRows ? row.codes : row.scales);
+  }
+  __device__ __forceinline__ int row_of_tile() const { return copier * kRows + lane % kRows; }
+  __device__ __forceinline__ bool copies() const { return lane < (kGroupScales ? 2 : 1) * kRows; }
+  // Of so many bytes of codes.
+  __device__ __forceinline__ int share(int bytes) const { return lane < kRows ? bytes : bytes / 8; }
+
+  __device__ __forceinline__ void begin_layer(int layer) {
+    if (copier == 0) {  // the others may still be in the layer ahead
+      next_.put(shared.streamed[(layer + 1) % 3]);
+      next_.fetch(w, layer + 2);
+    }
+    arch::named_barrier_sync(kAllCopiers, 32 * kCopiers);
+    if (layer == 1) {  // what is not constant is there when the kernel ahead has ended
+      arch::grid_dependency_wait();
+      keys_ = p.tokens.kept != nullptr ? p.tokens.kept[0] : p.tokens.lengths[0];
+    }
+    if (layer > 0 && layer < w.count) prefetch_keys(shared.streamed[layer % 3]);
+  }
+
+  // Until the ring has room for the next stage. Meanwhile the L2 is asked for it and those behind it, so that memory is
+  // not idle where the ring is full; not faster than memory is, or what blocks send each other would wait behind that.
+  __device__ __forceinline__ void wait_for_room(const Place& next) {
+    uint64_t* const empty = &shared.empty[at_.stage];
+    const int parity = at_.parity ^ 1;
+    while (!__all_sync(0xffffffffu, arch::mbarrier_is_past(empty, parity))) {
+      if (asked_.stage < next.stage) asked_ = next;
+      if (asked_.stage >= next.stage + kAhead || !find(asked_) || asked_.step / 4 > next.step / 4 + 1)
+        return arch::mbarrier_wait_in_block(empty, parity);
+      const int now = int(clock());
+      if (now - asked_at_ < p.pace) continue;
+      asked_at_ = now;
+      ask(asked_);
+    }
+  }
+  __device__ __forceinline__ void ask(Place& at) const {
+    const Step step(w, at.step, shared.streamed[at.step / 4 % 3]);
+    const int bytes = min(kChunk, int(row_bytes(step.cols)) - at.begin);
+    if (copies()) arch::prefetch_bulk(piece_of(step, at.tile) + share(at.begin), share(bytes));
+    ++at.stage, at.begin += kChunk;
+  }
+  // Goes on to a place that is there, if there is one.
+  __device__ __forceinline__ bool find(Place& at) const {
+    for (; at.step < Step::count(w); ++at.step, at.tile = int(blockIdx.x), at.begin = 0) {
+      const Step step(w, at.step, shared.streamed[0]);
+      if (at.begin >= int(row_bytes(step.cols))) at.tile += int(gridDim.x), at.begin = 0;
+      if (at.tile * kTile < step.rows) return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ void copy(const char* from, int begin, int bytes) {
+    if (++in_flight_ > kInFlight) {
+      arch::mbarrier_wait_in_block(&shared.full[landing_.stage], landing_.parity);
+      landing_.next(p.stages), --in_flight_;
+    }
+    uint64_t* const full = &shared.full[at_.stage];
+    if (lane == 0) arch::mbarrier_arrive_expect(full, kRows * (bytes + (kGroupScales ? bytes / 8 : 0)));
+    __syncwarp();
+    const int row = row_of_tile();
+    const int in_stage = lane < kRows ? row * kPitch : kTile * kPitch + row * kScalePitch;
+    const uint32_t to = ring + at_.stage * kStage + in_stage;
+    if (copies()) arch::copy_bulk(to, from + share(begin), share(bytes), full, policy);
+    at_.next(p.stages), ++copied_;
+  }
+
   // Keys and values that this block will read, but the newest, into the L2.
-  __device__ __forceinline__ void prefetch_keys(const Params& p, const WalkLayer& layer, int keys) const {
-    const Part part(p, layer, keys);
-    const int dim = int(p.walk.shape.dim), lines = (2 * dim + 127) / 128, lane = threadIdx.x & 31;
-    const int count = (min(part.end, keys - 1) - part.begin) * lines;
-    for (int i = lane; i < min(count, 2048); i += 32) {
+  __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
+    const Part part(p, layer, keys_);
+    const int dim = int(w.shape.dim), lines = (2 * dim + 127) / 128;
+    const int count = (min(part.end, keys_ - 1) - part.begin) * lines;
+    for (int i = copier * 32 + lane; i < min(count, 2048); i += 32 * kCopiers) {
       const int64_t at =
-          (int64_t(slot_of(p, part.begin + i / lines)) * p.walk.shape.kv_heads + part.kv_head) * dim + i % lines * 64;
+          (int64_t(slot_of(p, part.begin + i / lines)) * w.shape.kv_heads + part.kv_head) * dim + i % lines * 64;
       arch::prefetch_l2(static_cast<const A*>(layer.keys) + at);
       arch::prefetch_l2(static_cast<const A*>(layer.values) + at);
     }
   }
 
-  __device__ __forceinline__ void run(const Params& p) {
-    const Walk& w = p.walk;
-    LayerOnItsWay next;
-    next.fetch(w, 0);
-    int keys = 0;
-#pragma unroll 1
-    for (int i = 0; i < Step::count(w); ++i) {
-      WalkLayer& layer = shared.streamed[i / 4 % 2];
-      if (i % 4 == 0) {
-        next.put(layer);
-        __syncwarp();
-        next.fetch(w, i / 4 + 1);
-        if (i == 4) {  // what is not constant is there when the kernel ahead has ended
-          arch::grid_dependency_wait();
-          keys = p.tokens.kept != nullptr ? p.tokens.kept[0] : p.tokens.lengths[0];
-        }
-        if (i > 0 && i < 4 * int(w.count)) prefetch_keys(p, layer, keys);
-      }
-      stream(w, Step(w, i, layer));
-    }
-  }
+  static constexpr int kRows = kTile / kCopiers;
+
+  const Params& p;
+  const Walk& w;
+  Shared& shared;
+  const uint32_t ring;
+  const uint64_t policy;
+  const int lane = int(threadIdx.x) & 31, copier = int(threadIdx.x) / 32 % kCopiers;
+  LayerOnItsWay next_;
+  Place asked_ = {-1, 0, 0, 0};  // what the L2 is asked for next
+  RingPlace at_, landing_;
+  int copied_ = 0, in_flight_ = 0, asked_at_ = 0, keys_ = 0;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // A thread of those that multiply in walk.cu: its place in the block, and how it gets results of other blocks.
 #pragma once
 
-#include "walk_producer.cuh"
+#include "walk_product.cuh"
 
 namespace llm {
 namespace {
@@ -35,21 +35,23 @@ struct Thread {
   static __device__ __forceinline__ float value(Word x) { return __uint_as_float(uint32_t(x)); }
   __device__ __forceinline__ bool is_there(Word x) const { return int(unsigned(x >> 32) - tag) >= 0; }
 
-  // Pairs of words, at(i) for number i, or null, until all of them are there.
+  // Pairs of words, at(i) for number i, or null, until all of them are there. Only those that are not are read again:
+  // all blocks wait for the last one, and what they read meanwhile delays it.
   template <int kCount, class At>
   __device__ __forceinline__ void await(Word (&words)[kCount][2], const At& at) const {
-    bool all;
-    do {
-      all = true;
+    uint32_t missing = 0;
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) missing |= at(i) != nullptr ? 1u << i : 0;
+    while (missing != 0) {
       KERNELS_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        if (at(i) != nullptr) arch::load_words(words[i], at(i));
+        if (missing >> i & 1) arch::load_words(words[i], at(i));
       }
       KERNELS_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        if (at(i) != nullptr) all = all && is_there(words[i][0]) && is_there(words[i][1]);
+        if ((missing >> i & 1) && is_there(words[i][0]) && is_there(words[i][1])) missing ^= 1u << i;
       }
-    } while (!all);
+    }
   }
 
   // Neighbours of a warp have neighbouring values, from an even one on.

@@ -158,6 +158,11 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
         : "memory");
   }
 }
+// Asks for bytes to be in the L2; the address and the number are multiples of 16.
+__device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
+  if constexpr (kCompiledFor >= 90)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes));
+}
 // Writes 4 bytes into another block's shared memory and counts them on a barrier of that block.
 __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uint32_t remote_barrier) {
   if constexpr (kClusters) {

@@ -1,0 +1,104 @@
+// How walk.cu multiplies 16 rows of weights, and how it has the inputs for that in shared memory. Lane 4g + t has 16
+// bytes of row g, and 16 of row g + 8, at a time: they are A of products on tensor cores. B are the inputs beside them.
+//
+//     even columns of B     inputs, rounded to 16 bits
+//     odd columns           what that leaves of them
+//
+// Groups of 4-bit weights have scales of their own, and a lane's 16 bytes are one group. So there each lane has a
+// column of the sums to itself:
+//     column t of B         the rounded inputs beside lane t, zeros elsewhere
+//     column 4 + t          the same of what that leaves
+#pragma once
+
+#include "walk_parts.cuh"
+
+namespace llm {
+namespace {
+
+constexpr int kInputBlock = 2 * kBlock;  // bytes of inputs beside 64 bytes of a row
+
+// Where inputs have what rounding leaves: in other banks than what it is read with.
+__host__ __device__ __forceinline__ int64_t rest_at(int64_t cols) { return 2 * cols + 64; }
+
+__device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
+
+// What a lane reads of the inputs, beside the first 64 bytes of rows. rests: there is what rounding leaves.
+struct LaneInputs {
+  const unsigned char* at;
+  bool mine;  // else zeros
+  __device__ __forceinline__ LaneInputs(const unsigned char* inputs, int64_t cols, bool rests, int g, int t) {
+    const bool rest = kGroupScales ? g / 4 != 0 : g % 2 != 0;
+    at = inputs + t * kEach * 2 + (rests && rest ? rest_at(cols) : 0);
+    mine = !kGroupScales || ((g & 3) == t && (rests || !rest));
+  }
+};
+
+// Codes of kWords words as pairs of A: those of a word, or of two that are such pairs already.
+constexpr int kWords = kBits == 16 ? 2 : 1, kPairs = kBits == 4 ? 4 : 2;
+template <class Of>
+__device__ __forceinline__ void decode(uint32_t (&pairs)[kPairs], const uint32_t* words) {
+  if constexpr (kBits == 16)
+    memcpy(pairs, words, 8);
+  else
+    k::detail::Decoder<Of>::template pairs<A>(pairs, *words, k::Nothing{});
+}
+
+// What a lane has of the sums of a tile's rows.
+class Sums {
+ public:
+  // Adds what 64 bytes of the rows give.
+  __device__ __forceinline__ void add(const unsigned char* stage, int block, const LaneInputs& x, int g, int t) {
+    const unsigned char* const from = stage + g * kPitch + block * 64 + t * 16;
+    const ::uint4 upper = words_at(from), lower = words_at(from + 8 * kPitch);
+    uint32_t b[kEach / 2];
+    KERNELS_UNROLL
+    for (int j = 0; j < kEach / 8; ++j) {
+      ::uint4 some = {0, 0, 0, 0};
+      if (x.mine) some = words_at(x.at + block * kInputBlock + j * 16);
+      memcpy(b + 4 * j, &some, 16);
+    }
+    float of_groups[2][4] = {};
+    auto& to = kGroupScales ? of_groups : sums_;
+    const uint32_t up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w};
+    KERNELS_UNROLL
+    for (int word = 0; word < 4; word += kWords) {
+      uint32_t a_up[kPairs], a_low[kPairs];
+      decode<Code>(a_up, up + word);
+      decode<Code>(a_low, low + word);
+      KERNELS_UNROLL
+      for (int j = 0; j < kPairs; j += 2) {
+        const uint32_t* const x2 = b + word * kEach / 8 + j;
+        arch::mma_16816<A>(to[(word / kWords + j / 2) % 2], {a_up[j], a_low[j], a_up[j + 1], a_low[j + 1]},
+                           {x2[0], x2[1]});
+      }
+    }
+    if constexpr (kGroupScales) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        k::half two[2];
+        memcpy(two, stage + kTile * kPitch + (g + 8 * half) * kScalePitch + block * 8 + t % 2 * 4, 4);
+        const float even = of_groups[0][2 * half] + of_groups[1][2 * half];
+        const float odd = of_groups[0][2 * half + 1] + of_groups[1][2 * half + 1];
+        sums_[0][half] = fmaf(even, k::convert<float>(two[0]), fmaf(odd, k::convert<float>(two[1]), sums_[0][half]));
+      }
+    }
+  }
+
+  // Of row g, or g + 8, in all lanes t.
+  __device__ __forceinline__ float row(bool lower, bool rests) const {
+    if constexpr (kGroupScales) {
+      const float pair = sums_[0][lower] + __shfl_xor_sync(0xffffffffu, sums_[0][lower], 1);
+      return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
+    } else {
+      const int i = lower ? 2 : 0;
+      const float sum = sums_[0][i] + sums_[1][i];
+      return rests ? sum + (sums_[0][i + 1] + sums_[1][i + 1]) : sum;
+    }
+  }
+
+ private:
+  float sums_[2][4] = {};
+};
+
+}  // namespace
+}  // namespace llm

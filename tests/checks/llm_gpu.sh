@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# llm_gpu.sh NVCC INCLUDE_DIR LLM_DIR WORK_DIR: what examples/llm has for a GPU compiles without a warning, as far as the front end looks:
+# here no build may have it, because programs for a GPU are built where there is one.
+set -euo pipefail
+nvcc=$1 include_dir=$2 llm=$3 work=$4
+for arch in 80 90a; do
+  for part in "walk.cu -DUNIT=f16 -DWEIGHTS=f8" "walk.cu -DUNIT=bf16 -DWEIGHTS=i4" "walk.cu -DUNIT=bf16 -DWEIGHTS=bf16" \
+      "gpu.cu -DUNIT=f16 -DWEIGHTS=i4" "gpu.cu -DUNIT=bf16 -DCACHE=i8" "gpu.cu -DUNIT=bf16"; do
+    read -r file options <<< "$part"
+    bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" $options "$llm/$file" \
+      -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$work/llm_gpu.ptx"
+  done
+done
