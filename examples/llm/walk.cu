@@ -68,7 +68,7 @@ struct Worker : AttendingThread<kChunks> {
   __device__ __forceinline__ void product(const Step& step) {
     begin_part();
     const int tiles = (step.rows + kTile - 1) / kTile, bytes = int(row_bytes(step.cols));
-    for (int tile = blockIdx.x; tile < tiles;) {
+    for (int tile = step.first_tile(); tile < tiles;) {
       const int row = (tile + tid / 8 * int(gridDim.x)) * kTile + tid % 8 * 2;
       const bool makes = tid < 8 * kSlots && row < step.rows;
       const Ready ready = makes ? prepare(step, row) : Ready{};
@@ -298,7 +298,7 @@ struct Worker : AttendingThread<kChunks> {
         if (part.is_there()) this->attend(layer, part);
         ++tag;
       }
-      if (int(blockIdx.x) * kTile < step.rows) {
+      if (step.first_tile() * kTile < step.rows) {
         if (step.normed())
           normalize(i == 0, step.kind == Kind::qkv  ? layer.attention_norm
                             : step.kind == Kind::up ? layer.mlp_norm

@@ -1,5 +1,5 @@
 // The producer of walk.cu: warps that copy the rows of all products, one after the other, into the stages of a ring. A
-// copy takes a warp about 25 ns to begin, so each of them has a share of a stage's rows.
+// warp begins its copies one by one, in about 25 ns each on an H100, so they share a stage's rows.
 #pragma once
 
 #include "walk_parts.cuh"
@@ -31,7 +31,7 @@ class Producer {
       const Step step(w, i, shared.streamed[i / 4 % 3]);
       const int bytes = int(row_bytes(step.cols));
 #pragma unroll 1
-      for (int tile = int(blockIdx.x); tile * kTile < step.rows; tile += int(gridDim.x)) {
+      for (int tile = step.first_tile(); tile * kTile < step.rows; tile += int(gridDim.x)) {
         const char* const from = piece_of(step, tile);
 #pragma unroll 1
         for (int begin = 0; begin < bytes; begin += kChunk) {
@@ -94,10 +94,12 @@ class Producer {
   }
   // Goes on to a place that is there, if there is one.
   __device__ __forceinline__ bool find(Place& at) const {
-    for (; at.step < Step::count(w); ++at.step, at.tile = int(blockIdx.x), at.begin = 0) {
+    while (at.step < Step::count(w)) {
       const Step step(w, at.step, shared.streamed[0]);
+      if (at.tile < 0) at.tile = step.first_tile();
       if (at.begin >= int(row_bytes(step.cols))) at.tile += int(gridDim.x), at.begin = 0;
       if (at.tile * kTile < step.rows) return true;
+      ++at.step, at.tile = -1, at.begin = 0;
     }
     return false;
   }
@@ -117,12 +119,12 @@ class Producer {
     at_.next(p.stages), ++copied_;
   }
 
-  // Keys and values that this block will read, but the newest, into the L2.
+  // Keys and values that this block will read, but the newest, into the L2, as far as that has room for those of all.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
     const Part part(p, layer, keys_);
     const int dim = int(w.shape.dim), lines = (2 * dim + 127) / 128;
     const int count = (min(part.end, keys_ - 1) - part.begin) * lines;
-    for (int i = copier * 32 + lane; i < min(count, 2048); i += 32 * kCopiers) {
+    for (int i = copier * 32 + lane; i < min(count, kAheadKeys); i += 32 * kCopiers) {
       const int64_t at =
           (int64_t(slot_of(p, part.begin + i / lines)) * w.shape.kv_heads + part.kv_head) * dim + i % lines * 64;
       arch::prefetch_l2(static_cast<const A*>(layer.keys) + at);
