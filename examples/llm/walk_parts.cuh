@@ -53,7 +53,7 @@ constexpr int kPitch = kChunk + 64;                                         // s
 // asked for where the ring is full. Layers and head on an H100, in us, with 8 and without: Llama-3.2-1B in bf16 870 and
 // 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and 889.
 constexpr int kInFlight = kBits == 4 ? 2 : 3, kAhead = 8;
-constexpr int kAheadKeys = 512;  // lines of 128 bytes, of keys and as many of values
+constexpr int kAheadKeys = 512;    // lines of 128 bytes, of keys and as many of values
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
 constexpr int kMostStages = 16, kMostAngles = 64;
