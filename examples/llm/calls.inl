@@ -18,16 +18,6 @@ namespace {
   return cache.ring > 0 ? at.ring(cache.ring, cache.sinks, tokens.lengths) : at;
 }
 
-template <Type kType>
-struct ElementOf;
-template <> struct ElementOf<Type::f32> { using type = float; };
-template <> struct ElementOf<Type::f16> { using type = k::half; };
-template <> struct ElementOf<Type::bf16> { using type = k::bfloat16; };
-template <> struct ElementOf<Type::f8> { using type = k::float8_e4m3; };
-template <> struct ElementOf<Type::i8> { using type = int8_t; };
-template <Type kType>
-using Element = typename ElementOf<kType>::type;
-
 template <class T>
 auto cache_of(const Cache& cache, const Heads& heads, const Tokens& tokens) {
   const auto pages = k::pages(cache.table, cache.pages, cache.page);

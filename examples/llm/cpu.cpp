@@ -14,7 +14,7 @@
 #include <kernels/embed.h>
 #include <kernels/rope.h>
 
-#include "ops.h"
+#include "elements.h"
 
 #define JOIN2(a, b, c) a##b##_##c
 #define JOIN(a, b, c) JOIN2(a, b, c)

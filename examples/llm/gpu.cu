@@ -12,7 +12,7 @@
 #include <kernels/router.cuh>
 #include <kernels/sampling.cuh>
 
-#include "ops.h"
+#include "elements.h"
 
 #define JOIN2(a, b, c) a##b##_##c
 #define JOIN(a, b, c) JOIN2(a, b, c)

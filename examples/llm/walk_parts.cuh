@@ -10,39 +10,16 @@
 #include <kernels/arch/sm90.cuh>
 #include <kernels/detail/dequantize.cuh>
 
-#include "ops.h"
+#include "elements.h"
 
 namespace llm {
-namespace k = kernels;
 namespace arch = kernels::arch;
 
 namespace {
 
-template <Type kType>
-struct CodeOf;
-template <>
-struct CodeOf<Type::f16> {
-  using type = k::half;
-};
-template <>
-struct CodeOf<Type::bf16> {
-  using type = k::bfloat16;
-};
-template <>
-struct CodeOf<Type::f8> {
-  using type = k::float8_e4m3;
-};
-template <>
-struct CodeOf<Type::i8> {
-  using type = int8_t;
-};
-template <>
-struct CodeOf<Type::i4> {
-  using type = k::Int4;
-};
-using A = CodeOf<Type::UNIT>::type;  // of activations, keys and values
+using A = Element<Type::UNIT>;  // of activations, keys and values
 constexpr Type kWeights = Type::WEIGHTS;
-using Code = CodeOf<kWeights>::type;
+using Code = Element<kWeights>;
 
 constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // codes in 16 bytes
 constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
