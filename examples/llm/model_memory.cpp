@@ -142,7 +142,7 @@ void Model::plan_walk() {
   walk_.activation = c.activation, walk_.eps = c.eps, walk_.score_scale = c.score_scale;
   for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
   walk_.embedding = embedding_, walk_.embedding_scale = c.embedding_scale;
-  if (head_.type == w.type) walk_.head = head_;  // which is never quantized
+  if (head_.type == w.type) walk_.head = head_;  // a head is never quantized: with codes it is a call of its own
   walk_.last_norm = last_norm_.gamma, walk_.x = x_.as<float>(), walk_.logits = logits_.as<float>();
   const size_t bytes = calls->bytes(walk_);
   if (bytes == 0) return;

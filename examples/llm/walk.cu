@@ -11,9 +11,10 @@
 //
 // A token of a small model takes as long as its weights take to come from memory, plus what memory is idle for while a
 // product waits for the one ahead. Here it is not idle: where the others wait, the producer goes on with the weights of
-// the next products, up to 190 KB on each multiprocessor, and asks the L2 for those behind them.
+// the next products, up to 190 KB on each multiprocessor, and prefetches those behind them into the L2.
 //
-// A tile is 16 rows of a matrix, and the block with number b has tiles b, b + blocks, b + 2 blocks ... of each product.
+// A tile is 16 rows of a matrix. The block with number b has tiles b, b + blocks, b + 2 blocks ... of a product; of the
+// first one in a layer, blocks are counted from the other end.
 // A stage of the ring is kChunk bytes of each of a tile's rows. walk_product.cuh has how rows are multiplied.
 //
 // A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
@@ -155,7 +156,9 @@ struct Worker : AttendingThread<kChunks> {
   // Two columns of the token's embedding.
   __device__ __forceinline__ float2 embedding(int column) const {
     const Matrix& table = w.embedding;
-    const int64_t at = table.cols * p.tokens.ids[0] + column;
+    const int32_t id = p.tokens.ids[0];
+    if (id < 0 || id >= table.rows) return {__int_as_float(0x7fc00000), __int_as_float(0x7fc00000)};
+    const int64_t at = table.cols * id + column;
     const auto pair = [&](auto* words) {
       const float x = k::convert<float>(words[at]), y = k::convert<float>(words[at + 1]);
       return float2{x * w.embedding_scale, y * w.embedding_scale};
@@ -360,7 +363,7 @@ struct Machine {
     (void)cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device);
     (void)cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device);
     (void)cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device);
-    bytes_per_cycle = 2. * memory_clock / clock * bits / 8;
+    if (clock > 0) bytes_per_cycle = 2. * memory_clock / clock * bits / 8;
   }
 };
 const Machine& machine() {
@@ -385,8 +388,9 @@ size_t walk_bytes(const Walk& w) {
   const bool fits = machine().major >= 9 && known && w.shape.heads % w.shape.kv_heads == 0 &&
                     w.shape.kv_heads * ((share + kShared - 1) / kShared) <= machine().blocks &&
                     w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT &&
-                    (w.embedding.type == Type::UNIT || w.embedding.type == Type::f32) && w.hidden % whole == 0 &&
-                    w.inner % whole == 0 && w.shape.heads * dim % whole == 0 && w.activation != Activation::gelu_erf &&
+                    (w.embedding.type == Type::UNIT || w.embedding.type == Type::f32) &&
+                    (w.head.data == nullptr || kBits == 16) && w.hidden % whole == 0 && w.inner % whole == 0 &&
+                    w.shape.heads * dim % whole == 0 && w.activation != Activation::gelu_erf &&
                     w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
   for (const Rope& rope : w.ropes) {
     if (rope.rotary_dim / 2 > kMostAngles || rope.rotary_dim % 2 != 0) return 0;
@@ -411,7 +415,9 @@ cudaError_t launch(const Place& place, const Params& params) {
 }
 
 const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const Cache& cache) {
-  const int pace = int(double(machine().blocks) * kTile * kChunk / machine().bytes_per_cycle);
+  const double stages = double(machine().blocks) * kTile * (kChunk + (kGroupScales ? kChunk / 8 : 0));
+  // Where a driver does not tell how fast memory is, nothing is prefetched.
+  const unsigned pace = machine().bytes_per_cycle > 0 ? unsigned(stages / machine().bytes_per_cycle) : 0xffffffffu;
   const Params params{w, tokens, cache, stages_of(w), input_bytes(w), pace, k::detail::Divisor(cache.page)};
   const cudaError_t error = w.shape.dim == 64 ? launch<2>(place, params) : launch<4>(place, params);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

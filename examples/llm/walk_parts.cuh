@@ -26,9 +26,9 @@ constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
 constexpr int kChunk = kBits == 4 ? 2048 : 1024;                            // bytes of a row in a stage
 constexpr int kPitch = kChunk + 64;                                         // so that two rows lie in different banks
-// Stages on their way from memory at most: what blocks send each other waits behind them. And stages that the L2 is
-// asked for where the ring is full. Layers and head on an H100, in us, with 8 and without: Llama-3.2-1B in bf16 870 and
-// 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and 889.
+// Stages on their way from memory at most: what blocks send each other waits behind them. And stages that are
+// prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with kAhead = 8 and 0: Llama-3.2-1B
+// in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and 889.
 constexpr int kInFlight = kBits == 4 ? 2 : 3, kAhead = 8;
 constexpr int kAheadKeys = 512;    // lines of 128 bytes, of keys and as many of values
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
@@ -46,7 +46,8 @@ struct Shared {
   float sums[2][kSlots][kWarps][kTile];
   float cosines[2][kMostAngles], sines[2][kMostAngles];
   float parts[kWarps];
-  alignas(16) WalkLayer layers[2], streamed[3];  // this one and the next, of those that multiply and of the producer
+  alignas(16) WalkLayer layers[2];    // this one and the next, of those that multiply
+  alignas(16) WalkLayer streamed[3];  // of the producer, of which a warp may still be in the layer ahead
 };
 
 // A layer's pointers on their way to shared memory: what is read from memory when it is needed costs a microsecond.
@@ -68,7 +69,7 @@ using Word = unsigned long long;
 
 // In `room`: one behind the other, at multiples of 256 bytes.
 struct Room {
-  unsigned *launches, *begun;  // that have ended, and blocks that know of how many
+  unsigned *launches, *begun;  // launches that have ended, and blocks that have read this number
   Word *x, *qkv, *o, *h;       // the row between the layers; floats, and pairs of A
   Word* states;                // of the parts of all heads: sums, largest logits, sums of weights
 
@@ -97,7 +98,7 @@ struct Params {
   Tokens tokens;
   Cache cache;
   int stages, inputs;  // of the ring; bytes of inputs in shared memory
-  int pace;            // cycles from one stage that the L2 is asked for to the next
+  unsigned pace;       // cycles between stages that are prefetched into the L2
   k::detail::Divisor pages;
 };
 

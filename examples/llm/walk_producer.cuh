@@ -71,8 +71,9 @@ class Producer {
     if (layer > 0 && layer < w.count) prefetch_keys(shared.streamed[layer % 3]);
   }
 
-  // Until the ring has room for the next stage. Meanwhile the L2 is asked for it and those behind it, so that memory is
-  // not idle where the ring is full; not faster than memory is, or what blocks send each other would wait behind that.
+  // Until the ring has room for the next stage. Meanwhile that one and those behind it are prefetched into the L2, so
+  // that memory is not idle where the ring is full; not faster than memory is, or what blocks send each other would
+  // wait behind that.
   __device__ __forceinline__ void wait_for_room(const Place& next) {
     uint64_t* const empty = &shared.empty[at_.stage];
     const int parity = at_.parity ^ 1;
@@ -80,7 +81,7 @@ class Producer {
       if (asked_.stage < next.stage) asked_ = next;
       if (asked_.stage >= next.stage + kAhead || !find(asked_) || asked_.step / 4 > next.step / 4 + 1)
         return arch::mbarrier_wait_in_block(empty, parity);
-      const int now = int(clock());
+      const unsigned now = __shfl_sync(0xffffffffu, unsigned(clock()), 0);  // the same for all lanes
       if (now - asked_at_ < p.pace) continue;
       asked_at_ = now;
       ask(asked_);
@@ -92,7 +93,7 @@ class Producer {
     if (copies()) arch::prefetch_bulk(piece_of(step, at.tile) + share(at.begin), share(bytes));
     ++at.stage, at.begin += kChunk;
   }
-  // Goes on to a place that is there, if there is one.
+  // Goes on to the next tile, and the next product, where a place is behind the end of one; false behind the last.
   __device__ __forceinline__ bool find(Place& at) const {
     while (at.step < Step::count(w)) {
       const Step step(w, at.step, shared.streamed[0]);
@@ -119,7 +120,8 @@ class Producer {
     at_.next(p.stages), ++copied_;
   }
 
-  // Keys and values that this block will read, but the newest, into the L2, as far as that has room for those of all.
+  // Prefetches keys and values that this block will read, but the newest, into the L2: as many as all blocks' have room
+  // there.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
     const Part part(p, layer, keys_);
     const int dim = int(w.shape.dim), lines = (2 * dim + 127) / 128;
@@ -143,7 +145,8 @@ class Producer {
   LayerOnItsWay next_;
   Place asked_ = {-1, 0, 0, 0};  // what the L2 is asked for next
   RingPlace at_, landing_;
-  int copied_ = 0, in_flight_ = 0, asked_at_ = 0, keys_ = 0;
+  unsigned asked_at_ = 0;
+  int copied_ = 0, in_flight_ = 0, keys_ = 0;
 };
 
 }  // namespace

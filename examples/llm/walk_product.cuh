@@ -17,8 +17,9 @@ namespace {
 
 constexpr int kInputBlock = 2 * kBlock;  // bytes of inputs beside 64 bytes of a row
 
-// Where inputs have what rounding leaves: in other banks than what it is read with.
-__host__ __device__ __forceinline__ int64_t rest_at(int64_t cols) { return 2 * cols + 64; }
+// Where inputs have what rounding leaves: in other banks than the rounded ones, beside which it is read by lanes t, 16
+// bytes at every 16 or, of 8-bit weights, 32.
+__host__ __device__ __forceinline__ int64_t rest_at(int64_t cols) { return 2 * cols + (kBits == 8 ? 16 : 64); }
 
 __device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
 
