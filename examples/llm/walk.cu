@@ -2,15 +2,15 @@
 //
 //   block, one on each multiprocessor:
 //     a producer, of four warps    copies the block's rows of all products, one product after the other, into a ring
-//     eight other warps            multiply what is in the ring, and make the results
+//     eight consumer warps         multiply what is in the ring, and make the results
 //
 //   products           | qkv  |           | output | up        | down  | qkv ...
 //   producer           =================================================== as far ahead as the ring has room
-//   other warps        --n====---a-----.--====.----n==========.--=====.--n===
+//   consumer warps     --n====---a-----.--====.----n==========.--=====.--n===
 //                        n: the row is normalized   a: attention   .: until all blocks have made their results
 //
 // A token of a small model takes as long as its weights take to come from memory, plus what memory is idle for while a
-// product waits for the one ahead. Here it is not idle: where the others wait, the producer goes on with the weights of
+// product waits for the one ahead. Here it is not idle: where consumers wait, the producer goes on with the weights of
 // the next products, up to 190 KB on each multiprocessor, and prefetches those behind them into the L2.
 //
 // A tile is 16 rows of a matrix. The block with number b has tiles b, b + blocks, b + 2 blocks ... of a product; of the
@@ -105,7 +105,7 @@ struct Worker : AttendingThread<kChunks> {
 
   // ---- inputs ------------------------------------------------------------------------------------------------------
 
-  // x * gamma, rounded to 16 bits, and behind it what that leaves; the factor of the norm is applied to the results.
+  // x * gamma, rounded to 16 bits, and the residuals; the factor of the norm is applied to the results.
   // embedded: x is the token's embedding.
   __device__ __forceinline__ void normalize(bool embedded, const float* gamma) {
     begin_part();
@@ -139,7 +139,8 @@ struct Worker : AttendingThread<kChunks> {
         const uint32_t pair = k::detail::rounded_pair<A>(a, b);
         if (column(i) < cols) {
           *reinterpret_cast<uint32_t*>(inputs + column(i) * 2) = pair;
-          *reinterpret_cast<uint32_t*>(inputs + rest_at(cols) + column(i) * 2) = k::detail::rest_of_pair<A>(a, b, pair);
+          *reinterpret_cast<uint32_t*>(inputs + residuals_at(cols) + column(i) * 2) =
+              k::detail::rest_of_pair<A>(a, b, pair);
         }
       }
     }
@@ -320,7 +321,7 @@ struct Worker : AttendingThread<kChunks> {
   }
 };
 
-// Registers are for those that multiply: the producer gives back what it can.
+// Registers are for the consumers: the producer gives back what it can.
 constexpr int kProducers = 32 * kCopiers;
 
 template <int kChunks>
@@ -374,7 +375,7 @@ const Machine& machine() {
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
   const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
-  const int64_t inputs = std::max({rest_at(w.hidden) + 2 * w.hidden, 2 * cols, 2 * w.inner, attention});
+  const int64_t inputs = std::max({residuals_at(w.hidden) + 2 * w.hidden, 2 * cols, 2 * w.inner, attention});
   return int((inputs + 127) / 128 * 128);
 }
 int stages_of(const Walk& w) {

@@ -38,15 +38,15 @@ constexpr int kMostStages = 16, kMostAngles = 64;
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
 constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
 constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
-constexpr int kAllWarps = 1, kAllCopiers = 2;  // barriers of those that multiply, and of the producer
-constexpr int kCopiers = 4;                    // warps of the producer
+constexpr int kAllConsumers = 1, kAllCopiers = 2;  // named barriers
+constexpr int kCopiers = 4;                        // warps of the producer
 
 struct Shared {
   uint64_t full[kMostStages], empty[kMostStages];
   float sums[2][kSlots][kWarps][kTile];
   float cosines[2][kMostAngles], sines[2][kMostAngles];
   float parts[kWarps];
-  alignas(16) WalkLayer layers[2];    // this one and the next, of those that multiply
+  alignas(16) WalkLayer layers[2];    // this one and the next, of the consumers
   alignas(16) WalkLayer streamed[3];  // of the producer, of which a warp may still be in the layer ahead
 };
 

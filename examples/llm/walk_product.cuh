@@ -2,12 +2,12 @@
 // bytes of row g, and 16 of row g + 8, at a time: they are A of products on tensor cores. B are the inputs beside them.
 //
 //     even columns of B     inputs, rounded to 16 bits
-//     odd columns           what that leaves of them
+//     odd columns           their residuals: what that leaves of them, rounded to 16 bits
 //
 // Groups of 4-bit weights have scales of their own, and a lane's 16 bytes are one group. So there each lane has a
 // column of the sums to itself:
 //     column t of B         the rounded inputs beside lane t, zeros elsewhere
-//     column 4 + t          the same of what that leaves
+//     column 4 + t          their residuals
 #pragma once
 
 #include "walk_parts.cuh"
@@ -17,20 +17,20 @@ namespace {
 
 constexpr int kInputBlock = 2 * kBlock;  // bytes of inputs beside 64 bytes of a row
 
-// Where inputs have what rounding leaves: in other banks than the rounded ones, beside which it is read by lanes t, 16
-// bytes at every 16 or, of 8-bit weights, 32.
-__host__ __device__ __forceinline__ int64_t rest_at(int64_t cols) { return 2 * cols + (kBits == 8 ? 16 : 64); }
+// Where residuals lie behind the inputs: in other banks than the inputs that are read at the same time, by lanes t 16
+// bytes at every 16 or, beside 8-bit weights, 32.
+__host__ __device__ __forceinline__ int64_t residuals_at(int64_t cols) { return 2 * cols + (kBits == 8 ? 16 : 64); }
 
 __device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
 
-// What a lane reads of the inputs, beside the first 64 bytes of rows. rests: there is what rounding leaves.
+// What a lane reads of the inputs, beside the first 64 bytes of rows.
 struct LaneInputs {
   const unsigned char* at;
   bool mine;  // else zeros
-  __device__ __forceinline__ LaneInputs(const unsigned char* inputs, int64_t cols, bool rests, int g, int t) {
-    const bool rest = kGroupScales ? g / 4 != 0 : g % 2 != 0;
-    at = inputs + t * kEach * 2 + (rests && rest ? rest_at(cols) : 0);
-    mine = !kGroupScales || ((g & 3) == t && (rests || !rest));
+  __device__ __forceinline__ LaneInputs(const unsigned char* inputs, int64_t cols, bool residuals, int g, int t) {
+    const bool second = kGroupScales ? g / 4 != 0 : g % 2 != 0;
+    at = inputs + t * kEach * 2 + (residuals && second ? residuals_at(cols) : 0);
+    mine = !kGroupScales || ((g & 3) == t && (residuals || !second));
   }
 };
 
@@ -86,14 +86,14 @@ class Sums {
   }
 
   // Of row g, or g + 8, in all lanes t.
-  __device__ __forceinline__ float row(bool lower, bool rests) const {
+  __device__ __forceinline__ float row(bool lower, bool residuals) const {
     if constexpr (kGroupScales) {
       const float pair = sums_[0][lower] + __shfl_xor_sync(0xffffffffu, sums_[0][lower], 1);
       return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
     } else {
       const int i = lower ? 2 : 0;
       const float sum = sums_[0][i] + sums_[1][i];
-      return rests ? sum + (sums_[0][i + 1] + sums_[1][i + 1]) : sum;
+      return residuals ? sum + (sums_[0][i + 1] + sums_[1][i + 1]) : sum;
     }
   }
 

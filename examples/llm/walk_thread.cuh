@@ -1,4 +1,4 @@
-// A thread of those that multiply in walk.cu: its place in the block, and how it gets results of other blocks.
+// A thread of the consumers in walk.cu: its place in the block, and how it gets results of other blocks.
 #pragma once
 
 #include "walk_product.cuh"
@@ -28,7 +28,7 @@ struct Thread {
     tid = int(index[0]), lane = tid & 31, warp = tid / 32, g = lane / 4, t = lane & 3;
   }
 
-  __device__ __forceinline__ void sync() const { arch::named_barrier_sync(kAllWarps, kThreads); }
+  __device__ __forceinline__ void sync() const { arch::named_barrier_sync(kAllConsumers, kThreads); }
 
   static __device__ __forceinline__ Word word(uint32_t bits, unsigned tag) { return Word(tag) << 32 | bits; }
   static __device__ __forceinline__ Word word(float x, unsigned tag) { return word(__float_as_uint(x), tag); }
