@@ -1,6 +1,8 @@
 // The types of the library that elements of a Type have: those of numbers, and of codes.
 #pragma once
 
+#include <tuple>
+
 #include <kernels/core/dtype.h>
 #include <kernels/core/quant.h>
 
@@ -11,34 +13,10 @@ namespace k = kernels;
 
 namespace {  // the library's types are others for each instruction set
 
+using Elements = std::tuple<float, k::half, k::bfloat16, k::float8_e4m3, int8_t, k::Int4>;  // in the order of Type
+static_assert(std::tuple_size<Elements>::value == kTypes, "one for each");
 template <Type kType>
-struct ElementOf;
-template <>
-struct ElementOf<Type::f32> {
-  using type = float;
-};
-template <>
-struct ElementOf<Type::f16> {
-  using type = k::half;
-};
-template <>
-struct ElementOf<Type::bf16> {
-  using type = k::bfloat16;
-};
-template <>
-struct ElementOf<Type::f8> {
-  using type = k::float8_e4m3;
-};
-template <>
-struct ElementOf<Type::i8> {
-  using type = int8_t;
-};
-template <>
-struct ElementOf<Type::i4> {
-  using type = k::Int4;
-};
-template <Type kType>
-using Element = typename ElementOf<kType>::type;
+using Element = std::tuple_element_t<size_t(kType), Elements>;
 
 }  // namespace
 }  // namespace llm

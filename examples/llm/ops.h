@@ -246,7 +246,7 @@ struct Walk {
   float embedding_scale;
   const float* last_norm;
   float *x, *logits;
-  void* room;  // bytes(): what the multiprocessors have for each other
+  void* room;  // bytes(): where blocks leave results for each other
 };
 
 struct WalkCalls {

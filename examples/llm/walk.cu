@@ -14,8 +14,8 @@
 // the next products, up to 190 KB on each multiprocessor, and prefetches those behind them into the L2.
 //
 // A tile is 16 rows of a matrix. The block with number b has tiles b, b + blocks, b + 2 blocks ... of a product; of the
-// first one in a layer, blocks are counted from the other end.
-// A stage of the ring is kChunk bytes of each of a tile's rows. walk_product.cuh has how rows are multiplied.
+// first one in a layer, blocks are counted from the other end. A stage of the ring is kChunk bytes of each of a tile's
+// rows. walk_product.cuh has how rows are multiplied.
 //
 // A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
 // reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No
@@ -45,8 +45,9 @@ struct Worker : AttendingThread<kChunks> {
   const unsigned char* const ring;
   RingPlace at;
   int buffer = 0;
-  float factor = 1;     // of a product's sums
-  float2 own = {0, 0};  // two of the row that the layers add to: those that this thread makes of products of its size
+  float factor = 1;  // of a product's sums
+  // Two values of the residual stream: of the rows of output and down products that this thread makes, in all layers.
+  float2 own = {0, 0};
 
   __device__ __forceinline__ Worker(const Params& params, Shared& s, const unsigned char* stages, unsigned char* in)
       : Base(params, s, in), ring(stages) {}
@@ -168,7 +169,7 @@ struct Worker : AttendingThread<kChunks> {
     return pair(static_cast<const A*>(table.data));
   }
 
-  // Pairs of A as they are.
+  // Inputs that are pairs of A already, when they are there.
   __device__ __forceinline__ void take(const Word* from, int cols) {
     begin_part();
     constexpr int kAtOnce = 8;
@@ -202,7 +203,7 @@ struct Worker : AttendingThread<kChunks> {
   struct Ready {
     float bias[2], scale[2];
   };
-  // What is read for two results, before they are made.
+  // Biases and scales of two results: read before the results are made.
   __device__ __forceinline__ Ready prepare(const Step& step, int row) const {
     Ready out = {{0, 0}, {1, 1}};
     if (step.kind == Kind::qkv) {

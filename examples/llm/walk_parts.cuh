@@ -30,7 +30,7 @@ constexpr int kPitch = kChunk + 64;                                         // s
 // prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with kAhead = 8 and 0: Llama-3.2-1B
 // in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and 889.
 constexpr int kInFlight = kBits == 4 ? 2 : 3, kAhead = 8;
-constexpr int kAheadKeys = 512;    // lines of 128 bytes, of keys and as many of values
+constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
 constexpr int kMostStages = 16, kMostAngles = 64;
@@ -70,7 +70,7 @@ using Word = unsigned long long;
 // In `room`: one behind the other, at multiples of 256 bytes.
 struct Room {
   unsigned *launches, *begun;  // launches that have ended, and blocks that have read this number
-  Word *x, *qkv, *o, *h;       // the row between the layers; floats, and pairs of A
+  Word *x, *qkv, *o, *h;       // the residual stream and queries, keys, values: floats; o and h: pairs of A
   Word* states;                // of the parts of all heads: sums, largest logits, sums of weights
 
   size_t bytes;

@@ -43,7 +43,8 @@ class Producer {
   }
 
  private:
-  // Of all stages that this block's rows take: which one, of which product, tile, and byte of the tile's rows.
+  // One of the stages that this block's rows take: its number, its product and tile, and the first of its bytes in a
+  // row.
   struct Place {
     int stage, step, tile, begin;
   };
@@ -78,16 +79,16 @@ class Producer {
     uint64_t* const empty = &shared.empty[at_.stage];
     const int parity = at_.parity ^ 1;
     while (!__all_sync(0xffffffffu, arch::mbarrier_is_past(empty, parity))) {
-      if (asked_.stage < next.stage) asked_ = next;
-      if (asked_.stage >= next.stage + kAhead || !find(asked_) || asked_.step / 4 > next.step / 4 + 1)
+      if (ahead_.stage < next.stage) ahead_ = next;
+      if (ahead_.stage >= next.stage + kAhead || !find(ahead_) || ahead_.step / 4 > next.step / 4 + 1)
         return arch::mbarrier_wait_in_block(empty, parity);
       const unsigned now = __shfl_sync(0xffffffffu, unsigned(clock()), 0);  // the same for all lanes
-      if (now - asked_at_ < p.pace) continue;
-      asked_at_ = now;
-      ask(asked_);
+      if (now - prefetched_at_ < p.pace) continue;
+      prefetched_at_ = now;
+      prefetch(ahead_);
     }
   }
-  __device__ __forceinline__ void ask(Place& at) const {
+  __device__ __forceinline__ void prefetch(Place& at) const {
     const Step step(w, at.step, shared.streamed[at.step / 4 % 3]);
     const int bytes = min(kChunk, int(row_bytes(step.cols)) - at.begin);
     if (copies()) arch::prefetch_bulk(piece_of(step, at.tile) + share(at.begin), share(bytes));
@@ -96,7 +97,7 @@ class Producer {
   // Goes on to the next tile, and the next product, where a place is behind the end of one; false behind the last.
   __device__ __forceinline__ bool find(Place& at) const {
     while (at.step < Step::count(w)) {
-      const Step step(w, at.step, shared.streamed[0]);
+      const Step step(w, at.step, shared.streamed[0]);  // of any layer: its sizes are those of all
       if (at.tile < 0) at.tile = step.first_tile();
       if (at.begin >= int(row_bytes(step.cols))) at.tile += int(gridDim.x), at.begin = 0;
       if (at.tile * kTile < step.rows) return true;
@@ -143,9 +144,9 @@ class Producer {
   const uint64_t policy;
   const int lane = int(threadIdx.x) & 31, copier = int(threadIdx.x) / 32 % kCopiers;
   LayerOnItsWay next_;
-  Place asked_ = {-1, 0, 0, 0};  // what the L2 is asked for next
+  Place ahead_ = {-1, 0, 0, 0};  // the next to prefetch
   RingPlace at_, landing_;
-  unsigned asked_at_ = 0;
+  unsigned prefetched_at_ = 0;
   int copied_ = 0, in_flight_ = 0, keys_ = 0;
 };
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# llm_gpu.sh NVCC INCLUDE_DIR LLM_DIR WORK_DIR: what examples/llm has for a GPU compiles without a warning, as far as the front end looks:
-# here no build may have it, because programs for a GPU are built where there is one.
+# llm_gpu.sh NVCC INCLUDE_DIR LLM_DIR WORK_DIR: what examples/llm has for a GPU compiles without a warning, as far as the front end looks.
+# It is built only where there is a GPU; elsewhere this is all that looks at it.
 set -euo pipefail
 nvcc=$1 include_dir=$2 llm=$3 work=$4
 for arch in 80 90a; do

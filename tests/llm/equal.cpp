@@ -286,7 +286,8 @@ bool compare_walk(llm::Settings settings, int64_t prompt, int steps, double tole
   return same_logits(steps - 1);  // two tokens may have almost the same logits
 }
 
-// The launch behind others, with programmatic dependence and without, is the one in a graph, which it begins.
+// Without a graph, where it depends on the kernel ahead programmatically or waits for its end, the launch computes the
+// same bits.
 void compare_launches(const llm::Settings& settings, int64_t prompt) {
   std::vector<Ids> texts = {some_ids(prompt)};
   const auto in_graph = Loaded(settings).write(texts, 3);
@@ -307,8 +308,8 @@ void compare_launches(const llm::Settings& settings, int64_t prompt) {
 
 TEST_CASE("a step in one launch computes what its calls do") {
   if (!on_gpu) return test::skip("there is no such launch on the CPU");
-  // The last one has more layers than the launch keeps, more tiles for a block than wait for their results at a time,
-  // and a last tile that is not whole.
+  // The last one has more layers than there are in shared memory, more tiles for a block than wait for their results at
+  // a time, and a head whose last tile is not whole.
   const Json models[] = {walking_model("llama", 256, 12, 4, 64, 768), walking_model("mistral", 512, 8, 1, 64, 256),
                          walking_model("qwen2", 512, 4, 4, 128, 1280), walking_model("llama", 2304, 8, 2, 128, 512),
                          walking_model("mistral", 256, 4, 2, 64, 17408, 7, 101)};

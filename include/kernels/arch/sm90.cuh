@@ -140,7 +140,7 @@ __device__ __forceinline__ bool mbarrier_is_past(uint64_t* barrier, int parity) 
   }
   return past != 0;
 }
-// Says of what is read that it is the first to leave the L2.
+// The cache policy of what is read once: it is the first to be evicted from the L2.
 __device__ __forceinline__ uint64_t read_once_policy() {
   uint64_t policy = 0;
   if constexpr (kCompiledFor >= 90)
@@ -158,7 +158,7 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
         : "memory");
   }
 }
-// Asks for bytes to be in the L2; the address and the number are multiples of 16.
+// Prefetches bytes into the L2; the address and the number are multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
   if constexpr (kCompiledFor >= 90)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes));
