@@ -138,8 +138,8 @@ void Model::plan_walk() {
   }
   walk_ = {};
   walk_.count = int64_t(layers.size()), walk_.hidden = c.hidden, walk_.inner = c.inner, walk_.vocabulary = c.vocabulary,
-  walk_.shape = c.shape(), walk_.weights = w.type, walk_.cache = cache_type_, walk_.activation = c.activation,
-  walk_.eps = c.eps, walk_.score_scale = c.score_scale;
+  walk_.shape = c.shape(), walk_.cache = cache_type_, walk_.activation = c.activation, walk_.eps = c.eps,
+  walk_.score_scale = c.score_scale;
   for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
   walk_.embedding = embedding_, walk_.embedding_scale = c.embedding_scale;
   if (head_.type == w.type) walk_.head = head_;  // a head is never quantized: with codes it is a call of its own

@@ -238,7 +238,7 @@ struct Walk {
   const WalkLayer* layers;  // on the device
   int64_t count, hidden, inner, vocabulary;
   Heads shape;
-  Type weights, cache;
+  Type cache;
   Activation activation;
   float eps, score_scale;
   Rope ropes[2];
