@@ -32,7 +32,7 @@ bool takes_latents(const k::Exec& ex, int64_t key_at, int64_t value_at, int64_t 
                   k::pages(numbers, 4, 64), numbers),
       k::store(reinterpret_cast<T*>(uintptr_t(1) << 40), 16 * v_dim), {1, 4, 16, 1, 576, v_dim}, k::causal(), {},
       plan));
-  const bool taken = plan.tile_keys == 48;
+  const bool taken = plan.warpgroups;
   CHECK((plan.why_not == std::string()) == taken);
   return taken;
 }
@@ -96,7 +96,7 @@ TEST_CASE("attention over latents: taken where values are columns of keys") {
 TEST_CASE("attention over latents: every length of tiles, heads and layouts") {
   Tally t;
   using T = k::bfloat16;
-  for (const int64_t keys : {0, 1, 15, 47, 48, 49, 95, 96, 97, 144, 145, 193, 300}) {
+  for (const int64_t keys : {0, 1, 15, 63, 64, 65, 127, 128, 129, 192, 193, 257, 300}) {
     attends_to_latents<T, T>(t, "one query", latents({1, 1}, {keys, keys / 2}, 16), Layout::nhd, 0, With::nothing,
                              k::causal(), causal_model(), 3);
     attends_to_latents<T, float>(t, "columns behind others", latents({3, 0, 1}, {keys, 70, keys / 3}, 24),
@@ -122,6 +122,14 @@ TEST_CASE("attention over latents: scores, large logits, results of any alignmen
                            soft_cap_model(20) & window_model(100, 30), 29);
   attends_to_latents<k::half, float>(t, "large logits", latents({2, 33}, {700, 300}, 16), Layout::nhd, 0, With::nothing,
                                      k::causal(), causal_model(), 19, 12);
+  // From tile to tile by less than outputs are shrunk for, by about as much, and by far more; and falling.
+  for (const float slope : {-0.02f, -0.087f, -2.f, 0.3f}) {
+    const std::vector<float> slopes(16, slope);
+    const OnDevice<float> on_device(slopes);
+    attends_to_latents<k::half, float>(t, "logits that rise or fall", latents({1, 3}, {900, 450}, 16),
+                                       Layout::paged_nhd, 0, With::nothing, k::alibi(on_device.data()) & k::causal(),
+                                       alibi_model(slopes) & causal_model(), 3);
+  }
   AttentionCase odd = latents({2, 5}, {150, 70}, 12);
   odd.aligned = false;
   attends_to_latents<T, T>(t, "odd", odd, Layout::nhd, 0, With::nothing, k::causal(), causal_model(), 3);

@@ -226,11 +226,6 @@ __device__ __forceinline__ void more_registers() {
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
-// The same with rows of 32 bytes, 16 columns: chunk i is at i ^ (row / 4 % 2). 16 columns further is another tile.
-__device__ __forceinline__ uint64_t warpgroup_tile_32(uint32_t at) {
-  return uint64_t(at >> 4 & 0x3fffu) | uint64_t(256 >> 4) << 32 | uint64_t(3) << 62;
-}
-
 // Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
 // the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
 // 32j + 31 in block j. It runs by itself: warpgroup_fence(), products, warpgroup_commit(), and before d is touched
@@ -313,6 +308,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #define KERNELS_NAMES_96 KERNELS_NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define KERNELS_NAMES_128 KERNELS_NAMES_96 ", " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KERNELS_D_256 KERNELS_D_128, KERNELS_D_4(16), KERNELS_D_4(20), KERNELS_D_4(24), KERNELS_D_4(28)
+#define KERNELS_NAMES_256 KERNELS_NAMES_128 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define KERNELS_WARPGROUP_MMA(n, k, type, a_names, b_name, adds_name, turns, ...)                        \
   asm volatile("{.reg .pred adds; setp.ne.b32 adds, " adds_name                                          \
                ", 0;"                                                                                    \
@@ -325,9 +326,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 #define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
   KERNELS_WARPGROUP_MMA(n, "16", type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 #define KERNELS_WARPGROUP_MMA_OF(type)                          \
-  if constexpr (kEights == 6)                                   \
-    KERNELS_WARPGROUP_MMA_SHARED(48, type, "%24", "%25", "%26") \
-  else if constexpr (kEights == 8)                              \
+  if constexpr (kEights == 8)                                   \
     KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34") \
   else if constexpr (kEights == 10)                             \
     KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42") \
@@ -335,8 +334,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
     KERNELS_WARPGROUP_MMA_SHARED(128, type, "%64", "%65", "%66")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a, uint64_t b, bool adds) {
-  static_assert(kEights == 6 || kEights == 8 || kEights == 10 || kEights == 12 || kEights == 16,
-                "48, 64, 80, 96 or 128 columns");
+  static_assert(kEights == 8 || kEights == 10 || kEights == 12 || kEights == 16, "64, 80, 96 or 128 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value || std::is_same<T, float8_e4m3>::value,
                 "half, bfloat16 or float8_e4m3");
   if constexpr (kWarpgroupMma) {
@@ -366,29 +364,31 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kEights][4], uint64_t a
     KERNELS_WARPGROUP_MMA_HELD(64, type, "{%32, %33, %34, %35}", "%36", "%37") \
   else if constexpr (kEights == 12)                                            \
     KERNELS_WARPGROUP_MMA_HELD(96, type, "{%48, %49, %50, %51}", "%52", "%53") \
+  else if constexpr (kEights == 16)                                            \
+    KERNELS_WARPGROUP_MMA_HELD(128, type, "{%64, %65, %66, %67}", "%68", "%69") \
   else                                                                         \
-    KERNELS_WARPGROUP_MMA_HELD(128, type, "{%64, %65, %66, %67}", "%68", "%69")
+    KERNELS_WARPGROUP_MMA_HELD(256, type, "{%128, %129, %130, %131}", "%132", "%133")
 template <class T, int kEights>
 __device__ __forceinline__ void warpgroup_mma_turned(float (&d)[kEights][4], const uint32_t (&a)[4], uint64_t b,
                                                      bool adds) {
-  static_assert(kEights == 8 || kEights == 12 || kEights == 16, "64, 96 or 128 columns");
+  static_assert(kEights == 8 || kEights == 12 || kEights == 16 || kEights == 32, "64, 96, 128 or 256 columns");
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
 // The fragments of a times b that is not turned.
 #define KERNELS_WARPGROUP_MMA_OF(type)                                                                            \
-  KERNELS_WARPGROUP_MMA(48, "16", type, "{%24, %25, %26, %27}", "%28", "%29", ", 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), \
+  KERNELS_WARPGROUP_MMA(64, "16", type, "{%32, %33, %34, %35}", "%36", "%37", ", 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), \
                         "r"(a[3]))
 template <class T>
-__device__ __forceinline__ void warpgroup_mma(float (&d)[6][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+__device__ __forceinline__ void warpgroup_mma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
 // A tile a in shared memory times b that is turned.
 #define KERNELS_WARPGROUP_MMA_OF(type) \
-  KERNELS_WARPGROUP_MMA(128, "16", type, "%64", "%65", "%66", ", 0, 1", "l"(a))
+  KERNELS_WARPGROUP_MMA(256, "16", type, "%128", "%129", "%130", ", 0, 1", "l"(a))
 template <class T>
-__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[16][4], uint64_t a, uint64_t b, bool adds) {
+__device__ __forceinline__ void warpgroup_mma_turned(float (&d)[32][4], uint64_t a, uint64_t b, bool adds) {
   KERNELS_WARPGROUP_MMA_16_BITS
 }
 #undef KERNELS_WARPGROUP_MMA_OF
@@ -420,11 +420,13 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
 #undef KERNELS_WARPGROUP_MMA_HELD
 #undef KERNELS_WARPGROUP_MMA_SHARED
 #undef KERNELS_WARPGROUP_MMA
+#undef KERNELS_NAMES_256
 #undef KERNELS_NAMES_128
 #undef KERNELS_NAMES_96
 #undef KERNELS_NAMES_80
 #undef KERNELS_NAMES_64
 #undef KERNELS_NAMES_48
+#undef KERNELS_D_256
 #undef KERNELS_D_128
 #undef KERNELS_D_96
 #undef KERNELS_D_80
@@ -458,6 +460,15 @@ template <class T, int N>
 __device__ __forceinline__ void pin(T (&d)[N][4]) {
   KERNELS_UNROLL
   for (int i = 0; i < N; ++i) pin(d[i]);
+}
+// The fragments of a 16 x 16 tile, as mma_16816 has them, go to shared memory: lane i says where 8 values of row i % 16
+// go, those from column 0 on or, of the upper half of the lanes, from column 8.
+__device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&fragments)[4]) {
+  if constexpr (kCompiledFor >= 90) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(fragments[0]),
+                 "r"(fragments[1]), "r"(fragments[2]), "r"(fragments[3])
+                 : "memory");
+  }
 }
 __device__ __forceinline__ void async_proxy_fence() {
   if constexpr (kCompiledFor >= 90) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -38,7 +38,9 @@ struct PrefillCuts {
   static constexpr int kFewRows =
       64;  // single queries, say: what a block does before and behind its tiles takes as long as many of these
   static constexpr int kOnEach = 2;  // blocks of what is split, on a multiprocessor, at most
-  static constexpr int kFewestOfShared = 4;  // tiles of keys of a part of what is shared out; others were not measured
+  // Tiles of keys of a part of what is shared out. H100, latents: 3 sequences of 1,000 keys with 128 heads take 23.2
+  // us, and with 4 tiles 25.0; one of 16,384 keys with 16 heads 34.5, and 32.3.
+  static constexpr int kFewestOfShared = 3;
   int once, twice;  // how many blocks that is
   int fixed;        // parts that are asked for, or 0
   int most_tiles;   // of keys that are announced

@@ -1,20 +1,20 @@
 // Attention of many queries for sm_90a over latents (MLA): keys of 576 columns, of which 512 are the values as well, so
 // that both are read once.
 //
-//   warpgroup 0      the producer: copies queries, and tiles of 48 keys to three stages, by cp.async
-//   warpgroup 1      logits by wgmma, and their softmax; leaves the weights in shared memory
-//   warpgroups 2, 3  weights times values by wgmma, half of the 512 columns each
+//   warpgroup 0      the producer: copies queries, and tiles of 64 keys to two stages, by cp.async
+//   warpgroups 1, 2  consumers: logits of every other tile by wgmma, and their softmax; and of all tiles weights times
+//                    half of the values' 512 columns
 //
-//   shared memory:   | queries 64 x 448 | keys 48 x 576 | keys 48 x 576 | keys 48 x 576 |
-//                                       | values 48 x 512 | weights |
+//   shared memory:   | queries 64 x 512 | keys 64 x 576 | keys 64 x 576 | weights 64 x 64 | weights |
+//                                       | values 64 x 512 |
 //
-//   tensor cores:    | K0 |      | K1 | V0   | K2 | V1   | K3 | V2   |
-//   softmax:              |  0   |    |  1   |    |  2   |    |  3   |
+//   warpgroup 1:     | K0 | softmax 0 | V0 | V1    | K2 | softmax 2 | V2 | V3    |
+//   warpgroup 2:          | K1        | V0 | softmax 1 | V1 | K3    | V2 | softmax 3 | V3 |
 //
-// Outputs of 64 rows take the registers of two warpgroups, and weights those of a third. Values of a tile wait until
-// the logits of the next are there, so that their product runs beside that one's softmax. Three stages have room
-// because weights take the place of the 64 columns that are no values, and 128 columns of queries lie in the registers
-// of those who multiply them. Results go out by way of the other queries' place.
+// Outputs of 64 rows take the registers of two warpgroups. Each goes on with the largest logits that the other has
+// found, so that tiles are added up in their order, and gets the weights of the other's tiles through shared memory.
+// While the second half of a pair of tiles is multiplied with its weights, the keys of the next pair's first half come
+// in. The last 64 columns of queries lie in registers. Results go out by way of the other queries' place.
 //
 // In decode() the two blocks of a cluster may have a tile of queries together, each half of its keys:
 //
@@ -42,36 +42,39 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
   }
 }
 
-// Three stages of 48 keys: 64 sequences of 4,096 keys with 128 heads took 140 us; with two of 64 keys, and all queries
-// in shared memory, 145 (H200, CUDA 13.0, bench_decode's shape in a program of its own).
+// H100, 128 heads, bfloat16, 4,096 keys: 32 sequences take 82 us, 64 take 141. With three stages of 48 keys, for which
+// weights take the place of 64 columns that are no values, 89 and 148; with these stages and a warpgroup that makes all
+// weights, for two that make outputs, 87 and 150.
 template <class P>
-struct LatentParts : HopperItems<P, 64, 48, 3, 1, P::kSplits> {
-  using Items = HopperItems<P, 64, 48, 3, 1, P::kSplits>;
+struct LatentParts : HopperItems<P, 64, 64, 2, 1, P::kSplits> {
+  using Items = HopperItems<P, 64, 64, 2, 1, P::kSplits>;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
   using typename Items::Item;
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
   static constexpr int kGroups = 1, kDim = kLatentDim, kCols = kLatentCols, kRuns = kDim / 64;
-  static constexpr int max_threads = 512, registers = 128;
-  static constexpr int kProducerRegisters = 40, kLogitRegisters = 152, kOutputRegisters = 160;
-  static constexpr int kHeldRuns = 2;  // of queries, in registers
+  static constexpr int max_threads = 384, registers = 168;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kHeldRuns = 1;  // of queries, in registers
   using Queries = TileLayout<kDim - kHeldRuns * 64, 128, kRows>;
-  using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim, 128, true>;
+  // Of keys, columns up to kMiddle, and the others.
+  static constexpr int kMiddle = kCols / 2;
+  using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kMiddle, 128, true>;
+  using Others = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim - kMiddle, 128, true>;
   static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
-  static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes,
-                       kQueryBytes = Queries::kRuns * Queries::kRunBytes;
-  static constexpr int kWeightTile = kRows * 32;  // bytes of 16 keys' weights
+  static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes + Others::kBytes,
+                       kQueryBytes = Queries::kRuns * Queries::kRunBytes, kWeightBytes = kRows * kKeys * 2;
 
   struct Shared {
-    float shrink[kStages][kRows], inverse[kRows];
-    uint64_t states[kRows];  // of the other block's rows
-    uint64_t keys_full[kStages], keys_empty[kStages], keys_read, weights_full[kStages], sums_full,
+    float largest[kStages][kRows], sums[2][kRows];  // of a tile's logits, times log2(e); of the consumers' exponentials
+    uint64_t states[kRows];                         // of the other block's rows
+    uint64_t keys_full[kStages][2], keys_empty[kStages][2], weights_full[kStages], queries_full, sums_full,
         item_full[kQueryStages], item_empty[kQueryStages];
     uint64_t states_full, outputs_full, other_done;  // of what the other block of a pair does
     Item items[kQueryStages];
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
-  static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * kStageBytes;
+  static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   static void share_out(PrefillGrid&) {}
 
@@ -79,9 +82,11 @@ struct LatentParts : HopperItems<P, 64, 48, 3, 1, P::kSplits> {
   static __device__ __forceinline__ unsigned char* stage_of(unsigned char* memory, int stage) {
     return memory + kQueryBytes + stage * kStageBytes;
   }
-  // Of a tile's runs of 64 columns the first of values, and the one that has no values.
+  static __device__ __forceinline__ unsigned char* weights_of(unsigned char* memory, int stage) {
+    return stage_of(memory, kStages) + stage * kWeightBytes;
+  }
+  // Of a tile's runs of 64 columns the first of values.
   static __device__ __forceinline__ int value_run(const P& p) { return value_column(p.kv) == 0 ? 0 : 1; }
-  static __device__ __forceinline__ int weight_run(const P& p) { return value_column(p.kv) == 0 ? kRuns - 1 : 0; }
 
   // Two blocks that have a tile of queries together. The second has the second half of the keys, and each gets half of
   // the columns of the results.
@@ -101,6 +106,7 @@ template <class Parts>
 struct LatentProducer : HopperItemProducer<Parts> {
   using P = typename Parts::Problem;
   using Keys = typename Parts::Keys;
+  using Others = typename Parts::Others;
   using Shared = typename Parts::Shared;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
@@ -110,7 +116,6 @@ struct LatentProducer : HopperItemProducer<Parts> {
                                                  unsigned char* memory) {
     arch::fewer_registers<Parts::kProducerRegisters>();
     const P& p = params.problem;
-    if (!PrefillGrid::even(p) && blockIdx.x == 0 && threadIdx.x / 32 == 1) params.grid.template count_rows<Parts>(p);
     Parities keys_to;
     Parts::each_item(params.grid, [&](int number, unsigned wanted) {
       PrefillRows rows;
@@ -126,38 +131,48 @@ struct LatentProducer : HopperItemProducer<Parts> {
   static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* memory,
                                                    const PrefillRows& rows, const Tiles& tiles, Parities& keys_to) {
     const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
-    Keys keys(at, tiles.begin, 0, Parts::kDim, true);
-    const void* addresses[Keys::kFound] = {};
+    Keys keys(at, tiles.begin, 0, Parts::kMiddle, true);
+    Others others(at, tiles.begin, Parts::kMiddle, Parts::kDim - Parts::kMiddle, true);
+    const void *addresses[Keys::kFound] = {}, *other_addresses[Keys::kFound] = {};
 #pragma unroll 1
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
-                stage = Parities::stage(tile);
+                stage = Parities::stage(tile), parity = keys_to.at(tile);
       if constexpr (!in_one_run<typename P::Kv>) {
         const int row = Keys::tile_row(lesser(int(threadIdx.x % 16), Keys::kWarpRows - 1));
-        addresses[0] = keys.address(at(int64_t(pos) + greater(low, lesser(row, end - 1))));
+        const auto run = at(int64_t(pos) + greater(low, lesser(row, end - 1)));
+        addresses[0] = keys.address(run), other_addresses[0] = others.address(run);
       }
-      arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-      keys.template bring<false>(Parts::stage_of(memory, stage), at, pos, low, end, addresses, 0);
-      arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+      unsigned char* const to = Parts::stage_of(memory, stage);
+      arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
+      keys.template bring<false>(to, at, pos, low, end, addresses, 0);
+      arch::mbarrier_arrive_copied(&shared.keys_full[stage][0]);
+      arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
+      others.template bring<false>(to + Keys::kBytes, at, pos, low, end, other_addresses, 0);
+      arch::mbarrier_arrive_copied(&shared.keys_full[stage][1]);
       keys_to.next(tile);
     }
   }
 };
 
-// The warpgroup that makes weights.
-template <class Parts>
-struct LatentWeights : Parts {
+// The warpgroup with the first or the second half of the outputs' columns, that makes the weights of even or of odd
+// tiles.
+template <class Parts, int kGroup>
+struct LatentConsumer : Parts {
   using P = typename Parts::Problem;
   using TK = typename Parts::TK;
   using Shared = typename Parts::Shared;
   using Item = typename Parts::Item;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
-  using Parts::kKeys, Parts::kRunBytes, Parts::kProducerBarrier;
-  using Work = PrefillWork<P, TK, 1, kKeys, 8 /* no outputs */, 4>;
-  static constexpr int kOwnBarrier = kProducerBarrier + 1;
+  using Parts::kKeys, Parts::kRunBytes;
+  static constexpr int kCols = Parts::kCols / 2;
+  // Outputs of 256 columns are shrunk where a logit is larger than those before by more than a factor of so many bits
+  // in its exponential: 32 sequences of 4,096 keys with 128 heads take 82 us, and 84 where any larger one does that
+  // (H100).
+  static constexpr int kSlack = 8;
+  using Work = PrefillWork<P, TK, 1, kKeys, kCols, 4 + 4 * kGroup, kSlack>;
   static constexpr int kFirstHeld = Parts::Queries::kRuns * 4;  // of the products of 16 columns
-  using Logits = float[kKeys / 8][4];
 
   // The columns of queries behind those in shared memory, in the fragments of mma.
   struct HeldQueries {
@@ -189,187 +204,242 @@ struct LatentWeights : Parts {
     }
   };
 
-  static __device__ __forceinline__ void weigh(const typename Parts::Params& params, Shared& shared,
-                                               unsigned char* memory) {
-    arch::more_registers<Parts::kLogitRegisters>();
+  static __device__ __forceinline__ void consume(const typename Parts::Params& params, Shared& shared,
+                                                 unsigned char* memory) {
+    arch::more_registers<Parts::kConsumerRegisters>();
     const P& p = params.problem;
-    unsigned char* const weights = memory + Parts::weight_run(p) * kRunBytes;
-    Parities keys_at;
-    int read_parity = 0;
+    const int value_run = Parts::value_run(p) + kGroup * (kCols / 64);
+    Parities at;
     Parts::each_item(params.grid, [&](int number, unsigned) {
       const Item& item = Parts::wait_for_item(shared, number);
       if (item.rows.count == 0) return false;
       if constexpr (!Parts::kCopiesQueries) {
-        arch::named_barrier_sync(kOwnBarrier, 128);
-        bring_queries<TK, 64, typename Parts::Queries>(p, item.rows, 0, memory, Parts::kDim);
-        arch::copy_async_commit();
-        arch::copy_async_wait<0>();
-        arch::async_proxy_fence();
-        arch::named_barrier_sync(kOwnBarrier, 128);
-      }
-      const PrefillRows rows = item.rows;
-      const Tiles tiles(item.all);
-      const SeenKeys seen = Parts::seen_by_rows(item, Work::first_row(), 16);
-      const int first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
-      const HeldQueries held(p, rows);
-      Work state;
-      const auto make_logits = [&](int tile) {
-        const int stage = Parities::stage(tile);
-        arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
-        keys_at.next(tile);
-        arch::async_proxy_fence();
-        multiply_keys(state.logits[0], arch::shared_address(memory), held,
-                      arch::shared_address(Parts::stage_of(memory, stage)));
-        if (threadIdx.x % 32 == 0) arch::mbarrier_arrive(&shared.keys_read);
-      };
-      if (tiles.count > 0) make_logits(0);
-#pragma unroll 1
-      for (int tile = 0; tile < tiles.count; ++tile) {
-        const int stage = Parities::stage(tile);
-        const auto look = state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
-                                                        tile >= first_whole && tile < last_whole);
-        if (threadIdx.x % 4 == 0) {
-          for (int half = 0; half < 2; ++half)
-            shared.shrink[stage][Work::row(0, half)] = look.raised ? look.shrink[0][half] : 1.f;
+        if constexpr (kGroup == 0) {
+          bring_queries<TK, 64, typename Parts::Queries>(p, item.rows, 0, memory, Parts::kDim);
+          arch::copy_async_commit();
+          arch::copy_async_wait<0>();
+          arch::async_proxy_fence();
+          arch::mbarrier_arrive(&shared.queries_full);
         }
-        state.make_exponentials(look);
-        state.round_weights(nullptr);
-        arch::mbarrier_wait_in_block(&shared.keys_read, read_parity);  // by all of the group's products
-        read_parity ^= 1;
-        leave_weights(state, Parts::stage_of(weights, stage));
-        arch::async_proxy_fence();
-        // The others begin when these products are done, so that tensor cores have work during the next softmax.
-        if (tile + 1 < tiles.count) make_logits(tile + 1);
-        arch::mbarrier_arrive(&shared.weights_full[stage]);
+        arch::mbarrier_wait_in_block(&shared.queries_full, number % 2);
       }
-      leave_inverses(p, shared, rows, state, number);
-      arch::mbarrier_arrive(&shared.sums_full);
+      Attending attending(p, shared, item, memory, at, value_run);
+      attending.run();
+      finish(p, shared, item.rows, memory, attending.state, number);
       arch::mbarrier_arrive(&shared.item_empty[0]);
       return true;
     });
   }
 
-  // What outputs are to be multiplied with, behind the last key. Blocks of a pair tell each other of their sums.
-  static __device__ __forceinline__ void leave_inverses(const P& p, Shared& shared, const PrefillRows& rows,
-                                                        const Work& work, int number) {
+  // On the way through the tiles of keys that the rows see.
+  struct Attending {
+    const P& p;
+    Shared& shared;
+    const Item& item;
+    unsigned char* const memory;
+    Parities& at;  // of the stages
+    const int first_value_run;
+    const PrefillRows rows = item.rows;
+    const Tiles tiles = Tiles(item.all);
+    const HeldQueries held;
+    int first_whole, last_whole;  // tiles that the warp's rows see as a whole
+    Work state;
+
+    __device__ __forceinline__ Attending(const P& problem, Shared& all, const Item& of, unsigned char* tiles_memory,
+                                         Parities& stages_at, int value_run)
+        : p(problem),
+          shared(all),
+          item(of),
+          memory(tiles_memory),
+          at(stages_at),
+          first_value_run(value_run),
+          held(problem, rows) {
+      const SeenKeys seen = Parts::seen_by_rows(item, Work::first_row(), 16);
+      first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
+    }
+
+    __device__ __forceinline__ void run() {
+      int tile = 0;
+#pragma unroll 1
+      for (; tile + 1 < tiles.count; tile += 2) pair(tile);
+      if (tile == tiles.count) return;
+      if constexpr (kGroup == 0) {
+        add_own(tile);
+      } else {
+        begin_others(tile);
+        end(tile);
+      }
+    }
+
+   private:
+    __device__ __forceinline__ void pair(int tile) {
+      if constexpr (kGroup == 0) {
+        add_own(tile);
+        begin_others(tile + 1);
+        end(tile + 1);
+      } else {
+        make_logits(tile + 1);
+        begin_others(tile);
+        const typename Work::Look look = look_at(tile + 1);
+        end(tile);  // so that keys may come to its place
+        weigh(tile + 1, look);
+        begin_own(tile + 1, look);
+        end(tile + 1);
+      }
+    }
+    __device__ __forceinline__ void add_own(int tile) {
+      make_logits(tile);
+      const typename Work::Look look = look_at(tile);
+      weigh(tile, look);
+      begin_own(tile, look);
+      end(tile);
+    }
+
+    __device__ __forceinline__ void make_logits(int tile) {
+      const int stage = Parities::stage(tile), parity = at.at(tile);
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage][0], parity);
+      arch::async_proxy_fence();
+      constexpr int kQueryRun = Parts::Queries::kRunBytes / 16, kKeyRun = kRunBytes / 16;
+      const uint64_t queries = arch::warpgroup_tile(arch::shared_address(memory)),
+                     keys = arch::warpgroup_tile(arch::shared_address(Parts::stage_of(memory, stage)));
+      auto& logits = state.logits[0];
+      arch::pin(logits);
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int i = 0; i < Parts::kRuns * 4; ++i) {
+        if (i == Parts::kMiddle / 16) {
+          arch::mbarrier_wait_in_block(&shared.keys_full[stage][1], parity);
+          arch::async_proxy_fence();
+          arch::warpgroup_fence();
+        }
+        const uint64_t some = keys + i / 4 * kKeyRun + i % 4 * 2;
+        if (i < kFirstHeld)
+          arch::warpgroup_mma<TK>(logits, queries + i / 4 * kQueryRun + i % 4 * 2, some, i > 0);
+        else
+          arch::warpgroup_mma<TK>(logits, held.fragments[i - kFirstHeld], some, true);
+      }
+      arch::warpgroup_commit();
+      arch::warpgroup_wait<0>();
+      arch::pin(logits);
+    }
+    // Logits become weights, which the others get as well.
+    __device__ __forceinline__ typename Work::Look look_at(int tile) {
+      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
+                                           tile >= first_whole && tile < last_whole);
+    }
+    __device__ __forceinline__ void weigh(int tile, const typename Work::Look& look) {
+      const int stage = Parities::stage(tile), lane = threadIdx.x % 32;
+      for (int half = 0; half < 2 && lane % 4 == 0; ++half)
+        shared.largest[stage][Work::row(0, half)] = state.largest[0][half];
+      state.make_exponentials(look);
+      state.round_weights(nullptr);
+      __syncwarp();
+      leave_weights(Parts::weights_of(memory, stage));
+      arch::async_proxy_fence();
+      arch::mbarrier_arrive(&shared.weights_full[stage]);
+    }
+    // As an operand of the product with the values.
+    __device__ __forceinline__ void leave_weights(unsigned char* to) const {
+      const int lane = threadIdx.x % 32;
+      const uint32_t first =
+          arch::shared_address(to) + (Work::first_row() + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
+      KERNELS_UNROLL
+      for (int i = 0; i < kKeys / 16; ++i) arch::store_matrices(first ^ i * 32, state.weights[0][i]);
+    }
+
+    // The product of weights and values of a tile begins. The products of the one before have ended.
+    __device__ __forceinline__ void begin_own(int tile, const typename Work::Look& look) {
+      state.shrink_outputs(look);
+      multiply(tile, [&](int i) -> const uint32_t(&)[4] { return state.weights[0][i]; });
+    }
+    __device__ __forceinline__ void begin_others(int tile) {
+      const int stage = Parities::stage(tile);
+      // The first columns may already be those of another tile, where only the first group reads them.
+      if (kGroup == 0) arch::mbarrier_wait_in_block(&shared.keys_full[stage][0], at.at(tile));
+      arch::mbarrier_wait_in_block(&shared.keys_full[stage][1], at.at(tile));
+      arch::mbarrier_wait_in_block(&shared.weights_full[stage], at.at(tile));
+      arch::async_proxy_fence();
+      typename Work::Look look{1, {}, false};
+      const float* const largest = shared.largest[stage] + Work::row(0, 0);
+      const float found[1][2] = {{largest[0], largest[8]}};
+      state.raise_to(look, found);
+      state.shrink_outputs(look);
+      const uint64_t weights = arch::warpgroup_tile(arch::shared_address(Parts::weights_of(memory, stage)));
+      multiply(tile, [&](int i) { return weights + i * 2; });
+    }
+    template <class Weights>
+    __device__ __forceinline__ void multiply(int tile, const Weights& weights) {
+      const uint64_t values = arch::warpgroup_tile(
+          arch::shared_address(Parts::stage_of(memory, Parities::stage(tile))) + first_value_run * kRunBytes,
+          kRunBytes);
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int i = 0; i < kKeys / 16; ++i)
+        arch::warpgroup_mma_turned<TK>(state.outputs[0], weights(i), values + i * (16 * 128 / 16), true);
+      arch::warpgroup_commit();
+    }
+    __device__ __forceinline__ void end(int tile) {
+      arch::warpgroup_wait<0>();
+      arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
+      uint64_t(&empty)[2] = shared.keys_empty[Parities::stage(tile)];
+      if (kGroup == 0 && threadIdx.x % 32 == 0) arch::mbarrier_arrive(&empty[0]);
+      arch::mbarrier_arrive(&empty[1]);  // each thread, as each has read the largest logits
+      at.next(tile);
+    }
+  };
+
+  // Behind the last key. The blocks of a pair tell each other of their sums and of half of their outputs.
+  static __device__ __forceinline__ void finish(const P& p, Shared& shared, const PrefillRows& rows,
+                                                unsigned char* memory, Work& work, int number) {
+    const bool paired = Parts::paired();
+    const int lane = threadIdx.x % 32;
+    auto& outputs = work.outputs[0];
+    if (paired && lane == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
+    float inverse[2];
+    find_inverses(p, shared, rows, work, number, inverse);
+    bool mine = true;
+    if (paired) {
+      shrink_outputs(outputs, inverse[0], inverse[1]);
+      inverse[0] = inverse[1] = 1;
+      mine = kGroup == int(arch::cluster_rank());
+      if (mine)
+        add_others(shared, outputs, memory + Parts::kQueryBytes, number);
+      else
+        send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
+    }
+    // By way of half of the queries' place.
+    if (mine)
+      ResultRows<kCols, kCols / 4, Parts::Queries::kRunBytes, P>(p, rows, Work::first_row(), kGroup * kCols)
+          .put(p, rows, outputs, inverse, memory + kGroup * 2 * Parts::Queries::kRunBytes);
+  }
+
+  // What outputs are to be multiplied with. All consumers have read the queries then.
+  static __device__ __forceinline__ void find_inverses(const P& p, Shared& shared, const PrefillRows& rows,
+                                                       const Work& work, int number, float (&inverse)[2]) {
     const bool paired = Parts::paired(), writes = threadIdx.x % 4 == 0;
     SoftmaxState<float> states[2] = {work.state_of_row(0, 0), work.state_of_row(0, 1)};
+    for (int half = 0; half < 2 && writes; ++half) shared.sums[kGroup][Work::row(0, half)] = states[half].l;
+    arch::mbarrier_arrive(&shared.sums_full);
+    arch::mbarrier_wait_in_block(&shared.sums_full, number % 2);
+    for (int half = 0; half < 2; ++half)
+      states[half].l = shared.sums[0][Work::row(0, half)] + shared.sums[1][Work::row(0, half)];
     if (paired) {
-      if (threadIdx.x % 128 == 0) arch::mbarrier_arrive_expect(&shared.states_full, int(sizeof(shared.states)));
-      for (int half = 0; half < 2 && writes; ++half)
-        arch::store_async(Parts::in_other(&shared.states[Work::row(0, half)]), bit_cast<uint64_t>(states[half]),
-                          Parts::in_other(&shared.states_full));
+      if (kGroup == 0) {
+        if (threadIdx.x % 128 == 0) arch::mbarrier_arrive_expect(&shared.states_full, int(sizeof(shared.states)));
+        for (int half = 0; half < 2 && writes; ++half)
+          arch::store_async(Parts::in_other(&shared.states[Work::row(0, half)]), bit_cast<uint64_t>(states[half]),
+                            Parts::in_other(&shared.states_full));
+      }
       arch::mbarrier_wait(&shared.states_full, number % 2);
     }
     for (int half = 0; half < 2; ++half) {
       const int row = Work::row(0, half);
-      float factor = 1;
-      if (paired) factor = states[half].merge(bit_cast<SoftmaxState<float>>(shared.states[row])).mine;
-      factor *= Work::finish_state(p, rows, row, states[half], writes && (!paired || arch::cluster_rank() == 0));
-      if (writes) shared.inverse[row] = factor;
+      inverse[half] = 1;
+      if (paired) inverse[half] = states[half].merge(bit_cast<SoftmaxState<float>>(shared.states[row])).mine;
+      inverse[half] *= Work::finish_state(p, rows, row, states[half],
+                                          kGroup == 0 && writes && (!paired || arch::cluster_rank() == 0));
     }
-  }
-
-  // Logits of a tile.
-  static __device__ __forceinline__ void multiply_keys(Logits& logits, uint32_t queries_at, const HeldQueries& held,
-                                                       uint32_t keys_at) {
-    constexpr int kQueryRun = Parts::Queries::kRunBytes / 16, kKeyRun = kRunBytes / 16;
-    const uint64_t queries = arch::warpgroup_tile(queries_at), keys = arch::warpgroup_tile(keys_at);
-    arch::pin(logits);
-    arch::warpgroup_fence();
-    KERNELS_UNROLL
-    for (int i = 0; i < Parts::kRuns * 4; ++i) {
-      const uint64_t some = keys + i / 4 * kKeyRun + i % 4 * 2;
-      if (i < kFirstHeld)
-        arch::warpgroup_mma<TK>(logits, queries + i / 4 * kQueryRun + i % 4 * 2, some, i > 0);
-      else
-        arch::warpgroup_mma<TK>(logits, held.fragments[i - kFirstHeld], some, true);
-    }
-    arch::warpgroup_commit();
-    arch::warpgroup_wait<0>();
-    arch::pin(logits);
-  }
-
-  // To a run of the stage, as an operand of the product with the values: tiles of 16 keys, whose rows are those of
-  // outputs.
-  static __device__ __forceinline__ void leave_weights(const Work& state, unsigned char* run) {
-    const int lane = threadIdx.x % 32;
-    KERNELS_UNROLL
-    for (int j = 0; j < kKeys / 8; ++j) {
-      KERNELS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = Work::row(0, half);
-        *reinterpret_cast<uint32_t*>(run + j / 2 * Parts::kWeightTile + row * 32 + (j % 2 ^ row / 4 % 2) * 16 +
-                                     lane % 4 * 4) = state.weights[0][j / 2][j % 2 * 2 + half];
-      }
-    }
-  }
-};
-
-// The two warpgroups that make outputs.
-template <class Parts>
-struct LatentOutputs : Parts {
-  using P = typename Parts::Problem;
-  using TV = typename Parts::TK;
-  using Shared = typename Parts::Shared;
-  using Item = typename Parts::Item;
-  using Parities = typename Parts::Parities;
-  using Tiles = typename Parts::Tiles;
-  using Parts::kKeys, Parts::kRunBytes;
-  static constexpr int kCols = Parts::kCols / 2;
-
-  static __device__ __forceinline__ void add(const typename Parts::Params& params, Shared& shared,
-                                             unsigned char* memory) {
-    arch::more_registers<Parts::kOutputRegisters>();
-    const P& p = params.problem;
-    const int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0) - 2,
-              first_row = int(threadIdx.x / 32) % 4 * 16;
-    const uint32_t weights = arch::shared_address(memory) + Parts::weight_run(p) * kRunBytes,
-                   values = arch::shared_address(memory) + (Parts::value_run(p) + group * (kCols / 64)) * kRunBytes;
-    Parities keys_at;
-    Parts::each_item(params.grid, [&](int number, unsigned) {
-      const Item& item = Parts::wait_for_item(shared, number);
-      if (item.rows.count == 0) return false;
-      const int tiles = Tiles(item.all).count;
-      float outputs[kCols / 8][4] = {};
-#pragma unroll 1
-      for (int tile = 0; tile < tiles; ++tile) {
-        const int stage = Parities::stage(tile);
-        arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
-        arch::mbarrier_wait_in_block(&shared.weights_full[stage], keys_at.at(tile));
-        keys_at.next(tile);
-        arch::async_proxy_fence();
-        const float* const shrink = shared.shrink[stage] + first_row + lane / 4;
-        shrink_outputs(outputs, shrink[0], shrink[8]);
-        const uint32_t at = Parts::kQueryBytes + stage * Parts::kStageBytes;
-        arch::pin(outputs);
-        arch::warpgroup_fence();
-        multiply_values<0>(outputs, weights + at, values + at);
-        multiply_values<128>(outputs, weights + at, values + at);
-        arch::warpgroup_commit();
-        arch::warpgroup_wait<0>();
-        arch::pin(outputs);
-        arch::mbarrier_arrive(&shared.keys_empty[stage]);  // each thread, as each has read what shrinks outputs
-      }
-      if (Parts::paired() && lane == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
-      arch::mbarrier_wait_in_block(&shared.sums_full, number % 2);
-      const float* const sums = shared.inverse + first_row + lane / 4;
-      float inverse[2] = {sums[0], sums[8]};
-      bool mine = true;
-      if (Parts::paired()) {
-        shrink_outputs(outputs, inverse[0], inverse[1]);
-        inverse[0] = inverse[1] = 1;
-        mine = group == int(arch::cluster_rank());
-        if (mine) add_others(shared, outputs, memory + Parts::kQueryBytes, number);
-        else send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
-      }
-      // By way of half of the queries' place.
-      if (mine)
-        ResultRows<kCols, kCols / 4, Parts::Queries::kRunBytes, P>(p, item.rows, first_row, group * kCols)
-            .put(p, item.rows, outputs, inverse, memory + group * 2 * Parts::Queries::kRunBytes);
-      arch::mbarrier_arrive(&shared.item_empty[0]);
-      return true;
-    });
   }
 
   // Outputs of these columns of the other block of a pair come to the place of the keys, in the order of the threads.
@@ -393,20 +463,8 @@ struct LatentOutputs : Parts {
   }
 
   static __device__ __forceinline__ void shrink_outputs(float (&outputs)[kCols / 8][4], float upper, float lower) {
-    if (!__any_sync(0xffffffffu, upper != 1.f || lower != 1.f)) return;
     KERNELS_UNROLL
     for (auto& some : outputs) some[0] *= upper, some[1] *= upper, some[2] *= lower, some[3] *= lower;
-  }
-  // 128 columns of the outputs, from kFirst on.
-  template <int kFirst>
-  static __device__ __forceinline__ void multiply_values(float (&outputs)[kCols / 8][4], uint32_t weights_at,
-                                                         uint32_t values_at) {
-    auto& some = reinterpret_cast<float(&)[16][4]>(outputs[kFirst / 8]);
-    const uint64_t weights = arch::warpgroup_tile_32(weights_at),
-                   values = arch::warpgroup_tile(values_at + kFirst / 64 * kRunBytes, kRunBytes);
-    KERNELS_UNROLL
-    for (int i = 0; i < kKeys / 16; ++i)
-      arch::warpgroup_mma_turned<TV>(some, weights + i * (Parts::kWeightTile / 16), values + i * (16 * 128 / 16), true);
   }
 };
 
@@ -425,11 +483,12 @@ struct LatentPrefillBody : LatentParts<P> {
       if (threadIdx.x == 0) {
         KERNELS_UNROLL
         for (int i = 0; i < Parts::kStages; ++i) {
-          arch::mbarrier_init(&shared.keys_full[i], 128), arch::mbarrier_init(&shared.keys_empty[i], 2 * 128);
+          arch::mbarrier_init(&shared.keys_full[i][0], 128), arch::mbarrier_init(&shared.keys_full[i][1], 128);
+          arch::mbarrier_init(&shared.keys_empty[i][0], 4), arch::mbarrier_init(&shared.keys_empty[i][1], 2 * 128);
           arch::mbarrier_init(&shared.weights_full[i], 128);
         }
-        arch::mbarrier_init(&shared.keys_read, 4), arch::mbarrier_init(&shared.sums_full, 128);
-        arch::mbarrier_init(&shared.item_full[0], 2 * 128), arch::mbarrier_init(&shared.item_empty[0], 3 * 128);
+        arch::mbarrier_init(&shared.queries_full, 128), arch::mbarrier_init(&shared.sums_full, 2 * 128);
+        arch::mbarrier_init(&shared.item_full[0], 2 * 128), arch::mbarrier_init(&shared.item_empty[0], 2 * 128);
         arch::mbarrier_init(&shared.states_full, 1), arch::mbarrier_init(&shared.outputs_full, 1);
         arch::mbarrier_init(&shared.other_done, 8);
         arch::mbarrier_init_fence();
@@ -442,9 +501,9 @@ struct LatentPrefillBody : LatentParts<P> {
       if (threadIdx.x < 128)
         LatentProducer<Parts>::produce(params, shared, memory);
       else if (threadIdx.x < 256)
-        LatentWeights<Parts>::weigh(params, shared, memory);
+        LatentConsumer<Parts, 0>::consume(params, shared, memory);
       else
-        LatentOutputs<Parts>::add(params, shared, memory);
+        LatentConsumer<Parts, 1>::consume(params, shared, memory);
     }
   }
 };

@@ -11,8 +11,9 @@ namespace detail {
 constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled before they are compared
 
 // What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8;
-// of 8 columns of logits or of the output columns 2t and 2t + 1.
-template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0>
+// of 8 columns of logits or of the output columns 2t and 2t + 1. kSlack: outputs are shrunk only where a logit is
+// larger than those before by more than this many bits of its exponential.
+template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0, int kSlack = 0>
 struct PrefillWork {
   using S = typename P::S;
   using Value = ValueRun<typename P::Kv>;
@@ -22,7 +23,8 @@ struct PrefillWork {
   static constexpr int kStep = kInEight ? 32 : 16;  // keys of a product
   float logits[kTiles][kKeys / 8][4], outputs[kTiles][kCols / 8][4] = {};
   uint32_t weights[kTiles][kKeys / kStep][4];
-  // The largest logit so far, times log2(e), and the lane's part of the sum of exponentials under it.
+  // The largest logit so far, or one not far below it, times log2(e), and the lane's part of the sum of exponentials
+  // under it.
   float largest[kTiles][2], sums[kTiles][2] = {};
 
   __device__ __forceinline__ PrefillWork() {
@@ -127,7 +129,7 @@ struct PrefillWork {
   }
   // Finds the largest logit of each row, and brings what was summed up under it.
   __device__ __forceinline__ void raise_largest(Look& look) {
-    float before[kTiles][2];
+    float found[kTiles][2];
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
@@ -138,13 +140,25 @@ struct PrefillWork {
           most = greater(most, greater(logits[i][j][half * 2], logits[i][j][half * 2 + 1]));
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = greater(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        found[i][half] = most * look.factor;
+      }
+    }
+    raise_to(look, found);
+  }
+  // Brings what was summed up under these, where they are larger than the largest so far.
+  __device__ __forceinline__ void raise_to(Look& look, const float (&found)[kTiles][2]) {
+    float before[kTiles][2];
+    KERNELS_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
         before[i][half] = largest[i][half];
-        largest[i][half] = greater(largest[i][half], most * look.factor);
+        if (found[i][half] > largest[i][half] + kSlack) largest[i][half] = found[i][half];
         look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
-    // Most tiles have no larger logit than those before. (To shrink only by much would spare more, but then a row's
-    // largest weight is not 1, which 16 bits have exactly.)
+    // Most tiles have no larger logit than those before. (Slack spares more, but then a row's largest weight is not 1,
+    // which 16 bits have exactly.)
     look.raised = __any_sync(0xffffffffu, look.raised);
     if (look.raised) {
       KERNELS_UNROLL
