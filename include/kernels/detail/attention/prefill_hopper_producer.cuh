@@ -78,7 +78,6 @@ struct HopperProducer : HopperItemProducer<Parts> {
       KERNELS_ROLLED
       for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim);
     }
-    if (!PrefillGrid::even(p) && blockIdx.x == 0 && warp == 1) params.grid.template count_rows<Parts>(p);
     Parities keys_to, values_to;
     each_item(params.grid, [&](int number, unsigned wanted) {
       PrefillRows rows;

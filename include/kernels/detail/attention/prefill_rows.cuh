@@ -140,7 +140,6 @@ struct PrefillGrid {
       if (threadIdx.x == 0) kept = r;
       return r;
     }
-    if (blockIdx.x == 0 && threadIdx.x / 32 == 1) count_rows<Body>(p);
     if (threadIdx.x < 32) search<Body>(p, blockIdx.x, kept);
     __syncthreads();
     return same_in_lanes(kept);
@@ -161,51 +160,69 @@ struct PrefillGrid {
     return r;
   }
 
-  // By a warp, the rows of a tile. Each lane sums up some sequences, and one finds the tile's among its own.
+  // By a warp, the rows of a tile. Each lane sums up some sequences, and one finds the tile's among its own. All of
+  // that is one loop, gone through several times, as most of its time is that of instructions on their way from memory:
+  // with loops of their own, latents of 32 sequences took 2 us more (H100).
+  //
+  // Where blocks are shared out among all sequences, parts have so many tiles of keys that all of them run at the same
+  // time, or sequences are not cut.
   template <class Body, class P>
   __device__ __forceinline__ void search(const P& p, unsigned wanted, PrefillRows& found) const {
     constexpr unsigned all = 0xffffffffu;
-    const int lane = threadIdx.x % 32;
-    const LanesShares<Body, P> shares(*this, p);
-    const int most = shares.tiles_of_part();
-    unsigned sum = 0;
-    int left_sum = 0;
-    shares.each([&](const Share& s) {
-      const Cut cut = cut_of(p, s, most);
-      sum += cut.blocks, left_sum += cut.left;
-      return true;
-    });
-    unsigned up_to = sum;
-    int left = left_sum;
+    constexpr int kUncut = 1 << 30;
+    enum class Pass { whole, key_tiles, parts, find };
+    const int lane = threadIdx.x % 32, each = int((p.shape.batch + 31) / 32);
+    const int begin = int(lesser<int64_t>(int64_t(lane) * each, p.shape.batch)),
+              end = int(lesser<int64_t>(int64_t(begin) + each, p.shape.batch));
+    bool shares = false;
+    if constexpr (P::kSplits) shares = cuts.shared;
+    Pass pass = shares ? Pass::whole : Pass::parts;
+    int most = kUncut;       // tiles of keys in a part
+    unsigned block = 0;      // which of the lane's
+    int left_ahead = 0;      // rows that sequences ahead of it leave
     KERNELS_ROLLED
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const unsigned other = __shfl_up_sync(all, up_to, distance);
-      const int other_left = P::kSplits ? __shfl_up_sync(all, left, distance) : 0;
-      if (lane >= distance) up_to += other, left += other_left;
-    }
-    const int owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
-    if (lane == greater(0, owner)) {
-      found.count = 0;
-      unsigned block = wanted - (up_to - sum);
-      left -= left_sum;
-      if (owner < 0) return;
-      shares.each([&](const Share& s) {
+    for (;;) {
+      unsigned sum = 0;
+      int left = 0;
+      KERNELS_ROLLED
+      for (int b = begin; b < end; ++b) {
+        const Share s = share<Body>(p, b);
         const Cut cut = cut_of(p, s, most);
-        const bool there = block < cut.blocks;
-        if (there) found = rows_in<Body>(p, s, cut.splits, block, left);
-        else block -= cut.blocks, left += cut.left;
-        return !there;
-      });
-    }
-  }
-  // By a warp: how many rows all blocks leave.
-  template <class Body, class P>
-  __device__ __forceinline__ void count_rows(const P& p) const {
-    if constexpr (P::kSplits) {
-      const LanesShares<Body, P> shares(*this, p);
-      const int most = shares.tiles_of_part();
-      const int rows = shares.sum([&](const Share& s) { return cut_of(p, s, most).left; });
-      if (threadIdx.x % 32 == 0) *p.parts.count = rows;
+        if (pass == Pass::find && block - sum < cut.blocks) {
+          found = rows_in<Body>(p, s, cut.splits, block - sum, left_ahead + left);
+          return;
+        }
+        sum += pass == Pass::key_tiles ? s.blocks * unsigned(s.key_tiles) : cut.blocks, left += cut.left;
+      }
+      if (shares) {
+        const unsigned total = __reduce_add_sync(all, sum), once = unsigned(cuts.once);
+        if (pass == Pass::whole && total <= once) {
+          pass = Pass::key_tiles;
+          continue;
+        }
+        if (pass == Pass::key_tiles || (pass == Pass::parts && total > once && most < kUncut / 2)) {
+          most = pass == Pass::key_tiles ? greater(int(PrefillCuts::kFewestOfShared), int(total / once))
+                                         : most + most / 16 + 1;
+          pass = Pass::parts;
+          continue;
+        }
+      }
+      unsigned up_to = sum;
+      left_ahead = left;
+      KERNELS_ROLLED
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const unsigned other = __shfl_up_sync(all, up_to, distance);
+        const int other_left = P::kSplits ? __shfl_up_sync(all, left_ahead, distance) : 0;
+        if (lane >= distance) up_to += other, left_ahead += other_left;
+      }
+      if constexpr (P::kSplits) {
+        if (blockIdx.x == 0 && lane == 31) *p.parts.count = left_ahead;
+      }
+      const int owner = __ffs(int(__ballot_sync(all, wanted < up_to))) - 1;
+      if (owner < 0 && lane == 0) found.count = 0;
+      if (lane != owner) return;
+      block = wanted - (up_to - sum), left_ahead -= left;
+      pass = Pass::find;
     }
   }
 
@@ -324,56 +341,6 @@ struct PrefillGrid {
     }
     return cut;
   }
-
-  // The sequences of a lane, which goes through them more than once, and of the first knows what it needs.
-  template <class Body, class P>
-  struct LanesShares {
-    const PrefillGrid& grid;
-    const P& p;
-    int64_t begin, end;
-    Share first;
-
-    __device__ __forceinline__ LanesShares(const PrefillGrid& of, const P& problem) : grid(of), p(problem) {
-      const int each = int((p.shape.batch + 31) / 32);
-      begin = lesser<int64_t>(int64_t(threadIdx.x % 32) * each, p.shape.batch);
-      end = lesser<int64_t>(begin + each, p.shape.batch);
-      first = begin < end ? grid.template share<Body>(p, int(begin)) : Share{};
-    }
-    // Until f says that it wants no more.
-    template <class F>
-    __device__ __forceinline__ void each(const F& f) const {
-      Share s = first;
-      KERNELS_ROLLED
-      for (int64_t b = begin; b < end && f(s);) {
-        if (++b < end) s = grid.template share<Body>(p, int(b));
-      }
-    }
-    // Of all lanes.
-    template <class F>
-    __device__ __forceinline__ unsigned sum(const F& f) const {
-      unsigned all = 0;
-      each([&](const Share& s) { return all += unsigned(f(s)), true; });
-      return __reduce_add_sync(0xffffffffu, all);
-    }
-    // How many tiles of keys a part has where blocks are shared out among all sequences, so that all parts run at the
-    // same time, or sequences are not cut.
-    __device__ __forceinline__ int tiles_of_part() const {
-      if constexpr (P::kSplits) {
-        if (!grid.cuts.shared) return 0;
-        constexpr int whole = 1 << 30;
-        const unsigned once = unsigned(grid.cuts.once);
-        if (sum([](const Share& s) { return s.blocks; }) > once) return whole;
-        const unsigned tiles = sum([](const Share& s) { return s.blocks * unsigned(s.key_tiles); });
-        int most = greater(int(PrefillCuts::kFewestOfShared), int(tiles / once));
-        const auto blocks = [&](const Share& s) { return grid.cut_of(p, s, most).blocks; };
-#pragma unroll 1
-        while (most < whole / 2 && sum(blocks) > once) most += most / 16 + 1;
-        return most;
-      } else {
-        return 0;
-      }
-    }
-  };
 
   // Of block `block` of a sequence, whose first row left is row `left`.
   template <class Body, class P>
