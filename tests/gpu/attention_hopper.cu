@@ -22,8 +22,7 @@ bool takes_hopper(const k::Exec& ex, int64_t dim, int shift = 0, int64_t v_dim =
   REQUIRE(k::attention_plan<kDim>(
       ex, k::load(q, dim), k::dense_kv(k::nhd(p + shift, 256, 1, dim), k::nhd(p, 256, 1, v_dim), 256),
       k::store(reinterpret_cast<T*>(uintptr_t(1) << 30), v_dim), {1, 256, 1, 1, dim, v_dim}, k::causal(), {}, plan));
-  constexpr bool coded = sizeof(K) == 1;
-  return plan.tile_rows == (kDim == 64 && !coded ? 192 : 128) && plan.tile_keys == (kDim < 256 ? 128 : coded ? 64 : 80);
+  return plan.warpgroups;
 }
 
 // Elements of K between rows of so many that begin at multiples of 16 bytes.
@@ -226,6 +225,16 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(takes_hopper<128, k::bfloat16, k::float8_e4m3>(ex, 128));
   CHECK(takes_hopper<256, k::half, k::float8_e5m2>(ex, 248));
   CHECK(!takes_hopper<128, k::half, int8_t>(ex, 128, 4));
+  const auto why_not_with_less = [&] {
+    const k::half* const p = reinterpret_cast<const k::half*>(uintptr_t(1) << 20);  // planned with, never read
+    k::AttentionPlan plan;
+    REQUIRE(k::attention_plan<128>(with_less(stream, 128), k::load(p, 128),
+                                   k::dense_kv(k::nhd(p, 256, 1, 128), k::nhd(p, 256, 1, 128), 256),
+                                   k::store(const_cast<k::half*>(p) + (1 << 29), 128), {1, 256, 1, 1, 128},
+                                   k::causal(), {}, plan));
+    return std::string(plan.why_not);
+  };
+  CHECK(why_not_with_less().find("more shared memory") != std::string::npos);
   CHECK(takes_several<64, k::half>(ex));
   CHECK(takes_several<128, k::bfloat16>(ex));
   CHECK(takes_several<256, k::bfloat16>(ex));

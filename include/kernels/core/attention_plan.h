@@ -35,6 +35,7 @@ inline const char* to_string(AttentionPath path) {
 
 struct AttentionPlan {
   AttentionPath path = AttentionPath::plain;
+  bool warpgroups = false;             // whether the kernel is one for sm_90a, whose products are wgmma's
   int tile_rows = 0, tile_keys = 0;    // of a block, and of a step of its loop
   int tile_dim = 0, tile_v_dim = 0;    // columns of heads that the kernel is made for
   bool heads_together = false;         // whether the rows of a tile are queries of all heads that share keys
@@ -58,6 +59,9 @@ inline constexpr const char* alignment = "the view does not say its alignment():
 inline constexpr const char* keys_end = "keys do not end at multiples of 16 bytes";
 inline constexpr const char* values_end = "values do not end at multiples of 16 bytes";
 inline constexpr const char* shared = "the code was compiled for a GPU with more shared memory";
+inline constexpr const char* target = "the code was not compiled for sm_90a, for which there are faster kernels";
+inline constexpr const char* mixed =
+    "keys or values of 16 bits have scales, or only one of the two has codes: there is no kernel for sm_90a";
 inline constexpr const char* queries = "queries do not begin at multiples of 16 bytes";
 inline constexpr const char* results = "results cannot be written in packs of 8 columns";
 inline constexpr const char* codes = "keys or values of 8 or 4 bits are decoded on their way";

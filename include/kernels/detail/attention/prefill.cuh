@@ -82,6 +82,7 @@ struct PrefillBody {
   static constexpr int kFewestFull = kDim == 64 ? 8 : 1;
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   static constexpr int kWalking = 0;
+  static constexpr bool kWarpgroups = false;
   static void share_out(PrefillGrid&) {}
 
   struct Params {

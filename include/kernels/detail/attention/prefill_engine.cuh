@@ -210,22 +210,36 @@ Status prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const A
       ex, problem, [&](auto chosen) { return start_prefill<typename decltype(chosen)::Body>(ex, problem); });
 }
 
-// The first thing that keeps a call from the fastest path, the gravest before others.
+// The first thing that slows down a call whose keys and values fit, the gravest before others.
 template <class P>
 const char* prefill_why_not(const P& p, bool whole_tiles, bool in_8_bits) {
   using Kv = typename P::Kv;
-  const char* const misfit = kv_misfit<Kv>(p.wide_keys, p.wide_values);
   if constexpr (narrow_kv<Kv>) {
     using K = typename Coded<typename KeyRun<Kv>::Codes>::Code;
     using V = typename Coded<typename ValueRun<Kv>::Codes>::Code;
-    if (*misfit != '\0') return misfit;
     if (!p.wide_queries) return why_not::queries;
     if (p.out_pack < 8) return why_not::results;
     if (!in_8_bits && (!is_16_bit<K> || !is_16_bit<V>)) return why_not::codes;
     if (!whole_tiles) return why_not::filled;
     if (!(p.scale > kSmallScale)) return why_not::scale;
   }
-  return misfit;
+  return "";
+}
+
+// Why a call that could take a kernel for sm_90a does not, or "".
+template <class Body, class P>
+Status why_no_warpgroups(const Exec& ex, const char*& why) {
+  why = "";
+  if constexpr (narrow_kv<typename P::Kv> && !Body::kWarpgroups && Body::kDim <= kMostHopperDim) {
+    if (ex.device().capability != 90) return {};
+    why = why_not::mixed;
+    if constexpr (has_hopper_prefill<P, Body::kDim>) {
+      bool there = false;
+      KERNELS_TRY((has_code<HopperBody<P, Body::kDim>>(ex, there)));
+      why = there ? why_not::shared : why_not::target;
+    }
+  }
+  return {};
 }
 
 template <class Body, class P>
@@ -238,6 +252,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>,
                 wide_value = wide_pack<typename ValueRun<Kv>::Codes>;
   plan.path = narrow_kv<Kv> ? AttentionPath::tensor : AttentionPath::plain;
+  plan.warpgroups = Body::kWarpgroups;
   plan.tile_rows = Body::kRows, plan.tile_keys = Body::kKeys;
   plan.tile_dim = Body::kDim > 0 ? Body::kDim : int(shape.dim), plan.tile_v_dim = Body::kCols;
   plan.heads_together = grid.pack.divisor > 1;
@@ -248,8 +263,11 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.value_pack = problem.wide_values ? wide_value : 1;
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
   constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
-  plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0, in_8_bits);
-  if constexpr (has_latent_prefill<P, Body::kDim> && Body::kKeys != LatentParts<P>::kKeys) {
+  plan.why_not = kv_misfit<Kv>(problem.wide_keys, problem.wide_values);
+  if (*plan.why_not == '\0') KERNELS_TRY((why_no_warpgroups<Body, P>(ex, plan.why_not)));
+  if (*plan.why_not == '\0')
+    plan.why_not = prefill_why_not(problem, shape.dim == Body::kDim && shape.value_dim() % Body::kCols == 0, in_8_bits);
+  if constexpr (has_latent_prefill<P, Body::kDim> && !Body::kWarpgroups) {
     bool there = false;
     KERNELS_TRY((has_code<LatentPrefillBody<P, Body::kDim>>(ex, there)));
     if (there && *plan.why_not == '\0') plan.why_not = why_not::latents;

@@ -32,7 +32,7 @@ template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_, bool
 struct HopperItems {
   using Problem = P;
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kQueryStages = kQueryStages_;
-  static constexpr bool kPairs = kPairs_;
+  static constexpr bool kPairs = kPairs_, kWarpgroups = true;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
   static constexpr int kWalking = 32;         // blocks for each multiprocessor, where sequences differ
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
