@@ -65,8 +65,10 @@ namespace {
 // Of a sequence of its own: its first, middle and last query against the oracle, and that all others are written.
 struct AnyLength {
   int64_t queries, keys, dim;
+  bool causal;
   Device<k::half> o;
-  AnyLength(int64_t q, int64_t kv, int64_t d) : queries(q), keys(kv), dim(d), o(q, 2 * d, 2 * d + 8, 0, Poison::nan) {}
+  AnyLength(int64_t q, int64_t kv, int64_t d, bool masks)
+      : queries(q), keys(kv), dim(d), causal(masks), o(q, 2 * d, 2 * d + 8, 0, Poison::nan) {}
 
   template <class Q, class K>
   std::string problem(const Q& q, const K& key, const K& value) const {
@@ -86,7 +88,7 @@ struct AnyLength {
             attend([&](int64_t x) { return q.value(row, h * dim + x); },
                    [&](int64_t pos, int64_t x) { return key(0, 0, pos, x); },
                    [&](int64_t pos, int64_t x) { return value(0, 0, pos, x); }, {0, h, row, 0, queries, keys}, dim, dim,
-                   1 / std::sqrt(double(dim)), causal_model(), precision);
+                   1 / std::sqrt(double(dim)), causal ? causal_model() : ScoreModel{}, precision);
         const std::string wrong = mismatch(row, want.o, [&](int64_t x) { return o.get(row, h * dim + x); });
         if (!wrong.empty()) return name + wrong;
       }
@@ -99,7 +101,7 @@ struct AnyLength {
 
 TEST_CASE("every length of queries and keys up to 1,100") {
   const int64_t most = 1100;
-  for (const int64_t dim : {16, 72, 136}) {
+  for (const int64_t dim : {16, 64, 72, 128, 136, 256}) {
     const Placement where(Layout::nhd, {most}, 1);
     const DeviceKv<k::half> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
     const RandomMatrix<k::half, DeviceMemory> q(31, most, 2 * dim, 2 * dim + 8, 0, 1);
@@ -111,11 +113,14 @@ TEST_CASE("every length of queries and keys up to 1,100") {
       if (length % 100 != 0 && shortened.leaves_out()) continue;
       for (const auto& sizes : {std::pair<int64_t, int64_t>{length, length}, {3, length}, {length, 37}}) {
         if (shortened.leaves_out()) continue;
-        all.push_back(std::make_unique<AnyLength>(sizes.first, sizes.second, dim));
-        const k::Status status =
-            k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()),
-                         k::dense_kv(key.tensor(), value.tensor(), sizes.second),
-                         k::store(all.back()->o.data(), all.back()->o.ld()), {1, sizes.first, 2, 1, dim}, k::causal());
+        const bool causal = (length + dim / 8) % 2 == 0;
+        all.push_back(std::make_unique<AnyLength>(sizes.first, sizes.second, dim, causal));
+        const auto attend = [&](const auto& score) {
+          return k::attention(ex, k::load(static_cast<const k::half*>(q.data()), q.ld()),
+                              k::dense_kv(key.tensor(), value.tensor(), sizes.second),
+                              k::store(all.back()->o.data(), all.back()->o.ld()), {1, sizes.first, 2, 1, dim}, score);
+        };
+        const k::Status status = causal ? attend(k::causal()) : attend(k::no_mask());
         if (!status.ok()) report({all.back()->problem(q, key, value) + status.reason()});
       }
       if (length % 100 != 0) continue;
