@@ -32,8 +32,11 @@ inline int even_blocks(int64_t items, int most) {
                                                           : items * (parts > 32 ? parts / 32 * 32 : parts);
   return even * 16 >= int64_t(most) * 15 ? int(even) : most;
 }
-// Rows that are worked on together, with heads of up to `dim` columns.
-constexpr int decode_rows(int64_t rows, int64_t dim) { return rows <= 8 ? 8 : head_size(dim).decode_rows; }
+// Rows that are worked on together, with heads of up to `dim` columns. H100, 32 heads over 8 of 128 columns: 4 queries
+// on 4,096 keys take 18.5 us in tiles of 16 rows, and 31.0 in tiles of 32; on 131,072 keys 188 and 264.
+constexpr int decode_rows(int64_t rows, int64_t dim) {
+  return rows <= 8 ? 8 : rows <= 16 && head_size(dim).decode_rows > 16 ? 16 : head_size(dim).decode_rows;
+}
 
 // kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for;
 // otherwise it is automatic, and two kernels less are compiled.
@@ -139,8 +142,10 @@ class DecodeEngine {
     return with_head_size<kLargest>(greater(p_.dim, p_.v_dim), [this](auto size) {
       constexpr HeadSize kSize = head_size(size());
       using Few = TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts>;
+      using Some = TensorRows<P, kSize.dim, kSize.v_dim, decode_rows(16, kSize.dim) / 8, kParts>;
       using Many = TensorRows<P, kSize.dim, kSize.v_dim, kSize.decode_rows / 8, kParts>;
-      return p_.shape.q_len * p_.group <= 8 ? start_tensor<Few>() : start_tensor<Many>();
+      const int64_t rows = p_.shape.q_len * p_.group;
+      return rows <= 8 ? start_tensor<Few>() : rows <= 16 ? start_tensor<Some>() : start_tensor<Many>();
     });
   }
   template <class Rows>
