@@ -50,7 +50,9 @@ struct AttendingThread : Thread {
         KERNELS_UNROLL
         for (int c = 0; c < kChunks; ++c) {
           to[half][c] = {0, 0, 0, 0};
-          if (places[half] >= 0) to[half][c] = __ldcg(from + places[half] + 4 * c);
+          // First to leave the L2, which holds prefetched weights: behind 16,000 keys, 1B 833 tokens/s for 811 and
+          // Mistral-7B 173.7 for 167.1 (H100).
+          if (places[half] >= 0) to[half][c] = __ldcs(from + places[half] + 4 * c);
         }
       }
     };
