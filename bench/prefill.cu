@@ -245,7 +245,7 @@ int main(int argc, char** argv) {
   for (int64_t length = 512; length <= kTokens; length *= 2) add<k::float8_e4m3, k::float8_e4m3>({128, 16, 16, length});
   for (const int64_t length : {1024, 8192, 16384}) add<k::float8_e4m3>({128, 16, 16, length});
   for (const int64_t length : {1024, 8192}) {
-    add<k::bfloat16>({128, 16, 16, length, 128, 16});
+    for (const int64_t page : {16, 64}) add<k::bfloat16>({128, 16, 16, length, 128, page});
     add<k::float8_e4m3>({64, 32, 32, length}), add<k::float8_e4m3>({256, 8, 8, length});
     add<k::Int4>({128, 16, 16, length});
     add<float>({128, 16, 16, length});
