@@ -90,6 +90,8 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
          same(plan.why_not, "the mode asks for CUDA cores")));
   // Twelve rows are more than a tile of eight.
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 6, 4, 2, 64});
+  CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 16));
+  plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 9, 4, 2, 64});
   CHECK((plan.path == k::AttentionPath::precise && plan.tile_rows == 32));
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 1, 4, 2, 64}, k::DecodeMode::automatic,
                   k::Attention{}.splits(5));
