@@ -153,7 +153,8 @@ struct PrefillWork {
       KERNELS_UNROLL
       for (int half = 0; half < 2; ++half) {
         before[i][half] = largest[i][half];
-        if (found[i][half] > largest[i][half] + kSlack) largest[i][half] = found[i][half];
+        if constexpr (kSlack == 0) largest[i][half] = greater(largest[i][half], found[i][half]);
+        else if (found[i][half] > largest[i][half] + kSlack) largest[i][half] = found[i][half];
         look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
