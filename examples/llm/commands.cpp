@@ -215,8 +215,8 @@ class Bench {
       device_.synchronize();
       if (i > 0) seconds.push_back(seconds_now() - begin);
     }
-    const double rate = double(tokens) / median(seconds), flops = 2 * rate * double(model_.weight_count());
-    return {{"tokens", tokens}, {"tokens_per_s", rate}, {"tflops", flops / 1e12}};
+    const double each = median(seconds), flops = 2 * model_.multiplications(tokens) / each;
+    return {{"tokens", tokens}, {"tokens_per_s", double(tokens) / each}, {"tflops", flops / 1e12}};
   }
 
   // So many steps behind a context.

@@ -137,6 +137,13 @@ void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n,
   }
 }
 
+double Model::multiplications(int64_t tokens) const {
+  const auto size = [](const Matrix& w) { return double(w.rows) * double(w.cols); };
+  // A table that is the head as well is counted together with that of learned positions, which are only added.
+  const double layers = double(weights_count_) - size(head_) - (config_.tied ? size(places_) : 0);
+  return double(tokens) * layers + size(head_);
+}
+
 void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed) {
   const int32_t n = int32_t(ids.size()), last = n - 1;
   const uint64_t step = uint64_t(n);

@@ -75,7 +75,8 @@ class Model {
   bool walks() const { return walk_calls_ != nullptr; }
   // The bytes of weights that a token reads.
   size_t weight_bytes() const { return weights_per_token_; }
-  size_t weight_count() const { return weights_count_; }
+  // Multiplications by weights while a prompt of so many tokens is read: the head takes only the last one.
+  double multiplications(int64_t tokens) const;
   // The bytes of keys and values that a token has.
   size_t key_bytes() const { return key_bytes_of_layer() * config_.layers.size(); }
 

@@ -106,6 +106,29 @@ TEST_CASE("the flag decides whether a head is its own") {
   CHECK(why.find("lm_head.weight") != std::string::npos);
 }
 
+TEST_CASE("a prompt is multiplied by the layers' weights for each token, and by the head's once") {
+  for (const char* name : {"llama", "llama_tied", "phi3", "gpt2", "mixtral", "qwen2_moe"}) {
+    INFO(name);
+    const Json golden = read(name);
+    const ModelFolder folder(golden);
+    double layers = 0, head = 0;
+    for (const auto& tensor : tensors_of(golden)) {
+      const auto is = [&](const char* part) { return tensor.name.find(part) != std::string::npos; };
+      const double size = double(tensor.values.size());
+      if (is("embed_tokens") || is("wte")) head = size;  // this table is the head, or as large
+      else if (tensor.shape.size() == 2 && !is("lm_head") && !is("wpe")) layers += size;
+      else if (tensor.shape.size() == 3)
+        layers += size / double(tensor.shape[0]) * golden["config"]["num_experts_per_tok"].get<double>();
+    }
+    llm::Settings settings = settings_of(folder);
+    settings.context = 60;
+    const Loaded model(settings);
+    REQUIRE(head > 0);
+    CHECK(model.session.model->multiplications(1) == layers + head);
+    CHECK(model.session.model->multiplications(50) == 50 * layers + head);
+  }
+}
+
 TEST_CASE("a text that grows over the length where angles change is read anew") {
   const Json golden = read("phi3_long");
   const ModelFolder folder(golden);
