@@ -33,11 +33,13 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   catch_interrupts();
   Session::Times times;
   const bool stream = !settings.json && prompts.size() == 1;
-  if (stream) std::fputs(valid_utf8(prompts[0]).c_str(), stdout), std::fflush(stdout);
+  // Printed together with what follows it, as the line may be needed to show how much of it is read.
+  std::string prompt = stream ? valid_utf8(prompts[0]) : "";
   const auto texts = session.generate(ids, [&](size_t, const std::string& more) {
     if (!stream) return;
-    std::fputs(more.c_str(), stdout);
+    std::fputs((prompt + more).c_str(), stdout);
     std::fflush(stdout);
+    prompt.clear();
   }, times);
   if (settings.json) {
     Json out = Json::array();
@@ -61,7 +63,7 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
     for (size_t i = 0; i < texts.size(); ++i)
       std::printf("%s%s%s\n", i > 0 ? "\n" : "", valid_utf8(prompts[i]).c_str(), texts[i].written.c_str());
   } else {
-    std::printf("\n");
+    std::printf("%s\n", prompt.c_str());
   }
   std::fflush(stdout);
   say_speed(session, times);

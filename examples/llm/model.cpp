@@ -8,7 +8,7 @@ namespace llm {
 // ---- the computation: a token's way through the layers --------------------------------------------------------------
 
 // x = embedding; for each layer x += attention(norm(x)), x += feed_forward(norm(x)).
-void Model::layers(const Tokens& tokens) {
+void Model::layers(const Tokens& tokens, const Progress& progress) {
   const RowCalls& rows = device_.rows();
   const Place& place = device_.place();
   const Heads shape = config_.shape();
@@ -17,6 +17,7 @@ void Model::layers(const Tokens& tokens) {
 
   check(rows.embed(place, tokens, embedding_, config_.embedding_scale, places_, x));
   for (size_t i = 0; i < layers_.size(); ++i) {
+    if (progress) progress(double(i) / double(layers_.size()));
     const Layer& layer = layers_[i];
     const LayerConfig& how = config_.layers[i];
     const Rope& rope = ropes_[how.rope];
@@ -101,12 +102,15 @@ void Model::head(int64_t first, int64_t rows) {
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
-void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n) { read_rows(text, from, ids, n, nullptr); }
+void Model::read(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Progress& progress) {
+  read_rows(text, from, ids, n, nullptr, progress);
+}
 void Model::score(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each& each) {
-  read_rows(text, from, ids, n, &each);
+  read_rows(text, from, ids, n, &each, {});
 }
 
-void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each) {
+void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each,
+                      const Progress& progress) {
   if (text < 0 || text >= options_.sequences || from < 0 || n < 1 || from + n > context())
     throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
   for (int64_t i = 0; i < n; ++i) {
@@ -125,8 +129,10 @@ void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n,
     positions_.upload(positions.data(), size_t(rows) * 4);
     owners_.upload(owners.data(), size_t(rows) * 4);
     lengths_.upload(&length, 4);
+    const Progress of_all = [&](double share) { progress((double(done) + share * double(rows)) / double(n)); };
     layers(
-        {1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>(), length});
+        {1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>(), length},
+        progress ? of_all : Progress());
     for (int64_t first = 0; each != nullptr && first < rows; first += logit_rows_) {
       const int64_t some = std::min(logit_rows_, rows - first);
       head(first, some);

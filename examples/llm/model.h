@@ -49,7 +49,8 @@ class Model {
   int64_t chunk() const { return options_.chunk; }  // tokens of a prompt that are computed together
 
   // Tokens [from, from + n) of a text, whose tokens before are in the cache; then the logits of the last one are there.
-  void read(int64_t text, int64_t from, const int32_t* ids, int64_t n);
+  // A GPU may have less behind it than `progress` is told, but by no more than chunk().
+  void read(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Progress& progress = {});
   // The same, and `each` gets the logits of each of them, in order.
   using Each = std::function<void(int64_t token, const float* logits)>;
   void score(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each& each);
@@ -106,14 +107,14 @@ class Model {
   void plan_memory();
   void allocate();
   void set_length(int64_t length);
-  void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each);
+  void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each, const Progress& progress);
   void choose(int64_t first, int64_t count);
   void plan_walk();
   Inputs normed(const float* x, const Norm& norm, const Matrix& w, int64_t rows);
   void replay(int64_t guesses, int64_t longest, const std::function<void()>& calls);
   Texts texts() const;
   void experts(const Layer& layer, int64_t rows);
-  void layers(const Tokens& tokens);
+  void layers(const Tokens& tokens, const Progress& progress = {});
   void walk(const Tokens& tokens);
   void head(int64_t first, int64_t rows);
   void check(const char* why) const {

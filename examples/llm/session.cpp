@@ -50,6 +50,22 @@ void catch_interrupts(int times) {
   });
 }
 
+ProgressLine::ProgressLine(const Settings& settings, const char* what, double after)
+    : what_(what), shows_(!settings.quiet && isatty(2) != 0), next_(seconds_now() + after) {}
+
+void ProgressLine::show(double share) {
+  if (!shows_ || seconds_now() < next_) return;
+  next_ = seconds_now() + 0.2, is_there_ = true;
+  std::fprintf(stderr, "\r%s %3.0f %%", what_.c_str(), share * 100);
+}
+
+void ProgressLine::erase() {
+  if (!is_there_) return;
+  is_there_ = false;
+  // With the ^C that terminals write where Ctrl-C is pressed.
+  std::fprintf(stderr, "\r%*s\r", int(what_.size() + std::string(" 100 %^C").size()), "");
+}
+
 std::string Stops::add(const std::string& text, bool& found) {
   held_ += text;
   size_t end = std::string::npos, begin = 0, hold = 0;
@@ -172,15 +188,8 @@ ModelOptions Session::options(int64_t sequences) const {
 }
 
 void Session::load(int64_t sequences) {
-  const bool show = !settings.quiet && isatty(2) != 0;
-  const double begin = seconds_now();
-  double last = begin;
-  model.emplace(config, *weights, *device, options(sequences), [&](double share) {
-    if (!show || seconds_now() - last < 0.2) return;
-    last = seconds_now();
-    std::fprintf(stderr, "\rloading %3.0f %%", share * 100);
-  });
-  if (show && last > begin) std::fprintf(stderr, "\r             \r");
+  ProgressLine loading(settings, "loading", 0.2);
+  model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
 }
 
 namespace {
@@ -200,13 +209,15 @@ class Writer {
              float(session.sampling.repetition_penalty), int32_t(std::min(session.sampling.top_k, count_))},
         texts_(prompts.size()),
         streams_(prompts.size()),
-        holds_(prompts.size(), Stops(session.settings.stops)) {
+        holds_(prompts.size(), Stops(session.settings.stops)),
+        reading_(settings_, "reading", 1) {
     for (size_t i = 0; i < prompts.size(); ++i)
-      texts_[i].ids = prompts[i], texts_[i].prompt = int64_t(prompts[i].size());
+      texts_[i].ids = prompts[i], to_read_ += texts_[i].prompt = int64_t(prompts[i].size());
   }
 
   std::vector<Session::Text> all(int64_t known) {
     double begin = seconds_now();
+    to_read_ -= known;
     for (size_t i = 0; i < texts_.size(); ++i) {
       read(i, i == 0 ? known : 0);
       times_.prompt_seconds += seconds_now() - begin;
@@ -260,9 +271,14 @@ class Writer {
     // known.
     const int64_t piece = model_.lengths_matter() ? text.prompt : model_.chunk();
     int64_t at = from;
-    for (; at < text.prompt && !interrupted(); at += piece)
-      model_.read(int64_t(i), at, text.ids.data() + at, std::min(piece, text.prompt - at));
+    for (; at < text.prompt && !interrupted(); at += piece) {
+      const int64_t n = std::min(piece, text.prompt - at), before = was_read_ + at - from;
+      model_.read(int64_t(i), at, text.ids.data() + at, n,
+                  [&](double share) { reading_.show((double(before) + share * double(n)) / double(to_read_)); });
+    }
+    reading_.erase();
     text.read = std::min(at, text.prompt);
+    was_read_ += text.read - from;
     times_.prompt_tokens += text.read - from;
     if (text.read < text.prompt) {
       text.finish = "interrupted";
@@ -333,6 +349,8 @@ class Writer {
   std::vector<Text> texts_;
   std::vector<Utf8Stream> streams_;
   std::vector<Stops> holds_;
+  ProgressLine reading_;
+  int64_t to_read_ = 0, was_read_ = 0;  // tokens of all prompts
   int64_t reach_ = settings_.lookup;  // guesses: more where they are right, fewer where they are not
 };
 

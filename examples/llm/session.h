@@ -42,6 +42,24 @@ struct Settings {
 bool interrupted();
 void catch_interrupts(int times = 1);
 
+// A line on stderr, where that is a terminal and not to be quiet, that says how much of something is done. It is erased
+// in the end.
+class ProgressLine {
+ public:
+  ProgressLine(const Settings& settings, const char* what, double after);  // nothing before so many seconds
+  ~ProgressLine() { erase(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(double share);
+  void erase();
+
+ private:
+  const std::string what_;
+  const bool shows_;
+  bool is_there_ = false;
+  double next_;  // when it is written again
+};
+
 // The stop strings of a text that comes in pieces: what may be the beginning of one is held back. Of several the one
 // that is complete first counts, of those the one that began first, so that it does not matter where the pieces are
 // cut.

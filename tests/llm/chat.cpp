@@ -1,6 +1,9 @@
 // Chats: templates against Jinja2 (examples/llm/golden/make_templates.py), what of a rendered text may be a control
 // token, where answers end, and conversations, which keep what the cache has.
+#include <fcntl.h>
+
 #include <csignal>
+#include <functional>
 #include <sstream>
 
 #include "chat.h"
@@ -352,6 +355,37 @@ TEST_CASE("conversations keep what the cache has, and answer as if it had been r
   talk.settings.most = -1, talk.settings.ignore_eos = true;
   CHECK(again.say("Go on").text.finish == std::string("length"));
   CHECK(is_refused("x"));
+}
+
+TEST_CASE("what takes a while is shown on a terminal, and erased") {
+  const int own = posix_openpt(O_RDWR | O_NOCTTY);
+  const char* const name = own >= 0 && grantpt(own) == 0 && unlockpt(own) == 0 ? ptsname(own) : nullptr;
+  const int other = name != nullptr ? open(name, O_RDWR | O_NOCTTY) : -1;
+  if (other < 0) return test::skip("no terminals here");
+  // What stderr gets while f runs: all up to a dot that is written behind it.
+  const auto shown = [&](const std::function<void()>& f) {
+    const int before = dup(2);
+    dup2(other, 2);
+    f();
+    dup2(before, 2);
+    close(before);
+    std::string text;
+    REQUIRE(write(other, ".", 1) == 1);
+    for (char c = 0; c != '.'; text += c) REQUIRE(::read(own, &c, 1) == 1);
+    text.pop_back();
+    return text;
+  };
+  llm::Settings settings;
+  const std::string erased = "\r" + std::string(15, ' ') + "\r";
+  const auto steps = [&](double after) {
+    llm::ProgressLine line(settings, "reading", after);
+    for (const double share : {0.5, 0.6, 0.7}) line.show(share);
+  };
+  CHECK(shown([&] { steps(0); }) == "\rreading  50 %" + erased);  // not again before a fifth of a second
+  CHECK(shown([&] { steps(100); }).empty());
+  settings.quiet = true;
+  CHECK(shown([&] { steps(0); }).empty());
+  close(other), close(own);
 }
 
 TEST_CASE("chats go by their input's lines, and Ctrl-C ends an answer") {

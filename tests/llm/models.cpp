@@ -82,6 +82,24 @@ TEST_CASE("prompts of many chunks are written on in as those of one") {
   }
 }
 
+TEST_CASE("reading a prompt tells how much of it is done") {
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  llm::Settings settings = settings_of(folder);
+  settings.chunk = 8, settings.context = 60;
+  Loaded loaded(settings);
+  const int64_t layers = int64_t(loaded.session.config.layers.size());
+  const std::vector<int32_t> ids(20, 1);
+  std::vector<double> shares, expected;
+  loaded.session.model->read(0, 0, ids.data(), 20, [&](double share) { shares.push_back(share); });
+  for (const int64_t done : {0, 8, 16}) {
+    const double rows = double(std::min<int64_t>(8, 20 - done));
+    for (int64_t i = 0; i < layers; ++i) expected.push_back((double(done) + rows * double(i) / double(layers)) / 20);
+  }
+  REQUIRE(shares.size() == expected.size());
+  for (size_t i = 0; i < shares.size(); ++i) CHECK(std::abs(shares[i] - expected[i]) < 1e-12);
+}
+
 TEST_CASE("the flag decides whether a head is its own") {
   const Json tied = read("llama_tied"), untied = read("llama");
   const auto behind = [](const Json& golden, const std::vector<golden::Tensor>& tensors) {
