@@ -74,6 +74,7 @@ int info(const Settings& settings) {
   Session session(settings);
   const Config& c = session.config;
   const Plan plan = Model::plan(c, *session.weights, *session.device, session.options(1));
+  session.say_changes(plan);
   std::string ends;
   for (const int32_t id : session.stops)
     ends += (ends.empty() ? "" : ", ") + std::to_string(id) + " " + shown(session.tokenizer->bytes(id, true));

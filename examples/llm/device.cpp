@@ -117,8 +117,16 @@ class Cpu : public Device {
 
 std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
 
+std::string names_of(const std::function<bool(Type)>& has) {
+  std::string out;
+  for (int i = 0; i < kTypes; ++i) {
+    if (has(Type(i))) out += (out.empty() ? "" : ", ") + std::string(name_of(Type(i)));
+  }
+  return out.empty() ? "nothing" : out;
+}
+
 #if !LLM_GPU
-std::unique_ptr<Device> make_gpu(Type, std::string& why) {
+std::unique_ptr<Device> make_gpu(const std::vector<Type>&, std::string& why) {
   why = "this program was built without CUDA";
   return nullptr;
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ops.h"
 #include "text.h"
@@ -49,8 +50,11 @@ class Device {
 
 // threads: 0 for as many as there should be.
 std::unique_ptr<Device> make_cpu(int threads);
-// The activations' type is that of the model, where the GPU has both. Null, and why, if there is none.
-std::unique_ptr<Device> make_gpu(Type activations, std::string& why);
+// The activations have the first of these types that is compiled in. Null, and why, if there is no GPU.
+std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, std::string& why);
+
+// The types for which a device has something, as a list for people.
+std::string names_of(const std::function<bool(Type)>& has);
 
 // Memory of a device.
 class Buffer {

@@ -65,7 +65,7 @@ class Eager : public Recording {
 
 class Gpu : public Device {
  public:
-  explicit Gpu(Type activations) {
+  explicit Gpu(const std::vector<Type>& activations) {
     check(cudaGetDevice(&device_));
     check(cudaGetDeviceProperties(&about_, device_));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -80,8 +80,11 @@ class Gpu : public Device {
     place_.early = on("LLM_EARLY");
     graphs_ = on("LLM_GRAPH");
     const bool walks = on("LLM_WALK");
+    const auto place_of = [&](const RowCalls& rows) {
+      return std::find(activations.begin(), activations.end(), rows.activations);
+    };
     const auto take = [&](const RowCalls& rows) {
-      if (rows_ == nullptr || rows.activations == activations) rows_ = &rows;
+      if (rows_ == nullptr || place_of(rows) < place_of(*rows_)) rows_ = &rows;
     };
     const auto take_products = [&](const ProductCalls& products) {
       if (std::strcmp(products.name, rows_->name) == 0) products_[int(products.weights)] = &products;
@@ -177,7 +180,7 @@ class Gpu : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_gpu(Type activations, std::string& why) {
+std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, std::string& why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {

@@ -33,7 +33,8 @@ void add_model(CLI::App& command, Settings& s) {
       ->check(CLI::Range(0, 1024));
   command
       .add_option("-w,--weights", s.weights,
-                  "stored, fp32, fp16, bf16, fp8, int8 or int4; embeddings and head stay at 16 bits or more")
+                  "stored (or the nearest that the device has), fp32, fp16, bf16, fp8, int8 or int4; embeddings and "
+                  "head stay at 16 bits or more")
       ->capture_default_str();
   command.add_option("--cache", s.cache, "of keys and values: auto, fp32, fp16, bf16, fp8 or int8")
       ->capture_default_str();

@@ -13,8 +13,8 @@
 namespace llm {
 
 struct ModelOptions {
-  int weights = -1;       // a Type, or -1: as they are stored
-  int cache = -1;         // likewise; -1: fp16, with weights of fp32 fp32
+  int weights = -1;       // a Type, or -1: as they are stored, where the device has that type
+  int cache = -1;         // likewise; -1: that of the embedding, or fp16
   int64_t sequences = 1;  // decoded together
   int64_t context = 0;    // tokens of each; 0: as many as the model was trained for and as there is room for
   int64_t page = 0;       // positions in a page of the cache; 0: one page to a sequence
@@ -30,7 +30,11 @@ constexpr int64_t kRing = 64;  // tokens of a text that the host may be behind
 struct Plan {
   size_t mapped = 0, weights = 0, cache = 0, activations = 0;  // mapped: used where the files are mapped, not allocated
   int64_t context = 0;
+  // Matrices that become another type when they are loaded, because the device does not have the one of the file.
+  int64_t changed[kTypes][kTypes] = {};  // from, to
+
   size_t total() const { return weights + cache + activations; }
+  std::string changes() const;  // these in a line, or nothing
 };
 
 class Model {

@@ -2,6 +2,8 @@
 // model_memory.cpp plans the memory.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <sstream>
 #include <thread>
 
 #include "model.h"
@@ -31,11 +33,13 @@ class Model::Loader {
   const Weights& files() const { return files_; }
 
   // rows x cols weights; in a transposed model cols x rows in the file. quantize: whether --weights of fewer than 16
-  // bits are meant.
-  Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false) {
+  // bits are meant. as: a Type that it has to have, or -1.
+  Matrix matrix(const std::string& name, int64_t rows, int64_t cols, bool quantize = true, bool transposed = false,
+                int as = -1) {
     const Tensor& tensor =
         files_.get(name, transposed ? std::vector<int64_t>{cols, rows} : std::vector<int64_t>{rows, cols});
-    const Type type = type_of(name, tensor.type, cols, quantize);
+    const Type type = as >= 0 ? Type(as) : type_of(name, tensor.type, cols, quantize);
+    count(tensor.type, type, quantize);
     Matrix out{nullptr, nullptr, rows, cols, type};
     const size_t bytes = llm::weight_bytes(type, rows, cols), scales = scale_bytes(type, rows, cols);
     model_.weights_per_token_ += bytes + scales, model_.weights_count_ += size_t(rows * cols);
@@ -53,7 +57,7 @@ class Model::Loader {
           out.data = keep(tensor.data, bytes), out.scales = nullptr;
         } else {
           Converted result(bytes, scales);
-          convert(tensor, 0, rows, transposed, out, 0, result);
+          convert(name, tensor, 0, rows, transposed, out, 0, result);
           keep(out, result);
         }
       }
@@ -70,7 +74,7 @@ class Model::Loader {
   Matrix joined(const std::string& name, const std::vector<Slice>& parts, int64_t cols, double share) {
     const Type type = type_of(name, parts[0].tensor->type, cols, true);
     Matrix out{"", "", 0, cols, type};
-    for (const Slice& part : parts) out.rows += part.rows;
+    for (const Slice& part : parts) out.rows += part.rows, count(part.tensor->type, type, true);
     const size_t bytes = llm::weight_bytes(type, out.rows, cols), scales = scale_bytes(type, out.rows, cols);
     model_.weights_per_token_ += size_t(share * double(bytes + scales)),
         model_.weights_count_ += size_t(share * double(out.rows * cols));
@@ -79,7 +83,7 @@ class Model::Loader {
     Converted result(bytes, scales);
     int64_t row = 0;
     for (const Slice& part : parts) {
-      convert(*part.tensor, part.first, part.rows, false, out, row, result);
+      convert(name, *part.tensor, part.first, part.rows, false, out, row, result);
       row += part.rows;
       done(size_t(part.rows * cols) * size_t(bits_of(part.tensor->type) / 8));
     }
@@ -106,16 +110,31 @@ class Model::Loader {
     done_ += double(bytes);
     if (progress_ && !only_plan_) progress_(std::min(1.0, done_ / all_));
   }
+  bool has(Type type) const { return model_.device_.products(type) != nullptr; }
+  // What --weights asks for, or -1.
+  int wanted(bool quantize) const {
+    const int type = model_.options_.weights;
+    return type >= 0 && !quantize && bits_of(Type(type)) < 16 ? -1 : type;
+  }
   // The type on the device of weights that are of the type `stored` in the file.
   Type type_of(const std::string& name, Type stored, int64_t cols, bool quantize) const {
-    const int wanted = model_.options_.weights;
-    const Type type = wanted < 0 || (!quantize && bits_of(Type(wanted)) < 16) ? stored : Type(wanted);
-    if (type == Type::i4 && cols % kGroup != 0)
+    const int asked = wanted(quantize),
+              type = type_on_device(stored, asked, model_.device_.rows().activations, [&](Type t) { return has(t); });
+    const std::string build = "-DKERNELS_LLM_WEIGHTS says which types a build has";
+    if (type < 0 && asked >= 0)
+      throw Error(std::string("weights of ") + name_of(Type(asked)) +
+                  " are not compiled in for this device; --weights takes " + names_of([&](Type t) { return has(t); }) +
+                  " there, and " + build);
+    if (type < 0)
+      throw Error(name + ": stored in " + name_of(stored) + ", and no type of 16 or 32 bits is compiled in for this " +
+                  "device; " + build);
+    if (Type(type) == Type::i4 && cols % kGroup != 0)
       throw Error(name + ": rows of " + std::to_string(cols) + " weights are no whole groups of " +
                   std::to_string(kGroup) + ", which int4 needs");
-    if (model_.device_.products(type) == nullptr)
-      throw Error(std::string("weights of ") + name_of(type) + " are not compiled in for this device");
-    return type;
+    return Type(type);
+  }
+  void count(Type stored, Type type, bool quantize) {
+    if (wanted(quantize) < 0 && type != stored && !has(stored)) ++model_.plan_.changed[int(stored)][int(type)];
   }
   const void* keep(const void* from, size_t bytes) {
     model_.memory_.emplace_back(model_.device_, bytes, "weights");
@@ -129,11 +148,12 @@ class Model::Loader {
   };
   // Rows of a tensor from `first` on become those from `to` on: some at a time in each thread, so that no second copy
   // of a large matrix is needed in floats.
-  void convert(const Tensor& tensor, int64_t first, int64_t rows, bool transposed, const Matrix& out, int64_t to,
-               Converted& result) const {
+  void convert(const std::string& name, const Tensor& tensor, int64_t first, int64_t rows, bool transposed,
+               const Matrix& out, int64_t to, Converted& result) const {
     const int64_t size = bits_of(tensor.type) / 8, cols = out.cols,
                   some = std::max<int64_t>(1, (int64_t(1) << 18) / std::max<int64_t>(1, cols));
     std::atomic<int64_t> next{0};
+    std::atomic<float> beyond{0};  // a number that fp16 has no room for
     const auto work = [&] {
       std::vector<float> values(size_t(some * cols));
       for (int64_t row; (row = next.fetch_add(some)) < rows;) {
@@ -147,6 +167,12 @@ class Model::Loader {
                         &values[size_t(i * cols + col)], 1);
           }
         }
+        if (out.type == Type::f16) {
+          for (int64_t i = 0; i < n * cols; ++i) {
+            const float x = values[size_t(i)];
+            if (std::fabs(x) >= 65520 && std::isfinite(x)) beyond = x;  // what is smaller is rounded to 65504
+          }
+        }
         from_floats(values.data(), n, cols, out.type, result.data.data() + llm::weight_bytes(out.type, to + row, cols),
                     result.scales.data() + scale_bytes(out.type, to + row, cols));
       }
@@ -156,6 +182,11 @@ class Model::Loader {
     for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
+    if (beyond != 0) {
+      std::ostringstream why;
+      why << name << ": " << beyond << " is beyond 65504, the largest number of fp16; --weights bf16 has room for it";
+      throw Error(why.str());
+    }
   }
   void keep(Matrix& out, const Converted& result) {
     out.data = keep(result.data.data(), result.data.size());
@@ -213,7 +244,10 @@ class Model::Tensors {
       if (loader_.has(other + table)) prefix_ = other;
     }
     model_.embedding_ = loader_.matrix(prefix_ + table, c.vocabulary, c.hidden, false);
-    if (gpt2) model_.places_ = loader_.matrix(prefix_ + "wpe.weight", c.positions, c.hidden, false);
+    if (gpt2) {  // read together with the table, as the same type
+      model_.places_ =
+          loader_.matrix(prefix_ + "wpe.weight", c.positions, c.hidden, false, false, int(model_.embedding_.type));
+    }
     // The table is read a row at a time, unless it is the head as well.
     if (!c.tied) model_.weights_per_token_ = model_.weights_count_ = 0;
   }
@@ -350,6 +384,7 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
   plan_memory();
   if (only_plan) return;
   plan_.mapped = plan_.weights = weights_per_token_ = weights_count_ = 0;
+  std::fill_n(&plan_.changed[0][0], kTypes * kTypes, 0);
   Loader again(*this, files, progress, false);
   Tensors(*this, again).load();
   allocate();

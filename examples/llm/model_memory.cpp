@@ -5,6 +5,19 @@
 
 namespace llm {
 
+std::string Plan::changes() const {
+  std::string out;
+  for (int from = 0; from < kTypes; ++from) {
+    for (int to = 0; to < kTypes; ++to) {
+      if (changed[from][to] == 0) continue;
+      const bool one = changed[from][to] == 1;
+      out += (out.empty() ? "" : ", ") + std::to_string(changed[from][to]) + (one ? " matrix of " : " matrices of ") +
+             name_of(Type(from)) + (one ? " becomes " : " become ") + name_of(Type(to));
+    }
+  }
+  return out.empty() ? "" : out + ": the stored type is not compiled in for this device";
+}
+
 // Columns inside of a feed-forward layer, of all experts of a token together.
 int64_t Model::inside() const {
   return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
@@ -13,10 +26,12 @@ int64_t Model::inside() const {
 // How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
 void Model::plan_memory() {
   const Config& c = config_;
-  cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type == Type::f32 ? Type::f32 : embedding_.type;
+  cache_type_ = options_.cache >= 0 ? Type(options_.cache) : embedding_.type;
   if (options_.cache < 0 && device_.attend(cache_type_) == nullptr) cache_type_ = Type::f16;
   if (device_.attend(cache_type_) == nullptr)
-    throw Error(std::string("keys and values of ") + name_of(cache_type_) + " are not compiled in for this device");
+    throw Error(std::string("keys and values of ") + name_of(cache_type_) +
+                " are not compiled in for this device; --cache takes " +
+                names_of([&](Type type) { return device_.attend(type) != nullptr; }) + " there");
   const size_t a = size_t(bits_of(device_.rows().activations) / 8),
                per_token = key_bytes() * size_t(options_.sequences);
   const auto plan_activations = [&] {

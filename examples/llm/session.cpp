@@ -165,13 +165,8 @@ void Session::choose_device() {
   if (settings.device != "auto" && settings.device != "cpu" && settings.device != "gpu")
     throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
-    Type stored = Type::f16;
-    for (const auto& item : weights->all()) {
-      stored = item.second.type;
-      if (stored != Type::f32) break;
-    }
     std::string why;
-    device = make_gpu(stored, why);
+    device = make_gpu(activation_types(type_of(settings.weights, "--weights"), weights->all()), why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
     if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
   }
@@ -188,8 +183,16 @@ ModelOptions Session::options(int64_t sequences) const {
 }
 
 void Session::load(int64_t sequences) {
-  ProgressLine loading(settings, "loading", 0.2);
-  model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
+  {
+    ProgressLine loading(settings, "loading", 0.2);
+    model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
+  }
+  say_changes(model->plan());
+}
+
+void Session::say_changes(const Plan& plan) const {
+  const std::string changes = plan.changes();
+  if (!settings.quiet && !changes.empty()) std::fprintf(stderr, "weights: %s\n", changes.c_str());
 }
 
 namespace {

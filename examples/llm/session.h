@@ -112,6 +112,7 @@ class Session {
 
   void load(int64_t sequences);  // the model; before that only what describes it is there
   ModelOptions options(int64_t sequences) const;
+  void say_changes(const Plan& plan) const;  // which weights become another type, unless --quiet
 
  private:
   void find_stops();

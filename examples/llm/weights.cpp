@@ -201,6 +201,24 @@ size_t Weights::bytes() const {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
+std::vector<Type> activation_types(int wanted, const std::map<std::string, Tensor>& tensors) {
+  size_t bytes[kTypes] = {};
+  for (const auto& item : tensors) {
+    if (item.second.shape.size() > 1) bytes[int(item.second.type)] += item.second.bytes;  // others become floats
+  }
+  const bool half =
+      wanted == int(Type::f16) || (wanted != int(Type::bf16) && bytes[int(Type::f16)] > bytes[int(Type::bf16)]);
+  return half ? std::vector<Type>{Type::f16, Type::bf16} : std::vector<Type>{Type::bf16, Type::f16};
+}
+
+int type_on_device(Type stored, int wanted, Type activations, const std::function<bool(Type)>& has) {
+  if (wanted >= 0) return has(Type(wanted)) ? wanted : -1;
+  for (const Type type : {stored, activations, Type::f32, Type::bf16, Type::f16}) {
+    if (has(type)) return int(type);
+  }
+  return -1;
+}
+
 size_t weight_bytes(Type type, int64_t rows, int64_t cols) {
   return size_t(rows) * size_t(type == Type::i4 ? (cols + 7) / 8 * 4 : cols * (bits_of(type) / 8));
 }

@@ -1,6 +1,7 @@
 // Weights as they lie in .safetensors files, mapped into memory: nothing is copied that need not be.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -66,12 +67,20 @@ class Weights {
   mutable std::set<std::string> read_;
 };
 
+// The types of 16 bits that a GPU's activations may have, the better one first: the one that --weights asks for
+// (`wanted`; -1: none), or else the one in which more of the matrices are stored that have 16 bits. Where all have 32
+// it is bf16, which has room for all numbers of fp32.
+std::vector<Type> activation_types(int wanted, const std::map<std::string, Tensor>& tensors);
+// The type on a device of weights that are stored in a type: `wanted`, or with -1 the stored one. Where the device does
+// not have that, they become what its activations are, or else another type of 16 bits or more. -1 if there is none.
+int type_on_device(Type stored, int wanted, Type activations, const std::function<bool(Type)>& has);
+
 // Bytes that `rows` x `cols` weights take, and their scales.
 size_t weight_bytes(Type type, int64_t rows, int64_t cols);
 size_t scale_bytes(Type type, int64_t rows, int64_t cols);
 // A row of a matrix as floats; any of the three types that files have.
 void to_floats(Type type, const void* from, float* to, int64_t n);
-// `rows` x `cols` floats as weights of a type.
+// `rows` x `cols` floats as weights of a type. Numbers beyond the largest one of fp16 are infinite there.
 void from_floats(const float* from, int64_t rows, int64_t cols, Type type, void* data, void* scales);
 
 }  // namespace llm

@@ -1,0 +1,271 @@
+// The types that weights have on a device which does not have all of them, as GPUs do not.
+#include <functional>
+#include <limits>
+#include <set>
+
+#include "golden.h"
+#include "support/catch.h"
+
+using namespace golden;
+
+namespace {
+
+// The CPU with some of its types. activations: only for plans, if they are not fp32.
+class Part : public llm::Device {
+ public:
+  explicit Part(const std::set<Type>& types, Type activations = Type::f32)
+      : cpu_(llm::make_cpu(2)), types_(types), rows_(cpu_->rows()) {
+    rows_.activations = activations;
+    place_ = cpu_->place();
+  }
+  std::string name() const override { return "a part of the CPU"; }
+  bool is_host() const override { return true; }
+  size_t free_bytes() const override { return size_t(1) << 30; }
+  void* allocate(size_t bytes) override { return cpu_->allocate(bytes); }
+  void release(void* p) override { cpu_->release(p); }
+  void* allocate_shared(size_t bytes) override { return cpu_->allocate_shared(bytes); }
+  void release_shared(void* p) override { cpu_->release_shared(p); }
+  void upload(void* to, const void* from, size_t bytes) override { cpu_->upload(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { cpu_->download(to, from, bytes); }
+  void synchronize() override {}
+  bool idle() override { return true; }
+  int64_t chunk() const override { return 512; }
+  int ahead() const override { return 0; }
+  std::unique_ptr<llm::Recording> record(const std::function<void()>& calls) override { return cpu_->record(calls); }
+  const llm::RowCalls& rows() const override { return rows_; }
+  const llm::ProductCalls* products(Type type) const override {
+    return types_.count(type) > 0 ? cpu_->products(type) : nullptr;
+  }
+  const llm::AttendCalls* attend(Type type) const override {
+    return type == Type::f32 || types_.count(type) > 0 ? cpu_->attend(type) : nullptr;
+  }
+
+ private:
+  std::unique_ptr<llm::Device> cpu_;
+  std::set<Type> types_;
+  llm::RowCalls rows_;
+};
+
+llm::Settings settings_of(const Folder& folder, const char* weights = "stored") {
+  llm::Settings s;
+  s.directory = folder.path(), s.device = "cpu", s.threads = 2, s.quiet = true, s.cache = "fp32", s.weights = weights,
+  s.context = 200;
+  return s;
+}
+
+// The settings, which the session refers to, and a session on a device.
+struct On {
+  llm::Settings settings;
+  llm::Session session;
+  On(const llm::Settings& s, std::unique_ptr<llm::Device> device) : settings(s), session(settings) {
+    session.device = std::move(device);
+  }
+  llm::Plan plan() { return llm::Model::plan(session.config, *session.weights, *session.device, session.options(1)); }
+  double difference_from(const Json& golden) {
+    session.load(1);
+    const auto ids = golden["ids"].get<std::vector<int32_t>>();
+    const Json& mark = golden["logits"].back();
+    session.model->read(0, 0, ids.data(), mark["at"].get<int64_t>() + 1);
+    return difference(session.model->logits(0), mark["values"].get<std::vector<float>>());
+  }
+  std::string refusal() {
+    try {
+      session.load(1);
+    } catch (const llm::Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+};
+
+std::map<std::string, llm::Tensor> some(const std::vector<std::pair<Type, int64_t>>& matrices) {
+  std::map<std::string, llm::Tensor> out;
+  for (const auto& [type, rows] : matrices)
+    out[std::to_string(out.size())] = {type, {rows, 8}, nullptr, size_t(rows * 8 * llm::bits_of(type) / 8)};
+  out["norm"] = {Type::f16, {1 << 20}, nullptr, 2 << 20};  // becomes floats, whatever it is
+  return out;
+}
+
+// A file of tensors of several types: headers know where each begins.
+std::string mixed(const std::vector<golden::Tensor>& tensors, const std::map<std::string, Type>& types) {
+  Json header = Json::object();
+  std::string data;
+  for (const golden::Tensor& tensor : tensors) {
+    const auto at = types.find(tensor.name);
+    const Type type = at == types.end() ? Type::bf16 : at->second;
+    while (data.size() % 4 != 0) data += '\0';
+    const size_t begin = data.size(), bytes = tensor.values.size() * size_t(llm::bits_of(type) / 8);
+    data.resize(begin + bytes);
+    llm::from_floats(tensor.values.data(), 1, int64_t(tensor.values.size()), type, &data[begin], nullptr);
+    header[tensor.name] = {{"dtype", type == Type::f32   ? "F32"
+                                     : type == Type::f16 ? "F16"
+                                                         : "BF16"},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {begin, begin + bytes}}};
+  }
+  std::string text = header.dump(), length(8, '\0');
+  while (text.size() % 8 != 0) text += ' ';
+  for (size_t i = 0; i < 8; ++i) length[i] = char(text.size() >> (8 * i) & 255);
+  return length + text + data;
+}
+
+}  // namespace
+
+TEST_CASE("activations have the type that is asked for or stored, and bf16 with weights of fp32") {
+  const auto first = [](int wanted, const std::vector<std::pair<Type, int64_t>>& matrices) {
+    const auto types = llm::activation_types(wanted, some(matrices));
+    CHECK(types.size() == 2);
+    CHECK(types[0] != types[1]);
+    return types[0];
+  };
+  CHECK(first(-1, {{Type::f32, 9}}) == Type::bf16);
+  CHECK(first(-1, {{Type::f16, 9}}) == Type::f16);
+  CHECK(first(-1, {{Type::bf16, 9}}) == Type::bf16);
+  CHECK(first(-1, {{Type::f32, 9}, {Type::f16, 1}}) == Type::f16);
+  CHECK(first(-1, {{Type::bf16, 1}, {Type::f16, 9}}) == Type::f16);
+  CHECK(first(-1, {{Type::bf16, 9}, {Type::f16, 1}}) == Type::bf16);
+  for (const Type codes : {Type::f32, Type::f8, Type::i8, Type::i4}) {
+    CHECK(first(int(codes), {{Type::f32, 9}}) == Type::bf16);
+    CHECK(first(int(codes), {{Type::f16, 9}}) == Type::f16);
+  }
+  CHECK(first(int(Type::bf16), {{Type::f16, 9}}) == Type::bf16);
+  CHECK(first(int(Type::f16), {{Type::bf16, 9}}) == Type::f16);
+}
+
+TEST_CASE("weights of a type that a device does not have become one that it has") {
+  const auto made = [](Type stored, int wanted, Type activations, const std::set<Type>& types) {
+    return llm::type_on_device(stored, wanted, activations, [&](Type type) { return types.count(type) > 0; });
+  };
+  const std::set<Type> bf16 = {Type::bf16, Type::f8, Type::i8, Type::i4}, f16 = {Type::f16, Type::i8};
+  for (const Type stored : {Type::f32, Type::f16, Type::bf16}) {
+    CHECK(made(stored, -1, Type::bf16, bf16) == int(Type::bf16));
+    CHECK(made(stored, -1, Type::f16, f16) == int(Type::f16));
+    CHECK(made(stored, -1, Type::f32, {Type::f32, Type::f16, Type::bf16}) == int(stored));
+    CHECK(made(stored, int(Type::i8), Type::bf16, bf16) == int(Type::i8));
+    CHECK(made(stored, int(Type::f32), Type::bf16, bf16) == -1);
+    CHECK(made(stored, -1, Type::f32, {Type::i8}) == -1);
+  }
+  CHECK(made(Type::f16, -1, Type::f32, {Type::f32, Type::bf16}) == int(Type::f32));  // which loses nothing
+  CHECK(made(Type::f32, -1, Type::f32, {Type::f16, Type::bf16}) == int(Type::bf16));
+}
+
+TEST_CASE("models of fp32 run on devices without it") {
+  for (const char* name : {"llama", "llama_tied", "gpt2", "phi3", "mixtral", "qwen2_moe"}) {
+    INFO(name);
+    const Json golden = read(name);
+    const ModelFolder folder(golden);
+    for (const Type type : {Type::bf16, Type::f16}) {
+      On part(settings_of(folder), std::make_unique<Part>(std::set<Type>{type, Type::i8}));
+      CHECK(part.difference_from(golden) < 2e-5);  // 16 bits hold these weights exactly
+      const llm::Plan plan = part.plan();
+      CHECK(plan.mapped == 0);
+      CHECK(plan.weights == part.session.model->plan().weights);
+      CHECK(plan.changes() == part.session.model->plan().changes());
+      CHECK(plan.changes().find(std::string("of fp32 become ") + llm::name_of(type)) != std::string::npos);
+
+      // The same bytes as if they were asked for, of which nothing is said.
+      On asked(settings_of(folder, llm::name_of(type)), llm::make_cpu(2));
+      CHECK(asked.plan().weights == plan.weights);
+      CHECK(asked.plan().changes().empty());
+      CHECK(asked.difference_from(golden) < 2e-5);
+      CHECK(asked.session.model->weight_bytes() == part.session.model->weight_bytes());
+      On all(settings_of(folder), llm::make_cpu(2));
+      CHECK(all.plan().changes().empty());
+    }
+    // Embeddings and head, which keep 16 bits, are all that is changed.
+    On codes(settings_of(folder, "int8"), std::make_unique<Part>(std::set<Type>{Type::bf16, Type::i8}));
+    CHECK(codes.difference_from(golden) < 0.1);
+    CHECK(codes.plan().changes().find("of fp32 become") != std::string::npos);
+  }
+}
+
+TEST_CASE("a plan is right for a device with activations of 16 bits") {
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  llm::Settings settings = settings_of(folder);
+  settings.cache = "auto";
+  On part(settings, std::make_unique<Part>(std::set<Type>{Type::bf16}, Type::bf16));
+  const llm::Plan plan = part.plan();
+  size_t matrices = 0, vectors = 0;
+  for (const auto& tensor : tensors_of(golden)) (tensor.shape.size() > 1 ? matrices : vectors) += tensor.values.size();
+  CHECK(plan.weights >= 2 * matrices + 4 * vectors);
+  CHECK(plan.weights <= 2 * matrices + 4 * vectors + 4 * 1024);  // zeros in place of biases
+  CHECK(plan.mapped == 0);
+  // Keys and values are of the type that the embedding has now.
+  settings.cache = "bf16";
+  CHECK(On(settings, std::make_unique<Part>(std::set<Type>{Type::bf16}, Type::bf16)).plan().cache == plan.cache);
+}
+
+TEST_CASE("single matrices of another type become the type of the others") {
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  const auto tensors = tensors_of(golden);
+  const std::string layer = "model.layers.0.";
+  folder.write("model.safetensors", mixed(tensors, {{layer + "self_attn.o_proj.weight", Type::f32},
+                                                    {layer + "mlp.down_proj.weight", Type::f16},
+                                                    {"lm_head.weight", Type::f32},
+                                                    {"model.norm.weight", Type::f32}}));
+  On part(settings_of(folder), std::make_unique<Part>(std::set<Type>{Type::bf16}));
+  CHECK(part.difference_from(golden) < 2e-5);
+  CHECK(part.plan().changes() ==
+        "2 matrices of fp32 become bf16, 1 matrix of fp16 becomes bf16: "
+        "the stored type is not compiled in for this device");
+  CHECK(part.plan().mapped > 0);
+  CHECK(On(settings_of(folder), llm::make_cpu(2)).difference_from(golden) < 2e-5);
+}
+
+TEST_CASE("learned positions have the type of the embedding") {
+  const Json golden = read("gpt2");
+  for (const Type places : {Type::f32, Type::f16}) {
+    const ModelFolder folder(golden);
+    std::map<std::string, Type> types;
+    for (const auto& tensor : tensors_of(golden)) {
+      if (tensor.name.find("wpe.weight") != std::string::npos) types[tensor.name] = places;
+    }
+    REQUIRE(types.size() == 1);
+    folder.write("model.safetensors", mixed(tensors_of(golden), types));
+    CHECK(On(settings_of(folder), llm::make_cpu(2)).difference_from(golden) < 2e-5);
+  }
+}
+
+TEST_CASE("numbers that are too large for fp16 are refused, and bf16 takes them") {
+  const Json golden = read("llama");
+  const auto with = [&](float x, const char* weights, const std::set<Type>& types) {
+    const ModelFolder folder(golden);
+    auto tensors = tensors_of(golden);
+    for (auto& tensor : tensors) {
+      if (tensor.name == "model.layers.1.mlp.up_proj.weight") tensor.values[77] = x;
+    }
+    folder.write("model.safetensors", safetensors(tensors, Type::f32));
+    return On(settings_of(folder, weights), std::make_unique<Part>(types)).refusal();
+  };
+  const std::set<Type> all = {Type::f32, Type::f16, Type::bf16};
+  for (const float x : {70000.f, -1e30f, 65520.f}) {
+    const std::string why = with(x, "stored", {Type::f16});
+    CHECK(why.find("model.layers.1.mlp.up_proj.weight") != std::string::npos);
+    CHECK(why.find("--weights bf16") != std::string::npos);
+    CHECK(why.find('\n') == std::string::npos);
+    CHECK(with(x, "fp16", all).find("--weights bf16") != std::string::npos);
+    CHECK(with(x, "bf16", all) == "");
+    CHECK(with(x, "stored", {Type::bf16, Type::f16}) == "");
+  }
+  CHECK(with(65519.f, "fp16", all) == "");
+  CHECK(with(std::numeric_limits<float>::infinity(), "fp16", all) == "");  // as it is stored
+}
+
+TEST_CASE("what a device cannot have is refused with the flag that helps") {
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  const auto refusal = [&](llm::Settings settings, const std::set<Type>& types) {
+    return On(settings, std::make_unique<Part>(types)).refusal();
+  };
+  std::string why = refusal(settings_of(folder, "fp32"), {Type::bf16, Type::i8});
+  CHECK(why.find("--weights takes bf16, int8") != std::string::npos);
+  CHECK(why.find("-DKERNELS_LLM_WEIGHTS") != std::string::npos);
+  why = refusal(settings_of(folder), {Type::i8});
+  CHECK(why.find("embed_tokens.weight") != std::string::npos);
+  CHECK(why.find("-DKERNELS_LLM_WEIGHTS") != std::string::npos);
+  llm::Settings settings = settings_of(folder);
+  settings.cache = "fp16";
+  CHECK(refusal(settings, {Type::bf16}).find("--cache takes fp32, bf16") != std::string::npos);
+}
