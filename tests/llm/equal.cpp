@@ -174,6 +174,23 @@ TEST_CASE("models with weights and caches of 16 bits err no more than transforme
   }
 }
 
+TEST_CASE("models of fp32 become bf16 on a GPU") {
+  if (!on_gpu || !can(llm::Type::bf16, llm::Type::bf16, llm::Type::bf16)) return test::skip("no GPU, or not compiled");
+  for (const char* name : {"llama", "gpt2", "phi3", "qwen2_moe"}) {
+    INFO(name);
+    const Json golden = read(name);
+    const ModelFolder folder(golden, llm::Type::f32);
+    llm::Settings settings = settings_of(folder.path(), llm::Type::bf16);
+    settings.context = 200;
+    Loaded model(settings);
+    const Ids ids = golden["ids"].get<Ids>();
+    for (const Json& mark : golden["logits"]) {
+      CHECK(difference(model.read({ids.begin(), ids.begin() + mark["at"].get<int64_t>() + 1}).data(),
+                       mark["values"].get<std::vector<float>>()) < 2 * golden["errors"]["bfloat16"].get<double>());
+    }
+  }
+}
+
 TEST_CASE("the bundled model computes the same in every way, and on the CPU") {
   if (!can(llm::Type::f16, llm::Type::f16, llm::Type::f16)) return test::skip("no such device or types");
   const Ids ids = llm::Tokenizer(LLM_MODEL).encode(stories()[0]);
