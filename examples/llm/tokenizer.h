@@ -1,6 +1,6 @@
 // Text to tokens and back: byte-level BPE and SentencePiece's BPE with byte fallback, as tokenizer.json,
-// tokenizer.model or GPT-2's vocab.json and merges.txt describe them. What a file asks for beyond that is refused by
-// name.
+// tokenizer.model or vocab.json and merges.txt of GPT-2 or Qwen 2 describe them. What a file asks for beyond that is
+// refused by name.
 #pragma once
 
 #include <map>
@@ -46,7 +46,8 @@ class Tokenizer {
     std::string match;  // what is looked for: text, or what the normalizer makes of it
   };
 
-  // Of a directory; bos and eos by name come from tokenizer_config.json.
+  // Of a directory. bos and eos by name come from tokenizer_config.json, and whether they are put around a text, if it
+  // says so; added tokens from there or from added_tokens.json, where there is no tokenizer.json.
   explicit Tokenizer(const std::string& directory);
   static Tokenizer from_json(const Json& json, const std::string& what);
   static Tokenizer from_model(const std::string& bytes, const std::string& what);  // SentencePiece's protobuf
@@ -82,8 +83,12 @@ class Tokenizer {
   Tokenizer() = default;
   void read_json(const Json& json, const std::string& what);
   void read_model(const std::string& bytes, const std::string& what);
-  void read_vocabulary(const std::string& directory);
-  void read_config(const std::string& directory);
+  // Of a directory (tokenizer_directory.cpp); type: what class_of() says.
+  enum class Source { json, model, vocabulary };
+  void read_vocabulary(const std::string& directory, const Json& config, const std::string& type);
+  void read_added_beside(const std::string& directory, const Json& config);
+  void read_ends_beside(const std::string& path, const Json& config, const std::string& type, Source source);
+  void read_templates(const std::string& directory, const Json& config);
   void read_steps(const Json& json, const std::string& what, bool normalizing);
   static void read_pattern(Step& step, const Json& json, const std::string& what);
   static void read_normalizer(Step& step, const Json& json, const std::string& what);

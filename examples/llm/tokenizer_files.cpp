@@ -21,6 +21,7 @@ void Tokenizer::add_added(const Added& token, const std::string& what) {
 }
 
 void Tokenizer::index_added() {
+  tries_[0] = tries_[1] = {};
   for (Added& token : added_) {
     if (token.match.empty()) token.match = token.normalized ? normalize(token.text, true) : token.text;
     if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
@@ -162,57 +163,6 @@ void Tokenizer::read_json(const Json& json, const std::string& what) {
   index_added();
 }
 
-// GPT-2's own two files.
-void Tokenizer::read_vocabulary(const std::string& directory) {
-  Json json = {
-      {"model", {{"type", "BPE"}, {"vocab", llm::read_json(directory + "/vocab.json")}, {"merges", Json::array()}}},
-      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-      {"added_tokens", Json::array()}};
-  const std::string merges = read_file(directory + "/merges.txt");
-  for (size_t at = 0; at < merges.size();) {
-    const size_t end = std::min(merges.find('\n', at), merges.size());
-    std::string line = merges.substr(at, end - at);
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!line.empty() && line.rfind("#version", 0) != 0) json["model"]["merges"].push_back(line);
-    at = end + 1;
-  }
-  const Json& vocabulary = json["model"]["vocab"];
-  if (vocabulary.is_object() && vocabulary.contains("<|endoftext|>"))
-    json["added_tokens"].push_back(
-        {{"content", "<|endoftext|>"}, {"id", vocabulary["<|endoftext|>"]}, {"special", true}});
-  read_json(json, directory + "/vocab.json");
-}
-
-void Tokenizer::read_config(const std::string& directory) {
-  const std::string path = directory + "/tokenizer_config.json";
-  if (file_exists(path)) {
-    const Json json = llm::read_json(path);
-    if (!json.is_object()) throw Error(path + ": not an object");
-    for (const auto& item : json.items()) {
-      const std::string& name = item.key();
-      const Json* const text = item.value().is_object() ? part_of(item.value(), "content") : &item.value();
-      if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr && text->is_string())
-        special_names[name] = *text;
-    }
-    const auto token = [&](const char* name, int32_t otherwise) {
-      const int32_t id = special_names.contains(name) ? id_of(special_names[name].get<std::string>()) : -1;
-      return id >= 0 ? id : otherwise;
-    };
-    bos = token("bos_token", bos), eos = token("eos_token", eos);
-    const Json* const all = part_of(json, "chat_template");
-    if (all != nullptr && all->is_string()) chat_templates["default"] = all->get<std::string>();
-    for (const Json& item : all != nullptr && all->is_array() ? *all : Json::array()) {
-      if (!item.is_object()) throw Error(path + ": chat_template: a list of something else than objects");
-      chat_templates[text_of(item, "name", path)] = text_of(item, "template", path);
-    }
-  } else {  // as the model's own file has them
-    if (bos >= 0) special_names["bos_token"] = bytes(bos, true);
-    if (eos >= 0) special_names["eos_token"] = bytes(eos, true);
-  }
-  if (file_exists(directory + "/chat_template.jinja"))
-    chat_templates["default"] = read_file(directory + "/chat_template.jinja", 1 << 20);
-}
-
 Tokenizer Tokenizer::from_json(const Json& json, const std::string& what) {
   Tokenizer out;
   out.read_json(json, what);
@@ -223,16 +173,6 @@ Tokenizer Tokenizer::from_model(const std::string& bytes, const std::string& wha
   Tokenizer out;
   out.read_model(bytes, what);
   return out;
-}
-
-Tokenizer::Tokenizer(const std::string& directory) {
-  if (file_exists(directory + "/tokenizer.json"))
-    read_json(llm::read_json(directory + "/tokenizer.json"), directory + "/tokenizer.json");
-  else if (file_exists(directory + "/tokenizer.model"))
-    read_model(read_file(directory + "/tokenizer.model"), directory + "/tokenizer.model");
-  else if (file_exists(directory + "/vocab.json")) read_vocabulary(directory);
-  else throw Error(directory + ": has neither tokenizer.json nor tokenizer.model");
-  read_config(directory);
 }
 
 // ---- SentencePiece's file: a protobuf -------------------------------------------------------------------------------

@@ -6,6 +6,8 @@
 #include <array>
 #include <ctime>
 #include <functional>
+#include <initializer_list>
+#include <map>
 
 #include "base64.h"
 #include "golden.h"
@@ -193,4 +195,206 @@ TEST_CASE("bytes come out as whole characters, wherever they are cut") {
   CHECK(llm::valid_utf8(good) == good);
   CHECK(llm::valid_utf8("\xe6\x97") == "\xef\xbf\xbd");
   CHECK(llm::valid_utf8("\xed\xa0\x80") == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+}
+
+namespace {
+
+// A directory of such files, JSON unless it is a text.
+Tokenizer load(const std::map<std::string, Json>& files) {
+  const Folder folder;
+  for (const auto& [name, json] : files) folder.write(name, json.is_string() ? json.get<std::string>() : json.dump());
+  return Tokenizer(folder.path());
+}
+
+std::string refusal(const std::map<std::string, Json>& files) {
+  try {
+    load(files);
+  } catch (const llm::Error& e) {
+    CHECK(std::string(e.what()).find('\n') == std::string::npos);
+    return e.what();
+  }
+  return "";
+}
+
+using Ids = Tokenizer::Ids;
+
+}  // namespace
+
+TEST_CASE("add_bos_token and add_eos_token count beside tokenizer.json where the tokenizer is of Llama's kind") {
+  const Json file = read("tokenizers")["tokenizers"]["llama2"]["json"];  // begins with <s>
+  const Tokenizer plain = Tokenizer::from_json(file, "llama2");
+  const Ids middle = plain.encode("The cat", false);
+  const int32_t bos = plain.id_of("<s>"), eos = plain.id_of("</s>"), end = plain.id_of("<|end|>");
+  REQUIRE(bos >= 0);
+  REQUIRE(end >= 0);
+  const auto around = [&](const std::vector<int32_t>& before, const std::vector<int32_t>& after) {
+    Ids out = before;
+    out.insert(out.end(), middle.begin(), middle.end());
+    out.insert(out.end(), after.begin(), after.end());
+    return out;
+  };
+  const auto encode = [&](const Json& config, const Json& model = Json::object()) {
+    return load({{"tokenizer.json", file}, {"tokenizer_config.json", config}, {"config.json", model}})
+        .encode("The cat");
+  };
+  const Json names = {{"bos_token", "<s>"}, {"eos_token", {{"content", "</s>"}}}};
+  const auto with = [&](const char* type, const Json& flags) {
+    Json config = names;
+    if (type != nullptr) config["tokenizer_class"] = type;
+    config.update(flags);
+    return config;
+  };
+  CHECK(encode(names) == around({bos}, {}));
+  for (const char* type : {"LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast", "CohereTokenizerFast"}) {
+    INFO(type);
+    CHECK(encode(with(type, Json::object())) == around({bos}, {}));  // as the file says
+    CHECK(encode(with(type, {{"add_bos_token", true}})) == around({bos}, {}));
+    CHECK(encode(with(type, {{"add_bos_token", false}})) == around({}, {}));
+    CHECK(encode(with(type, {{"add_eos_token", true}})) == around({bos}, {eos}));
+    CHECK(encode(with(type, {{"add_bos_token", false}, {"add_eos_token", true}})) == around({}, {eos}));
+    CHECK(encode(with(type, {{"add_bos_token", true}, {"bos_token", "<|end|>"}})) == around({end}, {}));
+  }
+  // Named by config.json, or by the architecture.
+  const Json without = {{"add_bos_token", false}};
+  CHECK(encode(with(nullptr, without), {{"model_type", "mistral"}}) == around({}, {}));
+  CHECK(encode(with(nullptr, without), {{"tokenizer_class", "LlamaTokenizer"}}) == around({}, {}));
+  CHECK(encode(with("PreTrainedTokenizerFast", without), {{"model_type", "llama"}}) == around({bos}, {}));
+  CHECK(encode(with(nullptr, without), {{"model_type", "qwen2"}}) == around({bos}, {}));
+  CHECK(encode(with(nullptr, without)) == around({bos}, {}));
+  // The usual names, where there are none.
+  CHECK(encode({{"tokenizer_class", "LlamaTokenizer"}, {"add_eos_token", true}}) == around({bos}, {eos}));
+  CHECK(refusal({{"tokenizer.json", file},
+                 {"tokenizer_config.json",
+                  {{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"bos_token", nullptr}}}})
+            .find("add_bos_token") != std::string::npos);
+  CHECK(refusal({{"tokenizer.json", file},
+                 {"tokenizer_config.json", {{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", "yes"}}}})
+            .find("add_bos_token") != std::string::npos);
+  // Texts of a conversation have what the template writes, and nothing else.
+  CHECK(load({{"tokenizer.json", file}, {"tokenizer_config.json", with("LlamaTokenizer", {{"add_eos_token", true}})}})
+            .encode("The cat", false) == middle);
+}
+
+TEST_CASE("tokenizer.model begins texts as tokenizer_config.json says, and has added tokens from beside it") {
+  const std::string model = from_base64(read("tokenizers")["sentencepiece"]["model"]);
+  const Tokenizer plain = Tokenizer::from_model(model, "tokenizer.model");
+  const int32_t n = int32_t(plain.size());
+  const auto beside = [&](const Json& config, const Json& added = nullptr) {
+    const Folder folder;
+    folder.write("tokenizer.model", model);
+    folder.write("tokenizer_config.json", config.dump());
+    if (!added.is_null()) folder.write("added_tokens.json", added.dump());
+    return Tokenizer(folder.path());
+  };
+  const auto joined = [&](std::initializer_list<Ids> parts) {
+    Ids out;
+    for (const Ids& part : parts) out.insert(out.end(), part.begin(), part.end());
+    return out;
+  };
+  const Ids the = plain.encode("The cat", false), dog = plain.encode("the dog", false);
+  CHECK(beside(Json::object()).encode("The cat") == joined({{plain.bos}, the}));
+  CHECK(beside({{"add_bos_token", false}}).encode("The cat") == the);
+  CHECK(beside({{"add_eos_token", true}}).encode("The cat") == joined({{plain.bos}, the, {plain.eos}}));
+  CHECK(beside({{"bos_token", "</s>"}}).encode("The cat") == joined({{plain.eos}, the}));
+
+  // added_tokens.json: special if tokenizer_config.json names them.
+  const Json added = {{"<|im_start|>", n}, {"<|im_end|>", n + 1}, {"<note>", n + 5}};
+  const Json names = {{"eos_token", "<|im_end|>"}, {"additional_special_tokens", {"<|im_start|>"}}};
+  const Tokenizer older = beside(names, added);
+  CHECK(older.size() == n + 6);
+  CHECK(older.eos == n + 1);
+  CHECK(older.encode("<|im_start|>The cat<note>the dog<|im_end|>") ==
+        joined({{plain.bos, n}, the, {n + 5}, dog, {n + 1}}));
+  CHECK(older.decode({n, n + 5, n + 1}) == "<note>");
+  CHECK(older.decode({n, n + 5, n + 1}, true) == "<|im_start|><note><|im_end|>");
+  const Ids by_others = older.encode("<|im_end|>", true, false);
+  CHECK(std::count(by_others.begin(), by_others.end(), n + 1) == 0);
+
+  // added_tokens_decoder, which counts where both are there.
+  const auto token = [](const char* text, bool special, bool left, bool right) {
+    return Json{{"content", text}, {"special", special}, {"lstrip", left}, {"rstrip", right}, {"normalized", !special}};
+  };
+  Json config = names;
+  config["added_tokens_decoder"] = {{"0", token("<unk>", true, false, false)},
+                                    {"1", token("<s>", true, false, false)},
+                                    {std::to_string(n), token("<|im_start|>", true, false, true)},
+                                    {std::to_string(n + 1), token("<|im_end|>", true, true, false)},
+                                    {std::to_string(n + 2), token("<word>", false, false, false)}};
+  const Tokenizer newer = beside(config, {{"<note>", n + 5}});
+  CHECK(newer.size() == n + 3);
+  CHECK(newer.id_of("<note>") < 0);
+  CHECK(newer.encode("<|im_start|>  The cat \n<|im_end|>") == joined({{plain.bos, n}, the, {n + 1}}));
+  CHECK(newer.encode("<s>The cat<word>the dog") == joined({{plain.bos, plain.bos}, the, {n + 2}, dog}));
+  CHECK(newer.bytes(n + 2) == "<word>");
+  CHECK(newer.bytes(n) == "");
+
+  // tokenizer.json counts where it is there.
+  const Json file = read("tokenizers")["tokenizers"]["llama2"]["json"];
+  const Tokenizer both =
+      load({{"tokenizer.json", file}, {"tokenizer_config.json", config}, {"added_tokens.json", added}});
+  CHECK(both.size() == Tokenizer::from_json(file, "llama2").size());
+  CHECK(both.id_of("<|im_end|>") < 0);
+
+  for (const Json& wrong :
+       {Json::array(), Json{{"x", token("a", true, true, true)}}, Json{{"-1", token("a", true, true, true)}},
+        Json{{"99999999", token("a", true, true, true)}}, Json{{"5", "a"}}, Json{{"5", {{"content", 5}}}},
+        Json{{"5", {{"content", ""}}}}}) {
+    INFO(wrong);
+    CHECK(refusal({{"tokenizer.model", model}, {"tokenizer_config.json", {{"added_tokens_decoder", wrong}}}})
+              .find("added_tokens_decoder") != std::string::npos);
+  }
+  for (const Json& wrong : {Json::array(), Json{{"a", -1}}, Json{{"a", "b"}}, Json{{"", 5}}})
+    CHECK(refusal({{"tokenizer.model", model}, {"added_tokens.json", wrong}}).find("added_tokens.json") !=
+          std::string::npos);
+}
+
+// With all added tokens of the golden files, and against the ids that these have.
+TEST_CASE("vocab.json and merges.txt are read by the rules of the model's family") {
+  const Json golden = read("tokenizers");
+  const auto files = [&](const char* name, const Json& config, const Json& model) {
+    const Json& json = golden["tokenizers"][name]["json"];
+    std::string merges = "#version: 0.2\n";
+    for (const Json& merge : json["model"]["merges"])
+      merges += (merge.is_string() ? merge.get<std::string>()
+                                   : merge[0].get<std::string>() + " " + merge[1].get<std::string>()) +
+                "\n";
+    Json all = config;
+    for (const Json& token : json["added_tokens"])
+      all["added_tokens_decoder"][std::to_string(token["id"].get<int>())] = token;
+    return std::map<std::string, Json>{{"vocab.json", json["model"]["vocab"]},
+                                       {"merges.txt", merges},
+                                       {"tokenizer_config.json", all},
+                                       {"config.json", model}};
+  };
+  const auto compare = [&](const char* name, const Tokenizer& tokenizer, bool begins) {
+    const Json& expected = golden["tokenizers"][name];
+    for (size_t i = 0; i < golden["texts"].size(); ++i) {
+      INFO(name << ": " << golden["texts"][i]);
+      Ids ids = expected["ids"][i].get<Ids>();
+      if (!begins) ids.erase(ids.begin());
+      const Ids made = tokenizer.encode(golden["texts"][i].get<std::string>());
+      CHECK(made == ids);
+      CHECK(tokenizer.decode(made) == expected["decoded"][i].get<std::string>());
+    }
+  };
+  const Json begins = {{"add_bos_token", true}, {"bos_token", "<|end|>"}, {"tokenizer_class", "GPT2Tokenizer"}};
+  Json spaced = begins;
+  spaced["add_prefix_space"] = true;
+  const Json none = Json::object(), gpt2 = {{"model_type", "gpt2"}}, llama = {{"model_type", "llama"}};
+  compare("gpt2", load(files("gpt2", begins, none)), true);
+  compare("gpt2", load(files("gpt2", begins, llama)), true);  // SmolLM, say
+  compare("gpt2", load(files("gpt2", none, gpt2)), false);
+  compare("gpt2", load(files("gpt2", none, none)), false);  // nobody says
+  compare("gpt2_prefix", load(files("gpt2_prefix", spaced, gpt2)), true);
+  for (const char* type : {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+    compare("qwen2", load(files("qwen2", {{"add_bos_token", true}}, {{"model_type", type}})), false);
+  compare("qwen2", load(files("qwen2", {{"tokenizer_class", "Qwen2TokenizerFast"}}, none)), false);
+
+  for (const char* type : {"llama", "mistral", "phi3", "gemma3_text"}) {
+    const std::string why = refusal(files("gpt2", none, {{"model_type", type}}));
+    CHECK(why.find("Tokenizer splits words") != std::string::npos);
+    CHECK(why.find("tokenizer.json") != std::string::npos);
+  }
+  CHECK(refusal(files("gpt2", {{"tokenizer_class", "CodeGenTokenizer"}}, gpt2)).find("CodeGenTokenizer") !=
+        std::string::npos);
 }
