@@ -3,11 +3,17 @@
 #include "device.h"
 
 #include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <kernels/cpu/exec.h>
+#include <set>
+#include <sstream>
 
 namespace llm {
 
@@ -21,6 +27,44 @@ LLM_UNITS
 
 namespace {
 
+// The first CPU of a list of numbers and ranges in rising order, "0-1,8" say; -1 if it is none, or this one not in it.
+int first_of(const std::string& list, int cpu) {
+  std::istringstream in(list);
+  int first = -1, last = -1;
+  bool found = false;
+  do {
+    int from = 0;
+    if (!(in >> from) || from <= last) return -1;
+    if (first < 0) first = from;
+    last = from;
+    if (in.peek() == '-' && (!(in.ignore() >> last) || last <= from)) return -1;
+    found = found || (from <= cpu && cpu <= last);
+  } while (in.peek() == ',' && in.ignore());
+  return found && (in >> std::ws).eof() ? first : -1;
+}
+
+// One on each core, as two on one share what it can compute, but no more than the CPUs and the quota that the process
+// has. Where Linux does not say which CPUs are one core, as many as these.
+int default_threads() {
+  const int most = kernels::cpu::Exec{}.threads();
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return most;
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+  const int cores = count_cores(cpus, [](int cpu) {
+    std::string list;
+    std::getline(std::ifstream("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list"),
+                 list);
+    return list;
+  });
+  if (cores > 0) return std::min(cores, most);
+#endif
+  return most;
+}
+
 class Again : public Recording {
  public:
   explicit Again(std::function<void()> calls) : calls_(std::move(calls)) {}
@@ -33,7 +77,7 @@ class Again : public Recording {
 class Cpu : public Device {
  public:
   explicit Cpu(int threads) {
-    place_.threads = threads > 0 ? threads : kernels::cpu::Exec{}.threads();
+    place_.threads = threads > 0 ? threads : default_threads();
     if (place_.threads > 1024) throw Error("--threads: more than 1024");
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
@@ -114,6 +158,16 @@ class Cpu : public Device {
 };
 
 }  // namespace
+
+int count_cores(const std::vector<int>& cpus, const std::function<std::string(int cpu)>& siblings) {
+  std::set<int> cores;
+  for (const int cpu : cpus) {
+    const int core = first_of(siblings(cpu), cpu);
+    if (core < 0) return 0;
+    cores.insert(core);
+  }
+  return int(cores.size());
+}
 
 std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
 

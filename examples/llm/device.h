@@ -48,8 +48,11 @@ class Device {
   Place place_;
 };
 
-// threads: 0 for as many as there should be.
+// threads: 0 for one on each core that the process may use, by affinity and by its container's quota.
 std::unique_ptr<Device> make_cpu(int threads);
+// How many cores these CPUs belong to. siblings(cpu) lists all CPUs of its core as Linux does, "0,64" or "0-1" say; 0
+// if what it gives is no such list, or does not have the CPU in it.
+int count_cores(const std::vector<int>& cpus, const std::function<std::string(int cpu)>& siblings);
 // The activations have the first of these types that is compiled in. Null, and why, if there is no GPU.
 std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, std::string& why);
 

@@ -28,7 +28,7 @@ std::vector<std::string> prompts_of(const std::string& prompt, const std::string
 void add_model(CLI::App& command, Settings& s) {
   command.add_option("-m,--model", s.directory, "a Hugging Face directory")->required();
   command.add_option("-d,--device", s.device, "auto, cpu or gpu")->capture_default_str();
-  command.add_option("-t,--threads", s.threads, "of the CPU; 0: as many as it may use")
+  command.add_option("-t,--threads", s.threads, "of the CPU; 0: one for each core that it may use")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
   command
