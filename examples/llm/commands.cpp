@@ -33,8 +33,13 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   catch_interrupts();
   Session::Times times;
   const bool stream = !settings.json && prompts.size() == 1;
-  // Printed together with what follows it, as the line may be needed to show how much of it is read.
+  // Printed together with what follows it where the line may be needed to show how much of it is read.
   std::string prompt = stream ? valid_utf8(prompts[0]) : "";
+  if (!ProgressLine::can_show(settings)) {
+    std::fputs(prompt.c_str(), stdout);
+    std::fflush(stdout);
+    prompt.clear();
+  }
   const auto texts = session.generate(ids, [&](size_t, const std::string& more) {
     if (!stream) return;
     std::fputs((prompt + more).c_str(), stdout);

@@ -184,7 +184,9 @@ class Model::Loader {
     for (std::thread& other : others) other.join();
     if (beyond != 0) {
       std::ostringstream why;
-      why << name << ": " << beyond << " is beyond 65504, the largest number of fp16; --weights bf16 has room for it";
+      why << name << ": " << beyond << " is beyond 65504, the largest number of fp16; "
+          << (has(Type::bf16) ? "--weights bf16 has room for it"
+                              : "bf16 has room for it, which this build does not have (-DKERNELS_LLM_WEIGHTS)");
       throw Error(why.str());
     }
   }

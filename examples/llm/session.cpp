@@ -51,7 +51,9 @@ void catch_interrupts(int times) {
 }
 
 ProgressLine::ProgressLine(const Settings& settings, const char* what, double after)
-    : what_(what), shows_(!settings.quiet && isatty(2) != 0), next_(seconds_now() + after) {}
+    : what_(what), shows_(can_show(settings)), next_(seconds_now() + after) {}
+
+bool ProgressLine::can_show(const Settings& settings) { return !settings.quiet && isatty(2) != 0; }
 
 void ProgressLine::show(double share) {
   if (!shows_ || seconds_now() < next_) return;

@@ -47,6 +47,7 @@ void catch_interrupts(int times = 1);
 class ProgressLine {
  public:
   ProgressLine(const Settings& settings, const char* what, double after);  // nothing before so many seconds
+  static bool can_show(const Settings& settings);
   ~ProgressLine() { erase(); }
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;

@@ -221,10 +221,9 @@ TEST_CASE("the bundled model's texts are the same with guesses") {
     INFO(prompt);
     llm::Session::Times plain, guessed;
     const Ids alone = write(prompt, 0, plain), together = write(prompt, 7, guessed);
-    REQUIRE(alone.size() == together.size());
-    CHECK(guessed.steps <= plain.steps);
-    if (std::string(prompt).find("ran. The") != std::string::npos) CHECK(guessed.steps < plain.steps);
     others += alone != together;
+    if (alone == together) CHECK(guessed.steps <= plain.steps);
+    if (std::string(prompt).find("ran. The") != std::string::npos) CHECK(guessed.steps < plain.steps);
   }
   CHECK(others <= (on_gpu ? 1 : 0));
 }

@@ -73,7 +73,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
     const P& p = params.problem;
-    const int warp = threadIdx.x / 32, dim = int(p.shape.dim);
+    const int dim = int(p.shape.dim);
     if (dim != kDim && dim != kFewer) {
       KERNELS_ROLLED
       for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim);

@@ -75,6 +75,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, P::kSplits> {
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
+  static_assert(kSharedBytes <= 227 << 10, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   static void share_out(PrefillGrid&) {}
 
@@ -395,6 +396,7 @@ struct LatentConsumer : Parts {
     const bool paired = Parts::paired();
     const int lane = threadIdx.x % 32;
     auto& outputs = work.outputs[0];
+    // Pairs have one tile of queries each: with another one, the states that are read below could be overwritten.
     if (paired && lane == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
     float inverse[2];
     find_inverses(p, shared, rows, work, number, inverse);
