@@ -39,21 +39,23 @@ bool takes_latents(const k::Exec& ex, int64_t key_at, int64_t value_at, int64_t 
 
 enum class With { nothing, workspace };
 
-// Against the oracle.
-template <class T, class TO, class S>
+// Against the oracle. multiprocessors: as many as the call is told that there are, or 0.
+template <class T, class TO, class TQ = T, class S>
 void attends_to_latents(Tally& t, const std::string& what, const AttentionCase& c, Layout layout, int64_t column,
                         With with, const S& score, const ScoreModel& model, int64_t step = 1, double spread = 1,
-                        int64_t page = 16) {
+                        int64_t page = 16, int multiprocessors = 0) {
   if (t.leaves_out()) return;
   const Placement where(layout, c.kv_lens, c.kv_heads, page);
   const DeviceKv<T> key(1, where, 576, ScaleOf::head, 1, 0, 8);
   const ColumnsOf<T> value{key, column};
-  AttentionData<T, TO, DeviceMemory> d(c, spread);
+  AttentionData<TQ, TO, DeviceMemory> d(c, spread);
   const OnDevice<int32_t> offsets(d.offsets);
   k::AttentionShape shape = d.shape();
   if (c.ragged_q) shape.q_offsets = offsets.data();
   const Stream stream;
-  const k::Exec ex(stream);
+  k::DeviceInfo device = k::Exec(stream).device();
+  if (multiprocessors > 0) device.sm_count = multiprocessors;
+  const k::Exec ex(stream, device);
   const int64_t floats = int64_t(k::attention_workspace_bytes(ex, shape, d.options()) + 3) / 4;
   Device<float> memory(1, floats, floats, 0, Poison::nan);
   with_view(where, key, value, [&](const auto& kv) {
@@ -68,7 +70,7 @@ void attends_to_latents(Tally& t, const std::string& what, const AttentionCase& 
   t.expect(memory.intact(), "%s: wrote outside the workspace", what.c_str());
   check(
       t, what, d, [&](int64_t row, int64_t x) { return d.q.value(row, x); }, key, value, model,
-      precision_of<T>(key, key), step);
+      precision_of<TQ>(key, key), step);
 }
 
 AttentionCase latents(const std::vector<int64_t>& queries, const std::vector<int64_t>& keys, int64_t heads) {
@@ -142,6 +144,14 @@ TEST_CASE("attention over latents: scores, large logits, results of any alignmen
   for (int i = 0; i < 900; ++i) many.q_lens.push_back(i % 7), many.kv_lens.push_back(i % 5 * 30 + i % 3);
   attends_to_latents<T, T>(t, "many sequences", many, Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(),
                            1009);
+  // A block takes many tiles of queries, one behind the other, with none, one, an even and an odd number of tiles of
+  // keys.
+  attends_to_latents<T, T>(t, "few blocks", many, Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(),
+                           1009, 1, 16, 1);
+  attends_to_latents<k::half, float, float>(t, "few blocks, queries of float", many, Layout::nhd, 64, With::nothing,
+                                            k::causal(), causal_model(), 1009, 1, 16, 1);
+  attends_to_latents<k::half, k::half, float>(t, "queries of float", latents({3, 40}, {200, 333}, 16),
+                                              Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(), 13);
   CHECK_TALLY(t);
 }
 
