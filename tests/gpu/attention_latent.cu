@@ -144,8 +144,7 @@ TEST_CASE("attention over latents: scores, large logits, results of any alignmen
   for (int i = 0; i < 900; ++i) many.q_lens.push_back(i % 7), many.kv_lens.push_back(i % 5 * 30 + i % 3);
   attends_to_latents<T, T>(t, "many sequences", many, Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(),
                            1009);
-  // A block takes many tiles of queries, one behind the other, with none, one, an even and an odd number of tiles of
-  // keys.
+  // A block takes many tiles of queries, one behind the other, with none, one or two tiles of keys.
   attends_to_latents<T, T>(t, "few blocks", many, Layout::paged_nhd, 0, With::nothing, k::causal(), causal_model(),
                            1009, 1, 16, 1);
   attends_to_latents<k::half, float, float>(t, "few blocks, queries of float", many, Layout::nhd, 64, With::nothing,

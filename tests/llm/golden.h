@@ -64,10 +64,14 @@ struct Tensor {
   std::vector<float> values;
 };
 
-inline std::string safetensors(const std::vector<Tensor>& tensors, Type type) {
+// type_of(name) is the type of a tensor, which begins at a multiple of its size.
+template <class TypeOf>
+std::string safetensors_of(const std::vector<Tensor>& tensors, const TypeOf& type_of) {
   Json header = Json::object();
   std::string data;
   for (const Tensor& tensor : tensors) {
+    const Type type = type_of(tensor.name);
+    while (data.size() % size_t(llm::bits_of(type) / 8) != 0) data += '\0';
     const size_t begin = data.size(), bytes = tensor.values.size() * size_t(llm::bits_of(type) / 8);
     data.resize(begin + bytes);
     llm::from_floats(tensor.values.data(), 1, int64_t(tensor.values.size()), type, &data[begin], nullptr);
@@ -82,6 +86,9 @@ inline std::string safetensors(const std::vector<Tensor>& tensors, Type type) {
   std::string out(8, '\0');
   for (size_t i = 0; i < 8; ++i) out[i] = char(text.size() >> (8 * i) & 255);
   return out + text + data;
+}
+inline std::string safetensors(const std::vector<Tensor>& tensors, Type type) {
+  return safetensors_of(tensors, [&](const std::string&) { return type; });
 }
 
 inline std::vector<Tensor> tensors_of(const Json& golden) {

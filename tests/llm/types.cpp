@@ -86,27 +86,12 @@ std::map<std::string, llm::Tensor> some(const std::vector<std::pair<Type, int64_
   return out;
 }
 
-// A file of tensors of several types: headers know where each begins.
+// A file of tensors of several types, bf16 if it is not said.
 std::string mixed(const std::vector<golden::Tensor>& tensors, const std::map<std::string, Type>& types) {
-  Json header = Json::object();
-  std::string data;
-  for (const golden::Tensor& tensor : tensors) {
-    const auto at = types.find(tensor.name);
-    const Type type = at == types.end() ? Type::bf16 : at->second;
-    while (data.size() % 4 != 0) data += '\0';
-    const size_t begin = data.size(), bytes = tensor.values.size() * size_t(llm::bits_of(type) / 8);
-    data.resize(begin + bytes);
-    llm::from_floats(tensor.values.data(), 1, int64_t(tensor.values.size()), type, &data[begin], nullptr);
-    header[tensor.name] = {{"dtype", type == Type::f32   ? "F32"
-                                     : type == Type::f16 ? "F16"
-                                                         : "BF16"},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {begin, begin + bytes}}};
-  }
-  std::string text = header.dump(), length(8, '\0');
-  while (text.size() % 8 != 0) text += ' ';
-  for (size_t i = 0; i < 8; ++i) length[i] = char(text.size() >> (8 * i) & 255);
-  return length + text + data;
+  return safetensors_of(tensors, [&](const std::string& name) {
+    const auto at = types.find(name);
+    return at == types.end() ? Type::bf16 : at->second;
+  });
 }
 
 }  // namespace

@@ -295,7 +295,6 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t 
 // and g + 8, and the same 16 columns further.
 #define KERNELS_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define KERNELS_D_4(j) KERNELS_D(j), KERNELS_D(j + 1), KERNELS_D(j + 2), KERNELS_D(j + 3)
-#define KERNELS_D_48 KERNELS_D_4(0), KERNELS_D(4), KERNELS_D(5)
 #define KERNELS_D_64 KERNELS_D_4(0), KERNELS_D_4(4)
 #define KERNELS_D_80 KERNELS_D_64, KERNELS_D(8), KERNELS_D(9)
 #define KERNELS_D_96 KERNELS_D_64, KERNELS_D_4(8)
@@ -431,7 +430,6 @@ __device__ __forceinline__ void warpgroup_mma_e4m3(float (&d)[kEights][4], const
 #undef KERNELS_D_96
 #undef KERNELS_D_80
 #undef KERNELS_D_64
-#undef KERNELS_D_48
 #undef KERNELS_D_4
 #undef KERNELS_D
 __device__ __forceinline__ void warpgroup_fence() {

@@ -39,7 +39,7 @@ constexpr int decode_rows(int64_t rows, int64_t dim) {
 }
 
 // kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for;
-// otherwise it is automatic, and two kernels less are compiled.
+// otherwise it is automatic, and three kernels less are compiled.
 template <class P, int kLargest, bool kAnyMode>
 class DecodeEngine {
  public:

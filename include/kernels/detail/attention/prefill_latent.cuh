@@ -394,15 +394,14 @@ struct LatentConsumer : Parts {
   static __device__ __forceinline__ void finish(const P& p, Shared& shared, const PrefillRows& rows,
                                                 unsigned char* memory, Work& work, int number) {
     const bool paired = Parts::paired();
-    const int lane = threadIdx.x % 32;
     auto& outputs = work.outputs[0];
     // Pairs have one tile of queries each: with another one, the states that are read below could be overwritten.
-    if (paired && lane == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
+    if (paired && threadIdx.x % 32 == 0) arch::mbarrier_arrive_there(Parts::in_other(&shared.other_done));
     float inverse[2];
     find_inverses(p, shared, rows, work, number, inverse);
     bool mine = true;
     if (paired) {
-      shrink_outputs(outputs, inverse[0], inverse[1]);
+      work.shrink_outputs({1, {{inverse[0], inverse[1]}}, true});
       inverse[0] = inverse[1] = 1;
       mine = kGroup == int(arch::cluster_rank());
       if (mine)
@@ -462,11 +461,6 @@ struct LatentConsumer : Parts {
       KERNELS_UNROLL
       for (int x = 0; x < 4; ++x) outputs[j][x] += others.v[x];
     }
-  }
-
-  static __device__ __forceinline__ void shrink_outputs(float (&outputs)[kCols / 8][4], float upper, float lower) {
-    KERNELS_UNROLL
-    for (auto& some : outputs) some[0] *= upper, some[1] *= upper, some[2] *= lower, some[3] *= lower;
   }
 };
 
