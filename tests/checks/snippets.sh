@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # snippets.sh CXX|NVCC SOURCE_DIR [flags]: every C++ example of the README and the docs includes a header of the library and compiles without a
-# warning: with nvcc those with .cuh headers, all in one translation unit, each in a namespace of its own; otherwise the others, one by one.
-# Those with a main() are also run, with nvcc where there is a GPU, and print what stands in a ```text block right behind them, if there is one.
+# warning: with nvcc those with .cuh headers, otherwise the others. They are one translation unit, each in a namespace of its own behind what it
+# includes. Those with a main() are also run, with nvcc where there is a GPU, and print what stands in a ```text block right behind them, if there is one.
 set -euo pipefail
 compiler=$1 source=$2
 shift 2
@@ -25,8 +25,7 @@ fail() {
   head -n 20 "$work/log"
   failures=$((failures + 1))
 }
-: > "$work/includes"
-: > "$work/bodies"
+: > "$work/all"
 : > "$work/calls"
 for snippet in "$work"/*.cpp; do
   name=$(basename "$snippet" .cpp)
@@ -35,38 +34,27 @@ for snippet in "$work"/*.cpp; do
   if grep -q '^#include <kernels/.*\.cuh>' "$snippet"; then is_cuda=true; fi
   [[ $is_cuda == "$cuda" ]] || continue
   checked=$((checked + 1))
-  if $cuda; then
-    grep '^#include' "$snippet" >> "$work/includes"
-    code=$(sed 's/^#include.*//' "$snippet")
-    if grep -q '^int main' "$snippet"; then
-      code=${code%\}}$'return 0;\n}'  # as only the real main() returns 0 by itself
-      printf '  if (name == "%s") return %s::main();\n' "$name" "$name" >> "$work/calls"
-    fi
-    printf 'namespace %s {\n#line 1 "%s"\n%s\n}\n' "$name" "$name" "$code" >> "$work/bodies"
-  elif grep -q '^int main' "$snippet"; then
-    { "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" "$snippet" -o "$work/out" -pthread && "$work/out" > "$work/printed" &&
-      { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
-  else
-    "$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -I "$source/include" -fsyntax-only "$snippet" > "$work/log" 2>&1 || fail "$name"
+  code=$(sed 's/^#include.*//' "$snippet")
+  if grep -q '^int main' "$snippet"; then
+    code=${code%\}}$'return 0;\n}'  # as only the real main() returns 0 by itself
+    printf '  if (name == "%s") return %s::main();\n' "$name" "$name" >> "$work/calls"
   fi
+  printf '%s\nnamespace %s {\n#line 1 "%s"\n%s\n}\n' "$(grep '^#include' "$snippet")" "$name" "$name" "$code" >> "$work/all"
 done
-if $cuda; then
-  flags=(-std=c++17 -Werror all-warnings -I "$source/include" "$work/all.cu")
-  {
-    printf '#include <string>\n'
-    sort -u "$work/includes"
-    cat "$work/bodies"
-    printf 'int main(int, char** arguments) {\n  const std::string name = arguments[1];\n%s\n  return 1;\n}\n' "$(cat "$work/calls")"
-  } > "$work/all.cu"
-  if ! nvidia-smi -L > /dev/null 2>&1; then
-    bash "$front_end" "$compiler" -arch=sm_80 "${flags[@]}" -ptx -o "$work/out.ptx" > "$work/log" 2>&1 || fail "all of CUDA"
-  elif "$compiler" -arch=native "${flags[@]}" -o "$work/out" > "$work/log" 2>&1; then
-    for name in $(sed 's/.*"\(.*\)".*/\1/' "$work/calls"); do
-      { "$work/out" "$name" > "$work/printed" && { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
-    done
-  else
-    fail "all of CUDA"
-  fi
+all=$work/all.cpp build=("$compiler" -std=c++17 -Wall -Wextra -Werror "$@" -pthread)
+if $cuda; then all=$work/all.cu build=("$compiler" -std=c++17 -Werror all-warnings -arch=native); fi
+{
+  cat "$work/all"
+  printf '#include <string>\nint main(int, char** arguments) {\n  const std::string name = arguments[1];\n%s\n  return 1;\n}\n' "$(cat "$work/calls")"
+} > "$all"
+if $cuda && ! nvidia-smi -L > /dev/null 2>&1; then
+  bash "$front_end" "${build[@]/native/sm_80}" -I "$source/include" "$all" -ptx -o "$work/out.ptx" > "$work/log" 2>&1 || fail "all together"
+elif "${build[@]}" -I "$source/include" "$all" -o "$work/out" > "$work/log" 2>&1; then
+  for name in $(sed 's/.*"\(.*\)".*/\1/' "$work/calls"); do
+    { "$work/out" "$name" > "$work/printed" && { [[ ! -e $work/$name.txt ]] || diff "$work/$name.txt" "$work/printed"; }; } > "$work/log" 2>&1 || fail "$name"
+  done
+else
+  fail "all together"
 fi
 echo "$checked examples, $failures wrong"
 [[ $checked -gt 0 && $failures -eq 0 ]]
