@@ -23,7 +23,7 @@ build=build/test
 jobs=$(nproc)
 
 say "configure"
-configure "$build" -DKERNELS_BUILD_TESTS=ON -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_LLM_QUICKLY=-O2 "$@" || die "configuring failed"
+configure "$build" -DKERNELS_BUILD_TESTS=ON -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_LLM_QUICKLY=ON "$@" || die "configuring failed"
 
 say "build"
 cmake --build "$build" -j "$jobs" || die "the build failed; no test was run"
