@@ -31,7 +31,10 @@ template <> struct Word<16> { using type = ::uint4; };
 template <int kBytes>
 KERNELS_HD void copy_bytes(void* to, const void* from) {
 #if !defined(KERNELS_DEVICE_CODE) && defined(__AVX512F__)
-  if constexpr (kBytes % 64 == 0) {
+  if constexpr (kBytes == 64) {  // without a loop to be compiled
+    _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+    return;
+  } else if constexpr (kBytes % 64 == 0) {
     for (int i = 0; i < kBytes; i += 64) {
       _mm512_storeu_si512(static_cast<char*>(to) + i, _mm512_loadu_si512(static_cast<const char*>(from) + i));
     }
@@ -39,7 +42,10 @@ KERNELS_HD void copy_bytes(void* to, const void* from) {
   }
 #endif
 #if !defined(KERNELS_DEVICE_CODE) && defined(__AVX__)
-  if constexpr (kBytes % 32 == 0) {
+  if constexpr (kBytes == 32) {
+    _mm256_storeu_si256(static_cast<__m256i*>(to), _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+    return;
+  } else if constexpr (kBytes % 32 == 0) {
     for (int i = 0; i < kBytes; i += 32) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<char*>(to) + i),
                           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const char*>(from) + i)));

@@ -21,11 +21,20 @@ constexpr int kPadding = 32;
 // Between rows in a buffer, so that they do not all lie in the same lines of a cache.
 constexpr int kRowGap = 16;
 
-// f(Width<0>), f(Width<1>) ... f(Width<N - 1>): a loop whose indices are constants.
-template <class F, int... I>
-KERNELS_INLINE inline void unrolled(const F& f, std::integer_sequence<int, I...>) { (f(Width<I>{}), ...); }
-template <int N, class F>
-KERNELS_INLINE inline void unrolled(const F& f) { unrolled(f, std::make_integer_sequence<int, N>{}); }
+// f(Width<0>), f(Width<1>) ... f(Width<N - 1>): a loop whose indices are constants. Written out, as compilers copy all
+// that is inlined once more for each function in between.
+template <int N, int kFirst = 0, class F>
+KERNELS_INLINE inline void unrolled(const F& f) {
+  if constexpr (N > kFirst) f(Width<kFirst>{});
+  if constexpr (N > kFirst + 1) f(Width<kFirst + 1>{});
+  if constexpr (N > kFirst + 2) f(Width<kFirst + 2>{});
+  if constexpr (N > kFirst + 3) f(Width<kFirst + 3>{});
+  if constexpr (N > kFirst + 4) f(Width<kFirst + 4>{});
+  if constexpr (N > kFirst + 5) f(Width<kFirst + 5>{});
+  if constexpr (N > kFirst + 6) f(Width<kFirst + 6>{});
+  if constexpr (N > kFirst + 7) f(Width<kFirst + 7>{});
+  if constexpr (N > kFirst + 8) unrolled<N, kFirst + 8>(f);
+}
 
 // So many columns of a row of weights, as vectors. Those of quantized weights are without their scale and zero point.
 template <class C, class W>
