@@ -1,5 +1,6 @@
 // Every door of the CPU once, on small shapes with rests, against computations in double: for programs of several
-// compilers and instruction sets.
+// compilers and instruction sets. Products with weights of other types than half are code of the same functions, which
+// is a third of what there is to compile: every_weight(), for what compilers are asked.
 #pragma once
 
 #include <kernels/append.h>
@@ -59,6 +60,11 @@ inline void check_products(Verdict& verdict) {
     const auto in = k::load(x.data(), depth);
     check_product(verdict, "matmul, half", in, k::load(halves.data(), depth), product(x, w, m, n, depth), m, n, depth);
   }
+}
+
+inline void check_weights(Verdict& verdict) {
+  namespace k = kernels;
+  const int64_t n = 37, depth = 331;
   std::vector<float> x = input(2, depth), w = input(n, depth);
   const auto eighths = rounded<k::float8_e4m3>(w);
   check_product(verdict, "matmul, e4m3", k::load(x.data(), depth), k::load(eighths.data(), depth),
@@ -252,6 +258,11 @@ inline int every_door(const char* unit) {
   link::check_copies(verdict);
   link::check_attention(verdict);
   return wrong + verdict.failures();
+}
+inline int every_weight(const char* unit) {
+  link::Verdict verdict(unit);
+  link::check_weights(verdict);
+  return verdict.failures();
 }
 
 }  // namespace
