@@ -152,22 +152,21 @@ TEST_CASE("gemm: odd shapes of several blocks") {
   CHECK_TALLY(t);
 }
 
+// Inputs, weights and results are each read or written by their own type. Halves by halves, and all that follows the
+// product, are below.
 TEST_CASE("gemm: types") {
   using k::bfloat16;
   using k::half;
   Tally t;
   const k::MatmulShape shapes[] = {{17, 33, 200}, {31, 65, 577}, {16, 64, 64}};
   for (const auto& shape : shapes) {
-    expect_none(t, plain<half, half, half>(shape));
-    expect_none(t, plain<half, half, float>(shape));
     expect_none(t, plain<bfloat16, bfloat16, bfloat16>(shape));
-    expect_none(t, plain<float, half, float>(shape));
-    expect_none(t, plain<bfloat16, float, half>(shape));
+    expect_none(t, plain<half, float, half>(shape));
+    expect_none(t, plain<float, bfloat16, float>(shape));
     expect_none(t, plain<half, bfloat16, k::float8_e4m3>(shape));
     expect_none(t, plain<k::float8_e4m3, k::float8_e4m3, bfloat16>(shape));
     expect_none(t, plain<k::float8_e5m2, half, float>(shape));
     expect_none(t, plain<int8_t, int8_t, float>(shape));
-    expect_none(t, plain<half, int8_t, half>(shape));
     expect_none(t, plain<double, double, double>(shape));
     expect_none(t, plain<double, float, double>(shape));
     expect_none(t, plain<half, double, float>(shape));
