@@ -75,10 +75,10 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   return 0;
 }
 
-int info(const Settings& settings) {
+int info(const Settings& settings, int64_t texts) {
   Session session(settings);
   const Config& c = session.config;
-  const Plan plan = Model::plan(c, *session.weights, *session.device, session.options(1));
+  const Plan plan = Model::plan(c, *session.weights, *session.device, session.options(texts));
   session.say_changes(plan);
   std::string ends;
   for (const int32_t id : session.stops)
@@ -95,6 +95,7 @@ int info(const Settings& settings) {
                       {"vocabulary", c.vocabulary},
                       {"positions", c.positions},
                       {"context", plan.context},
+                      {"texts", texts},
                       {"stop_tokens", session.stops},
                       {"chat", session.format.has_value()},
                       {"device", session.device->name()},
@@ -118,9 +119,11 @@ int info(const Settings& settings) {
               session.format ? "by the model's template" : shown(session.why_no_format, 300).c_str());
   std::printf("device     %s\n", session.device->name().c_str());
   std::printf(
-      "memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens, %.1f MB of activations; %.1f MB are free\n",
+      "memory     %.1f MB of weights%s, %.1f MB of keys and values for %lld tokens%s, %.1f MB of activations; %.1f MB are free\n",
       mb(plan.weights + plan.mapped), plan.mapped > 0 ? " (where the file is mapped)" : "", mb(plan.cache),
-      static_cast<long long>(plan.context), mb(plan.activations), mb(session.device->free_bytes()));
+      static_cast<long long>(plan.context),
+      texts > 1 ? (" of each of " + std::to_string(texts) + " texts").c_str() : "", mb(plan.activations),
+      mb(session.device->free_bytes()));
   return 0;
 }
 

@@ -6,7 +6,7 @@
 namespace llm {
 
 int generate(const Settings& settings, const std::vector<std::string>& prompts);
-int info(const Settings& settings);
+int info(const Settings& settings, int64_t texts);
 int perplexity(const Settings& settings, const std::string& file, int64_t stride);
 
 int bench(const Settings& settings, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts);

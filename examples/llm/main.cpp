@@ -67,7 +67,8 @@ void add_sampling(CLI::App& command, Settings& s) {
       ->check(CLI::Range(0.0, 1.0));
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
   command.add_option("--seed", s.seed, "for the same text again; printed with the speed");
-  command.add_option("--stop", s.stops, "a string that ends the text; may be given again");
+  command.add_option("--stop", s.stops, "a string that ends the text; may be given again")
+      ->allow_extra_args(false);
   command
       .add_option(
           "--lookup", s.lookup,
@@ -114,6 +115,7 @@ CLI::App& add_chat(CLI::App& app, Given& g) {
 CLI::App& add_info(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("info", "what a model is, and the memory that it will take");
   add_model(command, g.settings);
+  command.add_option("--texts", g.texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
   return command;
 }
 
@@ -170,7 +172,7 @@ int main(int argc, char** argv) {
   try {
     if (generate.parsed()) return llm::generate(g.settings, prompts_of(g.prompt, g.file));
     if (chat.parsed()) return llm::chat(g.settings, g.chat, std::cin, stdout);
-    if (info.parsed()) return llm::info(g.settings);
+    if (info.parsed()) return llm::info(g.settings, g.texts);
     if (bench.parsed()) return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts);
     if (passkey.parsed()) return llm::passkey(g.settings, g.length, g.depth);
     return llm::perplexity(g.settings, g.file, g.stride);

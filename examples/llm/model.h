@@ -108,6 +108,7 @@ class Model {
             (cache_type_ == Type::i8 ? sizeof(float) : 0));
   }
   void check_options();
+  size_t workspace_bytes() const;
   void plan_memory();
   void allocate();
   void set_length(int64_t length);

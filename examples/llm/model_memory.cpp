@@ -23,6 +23,15 @@ int64_t Model::inside() const {
   return std::max({config_.inner, config_.shared_inner, config_.experts_per_token * config_.expert_inner});
 }
 
+// What attention needs beside its operands, for a chunk of a prompt or a step.
+size_t Model::workspace_bytes() const {
+  size_t bytes = 0;
+  const AttendCalls& calls = *device_.attend(cache_type_);
+  for (int64_t each = 1; each <= kChunkQueries; ++each)
+    bytes = std::max(bytes, calls.bytes(device_.place(), {1, each}, config_.shape()));
+  return std::max(bytes, calls.bytes(device_.place(), {options_.sequences, 1}, config_.shape()));
+}
+
 // How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
 void Model::plan_memory() {
   const Config& c = config_;
@@ -32,8 +41,8 @@ void Model::plan_memory() {
     throw Error(std::string("keys and values of ") + name_of(cache_type_) +
                 " are not compiled in for this device; --cache takes " +
                 names_of([&](Type type) { return device_.attend(type) != nullptr; }) + " there");
-  const size_t a = size_t(bits_of(device_.rows().activations) / 8),
-               per_token = key_bytes() * size_t(options_.sequences);
+  const size_t a = size_t(bits_of(device_.rows().activations) / 8), texts = size_t(options_.sequences),
+               per_token = key_bytes() * texts, id_bytes = sizeof(int32_t) * texts, workspace = workspace_bytes();
   const auto plan_activations = [&] {
     rows_ = std::max({options_.chunk, options_.sequences, options_.guesses + 1});
     logit_rows_ = std::max({options_.sequences, options_.guesses + 1, std::min<int64_t>(options_.chunk, 32)});
@@ -41,7 +50,7 @@ void Model::plan_memory() {
     plan_.activations =
         size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a +
                          size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) +
-        size_t(logit_rows_ * c.vocabulary) * 4;
+        size_t(logit_rows_ * c.vocabulary) * 4 + workspace;
   };
   if (c.experts > 0)
     options_.chunk = std::min<int64_t>(
@@ -52,7 +61,7 @@ void Model::plan_memory() {
                fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
   plan_.context = options_.context;
   if (plan_.context == 0) {
-    const int64_t room = free > fixed ? int64_t((free - fixed) / per_token) : 0;
+    const int64_t room = free > fixed ? int64_t((free - fixed) / (per_token + id_bytes)) : 0;
     plan_.context = std::min(c.positions, room);
     options_.chunk = std::min(options_.chunk, std::max<int64_t>(1, plan_.context));
     plan_activations();
@@ -64,6 +73,7 @@ void Model::plan_memory() {
   page_ = options_.page > 0 ? std::min(options_.page, std::max<int64_t>(1, plan_.context))
                             : std::max<int64_t>(1, plan_.context);
   plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
+  plan_.activations += size_t(plan_.context + (plan_.context + page_ - 1) / page_) * id_bytes;
   const auto megabytes = [](size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; };
   if (plan_.context < 1 || (plan_.total() > device_.free_bytes())) {
     throw Error("the model does not fit: " + megabytes(plan_.weights) + " of weights, " + megabytes(plan_.cache) +
@@ -120,11 +130,7 @@ void Model::allocate() {
                 router_logits_.as<float>(),
                 shares_.as<float>()};
   }
-  size_t room = 0;
-  for (int64_t each = 1; each <= kChunkQueries; ++each)
-    room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {1, each}, c.shape()));
-  room = std::max(room, device_.attend(cache_type_)->bytes(device_.place(), {options_.sequences, 1}, c.shape()));
-  room_ = Buffer(device_, room, "activations");
+  room_ = Buffer(device_, workspace_bytes(), "activations");
   for (size_t i = 0; i < c.ropes.size(); ++i) {
     make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
     ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};

@@ -21,9 +21,9 @@ class Part : public llm::Device {
   std::string name() const override { return "a part of the CPU"; }
   bool is_host() const override { return true; }
   size_t free_bytes() const override { return size_t(1) << 30; }
-  void* allocate(size_t bytes) override { return cpu_->allocate(bytes); }
+  void* allocate(size_t bytes) override { return allocated_ += bytes, cpu_->allocate(bytes); }
   void release(void* p) override { cpu_->release(p); }
-  void* allocate_shared(size_t bytes) override { return cpu_->allocate_shared(bytes); }
+  void* allocate_shared(size_t bytes) override { return allocated_ += bytes, cpu_->allocate_shared(bytes); }
   void release_shared(void* p) override { cpu_->release_shared(p); }
   void upload(void* to, const void* from, size_t bytes) override { cpu_->upload(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { cpu_->download(to, from, bytes); }
@@ -40,8 +40,11 @@ class Part : public llm::Device {
     return type == Type::f32 || types_.count(type) > 0 ? cpu_->attend(type) : nullptr;
   }
 
+  size_t allocated() const { return allocated_; }
+
  private:
   std::unique_ptr<llm::Device> cpu_;
+  size_t allocated_ = 0;
   std::set<Type> types_;
   llm::RowCalls rows_;
 };
@@ -161,6 +164,30 @@ TEST_CASE("models of fp32 run on devices without it") {
     On codes(settings_of(folder, "int8"), std::make_unique<Part>(std::set<Type>{Type::bf16, Type::i8}));
     CHECK(codes.difference_from(golden) < 0.1);
     CHECK(codes.plan().changes().find("of fp32 become") != std::string::npos);
+  }
+}
+
+TEST_CASE("a model takes the memory that its plan says") {
+  for (const char* name : {"llama", "gpt2", "mixtral"}) {
+    const Json golden = read(name);
+    const ModelFolder folder(golden);
+    for (const char* cache : {"fp32", "int8"}) {
+      for (const int64_t texts : {1, 5}) {
+        INFO(name << ", keys and values of " << cache << ", " << texts << " texts");
+        llm::Settings settings = settings_of(folder, "int8");
+        settings.cache = cache;
+        auto device = std::make_unique<Part>(std::set<Type>{Type::bf16, Type::i8});
+        const Part& part = *device;
+        On on(settings, std::move(device));
+        const llm::Plan plan =
+            llm::Model::plan(on.session.config, *on.session.weights, *on.session.device, on.session.options(texts));
+        CHECK(part.allocated() == 0);
+        on.session.load(texts);
+        CHECK(on.session.model->plan().total() == plan.total());
+        CHECK(part.allocated() >= plan.total() - plan.total() / 50);
+        CHECK(part.allocated() <= plan.total() + plan.total() / 50 + (16 << 10));
+      }
+    }
   }
 }
 
