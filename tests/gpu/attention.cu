@@ -222,6 +222,33 @@ TEST_CASE("keys outside a window are not touched") {
   };
   for (const int64_t dim : {64, 128, 256}) windowed(k::half{}, dim);
   windowed(float{}, 40);
+  // Those behind the last that any query of the sequence sees.
+  const auto top_left = [&](auto of_type, int64_t dim) {
+    using T = decltype(of_type);
+    AttentionCase c{{90, 300}, {700, 1333}, 4, 2, dim};
+    c.ragged_q = true;
+    for (const int64_t right : {0, 41}) {
+      Placement where(Layout::paged_nhd, c.kv_lens, c.kv_heads, 16);
+      DeviceKv<T> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+      std::vector<int32_t> table = where.table;
+      for (size_t b = 0; b < c.kv_lens.size(); ++b) {
+        const int64_t end = c.q_lens[b] + right;
+        for (int64_t pos = end; pos < c.kv_lens[b]; ++pos) {
+          if (pos % 16 == 0) table[b * size_t(where.table_ld) + size_t(pos / 16)] = -1000000;
+          for (int64_t x = 0; x < c.kv_heads * dim; ++x)
+            for (DeviceKv<T>* side : {&key, &value}) side->set(int64_t(b), x / dim, pos, x % dim, std::nan(""));
+        }
+      }
+      key.upload(), value.upload();
+      const OnDevice<int32_t> there(table), lengths(where.short_lengths);
+      attends<T, T>(
+          t, "window, top left", c,
+          k::paged_kv(key.tensor(), value.tensor(), k::pages(there.data(), where.table_ld, 16), lengths.data()), key,
+          value, k::window(-1, right, k::Align::top_left), window_model(-1, right, true), 3);
+    }
+  };
+  for (const int64_t dim : {64, 128, 256}) top_left(k::half{}, dim);
+  top_left(float{}, 40);
   CHECK_TALLY(t);
 }
 

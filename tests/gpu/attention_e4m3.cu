@@ -77,6 +77,19 @@ void near_to_half(Tally& t, const char* what, const AttentionCase& c, Layout lay
            std::sqrt(of_difference / squares));
 }
 
+// Leaves bytes in the shared memory of all multiprocessors that are NaN as values of 8 bits.
+__global__ void leave_nan() {
+  extern __shared__ uint32_t words[];
+  for (int i = threadIdx.x; i < int(227 * 1024 / 4); i += blockDim.x) words[i] = 0x7f7f7f7f;
+  __syncthreads();
+  if (words[threadIdx.x] == 0) __trap();
+}
+void poison_shared_memory() {
+  REQUIRE(cudaFuncSetAttribute(leave_nan, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024) == cudaSuccess);
+  leave_nan<<<4 * sm_count(), 256, 227 * 1024>>>();
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+}
+
 }  // namespace
 
 TEST_CASE("attention in 8 bits: taken where it can be, and near to what it is without") {
@@ -85,6 +98,7 @@ TEST_CASE("attention in 8 bits: taken where it can be, and near to what it is wi
   if (plan_of(ex, 128, true).tile_rows != 192) return skip("needs kernels compiled for sm_90a, and such a GPU");
   CHECK(plan_of(ex, 128, true).tile_keys == 96);
   CHECK(plan_of(ex, 128, true).why_not == std::string());
+  CHECK(plan_of(ex, 128, true).box_rows == 96);
   CHECK(plan_of(ex, 128, false).tile_rows == 128);
   CHECK(plan_of(ex, 128, false).why_not != std::string());
   CHECK(plan_of(ex, 16, true).tile_rows == 192);
@@ -100,6 +114,13 @@ TEST_CASE("attention in 8 bits: taken where it can be, and near to what it is wi
         near_to_half(t, "window and cap, in pages", c, Layout::paged_nhd, k::window(100, 30) & k::soft_cap(20.f));
       }
     }
+  }
+  // Columns that heads do not have, in tiles that are not whole.
+  for (const int64_t dim : {16, 32, 48, 64, 80, 96, 112}) {
+    AttentionCase c{{70, 20}, {70, 60}, 4, 2, dim, 112 - dim > 0 ? 112 - dim + 16 : 16};
+    c.ragged_q = true, c.aligned = true;
+    poison_shared_memory();
+    near_to_half(t, "fewer columns", c, Layout::nhd, k::causal());
   }
   AttentionCase scaled{{200, 200, 200}, {333, 200, 0}, 6, 2, 128};
   scaled.aligned = true;

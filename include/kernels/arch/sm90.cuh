@@ -158,6 +158,23 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
         : "memory");
   }
 }
+// Where the elements of a tensor are, as the TMA unit takes it: the driver makes it (detail/tensor_map.cuh), and it is
+// read where it lies in a kernel's parameters.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+// Copies a box of a tensor of four dimensions to shared memory and counts its bytes on a barrier: the elements from
+// these coordinates on, zeros where they are not in the tensor.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
+                                         uint64_t* barrier) {
+  if constexpr (kClusters) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(to),
+        "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+  }
+}
 // Prefetches bytes into the L2; the address and the number are multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
   if constexpr (kCompiledFor >= 90)

@@ -44,6 +44,7 @@ struct AttentionPlan {
       0;  // parts that the keys of a sequence are cut in, in attention() at most; 0: decode() finds out on the device
   // Columns in one access to memory. 1: element by element.
   int query_pack = 0, key_pack = 0, value_pack = 0, result_pack = 0;
+  int box_rows = 0;                    // rows of keys and values in one access of the TMA unit; 0: it is not used
   const char* why_not = "";            // why this is not the fastest there is, or ""
 };
 
@@ -66,6 +67,9 @@ inline constexpr const char* queries = "queries do not begin at multiples of 16 
 inline constexpr const char* results = "results cannot be written in packs of 8 columns";
 inline constexpr const char* codes = "keys or values of 8 or 4 bits are decoded on their way";
 inline constexpr const char* scale = "the scale is negative, or next to nothing";
+inline constexpr const char* boxes =
+    "pages do not have a multiple of 8 positions, or blocks or heads are at a distance of 0: the TMA unit does not copy "
+    "them";
 inline constexpr const char* latents = "values are not the keys' columns from 0 or 64 on";
 }  // namespace why_not
 }  // namespace detail

@@ -59,6 +59,12 @@ Status fits_latent(const Exec& ex, const P& p, bool& fits) {
   return has_code<Body>(ex, fits);
 }
 
+// Whether the TMA unit may copy for a kernel.
+template <class Body, class = void>
+constexpr bool has_boxes = false;
+template <class Body>
+constexpr bool has_boxes<Body, void_t<std::enable_if_t<Body::kBoxes>>> = true;
+
 template <class Body_>
 struct ChosenPrefill {
   using Body = Body_;
@@ -160,7 +166,9 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
   how.threads = Body::max_threads;
   how.shared = Body::shared_bytes(problem.shape);
   how.next_waits = grid.back;
-  KERNELS_TRY(launch<Body>(ex, how, {problem, grid}));
+  typename Body::Params params{problem, grid};
+  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem);
+  KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
     using Merge = PrefillMerge<P>;
     const int64_t items = Merge::items(problem, PrefillRoom(ex.device(), problem.shape, problem.options, share).rows);
@@ -262,6 +270,8 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.key_pack = problem.wide_keys ? wide_key : 1;
   plan.value_pack = problem.wide_values ? wide_value : 1;
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
+  plan.box_rows = 0;
+  if constexpr (has_boxes<Body>) plan.box_rows = boxes_for<Body>(ex, problem).rows;
   constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
   plan.why_not = kv_misfit<Kv>(problem.wide_keys, problem.wide_values);
   if (*plan.why_not == '\0') KERNELS_TRY((why_no_warpgroups<Body, P>(ex, plan.why_not)));
@@ -272,6 +282,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
     KERNELS_TRY((has_code<LatentPrefillBody<P, Body::kDim>>(ex, there)));
     if (there && *plan.why_not == '\0') plan.why_not = why_not::latents;
   }
+  if (has_boxes<Body> && plan.box_rows == 0 && *plan.why_not == '\0') plan.why_not = why_not::boxes;
   return {};
 }
 

@@ -31,6 +31,9 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEig
           arch::mbarrier_init(&shared.keys_empty[i], of_keys), arch::mbarrier_init(&shared.values_empty[i], of_values);
         }
         KERNELS_UNROLL
+        for (int i = 0; i < (Parts::kInEight ? kStages : 0); ++i)
+          arch::mbarrier_init(&shared.copied_full[i], producers);
+        KERNELS_UNROLL
         for (int i = 0; i < kQueryStages; ++i)
           arch::mbarrier_init(&shared.item_full[i], 2 * producers),
               arch::mbarrier_init(&shared.item_empty[i], 128 * (kGroups + kProducers - 1));

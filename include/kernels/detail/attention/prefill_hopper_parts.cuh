@@ -1,8 +1,8 @@
 // Attention of many queries for sm_90a: the schedule of Hopper's fastest kernels, and what its producers and consumers
 // share.
 //
-//   warpgroup 0      the producer: copies queries, and keys and values to a ring of stages, by cp.async, from wherever
-//                    they lie; turns values of 8 bits where they are multiplied as such
+//   warpgroup 0      the producer: copies queries by cp.async, and keys and values to a ring of stages, by the TMA unit
+//                    where it can (prefill_boxes.cuh); turns values of 8 bits where they are multiplied as such
 //   warpgroup 1      where keys and values have 8 or 4 bits: each of the two decodes the one or the other
 //   the others       consumers, with 64 of a tile's rows each: logits by wgmma from shared memory, their softmax in
 //                    registers, and from there the product with the values by wgmma
@@ -19,6 +19,7 @@
 #pragma once
 
 #include "../../arch/sm90.cuh"
+#include "prefill_boxes.cuh"
 #include "prefill_softmax.cuh"
 #include "prefill_tiles.cuh"
 
@@ -27,8 +28,9 @@ namespace detail {
 
 // Tiles of queries on their way through a block, one behind the other, and the stages of a tile of keys: what the
 // kernels for sm_90a have in common. kRows: of a tile of queries; kQueryStages: how many of these are in shared memory;
-// kPairs: whether the blocks of a cluster may have a tile of queries together.
-template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_, bool kPairs_ = false>
+// kCopies: whether keys and values are copied as they are; kPairs: whether the blocks of a cluster may have a tile of
+// queries together.
+template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_, bool kCopies, bool kPairs_ = false>
 struct HopperItems {
   using Problem = P;
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kQueryStages = kQueryStages_;
@@ -37,9 +39,13 @@ struct HopperItems {
   static constexpr int kWalking = 32;         // blocks for each multiprocessor, where sequences differ
   static constexpr int kProducerBarrier = 1;  // of the producer's threads; those behind are the consumers'
 
+  // Whether the TMA unit may copy keys and values: where their layout is known.
+  static constexpr bool kBoxes = kCopies && is_kv_cache<typename P::Kv>;
+
   struct Params {
     P problem;
     PrefillGrid grid;
+    std::conditional_t<kBoxes, KvBoxes, Nothing> boxes = {};
   };
 
   // A tile of queries, as the producer found it: which keys its rows see, each of them and all.
@@ -113,9 +119,11 @@ constexpr int hopper_query_stages = kDim == 256 || kDecodes ? 1 : 2;
 // kInEight_: queries, keys and values are float8_e4m3, and so are weights.
 template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
 struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                                        hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>> {
+                                        hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>,
+                                        !decodes_kv<typename P::Kv> || kInEight_> {
   using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                            hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>>;
+                            hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>,
+                            !decodes_kv<typename P::Kv> || kInEight_>;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
   using typename Items::Item;
   static constexpr int kGroups = kGroups_;
@@ -145,7 +153,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   using Keys = KvTiles<TK, Key, in_one_run<Kv>, kKeys, kDim, 128, true>;
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
   // Queries that are computed are read by those who need them.
-  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
+  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = true;
 
   // Scales of keys, then of values, of each stage: where they begin.
   static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
@@ -154,15 +162,16 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
     float scales[kScales > 0 ? kScales : 1];
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
         item_full[kQueryStages], item_empty[kQueryStages];
+    uint64_t copied_full[kInEight ? kStages : 1];  // of values before they are turned
     Item items[kQueryStages];
   };
   static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */,
                        kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);
   static constexpr int kTilesAt =
       (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
-  // Behind the stages: codes of keys and values, or three tiles of values before they are turned.
+  // Behind the stages: codes of keys and values, or as many tiles of values before they are turned.
   static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
-                                      (kInEight ? 3 * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
+                                      (kInEight ? kStages * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
   // out evenly: there are many, and of a head either few or a multiple of 8. With other numbers causal calls meet long

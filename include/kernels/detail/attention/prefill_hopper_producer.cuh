@@ -69,6 +69,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
   using HopperItemProducer<Parts>::bring_item;
+  using BoxesOfTile = std::conditional_t<Parts::kBoxes, TileBox<TK, kKeys, Keys::Layout::kRuns>, NoBox>;
 
   static __device__ __forceinline__ void produce(const Params& params, Shared& shared, unsigned char* memory) {
     arch::fewer_registers<kProducerRegisters>();
@@ -76,7 +77,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
     const int dim = int(p.shape.dim);
     if (dim != kDim && dim != kFewer) {
       KERNELS_ROLLED
-      for (int i = 0; i < kStages; ++i) Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim);
+      for (int i = 0; i < kStages; ++i)
+        Keys::Layout::clear_behind(stages_of(memory) + i * kStageBytes, kKeys, dim * int(sizeof(TK)) / 2);
     }
     Parities keys_to, values_to;
     each_item(params.grid, [&](int number, unsigned wanted) {
@@ -88,9 +90,9 @@ struct HopperProducer : HopperItemProducer<Parts> {
         decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared),
                            shared.keys_full, shared.keys_empty, keys_to);
       } else if constexpr (kInEight) {
-        copy_and_turn(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+        copy_and_turn(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       } else {
-        copy_keys(p, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
+        copy_keys(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       }
       return true;
     });
@@ -99,22 +101,28 @@ struct HopperProducer : HopperItemProducer<Parts> {
   }
 
   // A sequence's keys and values.
-  static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* stages,
+  static __device__ __forceinline__ void copy_keys(const Params& params, Shared& shared, unsigned char* stages,
                                                    const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
                                                    Parities& values_to) {
-    const int lane = threadIdx.x % 32, dim = int(p.shape.dim);
+    const P& p = params.problem;
+    const int lane = threadIdx.x % 32, dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-    Keys keys(key_at, tiles.begin, 0, dim, true);
-    Values values(value_at, tiles.begin, 0, int(p.shape.value_dim()), true);
+    const BoxesOfTile boxes(params.boxes, tiles.low, end_of_keys(p, rows));
     const void* addresses[Keys::kFound] = {};
+    BoxPlace keys_place{}, values_place{};
     // In the order of the products: keys of a tile ahead of the values of the one before.
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
-      const int pos = tiles.begin + tile * kKeys;
+      const int pos = tiles.begin + tile * kKeys, before = pos - kKeys;
+      values_place = keys_place;
+      if (tile < tiles.count && boxes.have(pos)) keys_place = boxes.find(p.kv, rows.b, pos);
       if constexpr (!in_one_run<Kv>) {
-        if (tiles.count > 0 && lane % 16 < Keys::kWarpRows) {
-          const int first = lane < 16 ? pos : pos - kKeys;
+        const bool copies = (tile < tiles.count && !boxes.have(pos)) || (tile > 0 && !boxes.have(before));
+        if (copies && lane % 16 < Keys::kWarpRows) {
+          const Keys keys(key_at, pos, 0, dim, true);
+          const Values values(value_at, pos, 0, cols, true);
+          const int first = lane < 16 ? pos : before;
           KERNELS_UNROLL
           for (int j = 0; j < Keys::kFound; ++j) {
             const int at =
@@ -125,18 +133,30 @@ struct HopperProducer : HopperItemProducer<Parts> {
       }
       if (tile < tiles.count) {
         const int stage = Parities::stage(tile);
+        unsigned char* const to = stages + stage * kStageBytes;
+        uint64_t* const full = &shared.keys_full[stage];
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
-        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, tiles.low - pos, tiles.end - pos,
-                                   addresses, 0);
-        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        if (boxes.have(pos)) {
+          boxes.template bring<false>(keys_place, rows.kv_head, to, full);
+        } else {
+          Keys keys(key_at, pos, 0, dim, true);
+          keys.template bring<false>(to, key_at, pos, tiles.low - pos, tiles.end - pos, addresses, 0);
+          arch::mbarrier_arrive_copied(full);
+        }
         keys_to.next(tile);
       }
       if (tile > 0) {
-        const int before = pos - kKeys, stage = Parities::stage(tile - 1);
+        const int stage = Parities::stage(tile - 1);
+        unsigned char* const to = stages + stage * kStageBytes + Keys::kBytes;
+        uint64_t* const full = &shared.values_full[stage];
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        values.template bring<false>(stages + stage * kStageBytes + Keys::kBytes, value_at, before, tiles.low - before,
-                                     tiles.end - before, addresses, 1);
-        arch::mbarrier_arrive_copied(&shared.values_full[stage]);
+        if (boxes.have(before)) {
+          boxes.template bring<true>(values_place, rows.kv_head, to, full);
+        } else {
+          Values values(value_at, before, 0, cols, true);
+          values.template bring<false>(to, value_at, before, tiles.low - before, tiles.end - before, addresses, 1);
+          arch::mbarrier_arrive_copied(full);
+        }
         values_to.next(tile - 1);
       }
     }
@@ -157,54 +177,64 @@ struct HopperProducer : HopperItemProducer<Parts> {
 
   // Keys of 8 bits, and values, of which a product wants rows that are columns: those of a tile are turned while the
   // next tile is on its way.
-  static __device__ __forceinline__ void copy_and_turn(const P& p, Shared& shared, unsigned char* stages,
+  static __device__ __forceinline__ void copy_and_turn(const Params& params, Shared& shared, unsigned char* stages,
                                                        const PrefillRows& rows, const Tiles& tiles, Parities& keys_to,
                                                        Parities& values_to) {
+    const P& p = params.problem;
     const auto key_at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
     const auto value_at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
-    const int thread = int(threadIdx.x), cols = int(p.shape.value_dim());
+    const int thread = int(threadIdx.x), dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     unsigned char* const copied = stages + kStages * kStageBytes;
-    Keys keys(key_at, tiles.begin, 0, int(p.shape.dim), true);
-    Values values(value_at, tiles.begin, 0, cols, true);
+    const BoxesOfTile boxes(params.boxes, tiles.low, end_of_keys(p, rows));
     const void* addresses[Keys::kFound] = {};
     const auto scale_of = [&](int tile) {
       const int key = tiles.begin + tile * kKeys + thread;
       return Key::scaled && thread < kKeys && key >= tiles.low && key < tiles.end ? key_at(key).scale(0) : 0.f;
     };
     float scale = scale_of(0);
-    int copy = 0;  // which of three places values are copied to
 #pragma unroll 1
     for (int tile = 0; tile <= tiles.count; ++tile) {
       if (tile < tiles.count) {
         const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
                   stage = Parities::stage(tile);
-        find_rows(addresses, values, value_at, pos, low, end);
-        values.template bring<false>(copied + copy * Values::kBytes, value_at, pos, low, end, addresses, 0);
-        arch::copy_async_commit();
-        find_rows(addresses, keys, key_at, pos, low, end);
+        uint64_t *const full = &shared.keys_full[stage], *const values_copied = &shared.copied_full[stage];
+        unsigned char *const to = stages + stage * kStageBytes, *const values_to_copy = copied + stage * Values::kBytes;
+        const bool in_boxes = boxes.have(pos);
+        BoxPlace place{};
+        if (in_boxes) {
+          place = boxes.find(p.kv, rows.b, pos);
+          boxes.template bring<true>(place, rows.kv_head, values_to_copy, values_copied);
+        } else {
+          Values values(value_at, pos, 0, cols, true);
+          find_rows(addresses, values, value_at, pos, low, end);
+          values.template bring<false>(values_to_copy, value_at, pos, low, end, addresses, 0);
+          arch::mbarrier_arrive_copied(values_copied);
+        }
         arch::mbarrier_wait_in_block(&shared.keys_empty[stage], keys_to.at(tile) ^ 1);
         if constexpr (Key::scaled) {
           if (thread < kKeys) scales_of<kKeyScales>(shared)[stage * kKeys + thread] = scale;
           scale = scale_of(tile + 1);
         }
-        keys.template bring<false>(stages + stage * kStageBytes, key_at, pos, low, end, addresses, 0);
-        arch::mbarrier_arrive_copied(&shared.keys_full[stage]);
+        if (in_boxes) {
+          boxes.template bring<false>(place, rows.kv_head, to, full);
+        } else {
+          Keys keys(key_at, pos, 0, dim, true);
+          find_rows(addresses, keys, key_at, pos, low, end);
+          keys.template bring<false>(to, key_at, pos, low, end, addresses, 0);
+          arch::mbarrier_arrive_copied(full);
+        }
         keys_to.next(tile);
       }
-      arch::copy_async_commit();
       if (tile > 0) {
         const int stage = Parities::stage(tile - 1);
-        if (tile < tiles.count)
-          arch::copy_async_wait<2>();  // keys of this tile, and its values, may be on their way
-        else
-          arch::copy_async_wait<0>();
-        arch::named_barrier_sync(kProducerBarrier, 128);  // by all; and all have turned the tile before
+        arch::mbarrier_wait_in_block(&shared.copied_full[stage], values_to.at(tile - 1));
+        arch::async_proxy_fence();  // the TMA unit may write next where threads have read and written
+        arch::named_barrier_sync(kProducerBarrier, 128);  // all have turned the tile before
         arch::mbarrier_wait_in_block(&shared.values_empty[stage], values_to.at(tile - 1) ^ 1);
-        turn_tile<kKeys>(stages + stage * kStageBytes + Keys::kBytes, copied + (copy + 2) % 3 * Values::kBytes, cols);
+        turn_tile<kKeys>(stages + stage * kStageBytes + Keys::kBytes, copied + stage * Values::kBytes, cols);
         arch::mbarrier_arrive(&shared.values_full[stage]);
         values_to.next(tile - 1);
       }
-      copy = copy < 2 ? copy + 1 : 0;
     }
     arch::named_barrier_sync(kProducerBarrier, 128);  // before the next tile of queries
   }

@@ -1,7 +1,7 @@
 // Attention of many queries for sm_90a over latents (MLA): keys of 576 columns, of which 512 are the values as well, so
 // that both are read once.
 //
-//   warpgroup 0      the producer: copies queries, and tiles of 64 keys to two stages, by cp.async
+//   warpgroup 0      the producer: copies queries, and tiles of 64 keys to two stages
 //   warpgroups 1, 2  consumers: logits of every other tile by wgmma, and their softmax; and of all tiles weights times
 //                    half of the values' 512 columns
 //
@@ -42,12 +42,14 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
   }
 }
 
-// H100, 128 heads, bfloat16, 4,096 keys: 32 sequences take 82 us, 64 take 141. With three stages of 48 keys, for which
-// weights take the place of 64 columns that are no values, 89 and 148; with these stages and a warpgroup that makes all
-// weights, for two that make outputs, 87 and 150.
+// H100, 128 heads, bfloat16, 4,096 keys: 32 sequences take 81 us, 64 take 137. Tried by cp.async, when these took 82
+// and 141: three stages of 48 keys, for which weights take the place of 64 columns that are no values, 89 and 148; these
+// stages and a warpgroup that makes all weights, for two that make outputs, 87 and 150. By the TMA unit: boxes that go
+// to both blocks of a cluster, which have two tiles of a sequence's queries, take 217 us for 64 sequences, as each
+// stage waits for both blocks then.
 template <class P>
-struct LatentParts : HopperItems<P, 64, 64, 2, 1, P::kSplits> {
-  using Items = HopperItems<P, 64, 64, 2, 1, P::kSplits>;
+struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
+  using Items = HopperItems<P, 64, 64, 2, 1, true, P::kSplits>;
   using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
   using typename Items::Item;
   using Kv = typename P::Kv;
@@ -61,7 +63,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, P::kSplits> {
   static constexpr int kMiddle = kCols / 2;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kMiddle, 128, true>;
   using Others = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim - kMiddle, 128, true>;
-  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>;
+  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = false;
   static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes + Others::kBytes,
                        kQueryBytes = Queries::kRuns * Queries::kRunBytes, kWeightBytes = kRows * kKeys * 2;
 
@@ -106,6 +108,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, P::kSplits> {
 template <class Parts>
 struct LatentProducer : HopperItemProducer<Parts> {
   using P = typename Parts::Problem;
+  using TK = typename Parts::TK;
   using Keys = typename Parts::Keys;
   using Others = typename Parts::Others;
   using Shared = typename Parts::Shared;
@@ -122,35 +125,50 @@ struct LatentProducer : HopperItemProducer<Parts> {
       PrefillRows rows;
       SeenKeys all;
       if (!HopperItemProducer<Parts>::bring_item(params, shared, memory, number, wanted, rows, all)) return false;
-      copy_keys(p, shared, memory, rows, Tiles(all), keys_to);
+      copy_keys(params, shared, memory, rows, Tiles(all), keys_to);
       return true;
     });
     arch::copy_async_commit();
     arch::copy_async_wait<0>();
   }
 
-  static __device__ __forceinline__ void copy_keys(const P& p, Shared& shared, unsigned char* memory,
-                                                   const PrefillRows& rows, const Tiles& tiles, Parities& keys_to) {
+  static __device__ __forceinline__ void copy_keys(const typename Parts::Params& params, Shared& shared,
+                                                   unsigned char* memory, const PrefillRows& rows, const Tiles& tiles,
+                                                   Parities& keys_to) {
+    const P& p = params.problem;
     const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
-    Keys keys(at, tiles.begin, 0, Parts::kMiddle, true);
-    Others others(at, tiles.begin, Parts::kMiddle, Parts::kDim - Parts::kMiddle, true);
+    const int end_of_all = end_of_keys(p, rows);
+    const TileBox<TK, kKeys, Keys::Layout::kRuns> boxes(params.boxes, tiles.low, end_of_all);
+    const TileBox<TK, kKeys, Others::Layout::kRuns, Keys::Layout::kRuns> other_boxes(params.boxes, tiles.low,
+                                                                                     end_of_all);
     const void *addresses[Keys::kFound] = {}, *other_addresses[Keys::kFound] = {};
 #pragma unroll 1
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos,
                 stage = Parities::stage(tile), parity = keys_to.at(tile);
-      if constexpr (!in_one_run<typename P::Kv>) {
-        const int row = Keys::tile_row(lesser(int(threadIdx.x % 16), Keys::kWarpRows - 1));
-        const auto run = at(int64_t(pos) + greater(low, lesser(row, end - 1)));
-        addresses[0] = keys.address(run), other_addresses[0] = others.address(run);
-      }
       unsigned char* const to = Parts::stage_of(memory, stage);
-      arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
-      keys.template bring<false>(to, at, pos, low, end, addresses, 0);
-      arch::mbarrier_arrive_copied(&shared.keys_full[stage][0]);
-      arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
-      others.template bring<false>(to + Keys::kBytes, at, pos, low, end, other_addresses, 0);
-      arch::mbarrier_arrive_copied(&shared.keys_full[stage][1]);
+      uint64_t(&full)[2] = shared.keys_full[stage];
+      if (boxes.have(pos)) {
+        const BoxPlace place = boxes.find(p.kv, rows.b, pos), other_place = other_boxes.find(p.kv, rows.b, pos);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
+        boxes.template bring<false>(place, rows.kv_head, to, &full[0]);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
+        other_boxes.template bring<false>(other_place, rows.kv_head, to + Keys::kBytes, &full[1]);
+      } else {
+        Keys keys(at, pos, 0, Parts::kMiddle, true);
+        Others others(at, pos, Parts::kMiddle, Parts::kDim - Parts::kMiddle, true);
+        if constexpr (!in_one_run<typename P::Kv>) {
+          const int row = Keys::tile_row(lesser(int(threadIdx.x % 16), Keys::kWarpRows - 1));
+          const auto run = at(int64_t(pos) + greater(low, lesser(row, end - 1)));
+          addresses[0] = keys.address(run), other_addresses[0] = others.address(run);
+        }
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage][0], parity ^ 1);
+        keys.template bring<false>(to, at, pos, low, end, addresses, 0);
+        arch::mbarrier_arrive_copied(&full[0]);
+        arch::mbarrier_wait_in_block(&shared.keys_empty[stage][1], parity ^ 1);
+        others.template bring<false>(to + Keys::kBytes, at, pos, low, end, other_addresses, 0);
+        arch::mbarrier_arrive_copied(&full[1]);
+      }
       keys_to.next(tile);
     }
   }

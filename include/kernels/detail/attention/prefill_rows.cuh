@@ -408,6 +408,11 @@ __device__ __forceinline__ RowKeys keys_seen(const P& p, const PrefillRows& rows
   if constexpr (P::kSplits) begin = greater(begin, rows.key_begin), end = greater(begin, lesser(end, rows.key_end));
   return {begin, end};
 }
+// The end of the keys that any query of the sequence sees: behind it nothing may be read.
+template <class P>
+__device__ __forceinline__ int end_of_keys(const P& p, const PrefillRows& rows) {
+  return int(key_range(p.score, {rows.b, 0, rows.queries - 1, rows.queries, rows.keys}).end);
+}
 __device__ __forceinline__ SeenKeys seen_by(const PrefillRows& rows, int row, const RowKeys& seen) {
   constexpr int most = 0x7fffffff;
   const int begin = seen.begin, end = seen.end;

@@ -1,0 +1,124 @@
+// Keys and values on their way to tiles in shared memory by the TMA unit, where their layout allows that: in boxes of
+// 128 bytes of each of some rows of a head, all rows of a tile, or as many as lie in one page. They come to lie as
+// TileLayout says.
+//
+//   tile of 64 keys of 128 columns, in pages of 32:   | box 0 | box 1 |    each box is asked for by another thread
+//                                                     | box 2 | box 3 |
+//
+// A map says where rows lie, not how many there are: tiles that begin before the first key that is seen, or end behind
+// the last one, are copied by cp.async.
+#pragma once
+
+#include <numeric>
+
+#include "../tensor_map.cuh"
+#include "prefill_tiles.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// What a kernel is told of them.
+struct KvBoxes {
+  arch::TensorMap keys, values;
+  int rows;  // of a box; 0: there are no maps
+};
+
+// How many rows a box of a tile of kKeys has, or 0. Eight rows are the least that lie in shared memory as they should.
+template <int kKeys, class Kv>
+int rows_of_boxes(const Kv& kv) {
+  if constexpr (in_pages<Kv>) {
+    const int rows = int(std::gcd(kv.where().pages.size, uint32_t(kKeys)));
+    return rows % 8 == 0 ? rows : 0;
+  } else {
+    static_assert(in_one_run<Kv>, "rows that follow each other");
+    return kKeys;
+  }
+}
+
+template <class Tensor>
+bool make_kv_map(const Exec& ex, const Tensor& tensor, bool many_blocks, const AttentionShape& shape, int64_t columns,
+                 int box_rows, arch::TensorMap& map) {
+  constexpr int64_t any = int64_t(1) << 31;
+  const auto* const first = tensor.at({0, 0, 0}, 0);
+  MappedRows rows;
+  rows.from = first;
+  rows.element_bytes = int(sizeof(typename Tensor::Element));
+  rows.columns = columns, rows.rows = any, rows.heads = shape.kv_heads, rows.blocks = many_blocks ? any : 1;
+  rows.row_stride = tensor.at({0, 1, 0}, 0) - first;
+  rows.head_stride = tensor.at({0, 0, 0}, 1) - first;
+  rows.block_stride = tensor.at({1, 0, 0}, 0) - first;
+  return make_tensor_map(ex, rows, box_rows, map);
+}
+// Of a kernel for which there may be some.
+template <class Body, class P>
+KvBoxes boxes_for(const Exec& ex, const P& p) {
+  using Where = std::decay_t<decltype(p.kv.where())>;
+  const bool many_blocks = std::is_same<Where, Dense>::value ? p.shape.batch > 1 : in_pages<typename P::Kv>;
+  const int rows = p.wide_keys && p.wide_values ? rows_of_boxes<Body::kKeys>(p.kv) : 0;
+  KvBoxes boxes = {};
+  bool made = rows > 0 && make_kv_map(ex, p.kv.keys(), many_blocks, p.shape, p.shape.dim, rows, boxes.keys);
+  if constexpr (Body::kBoxesOfValues)
+    made = made && make_kv_map(ex, p.kv.values(), many_blocks, p.shape, p.shape.value_dim(), rows, boxes.values);
+  boxes.rows = made ? rows : 0;
+  return boxes;
+}
+
+// Where a box is: its first row of a block.
+struct BoxPlace {
+  int row, block;
+};
+
+// A tile of kKeys rows and kRuns times 128 bytes of T, from run kFirst of a head on, in boxes. Of the producer's 128
+// threads, number n asks for run n % kRuns of the rows of box n / kRuns; others only arrive.
+template <class T, int kKeys, int kRuns, int kFirst = 0>
+class TileBox {
+  static_assert(kKeys / 8 * kRuns <= 128, "a thread for each box");
+
+ public:
+  // Positions from `low` up to `end` may be read.
+  __device__ __forceinline__ TileBox(const KvBoxes& boxes, int low, int end)
+      : boxes_(boxes), low_(low), last_(boxes.rows > 0 ? end - kKeys : -1) {}
+
+  // Whether the tile from `pos` on comes in boxes.
+  __device__ __forceinline__ bool have(int pos) const { return pos >= low_ && pos <= last_; }
+  template <class Kv>
+  __device__ __forceinline__ BoxPlace find(const Kv& kv, int b, int pos) const {
+    if (row() >= kKeys) return {};
+    const KvSlot slot = kv.where().slot(b, int64_t(pos) + row());
+    return {int(slot.place), int(slot.block)};
+  }
+  // Arrives at the barrier, as one of 128, and asks for the box.
+  template <bool kValues>
+  __device__ __forceinline__ void bring(const BoxPlace& at, int head, unsigned char* tile, uint64_t* full) const {
+    if (row() < kKeys) {
+      arch::mbarrier_arrive_expect(full, boxes_.rows * 128);
+      arch::copy_box(arch::shared_address(tile) + (run() * kKeys + row()) * 128,
+                     kValues ? boxes_.values : boxes_.keys, (kFirst + run()) * (128 / int(sizeof(T))), at.row,
+                     head, at.block, full);
+    } else {
+      arch::mbarrier_arrive(full);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int number() { return int(threadIdx.x % 32 * 4 + threadIdx.x / 32); }
+  static __device__ __forceinline__ int run() { return number() % kRuns; }
+  __device__ __forceinline__ int row() const { return number() / kRuns * boxes_.rows; }
+
+  const KvBoxes& boxes_;
+  int low_, last_;
+};
+// Where there are none.
+struct NoBox {
+  __device__ __forceinline__ NoBox(const Nothing&, int, int) {}
+  static KERNELS_HD constexpr bool have(int) { return false; }
+  template <class Kv>
+  __device__ __forceinline__ BoxPlace find(const Kv&, int, int) const {
+    return {};
+  }
+  template <bool kValues>
+  __device__ __forceinline__ void bring(const BoxPlace&, int, unsigned char*, uint64_t*) const {}
+};
+
+}  // namespace detail
+KERNELS_END

@@ -1,0 +1,71 @@
+// Tensor maps, by which the TMA unit of sm_90 finds the elements of a tensor. The driver makes them; it is found at run
+// time, so that nothing of it is linked.
+#pragma once
+
+#include <cuda.h>
+
+#include "../exec.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Elements of one or two bytes, which are copied as they are. A box is 128 bytes wide and lies in shared memory in rows
+// of these, in which chunk i of 16 bytes is at i ^ (row % 8).
+struct MappedRows {
+  const void* from;
+  int element_bytes;
+  int64_t columns, rows, heads, blocks;
+  int64_t row_stride, head_stride, block_stride;  // in elements
+};
+
+KERNELS_OF_THIS_LIBRARY inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                               cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+    return from_cuda(error) && result == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)
+               : nullptr;
+  }();
+  return found;
+}
+
+// Whether there can be one: not without a driver that makes them, and not for strides that it does not take.
+KERNELS_OF_THIS_LIBRARY inline bool make_tensor_map(const Exec& ex, const MappedRows& tensor, int box_rows,
+                                                    arch::TensorMap& map) {
+  static_assert(sizeof(CUtensorMap) == sizeof(arch::TensorMap), "a tensor map has 128 bytes");
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  const int64_t extents[3] = {tensor.rows, tensor.heads, tensor.blocks},
+                strides[3] = {tensor.row_stride, tensor.head_stride, tensor.block_stride};
+  cuuint64_t dims[4] = {cuuint64_t(tensor.columns)}, bytes[3];
+  for (int i = 0; i < 3; ++i) {
+    dims[i + 1] = cuuint64_t(extents[i]);
+    bytes[i] = cuuint64_t(strides[i]) * tensor.element_bytes;
+    if (extents[i] == 1) bytes[i] = 16;  // which does not matter, but must be one that is taken
+    if (bytes[i] == 0 || bytes[i] % 16 != 0 || bytes[i] >= cuuint64_t(1) << 40) return false;
+  }
+  const cuuint32_t box[4] = {cuuint32_t(128 / tensor.element_bytes), cuuint32_t(box_rows), 1, 1},
+                   steps[4] = {1, 1, 1, 1};
+  const CUtensorMapDataType type =
+      tensor.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUtensorMapL2promotion promotion = tensor.columns * tensor.element_bytes > 128
+                                               ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                               : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  const int device = ex.device().device;
+  const CurrentDevice current(device);
+  // A thread that has not called the runtime before has no context until it names its device.
+  static thread_local int named = -1;
+  if (named != device && from_cuda(cudaSetDevice(device))) named = device;
+  return encode(reinterpret_cast<CUtensorMap*>(&map), type, 4, const_cast<void*>(tensor.from), dims, bytes, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace detail
+KERNELS_END
