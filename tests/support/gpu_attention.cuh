@@ -124,7 +124,8 @@ void check(Tally& t, const std::string& what, AttentionData<TQ, TO, DeviceMemory
     t.expect(problems[n].empty(), "%s, %s", name.c_str(), problems[n].c_str());
     all.ours += errors[n].ours, all.plain += errors[n].plain;
   }
-  t.expect(all.ours <= 4 * all.plain + 1e-12 * double(spots.size()), "%s: error %g, a plain computation has %g",
+  // Three times as large at most: on sm_90a a row's largest weight is rounded as well.
+  t.expect(all.ours <= 9 * all.plain + 1e-12 * double(spots.size()), "%s: error %g, a plain computation has %g",
            name.c_str(), std::sqrt(all.ours), std::sqrt(all.plain));
 }
 

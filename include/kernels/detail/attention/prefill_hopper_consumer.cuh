@@ -10,6 +10,13 @@
 // fences in the producer 762, more chains of maxima and sums 762; no product beside the group's own softmax, which
 // then is one sequence of instructions and takes two thirds of the cycles, 773 to 888. From 2,048 keys on the clock
 // falls under the load, too: 4,096 keys take 1,000 us, with inputs of zeros 805.
+//
+// The same on an H100, with 4,096 keys that the TMA unit copies: 2,836 cycles for a tile, of which 570 until the
+// instructions of products have been issued, 440 of waits for keys, values and fences, 530 to the largest logits, and
+// 1,040 for exponentials, of which both groups together need 1,024. Tried there, before there was slack (below): tiles
+// of 160 keys (4,096 keys take 848 us for 833, 512 keys 181 for 144); the next tile of queries' first weights beside
+// this one's last product (512 keys 171 us for 146); groups that take turns at exponentials instead of products, with
+// 64 columns and with 8 bits (3 to 7 % slower).
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -38,8 +45,12 @@ struct HopperConsumer : Parts {
   using Parts::kInEight, Parts::each_item, Parts::seen_by_rows, Parts::queries_of, Parts::stages_of;
   using Parts::scales_of, Parts::wait_for_item;
 
+  // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits, which are 256
+  // already, leave no room for that. H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8
+  // of 256 take 1,060, 815 and 722 us, and without slack 1,097, 842 and 757.
+  static constexpr int kSlack = kInEight ? 0 : 8;
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
-  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers>;
+  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack>;
   template <int kValue>
   using Int = std::integral_constant<int, kValue>;
 

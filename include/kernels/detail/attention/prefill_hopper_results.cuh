@@ -95,13 +95,19 @@ class ResultRows {
       if (splits) {
         if constexpr (P::kSplits) slab.leave_part(p, rows, first_row_, first_col_ + first);
       } else if (wide) {
+        // All are read before one is written, so that one wait for shared memory serves all.
+        Pack<T, 8> values[kEach][kPacks];
+        KERNELS_UNROLL
+        for (int i = 0; i < kEach; ++i) {
+          KERNELS_UNROLL
+          for (int k = 0; k < kPacks; ++k) values[i][k] = slab.eight(slab_row(i), col_of(k));
+        }
         KERNELS_UNROLL
         for (int i = 0; i < kEach; ++i) {
           KERNELS_UNROLL
           for (int k = 0; k < kPacks; ++k) {
-            const int col = col_of(k);
-            if (first + col < cols)
-              put_mapped(end, map, slab.eight(slab_row(i), col), to_[i], head_col_[i] + first + col);
+            const int col = first + col_of(k);
+            if (col < cols) put_mapped(end, map, values[i][k], to_[i], head_col_[i] + col);
           }
         }
       } else {

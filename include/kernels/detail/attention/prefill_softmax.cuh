@@ -37,8 +37,8 @@ struct PrefillWork {
     return first_row() + i * 16 + half * 8 + threadIdx.x % 32 / 4;
   }
 
-  // What logits are to be multiplied by, and, if any of the warp's rows has a larger one than before, the outputs so
-  // far.
+  // What logits are to be multiplied by, and, if any of the warp's rows has one that is larger than before by more than
+  // the slack, the outputs so far.
   struct Look {
     float factor, shrink[kTiles][2];
     bool raised;
@@ -158,8 +158,8 @@ struct PrefillWork {
         look.raised = look.raised || largest[i][half] != before[i][half];
       }
     }
-    // Most tiles have no larger logit than those before. (Slack spares more, but then a row's largest weight is not 1,
-    // which 16 bits have exactly.)
+    // Most tiles have no larger logit than those before. Slack spares more, but then a row's largest weight need not be
+    // 1, which 16 bits have exactly, and is rounded as the others are.
     look.raised = __any_sync(0xffffffffu, look.raised);
     if (look.raised) {
       KERNELS_UNROLL
