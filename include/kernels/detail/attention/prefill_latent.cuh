@@ -43,10 +43,10 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
 }
 
 // H100, 128 heads, bfloat16, 4,096 keys: 32 sequences take 81 us, 64 take 137. Tried by cp.async, when these took 82
-// and 141: three stages of 48 keys, for which weights take the place of 64 columns that are no values, 89 and 148; these
-// stages and a warpgroup that makes all weights, for two that make outputs, 87 and 150. By the TMA unit: boxes that go
-// to both blocks of a cluster, which have two tiles of a sequence's queries, take 217 us for 64 sequences, as each
-// stage waits for both blocks then.
+// and 141: three stages of 48 keys, for which weights take the place of 64 columns that are no values, 89 and 148;
+// these stages and a warpgroup that makes all weights, for two that make outputs, 87 and 150. By the TMA unit: boxes
+// that go to both blocks of a cluster, which have two tiles of a sequence's queries, take 217 us for 64 sequences,
+// as each stage waits for both blocks then.
 template <class P>
 struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   using Items = HopperItems<P, 64, 64, 2, 1, true, P::kSplits>;
