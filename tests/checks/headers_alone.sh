@@ -62,7 +62,7 @@ else
   printf '#include <%s>\n' "${headers[@]}" > "$work/all.cpp"
   instruction_sets=("")
   if [[ $(uname -m) == x86_64 ]]; then
-    instruction_sets+=("-mavx2 -mfma -mf16c" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c")
+    instruction_sets+=("-mavx2 -mfma" "-mavx2 -mfma -mf16c" "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c")
     # Not every compiler knows the last of these.
     if "$compiler" -mavx512bf16 -E -x c++ /dev/null &> /dev/null; then
       instruction_sets+=("-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mf16c")

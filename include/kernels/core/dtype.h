@@ -17,7 +17,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #endif
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
