@@ -4,8 +4,9 @@
 set -euo pipefail
 nvcc=$1 include_dir=$2 llm=$3 work=$4
 for arch in 80 90a; do
-  for part in "walk.cu -DUNIT=f16 -DWEIGHTS=f8" "walk.cu -DUNIT=bf16 -DWEIGHTS=i4" "walk.cu -DUNIT=bf16 -DWEIGHTS=bf16" \
-      "gpu.cu -DUNIT=f16 -DWEIGHTS=i4" "gpu.cu -DUNIT=bf16 -DCACHE=i8" "gpu.cu -DUNIT=bf16"; do
+  parts=("gpu.cu -DUNIT=f16 -DWEIGHTS=i4" "gpu.cu -DUNIT=bf16 -DCACHE=i8" "gpu.cu -DUNIT=bf16")
+  if [[ $arch == 90a ]]; then parts+=("walk.cu -DUNIT="{"f16 -DWEIGHTS=f8","bf16 -DWEIGHTS=i4","bf16 -DWEIGHTS=bf16"}); fi
+  for part in "${parts[@]}"; do
     read -r file options <<< "$part"
     bash "$(dirname "${BASH_SOURCE[0]}")/front_end.sh" "$nvcc" -std=c++17 -Werror all-warnings -I "$include_dir" $options "$llm/$file" \
       -gencode "arch=compute_$arch,code=compute_$arch" -ptx -o "$work/llm_gpu.ptx"
