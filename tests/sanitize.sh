@@ -22,7 +22,7 @@ if [[ ${1:-} == cpu ]]; then
     build=build/sanitize-${sanitizers%,*}
     options=(-DKERNELS_CUDA=OFF -DKERNELS_BUILD_EXAMPLES=ON -DKERNELS_BUILD_TESTS=ON
              "-DCMAKE_CXX_FLAGS=-fsanitize=$sanitizers -fno-sanitize-recover=all -g1")
-    # ThreadSanitizer cannot follow what OpenMP's own library does: the library's pool of threads is tested instead.
+    # ThreadSanitizer cannot follow what OpenMP's own library does.
     options+=(-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON)
     # GCC's AddressSanitizer takes very long to compile optimized code.
     if has clang++; then options+=(-DCMAKE_CXX_COMPILER=clang++); fi
