@@ -65,14 +65,15 @@ constexpr const char* kHelp =
     "/reset      begins a new conversation\n"
     "/save FILE  writes the messages as JSON\n"
     "/load FILE  goes on with messages that were saved\n"
-    "/exit       ends, as the end of the input does\n"
+    "/exit       ends, as /quit and the end of the input do\n"
     "A line that ends with \\ goes on in the next one; one that begins with // is a message that begins with /.\n"
-    "Ctrl-C ends an answer, and the second time the program.\n";
+    "Ctrl-C ends an answer, and where there is none the program.\n";
 
 // A message or a command; false at the end of the input.
 bool read_line(std::istream& in, std::string& text) {
   text.clear();
   for (std::string line; std::getline(in, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
     const bool more = !line.empty() && line.back() == '\\';
     if (more) line.back() = '\n';
     text += line;
@@ -81,12 +82,13 @@ bool read_line(std::istream& in, std::string& text) {
   return !text.empty();
 }
 
-Json json_of(const Chat::Answer& answer) {
+Json json_of(const Chat::Answer& answer, uint64_t seed) {
   const Session::Text& text = answer.text;
   const Session::Times& t = answer.times;
   return {{"text", text.written},
           {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
           {"finish_reason", text.finish},
+          {"seed", seed},
           {"prompt_tokens", text.prompt},
           {"kept_tokens", answer.kept},
           {"read_tokens", t.prompt_tokens},
@@ -95,11 +97,13 @@ Json json_of(const Chat::Answer& answer) {
           {"decode_seconds", t.decode_seconds}};
 }
 
-void print_counts(const Chat::Answer& answer, int64_t context) {
+void print_counts(const Chat::Answer& answer, int64_t context, uint64_t seed) {
   const Session::Times& t = answer.times;
-  std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s)\n", answer.text.finish,
+  std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s; seed %llu)\n",
+               answer.text.finish,
                static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
-               static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0);
+               static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0,
+               static_cast<unsigned long long>(seed));
   if (int64_t(answer.text.ids.size()) >= context)
     std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(context));
 }
@@ -108,7 +112,7 @@ void print_counts(const Chat::Answer& answer, int64_t context) {
 bool obey(Chat& chat, const std::string& line) {
   const size_t space = line.find(' ');
   const std::string command = line.substr(0, space), file = space == std::string::npos ? "" : line.substr(space + 1);
-  if (command == "/exit") return false;
+  if (command == "/exit" || command == "/quit") return false;
   if (command == "/reset") chat.reset();
   else if (command == "/help") std::fputs(kHelp, stderr);
   else if (command == "/save" && !file.empty()) chat.save(file);
@@ -134,9 +138,9 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
       std::fputs(more.c_str(), out);
       std::fflush(out);
     });
-    std::fprintf(out, "%s\n", settings.json ? json_of(answer).dump().c_str() : "");
+    std::fprintf(out, "%s\n", settings.json ? json_of(answer, session.sampling.seed).dump().c_str() : "");
     std::fflush(out);
-    if (!settings.quiet) print_counts(answer, session.model->context());
+    if (!settings.quiet) print_counts(answer, session.model->context(), session.sampling.seed);
   };
   for (std::string line;;) {
     catch_interrupts(0);
@@ -151,7 +155,8 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
     } catch (const Error& e) {
       result = 1;
       std::fprintf(stderr, "error: %s\n", shown(e.what(), 600).c_str());
-      if (settings.json) std::fprintf(out, "%s\n", Json{{"error", e.what()}}.dump().c_str()), std::fflush(out);
+      if (settings.json)
+        std::fprintf(out, "%s\n", Json{{"error", valid_utf8(e.what())}}.dump().c_str()), std::fflush(out);
     }
   }
   if (asks) std::fputc('\n', stderr);

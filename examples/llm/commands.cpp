@@ -30,11 +30,18 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   session.load(int64_t(prompts.size()));
   std::vector<Tokenizer::Ids> ids;
   for (const std::string& prompt : prompts) ids.push_back(session.tokenizer->encode(prompt));
+  // Of a text that begins with the token that begins texts, one is enough.
+  const Tokenizer::Ids begin = session.tokenizer->encode("");
+  for (Tokenizer::Ids& text : ids) {
+    if (begin.size() == 1 && text.size() > 1 && text[0] == begin[0] && text[1] == begin[0]) text.erase(text.begin());
+  }
+  session.check(ids);
   catch_interrupts();
   Session::Times times;
   const bool stream = !settings.json && prompts.size() == 1;
+  const auto echo = [&](size_t i) { return settings.echo ? valid_utf8(prompts[i]) : std::string(); };
   // Printed together with what follows it where the line may be needed to show how much of it is read.
-  std::string prompt = stream ? valid_utf8(prompts[0]) : "";
+  std::string prompt = stream ? echo(0) : "";
   if (!ProgressLine::can_show(settings)) {
     std::fputs(prompt.c_str(), stdout);
     std::fflush(stdout);
@@ -49,9 +56,11 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   if (settings.json) {
     Json out = Json::array();
     for (size_t i = 0; i < texts.size(); ++i) {
+      const auto& all = texts[i].ids;
       out.push_back({{"prompt", valid_utf8(prompts[i])},
                      {"text", texts[i].written},
-                     {"ids", texts[i].ids},
+                     {"prompt_ids", Tokenizer::Ids(all.begin(), all.begin() + texts[i].prompt)},
+                     {"ids", Tokenizer::Ids(all.begin() + texts[i].prompt, all.end())},
                      {"prompt_tokens", texts[i].prompt},
                      {"finish_reason", texts[i].finish}});
     }
@@ -66,7 +75,7 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
     std::printf("%s\n", all.dump().c_str());
   } else if (!stream) {
     for (size_t i = 0; i < texts.size(); ++i)
-      std::printf("%s%s%s\n", i > 0 ? "\n" : "", valid_utf8(prompts[i]).c_str(), texts[i].written.c_str());
+      std::printf("%s%s%s\n", i > 0 ? "\n" : "", echo(i).c_str(), texts[i].written.c_str());
   } else {
     std::printf("%s\n", prompt.c_str());
   }
@@ -127,57 +136,96 @@ int info(const Settings& settings, int64_t texts) {
   return 0;
 }
 
+namespace {
+
+// Part of a text that is read at once, and the first of its tokens that is scored.
+struct Window {
+  int64_t begin, end, first;
+};
+
 // Windows of the context, each `stride` tokens behind the one before; of each only the tokens that the one before has
 // not scored count.
-int perplexity(const Settings& settings, const std::string& file, int64_t stride) {
+std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride) {
+  std::vector<Window> out;
+  for (int64_t begin = 0, first = 1; first < tokens; begin += stride) {
+    const int64_t end = std::min(tokens, begin + context);
+    out.push_back({begin, end, first});
+    first = end;
+  }
+  return out;
+}
+// As llama.cpp's program has them: side by side, what is left behind the last whole one does not count, and neither
+// does the first half of each.
+std::vector<Window> halves_of(int64_t tokens, int64_t context) {
+  std::vector<Window> out;
+  for (int64_t begin = 0; begin + context <= tokens; begin += context)
+    out.push_back({begin, begin + context, begin + context / 2 + 1});
+  return out;
+}
+
+}  // namespace
+
+int perplexity(const Settings& settings, const TextFile& file, int64_t stride, bool halves) {
   Session session(settings);
   session.load(1);
-  const std::string text = valid_utf8(read_file(file));
-  const Tokenizer::Ids ids = session.tokenizer->encode(text);
-  const int64_t n = int64_t(ids.size()), window = session.model->context();
-  if (n < 2) throw Error(file + ": there is nothing to score");
-  if (stride <= 0) stride = std::max<int64_t>(1, window / 2);
-  if (stride > window) throw Error("--stride: more than the context of " + std::to_string(window) + " tokens");
+  const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(file.text)),
+                       begin_ids = session.tokenizer->encode("");
+  const int64_t n = int64_t(ids.size()), context = session.model->context();
+  if (context < 2) throw Error("--context: a window of 1 token scores nothing");
+  if (n < 2) throw Error(file.name + ": there is nothing to score");
+  if (stride == 0) stride = std::max<int64_t>(1, context / 2);
+  if (stride > context) throw Error("--stride: more than the context of " + std::to_string(context) + " tokens");
+  if (halves) stride = context;
+  const std::vector<Window> windows = halves ? halves_of(n, context) : windows_of(n, context, stride);
+  if (windows.empty())
+    throw Error(file.name + " has " + std::to_string(n) + " tokens, fewer than the context of " +
+                std::to_string(context) + ", which --halves wants");
   catch_interrupts();
   double sum = 0;
-  int64_t scored = 0, first = 1, bytes = 0;  // first: the first token without a score
+  int64_t scored = 0, bytes = 0;
   const double begin = seconds_now();
-  for (int64_t at = 0; first < n && !interrupted(); at += stride) {
-    const int64_t end = std::min(n, at + window);
-    session.model->score(0, 0, ids.data() + at, end - at, [&](int64_t i, const float* logits) {
-      const int64_t next = at + i + 1;
-      if (next < first || next >= end) return;
+  for (const Window& window : windows) {
+    if (interrupted()) break;
+    Tokenizer::Ids some(ids.begin() + window.begin, ids.begin() + window.end);
+    if (halves && begin_ids.size() == 1) some[0] = begin_ids[0];
+    session.model->score(0, 0, some.data(), int64_t(some.size()), [&](int64_t i, const float* logits) {
+      const int64_t next = window.begin + i + 1;
+      if (next < window.first || next >= window.end) return;
       sum += negative_log_likelihood(logits, session.config.vocabulary, ids[size_t(next)]);
       bytes += int64_t(session.tokenizer->bytes(ids[size_t(next)], true).size());
       scored += 1;
     });
-    first = end;
-    if (!settings.quiet)
-      std::fprintf(stderr, "\r%lld of %lld tokens, perplexity %.4f", static_cast<long long>(scored),
-                   static_cast<long long>(n - 1), std::exp(sum / double(scored)));
+    if (!std::isfinite(sum)) throw Error("the model computes something that is no number: " + std::to_string(sum));
+    if (ProgressLine::can_show(settings))
+      std::fprintf(stderr, "\r%lld of %lld tokens, perplexity %.4f", static_cast<long long>(window.end),
+                   static_cast<long long>(n), std::exp(sum / double(scored)));
   }
-  if (!settings.quiet) std::fprintf(stderr, "\r");
+  if (ProgressLine::can_show(settings)) std::fprintf(stderr, "\r");
+  if (scored == 0) throw Error("interrupted before anything was scored");
   const double nats = sum / double(scored), bits = sum / std::log(2.0) / double(bytes), seconds = seconds_now() - begin;
-  const bool bos = !session.tokenizer->encode("").empty();
+  const bool bos = begin_ids.size() == 1;
   if (settings.json) {
     const Json out = {{"perplexity", std::exp(nats)},
                       {"nats_per_token", nats},
                       {"bits_per_byte", bits},
                       {"scored_tokens", scored},
                       {"bytes", bytes},
-                      {"context", window},
+                      {"context", context},
                       {"stride", stride},
+                      {"halves", halves},
                       {"begins_with_bos", bos},
+                      {"interrupted", interrupted()},
                       {"seconds", seconds}};
     std::printf("%s\n", out.dump().c_str());
   } else {
     std::printf(
-        "perplexity %.4f (%.5f nats a token, %.5f bits a byte); %lld tokens of %lld bytes scored, context %lld, stride %lld, %s; %.1f s\n",
+        "perplexity %.4f (%.5f nats a token, %.5f bits a byte); %lld tokens of %lld bytes scored%s, context %lld, stride %lld, %s; %.1f s\n",
         std::exp(nats), nats, bits, static_cast<long long>(scored), static_cast<long long>(bytes),
-        static_cast<long long>(window), static_cast<long long>(stride), bos ? "BOS once at the beginning" : "no BOS",
-        seconds);
+        interrupted() ? " before it was interrupted" : halves ? " in second halves" : "",
+        static_cast<long long>(context), static_cast<long long>(stride),
+        !bos ? "no BOS" : halves ? "BOS in each window" : "BOS once at the beginning", seconds);
   }
-  return 0;
+  return interrupted() ? 130 : 0;
 }
 
 namespace {
@@ -290,14 +338,46 @@ class Bench {
   double bandwidth_;
 };
 
+// How many times as fast everything is as it was, by name, of what both runs have measured.
+Json compared(const Json& now, const Json& before) {
+  for (const char* name : {"device", "texts", "weight_bytes"}) {
+    if (!before.is_object() || before.value(name, Json()) != now[name])
+      throw Error(std::string("--compare: the file is not of the same ") + name +
+                  ", or not of this command with --json");
+  }
+  Json out = Json::object();
+  const auto add = [&](const std::string& name, const Json& a, const Json& b) {
+    if (b.is_object() && b.contains("tokens_per_s") && b["tokens_per_s"].is_number())
+      out[name] = a["tokens_per_s"].get<double>() / b["tokens_per_s"].get<double>();
+  };
+  if (now.contains("prompt") && before.contains("prompt") && before["prompt"].is_object() &&
+      before["prompt"].value("tokens", Json()) == now["prompt"]["tokens"])
+    add("prompt", now["prompt"], before["prompt"]);
+  for (const Json& it : now["decode"]) {
+    for (const Json& old : before.value("decode", Json::array())) {
+      if (old.is_object() && old.value("context", Json()) == it["context"])
+        add("decode at " + it["context"].dump(), it, old);
+    }
+  }
+  if (out.empty()) throw Error("--compare: the file has none of these contexts");
+  return out;
+}
+
 }  // namespace
 
-// As many random tokens as the context says are read, then so many steps are made.
-int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts) {
+// As many random tokens as the context says are read, then so many steps are made. With 1 if anything is slower than
+// before by more than a twentieth.
+int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts,
+          const Json& before) {
   Settings settings = given;
-  const int64_t most = *std::max_element(contexts.begin(), contexts.end());
-  if (settings.context == 0) settings.context = std::max(prompt, most + 1) + steps + 16;
+  const int64_t most = *std::max_element(contexts.begin(), contexts.end()),
+                needed = std::max(prompt, most + 1) + steps + 16;
+  if (settings.context == 0) settings.context = needed;
+  if (settings.context < needed)
+    throw Error("--context: these prompts, contexts and steps take " + std::to_string(needed) + " tokens");
   Session session(settings);
+  if (texts > 1 && session.config.lengths_matter())
+    throw Error("--texts: the angles of this model depend on the length of a text, and several are written one by one");
   session.load(texts);
   Bench measure(session, texts);
   Json out = measure.what();
@@ -316,13 +396,22 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
     out["decode"].push_back(measure.decode(context, steps));
     const Json& it = out["decode"].back();
     if (!settings.json) {
-      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches\n",
+      std::printf("decoding at %lld: %.1f tokens/s (%.1f us a step), %.1f GB/s, %.1f %% of what reading reaches%s\n",
                   static_cast<long long>(context), number(it, "tokens_per_s"), number(it, "microseconds"),
-                  number(it, "gb_per_s"), 100 * number(it, "share_of_reading"));
+                  number(it, "gb_per_s"), 100 * number(it, "share_of_reading"),
+                  number(it, "share_of_reading") > 1 ? ", as weights stay in the caches" : "");
+    }
+  }
+  bool slower = false;
+  if (!before.is_null()) {
+    out["compared"] = compared(out, before);
+    for (const auto& item : out["compared"].items()) {
+      slower = slower || item.value().get<double>() < 0.95;
+      if (!settings.json) std::printf("%s: %.3f of the speed before\n", item.key().c_str(), item.value().get<double>());
     }
   }
   if (settings.json) std::printf("%s\n", out.dump().c_str());
-  return 0;
+  return slower ? 1 : 0;
 }
 
 // A number somewhere in a long text, which the model is asked for at the end.

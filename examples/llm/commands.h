@@ -7,9 +7,15 @@ namespace llm {
 
 int generate(const Settings& settings, const std::vector<std::string>& prompts);
 int info(const Settings& settings, int64_t texts);
-int perplexity(const Settings& settings, const std::string& file, int64_t stride);
+struct TextFile {
+  std::string name, text;
+};
+// stride: 0: half of the context. halves: as llama.cpp counts.
+int perplexity(const Settings& settings, const TextFile& file, int64_t stride, bool halves);
 
-int bench(const Settings& settings, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts);
+// before: what an earlier run printed as JSON, to compare with; or none.
+int bench(const Settings& settings, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts,
+          const Json& before);
 int passkey(const Settings& settings, int64_t length, double depth);
 
 }  // namespace llm

@@ -3,6 +3,7 @@
 // called.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,11 @@ struct Config {
   std::vector<std::string> unread;  // fields that nothing here knows
 
   Heads shape() const { return {heads, kv_heads, head_dim}; }
+  // Whether angles depend on the length of the text.
+  bool lengths_matter() const {
+    return std::any_of(ropes.begin(), ropes.end(),
+                       [](const RopeConfig& rope) { return rope.type == "dynamic" || rope.type == "longrope"; });
+  }
 };
 
 // Refuses by name what it cannot compute.

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
+#include <kernels/core/macros.h>
 
 #include "chat.h"
 #include "commands.h"
@@ -13,15 +14,24 @@ namespace {
 using llm::Error;
 using llm::Settings;
 
-// Reads a file of prompts, one in each line; "-" is the standard input as one prompt.
+// "-" is the standard input.
+std::string text_of(const std::string& file) {
+  return file == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : llm::read_file(file);
+}
+
+// One in each line of a file, whatever ends it; or one.
 std::vector<std::string> prompts_of(const std::string& prompt, const std::string& file) {
-  if (file.empty()) return {prompt == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : prompt};
+  if (file.empty()) return {prompt == "-" ? text_of(prompt) : prompt};
+  std::string text = text_of(file);
+  if (text.compare(0, 3, "\xef\xbb\xbf") == 0) text.erase(0, 3);  // which some editors begin files with
   std::vector<std::string> out;
-  std::istringstream lines(llm::read_file(file));
+  std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
     if (!line.empty()) out.push_back(line);
   }
   if (out.empty()) throw Error(file + ": no prompts");
+  if (out.size() > 4096) throw Error(file + ": more than 4096 prompts, " + std::to_string(out.size()));
   return out;
 }
 
@@ -55,10 +65,12 @@ void add_model(CLI::App& command, Settings& s) {
 
 void add_sampling(CLI::App& command, Settings& s) {
   command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::Range(-1, 1 << 30));
   command
       .add_option("--temperature", s.temperature,
-                  "0: always the most likely token; by default what generation_config.json says")
+                  "0: always the most likely token; by default what generation_config.json says, or 1 with --top-k, "
+                  "--top-p or --min-p")
       ->check(CLI::Range(0.0, 100.0));
   command.add_option("--top-k", s.top_k, "of so many tokens; 0: of all")->check(CLI::Range(0, 1 << 24));
   command.add_option("--top-p", s.top_p, "of the most likely tokens that together have this share")
@@ -66,8 +78,9 @@ void add_sampling(CLI::App& command, Settings& s) {
   command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")
       ->check(CLI::Range(0.0, 1.0));
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
-  command.add_option("--seed", s.seed, "for the same text again; printed with the speed");
-  command.add_option("--stop", s.stops, "a string that ends the text; may be given again")
+  command.add_option("--seed", s.seed, "for the same text again; printed with the speed")
+      ->check([](const std::string& seed) { return std::string(seed[0] == '-' ? "a seed is not negative" : ""); }, "");
+  command.add_option("--stop", s.stops, "a string that ends the text, as it is; may be given again")
       ->allow_extra_args(false);
   command
       .add_option(
@@ -82,17 +95,23 @@ void add_sampling(CLI::App& command, Settings& s) {
 struct Given {
   Settings settings;
   llm::ChatOptions chat;
-  std::string prompt, file;
+  std::string prompt, file, before;
   std::vector<int64_t> contexts{0};
   int64_t stride = 0, texts = 1, tokens = 0, steps = 128, length = 0;
+  bool halves = false;
   double depth = 0.5;
 };
 
 CLI::App& add_generate(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("generate", "goes on with a text");
   add_model(command, g.settings), add_sampling(command, g.settings);
-  command.add_option("-p,--prompt,prompt", g.prompt, "the text; - reads it from the standard input");
-  command.add_option("-f,--prompts", g.file, "a file with a prompt in each line, all of them decoded together");
+  CLI::Option* const prompt =
+      command.add_option("-p,--prompt,prompt", g.prompt, "the text; - reads it from the standard input");
+  command
+      .add_option("-f,--prompts", g.file,
+                  "a file with a prompt in each line that is not empty, or -; all of them are decoded together")
+      ->excludes(prompt);
+  command.add_flag("!--no-echo", g.settings.echo, "print what is new, without the prompt");
   command
       .add_option(
           "--sinks", g.settings.sinks,
@@ -105,8 +124,9 @@ CLI::App& add_chat(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand(
       "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
   add_model(command, g.settings), add_sampling(command, g.settings);
-  command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
-  command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written");
+  CLI::Option* const system =
+      command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
+  command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written")->excludes(system);
   command.add_option("--template", g.settings.chat_template,
                      "a name of one of the model's templates, or a file with one");
   return command;
@@ -122,9 +142,14 @@ CLI::App& add_info(CLI::App& app, Given& g) {
 void add_perplexity(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("perplexity", "how well a model foresees a text");
   add_model(command, g.settings);
-  command.add_option("-f,--file,file", g.file, "the text")->required();
-  command.add_option("--stride", g.stride, "tokens from one window to the next; 0: half of the context")
-      ->capture_default_str();
+  command.add_option("-f,--file,file", g.file, "the text; - reads it from the standard input")->required();
+  CLI::Option* const stride =
+      command.add_option("--stride", g.stride, "tokens from one window to the next; 0: half of the context")
+          ->capture_default_str()
+          ->check(CLI::Range(0, 1 << 30));
+  command.add_flag("--halves", g.halves,
+                   "as llama.cpp counts: windows side by side, each with its own BOS, of which the second halves count")
+      ->excludes(stride);
 }
 
 CLI::App& add_bench(CLI::App& app, Given& g) {
@@ -141,6 +166,9 @@ CLI::App& add_bench(CLI::App& app, Given& g) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--texts", g.texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
+  command.add_option("--compare", g.before,
+                     "a file with what an earlier run printed with --json: prints how many times as fast this one is, "
+                     "and ends with 1 if anything is slower by more than 5 %");
   return command;
 }
 
@@ -162,6 +190,9 @@ CLI::App& add_passkey(CLI::App& app, Given& g) {
 int main(int argc, char** argv) {
   CLI::App app("Runs transformers from Hugging Face directories, on the GPU or the CPU.");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "llm, of kernels " + std::to_string(KERNELS_VERSION_MAJOR) + "." +
+                                        std::to_string(KERNELS_VERSION_MINOR) + "." +
+                                        std::to_string(KERNELS_VERSION_PATCH));
   app.footer("llm COMMAND --help has the options of a command.");
   Given g;
   const CLI::App &generate = add_generate(app, g), &chat = add_chat(app, g), &info = add_info(app, g);
@@ -169,13 +200,20 @@ int main(int argc, char** argv) {
   const CLI::App &bench = add_bench(app, g), &passkey = add_passkey(app, g);
 
   CLI11_PARSE(app, argc, argv);
-  try {
+  const auto run = [&] {
     if (generate.parsed()) return llm::generate(g.settings, prompts_of(g.prompt, g.file));
     if (chat.parsed()) return llm::chat(g.settings, g.chat, std::cin, stdout);
     if (info.parsed()) return llm::info(g.settings, g.texts);
-    if (bench.parsed()) return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts);
+    if (bench.parsed())
+      return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts,
+                        g.before.empty() ? llm::Json() : llm::read_json(g.before));
     if (passkey.parsed()) return llm::passkey(g.settings, g.length, g.depth);
-    return llm::perplexity(g.settings, g.file, g.stride);
+    return llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves);
+  };
+  try {
+    const int code = run();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw Error("the output cannot be written");
+    return code;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());
     return 1;

@@ -269,10 +269,7 @@ bool Model::stale(int64_t from, int64_t to) const {
                      [&](const RopeConfig& rope) { return rope.differs(from, to); });
 }
 
-bool Model::lengths_matter() const {
-  return std::any_of(config_.ropes.begin(), config_.ropes.end(),
-                     [](const RopeConfig& rope) { return rope.type == "dynamic" || rope.type == "longrope"; });
-}
+bool Model::lengths_matter() const { return config_.lengths_matter(); }
 
 Cache Model::cache_of(const Layer& layer, int64_t sequence) const {
   const int64_t pages = (context() + page_ - 1) / page_;

@@ -18,12 +18,13 @@ namespace {
 
 std::atomic<int> interrupts{0}, allowed_interrupts{1};
 
-int type_of(const std::string& name, const char* option) {
-  if (name == "stored" || name == "auto") return -1;
+int type_of(const std::string& name, const char* option, const char* otherwise) {
+  if (name == otherwise) return -1;
   for (int i = 0; i < kTypes; ++i) {
     if (name == name_of(Type(i))) return i;
   }
-  throw Error(std::string(option) + ": " + shown(name) + " is none of fp32, fp16, bf16, fp8, int8, int4");
+  throw Error(std::string(option) + ": " + shown(name) + " is none of " + otherwise + ", fp32, fp16, bf16, fp8, int8" +
+              (std::string(option) == "--weights" ? ", int4" : ""));
 }
 
 // What came behind the latest of the places where the last tokens stood before: where most of them did, of up to four,
@@ -103,7 +104,7 @@ double negative_log_likelihood(const float* logits, int64_t count, int32_t id) {
   return top + std::log(sum) - double(logits[id]);
 }
 
-Session::Session(const Settings& all, int64_t) : settings(all) {
+Session::Session(const Settings& all) : settings(all) {
   const std::string& directory = settings.directory;
   if (!file_exists(directory + "/config.json")) {
     bool gguf = fs::path(directory).extension() == ".gguf";
@@ -147,19 +148,30 @@ void Session::find_stops() {
   }
 }
 
-// What the settings leave open is as the generation config says.
+// What the settings leave open is as the generation config says. Who asks for some of the likely tokens wants to have
+// them drawn.
 void Session::read_sampling() {
   const auto number = [&](const char* name, double otherwise) {
     const auto at = generation.find(name);
     return at != generation.end() && at->is_number() ? at->get<double>() : otherwise;
   };
-  const bool samples = generation.value("do_sample", Json(false)) == true;
+  const bool samples = generation.value("do_sample", Json(false)) == true || settings.top_k || settings.top_p ||
+                       settings.min_p;
   sampling.temperature = settings.temperature.value_or(samples ? number("temperature", 1) : 0);
   sampling.top_k = settings.top_k.value_or(samples ? int64_t(std::clamp(number("top_k", 0), 0.0, 1e9)) : 0);
   sampling.top_p = settings.top_p.value_or(samples ? number("top_p", 1) : 1);
   sampling.min_p = settings.min_p.value_or(samples ? number("min_p", 0) : 0);
   sampling.repetition_penalty = settings.repetition_penalty.value_or(number("repetition_penalty", 1));
-  if (!(sampling.repetition_penalty > 0)) throw Error("repetition_penalty is not above 0");
+  const auto must = [](bool holds, const char* what) {
+    if (!holds) throw Error(std::string("sampling, by an option or by generation_config.json: ") + what);
+  };
+  must(sampling.temperature >= 0 && sampling.temperature <= 100, "the temperature is not between 0 and 100");
+  must(sampling.top_p >= 0 && sampling.top_p <= 1, "top_p is not between 0 and 1");
+  must(sampling.min_p >= 0 && sampling.min_p <= 1, "min_p is not between 0 and 1");
+  must(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 1e6, "the repetition penalty is not above 0");
+  for (const std::string& stop : settings.stops) {
+    if (stop.empty()) throw Error("--stop: an empty string would end every text");
+  }
   sampling.seed = settings.seed ? *settings.seed : std::random_device{}();
 }
 
@@ -168,7 +180,7 @@ void Session::choose_device() {
     throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
-    device = make_gpu(activation_types(type_of(settings.weights, "--weights"), weights->all()), why);
+    device = make_gpu(activation_types(type_of(settings.weights, "--weights", "stored"), weights->all()), why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
     if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
   }
@@ -177,19 +189,33 @@ void Session::choose_device() {
 
 ModelOptions Session::options(int64_t sequences) const {
   ModelOptions out;
-  out.weights = type_of(settings.weights, "--weights");
-  out.cache = type_of(settings.cache, "--cache");
+  out.weights = type_of(settings.weights, "--weights", "stored");
+  out.cache = type_of(settings.cache, "--cache", "auto");
   out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk,
   out.guesses = settings.lookup, out.sinks = settings.sinks;
   return out;
 }
 
 void Session::load(int64_t sequences) {
+  if (config.lengths_matter()) sequences = 1;
   {
     ProgressLine loading(settings, "loading", 0.2);
     model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
   }
   say_changes(model->plan());
+  if (!settings.quiet && settings.sinks < 0 && model->context() > config.positions)
+    std::fprintf(stderr, "--context %lld: the model was made for %lld tokens\n",
+                 static_cast<long long>(model->context()), static_cast<long long>(config.positions));
+}
+
+void Session::check(const std::vector<Tokenizer::Ids>& prompts) const {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string which = prompts.size() > 1 ? "prompt " + std::to_string(i + 1) : "the prompt";
+    if (prompts[i].empty()) throw Error(which + " is empty, and this tokenizer has no token that begins a text");
+    if (int64_t(prompts[i].size()) >= model->context())
+      throw Error(which + " has " + std::to_string(prompts[i].size()) + " tokens, and the context is " +
+                  std::to_string(model->context()));
+  }
 }
 
 void Session::say_changes(const Plan& plan) const {
@@ -202,13 +228,15 @@ namespace {
 // Writes on in several texts.
 class Writer {
  public:
-  Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, const Session::Print& print,
+  // The texts are those from number `first` on of all.
+  Writer(Session& session, const std::vector<Tokenizer::Ids>& prompts, size_t first, const Session::Print& print,
          Session::Times& times)
       : s_(session),
         settings_(session.settings),
         model_(*session.model),
         print_(print),
         times_(times),
+        first_(first),
         count_(std::min(session.config.vocabulary, session.tokenizer->size())),
         how_{float(session.sampling.temperature), float(session.sampling.top_p), float(session.sampling.min_p),
              float(session.sampling.repetition_penalty), int32_t(std::min(session.sampling.top_k, count_))},
@@ -261,17 +289,13 @@ class Writer {
       else more += holds_[i].rest();
     }
     text.written += more;
-    if (print_ && !more.empty()) print_(i, more);
+    if (print_ && !more.empty()) print_(first_ + i, more);
   }
 
   // Reads a prompt, and takes the first token behind it.
   void read(size_t i, int64_t from) {
     Text& text = texts_[i];
-    if (text.ids.empty()) throw Error("a prompt is empty, and this tokenizer has no token that begins a text");
-    if (text.prompt >= model_.context())
-      throw Error("the prompt has " + std::to_string(text.prompt) + " tokens, and the context is " +
-                  std::to_string(model_.context()));
-    model_.begin(int64_t(i), text.ids, how_, count_, s_.sampling.seed + i);
+    model_.begin(int64_t(i), text.ids, how_, count_, s_.sampling.seed + first_ + i);
     // In pieces, so that it can be interrupted; where angles depend on the length of the text all of it has to be
     // known.
     const int64_t piece = model_.lengths_matter() ? text.prompt : model_.chunk();
@@ -296,7 +320,7 @@ class Writer {
   // The angles of all keys have changed.
   void read_anew() {
     for (size_t i = 0; i < texts_.size(); ++i) {
-      model_.begin(int64_t(i), texts_[i].ids, how_, count_, s_.sampling.seed + i);
+      model_.begin(int64_t(i), texts_[i].ids, how_, count_, s_.sampling.seed + first_ + i);
       model_.read(int64_t(i), 0, texts_[i].ids.data(), int64_t(texts_[i].ids.size()));
       model_.choose_next(int64_t(i));
     }
@@ -349,6 +373,7 @@ class Writer {
   Model& model_;
   const Session::Print& print_;
   Session::Times& times_;
+  const size_t first_;
   const int64_t count_;  // what the tokenizer has no text for is never chosen
   const Choice how_;
   std::vector<Text> texts_;
@@ -363,7 +388,12 @@ class Writer {
 
 std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print,
                                              Times& times, int64_t known) {
-  return Writer(*this, prompts, print, times).all(known);
+  check(prompts);
+  if (!config.lengths_matter()) return Writer(*this, prompts, 0, print, times).all(known);
+  std::vector<Text> texts;
+  for (size_t i = 0; i < prompts.size(); ++i)
+    texts.push_back(Writer(*this, {prompts[i]}, i, print, times).all(i == 0 ? known : 0)[0]);
+  return texts;
 }
 
 }  // namespace llm

@@ -31,6 +31,7 @@ struct Settings {
   std::optional<uint64_t> seed;
   int64_t most = -1;  // tokens to generate; -1: until the end of the text or of the context
   std::vector<std::string> stops;
+  bool echo = true;  // generate prints the prompt as well
   bool ignore_eos = false;
   std::string chat_template;  // a name or a file
   int64_t sinks =
@@ -79,7 +80,7 @@ class Stops {
 
 class Session {
  public:
-  explicit Session(const Settings& settings, int64_t sequences = 1);
+  explicit Session(const Settings& settings);
 
   // A text that is being written.
   struct Text {
@@ -98,6 +99,7 @@ class Session {
   using Print = std::function<void(size_t text, const std::string& more)>;
   std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times,
                              int64_t known = 0);
+  void check(const std::vector<Tokenizer::Ids>& prompts) const;  // as generate() does: that they can be read
 
   const Settings& settings;
   Json generation;  // generation_config.json
@@ -111,7 +113,9 @@ class Session {
   std::vector<int32_t> stops;  // tokens that end a text
   Sampling sampling;
 
-  void load(int64_t sequences);  // the model; before that only what describes it is there
+  // The model, for so many texts; before that only what describes it is there. Texts whose angles depend on their
+  // length are written one after the other.
+  void load(int64_t sequences);
   ModelOptions options(int64_t sequences) const;
   void say_changes(const Plan& plan) const;  // which weights become another type, unless --quiet
 

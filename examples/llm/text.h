@@ -15,7 +15,10 @@ struct Error : std::runtime_error {
 
 // What a file says about itself must not be able to garble the terminal: control characters become '?'.
 inline std::string shown(std::string text, size_t most = 100) {
-  if (text.size() > most) text = text.substr(0, most) + "...";
+  if (text.size() > most) {
+    while (most > 0 && (text[most] & 0xc0) == 0x80) --most;  // no half of a character
+    text = text.substr(0, most) + "...";
+  }
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
   }

@@ -69,6 +69,35 @@ while read -r prompt; do
   expect "$prompt, with others and alone" grep -qF -- "$text" "$work/together"
 done < "$work/prompts"
 
+run generate --temperature 0 -n 20 -q --no-echo "$begin"
+expect 'without the prompt' prints '^, there was a little girl'
+printf '\xef\xbb\xbf%s\r\n\r\nOne day\r\n' "$begin" | "$llm" generate -d cpu -m "$model" --temperature 0 -n 12 -q -f - > "$work/out"
+expect 'prompts with other ends of lines' test "$(tr -cd '\r\357\273\277' < "$work/out" | wc -c)" -eq 0
+expect 'prompts with other ends of lines' prints "^$begin, there"
+run generate --temperature 0 -n 8 -q --json '<|endoftext|>One'
+expect 'a text that begins with BOS' prints '"prompt_ids":\[0,[1-9]'
+for options in '--seed 1 --top-k 20' '--seed 2 --top-k 20' '--temperature 0 --top-k 20'; do
+  read -ra arguments <<< "$options"
+  run generate -n 30 -q "${arguments[@]}" "$begin"
+  mv "$work/out" "$work/drawn ${options// /_}"
+done
+expect 'some of the likely tokens are drawn' test "$(sort -u "$work"/drawn* | wc -l)" -ge 3
+"$llm" generate -d cpu -m "$model" -n 4 -q "$begin" > /dev/full 2> "$work/err"
+code=$?
+: > "$work/out"
+expect 'an output that is full' refuses 'cannot be written'
+run generate -f "$work/prompts" -p x
+expect 'a prompt and prompts' test "$code" -ne 0
+for wrong in '--temperature nan' '--weights foo' '--cache stored'; do
+  read -ra arguments <<< "$wrong"
+  run generate -n 4 "${arguments[@]}" "$begin"
+  expect "$wrong" refuses .
+done
+run generate -n 4 --stop '' "$begin"
+expect 'an empty string to stop at' refuses 'would end every text'
+run generate -n 4 --context 5 'Once upon a time there was a little girl'
+expect 'a prompt that is too long' refuses 'the prompt has [0-9]+ tokens, and the context is 5'
+
 # Ctrl-C ends the text, and the program with it.
 rm "$work/out"
 "$llm" generate -d cpu -m "$model" --temperature 0 --ignore-eos --sinks 4 -n 100000000 "$begin" > "$work/out" 2> "$work/err" &
@@ -94,6 +123,12 @@ run perplexity -q --json "$work/text"
 expect 'perplexity' prints '"bits_per_byte":(0\.[0-9]+|1\.0[0-9]*),.*"scored_tokens":[1-9][0-9]+'
 run perplexity -q --context 64 --stride 16 "$work/text"
 expect 'perplexity of windows' prints 'context 64, stride 16'
+run perplexity -q --context 64 --halves "$work/text"
+expect 'perplexity of second halves' prints 'scored in second halves, context 64, stride 64, BOS in each window'
+run perplexity -q --context 1 "$work/text"
+expect 'perplexity of windows of one token' refuses 'scores nothing'
+"$llm" perplexity -d cpu -m "$model" -q --context 64 --stride 16 - < "$work/text" > "$work/out" 2> "$work/err"
+expect 'perplexity of the standard input' prints 'context 64, stride 16'
 run perplexity "$work/none"
 expect 'perplexity of no file' refuses 'none'
 
@@ -103,6 +138,17 @@ expect 'passkey' ends_with 1
 expect 'passkey' prints '^not found: [0-9]+ behind [0-9]+ tokens'
 run bench --steps 4 --contexts 0,100 --prompt-tokens 64 --texts 2 --json
 expect 'bench' prints '"context":100,.*"share_of_reading":[0-9.]+,.*"texts":2'
+sed -E 's/"tokens_per_s":[0-9.]+/"tokens_per_s":1e-3/g' "$work/out" > "$work/slow"
+sed -E 's/"tokens_per_s":[0-9.]+/"tokens_per_s":1e9/g' "$work/out" > "$work/fast"
+run bench --steps 4 --contexts 100 --texts 2 --compare "$work/slow"
+expect 'faster than before' ends_with 0
+expect 'faster than before' prints '^decode at 100: [0-9.]+ of the speed before'
+run bench --steps 4 --contexts 100 --texts 2 --compare "$work/fast"
+expect 'slower than before' ends_with 1
+run bench --steps 4 --contexts 100 --compare "$work/fast"
+expect 'another number of texts' says 'not of the same texts'
+run bench --steps 4 --context 64 --contexts 3000
+expect 'bench with too small a context' refuses 'take 3021 tokens'
 
 printf '{%% for m in messages %%}{{ m.content }}\n{%% endfor %%}' > "$work/template"
 printf '%s\n/save %s\n/reset\nOne day\n' "$begin" "$work/saved" > "$work/lines"
@@ -110,6 +156,10 @@ printf '%s\n/save %s\n/reset\nOne day\n' "$begin" "$work/saved" > "$work/lines"
 code=$?
 expect 'chat' ends_with 0
 expect 'chat' test "$(wc -l < "$work/out")" -ge 2
+printf '/\xff\n/%s\nOne day\n/quit\n' "$(printf 'x\xc3\xa9%.0s' {1..60})" > "$work/lines"
+"$llm" chat -d cpu -m "$model" --template "$work/template" --json -n 4 < "$work/lines" > "$work/out" 2> "$work/err"
+expect 'a chat with commands of any bytes' test "$(grep -c '"error"' "$work/out")" -eq 2
+expect 'a chat with commands of any bytes' prints '"finish_reason":.*"seed":[0-9]'
 expect 'a saved chat' grep -q '"role": "assistant"' "$work/saved"
 run chat < /dev/null
 expect 'chat without a template' refuses 'no chat template: --template'

@@ -193,6 +193,31 @@ TEST_CASE("texts in a batch and in pages are the texts alone") {
   }
 }
 
+TEST_CASE("texts whose angles depend on their length are what they are alone") {
+  for (const char* name : {"phi3_long", "llama_dynamic"}) {
+    INFO(name);
+    const Json golden = read(name);
+    const ModelFolder folder(golden);
+    const auto ids = golden["ids"].get<std::vector<int32_t>>();
+    llm::Settings settings = settings_of(folder);
+    settings.most = 12, settings.ignore_eos = true, settings.temperature = 0;
+    const std::vector<llm::Tokenizer::Ids> prompts = {{ids.begin(), ids.begin() + 8}, {ids.begin(), ids.begin() + 40}};
+    Loaded all(settings, 2);
+    llm::Session::Times times;
+    std::vector<size_t> printed;
+    const auto texts =
+        all.session.generate(prompts, [&](size_t text, const std::string&) { printed.push_back(text); }, times);
+    REQUIRE(texts.size() == 2);
+    for (size_t i = 0; i < 2; ++i) {
+      Loaded one(settings);
+      llm::Session::Times unused;
+      CHECK(texts[i].ids == one.session.generate({prompts[i]}, {}, unused)[0].ids);
+    }
+    CHECK(times.decoded == 24);
+    CHECK(std::is_sorted(printed.begin(), printed.end()));
+  }
+}
+
 TEST_CASE("a text ends where it should") {
   const Json golden = read("llama");
   const ModelFolder folder(golden);
