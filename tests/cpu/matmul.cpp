@@ -389,6 +389,31 @@ TEST_CASE("int4, uint4 and gf4 weights come back as packed") {
   CHECK_TALLY(t);
 }
 
+// As if there were a 0 in its place, but for its own code.
+TEST_CASE("a NaN among int4, uint4 and gf4 weights leaves the codes beside it as they are") {
+  const auto packed = [](const std::vector<float>& w) {
+    const int64_t cols = int64_t(w.size());
+    std::vector<uint32_t> words(3);
+    float scales[2] = {};
+    uint8_t zero = 0;
+    k::pack_int4(w.data(), cols, 1, cols, 32, &words[0], &scales[0]);
+    k::pack_uint4(w.data(), cols, 1, cols, 32, &words[1], &scales[1], &zero);
+    k::pack_gf4(w.data(), cols, 1, cols, &words[2]);
+    return words;
+  };
+  for (int i = 0; i < 8; ++i) {
+    std::vector<float> w = {1.f, -2.f, 3.f, 4.f, -5.f, 6.f, 7.f, -8.f};
+    w[size_t(i)] = 0.f;
+    const std::vector<uint32_t> expected = packed(w);
+    w[size_t(i)] = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<uint32_t> words = packed(w);
+    INFO("NaN at " << i);
+    CHECK(((words[0] ^ expected[0]) & ~(15u << k::int4_shift(i))) == 0u);
+    CHECK(((words[1] ^ expected[1]) & ~(15u << k::int4_shift(i))) == 0u);
+    CHECK(((words[2] ^ expected[2]) & ~(7u << (8 + 3 * i))) == 0u);
+  }
+}
+
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
 TEST_CASE("wrong arguments are refused with their reason, and nothing is written") {

@@ -136,9 +136,10 @@ void each_group(int64_t rows, int64_t cols, int64_t group, const F& f) {
   }
 }
 
+// NaN becomes `low`: as a number it would not fit the bits of a code.
 inline int clamped(float x, int low, int high) {
   const float rounded = std::nearbyint(x);
-  return rounded < float(low) ? low : rounded > float(high) ? high : int(rounded);
+  return rounded > float(high) ? high : rounded > float(low) ? int(rounded) : low;
 }
 
 }  // namespace detail
