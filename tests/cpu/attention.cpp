@@ -2,6 +2,7 @@
 #include <kernels/cpu/attention.h>
 
 #include "support/attention.h"
+#include "support/small_stack.h"
 #include "support/threads.h"
 
 using namespace test;
@@ -75,6 +76,24 @@ TEST_CASE("any number of queries") {
   for (const int64_t queries : {1, 2, 7, 8, 9, 13, 14, 15, 31, 32, 33, 63, 127, 128, 200, 400}) {
     check(t, {{queries}, {130}, 3, 1, 32}, k::causal(), causal_model(), queries > 33 ? 41 : 3);
     check(t, {{queries}, {130}, 1, 1, 32}, k::no_mask(), {}, queries > 33 ? 41 : 3);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("a thread needs no more stack than is said, for many queries and few") {
+  Tally t;
+  for (const int64_t queries : {1, 200}) {
+    const AttentionCase c{{queries}, {300}, 8, 8, 128};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<float> key(1, where, c.dim), value(2, where, c.dim);
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), where.short_lengths.data());
+    AttentionData<> data(c);
+    k::Status status = k::invalid("it was not called");
+    on_stack(kStackBytes, [&] {
+      status = k::cpu::attention(k::cpu::Exec{1}, data.source(), kv, data.sink(), data.shape(), k::causal(),
+                                 data.options());
+    });
+    data.check(t, "attention", status, key, value, causal_model(), 41);
   }
   CHECK_TALLY(t);
 }

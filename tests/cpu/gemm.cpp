@@ -8,6 +8,7 @@
 #include "support/guarded.h"
 #include "support/oracle.h"
 #include "support/random.h"
+#include "support/small_stack.h"
 #include "support/tally.h"
 #include "support/threads.h"
 
@@ -428,6 +429,21 @@ TEST_CASE("gemm: inputs normalized and changed on the way in") {
     status = gemm(2, in.x() | k::add(beta.data()) | k::relu(), in.w(), k::store(y.data(), y.ld()), shape);
     CHECK(verify(status, y, sum) == "");
   }
+}
+
+TEST_CASE("gemm: a thread needs no more stack than is said") {
+  const Operands<float> in({300, 300, 205});
+  Guarded<float> y(300, 300, 300), z(300, 300, 300);
+  const auto call = [&](Guarded<float>& to) {
+    return gemm(1, k::normed(in.x(), k::LayerNorm{}), in.w(), k::store(to.data(), to.ld()), in.shape);
+  };
+  REQUIRE(call(y));
+  k::Status status = k::invalid("it was not called");
+  on_stack(kStackBytes, [&] { status = call(z); });
+  REQUIRE(status);
+  y.download();
+  z.download();
+  CHECK(z.bytes() == y.bytes());
 }
 
 // ---- special values -------------------------------------------------------------------------------------------------

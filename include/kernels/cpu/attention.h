@@ -18,7 +18,7 @@
 // of both takes the same bytes and heads are as many as kv_heads; other overlaps are not fine. The same input gives the
 // same bits, whatever the number of threads and whatever else is in the batch.
 //
-// Threads need 512 KB of stack; nothing is allocated. Flags: as in softmax.h.
+// Threads need 640 KB of stack; nothing is allocated. Flags: as in softmax.h.
 #pragma once
 
 #include "detail/attention/engine.h"

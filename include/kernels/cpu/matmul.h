@@ -16,7 +16,7 @@
 // Groups are made one after the other, as tiles of many tokens: those with few read their weights several times slower.
 // Offsets are the host's.
 //
-// Threads need 512 KB of stack; nothing is allocated for few tokens. Flags: as in softmax.h.
+// Threads need 640 KB of stack; nothing is allocated. Flags: as in softmax.h.
 #pragma once
 
 #include "detail/matmul/gemm.h"

@@ -95,7 +95,7 @@ using panel_type = std::conditional_t<KERNELS_BF16_DOTS && is_plain_bfloat16<X> 
 
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 
-// Sizes in elements, for panels of T. What a thread has on its stack stays below 512 KB, and so in the second-level
+// Sizes in elements, for panels of T. What a thread has on its stack stays near 512 KB, and so in the second-level
 // cache.
 template <class T>
 struct Tiles {
