@@ -111,10 +111,7 @@ namespace detail {
 // soon as there is room, or without that (Launch::next_waits). With constant weights the next kernel may begin before
 // that. For other bodies entry() waits first of all, and lets the next kernel begin if they are so few that all run at
 // a time: with 49,152 blocks of one warp this alone took 60 us.
-template <class Body, class = void>
-struct waits_by_itself : std::false_type {};
-template <class Body>
-struct waits_by_itself<Body, void_t<decltype(Body::waits_by_itself)>> : std::true_type {};
+KERNELS_DETECT(waits_by_itself, F::waits_by_itself)
 
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function
 // run(Params).

@@ -230,23 +230,11 @@ struct is_score_pair : std::false_type {};
 template <class A, class B>
 struct is_score_pair<ScorePair<A, B>> : std::true_type {};
 
-template <class S, class = void>
-struct Transforms : std::false_type {};
-template <class S>
-struct Transforms<S, void_t<decltype(std::declval<const S&>().template transform<1>(
-                         std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))>> : std::true_type {};
-template <class S, class = void>
-struct Masks : std::false_type {};
-template <class S>
-struct Masks<S, void_t<decltype(std::declval<const S&>().visible(std::declval<ScoreAt>()))>> : std::true_type {};
-template <class S, class = void>
-struct Ranges : std::false_type {};
-template <class S>
-struct Ranges<S, void_t<decltype(std::declval<const S&>().kv_range(std::declval<ScoreQueries>()))>> : std::true_type {};
-template <class S, class = void>
-struct HasSink : std::false_type {};
-template <class S>
-struct HasSink<S, void_t<decltype(std::declval<const S&>().sink(kAny))>> : std::true_type {};
+KERNELS_DETECT(Transforms,
+               std::declval<const F&>().template transform<1>(std::declval<Pack<float, 1>>(), std::declval<ScoreAt>()))
+KERNELS_DETECT(Masks, std::declval<const F&>().visible(std::declval<ScoreAt>()))
+KERNELS_DETECT(Ranges, std::declval<const F&>().kv_range(std::declval<ScoreQueries>()))
+KERNELS_DETECT(HasSink, std::declval<const F&>().sink(kAny))
 template <class A, class B>
 struct Transforms<ScorePair<A, B>> { static constexpr bool value = Transforms<A>::value || Transforms<B>::value; };
 template <class A, class B>

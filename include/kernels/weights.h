@@ -140,10 +140,7 @@ template <class S>
 struct is_shifted<Shifted<S>> : std::true_type {};
 
 // Weights that differ from token to token.
-template <class W, class = void>
-struct has_for_token : std::false_type {};
-template <class W>
-struct has_for_token<W, void_t<decltype(std::declval<const W&>().for_token(kAny))>> : std::true_type {};
+KERNELS_DETECT(has_for_token, std::declval<const F&>().for_token(kAny))
 template <class W>
 struct is_gated : std::false_type {};
 template <class S>

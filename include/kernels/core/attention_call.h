@@ -110,15 +110,8 @@ namespace detail {
 
 constexpr int64_t kMostDecodeQueries = 32;
 
-template <class F, class = void>
-struct has_kv_check : std::false_type {};
-template <class F>
-struct has_kv_check<F, void_t<decltype(std::declval<const F&>().check(kAny, kAny, kAny, kAny))>> : std::true_type {};
-template <class F, class = void>
-struct has_score_check : std::false_type {};
-template <class F>
-struct has_score_check<F, void_t<decltype(std::declval<const F&>().check(std::declval<const AttentionShape&>()))>>
-    : std::true_type {};
+KERNELS_DETECT(has_kv_check, std::declval<const F&>().check(kAny, kAny, kAny, kAny))
+KERNELS_DETECT(has_score_check, std::declval<const F&>().check(std::declval<const AttentionShape&>()))
 
 // `empty` is set when there is nothing to do. `most_queries` of a sequence: what the path can do.
 template <class Q, class Kv, class Out, class S>

@@ -15,6 +15,7 @@ namespace detail {
 
 template <class... > using void_t = void;
 
+// name<F>::value: whether the expression compiles for F.
 #define KERNELS_DETECT(name, expression)                                              \
   template <class F, class = void>                                                    \
   struct name : std::false_type {};                                                   \
@@ -168,8 +169,6 @@ struct IsChanging {
 };
 template <class F>
 constexpr bool changes_itself = AnyPart<IsChanging, F>::value;
-
-#undef KERNELS_DETECT
 
 // What a functor is: it says so itself (`static constexpr Role role`), or its members tell.
 template <class F>

@@ -31,10 +31,7 @@ Plane plane(const T* p, int64_t ld, int64_t rows, int64_t cols) {
   return {reinterpret_cast<const char*>(p), rows, cols * size, ld * size, int(size)};
 }
 
-template <class F, class = void>
-struct has_plane : std::false_type {};
-template <class F>
-struct has_plane<F, void_t<decltype(std::declval<const F&>().plane(kAny, kAny))>> : std::true_type {};
+KERNELS_DETECT(has_plane, std::declval<const F&>().plane(kAny, kAny))
 template <class F>
 Plane plane_of(const F& f, int64_t rows, int64_t cols) {
   if constexpr (has_plane<F>::value) return f.plane(rows, cols);

@@ -26,10 +26,7 @@ constexpr void check_compute() {
 }
 
 // Sinks that see the values of a group of columns before they write it.
-template <class F, class = void>
-struct SinksGroups : std::false_type {};
-template <class F>
-struct SinksGroups<F, void_t<decltype(F::by_group)>> : std::true_type {};
+KERNELS_DETECT(SinksGroups, F::by_group)
 template <class F>
 struct IsByGroup : SinksGroups<F> {};
 template <class F>

@@ -81,10 +81,7 @@ template <class K, class V, class Where>
 int key_pack(const KvCache<K, V, Where>& kv) { return kv.keys().max_pack(); }
 template <class K, class V, class Where>
 int value_pack(const KvCache<K, V, Where>& kv) { return kv.values().max_pack(); }
-template <class Kv, class = void>
-struct has_alignment : std::false_type {};
-template <class Kv>
-struct has_alignment<Kv, void_t<decltype(std::declval<const Kv&>().alignment())>> : std::true_type {};
+KERNELS_DETECT(has_alignment, std::declval<const F&>().alignment())
 template <class Codes, class Kv>
 int pack_of_codes(const Kv& kv) {
   if constexpr (!has_max_pack<Codes>::value) {  // computed
