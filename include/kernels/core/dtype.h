@@ -154,41 +154,25 @@ struct Convert<bfloat16> {
   }
 };
 
-template <>
-struct Convert<float8_e4m3> {
-  static KERNELS_HD float decode(float8_e4m3 x) {
+template <class T, class Format>
+struct ConvertFp8 {
+  static KERNELS_HD float decode(T x) {
 #if defined(KERNELS_DEVICE_CODE)
     return static_cast<float>(x);
 #else
-    return E4m3Format::decode(bit_cast<uint8_t>(x));
+    return Format::decode(bit_cast<uint8_t>(x));
 #endif
   }
-  static KERNELS_HD float8_e4m3 encode(float x) {
+  static KERNELS_HD T encode(float x) {
 #if defined(KERNELS_DEVICE_CODE)
-    return static_cast<float8_e4m3>(x);
+    return static_cast<T>(x);
 #else
-    return bit_cast<float8_e4m3>(static_cast<uint8_t>(E4m3Format::encode(x)));
+    return bit_cast<T>(static_cast<uint8_t>(Format::encode(x)));
 #endif
   }
 };
-
-template <>
-struct Convert<float8_e5m2> {
-  static KERNELS_HD float decode(float8_e5m2 x) {
-#if defined(KERNELS_DEVICE_CODE)
-    return static_cast<float>(x);
-#else
-    return E5m2Format::decode(bit_cast<uint8_t>(x));
-#endif
-  }
-  static KERNELS_HD float8_e5m2 encode(float x) {
-#if defined(KERNELS_DEVICE_CODE)
-    return static_cast<float8_e5m2>(x);
-#else
-    return bit_cast<float8_e5m2>(static_cast<uint8_t>(E5m2Format::encode(x)));
-#endif
-  }
-};
+template <> struct Convert<float8_e4m3> : ConvertFp8<float8_e4m3, E4m3Format> {};
+template <> struct Convert<float8_e5m2> : ConvertFp8<float8_e5m2, E5m2Format> {};
 
 template <>
 struct Convert<int8_t> {
