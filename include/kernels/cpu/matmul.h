@@ -54,10 +54,9 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
     if constexpr (::kernels::detail::by_token<W>)
       return groups.several() ? unsupported("matmul: weights that differ from token to token go without groups")
                               : ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);
-    else if (groups.several()) return ::kernels::detail::host::gemm(cx, x, w, out, shape, groups);
-    else if (shape.m <= ::kernels::detail::host::kFewTokens<X, W> && !policy.batch_invariant)
+    else if (shape.m <= ::kernels::detail::host::kFewTokens<X, W> && !groups.several() && !policy.batch_invariant)
       return ::kernels::detail::host::gemv(cx, x, w, out, shape);
-    else return ::kernels::detail::host::gemm(cx, x, w, out, shape);
+    else return ::kernels::detail::host::gemm(cx, x, w, out, shape, groups);
   }
 }
 template <class X, class W, class Out>

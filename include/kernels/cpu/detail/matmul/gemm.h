@@ -174,7 +174,7 @@ class Gemm {
 
  public:
   // The tokens are rows from `token` on of x and of the result, the weights those from `weights` on of w.
-  Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t token = 0, int64_t weights = 0)
+  Gemm(const X& x, const W& w, const Out& out, const MatmulShape& shape, int64_t token, int64_t weights)
       : x_(x), w_(w), results_(out, shape.n), shape_(shape), token_(token), weights_(weights) {}
 
   // Each thread gets a rectangle of whole tiles. Of all grids of as many rectangles, the one with the smallest is
@@ -331,17 +331,10 @@ class Gemm {
   int64_t token_, weights_;
 };
 
-// What the caller has checked.
-template <class X, class W, class Out>
-Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape) {
-  Gemm<X, W, Out>(x, w, out, shape).run(cx.team());
-  return {};
-}
-
-// Each product on its own, by all threads.
+// What the caller has checked. Each group's product is made on its own, by all threads.
 template <class X, class W, class Out>
 Status gemm(const cpu::Exec& cx, const X& x, const W& w, const Out& out, const MatmulShape& shape,
-            const Groups& groups) {
+            const Groups& groups = {}) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t begin = groups.offsets != nullptr ? groups.offsets[g] : g * shape.m,
                   end = groups.offsets != nullptr ? groups.offsets[g + 1] : begin + shape.m;
