@@ -9,18 +9,23 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
+// Those lanes of a and, behind all of a, of b.
+template <class C, int... lane>
+inline KERNELS_INLINE Register<C> shuffle(const Register<C>& a, const Register<C>& b) {
+#if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
+  return __builtin_shufflevector(a, b, lane...);
+#elif KERNELS_VECTORS
+  using Index = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
+  return __builtin_shuffle(a, b, VectorOf<Index, kLanes<C>>{Index(lane)...});
+#else
+  return {{(lane < kLanes<C> ? a : b).v[lane % kLanes<C>]...}};
+#endif
+}
+
 // Half kHalf of a and of b, one element of each in turn.
 template <int kHalf, class C, int... i>
 inline KERNELS_INLINE Register<C> zip(const Register<C>& a, const Register<C>& b, std::integer_sequence<int, i...>) {
-  constexpr int lanes = kLanes<C>, first = kHalf * lanes / 2;
-#if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
-  return __builtin_shufflevector(a, b, (first + i / 2 + i % 2 * lanes)...);
-#elif KERNELS_VECTORS
-  using Index = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
-  return __builtin_shuffle(a, b, VectorOf<Index, lanes>{Index(first + i / 2 + i % 2 * lanes)...});
-#else
-  return {{(i % 2 == 0 ? a : b).v[first + i / 2]...}};
-#endif
+  return shuffle<C, kHalf * kLanes<C> / 2 + i / 2 + i % 2 * kLanes<C>...>(a, b);
 }
 
 // Lane x of half kHalf of what makes the sums of a and of b when both halves are added: of registers whose lanes are in
@@ -38,15 +43,7 @@ constexpr int lane_of_sums(int x) {
 template <class C, int kEach, int kHalf, int... i>
 inline KERNELS_INLINE Register<C> half_of_sums(const Register<C>& a, const Register<C>& b,
                                                std::integer_sequence<int, i...>) {
-#if KERNELS_VECTORS && (defined(__clang__) || __GNUC__ >= 12)
-  return __builtin_shufflevector(a, b, (lane_of_sums<C, kEach, kHalf>(i))...);
-#elif KERNELS_VECTORS
-  using Index = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
-  return __builtin_shuffle(a, b, VectorOf<Index, kLanes<C>>{Index(lane_of_sums<C, kEach, kHalf>(i))...});
-#else
-  constexpr int lanes = kLanes<C>;
-  return {{(lane_of_sums<C, kEach, kHalf>(i) < lanes ? a : b).v[lane_of_sums<C, kEach, kHalf>(i) % lanes]...}};
-#endif
+  return shuffle<C, lane_of_sums<C, kEach, kHalf>(i)...>(a, b);
 }
 
 // The sums of the lanes of each of kCount registers, in order; there are at most as many as lanes.
