@@ -157,13 +157,6 @@ inline void multiply_rows(int rows, const T* x, const T* w, int steps, bool firs
 
 // ---- the product ---------------------------------------------------------------------------------------------------
 
-// f(source, number) for a source of weights, or the two of gated().
-template <class W, class F>
-void each_matrix(const W& w, const F& f) {
-  if constexpr (is_gated<W>::value) f(w.gate(), 0), f(w.up(), 1);
-  else f(w, 0);
-}
-
 template <class X, class W, class Out>
 class Gemm {
   using Number = panel_type<X, W>;

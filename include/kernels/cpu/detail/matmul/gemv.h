@@ -288,8 +288,7 @@ class Gemv {
 
  private:
   using C = product_type<X, W>;
-  static constexpr bool gated = is_gated<W>::value;
-  static constexpr int matrices = gated ? 2 : 1;
+  static constexpr int matrices = is_gated<W>::value ? 2 : 1;
   static constexpr int64_t input_values = kInputBytes / sizeof(C), sum_values = kSumBytes / sizeof(C);
 
   // Rows [first, last) of the weights, those of one thread.
@@ -305,14 +304,10 @@ class Gemv {
         const int64_t cols = lesser(stretch, k_ - begin),
                       stride = (cols + kPadding - 1) / kPadding * kPadding + kRowGap;
         const bool others = row == first || stretch < k_;
-        if constexpr (gated) {
-          if (others) read_inputs<std::decay_t<decltype(w_.gate())>>(begin, cols, x, stride);
-          multiply_rows(w_.gate(), row, end, begin, cols, x, stride, sums[0]);
-          multiply_rows(w_.up(), row, end, begin, cols, x, stride, sums[1]);
-        } else {
-          if (others) read_inputs<W>(begin, cols, x, stride);
-          multiply_rows(w_, row, end, begin, cols, x, stride, sums[0]);
-        }
+        each_matrix(w_, [&](const auto& matrix, int number) {
+          if (others && number == 0) read_inputs<std::decay_t<decltype(matrix)>>(begin, cols, x, stride);
+          multiply_rows(matrix, row, end, begin, cols, x, stride, sums[number]);
+        });
       }
       for (int t = 0; t < tokens_; ++t)
         results_.write(first_ + t, row, end, sums[0] + t * count, sums[matrices - 1] + t * count);

@@ -136,6 +136,13 @@ auto with_state(const Source& source, const State& state, int64_t cols) {
   }
 }
 
+// f(source, number) for a source of weights, or the two of gated().
+template <class W, class F>
+void each_matrix(const W& w, const F& f) {
+  if constexpr (is_gated<W>::value) f(w.gate(), 0), f(w.up(), 1);
+  else f(w, 0);
+}
+
 // Hands results to a sink, those of gated weights in pairs.
 template <class C, class W, class Out>
 class Results {
