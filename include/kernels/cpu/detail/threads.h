@@ -99,28 +99,18 @@ inline Status machine_has(unsigned needs) {
   return {};
 }
 
-#if defined(_OPENMP)
-
 // f(i) for every i in [0, parts), on as many threads.
-template <class F>
-void parallel(int parts, const F& f) {
-  if (parts == 1) return f(0);
-#pragma omp parallel for schedule(static, 1) num_threads(parts)
-  for (int i = 0; i < parts; ++i) f(i);
-}
-
-#else
-
 template <class F>
 void parallel(int parts, const F& f) {
 #if KERNELS_HAVE_POOL
   run_on_pool(parts, f);
 #else
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(static, 1) num_threads(parts)
+#endif
   for (int i = 0; i < parts; ++i) f(i);
 #endif
 }
-
-#endif
 
 // Whose threads a call runs on, and how many.
 struct Team {
@@ -131,7 +121,7 @@ struct Team {
   };
 
   int threads;
-  const void* pool = nullptr;  // the caller's, for run; without it threads are OpenMP's or new ones
+  const void* pool = nullptr;  // the caller's, for run; without it threads are OpenMP's or the library's own
   void (*run)(const void* pool, int parts, const Part& part) = nullptr;
   // How many values that are read or written are worth a thread. Microseconds of softmax and RMSNorm of floats, 1024
   // columns, in caches, by one thread and by two of the library's own (AVX2, two cores of a Xeon in a virtual machine,
