@@ -2,8 +2,7 @@
 //
 //   by_largest                        whether a run of columns is looked at for its largest value first
 //   open(largest), open(first, count) the state to center the run on, from its largest value or its first ones (how
-//   many;
-//                                     behind them is the very first again)
+//                                     many; behind them is the very first again)
 //   neutral(State)                    what takes the place of the values that the last vector of a run lacks
 //   kSums, add(sums, centered)        what is summed, lane by lane
 //   close(State, sums, count)         the state of the run
