@@ -50,6 +50,50 @@ double on_small_stack(const std::function<void()>& f) {
   return call.seconds;
 }
 
+uint64_t number(const Json& hexadecimal) { return std::stoull(hexadecimal.get<std::string>(), nullptr, 16); }
+
+// Of the tokens of texts, as make_tokenizers.py makes it.
+uint64_t hash_of(const Tokenizer& tokenizer, const std::string* texts, size_t count) {
+  uint64_t hash = 14695981039346656037ull;
+  const auto add = [&](int32_t id) { hash = (hash ^ uint32_t(id)) * 1099511628211ull; };
+  for (size_t i = 0; i < count; ++i) {
+    for (const int32_t id : tokenizer.encode(texts[i])) add(id);
+    add(-1);
+  }
+  return hash;
+}
+
+// The random strings that make_tokenizers.py draws as well, and what becomes of each block of them.
+class Drawn {
+ public:
+  Drawn(const Json& how, size_t blocks) : block_(how["block"].get<size_t>()), strings_(block_ * blocks) {
+    const auto pools = how["pools"].get<std::vector<std::array<uint32_t, 2>>>();
+    uint64_t state = 0;
+    const auto bits = [&] {
+      uint64_t x = state += 0x9e3779b97f4a7c15ull;
+      x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+      x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+      return x ^ (x >> 31);
+    };
+    for (std::string& string : strings_) {
+      for (uint64_t n = bits() % 24 + 1; n > 0; --n) {
+        const auto [low, high] = pools[bits() % pools.size()];
+        string += utf8(uint32_t(low + bits() % (high - low + 1)));
+      }
+    }
+  }
+  void compare(const Tokenizer& tokenizer, const Json& expected, const std::string& name) const {
+    for (size_t i = 0; i * block_ < strings_.size(); ++i) {
+      INFO(name << ", strings from " << i * block_ << " on");
+      CHECK(hash_of(tokenizer, &strings_[i * block_], block_) == number(expected[i]));
+    }
+  }
+
+ private:
+  size_t block_;
+  std::vector<std::string> strings_;
+};
+
 }  // namespace
 
 TEST_CASE("texts become the tokens that the original libraries make") {
@@ -87,39 +131,34 @@ TEST_CASE("special tokens in texts from elsewhere are plain text") {
 // Strings that make_tokenizers.py has drawn in the same way, of which it kept a hash of the ids of each block.
 TEST_CASE("random strings become the tokens that the original libraries make") {
   const Json golden = read("tokenizers");
-  const auto pools = golden["drawn"]["pools"].get<std::vector<std::array<uint32_t, 2>>>();
-  const size_t block = golden["drawn"]["block"].get<size_t>(), all = golden["sentencepiece"]["drawn"].size();
-  const size_t blocks = std::getenv("LLM_STRINGS") != nullptr ? all : all / 10;  // LLM_STRINGS=1: all of them
-  uint64_t state = 0;
-  const auto bits = [&] {
-    uint64_t x = state += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-  };
-  std::vector<std::string> strings(block * blocks);
-  for (std::string& string : strings) {
-    for (uint64_t n = bits() % 24 + 1; n > 0; --n) {
-      const auto [low, high] = pools[bits() % pools.size()];
-      string += utf8(uint32_t(low + bits() % (high - low + 1)));
+  const size_t all = golden["sentencepiece"]["drawn"].size();
+  // LLM_STRINGS=1: all of them.
+  const Drawn drawn(golden["drawn"], std::getenv("LLM_STRINGS") != nullptr ? all : all / 10);
+  for (const auto& item : golden["tokenizers"].items())
+    drawn.compare(Tokenizer::from_json(item.value()["json"], item.key()), item.value()["drawn"], item.key());
+  drawn.compare(Tokenizer::from_model(from_base64(golden["sentencepiece"]["model"]), "tokenizer.model"),
+                golden["sentencepiece"]["drawn"], "sentencepiece");
+}
+
+TEST_CASE("vocabularies that models come with give the tokens that the original libraries make") {
+  const char* const folder = std::getenv("LLM_VOCABULARIES");
+  if (folder == nullptr) return test::skip("LLM_VOCABULARIES names no folder (examples/llm/golden/make_vocabularies.py)");
+  const Json golden = read("vocabularies");
+  const Drawn drawn(read("tokenizers")["drawn"], golden["vocabularies"]["gpt2"]["drawn"].size());
+  auto texts = golden["texts"].get<std::vector<std::string>>();
+  texts.push_back(llm::read_file(LLM_STORIES));
+  for (const auto& item : golden["vocabularies"].items()) {
+    INFO(item.key());
+    const std::string path = std::string(folder) + "/" + item.key();
+    const Tokenizer tokenizer =
+        item.key() == "gpt2" ? Tokenizer(path) : Tokenizer::from_model(llm::read_file(path), item.key());
+    CHECK(hash_of(tokenizer, texts.data(), texts.size()) == number(item.value()["texts"]));
+    drawn.compare(tokenizer, item.value()["drawn"], item.key());
+    for (const std::string& text : texts) {
+      if (text.find("\xe2\x96\x81") == std::string::npos)  // which SentencePiece takes for a space
+        CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
     }
   }
-  const auto compare = [&](const Tokenizer& tokenizer, const Json& expected, const std::string& name) {
-    for (size_t i = 0; i < blocks; ++i) {
-      uint64_t hash = 14695981039346656037ull;
-      const auto add = [&](int32_t id) { hash = (hash ^ uint32_t(id)) * 1099511628211ull; };
-      for (size_t j = 0; j < block; ++j) {
-        for (const int32_t id : tokenizer.encode(strings[i * block + j])) add(id);
-        add(-1);
-      }
-      INFO(name << ", strings from " << i * block << " on");
-      CHECK(hash == std::stoull(expected[i].get<std::string>(), nullptr, 16));
-    }
-  };
-  for (const auto& item : golden["tokenizers"].items())
-    compare(Tokenizer::from_json(item.value()["json"], item.key()), item.value()["drawn"], item.key());
-  compare(Tokenizer::from_model(from_base64(golden["sentencepiece"]["model"]), "tokenizer.model"),
-          golden["sentencepiece"]["drawn"], "sentencepiece");
 }
 
 // With 256 KB of stack; four times the text takes about four times as long, of the thread's own time.
