@@ -67,7 +67,8 @@ class Buffer {
       : device_(&device),
         bytes_(bytes),
         p_(shared ? device.allocate_shared(bytes > 0 ? bytes : 1) : device.allocate(bytes > 0 ? bytes : 1)),
-        shared_(shared) {
+        shared_(shared),
+        what_(what) {
     if (p_ == nullptr)
       throw Error("no room for " + std::to_string(bytes) + " bytes of " + what + " (" +
                   std::to_string(device.free_bytes()) + " are free)");
@@ -82,18 +83,29 @@ class Buffer {
   T* as() const { return static_cast<T*>(p_); }
   size_t bytes() const { return bytes_; }
   void upload(const void* from, size_t bytes, size_t at = 0) {
+    check(bytes, at);
     device_->upload(static_cast<char*>(p_) + at, from, bytes);
+  }
+  void download(void* to, size_t bytes, size_t at = 0) const {
+    check(bytes, at);
+    device_->download(to, static_cast<const char*>(p_) + at, bytes);
   }
 
  private:
+  void check(size_t bytes, size_t at) const {
+    if (bytes > bytes_ || at > bytes_ - bytes)
+      throw Error(std::to_string(bytes) + " bytes at " + std::to_string(at) + " are beyond the " +
+                  std::to_string(bytes_) + " bytes of " + (what_.empty() ? "a buffer" : what_));
+  }
   void swap(Buffer& other) {
     std::swap(device_, other.device_), std::swap(bytes_, other.bytes_), std::swap(p_, other.p_),
-        std::swap(shared_, other.shared_);
+        std::swap(shared_, other.shared_), std::swap(what_, other.what_);
   }
   Device* device_ = nullptr;
   size_t bytes_ = 0;
   void* p_ = nullptr;
   bool shared_ = false;
+  std::string what_;
 };
 
 }  // namespace llm

@@ -109,10 +109,18 @@ void Model::score(int64_t text, int64_t from, const int32_t* ids, int64_t n, con
   read_rows(text, from, ids, n, &each, {});
 }
 
+void Model::check_text(int64_t text, int64_t from, int64_t n) const {
+  if (text < 0 || text >= options_.sequences)
+    throw Error("there is no text " + std::to_string(text) + " of " + std::to_string(options_.sequences));
+  if (from < 0 || n > context() || from > context() - n)
+    throw Error("a text of " + std::to_string(from + n) + " tokens is longer than the context, which is " +
+                std::to_string(context()));
+}
+
 void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each,
                       const Progress& progress) {
-  if (text < 0 || text >= options_.sequences || from < 0 || n < 1 || from + n > context())
-    throw Error("the text is longer than the context of " + std::to_string(context()) + " tokens");
+  if (n < 1) throw Error("there is no token to read");
+  check_text(text, from, n);
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= config_.vocabulary)
       throw Error("the tokenizer makes the token " + std::to_string(ids[i]) + ", and the model has " +
@@ -151,6 +159,8 @@ double Model::multiplications(int64_t tokens) const {
 }
 
 void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed) {
+  if (ids.empty()) throw Error("a text of no tokens has nothing to go on from");
+  check_text(text, 0, int64_t(ids.size()));
   const int32_t n = int32_t(ids.size()), last = n - 1;
   const uint64_t step = uint64_t(n);
   if (how.temperature != choice_.temperature || how.top_p != choice_.top_p || how.min_p != choice_.min_p ||
@@ -205,6 +215,7 @@ void Model::replay(int64_t guesses, int64_t longest, const std::function<void()>
 }
 
 void Model::step(int64_t longest) {
+  if (options_.sinks < 0) check_text(0, 0, longest);
   replay(0, longest, [this] {
     const int64_t n = options_.sequences;
     const Tokens tokens{n, 1, last_ids_.as<int32_t>(), last_positions_.as<int32_t>(), nullptr,
@@ -251,7 +262,7 @@ int32_t Model::token(int64_t text, int64_t n) {
 
 const float* Model::logits(int64_t row) {
   host_logits_.resize(size_t(config_.vocabulary));
-  device_.download(host_logits_.data(), logits_.as<float>() + row * config_.vocabulary, host_logits_.size() * 4);
+  logits_.download(host_logits_.data(), host_logits_.size() * 4, size_t(row) * host_logits_.size() * 4);
   return host_logits_.data();
 }
 

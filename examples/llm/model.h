@@ -111,6 +111,7 @@ class Model {
   size_t workspace_bytes() const;
   void plan_memory();
   void allocate();
+  void check_text(int64_t text, int64_t from, int64_t n) const;  // that such a text has so many tokens behind `from`
   void set_length(int64_t length);
   void read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each, const Progress& progress);
   void choose(int64_t first, int64_t count);

@@ -281,3 +281,43 @@ TEST_CASE("what a device cannot have is refused with the flag that helps") {
   settings.cache = "fp16";
   CHECK(refusal(settings, {Type::bf16}).find("--cache takes fp32, bf16") != std::string::npos);
 }
+
+TEST_CASE("nothing is copied beyond a buffer, and no text is longer than the context") {
+  const auto refusal = [](const auto& f) {
+    try {
+      f();
+    } catch (const llm::Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const auto device = llm::make_cpu(1);
+  llm::Buffer buffer(*device, 16, "a test");
+  unsigned char bytes[32] = {};
+  CHECK(refusal([&] { buffer.upload(bytes, 16), buffer.upload(bytes, 8, 8), buffer.upload(bytes, 0, 16); }) == "");
+  CHECK(refusal([&] { buffer.download(bytes, 16), buffer.download(bytes, 8, 8); }) == "");
+  for (const auto& [size, at] : {std::pair<size_t, size_t>{17, 0}, {8, 9}, {1, 16}, {1, SIZE_MAX}, {SIZE_MAX, 1}}) {
+    CHECK(refusal([&] { buffer.upload(bytes, size, at); }).find("16 bytes of a test") != std::string::npos);
+    CHECK(refusal([&] { buffer.download(bytes, size, at); }).find("16 bytes of a test") != std::string::npos);
+  }
+
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  llm::Settings settings = settings_of(folder);
+  settings.context = 64;
+  On on(settings, llm::make_cpu(1));
+  on.session.load(2);
+  llm::Model& model = *on.session.model;
+  const std::vector<int32_t> fits(64, 1), longer(3000, 1);
+  CHECK(refusal([&] { model.begin(1, fits, {}, 96, 1), model.read(1, 0, fits.data(), 64); }) == "");
+  for (const std::string& why : {refusal([&] { model.begin(0, longer, {}, 96, 1); }),
+                                 refusal([&] { model.read(0, 0, longer.data(), 3000); }),
+                                 refusal([&] { model.step(3000); })}) {
+    CHECK(why.find("3000 tokens") != std::string::npos);
+    CHECK(why.find("64") != std::string::npos);
+  }
+  CHECK(refusal([&] { model.read(0, 60, fits.data(), 5); }).find("65 tokens") != std::string::npos);
+  CHECK(refusal([&] { model.begin(2, fits, {}, 96, 1); }).find("text 2") != std::string::npos);
+  CHECK(refusal([&] { model.begin(0, {}, {}, 96, 1); }).find("no tokens") != std::string::npos);
+  CHECK(refusal([&] { model.read(0, 0, fits.data(), 0); }).find("no token") != std::string::npos);
+}
