@@ -2,6 +2,7 @@
 // ROWS(unit), PRODUCTS(unit, weights) and ATTEND(unit, cache), from CMake.
 #include "device.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <sched.h>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <kernels/cpu/exec.h>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -65,6 +67,21 @@ int default_threads() {
   return most;
 }
 
+// The number in a file, or behind a word of it; nothing where there is none.
+std::optional<size_t> number_in(const std::string& path) {
+  std::ifstream file(path);
+  size_t number = 0;
+  return file >> number ? std::optional<size_t>(number) : std::nullopt;
+}
+std::optional<size_t> number_behind(const std::string& path, const std::string& word) {
+  std::ifstream file(path);
+  size_t number = 0;
+  for (std::string name; file >> name;) {
+    if (name == word && file >> number) return number;
+  }
+  return {};
+}
+
 class Again : public Recording {
  public:
   explicit Again(std::function<void()> calls) : calls_(std::move(calls)) {}
@@ -114,12 +131,12 @@ class Cpu : public Device {
   }
   bool is_host() const override { return true; }
   size_t free_bytes() const override {
-    std::ifstream file("/proc/meminfo");
-    for (std::string word; file >> word;) {
-      size_t kilobytes = 0;
-      if (word == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
-    }
-    return size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+    const size_t left = memory_left("");
+    struct rlimit limit {};
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return left;
+    // Without mapped files: a model's are counted as weights.
+    const size_t all = size_t(limit.rlim_cur), taken = number_behind("/proc/self/status", "VmData:").value_or(0) * 1024;
+    return std::min(left, all > taken ? all - taken : 0);
   }
   void* allocate(size_t bytes) override {
     if (bytes > free_bytes()) return nullptr;
@@ -157,7 +174,43 @@ class Cpu : public Device {
   const AttendCalls* attend_[kTypes] = {};
 };
 
+// What the processes of a control group may still take; nothing where it has no limit.
+std::optional<size_t> group_left(const std::string& group, const char* limit, const char* usage, const char* prefix) {
+  const std::optional<size_t> most = number_in(group + limit);
+  if (!most) return {};
+  size_t taken = number_in(group + usage).value_or(0);
+  for (const char* cached : {"inactive_file", "active_file"}) {
+    const size_t files = number_behind(group + "/memory.stat", std::string(prefix) + cached).value_or(0);
+    taken -= std::min(taken, files);
+  }
+  return *most > taken ? *most - taken : 0;
+}
+
 }  // namespace
+
+size_t memory_left(const std::string& root) {
+  const auto available = number_behind(root + "/proc/meminfo", "MemAvailable:");
+  size_t left = available ? *available * 1024 : size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  const std::string groups = root + "/sys/fs/cgroup";
+  const auto take = [&](const std::optional<size_t>& bytes) { left = std::min(left, bytes.value_or(left)); };
+  // The process's own group, as "0::/a/b" of version 2 and "4:memory:/a/b" of version 1 say, and all that it lies in.
+  // In a container they may say where the group is outside of it: there its limits are those of the first one.
+  std::ifstream own(root + "/proc/self/cgroup");
+  std::string line = "0::/";
+  do {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string which = line.substr(first + 1, second - first - 1);
+    if (!which.empty() && which != "memory") continue;
+    for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
+      if (path == "/") path.clear();
+      if (which.empty()) take(group_left(groups + path, "/memory.max", "/memory.current", ""));
+      else take(group_left(groups + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"));
+      if (path.empty() || path[0] != '/') break;
+    }
+  } while (std::getline(own, line));
+  return left;
+}
 
 int count_cores(const std::vector<int>& cpus, const std::function<std::string(int cpu)>& siblings) {
   std::set<int> cores;

@@ -30,11 +30,13 @@ constexpr int64_t kRing = 64;  // tokens of a text that the host may be behind
 struct Plan {
   size_t mapped = 0, weights = 0, cache = 0, activations = 0;  // mapped: used where the files are mapped, not allocated
   int64_t context = 0;
+  size_t free = 0;  // when the plan was made
   // Matrices that become another type when they are loaded, because the device does not have the one of the file.
   int64_t changed[kTypes][kTypes] = {};  // from, to
 
   size_t total() const { return weights + cache + activations; }
-  std::string changes() const;  // these in a line, or nothing
+  bool is_tight() const { return mapped > 0 && mapped + total() > free; }
+  std::string changes() const;  // what there is to say of the weights, in a line, or nothing
 };
 
 class Model {
@@ -110,6 +112,7 @@ class Model {
   void check_options();
   size_t workspace_bytes() const;
   void plan_memory();
+  std::string helps() const;
   void allocate();
   void check_text(int64_t text, int64_t from, int64_t n) const;  // that such a text has so many tokens behind `from`
   void set_length(int64_t length);

@@ -5,6 +5,12 @@
 
 namespace llm {
 
+namespace {
+
+std::string megabytes(size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; }
+
+}  // namespace
+
 std::string Plan::changes() const {
   std::string out;
   for (int from = 0; from < kTypes; ++from) {
@@ -15,7 +21,12 @@ std::string Plan::changes() const {
              name_of(Type(from)) + (one ? " becomes " : " become ") + name_of(Type(to));
     }
   }
-  return out.empty() ? "" : out + ": the stored type is not compiled in for this device";
+  if (!out.empty()) out += ": the stored type is not compiled in for this device";
+  if (is_tight())
+    out += (out.empty() ? "" : "; ") + ("the " + megabytes(mapped) + " that stay in the files do not fit into the ") +
+           megabytes(free) + " that are free, of which the rest takes " + megabytes(total()) +
+           ": they are read from the disk again and again";
+  return out;
 }
 
 // Columns inside of a feed-forward layer, of all experts of a token together.
@@ -57,13 +68,14 @@ void Model::plan_memory() {
         options_.chunk, std::max<int64_t>(1, 16384 / c.experts_per_token));  // as many choices as are sorted in one go
   if (options_.context > 0) options_.chunk = std::min(options_.chunk, options_.context);
   plan_activations();
-  const size_t free = device_.free_bytes() / 20 * 19,
+  plan_.free = device_.free_bytes();
+  const size_t free = plan_.free / 20 * 19,
                fixed = plan_.weights + plan_.activations + (device_.is_host() ? plan_.mapped : 0);
   plan_.context = options_.context;
   if (plan_.context == 0) {
     const int64_t room = free > fixed ? int64_t((free - fixed) / (per_token + id_bytes)) : 0;
     plan_.context = std::min(c.positions, room);
-    options_.chunk = std::min(options_.chunk, std::max<int64_t>(1, plan_.context));
+    if (plan_.context > 0) options_.chunk = std::min(options_.chunk, plan_.context);
     plan_activations();
   }
   if (c.learned_positions && plan_.context > c.positions)
@@ -74,13 +86,41 @@ void Model::plan_memory() {
                             : std::max<int64_t>(1, plan_.context);
   plan_.cache = size_t((plan_.context + page_ - 1) / page_ * page_) * per_token;
   plan_.activations += size_t(plan_.context + (plan_.context + page_ - 1) / page_) * id_bytes;
-  const auto megabytes = [](size_t bytes) { return std::to_string((bytes + 999999) / 1000000) + " MB"; };
-  if (plan_.context < 1 || (plan_.total() > device_.free_bytes())) {
-    throw Error("the model does not fit: " + megabytes(plan_.weights) + " of weights, " + megabytes(plan_.cache) +
-                " of keys and values for " + std::to_string(plan_.context) + " tokens and " +
-                megabytes(plan_.activations) + " of activations, and " + megabytes(device_.free_bytes()) +
-                " are free; a smaller --context, --cache fp8 or --weights int8 take less");
+  if (plan_.context >= 1 && plan_.total() <= plan_.free) return;
+  const std::string mapped = plan_.mapped > 0 ? " (" + megabytes(plan_.mapped) + " where the files are mapped)" : "",
+                    each = options_.sequences > 1 ? " of each of " + std::to_string(options_.sequences) + " texts" : "";
+  throw Error("the model does not fit: " + megabytes(plan_.weights + plan_.mapped) + " of weights" + mapped + ", " +
+              megabytes(plan_.cache) + " of keys and values for " + std::to_string(plan_.context) + " tokens" + each +
+              " and " + megabytes(plan_.activations) + " of activations, and " + megabytes(plan_.free) +
+              " are free" + helps());
+}
+
+// The options that make the largest part smaller, as far as they are not given yet.
+std::string Model::helps() const {
+  const Config& c = config_;
+  const size_t weights = plan_.weights + plan_.mapped, cache = std::max(plan_.cache, key_bytes());
+  std::vector<std::string> all;
+  if (weights >= std::max(cache, plan_.activations)) {
+    const auto has = [&](Type type) { return device_.products(type) != nullptr; };
+    const auto whole = [](int64_t cols) { return cols % kGroup == 0; };
+    const int bits = options_.weights < 0 ? 16 : bits_of(Type(options_.weights));
+    if (bits > 8 && has(Type::i8)) all.push_back("--weights int8");
+    if (bits > 4 && has(Type::i4) && whole(c.hidden) && whole(c.heads * c.head_dim) && whole(c.inner) &&
+        whole(c.expert_inner) && whole(c.shared_inner))
+      all.push_back("--weights int4");
+    if (plan_.mapped > 0 && options_.context == 0 && plan_.total() <= plan_.free)
+      all.push_back("--context (and weights are read from the disk again and again)");
+  } else if (cache >= plan_.activations) {
+    if (plan_.context > 1) all.push_back(options_.context > 0 ? "a smaller --context" : "--context");
+    if (bits_of(cache_type_) > 8 && device_.attend(Type::i8) != nullptr) all.push_back("--cache int8");
+    if (options_.sequences > 1) all.push_back("fewer texts");
+  } else {
+    if (options_.chunk > 32) all.push_back("a smaller --chunk");
+    if (options_.sequences > 1) all.push_back("fewer texts");
   }
+  std::string out;
+  for (size_t i = 0; i < all.size(); ++i) out += (i == 0 ? "; try " : i + 1 < all.size() ? ", " : " or ") + all[i];
+  return out;
 }
 
 void Model::allocate() {
