@@ -20,6 +20,8 @@ class Fields {
     const auto at = json_.find(name);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
+  // What changes nothing here.
+  void ignore(std::initializer_list<const char*> names) const { read_.insert(names.begin(), names.end()); }
   [[noreturn]] void refuse(const std::string& name, const std::string& why) const {
     throw Error(what_ + ": " + name + ": " + why);
   }
@@ -81,6 +83,17 @@ class Fields {
     }
     return out;
   }
+  // What nobody has read must not say how positions are rotated or results scaled: that shows late, and only in some
+  // texts.
+  void refuse_unread_rotation() const {
+    for (const std::string& name : unread()) {
+      const Json& value = json_.at(name);
+      const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+      const bool neutral = value.is_null() || value == false || value == 1;
+      if (!neutral && (has("rope") || has("rotary") || has("scaling")))
+        refuse(shown(name), shown(value.dump()) + " is not supported for this architecture");
+    }
+  }
 
  private:
   const Json& json_;
@@ -98,7 +111,7 @@ Activation activation_of(const Fields& fields, const std::string& field, const s
 
 std::string rope_type(const Fields& fields, const std::string& architecture) {
   const std::string type = fields.text("rope_type", fields.text("type", "default"));
-  fields.find("type");
+  fields.ignore({"type"});
   if (type == "none") return "default";
   if (type == "su" || (type == "yarn" && architecture == "phi3")) return "longrope";
   return type;
@@ -163,7 +176,7 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
     fields.refuse("partial_rotary_factor", "not what the model says");
   if (rope.type == "linear" || rope.type == "dynamic") {
     rope.factor = stated_factor(fields);
-    fields.find("original_max_position_embeddings");
+    fields.ignore({"original_max_position_embeddings"});
   } else if (rope.type == "llama3") {
     read_llama3(rope, fields);
   } else if (rope.type == "yarn") {
@@ -180,12 +193,12 @@ RopeConfig read_rope(const Json* json, double theta, const Config& config, const
 
 }  // namespace
 
-std::vector<int64_t> token_ids(const Json& json, const char* name) {
+std::vector<int64_t> token_ids(const Json& json, const char* name, const char* file) {
   std::vector<int64_t> out;
   const auto at = json.find(name);
   if (at == json.end() || at->is_null()) return out;
   for (const Json& id : at->is_array() ? *at : Json::array({*at})) {
-    if (!id.is_number_integer()) throw Error(std::string(name) + ": not a token's number");
+    if (!id.is_number_integer()) throw Error(std::string(file) + ": " + name + ": not a token's number");
     out.push_back(id.get<int64_t>());
   }
   return out;
@@ -227,6 +240,7 @@ struct ConfigReader {
     windows();
     rotation();
     others();
+    fields.refuse_unread_rotation();
     c.unread = fields.unread();
     return c;
   }
@@ -266,18 +280,16 @@ struct ConfigReader {
                            : activation_of(fields, "hidden_act", is_gemma ? "gelu_pytorch_tanh" : "silu");
     if (kind == gemma)
       c.activation = Activation::gelu_tanh;  // whatever its config says, transformers has taken this one since 4.39
-    fields.find("hidden_act"), fields.find("hidden_activation");
+    fields.ignore({"hidden_act", "hidden_activation"});
     if (c.activation == Activation::gelu_erf)
       fields.refuse("hidden_act", "the exact gelu is not supported in a feed-forward layer");
-    c.bos = fields.integer("bos_token_id", -1, large, -1);
     for (const Json* from : {inside, &json}) {
-      if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id")) c.eos.push_back(id);
+      if (from != nullptr) for (const int64_t id : token_ids(*from, "eos_token_id", "config.json")) c.eos.push_back(id);
     }
   }
 
   void parts() {
-    c.gated = !is_gpt2;
-    c.layer_norm = c.learned_positions = c.transposed = is_gpt2;
+    c.layer_norm = c.learned_positions = is_gpt2;
     c.fused = kind == phi3;
     c.norm_plus_one = is_gemma;
     c.post_norms = newer;
@@ -285,7 +297,7 @@ struct ConfigReader {
     const bool attention_bias = !is_gpt2 && kind != qwen2 && kind != qwen2_moe && fields.flag("attention_bias", false);
     c.qkv_bias = attention_bias || kind == qwen2 || is_gpt2 || (kind == qwen2_moe && fields.flag("qkv_bias", true));
     c.output_bias = attention_bias || is_gpt2;
-    c.mlp_bias = is_gpt2 || (kind == llama && fields.flag("mlp_bias", false));
+    if (kind == llama) fields.must_be("mlp_bias", false);
     if (is_gemma) c.embedding_scale = float(std::sqrt(double(c.hidden)));
     c.score_scale = 1 / std::sqrt(float(c.head_dim));
     if (newer) {
@@ -300,7 +312,7 @@ struct ConfigReader {
       fields.must_be("scale_attn_weights", true);
       fields.must_be("scale_attn_by_inverse_layer_idx", false);
       fields.must_be("add_cross_attention", false);
-      fields.find("n_ctx"), fields.find("reorder_and_upcast_attn");
+      fields.ignore({"n_ctx", "reorder_and_upcast_attn"});
     }
   }
 
@@ -355,7 +367,7 @@ struct ConfigReader {
       c.layers[size_t(i)].window = slides ? window : 0;
       c.layers[size_t(i)].rope = kind == gemma3 && slides ? 1 : 0;
     }
-    fields.find("max_window_layers"), fields.find("sliding_window_pattern"), fields.find("_sliding_window_pattern");
+    fields.ignore({"max_window_layers", "sliding_window_pattern", "_sliding_window_pattern"});
   }
 
   void rotation() {
@@ -385,58 +397,27 @@ struct ConfigReader {
     } else {
       c.ropes = {read_rope(parameters != nullptr ? parameters : scaling, theta, c, fields)};
     }
-    fields.find("original_max_position_embeddings");
+    // Phi-3 says here from which length on the other factors count; elsewhere it stands with the scaling.
+    const int64_t original = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
+    const auto known = [&](const RopeConfig& rope) { return double(original) == rope.original; };
+    if (original > 0 && kind != phi3 && !std::all_of(c.ropes.begin(), c.ropes.end(), known))
+      fields.refuse("original_max_position_embeddings",
+                    std::to_string(original) + " is not what the rotation says; it belongs to rope_scaling");
   }
 
   // What does not change the computation.
   void others() {
-    for (const char* name : {"architectures",
-                             "torch_dtype",
-                             "dtype",
-                             "transformers_version",
-                             "use_cache",
-                             "initializer_range",
-                             "pad_token_id",
-                             "eos_token_id",
-                             "attention_dropout",
-                             "_name_or_path",
-                             "model_type",
-                             "pretraining_tp",
-                             "hidden_dropout",
-                             "resid_pdrop",
-                             "embd_pdrop",
-                             "attn_pdrop",
-                             "embd_dropout",
-                             "cache_implementation",
-                             "summary_type",
-                             "summary_use_proj",
-                             "summary_activation",
-                             "summary_proj_to_labels",
-                             "summary_first_dropout",
-                             "task_specific_params",
-                             "bos_token_id",
-                             "output_router_logits",
-                             "router_aux_loss_coef",
-                             "router_jitter_noise",
-                             "auto_map",
-                             "output_attentions",
-                             "output_hidden_states",
-                             "return_dict",
-                             "rope_interleaved",
-                             "chunk_size_feed_forward",
-                             "is_encoder_decoder",
-                             "id2label",
-                             "label2id",
-                             "problem_type",
-                             "tie_word_embeddings",
-                             "text_config",
-                             "vision_config",
-                             "head_dim",
-                             "is_decoder",
-                             "cross_attention_hidden_size",
-                             "classifier_dropout"}) {
-      fields.find(name), outer.find(name);
-    }
+    for (const Fields* all : {&fields, &outer})
+      all->ignore(
+          {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range",
+           "pad_token_id", "eos_token_id", "attention_dropout", "_name_or_path", "model_type", "pretraining_tp",
+           "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embd_dropout", "cache_implementation",
+           "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+           "task_specific_params", "bos_token_id", "output_router_logits", "router_aux_loss_coef",
+           "router_jitter_noise", "auto_map", "output_attentions", "output_hidden_states", "return_dict",
+           "rope_interleaved", "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type",
+           "tie_word_embeddings", "text_config", "vision_config", "head_dim", "is_decoder",
+           "cross_attention_hidden_size", "classifier_dropout"});
     fields.must_be("rope_interleaved", false);
   }
 };

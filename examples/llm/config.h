@@ -40,16 +40,14 @@ struct Config {
   int64_t vocabulary = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0, positions = 0;
   int rotary_dim = 0;
   Activation activation = Activation::silu;
-  bool gated = true, layer_norm = false, norm_plus_one = false, head_norms = false, post_norms = false, tied = false;
-  bool learned_positions = false, qkv_bias = false, output_bias = false, mlp_bias = false, transposed = false,
-       fused = false;
+  bool layer_norm = false, norm_plus_one = false, head_norms = false, post_norms = false, tied = false;
+  bool learned_positions = false, qkv_bias = false, output_bias = false, fused = false;
   float eps = 1e-6f, embedding_scale = 1, score_scale = 0, score_cap = 0, logit_cap = 0;
   int64_t experts = 0, experts_per_token = 0, expert_inner = 0, shared_inner = 0;
   bool shares_add_to_one = false;
   std::vector<LayerConfig> layers;
   std::vector<RopeConfig> ropes;
   std::vector<int64_t> eos;
-  int64_t bos = -1;
   std::vector<std::string> unread;  // fields that nothing here knows
 
   Heads shape() const { return {heads, kv_heads, head_dim}; }
@@ -64,6 +62,6 @@ struct Config {
 Config read_config(const Json& json);
 
 // A token number or a list of them; what is missing or null gives none.
-std::vector<int64_t> token_ids(const Json& json, const char* name);
+std::vector<int64_t> token_ids(const Json& json, const char* name, const char* file = "generation_config.json");
 
 }  // namespace llm

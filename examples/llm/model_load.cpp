@@ -286,7 +286,6 @@ class Model::Tensors {
       const auto part_bias = [&](const char* name, int64_t rows) { return bias(c.qkv_bias, attention + name, rows); };
       l.qkv = {part("q_proj", nq),      part("k_proj", nk),      part("v_proj", nk),
                part_bias("q_proj", nq), part_bias("k_proj", nk), part_bias("v_proj", nk)};
-      if (c.mlp_bias) throw Error("config.json: mlp_bias: true is not supported");
       if (!experts)
         l.gate = loader_.matrix(mlp + "gate_proj.weight", c.inner, c.hidden),
         l.up = loader_.matrix(mlp + "up_proj.weight", c.inner, c.hidden);

@@ -183,8 +183,8 @@ void Model::plan_walk() {
   const Config& c = config_;
   const Matrix& w = layers_[0].up;
   const WalkCalls* const calls = device_.walk(w.type);
-  if (calls == nullptr || options_.sequences != 1 || !c.gated || c.layer_norm || c.head_norms || c.post_norms ||
-      c.learned_positions || c.output_bias || c.mlp_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
+  if (calls == nullptr || options_.sequences != 1 || c.layer_norm || c.head_norms || c.post_norms ||
+      c.learned_positions || c.output_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
     return;
   std::vector<WalkLayer> layers;
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -101,6 +101,27 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(with("rope_parameters", {{"rope_type", "llama3"}, {"factor", 2.0}}).find("low_freq_factor") !=
         std::string::npos);
   CHECK(with("quantization_config", {{"bits", 4}}).find("quantization_config") != std::string::npos);
+  CHECK(with("mlp_bias", true).find("config.json: mlp_bias: true") != std::string::npos);
+  CHECK(with("mlp_bias", false) == "");
+  CHECK(with("eos_token_id", "</s>").find("config.json: eos_token_id") != std::string::npos);
+  // What says how positions are rotated is not left out silently, unless it changes nothing.
+  for (const char* name : {"no_rope_layers", "rotary_pct", "logits_scaling", "rope_ratio", "my_rotary_base"}) {
+    INFO(name);
+    CHECK(with(name, 2.0).find(std::string("config.json: ") + name) != std::string::npos);
+    CHECK(with(name, {0, 1}).find(name) != std::string::npos);
+    CHECK(with(name, true).find(name) != std::string::npos);
+    for (const Json& neutral : {Json(nullptr), Json(false), Json(1.0), Json(1)}) CHECK(with(name, neutral) == "");
+  }
+  CHECK(with("wobble", 2.0) == "");  // a line says that it is not read
+  CHECK(with("original_max_position_embeddings", 64).find("original_max_position_embeddings") != std::string::npos);
+  CHECK(with("original_max_position_embeddings", golden["config"]["max_position_embeddings"]) == "");
+  for (const char* kind : {"llama_yarn", "llama_llama3"}) {
+    Json config = read(kind)["config"];
+    config["original_max_position_embeddings"] = 64;
+    CHECK(refusal([&] { llm::read_config(config); }) == "");
+    config["original_max_position_embeddings"] = 128;
+    CHECK(refusal([&] { llm::read_config(config); }).find("128") != std::string::npos);
+  }
   CHECK(refusal([&] { llm::read_config(Json::array()); }) != "");
   CHECK(refusal([&] { llm::parse_json(std::string(1000, '[') + std::string(1000, ']'), "deep"); }).find("deep") !=
         std::string::npos);
