@@ -160,19 +160,19 @@ void Tokenizer::between(std::string_view text, size_t from, size_t to, bool norm
   const std::string_view part = text.substr(from, to - from);
   if (part.empty()) return;
   if (normalized) return split(part, 0, first, out);
-  const std::string made = normalize(part, first);
   Origins inside{{}, origins.control};
+  std::vector<size_t> places;  // of what came from elsewhere: two of each
   if (!tries_[1].ends.empty()) {
-    const auto place = [&](size_t at) {  // in what was made
-      return at <= from ? 0
-             : at >= to ? made.size()
-                        : std::min(made.size(), normalize(text.substr(from, at - from), first).size());
-    };
-    for (const Plain& plain : origins.plain) {
-      if (plain.begin < to && plain.end > from)
-        inside.plain.push_back({place(plain.begin), place(plain.end), plain.by_model});
+    const auto behind = [&](const Plain& plain) { return plain.end <= from; };
+    auto plain = std::partition_point(origins.plain.begin(), origins.plain.end(), behind);
+    for (; plain != origins.plain.end() && plain->begin < to; ++plain) {
+      places.insert(places.end(), {std::max(plain->begin, from) - from, std::min(plain->end, to) - from});
+      inside.plain.push_back({0, 0, plain->by_model});
     }
   }
+  const std::string made = normalize(part, &places);
+  for (size_t i = 0; i < inside.plain.size(); ++i)
+    inside.plain[i].begin = places[2 * i], inside.plain[i].end = places[2 * i + 1];
   segment(made, true, inside, first, out);
 }
 

@@ -102,7 +102,8 @@ class Tokenizer {
   void add_added(const Added& token, const std::string& what);
   void index_added();
 
-  std::string normalize(std::string_view text, bool first) const;
+  // places: where parts of the text begin and end, in order, and then where these do in what is made of it.
+  std::string normalize(std::string_view text, std::vector<size_t>* places = nullptr) const;
   void segment(std::string_view text, bool normalized, const Origins& origins, bool first, Ids& out) const;
   void between(std::string_view text, size_t from, size_t to, bool normalized, const Origins& origins, bool first,
                Ids& out) const;

@@ -23,7 +23,7 @@ void Tokenizer::add_added(const Added& token, const std::string& what) {
 void Tokenizer::index_added() {
   tries_[0] = tries_[1] = {};
   for (Added& token : added_) {
-    if (token.match.empty()) token.match = token.normalized ? normalize(token.text, true) : token.text;
+    if (token.match.empty()) token.match = token.normalized ? normalize(token.text) : token.text;
     if (token.match.empty()) throw Error("the added token " + shown(token.text) + " is nothing when it is normalized");
   }
   for (size_t i = 0; i < added_.size(); ++i) {

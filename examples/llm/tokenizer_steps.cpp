@@ -184,35 +184,73 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
   (normalizing ? normalizers_ : splitters_).push_back(step);
 }
 
-std::string Tokenizer::normalize(std::string_view text, bool) const {
+namespace {
+
+// A normal form of a text, and its places. What stands behind an ASCII character's beginning is made on its own, as
+// such a character never joins what is before it: so the text before a place need not be made again for each.
+std::string composed_in_parts(std::string_view text, int options, std::vector<size_t>& places) {
+  std::string out;
+  size_t done = 0, least = 0;
+  for (size_t& place : places) {
+    size_t safe = place;
+    while (safe > done && (safe == text.size() || static_cast<unsigned char>(text[safe]) >= 0x80)) --safe;
+    out += composed(text.substr(done, safe - done), options);
+    done = safe;
+    least = std::max(least, out.size() + composed(text.substr(safe, place - safe), options).size());
+    place = least;
+  }
+  out += composed(text.substr(done), options);
+  for (size_t& place : places) place = std::min(place, out.size());
+  return out;
+}
+
+std::string lowered(std::string_view text, std::vector<size_t>& places) {
+  std::string out;
+  auto place = places.begin();
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(length_at(rest))) {
+    for (; place != places.end() && *place <= text.size() - rest.size(); ++place) *place = out.size();
+    out += utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(code_point(rest)))));
+  }
+  std::fill(place, places.end(), out.size());
+  return out;
+}
+
+}  // namespace
+
+std::string Tokenizer::normalize(std::string_view text, std::vector<size_t>* given) const {
   std::string out(text);
   if (out.empty()) return out;
+  std::vector<size_t> none;
+  std::vector<size_t>& places = given != nullptr ? *given : none;
   for (const auto& step : normalizers_) {
     switch (step->kind) {
-      case Step::nfc: out = composed(out, UTF8PROC_COMPOSE); break;
-      case Step::nfd: out = composed(out, UTF8PROC_DECOMPOSE); break;
-      case Step::nfkc: out = composed(out, UTF8PROC_COMPOSE | UTF8PROC_COMPAT); break;
-      case Step::nfkd: out = composed(out, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT); break;
-      case Step::lowercase: {
-        std::string lower;
-        for (std::string_view rest = out; !rest.empty(); rest.remove_prefix(length_at(rest)))
-          lower += utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(code_point(rest)))));
-        out = lower;
+      case Step::nfc: out = composed_in_parts(out, UTF8PROC_COMPOSE, places); break;
+      case Step::nfd: out = composed_in_parts(out, UTF8PROC_DECOMPOSE, places); break;
+      case Step::nfkc: out = composed_in_parts(out, UTF8PROC_COMPOSE | UTF8PROC_COMPAT, places); break;
+      case Step::nfkd: out = composed_in_parts(out, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, places); break;
+      case Step::lowercase: out = lowered(out, places); break;
+      case Step::prepend:
+        out = step->to + out;
+        for (size_t& place : places) place += place > 0 ? step->to.size() : 0;
         break;
-      }
-      case Step::prepend: out = step->to + out; break;
       case Step::replace: {
         std::string next;
-        size_t done = 0;
+        size_t done = 0, at = 0;  // at: of the places
         const auto put = [&](size_t begin, size_t end) {
-          next.append(out, done, begin - done).append(step->to);
+          for (; at < places.size() && places[at] <= begin; ++at) places[at] = next.size() + places[at] - done;
+          next.append(out, done, begin - done);
+          // What is replaced belongs to a part that has some of it.
+          for (; at < places.size() && places[at] < end; ++at)
+            places[at] = std::max(next.size() + (at % 2 == 1 ? step->to.size() : 0), at > 0 ? places[at - 1] : 0);
+          next.append(step->to);
           done = end;
         };
         if (step->regex) step->regex->each(out, put);
         else
-          for (size_t at = out.find(step->from); at != std::string::npos;
-               at = out.find(step->from, at + step->from.size()))
-            put(at, at + step->from.size());
+          for (size_t from = out.find(step->from); from != std::string::npos;
+               from = out.find(step->from, from + step->from.size()))
+            put(from, from + step->from.size());
+        for (; at < places.size(); ++at) places[at] = next.size() + places[at] - done;
         out = next.append(out, done, std::string::npos);
         break;
       }

@@ -189,6 +189,68 @@ TEST_CASE("a million bytes of anything come back as they were, from a small stac
   }
 }
 
+TEST_CASE("parts of a text are found in what normalizers make of it, in linear time") {
+  const auto tokenizer_of = [](const Json& steps, const std::vector<std::string>& texts) {
+    Json vocabulary = Json::object(), added = Json::array();
+    for (int b = 0; b < 256; ++b) {
+      char name[8];
+      std::snprintf(name, sizeof(name), "<0x%02X>", unsigned(b));
+      vocabulary[name] = b;
+    }
+    for (const std::string& text : texts)
+      added.push_back({{"id", 256 + int(added.size())}, {"content", text}, {"special", false}, {"normalized", true}});
+    return Tokenizer::from_json({{"normalizer", {{"type", "Sequence"}, {"normalizers", steps}}},
+                                 {"model",
+                                  {{"type", "BPE"},
+                                   {"vocab", vocabulary},
+                                   {"byte_fallback", true},
+                                   {"merges", Json::array()}}},
+                                 {"added_tokens", added}},
+                                "steps");
+  };
+  const Json lower = {{"type", "Lowercase"}}, nfc = {{"type", "NFC"}}, nfkc = {{"type", "NFKC"}},
+             longer = {{"type", "Replace"}, {"pattern", {{"String", "."}}}, {"content", "dot"}},
+             shorter = {{"type", "Replace"}, {"pattern", {{"Regex", "x+"}}}, {"content", "x"}};
+  const std::set<int32_t> control{256};
+  for (const Json& steps :
+       {Json{nfc}, Json{nfkc, lower}, Json{longer, shorter, nfc}, Json{shorter, lower, nfkc, longer}}) {
+    const Tokenizer tokenizer = tokenizer_of(steps, {"[end]"});
+    INFO(steps.dump());
+    // In each of these parts the token is text, and between them it is a token.
+    std::string text;
+    std::vector<llm::Plain> plain;
+    for (const char* part : {"a", ".x.xx...", "", "e\xcc\x81\xcc\x96", "\xef\xac\x81 \xe2\x84\xa2 fi", "xxxx",
+                             "\xe6\x97\xa5\xe6\x9c\xac", "[end", "\xcc\x81"}) {
+      text += "[end]";
+      const size_t begin = text.size();
+      text += std::string(part) + "[end]" + part;
+      plain.push_back({begin, text.size(), false});
+    }
+    text += "[end]";
+    const auto ids = tokenizer.encode_mixed(text, plain, control), all = tokenizer.encode_mixed(text, {}, control);
+    CHECK(std::count(ids.begin(), ids.end(), 256) == int64_t(plain.size()) + 1);
+    CHECK(std::count(all.begin(), all.end(), 256) == 2 * int64_t(plain.size()) + 1);
+    CHECK(tokenizer.decode(ids) == tokenizer.decode(all));
+
+    const auto seconds = [&](size_t messages) {
+      std::string chat;
+      std::vector<llm::Plain> parts;
+      for (size_t i = 0; i < messages; ++i) {
+        chat += "User says: ";
+        parts.push_back({chat.size(), chat.size() + 20, false});
+        chat += "the cat sat. \xc3\xa9 [e]!\n";
+      }
+      return on_small_stack([&] { tokenizer.encode_mixed(chat, parts, control); });
+    };
+    const double quarter = seconds(2000);
+    double whole = seconds(8000);
+    for (int again = 0; again < 3 && whole >= 10 * quarter + 0.05; ++again) whole = std::min(whole, seconds(8000));
+    INFO(quarter << " s, and " << whole << " s for four times as much");
+    CHECK(whole < 10 * quarter + 0.05);
+    CHECK(whole < 2);  // where each part took what all before it take, a minute
+  }
+}
+
 TEST_CASE("tokens that are printed as they come are the text") {
   const Json golden = read("tokenizers");
   for (const auto& item : golden["tokenizers"].items()) {
