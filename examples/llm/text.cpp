@@ -1,5 +1,9 @@
 #include "text.h"
 
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 
 namespace llm {
@@ -8,6 +12,21 @@ namespace {
 
 // Deeper than anything that is meant seriously.
 constexpr int kDeepest = 64;
+
+// A directory that is not there may be the name of a model that has not been fetched: OWNER/NAME.
+std::string why_not_open(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code none;
+  const std::string directory = fs::path(path).parent_path().string(), failed = "cannot open " + path;
+  if (directory.empty() || fs::is_directory(directory, none)) return failed;
+  if (fs::exists(directory, none)) return failed + ": " + directory + " is a file, and not a directory";
+  const auto usual = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("/-_.", c); };
+  const bool is_name = fs::path(path).filename() == "config.json" && directory[0] != '.' && directory[0] != '/' &&
+                       std::count(directory.begin(), directory.end(), '/') == 1 &&
+                       std::all_of(directory.begin(), directory.end(), usual);
+  const std::string why = failed + ": there is no such directory";
+  return is_name ? why + "; hf download " + directory + " --local-dir " + directory + " fetches a model" : why;
+}
 
 }  // namespace
 
@@ -25,9 +44,16 @@ Json parse_json(const std::string& text, const std::string& what) {
 
 bool file_exists(const std::string& path) { return std::ifstream(path).good(); }
 
+void refuse_pointer(std::string_view bytes, const std::string& what) {
+  if (bytes.rfind("version https://git-lfs", 0) == 0)
+    throw Error(what + ": a Git LFS pointer, not the file itself (git lfs pull)");
+}
+
 std::string read_file(const std::string& path, size_t most) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error("cannot open " + path);
+  if (!file) throw Error(why_not_open(path));
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none)) throw Error(path + ": a directory, and not a file");
   file.seekg(0, std::ios::end);
   const auto size = file.tellg();
   if (size < 0) throw Error("cannot read " + path);
@@ -37,6 +63,7 @@ std::string read_file(const std::string& path, size_t most) {
   std::string text(size_t(size), '\0');
   file.read(&text[0], size);
   if (!file) throw Error("cannot read " + path);
+  refuse_pointer(text, path);
   return text;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace llm {
 
@@ -30,6 +31,8 @@ using Json = nlohmann::json;
 Json parse_json(const std::string& text, const std::string& what);
 Json read_json(const std::string& path);
 bool file_exists(const std::string& path);
+// What Git LFS leaves in place of a file that it has not fetched.
+void refuse_pointer(std::string_view bytes, const std::string& what);
 std::string read_file(const std::string& path, size_t most = size_t(1) << 30);
 
 }  // namespace llm

@@ -19,13 +19,12 @@ namespace {
 
 // The JSON, which is `length` bytes long.
 Json header_of(const unsigned char* data, size_t size, const std::string& name, uint64_t& length) {
-  constexpr char pointer[] = "version https://git-lfs";
-  if (size >= sizeof(pointer) - 1 && std::memcmp(data, pointer, sizeof(pointer) - 1) == 0)
-    throw Error(name + ": a Git LFS pointer, not the file itself (git lfs pull)");
-  if (size < 8) throw Error(name + ": shorter than a header");
+  refuse_pointer({reinterpret_cast<const char*>(data), size}, name);
+  const std::string perhaps = ": the download may be incomplete";
+  if (size < 8) throw Error(name + ": shorter than a header" + perhaps);
   length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data[i];
-  if (length > size - 8) throw Error(name + ": the header is longer than the file");
+  if (length > size - 8) throw Error(name + ": the header is longer than the file" + perhaps);
   if (length > (uint64_t(100) << 20)) throw Error(name + ": the header is longer than 100 MB");
   Json header = parse_json(std::string(reinterpret_cast<const char*>(data) + 8, size_t(length)), name);
   if (!header.is_object()) throw Error(name + ": the header is not an object");
@@ -54,7 +53,10 @@ Entry entry_of(const Json& json, uint64_t room, const std::string& what) {
     }
   }
   const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
-  if (begin > end || end > room) throw Error(what + ": its bytes lie outside of the file");
+  if (begin > end) throw Error(what + ": its bytes end before they begin");
+  if (end > room)
+    throw Error(what + ": its bytes lie outside of the file, which ends " + std::to_string(end - room) +
+                " bytes before: the download may be incomplete");
   return {dtype.get<std::string>(), shape.get<std::vector<uint64_t>>(), begin, end};
 }
 

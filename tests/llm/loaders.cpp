@@ -163,6 +163,17 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(load([](const Folder& f, Json&) {
           f.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n");
         }).find("Git LFS") != std::string::npos);
+  for (const char* file : {"config.json", "tokenizer.json", "model.safetensors.index.json"}) {
+    const std::string why = load([&](const Folder& f, Json&) {
+      if (file == std::string("model.safetensors.index.json")) fs::remove(f.path() + "/model.safetensors");
+      f.write(file, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+    });
+    CHECK(why.find("Git LFS") != std::string::npos);
+    CHECK(why.find(file) != std::string::npos);
+  }
+  CHECK(load([](const Folder& f, Json&) {
+          fs::resize_file(f.path() + "/model.safetensors", fs::file_size(f.path() + "/model.safetensors") - 100);
+        }).find("ends 100 bytes before: the download may be incomplete") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) {
           f.write("config.json", "{\"model_type\": \"llama\"");
         }).find("config.json") != std::string::npos);
@@ -206,6 +217,26 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   };
   CHECK(load(shards(true)) == "");
   CHECK(load(shards(false)).find("model-2.safetensors") != std::string::npos);
+}
+
+TEST_CASE("what is no file, or no directory, is called that") {
+  const Folder folder;
+  folder.write("model.safetensors", "x");
+  const auto read = [](const std::string& path) { return refusal([&] { llm::read_file(path); }); };
+  CHECK(read(folder.path()) == folder.path() + ": a directory, and not a file");
+  CHECK(read(folder.path() + "/config.json") == "cannot open " + folder.path() + "/config.json");
+  CHECK(read(folder.path() + "/model.safetensors/config.json") ==
+        "cannot open " + folder.path() + "/model.safetensors/config.json: " + folder.path() +
+            "/model.safetensors is a file, and not a directory");
+  CHECK(read(folder.path() + "/none/config.json").find("/none/config.json: there is no such directory") !=
+        std::string::npos);
+  CHECK(read("Some/Model-0.6B/config.json").find("hf download Some/Model-0.6B --local-dir Some/Model-0.6B") !=
+        std::string::npos);
+  for (const char* name : {"./a/config.json", "a/b/c/config.json", "../a/config.json", "a b/c/config.json"}) {
+    INFO(name);
+    CHECK(read(name).find("hf download") == std::string::npos);
+    CHECK(read(name).find("no such directory") != std::string::npos);
+  }
 }
 
 // tests/llm/fuzz does this with sanitizers, and for longer, but without loading and running what has been read.
