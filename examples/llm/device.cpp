@@ -98,7 +98,9 @@ class Cpu : public Device {
     if (place_.threads > 1024) throw Error("--threads: more than 1024");
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
+    std::string units;
     const auto take = [&](const RowCalls& rows) {
+      units += (units.empty() ? "" : ", ") + std::string(rows.name);
       if (kernels::cpu::machine_has(rows.needs) && (wanted == nullptr || std::strcmp(wanted, rows.name) == 0))
         rows_ = &rows;
     };
@@ -123,7 +125,10 @@ class Cpu : public Device {
 #undef ROWS
 #undef PRODUCTS
 #undef ATTEND
-    if (rows_ == nullptr) throw Error("this program has no code for this machine's instruction set");
+    if (rows_ == nullptr)
+      throw Error((wanted != nullptr ? "LLM_UNIT=" + shown(wanted) + ": there is no such code here for this machine"
+                                     : std::string("there is no code here for this machine")) +
+                  ", only for " + units + "; -DKERNELS_LLM_UNITS says which instruction sets a build has");
   }
 
   std::string name() const override {

@@ -244,6 +244,22 @@ TEST_CASE("what a device cannot have is refused with the flag that helps") {
   CHECK(refusal(settings, {Type::bf16}).find("--cache takes fp32, bf16") != std::string::npos);
 }
 
+TEST_CASE("an instruction set that a build does not have is refused with those that it has") {
+  const char* const before = std::getenv("LLM_UNIT");
+  const std::string kept = before != nullptr ? before : "", name = llm::make_cpu(1)->name();
+  setenv("LLM_UNIT", "foo", 1);
+  std::string why;
+  try {
+    llm::make_cpu(1);
+  } catch (const llm::Error& e) {
+    why = e.what();
+  }
+  before != nullptr ? setenv("LLM_UNIT", kept.c_str(), 1) : unsetenv("LLM_UNIT");
+  CHECK(why.find("LLM_UNIT=foo") != std::string::npos);
+  CHECK(why.find(name.substr(name.rfind(' ') + 1)) != std::string::npos);
+  CHECK(why.find("-DKERNELS_LLM_UNITS") != std::string::npos);
+}
+
 TEST_CASE("nothing is copied beyond a buffer, and no text is longer than the context") {
   const auto refusal = [](const auto& f) {
     try {
