@@ -48,9 +48,7 @@ class Model {
   Model(const Config& config, const Weights& files, Device& device, const ModelOptions& options,
         const Progress& progress = {});
 
-  const Config& config() const { return config_; }
   const Plan& plan() const { return plan_; }
-  Device& device() const { return device_; }
   int64_t context() const { return plan_.context; }
   int64_t chunk() const { return options_.chunk; }  // tokens of a prompt that are computed together
 

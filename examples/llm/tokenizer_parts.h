@@ -22,8 +22,7 @@ bool starts_with(std::string_view text, std::string_view with);
 
 // GPT-2's names of bytes: those that can be printed are themselves, the others follow behind U+0100.
 struct ByteNames {
-  std::string of[256];
-  std::unordered_map<uint32_t, unsigned char> byte;
+  std::unordered_map<uint32_t, unsigned char> byte;  // by its name
   ByteNames();
 };
 const ByteNames& byte_names();
@@ -41,7 +40,6 @@ struct Tokenizer::Regex {
   pcre2_code* code = nullptr;
   pcre2_match_context* context = nullptr;
   pcre2_jit_stack* stack = nullptr;
-  std::string source;
 
   Regex(const std::string& pattern, const std::string& what);
   Regex(const Regex&) = delete;

@@ -39,7 +39,7 @@ std::string translated(const std::string& pattern, const std::string& what) {
 
 }  // namespace
 
-Tokenizer::Regex::Regex(const std::string& pattern, const std::string& what) : source(pattern) {
+Tokenizer::Regex::Regex(const std::string& pattern, const std::string& what) {
   const std::string own = translated(pattern, what);
   int error = 0;
   PCRE2_SIZE at = 0;

@@ -80,9 +80,7 @@ ByteNames::ByteNames() {
   uint32_t next = 256;
   for (int b = 0; b < 256; ++b) {
     const bool itself = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-    const uint32_t c = itself ? uint32_t(b) : next++;
-    of[b] = utf8_of(c);
-    byte[c] = static_cast<unsigned char>(b);
+    byte[itself ? uint32_t(b) : next++] = static_cast<unsigned char>(b);
   }
 }
 const ByteNames& byte_names() {
