@@ -14,6 +14,12 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
   const Heads shape = config_.shape();
   const int64_t n = tokens.rows(), hidden = config_.hidden;
   float *const x = x_.as<float>(), *const t = t_.as<float>();
+  // x += a product, or, in Gemma 2 and 3, its norm.
+  const auto add = [&](const Buffer& y, const Matrix& w, const float* bias, const Norm& after) {
+    if (!config_.post_norms) return check(products(w).residual(place, y.as(), w, bias, x, n));
+    check(products(w).plain(place, y.as(), w, bias, t, n));
+    check(rows.add_norm(place, t, after, x, n, hidden));
+  };
 
   check(rows.embed(place, tokens, embedding_, config_.embedding_scale, places_, x));
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -36,12 +42,7 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
     const Attend attend{shape, how.window, config_.score_scale, config_.score_cap};
     check(
         device_.attend(cache.type)->attend(place, tokens, attend, q_.as(), cache, o_.as(), room_.as(), room_.bytes()));
-    if (config_.post_norms) {
-      check(products(layer.output).plain(place, o_.as(), layer.output, layer.output_bias, t, n));
-      check(rows.add_norm(place, t, layer.after_attention, x, n, hidden));
-    } else {
-      check(products(layer.output).residual(place, o_.as(), layer.output, layer.output_bias, x, n));
-    }
+    add(o_, layer.output, layer.output_bias, layer.after_attention);
 
     if (how.experts) {
       experts(layer, n);
@@ -49,12 +50,7 @@ void Model::layers(const Tokens& tokens, const Progress& progress) {
     }
     check(products(layer.up).up(place, config_.activation, normed(x, layer.mlp_norm, layer.up, n), layer.gate, layer.up,
                                 layer.up_bias, h_.as(), n));
-    if (config_.post_norms) {
-      check(products(layer.down).plain(place, h_.as(), layer.down, layer.down_bias, t, n));
-      check(rows.add_norm(place, t, layer.after_mlp, x, n, hidden));
-    } else {
-      check(products(layer.down).residual(place, h_.as(), layer.down, layer.down_bias, x, n));
-    }
+    add(h_, layer.down, layer.down_bias, layer.after_mlp);
   }
 }
 
@@ -130,12 +126,11 @@ void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n,
   reading_ = text;
   for (int64_t done = 0; done < n;) {
     const int64_t rows = std::min(options_.chunk, n - done);
-    std::vector<int32_t> positions(static_cast<size_t>(rows)), owners(static_cast<size_t>(rows), 0);
+    std::vector<int32_t> positions(static_cast<size_t>(rows));
     for (int64_t i = 0; i < rows; ++i) positions[size_t(i)] = int32_t(from + done + i);
     const int32_t length = int32_t(from + done + rows);
     ids_.upload(ids + done, size_t(rows) * 4);
     positions_.upload(positions.data(), size_t(rows) * 4);
-    owners_.upload(owners.data(), size_t(rows) * 4);
     lengths_.upload(&length, 4);
     const Progress of_all = [&](double share) { progress((double(done) + share * double(rows)) / double(n)); };
     layers(

@@ -144,6 +144,7 @@ class Model {
 
   // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums
   // before a norm.
+  // owners: zeros, as a prompt's rows are all of one text.
   Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
