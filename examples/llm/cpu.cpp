@@ -16,11 +16,6 @@
 
 #include "elements.h"
 
-#define JOIN2(a, b, c) a##b##_##c
-#define JOIN(a, b, c) JOIN2(a, b, c)
-#define TEXT2(a) #a
-#define TEXT(a) TEXT2(a)
-
 namespace llm {
 namespace k = kernels;
 namespace on = kernels::cpu;

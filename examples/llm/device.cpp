@@ -82,15 +82,6 @@ std::optional<size_t> number_behind(const std::string& path, const std::string& 
   return {};
 }
 
-class Again : public Recording {
- public:
-  explicit Again(std::function<void()> calls) : calls_(std::move(calls)) {}
-  void replay() override { calls_(); }
-
- private:
-  std::function<void()> calls_;
-};
-
 class Cpu : public Device {
  public:
   explicit Cpu(int threads) {

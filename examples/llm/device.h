@@ -19,6 +19,16 @@ class Recording {
   virtual void replay() = 0;
 };
 
+// The calls themselves.
+class Again : public Recording {
+ public:
+  explicit Again(std::function<void()> calls) : calls_(std::move(calls)) {}
+  void replay() override { calls_(); }
+
+ private:
+  std::function<void()> calls_;
+};
+
 class Device {
  public:
   virtual ~Device() = default;

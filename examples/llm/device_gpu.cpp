@@ -54,15 +54,6 @@ class Graph : public Recording {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-class Eager : public Recording {
- public:
-  explicit Eager(std::function<void()> calls) : calls_(std::move(calls)) {}
-  void replay() override { calls_(); }
-
- private:
-  std::function<void()> calls_;
-};
-
 class Gpu : public Device {
  public:
   explicit Gpu(const std::vector<Type>& activations) {
@@ -159,7 +150,7 @@ class Gpu : public Device {
     return true;
   }
   std::unique_ptr<Recording> record(const std::function<void()>& calls) override {
-    if (!graphs_) return std::make_unique<Eager>(calls);
+    if (!graphs_) return std::make_unique<Again>(calls);
     return std::make_unique<Graph>(stream_, calls);
   }
   const RowCalls& rows() const override { return *rows_; }

@@ -1,4 +1,5 @@
-// The types of the library that elements of a Type have: those of numbers, and of codes.
+// The types of the library that elements of a Type have: those of numbers, and of codes. And how the files that are
+// compiled once for each type name what they export.
 #pragma once
 
 #include <tuple>
@@ -7,6 +8,11 @@
 #include <kernels/core/quant.h>
 
 #include "ops.h"
+
+#define JOIN2(a, b, c) a##b##_##c
+#define JOIN(a, b, c) JOIN2(a, b, c)
+#define TEXT2(a) #a
+#define TEXT(a) TEXT2(a)
 
 namespace llm {
 namespace k = kernels;

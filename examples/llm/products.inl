@@ -3,12 +3,10 @@
 namespace {
 
 auto weights(const Matrix& w) {
-  if constexpr (kWeights == Type::f32) return k::load(static_cast<const float*>(w.data), w.cols);
-  else if constexpr (kWeights == Type::f16) return k::load(static_cast<const k::half*>(w.data), w.cols);
-  else if constexpr (kWeights == Type::bf16) return k::load(static_cast<const k::bfloat16*>(w.data), w.cols);
-  else if constexpr (kWeights == Type::i4) return k::dequant(k::int4(static_cast<const uint32_t*>(w.data), w.cols), k::group_scales(static_cast<const k::half*>(w.scales), w.cols / kGroup, kGroup));
-  else if constexpr (kWeights == Type::i8) return k::dequant(k::load(static_cast<const int8_t*>(w.data), w.cols), k::row_scales(static_cast<const float*>(w.scales)));
-  else return k::dequant(k::load(static_cast<const k::float8_e4m3*>(w.data), w.cols), k::row_scales(static_cast<const float*>(w.scales)));
+  using Codes = Element<kWeights>;
+  if constexpr (kWeights == Type::i4) return k::dequant(k::int4(static_cast<const uint32_t*>(w.data), w.cols), k::group_scales(static_cast<const k::half*>(w.scales), w.cols / kGroup, kGroup));
+  else if constexpr (bits_of(kWeights) == 8) return k::dequant(k::load(static_cast<const Codes*>(w.data), w.cols), k::row_scales(static_cast<const float*>(w.scales)));
+  else return k::load(static_cast<const Codes*>(w.data), w.cols);
 }
 
 auto inputs(const void* y, const Matrix& w) { return k::load(static_cast<const A*>(y), w.cols); }

@@ -27,11 +27,6 @@
 #include "walk_attention.cuh"
 #include "walk_producer.cuh"
 
-#define JOIN2(a, b, c) a##b##_##c
-#define JOIN(a, b, c) JOIN2(a, b, c)
-#define TEXT2(a) #a
-#define TEXT(a) TEXT2(a)
-
 namespace llm {
 namespace {
 
