@@ -85,8 +85,7 @@ std::optional<size_t> number_behind(const std::string& path, const std::string& 
 class Cpu : public Device {
  public:
   explicit Cpu(int threads) {
-    place_.threads = threads > 0 ? threads : default_threads();
-    if (place_.threads > 1024) throw Error("--threads: more than 1024");
+    place_.threads = threads_of(threads);
     // The last unit that the machine can run; LLM_UNIT=avx2, say, asks for another one.
     const char* const wanted = std::getenv("LLM_UNIT");
     std::string units;
@@ -218,6 +217,11 @@ int count_cores(const std::vector<int>& cpus, const std::function<std::string(in
   return int(cores.size());
 }
 
+int threads_of(int given) {
+  if (given > 1024) throw Error("--threads: more than 1024");
+  return given > 0 ? given : default_threads();
+}
+
 std::unique_ptr<Device> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
 
 std::string names_of(const std::function<bool(Type)>& has) {
@@ -229,7 +233,7 @@ std::string names_of(const std::function<bool(Type)>& has) {
 }
 
 #if !LLM_GPU
-std::unique_ptr<Device> make_gpu(const std::vector<Type>&, std::string& why) {
+std::unique_ptr<Device> make_gpu(const std::vector<Type>&, int, std::string& why) {
   why = "this program was built without CUDA";
   return nullptr;
 }

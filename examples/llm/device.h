@@ -60,14 +60,17 @@ class Device {
 
 // threads: 0 for one on each core that the process may use, by affinity and by its container's quota.
 std::unique_ptr<Device> make_cpu(int threads);
+// So many threads, which may be 0 in the same way.
+int threads_of(int given);
 // How many cores these CPUs belong to. siblings(cpu) lists all CPUs of its core as Linux does, "0,64" or "0-1" say; 0
 // if what it gives is no such list, or does not have the CPU in it.
 int count_cores(const std::vector<int>& cpus, const std::function<std::string(int cpu)>& siblings);
 // The bytes of memory that are left for the process: of the machine, or of its container's limit if that is less. What
 // files are cached in counts as left. `root`: where /proc and /sys are.
 size_t memory_left(const std::string& root);
-// The activations have the first of these types that is compiled in. Null, and why, if there is no GPU.
-std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, std::string& why);
+// The activations have the first of these types that is compiled in; threads convert weights. Null, and why, if there
+// is no GPU.
+std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threads, std::string& why);
 
 // The types for which a device has something, as a list for people.
 std::string names_of(const std::function<bool(Type)>& has);

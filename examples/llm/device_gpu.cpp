@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "device.h"
 
@@ -56,12 +55,12 @@ class Graph : public Recording {
 
 class Gpu : public Device {
  public:
-  explicit Gpu(const std::vector<Type>& activations) {
+  Gpu(const std::vector<Type>& activations, int threads) {
     check(cudaGetDevice(&device_));
     check(cudaGetDeviceProperties(&about_, device_));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     place_.stream = stream_;
-    place_.threads = int(std::max(1u, std::thread::hardware_concurrency()));  // converts weights
+    place_.threads = threads_of(threads);  // converts weights
     // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph, and LLM_WALK=0
     // makes each call of a step a launch.
     const auto on = [](const char* name) {
@@ -171,7 +170,7 @@ class Gpu : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, std::string& why) {
+std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, int threads, std::string& why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
@@ -179,7 +178,7 @@ std::unique_ptr<Device> make_gpu(const std::vector<Type>& activations, std::stri
     why = error != cudaSuccess ? cudaGetErrorString(error) : "there is no GPU";
     return nullptr;
   }
-  return std::make_unique<Gpu>(activations);
+  return std::make_unique<Gpu>(activations, threads);
 }
 
 }  // namespace llm

@@ -180,7 +180,8 @@ void Session::choose_device() {
     throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
-    device = make_gpu(activation_types(type_of(settings.weights, "--weights", "stored"), weights->all()), why);
+    device = make_gpu(activation_types(type_of(settings.weights, "--weights", "stored"), weights->all()), settings.threads,
+                      why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
     if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
   }
