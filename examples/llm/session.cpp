@@ -106,6 +106,7 @@ double negative_log_likelihood(const float* logits, int64_t count, int32_t id) {
 
 Session::Session(const Settings& all) : settings(all) {
   const std::string& directory = settings.directory;
+  if (directory.empty()) throw Error("--model: no directory is named");
   if (!file_exists(directory + "/config.json")) {
     bool gguf = fs::path(directory).extension() == ".gguf";
     std::error_code none;
@@ -180,8 +181,8 @@ void Session::choose_device() {
     throw Error("--device: " + shown(settings.device) + " is none of auto, cpu, gpu");
   if (settings.device != "cpu") {
     std::string why;
-    device = make_gpu(activation_types(type_of(settings.weights, "--weights", "stored"), weights->all()), settings.threads,
-                      why);
+    const int wanted = type_of(settings.weights, "--weights", "stored");
+    device = make_gpu(activation_types(wanted, weights->all()), settings.threads, why);
     if (device == nullptr && settings.device == "gpu") throw Error("--device gpu: " + why);
     if (device == nullptr && !settings.quiet) std::fprintf(stderr, "on the CPU: %s\n", why.c_str());
   }
