@@ -17,16 +17,19 @@ Chat::Answer Chat::say(const std::string& message, const Session::Print& print) 
   all.push_back({"user", valid_utf8(message)});
   const Tokenizer::Ids ids = session_.format->ids(all);
   const Model& model = *session_.model;
-  if (int64_t(ids.size()) >= model.context()) {
+  const bool ring = session_.settings.sinks >= 0;
+  if (!ring && int64_t(ids.size()) >= model.context()) {
     throw Error("with this message the conversation has " + std::to_string(ids.size()) +
                 " tokens, and the context is " + std::to_string(model.context()) +
-                ": it stays as it was; /reset begins a new one, and --context makes room");
+                ": it stays as it was; /reset begins a new one, --context makes room, and --sinks forgets the oldest");
   }
   Answer out;
   if (!model.stale(int64_t(cached_.size()), int64_t(ids.size()))) {
     const size_t most = std::min(cached_.size(), ids.size() - 1);  // the last one is read for what it foresees
     out.kept = std::mismatch(ids.begin(), ids.begin() + int64_t(most), cached_.begin()).first - ids.begin();
   }
+  // A ring that has gone around has no longer what came before its end.
+  if (ring && int64_t(cached_.size()) > model.context() && size_t(out.kept) < cached_.size()) out.kept = 0;
   cached_.resize(size_t(out.kept));
   out.text = session_.generate({ids}, print, out.times, out.kept)[0];
   cached_.assign(out.text.ids.begin(), out.text.ids.begin() + out.text.read);
@@ -97,14 +100,15 @@ Json json_of(const Chat::Answer& answer, uint64_t seed) {
           {"decode_seconds", t.decode_seconds}};
 }
 
-void print_counts(const Chat::Answer& answer, int64_t context, uint64_t seed) {
+void print_counts(const Chat::Answer& answer, const Session& session) {
   const Session::Times& t = answer.times;
   std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s; seed %llu)\n",
                answer.text.finish,
                static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
                static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0,
-               static_cast<unsigned long long>(seed));
-  if (int64_t(answer.text.ids.size()) >= context)
+               static_cast<unsigned long long>(session.sampling.seed));
+  const int64_t context = session.model->context();
+  if (session.settings.sinks < 0 && int64_t(answer.text.ids.size()) >= context)
     std::fprintf(stderr, "(the context of %lld tokens is full)\n", static_cast<long long>(context));
 }
 
@@ -140,7 +144,7 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
     });
     std::fprintf(out, "%s\n", settings.json ? json_of(answer, session.sampling.seed).dump().c_str() : "");
     std::fflush(out);
-    if (!settings.quiet) print_counts(answer, session.model->context(), session.sampling.seed);
+    if (!settings.quiet) print_counts(answer, session);
   };
   for (std::string line;;) {
     catch_interrupts(0);

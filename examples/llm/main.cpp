@@ -91,6 +91,14 @@ void add_sampling(CLI::App& command, Settings& s) {
   command.add_flag("--ignore-eos", s.ignore_eos, "go on where the model would end");
 }
 
+void add_sinks(CLI::App& command, Settings& s) {
+  command
+      .add_option("--sinks", s.sinks,
+                  "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not "
+                  "unless given")
+      ->check(CLI::Range(0, 1 << 30));
+}
+
 // What the commands are told.
 struct Given {
   Settings settings;
@@ -112,18 +120,14 @@ CLI::App& add_generate(CLI::App& app, Given& g) {
                   "a file with a prompt in each line that is not empty, or -; all of them are decoded together")
       ->excludes(prompt);
   command.add_flag("!--no-echo", g.settings.echo, "print what is new, without the prompt");
-  command
-      .add_option(
-          "--sinks", g.settings.sinks,
-          "go on when the context is full: keep so many first tokens, 4 say, and forget the oldest others; not unless given")
-      ->check(CLI::Range(0, 1 << 30));
+  add_sinks(command, g.settings);
   return command;
 }
 
 CLI::App& add_chat(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand(
       "chat", "talks: a message from each line of the input, and an answer to it; /help tells more");
-  add_model(command, g.settings), add_sampling(command, g.settings);
+  add_model(command, g.settings), add_sampling(command, g.settings), add_sinks(command, g.settings);
   CLI::Option* const system =
       command.add_option("-s,--system", g.chat.system, "what the model is told about its part");
   command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written")->excludes(system);

@@ -108,11 +108,13 @@ void Model::score(int64_t text, int64_t from, const int32_t* ids, int64_t n, con
 void Model::check_text(int64_t text, int64_t from, int64_t n) const {
   if (text < 0 || text >= options_.sequences)
     throw Error("there is no text " + std::to_string(text) + " of " + std::to_string(options_.sequences));
-  if (from < 0 || n > context() || from > context() - n)
+  if (from < 0 || (options_.sinks < 0 && (n > context() || from > context() - n)))
     throw Error("a text of " + std::to_string(from + n) + " tokens is longer than the context, which is " +
                 std::to_string(context()));
 }
 
+// In a ring a new key takes the place of one that the tokens ahead of it may still see: behind the context they are
+// read one by one.
 void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n, const Each* each,
                       const Progress& progress) {
   if (n < 1) throw Error("there is no token to read");
@@ -125,16 +127,18 @@ void Model::read_rows(int64_t text, int64_t from, const int32_t* ids, int64_t n,
   set_length(from + n);
   reading_ = text;
   for (int64_t done = 0; done < n;) {
-    const int64_t rows = std::min(options_.chunk, n - done);
+    const int64_t left = context() - (from + done), rows = left > 0 ? std::min({options_.chunk, n - done, left}) : 1;
     std::vector<int32_t> positions(static_cast<size_t>(rows));
     for (int64_t i = 0; i < rows; ++i) positions[size_t(i)] = int32_t(from + done + i);
     const int32_t length = int32_t(from + done + rows);
+    const int32_t lengths[] = {length, int32_t(std::min<int64_t>(length, context()))};
     ids_.upload(ids + done, size_t(rows) * 4);
     positions_.upload(positions.data(), size_t(rows) * 4);
-    lengths_.upload(&length, 4);
+    lengths_.upload(lengths, sizeof(lengths));
     const Progress of_all = [&](double share) { progress((double(done) + share * double(rows)) / double(n)); };
     layers(
-        {1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>(), length},
+        {1, rows, ids_.as<int32_t>(), positions_.as<int32_t>(), owners_.as<int32_t>(), lengths_.as<int32_t>(), length,
+         lengths_.as<int32_t>() + 1},
         progress ? of_all : Progress());
     for (int64_t first = 0; each != nullptr && first < rows; first += logit_rows_) {
       const int64_t some = std::min(logit_rows_, rows - first);
@@ -156,18 +160,20 @@ double Model::multiplications(int64_t tokens) const {
 void Model::begin(int64_t text, const std::vector<int32_t>& ids, const Choice& how, int64_t tokens, uint64_t seed) {
   if (ids.empty()) throw Error("a text of no tokens has nothing to go on from");
   check_text(text, 0, int64_t(ids.size()));
-  const int32_t n = int32_t(ids.size()), last = n - 1;
+  const int32_t n = int32_t(ids.size()), last = n - 1, kept = int32_t(std::min<int64_t>(n, context()));
   const uint64_t step = uint64_t(n);
   if (how.temperature != choice_.temperature || how.top_p != choice_.top_p || how.min_p != choice_.min_p ||
       how.repetition_penalty != choice_.repetition_penalty || how.top_k != choice_.top_k || tokens != tokens_) {
     for (auto& recording : decode_) recording = nullptr;  // they have the old ones in them
   }
   choice_ = how, tokens_ = tokens;
-  history_.upload(ids.data(), ids.size() * 4, size_t(text * context()) * 4);
+  std::vector<int32_t> history(static_cast<size_t>(kept));  // the last ones
+  for (size_t i = ids.size() - history.size(); i < ids.size(); ++i) history[i % history.size()] = ids[i];
+  history_.upload(history.data(), history.size() * 4, size_t(text * context()) * 4);
   last_ids_.upload(&ids.back(), 4, size_t(text) * 4);
   last_positions_.upload(&last, 4, size_t(text) * 4);
   last_lengths_.upload(&n, 4, size_t(text) * 4);
-  last_kept_.upload(&n, 4, size_t(text) * 4);
+  last_kept_.upload(&kept, 4, size_t(text) * 4);
   seeds_.upload(&seed, 8, size_t(text) * 8);
   steps_.upload(&step, 8, size_t(text) * 8);
 }

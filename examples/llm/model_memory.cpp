@@ -142,7 +142,8 @@ void Model::allocate() {
   for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
   make(table_, int64_t(table.size()), 4);
   table_.upload(table.data(), table.size() * 4);
-  for (Buffer* buffer : {&ids_, &positions_, &owners_, &lengths_}) make(*buffer, rows_, 4);
+  for (Buffer* buffer : {&ids_, &positions_, &owners_}) make(*buffer, rows_, 4);
+  make(lengths_, 2, 4);
   make(x_, rows_ * c.hidden, 4), make(t_, rows_ * c.hidden, 4), make(y_, rows_ * c.hidden, a);
   make(raw_, rows_ * (nq + 2 * nk), 4);
   make(q_, rows_ * nq, a), make(o_, rows_ * nq, a), make(h_, rows_ * inside(), a);

@@ -214,7 +214,7 @@ void Session::check(const std::vector<Tokenizer::Ids>& prompts) const {
   for (size_t i = 0; i < prompts.size(); ++i) {
     const std::string which = prompts.size() > 1 ? "prompt " + std::to_string(i + 1) : "the prompt";
     if (prompts[i].empty()) throw Error(which + " is empty, and this tokenizer has no token that begins a text");
-    if (int64_t(prompts[i].size()) >= model->context())
+    if (settings.sinks < 0 && int64_t(prompts[i].size()) >= model->context())
       throw Error(which + " has " + std::to_string(prompts[i].size()) + " tokens, and the context is " +
                   std::to_string(model->context()));
   }
@@ -252,6 +252,8 @@ class Writer {
 
   std::vector<Session::Text> all(int64_t known) {
     double begin = seconds_now();
+    goes_on_ = known >= 0;
+    known = std::max<int64_t>(0, known);
     to_read_ -= known;
     for (size_t i = 0; i < texts_.size(); ++i) {
       read(i, i == 0 ? known : 0);
@@ -344,7 +346,9 @@ class Writer {
         asked = done + 1;
         continue;
       }
-      const int64_t ahead = model_.lengths_matter() ? 0 : s_.device->ahead();
+      // In a ring, steps behind the end of the text would take the place of keys that go on to be seen.
+      const bool none_ahead = model_.lengths_matter() || (goes_on_ && settings_.sinks >= 0);
+      const int64_t ahead = none_ahead ? 0 : s_.device->ahead();
       for (; asked <= done + ahead; ++asked) model_.step(std::min(model_.context(), longest + asked));
       for (size_t i = 0; i < texts_.size(); ++i) {
         if (is_open(texts_[i])) take(i);
@@ -376,6 +380,7 @@ class Writer {
   const Session::Print& print_;
   Session::Times& times_;
   const size_t first_;
+  bool goes_on_ = false;
   const int64_t count_;  // what the tokenizer has no text for is never chosen
   const Choice how_;
   std::vector<Text> texts_;
@@ -394,7 +399,7 @@ std::vector<Session::Text> Session::generate(const std::vector<Tokenizer::Ids>& 
   if (!config.lengths_matter()) return Writer(*this, prompts, 0, print, times).all(known);
   std::vector<Text> texts;
   for (size_t i = 0; i < prompts.size(); ++i)
-    texts.push_back(Writer(*this, {prompts[i]}, i, print, times).all(i == 0 ? known : 0)[0]);
+    texts.push_back(Writer(*this, {prompts[i]}, i, print, times).all(known)[0]);
   return texts;
 }
 

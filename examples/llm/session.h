@@ -94,11 +94,11 @@ class Session {
     double prompt_seconds = 0, decode_seconds = 0;
     int64_t prompt_tokens = 0, steps = 0, decoded = 0;
   };
-  // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of the first text
-  // that the cache has.
+  // Writes on in as many texts as there are prompts; print gets what is new of each. `known`: tokens of a single text
+  // that the cache has, if the next call is to go on with what it has then; otherwise -1.
   using Print = std::function<void(size_t text, const std::string& more)>;
   std::vector<Text> generate(const std::vector<Tokenizer::Ids>& prompts, const Print& print, Times& times,
-                             int64_t known = 0);
+                             int64_t known = -1);
   void check(const std::vector<Tokenizer::Ids>& prompts) const;  // as generate() does: that they can be read
 
   const Settings& settings;

@@ -357,6 +357,33 @@ TEST_CASE("conversations keep what the cache has, and answer as if it had been r
   CHECK(is_refused("x"));
 }
 
+TEST_CASE("a conversation goes on behind the context, as if it had been read again") {
+  Talk talk;
+  talk.settings.context = 70, talk.settings.sinks = 4, talk.settings.ignore_eos = true;
+  llm::Session session(talk.settings);
+  session.load(1);
+  llm::Chat chat(session);
+  int64_t length = 0;
+  for (const char* message : {"Once there was a dog.", "And a cat.", "They went to the park.", "What did they see?"}) {
+    const auto answer = chat.say(message);
+    // All that was read and written before stays, even where the oldest of it is gone.
+    CHECK(answer.kept == (length > 0 ? length - 1 : 0));
+    length = int64_t(answer.text.ids.size());
+    llm::Session other(talk.settings);
+    other.load(1);
+    llm::Chat again(other);
+    again.messages = {chat.messages.begin(), chat.messages.end() - 2};
+    CHECK(again.say(message).text.ids == answer.text.ids);
+  }
+  REQUIRE(length > 100);
+
+  // Of a ring that has gone around nothing can be taken back.
+  chat.messages.resize(2);
+  const auto other_way = chat.say("Hello");
+  CHECK(other_way.kept == 0);
+  CHECK(other_way.times.prompt_tokens == other_way.text.prompt);
+}
+
 TEST_CASE("what takes a while is shown on a terminal, and erased") {
   const int own = posix_openpt(O_RDWR | O_NOCTTY);
   const char* const name = own >= 0 && grantpt(own) == 0 && unlockpt(own) == 0 ? ptsname(own) : nullptr;

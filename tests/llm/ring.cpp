@@ -130,6 +130,41 @@ TEST_CASE("a text goes on behind the context as with all keys and a mask") {
   }
 }
 
+TEST_CASE("a prompt may be longer than a ring") {
+  for (const char* name : {"llama", "mistral"}) {
+    const Json golden = read(name);
+    const ModelFolder folder(golden);
+    const auto ids = golden["ids"].get<std::vector<int32_t>>();
+    for (const int64_t context : {8, 23, 39}) {
+      INFO(name << ", a context of " << context << " of " << ids.size());
+      llm::Settings s = settings_of(folder.path());
+      s.context = context, s.sinks = 4, s.chunk = 5, s.most = 30, s.repetition_penalty = 1.0;
+      llm::Session session(s);
+      session.load(1);
+      llm::Session::Times times;
+      const auto text = session.generate({ids}, {}, times)[0];
+      REQUIRE(text.ids.size() == ids.size() + 30);
+      Reference reference(golden);
+      for (size_t i = 0; i + 1 < text.ids.size(); ++i) {
+        const Row logits = reference.logits(text.ids[i], int64_t(i), context, 4);
+        if (i + 1 < ids.size()) continue;
+        INFO("behind token " << i);
+        CHECK(text.ids[i + 1] == std::max_element(logits.begin(), logits.end()) - logits.begin());
+        if (i + 2 == text.ids.size())
+          CHECK(difference(session.model->logits(0), std::vector<float>(logits.begin(), logits.end())) < 2e-5);
+      }
+      // Penalties count what the ring has: as in the text that has been written up to there.
+      s.repetition_penalty = 1.3;
+      llm::Session whole(s), again(s);
+      whole.load(1), again.load(1);
+      const auto all = whole.generate({ids}, {}, times)[0].ids;
+      s.most = 12;
+      const auto rest = again.generate({{all.begin(), all.begin() + int64_t(ids.size()) + 18}}, {}, times)[0].ids;
+      CHECK(rest == all);
+    }
+  }
+}
+
 TEST_CASE("texts of a batch go on by themselves") {
   const Json golden = read("llama");
   const ModelFolder folder(golden);
