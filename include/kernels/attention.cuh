@@ -171,7 +171,8 @@ Status run_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, cons
     bool empty = false;
     KERNELS_TRY(check_decode<kDim>(ex, q, kv, out, shape, score, options, empty));
     if (empty) return {};
-    if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
+    if (workspace.ptr == nullptr) return invalid("decode: the workspace is null");
+    if (workspace.bytes < decode_workspace_bytes(ex, shape, options)) {
       return invalid("decode: the workspace is smaller than decode_workspace_bytes(ex, shape, options)");
     }
     if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)

@@ -31,7 +31,7 @@ template <class T>
 Status check_codes(const T* q, int64_t ld, int64_t rows, int64_t cols) {
   KERNELS_TRY(
       check_pointer(q, "quantize: the pointer is null", "quantize: the pointer is not aligned for its elements"));
-  if (ld < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
+  if (ld < cols && rows > 1) return invalid("quantize: the row stride is smaller than a row");
   if (rows_overflow<T>(rows, ld)) return invalid("quantize: rows x row stride exceeds 64 bits");
   return {};
 }

@@ -494,14 +494,14 @@ TEST_CASE("wrong arguments are refused, with the functor's name") {
   CHECK(reason(k::causal(4, 0)) == "ok");
   CHECK(reason(k::store(y, 8)) == "ok");
   CHECK(reason(k::store(none, 8)) == "store: the pointer is null");
-  CHECK(reason(k::store(y, 7)) == "store: the row stride is smaller than cols");
-  CHECK(reason(k::store(y, -8)) == "store: the row stride is smaller than cols");
+  CHECK(reason(k::store(y, 7)) == "store: the row stride is smaller than a row");
+  CHECK(reason(k::store(y, -8)) == "store: the row stride is smaller than a row");
   CHECK(reason(k::store(y, 0), 1) == "ok");  // one row needs no stride
   CHECK(reason(k::store(y, huge), 2) == "store: rows x row stride exceeds 64 bits");
   CHECK(reason(k::quantize(q, 8, x)) == "ok");
   CHECK(reason(k::quantize<int8_t>(nullptr, 8, x)) == "quantize: the pointer is null");
   CHECK(reason(k::quantize(q, 8, nullptr)) == "quantize: the pointer to the scales is null");
-  CHECK(reason(k::quantize(q, 7, x)) == "quantize: the row stride is smaller than cols");
+  CHECK(reason(k::quantize(q, 7, x)) == "quantize: the row stride is smaller than a row");
   CHECK(reason(k::scale(2)) == "ok");
 }
 
@@ -521,7 +521,7 @@ TEST_CASE("a composition is refused for the first of its wrong parts") {
   CHECK(reason(k::relu() | (k::causal(0, 0) | k::store(none, 8))) == "causal: q_len is less than 1");
   CHECK(reason(k::relu() | k::store(none, 8)) == "store: the pointer is null");
   CHECK(reason(k::both(k::store(y, 8), k::store(none, 8))) == "store: the pointer is null");
-  CHECK(reason(k::both(k::store(y, 1), k::store(y, 8))) == "store: the row stride is smaller than cols");
+  CHECK(reason(k::both(k::store(y, 1), k::store(y, 8))) == "store: the row stride is smaller than a row");
   CHECK(reason(k::bias(none) | k::quantize(q, 8, x)) == "row: the vector's pointer is null");
   CHECK(reason(Ramp{} | Clamp(1)) == "ok");
   CHECK((reason(OneFlowLoad<float, float>{x, 8}) == "ok"));
@@ -531,7 +531,7 @@ TEST_CASE("a composition is refused for the first of its wrong parts") {
 TEST_CASE("a wrong tee is refused") {
   float* none = nullptr;
   CHECK(reason(k::load(x, 8) | k::tee(none, 8)) == "tee: the pointer is null");
-  CHECK(reason(k::load(x, 8) | k::tee(y, 7)) == "tee: the row stride is smaller than cols");
+  CHECK(reason(k::load(x, 8) | k::tee(y, 7)) == "tee: the row stride is smaller than a row");
   CHECK(reason(k::load(x, 8) | k::tee(y, std::numeric_limits<int64_t>::max() / 4), 2) ==
         "tee: rows x row stride exceeds 64 bits");
 }

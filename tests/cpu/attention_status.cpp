@@ -58,6 +58,30 @@ bool is(const k::Status& status, k::Code code, const char* words) {
 
 }  // namespace
 
+TEST_CASE("page tables that are too short, and heads that are too large") {
+  Fixture f;
+  const int32_t pages[] = {0, 1, 2, 3, 4, 5}, lengths[] = {9, 12};
+  const auto run = [&](int64_t ld, int64_t size) {
+    const auto tensor = k::nhd(f.p, size, 2, 16);
+    const auto view = k::paged_kv(tensor, tensor, k::pages(pages, ld, size), lengths);
+    const k::Status whole =
+        k::cpu::attention(k::cpu::Exec{1}, k::load(f.p, 64), view, k::store(f.p + 8192, 64), f.shape, k::no_mask());
+    const k::Status split = k::cpu::decode(k::cpu::Exec{1}, k::load(f.p, 64), view, k::store(f.p + 8192, 64), f.shape,
+                                           k::no_mask(), f.workspace);
+    CHECK(whole.ok() == split.ok());
+    return whole;
+  };
+  CHECK(run(3, 4));
+  CHECK(is(run(2, 4), k::Code::invalid, "attention: a sequence has more keys than its row of the page table"));
+  CHECK(is(run(3, 3), k::Code::invalid, "more keys"));
+
+  const k::cpu::Exec one{1};
+  CHECK(k::cpu::attention<16>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask()));
+  CHECK(is(k::cpu::attention<8>(one, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), f.shape, k::no_mask()),
+           k::Code::invalid, "attention: a head is larger"));
+  CHECK(k::cpu::decode_workspace_bytes(one, f.shape) == k::cpu::decode_workspace_bytes(f.shape));
+}
+
 TEST_CASE("what is refused, and why") {
   using k::Code;
   Fixture f;
@@ -175,7 +199,7 @@ TEST_CASE("what is refused, and why") {
   const auto decode = [&](const k::AttentionShape& s, k::Workspace w) {
     return k::cpu::decode(k::cpu::Exec{1}, k::load(f.p, 64), f.kv(), k::store(f.p + 8192, 64), s, k::no_mask(), w);
   };
-  CHECK(is(decode(f.shape, {}), Code::invalid, "workspace"));
+  CHECK(is(decode(f.shape, {}), Code::invalid, "workspace is null"));
   CHECK(is(decode(f.shape, {f.p, k::cpu::decode_workspace_bytes(f.shape) - 1}), Code::invalid, "workspace"));
   CHECK(is(decode(f.shape, {reinterpret_cast<char*>(f.p) + 1, size_t(1) << 17}), Code::invalid, "aligned"));
   CHECK(is(decode(shape([](auto& s) { s.q_len = 33; }), f.workspace), Code::unsupported, "32"));

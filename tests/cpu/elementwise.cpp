@@ -140,7 +140,7 @@ TEST_CASE("what copy refuses") {
   says(door.copy(k::columns(k::load(c, 8), -1), out, 4, 4), "in: columns: the first column is negative, or too large");
 
   const auto quantized = [&](const auto& sink) { return door.copy(k::load(c, 8), sink, 4, 8); };
-  says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "out: quantize: the row stride is smaller than cols");
+  says(quantized(k::quantize(q, 7, k::tensor_scale(c))), "out: quantize: the row stride is smaller than a row");
   says(quantized(k::quantize(q, 8, k::tensor_scale(static_cast<const float*>(nullptr)))),
        "out: quantize: a pointer to scales or zeros is null");
   says(quantized(k::quantize(q, 8, k::group_scales(c, 1, 3))),

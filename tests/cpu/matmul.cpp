@@ -453,7 +453,7 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(k::load(x.data(), -1), weights, out, {2, n, cols}) == "matmul: x: load: the row stride is negative");
   CHECK(reason(in, k::load(w.data(), -1), out, {2, n, cols}) == "matmul: w: load: the row stride is negative");
   CHECK(reason(in, weights, k::store(y.data(), n - 1), {2, n, cols}) ==
-        "matmul: out: store: the row stride is smaller than cols");
+        "matmul: out: store: the row stride is smaller than a row");
   CHECK(reason(in, k::load(w.data(), int64_t(1) << 61), out, {2, n, cols}) ==
         "matmul: w: load: rows x row stride exceeds 64 bits");
   CHECK(reason(in, k::dequant(weights, k::row_scales(none)), out, {2, n, cols}) ==
@@ -462,10 +462,12 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
         "matmul: w: dequant: the group or block size is not a power of two");
   CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, -1, 64)), out, {2, n, cols}) ==
         "matmul: w: dequant: the row stride of the scales is negative");
+  CHECK(reason(in, k::dequant(weights, k::group_scales(&scale, (cols - 1) / 8, 8)), out, {2, n, cols}) ==
+        "matmul: w: dequant: the row stride of the scales is smaller than the number of groups in a row");
   CHECK(reason(in, k::dequant(four, k::group_scales(&scale, 0, 64).zeros(static_cast<const uint8_t*>(nullptr))), out,
                {2, n, cols}) == "matmul: w: dequant: a pointer to scales or zeros is null");
   CHECK(reason(in, k::int4(no_words, cols), out, {2, n, cols}) == "matmul: w: 4-bit weights: the pointer is null");
-  const std::string stride = "matmul: w: 4-bit weights: the row stride is not a multiple of 8, or is smaller than cols";
+  const std::string stride = "matmul: w: 4-bit weights: the row stride is not a multiple of 8, or smaller than a row";
   CHECK(reason(in, k::uint4(codes.data(), cols + 4), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gf4(codes.data(), cols - 8), out, {2, n, cols}) == stride);
   CHECK(reason(in, k::gated(weights, k::load(none, cols)), k::swiglu() | out, {2, n, cols}) ==

@@ -58,7 +58,7 @@ TEST_CASE("wrong arguments are refused with their reason") {
     CHECK(reason(none, 8, y.data(), 8, 4, 8) == "in: load: the pointer is null");
     CHECK(reason(x.data(), 8, none, 8, 4, 8) == "out: store: the pointer is null");
     CHECK(reason(x.data(), -8, y.data(), 8, 4, 8) == "in: load: the row stride is negative");
-    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == "out: store: the row stride is smaller than cols");
+    CHECK(reason(x.data(), 8, y.data(), 7, 4, 8) == "out: store: the row stride is smaller than a row");
     CHECK(reason(x.data(), int64_t(1) << 61, y.data(), 8, 4, 8) == "in: load: rows x row stride exceeds 64 bits");
     CHECK(reason(x.data(), 8, y.data(), int64_t(1) << 61, 4, 8) == "out: store: rows x row stride exceeds 64 bits");
     CHECK(y.unchanged());

@@ -3,6 +3,12 @@
 
 #include "../core/macros.h"
 
+#if !defined(__CUDACC__)
+#error "kernels: .cuh headers are for .cu files; what .cpp files call in them takes a cudaStream_t and plain pointers"
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "kernels: code is for sm_80 and newer: nvcc -arch=sm_80, or CMAKE_CUDA_ARCHITECTURES=80"
+#endif
+
 KERNELS_BEGIN
 namespace arch {
 

@@ -26,7 +26,8 @@
 KERNELS_BEGIN
 namespace cpu {
 
-template <class Q, class Kv, class Out, class S>
+// kDim, if given, as on the GPU: the largest head.
+template <int kDim = 0, class Q, class Kv, class Out, class S>
 Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
                  const Attention& options = {}) {
   if constexpr (!::kernels::detail::takes_attention<Q, Kv, Out, S>()) {
@@ -37,9 +38,10 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
     KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
                                                    std::numeric_limits<int32_t>::max(), empty)
                     .in("attention"));
+    KERNELS_TRY(host::check_largest<kDim>(shape).in("attention"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
-    KERNELS_TRY(host::check_queries(shape).in("attention"));
+    KERNELS_TRY(host::check_lengths(kv, shape).in("attention"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("attention"));
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};
     host::AttentionRun<host::AttentionCall<Q, Kv, S, Out>>(call).whole(cx.team());
@@ -52,8 +54,12 @@ inline size_t decode_workspace_bytes(const AttentionShape& shape) {
   return count(shape.batch) * count(shape.q_len) * count(shape.heads) * ::kernels::detail::host::kMostSplits *
          (count(shape.value_dim()) + 2) * sizeof(float);
 }
+// As the GPU's is called.
+inline size_t decode_workspace_bytes(const Exec&, const AttentionShape& shape, const Attention& = {}) {
+  return decode_workspace_bytes(shape);
+}
 
-template <class Q, class Kv, class Out, class S>
+template <int kDim = 0, class Q, class Kv, class Out, class S>
 Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape, const S& score,
               const Workspace& workspace, const Attention& options = {}) {
   if constexpr (!::kernels::detail::takes_attention<Q, Kv, Out, S>()) {
@@ -64,13 +70,14 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
     KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
                                                    ::kernels::detail::kMostDecodeQueries, empty)
                     .in("decode"));
+    KERNELS_TRY(host::check_largest<kDim>(shape).in("decode"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
-    KERNELS_TRY(host::check_queries(shape).in("decode"));
+    KERNELS_TRY(host::check_lengths(kv, shape).in("decode"));
     KERNELS_TRY(host::check_in_place(q, out, shape).in("decode"));
-    if (workspace.ptr == nullptr || workspace.bytes < decode_workspace_bytes(shape)) {
+    if (workspace.ptr == nullptr) return invalid("decode: the workspace is null");
+    if (workspace.bytes < decode_workspace_bytes(shape))
       return invalid("decode: the workspace is smaller than decode_workspace_bytes(shape)");
-    }
     if (reinterpret_cast<uintptr_t>(workspace.ptr) % alignof(float) != 0)
       return invalid("decode: the workspace is not aligned for floats");
     const host::AttentionCall<Q, Kv, S, Out> call{q, kv, score, out, shape, options};

@@ -32,6 +32,12 @@ class Scales {
   const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
   const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
 
+  // Rows of scales that overlap are a slip, but for one row that is all of them.
+  Status check_rows(int64_t rows, int64_t cols) const {
+    if (ld_ == 0 || (rows - 1) >> row_log2_ < 1 || cols < 1 || ld_ > (cols - 1) >> col_log2_) return {};
+    return invalid("dequant: the row stride of the scales is smaller than the number of groups in a row");
+  }
+
   struct Fetched {
     Packed<T, 1> scale;
     std::conditional_t<has_zeros, Packed<std::conditional_t<has_zeros, Zero, uint8_t>, 1>, Nothing> zero;
@@ -104,6 +110,7 @@ class Dequant : public Functor {
   int max_pack() const { return lesser(detail::max_pack_of(codes_), scales_.group()); }
   Status check(int64_t rows, int64_t cols) const {
     KERNELS_TRY(scales_.check());
+    KERNELS_TRY(scales_.check_rows(rows, cols));
     return detail::check_of(codes_, rows, cols);
   }
 
@@ -185,7 +192,7 @@ class Words : public Functor {
     KERNELS_TRY(detail::check_pointer(words_, "4-bit weights: the pointer is null",
                                       "4-bit weights: the pointer is not aligned for words of 32 bits"));
     if (ld_ % 8 != 0 || (ld_ < cols && rows > 1))
-      return invalid("4-bit weights: the row stride is not a multiple of 8, or is smaller than cols");
+      return invalid("4-bit weights: the row stride is not a multiple of 8, or smaller than a row");
     if (detail::rows_overflow<uint32_t>(rows, ld_)) return invalid("4-bit weights: rows x row stride exceeds 64 bits");
     return {};
   }

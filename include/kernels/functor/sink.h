@@ -50,7 +50,7 @@ class DirectStore : public Functor {
     KERNELS_TRY(detail::check_pointer(dst_, "store: the pointer is null",
                                       "store: the pointer is not aligned for its elements"));
     if (ld_ == detail::kOneRow && rows > 1) return invalid("store: store(p) has one row, store(p, ld) several");
-    if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than cols");
+    if (ld_ < cols && rows > 1) return invalid("store: the row stride is smaller than a row");
     if (detail::rows_overflow<Dst>(rows, ld_)) return invalid("store: rows x row stride exceeds 64 bits");
     return {};
   }
@@ -89,6 +89,8 @@ struct Traits<DirectStore<Src, Dst>> : NoTraits {
 template <class T>
 DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
   static_assert(!std::is_const<T>::value, "store: the pointer is to const elements");
+  static_assert(!std::is_same<T, uint16_t>::value,
+                "store: 16 bits that may be anything: reinterpret_cast the pointer to k::half* or k::bfloat16*");
   return {p, ld};
 }
 template <class T>
@@ -131,7 +133,7 @@ class Tee : public DirectStore<compute_t<T>, T> {
     KERNELS_TRY(detail::check_pointer(this->dst_, "tee: the pointer is null",
                                       "tee: the pointer is not aligned for its elements"));
     if (this->ld_ == detail::kOneRow && rows > 1) return invalid("tee: tee(p) has one row, tee(p, ld) several");
-    if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than cols");
+    if (this->ld_ < cols && rows > 1) return invalid("tee: the row stride is smaller than a row");
     if (detail::rows_overflow<T>(rows, this->ld_)) return invalid("tee: rows x row stride exceeds 64 bits");
     return {};
   }
@@ -290,7 +292,7 @@ class Quantize : public Functor {
                                       "quantize: the pointer is not aligned for its elements"));
     KERNELS_TRY(detail::check_pointer(scales_, "quantize: the pointer to the scales is null",
                                       "quantize: the pointer to the scales is not aligned for floats"));
-    if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than cols");
+    if (ld_ < cols && rows > 1) return invalid("quantize: the row stride is smaller than a row");
     if (detail::rows_overflow<T>(rows, ld_)) return invalid("quantize: rows x row stride exceeds 64 bits");
     return {};
   }

@@ -128,9 +128,13 @@ struct Traits<DirectLoad<T, float, kCache>> : std::conditional_t<holds_codes<T>,
 }  // namespace detail
 
 template <class T>
-DirectLoad<T> load(const T* p, int64_t ld) { return {p, ld}; }
+DirectLoad<T> load(const T* p, int64_t ld) {
+  static_assert(!std::is_same<T, uint16_t>::value,
+                "load: 16 bits that may be anything: reinterpret_cast the pointer to k::half* or k::bfloat16*");
+  return {p, ld};
+}
 template <class T>
-DirectLoad<T> load(const T* p) { return {p, detail::kOneRow}; }
+DirectLoad<T> load(const T* p) { return kernels::load(p, detail::kOneRow); }
 
 // One vector, the same for every row: value(row, col) = p[col].
 template <class T>

@@ -7,6 +7,8 @@
 // FAILS BOTH_WITH_A_SOURCE: both() takes two sinks
 // FAILS BOTH_WITH_A_SCALE_PER_ROW: quantize() cannot be one of both()
 // FAILS STORE_INTO_CONST: store: the pointer is to const elements
+// FAILS LOAD_WORDS: load: 16 bits that may be anything
+// FAILS STORE_WORDS: store: 16 bits that may be anything
 #include <kernels/functor.h>
 
 namespace k = kernels;
@@ -25,6 +27,10 @@ void f(const float* x, float* y, int8_t* q, float* scales) {
   (void)(k::gelu() | in);
 #elif defined(MAP_INTO_NUMBER)
   (void)(k::gelu() | 2.f);
+#elif defined(LOAD_WORDS)
+  (void)k::load(reinterpret_cast<const uint16_t*>(x));
+#elif defined(STORE_WORDS)
+  (void)k::store(reinterpret_cast<uint16_t*>(y), 8);
 #elif defined(ADD_A_MAP)
   (void)(in | k::add(k::scale(2)));
 #elif defined(ADD_A_NUMBER)

@@ -40,8 +40,28 @@ Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
                                            "out overlaps q, which takes as many kv_heads as heads");
 }
 
-// What only the CPU can check, as it sees the offsets: what the caller said of them.
-inline Status check_queries(const AttentionShape& shape) {
+template <int kDim>
+Status check_largest(const AttentionShape& shape) {
+  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("a head is larger than <...> says")
+                                                                  : Status{};
+}
+
+template <class Kv>
+Status check_pages(const Kv&, int64_t) {
+  return {};
+}
+template <class K, class V>
+Status check_pages(const KvCache<K, V, Paged>& kv, int64_t length) {
+  const Pages& pages = kv.where().pages;
+  return length > pages.ld * int64_t(pages.size)
+             ? invalid("a sequence has more keys than its row of the page table has positions")
+             : Status{};
+}
+
+// What only the CPU can check, as it sees lengths and offsets: what the caller said of them.
+template <class Kv>
+Status check_lengths(const Kv& kv, const AttentionShape& shape) {
+  for (int64_t b = 0; b < shape.batch; ++b) KERNELS_TRY(check_pages(kv, kv.length(b)));
   if (shape.q_offsets == nullptr) return {};
   for (int64_t b = 0; b < shape.batch; ++b) {
     if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b])
