@@ -81,8 +81,8 @@ TEST_CASE("wrong parts of compositions are refused") {
   const auto reason = [&](const auto& from, const auto& to) {
     return std::string(k::cpu::softmax(cx, from, to, 4, kCols).reason());
   };
-  CHECK(reason(in | k::add(none), out) == "in: row: the vector's pointer is null");
-  CHECK(reason(in, k::affine(x.data(), none) | out) == "out: row: the vector's pointer is null");
+  CHECK(reason(in | k::add(none), out) == "in: the pointer to a vector is null");
+  CHECK(reason(in, k::affine(x.data(), none) | out) == "out: the pointer to a vector is null");
   CHECK(reason(in | k::tee(none, kCols), out) == "in: tee: the pointer is null");
   CHECK(reason(in, k::both(out, k::store(none, kCols))) == "out: store: the pointer is null");
   CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "out: quantize: the pointer to the scales is null");
@@ -107,7 +107,7 @@ TEST_CASE("a pointer at which its elements cannot stand is refused") {
           "in: load: the pointer is not aligned for its elements");
   refused(in, k::store(off(y.data()), kCols), "out: store: the pointer is not aligned for its elements");
   refused(in | k::tee(off(y.data()), kCols), out, "in: tee: the pointer is not aligned for its elements");
-  refused(in | k::add(off(x.data())), out, "in: row: the vector's pointer is not aligned for its elements");
+  refused(in | k::add(off(x.data())), out, "in: the pointer to a vector is not aligned for its elements");
   refused(in, k::mul(k::per_row(off(x.data()))) | out,
           "out: per_row: the vector's pointer is not aligned for its elements");
   refused(in, k::quantize(q.data(), kCols, off(y.data())),

@@ -148,8 +148,8 @@ class RowVector : public Functor {
   int max_pack() const { return detail::aligned_pack(p_, 0, widest); }
   Status check(int64_t, int64_t cols) const {
     return cols == 0 ? Status{}
-                     : detail::check_pointer(p_, "row: the vector's pointer is null",
-                                             "row: the vector's pointer is not aligned for its elements");
+                     : detail::check_pointer(p_, "the pointer to a vector is null",
+                                             "the pointer to a vector is not aligned for its elements");
   }
 
   using Itself = RowVector;
