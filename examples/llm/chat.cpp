@@ -30,7 +30,7 @@ Chat::Answer Chat::say(const std::string& message, const Session::Print& print) 
   }
   // A ring that has gone around has no longer what came before its end.
   if (ring && int64_t(cached_.size()) > model.context() && size_t(out.kept) < cached_.size()) out.kept = 0;
-  cached_.resize(size_t(out.kept));
+  cached_.clear();  // until it is known what the cache has then
   out.text = session_.generate({ids}, print, out.times, out.kept)[0];
   cached_.assign(out.text.ids.begin(), out.text.ids.begin() + out.text.read);
   messages = all;
@@ -121,7 +121,7 @@ bool obey(Chat& chat, const std::string& line) {
   else if (command == "/help") std::fputs(kHelp, stderr);
   else if (command == "/save" && !file.empty()) chat.save(file);
   else if (command == "/load" && !file.empty()) chat.load(file);
-  else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit");
+  else throw Error(shown(command) + " is none of /reset, /save FILE, /load FILE, /help, /exit, /quit");
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 
 namespace llm {
 namespace {
@@ -175,6 +176,7 @@ int perplexity(const Settings& settings, const TextFile& file, int64_t stride, b
   if (n < 2) throw Error(file.name + ": there is nothing to score");
   if (stride == 0) stride = std::max<int64_t>(1, context / 2);
   if (stride > context) throw Error("--stride: more than the context of " + std::to_string(context) + " tokens");
+  if (halves && context < 3) throw Error("--context: the second half of a window of 2 tokens scores nothing");
   if (halves) stride = context;
   const std::vector<Window> windows = halves ? halves_of(n, context) : windows_of(n, context, stride);
   if (windows.empty())
@@ -338,28 +340,32 @@ class Bench {
   double bandwidth_;
 };
 
-// How many times as fast everything is as it was, by name, of what both runs have measured.
-Json compared(const Json& now, const Json& before) {
+// Tokens per second of an earlier run with --json on the same device, for the same model and number of texts: of the
+// prompt of so many tokens and of each context, all of which it must have.
+std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_t prompt,
+                                        const std::vector<int64_t>& contexts) {
+  const auto member = [](const Json& of, const char* name) {
+    return of.is_object() && of.contains(name) ? of[name] : Json();
+  };
   for (const char* name : {"device", "texts", "weight_bytes"}) {
-    if (!before.is_object() || before.value(name, Json()) != now[name])
+    if (member(run, name) != now[name])
       throw Error(std::string("--compare: the file is not of the same ") + name +
                   ", or not of this command with --json");
   }
-  Json out = Json::object();
-  const auto add = [&](const std::string& name, const Json& a, const Json& b) {
-    if (b.is_object() && b.contains("tokens_per_s") && b["tokens_per_s"].is_number())
-      out[name] = a["tokens_per_s"].get<double>() / b["tokens_per_s"].get<double>();
+  std::map<std::string, double> out;
+  const auto add = [&](const std::string& name, const Json& of) {
+    const Json speed = member(of, "tokens_per_s");
+    if (!speed.is_number() || !(speed.get<double>() > 0)) throw Error("--compare: the file has no " + name);
+    out[name] = speed.get<double>();
   };
-  if (now.contains("prompt") && before.contains("prompt") && before["prompt"].is_object() &&
-      before["prompt"].value("tokens", Json()) == now["prompt"]["tokens"])
-    add("prompt", now["prompt"], before["prompt"]);
-  for (const Json& it : now["decode"]) {
-    for (const Json& old : before.value("decode", Json::array())) {
-      if (old.is_object() && old.value("context", Json()) == it["context"])
-        add("decode at " + it["context"].dump(), it, old);
-    }
+  const Json first = member(run, "prompt"), decode = member(run, "decode");
+  if (prompt > 0)
+    add("prompt of " + std::to_string(prompt) + " tokens", member(first, "tokens") == prompt ? first : Json());
+  for (const int64_t context : contexts) {
+    const auto at = std::find_if(decode.begin(), decode.end(),
+                                 [&](const Json& it) { return member(it, "context") == context; });
+    add("decoding at " + std::to_string(context), at != decode.end() ? *at : Json());
   }
-  if (out.empty()) throw Error("--compare: the file has none of these contexts");
   return out;
 }
 
@@ -368,7 +374,7 @@ Json compared(const Json& now, const Json& before) {
 // As many random tokens as the context says are read, then so many steps are made. With 1 if anything is slower than
 // before by more than a twentieth.
 int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts,
-          const Json& before) {
+          const std::optional<Json>& before) {
   Settings settings = given;
   const int64_t most = *std::max_element(contexts.begin(), contexts.end()),
                 needed = std::max(prompt, most + 1) + steps + 16;
@@ -381,6 +387,7 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   session.load(texts);
   Bench measure(session, texts);
   Json out = measure.what();
+  const auto speeds = before ? speeds_of(*before, out, prompt, contexts) : std::map<std::string, double>();
   const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
   if (!settings.json)
     std::printf("%s; memory is read at %.1f GB/s\n", session.device->name().c_str(), number(out, "read_gb_per_s"));
@@ -403,12 +410,11 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
     }
   }
   bool slower = false;
-  if (!before.is_null()) {
-    out["compared"] = compared(out, before);
-    for (const auto& item : out["compared"].items()) {
-      slower = slower || item.value().get<double>() < 0.95;
-      if (!settings.json) std::printf("%s: %.3f of the speed before\n", item.key().c_str(), item.value().get<double>());
-    }
+  for (const auto& [name, speed] : before ? speeds_of(out, out, prompt, contexts) : speeds) {
+    const double ratio = speed / speeds.at(name);
+    slower = slower || ratio < 0.95;
+    out["compared"][name] = ratio;
+    if (!settings.json) std::printf("%s: %.3f of the speed before\n", name.c_str(), ratio);
   }
   if (settings.json) std::printf("%s\n", out.dump().c_str());
   return slower ? 1 : 0;

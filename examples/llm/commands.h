@@ -13,9 +13,9 @@ struct TextFile {
 // stride: 0: half of the context. halves: as llama.cpp counts.
 int perplexity(const Settings& settings, const TextFile& file, int64_t stride, bool halves);
 
-// before: what an earlier run printed as JSON, to compare with; or none.
+// before: what an earlier run printed as JSON, to compare with.
 int bench(const Settings& settings, const std::vector<int64_t>& contexts, int64_t prompt, int64_t steps, int64_t texts,
-          const Json& before);
+          const std::optional<Json>& before);
 int passkey(const Settings& settings, int64_t length, double depth);
 
 }  // namespace llm

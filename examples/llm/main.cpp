@@ -1,6 +1,7 @@
 // llm: runs transformers from Hugging Face directories. What it prints to stdout is text, or JSON; everything else goes
 // to stderr.
 #include <CLI/CLI.hpp>
+#include <cctype>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -79,7 +80,11 @@ void add_sampling(CLI::App& command, Settings& s) {
       ->check(CLI::Range(0.0, 1.0));
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
   command.add_option("--seed", s.seed, "for the same text again; printed with the speed")
-      ->check([](const std::string& seed) { return std::string(seed[0] == '-' ? "a seed is not negative" : ""); }, "");
+      ->check(
+          [](const std::string& seed) {
+            return std::string(std::isdigit(seed[0]) == 0 ? "a seed is a number that is not negative" : "");
+          },
+          "");
   command.add_option("--stop", s.stops, "a string that ends the text, as it is; may be given again")
       ->allow_extra_args(false);
   command
@@ -210,7 +215,7 @@ int main(int argc, char** argv) {
     if (info.parsed()) return llm::info(g.settings, g.texts);
     if (bench.parsed())
       return llm::bench(g.settings, g.contexts, g.tokens, g.steps, g.texts,
-                        g.before.empty() ? llm::Json() : llm::read_json(g.before));
+                        g.before.empty() ? std::optional<llm::Json>() : llm::read_json(g.before));
     if (passkey.parsed()) return llm::passkey(g.settings, g.length, g.depth);
     return llm::perplexity(g.settings, {g.file, text_of(g.file)}, g.stride, g.halves);
   };

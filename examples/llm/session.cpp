@@ -156,8 +156,8 @@ void Session::read_sampling() {
     const auto at = generation.find(name);
     return at != generation.end() && at->is_number() ? at->get<double>() : otherwise;
   };
-  const bool samples = generation.value("do_sample", Json(false)) == true || settings.top_k || settings.top_p ||
-                       settings.min_p;
+  const bool samples = generation.value("do_sample", Json(false)) == true || settings.top_k.value_or(0) > 0 ||
+                       settings.top_p.value_or(1) < 1 || settings.min_p.value_or(0) > 0;
   sampling.temperature = settings.temperature.value_or(samples ? number("temperature", 1) : 0);
   sampling.top_k = settings.top_k.value_or(samples ? int64_t(std::clamp(number("top_k", 0), 0.0, 1e9)) : 0);
   sampling.top_p = settings.top_p.value_or(samples ? number("top_p", 1) : 1);
@@ -169,7 +169,8 @@ void Session::read_sampling() {
   must(sampling.temperature >= 0 && sampling.temperature <= 100, "the temperature is not between 0 and 100");
   must(sampling.top_p >= 0 && sampling.top_p <= 1, "top_p is not between 0 and 1");
   must(sampling.min_p >= 0 && sampling.min_p <= 1, "min_p is not between 0 and 1");
-  must(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 1e6, "the repetition penalty is not above 0");
+  must(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 1e6,
+       "the repetition penalty is not above 0, or above 10^6");
   for (const std::string& stop : settings.stops) {
     if (stop.empty()) throw Error("--stop: an empty string would end every text");
   }
@@ -191,6 +192,7 @@ void Session::choose_device() {
 
 ModelOptions Session::options(int64_t sequences) const {
   ModelOptions out;
+  if (config.lengths_matter()) sequences = 1;
   out.weights = type_of(settings.weights, "--weights", "stored");
   out.cache = type_of(settings.cache, "--cache", "auto");
   out.sequences = sequences, out.context = settings.context, out.page = settings.page, out.chunk = settings.chunk,
@@ -199,14 +201,13 @@ ModelOptions Session::options(int64_t sequences) const {
 }
 
 void Session::load(int64_t sequences) {
-  if (config.lengths_matter()) sequences = 1;
   {
     ProgressLine loading(settings, "loading", 0.2);
     model.emplace(config, *weights, *device, options(sequences), [&](double share) { loading.show(share); });
   }
   say_changes(model->plan());
   if (!settings.quiet && settings.sinks < 0 && model->context() > config.positions)
-    std::fprintf(stderr, "--context %lld: the model was made for %lld tokens\n",
+    std::fprintf(stderr, "a context of %lld tokens: the model was made for %lld\n",
                  static_cast<long long>(model->context()), static_cast<long long>(config.positions));
 }
 
@@ -300,12 +301,13 @@ class Writer {
   void read(size_t i, int64_t from) {
     Text& text = texts_[i];
     model_.begin(int64_t(i), text.ids, how_, count_, s_.sampling.seed + first_ + i);
-    // In pieces, so that it can be interrupted; where angles depend on the length of the text all of it has to be
-    // known.
-    const int64_t piece = model_.lengths_matter() ? text.prompt : model_.chunk();
+    // In pieces, so that it can be interrupted: few tokens behind the context, where they are read one by one. Where
+    // angles depend on the length of the text all of it has to be known.
     int64_t at = from;
-    for (; at < text.prompt && !interrupted(); at += piece) {
-      const int64_t n = std::min(piece, text.prompt - at), before = was_read_ + at - from;
+    for (int64_t n = 0; at < text.prompt && !interrupted(); at += n) {
+      n = model_.lengths_matter() ? text.prompt : at < model_.context() ? model_.chunk() : 8;
+      n = std::min(n, text.prompt - at);
+      const int64_t before = was_read_ + at - from;
       model_.read(int64_t(i), at, text.ids.data() + at, n,
                   [&](double share) { reading_.show((double(before) + share * double(n)) / double(to_read_)); });
     }

@@ -186,14 +186,22 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
 
 namespace {
 
-// A normal form of a text, and its places. What stands behind an ASCII character's beginning is made on its own, as
-// such a character never joins what is before it: so the text before a place need not be made again for each.
+// Characters that never join what is before them: ASCII, and those of texts that have little of it.
+bool begins_anew(uint32_t c) {
+  return c < 0x80 || (c >= 0x3001 && c <= 0x3029) || (c >= 0x3041 && c <= 0x3096) || (c >= 0x30a1 && c <= 0x30fa) ||
+         (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) || (c >= 0xac00 && c <= 0xd7a3);
+}
+
+// A normal form of a text, and its places. What stands behind the beginning of such a character is made on its own: so
+// the text before a place need not be made again for each.
 std::string composed_in_parts(std::string_view text, int options, std::vector<size_t>& places) {
   std::string out;
   size_t done = 0, least = 0;
   for (size_t& place : places) {
     size_t safe = place;
-    while (safe > done && (safe == text.size() || static_cast<unsigned char>(text[safe]) >= 0x80)) --safe;
+    while (safe > done && (safe == text.size() || (text[safe] & 0xc0) == 0x80 ||
+                           !begins_anew(code_point(text.substr(safe)))))
+      --safe;
     out += composed(text.substr(done, safe - done), options);
     done = safe;
     least = std::max(least, out.size() + composed(text.substr(safe, place - safe), options).size());

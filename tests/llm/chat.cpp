@@ -382,6 +382,23 @@ TEST_CASE("a conversation goes on behind the context, as if it had been read aga
   const auto other_way = chat.say("Hello");
   CHECK(other_way.kept == 0);
   CHECK(other_way.times.prompt_tokens == other_way.text.prompt);
+
+  // Nor after an error, at which nobody knows what the cache has.
+  chat.reset();
+  chat.say("Once");
+  int printed = 0;
+  CHECK_THROWS_AS(chat.say("And then?",
+                           [&](size_t, const std::string&) {
+                             if (++printed == 10) throw llm::Error("on the way");
+                           }),
+                  llm::Error);
+  const auto after = chat.say("Go on");
+  CHECK(after.kept == 0);
+  llm::Session other(talk.settings);
+  other.load(1);
+  llm::Chat again(other);
+  again.messages = {chat.messages.begin(), chat.messages.end() - 2};
+  CHECK(again.say("Go on").text.ids == after.text.ids);
 }
 
 TEST_CASE("what takes a while is shown on a terminal, and erased") {

@@ -15,7 +15,7 @@ namespace detail {
 
 template <class... > using void_t = void;
 
-// name<F>::value: whether the expression compiles for F.
+// The library's own. name<F>::value: whether the expression, in which the type is called F, compiles.
 #define KERNELS_DETECT(name, expression)                                              \
   template <class F, class = void>                                                    \
   struct name : std::false_type {};                                                   \
