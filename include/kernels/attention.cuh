@@ -56,14 +56,11 @@ inline Status check_workspace(const Workspace& workspace, size_t needed) {
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_prefill(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                      const S& score, const Attention& options, bool& empty) {
-  check_largest_head<kDim>();
   KERNELS_TRY(
       check_attention(q, kv, out, shape, score, options, std::numeric_limits<int32_t>::max(), empty).in("attention"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("attention"));
   KERNELS_TRY(ex.status());
-  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim
-             ? invalid("attention: a head is larger than attention<...>() says")
-             : Status{};
+  return check_largest_head<kDim>(shape, "attention: a head is larger than attention<...>() says");
 }
 
 }  // namespace detail
@@ -153,13 +150,10 @@ namespace detail {
 template <int kDim, class Q, class Kv, class Out, class S>
 Status check_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                     const S& score, const Attention& options, bool& empty) {
-  check_largest_head<kDim>();
   KERNELS_TRY(check_attention(q, kv, out, shape, score, options, kMostDecodeQueries, empty).in("decode"));
   KERNELS_TRY(check_in_place<Kv>(q, out, shape).in("decode"));
   KERNELS_TRY(ex.status());
-  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim
-             ? invalid("decode: a head is larger than decode<...>() says")
-             : Status{};
+  return check_largest_head<kDim>(shape, "decode: a head is larger than decode<...>() says");
 }
 
 template <int kDim, bool kAnyMode, class Q, class Kv, class Out, class S>

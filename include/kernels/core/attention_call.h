@@ -110,6 +110,13 @@ namespace detail {
 
 constexpr int64_t kMostDecodeQueries = 32;
 
+// kDim: N of attention<N>() and decode<N>(), or 0.
+template <int kDim>
+Status check_largest_head(const AttentionShape& shape, const char* why) {
+  check_largest_head<kDim>();
+  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid(why) : Status{};
+}
+
 KERNELS_DETECT(has_kv_check, std::declval<const F&>().check(kAny, kAny, kAny, kAny))
 KERNELS_DETECT(has_score_check, std::declval<const F&>().check(std::declval<const AttentionShape&>()))
 

@@ -38,7 +38,8 @@ Status attention(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const
     KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
                                                    std::numeric_limits<int32_t>::max(), empty)
                     .in("attention"));
-    KERNELS_TRY(host::check_largest<kDim>(shape).in("attention"));
+    KERNELS_TRY(::kernels::detail::check_largest_head<kDim>(
+        shape, "attention: a head is larger than attention<...>() says"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
     KERNELS_TRY(host::check_lengths(kv, shape).in("attention"));
@@ -70,7 +71,8 @@ Status decode(const Exec& cx, const Q& q, const Kv& kv, const Out& out, const At
     KERNELS_TRY(::kernels::detail::check_attention(q, kv, out, shape, score, options,
                                                    ::kernels::detail::kMostDecodeQueries, empty)
                     .in("decode"));
-    KERNELS_TRY(host::check_largest<kDim>(shape).in("decode"));
+    KERNELS_TRY(
+        ::kernels::detail::check_largest_head<kDim>(shape, "decode: a head is larger than decode<...>() says"));
     KERNELS_TRY(cx.status());
     if (empty) return {};
     KERNELS_TRY(host::check_lengths(kv, shape).in("decode"));

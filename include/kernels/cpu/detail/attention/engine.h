@@ -40,12 +40,6 @@ Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
                                            "out overlaps q, which takes as many kv_heads as heads");
 }
 
-template <int kDim>
-Status check_largest(const AttentionShape& shape) {
-  return kDim > 0 && greater(shape.dim, shape.value_dim()) > kDim ? invalid("a head is larger than <...> says")
-                                                                  : Status{};
-}
-
 template <class Kv>
 Status check_pages(const Kv&, int64_t) {
   return {};
