@@ -85,13 +85,13 @@ bool read_line(std::istream& in, std::string& text) {
   return !text.empty();
 }
 
-Json json_of(const Chat::Answer& answer, uint64_t seed) {
+Json json_of(const Chat::Answer& answer, const Session& session) {
   const Session::Text& text = answer.text;
   const Session::Times& t = answer.times;
   return {{"text", text.written},
           {"ids", Tokenizer::Ids(text.ids.begin() + text.prompt, text.ids.end())},
           {"finish_reason", text.finish},
-          {"seed", seed},
+          {"seed", session.sampling.seed},
           {"prompt_tokens", text.prompt},
           {"kept_tokens", answer.kept},
           {"read_tokens", t.prompt_tokens},
@@ -103,8 +103,7 @@ Json json_of(const Chat::Answer& answer, uint64_t seed) {
 void print_counts(const Chat::Answer& answer, const Session& session) {
   const Session::Times& t = answer.times;
   std::fprintf(stderr, "(%s; %lld tokens kept, %lld read; %lld written, %.1f tokens/s; seed %llu)\n",
-               answer.text.finish,
-               static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
+               answer.text.finish, static_cast<long long>(answer.kept), static_cast<long long>(t.prompt_tokens),
                static_cast<long long>(t.decoded), t.decode_seconds > 0 ? double(t.decoded) / t.decode_seconds : 0,
                static_cast<unsigned long long>(session.sampling.seed));
   const int64_t context = session.model->context();
@@ -142,7 +141,7 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
       std::fputs(more.c_str(), out);
       std::fflush(out);
     });
-    std::fprintf(out, "%s\n", settings.json ? json_of(answer, session.sampling.seed).dump().c_str() : "");
+    std::fprintf(out, "%s\n", settings.json ? json_of(answer, session).dump().c_str() : "");
     std::fflush(out);
     if (!settings.quiet) print_counts(answer, session);
   };

@@ -340,8 +340,8 @@ class Bench {
   double bandwidth_;
 };
 
-// Tokens per second of an earlier run with --json on the same device, for the same model and number of texts: of the
-// prompt of so many tokens and of each context, all of which it must have.
+// Tokens per second of a run with --json, of the prompt of so many tokens and of each context, all of which it must
+// have; and it must be of the same device, model and number of texts as `now`.
 std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_t prompt,
                                         const std::vector<int64_t>& contexts) {
   const auto member = [](const Json& of, const char* name) {
@@ -387,7 +387,8 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
   session.load(texts);
   Bench measure(session, texts);
   Json out = measure.what();
-  const auto speeds = before ? speeds_of(*before, out, prompt, contexts) : std::map<std::string, double>();
+  std::map<std::string, double> old;
+  if (before) old = speeds_of(*before, out, prompt, contexts);
   const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
   if (!settings.json)
     std::printf("%s; memory is read at %.1f GB/s\n", session.device->name().c_str(), number(out, "read_gb_per_s"));
@@ -410,11 +411,13 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
     }
   }
   bool slower = false;
-  for (const auto& [name, speed] : before ? speeds_of(out, out, prompt, contexts) : speeds) {
-    const double ratio = speed / speeds.at(name);
-    slower = slower || ratio < 0.95;
-    out["compared"][name] = ratio;
-    if (!settings.json) std::printf("%s: %.3f of the speed before\n", name.c_str(), ratio);
+  if (before) {
+    for (const auto& [name, speed] : speeds_of(out, out, prompt, contexts)) {
+      const double ratio = speed / old.at(name);
+      slower = slower || ratio < 0.95;
+      out["compared"][name] = ratio;
+      if (!settings.json) std::printf("%s: %.3f of the speed before\n", name.c_str(), ratio);
+    }
   }
   if (settings.json) std::printf("%s\n", out.dump().c_str());
   return slower ? 1 : 0;

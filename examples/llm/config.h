@@ -62,6 +62,6 @@ struct Config {
 Config read_config(const Json& json);
 
 // A token number or a list of them; what is missing or null gives none.
-std::vector<int64_t> token_ids(const Json& json, const char* name, const char* file = "generation_config.json");
+std::vector<int64_t> token_ids(const Json& json, const char* name, const char* file);
 
 }  // namespace llm

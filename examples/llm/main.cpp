@@ -32,7 +32,8 @@ std::vector<std::string> prompts_of(const std::string& prompt, const std::string
     if (!line.empty()) out.push_back(line);
   }
   if (out.empty()) throw Error(file + ": no prompts");
-  if (out.size() > 4096) throw Error(file + ": more than 4096 prompts, " + std::to_string(out.size()));
+  if (int64_t(out.size()) > llm::kMostTexts)
+    throw Error(file + ": more than " + std::to_string(llm::kMostTexts) + " prompts, " + std::to_string(out.size()));
   return out;
 }
 
@@ -104,6 +105,12 @@ void add_sinks(CLI::App& command, Settings& s) {
       ->check(CLI::Range(0, 1 << 30));
 }
 
+void add_texts(CLI::App& command, int64_t& texts) {
+  command.add_option("--texts", texts, "decoded together")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t(1), llm::kMostTexts));
+}
+
 // What the commands are told.
 struct Given {
   Settings settings;
@@ -144,7 +151,7 @@ CLI::App& add_chat(CLI::App& app, Given& g) {
 CLI::App& add_info(CLI::App& app, Given& g) {
   CLI::App& command = *app.add_subcommand("info", "what a model is, and the memory that it will take");
   add_model(command, g.settings);
-  command.add_option("--texts", g.texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
+  add_texts(command, g.texts);
   return command;
 }
 
@@ -174,7 +181,7 @@ CLI::App& add_bench(CLI::App& app, Given& g) {
   command.add_option("--steps", g.steps, "to be measured at each context")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--texts", g.texts, "decoded together")->capture_default_str()->check(CLI::Range(1, 4096));
+  add_texts(command, g.texts);
   command.add_option("--compare", g.before,
                      "a file with what an earlier run printed with --json: prints how many times as fast this one is, "
                      "and ends with 1 if anything is slower by more than 5 %");

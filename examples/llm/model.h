@@ -24,6 +24,7 @@ struct ModelOptions {
   int64_t guesses = 0;    // at most, that a step reads with the last token of a single sequence
 };
 
+constexpr int64_t kMostTexts = 4096;  // that are decoded together
 constexpr int64_t kRing = 64;  // tokens of a text that the host may be behind
 
 // What takes memory, in bytes.

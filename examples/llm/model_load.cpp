@@ -393,8 +393,8 @@ Model::Model(const Config& config, const Weights& files, Device& device, const M
 
 void Model::check_options() {
   const Config& c = config_;
-  if (options_.sequences < 1 || options_.sequences > 4096)
-    throw Error("the number of sequences is not between 1 and 4096");
+  if (options_.sequences < 1 || options_.sequences > kMostTexts)
+    throw Error("the number of sequences is not between 1 and " + std::to_string(kMostTexts));
   if (options_.chunk < 0 || options_.chunk > 1 << 20) throw Error("--chunk is not between 0 and 2^20");
   if (options_.chunk == 0) options_.chunk = device_.chunk();
   if (options_.sinks >= 0) {

@@ -186,7 +186,8 @@ void Tokenizer::read_steps(const Json& json, const std::string& what, bool norma
 
 namespace {
 
-// Characters that never join what is before them: ASCII, and those of texts that have little of it.
+// Characters that never join what is before them: ASCII, Chinese and Japanese ones and their punctuation, Hangul
+// syllables. There are others, which a text can do without.
 bool begins_anew(uint32_t c) {
   return c < 0x80 || (c >= 0x3001 && c <= 0x3029) || (c >= 0x3041 && c <= 0x3096) || (c >= 0x30a1 && c <= 0x30fa) ||
          (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) || (c >= 0xac00 && c <= 0xd7a3);
