@@ -101,9 +101,9 @@ TEST_CASE("status: layernorm and what is fused into it") {
   wrong([](Arguments& a) { a.x = nullptr; }, "load: the pointer");
   wrong([](Arguments& a) { a.added = nullptr; }, "load: the pointer");
   wrong([](Arguments& a) { a.keep = nullptr; }, "load: the pointer");
-  wrong([](Arguments& a) { a.bias = nullptr; }, "row");
-  wrong([](Arguments& a) { a.gamma = nullptr; }, "row");
-  wrong([](Arguments& a) { a.beta = nullptr; }, "row");
+  wrong([](Arguments& a) { a.bias = nullptr; }, "the pointer to a vector");
+  wrong([](Arguments& a) { a.gamma = nullptr; }, "the pointer to a vector");
+  wrong([](Arguments& a) { a.beta = nullptr; }, "the pointer to a vector");
   wrong([](Arguments& a) { a.each = nullptr; }, "per_row");
   wrong([](Arguments& a) { a.res = nullptr; }, "tee");
   wrong([](Arguments& a) { a.y = nullptr; }, "store: the pointer");

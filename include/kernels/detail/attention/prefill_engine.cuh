@@ -187,13 +187,15 @@ template <bool kSplits, class Q, class Kv, class Out, class S>
 PrefillProblem<Q, Kv, Out, S, kSplits> prefill_problem(const Q& q, const Kv& kv, const Out& out,
                                                        const AttentionShape& shape, const S& score,
                                                        const Attention& options) {
+  const float scale = options.scale_for(shape.dim);
   return {q,
           kv,
           out,
           score,
           shape,
           options,
-          options.scale_for(shape.dim),
+          scale,
+          scale > kSmallScale ? scale * kLog2e : kLog2e,
           max_pack_of(q) >= wide_pack<Q>,
           key_pack(kv) >= wide_pack<typename KeyRun<Kv>::Codes>,
           value_pack(kv) >= wide_pack<typename ValueRun<Kv>::Codes>,

@@ -12,7 +12,7 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEig
   using Parts = HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEight_>;
   using Params = typename Parts::Params;
   using Shared = typename Parts::Shared;
-  using Parts::kStages, Parts::kQueryStages, Parts::kProducers, Parts::kGroups, Parts::kAligned;
+  using Parts::kStages, Parts::kItems, Parts::kQueryStages, Parts::kProducers, Parts::kGroups, Parts::kAligned;
   using Parts::kTilesAt;
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -34,9 +34,11 @@ struct HopperPrefillBody : HopperPrefillParts<P, kDim_, kKeys_, kGroups_, kInEig
         for (int i = 0; i < (Parts::kInEight ? kStages : 0); ++i)
           arch::mbarrier_init(&shared.copied_full[i], producers);
         KERNELS_UNROLL
-        for (int i = 0; i < kQueryStages; ++i)
+        for (int i = 0; i < kItems; ++i)
           arch::mbarrier_init(&shared.item_full[i], 2 * producers),
               arch::mbarrier_init(&shared.item_empty[i], 128 * (kGroups + kProducers - 1));
+        KERNELS_UNROLL
+        for (int i = 0; i < kQueryStages; ++i) arch::mbarrier_init(&shared.queries_empty[i], 4 * kGroups);
         arch::mbarrier_init_fence();
       }
       __syncthreads();

@@ -8,14 +8,13 @@
 //                    registers, and from there the product with the values by wgmma
 //
 //   shared memory:   | queries of a tile, of the next | K0 | V0 | K1 | V1 | ...
-//                    results go out by way of the queries' place
 //
 //   tensor cores:    | K1 ... | V0 ... | K2 ... | V1 ... |      of one group; the other's products fill the gaps
 //   softmax:                  |   1    |        |   2    |
 //
-// A thread block takes some tiles of queries, one behind the other: while the results of one go out, the first keys and
-// values of the next come in, and its queries where there is room for them. What is done with logits is that of
-// prefill_softmax.cuh, which rows a block has and which keys these see that of prefill_rows.cuh.
+// A thread block takes some tiles of queries, one behind the other: while the last weights and results of one are made,
+// the first keys and values of the next come in, and its queries, or earlier where there is room for both. What is done
+// with logits is that of prefill_softmax.cuh, which rows a block has and which keys these see that of prefill_rows.cuh.
 #pragma once
 
 #include "../../arch/sm90.cuh"
@@ -27,13 +26,13 @@ KERNELS_BEGIN
 namespace detail {
 
 // Tiles of queries on their way through a block, one behind the other, and the stages of a tile of keys: what the
-// kernels for sm_90a have in common. kRows: of a tile of queries; kQueryStages: how many of these are in shared memory;
-// kCopies: whether keys and values are copied as they are; kPairs: whether the blocks of a cluster may have a tile of
-// queries together.
-template <class P, int kRows_, int kKeys_, int kStages_, int kQueryStages_, bool kCopies, bool kPairs_ = false>
+// kernels for sm_90a have in common. kRows: of a tile of queries; kItems: how many of these a block knows; kCopies:
+// whether keys and values are copied as they are; kPairs: whether the blocks of a cluster may have a tile of queries
+// together.
+template <class P, int kRows_, int kKeys_, int kStages_, int kItems_, bool kCopies, bool kPairs_ = false>
 struct HopperItems {
   using Problem = P;
-  static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kQueryStages = kQueryStages_;
+  static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kItems = kItems_;
   static constexpr bool kPairs = kPairs_, kWarpgroups = true;
   static constexpr int kResultPack = 8, kOnEach = 1, kAligned = 1024;
   static constexpr int kWalking = 32;         // blocks for each multiprocessor, where sequences differ
@@ -103,28 +102,33 @@ struct HopperItems {
 
   template <class Shared>
   static __device__ __forceinline__ const Item& wait_for_item(Shared& shared, int number) {
-    arch::mbarrier_wait_in_block(&shared.item_full[number % kQueryStages], number / kQueryStages % 2);
-    return shared.items[number % kQueryStages];
+    arch::mbarrier_wait_in_block(&shared.item_full[number % kItems], number / kItems % 2);
+    return shared.items[number % kItems];
   }
+  // By the producer: queries have a place wherever an item has one.
+  template <class Shared>
+  static __device__ __forceinline__ void wait_for_room(Shared&, int) {}
 };
 
-// What 227 KB have room for. Where there is none for the next queries, these wait until results are out.
+// What 227 KB have room for. Where there is none for the next queries, these come when there are the last logits.
 template <int kDim, bool kInEight>
 constexpr int hopper_stages = kDim == 64 || kInEight ? 3 : 2;
 template <int kDim, bool kDecodes>
 constexpr int hopper_query_stages = kDim == 256 || kDecodes ? 1 : 2;
+template <bool kDecodes>
+constexpr int hopper_items = kDecodes ? 1 : 2;  // beside codes and their scales there is room for one
 
 // What producers and consumers share. Takes heads of up to kDim columns, and values of as many or fewer. There are
 // products for all columns and, in the same kernel, for fewer; those of queries and keys that are not there are zeros.
 // kInEight_: queries, keys and values are float8_e4m3, and so are weights.
 template <class P, int kDim_, int kKeys_, int kGroups_, bool kInEight_>
 struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                                        hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>,
+                                        hopper_items<decodes_kv<typename P::Kv> && !kInEight_>,
                                         !decodes_kv<typename P::Kv> || kInEight_> {
   using Items = HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<kDim_, kInEight_>,
-                            hopper_query_stages<kDim_, decodes_kv<typename P::Kv> && !kInEight_>,
+                            hopper_items<decodes_kv<typename P::Kv> && !kInEight_>,
                             !decodes_kv<typename P::Kv> || kInEight_>;
-  using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
+  using Items::kRows, Items::kKeys, Items::kStages, Items::kItems, Items::kAligned;
   using typename Items::Item;
   static constexpr int kGroups = kGroups_;
   static constexpr bool kInEight = kInEight_;
@@ -135,9 +139,12 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   using Key = KeyRun<Kv>;
   using Value = ValueRun<Kv>;
   static constexpr bool kDecodes = decodes_kv<Kv> && !kInEight;
-  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns keep out of each other's
-  // way.
-  static constexpr bool kTurns = kDim == 64 || kInEight;
+  static constexpr int kQueryStages = hopper_query_stages<kDim, kDecodes>;
+  // With 64 columns, or 8 bits, exponentials take as long as products: groups that take turns at products keep out of
+  // each other's way. With 256 columns a group that leaves out the last tile of keys would be a tile ahead of the other
+  // from then on, and with two stages both would wait for keys: H200, causal, 8 heads, 4,096 keys take 428 us, without
+  // turns 472, and 434 where groups begin each tile of queries together. With 128 columns turns gain nothing.
+  static constexpr bool kExponentialsBound = kDim == 64 || kInEight, kTurns = kExponentialsBound || kDim == 256;
   static constexpr int kFewer = kDim == 64 || kInEight ? kDim : kDim / 4 * 3, kFewerCols = kCols == 64 || kInEight
                                                                                                ? kCols
                                                                                            : kCols == 128 ? 96
@@ -161,17 +168,18 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   struct Shared {
     float scales[kScales > 0 ? kScales : 1];
     uint64_t keys_full[kStages], values_full[kStages], keys_empty[kStages], values_empty[kStages],
-        item_full[kQueryStages], item_empty[kQueryStages];
+        item_full[kItems], item_empty[kItems], queries_empty[kQueryStages];
     uint64_t copied_full[kInEight ? kStages : 1];  // of values before they are turned
-    Item items[kQueryStages];
+    Item items[kItems];
   };
-  static constexpr int kQueryBytes = 64 * kDim * 2 /* results need so many as well */,
+  static constexpr int kQueryBytes = Queries::kRuns * Queries::kRunBytes,
                        kStageBytes = Keys::kBytes + (kInEight ? kCols * 128 : Values::kBytes);
   static constexpr int kTilesAt =
       (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;  // behind what threads share
   // Behind the stages: codes of keys and values, or as many tiles of values before they are turned.
   static constexpr int kSharedBytes = kTilesAt + kQueryStages * kGroups * kQueryBytes + kStages * kStageBytes +
                                       (kInEight ? kStages * Values::kBytes : Keys::kCodeBytes + Values::kCodeBytes);
+  static_assert(kSharedBytes <= 227 * 1024, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
   // out evenly: there are many, and of a head either few or a multiple of 8. With other numbers causal calls meet long
@@ -183,7 +191,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // to have as many keys; the rest of the costs is in tiles of keys.
   static void share_out(PrefillGrid& grid) {
     const unsigned of_head = grid.tiles.divisor;
-    if (!kTurns || of_head > 8) {
+    if (!kExponentialsBound || of_head > 8) {
       const bool even = of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
       if (even && grid.tiles_in_all >= 7 * int64_t(grid.at_once)) grid.stay();
       return;
@@ -198,6 +206,10 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
     }
   }
 
+  // By the producer, for the queries of a tile: they may have fewer places than items.
+  static __device__ __forceinline__ void wait_for_room(Shared& shared, int number) {
+    arch::mbarrier_wait_in_block(&shared.queries_empty[number % kQueryStages], number / kQueryStages % 2 ^ 1);
+  }
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int item, int group) {
     return memory + (item % kQueryStages * kGroups + group) * kQueryBytes;
   }

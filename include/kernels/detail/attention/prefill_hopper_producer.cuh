@@ -11,16 +11,16 @@ namespace detail {
 template <class Parts>
 struct HopperItemProducer : Parts {
   using Item = typename Parts::Item;
-  using Parts::kRows, Parts::kGroups, Parts::kQueryStages, Parts::kProducerBarrier;
+  using Parts::kRows, Parts::kGroups, Parts::kItems, Parts::kProducerBarrier;
 
   // By the producer, for tile `wanted` of all; false if there is none. Its queries are there when item_full says so.
   template <class Params, class Shared>
   static __device__ __forceinline__ bool bring_item(const Params& params, Shared& shared, unsigned char* memory,
                                                     int number, unsigned wanted, PrefillRows& rows, SeenKeys& all) {
     const auto& p = params.problem;
-    Item& item = shared.items[number % kQueryStages];
-    uint64_t* const full = &shared.item_full[number % kQueryStages];
-    arch::mbarrier_wait_in_block(&shared.item_empty[number % kQueryStages], number / kQueryStages % 2 ^ 1);
+    Item& item = shared.items[number % kItems];
+    uint64_t* const full = &shared.item_full[number % kItems];
+    arch::mbarrier_wait_in_block(&shared.item_empty[number % kItems], number / kItems % 2 ^ 1);
     if (PrefillGrid::even(p)) {
       rows = params.grid.even_rows(p, kRows, wanted);
       if (threadIdx.x == 0) item.rows = rows;
@@ -35,6 +35,7 @@ struct HopperItemProducer : Parts {
     }
     if constexpr (Parts::kPairs) Parts::take_half(rows);
     if constexpr (Parts::kCopiesQueries) {
+      Parts::wait_for_room(shared, number);
 #pragma unroll 1
       for (int i = 0; i < kGroups; ++i)
         bring_queries<typename Parts::TK, 64, typename Parts::Queries>(
@@ -65,7 +66,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
   using Parts::each_item, Parts::stages_of, Parts::codes_of, Parts::scales_of, Parts::wait_for_item;
-  using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kQueryStages;
+  using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kItems;
   using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
   using HopperItemProducer<Parts>::bring_item;
@@ -252,7 +253,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
       decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes,
                            codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared), shared.values_full,
                            shared.values_empty, values_to);
-      arch::mbarrier_arrive(&shared.item_empty[number % kQueryStages]);
+      arch::mbarrier_arrive(&shared.item_empty[number % kItems]);
       return true;
     });
   }

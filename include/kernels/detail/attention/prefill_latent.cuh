@@ -14,7 +14,7 @@
 // Outputs of 64 rows take the registers of two warpgroups. Each goes on with the largest logits that the other has
 // found, so that tiles are added up in their order, and gets the weights of the other's tiles through shared memory.
 // While the second half of a pair of tiles is multiplied with its weights, the keys of the next pair's first half come
-// in. The last 64 columns of queries lie in registers. Results go out by way of the other queries' place.
+// in. The last 64 columns of queries lie in registers.
 //
 // In decode() the two blocks of a cluster may have a tile of queries together, each half of its keys:
 //
@@ -50,7 +50,7 @@ KERNELS_HD int64_t value_column(const KvCache<K, V, Where>& kv) {
 template <class P>
 struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   using Items = HopperItems<P, 64, 64, 2, 1, true, P::kSplits>;
-  using Items::kRows, Items::kKeys, Items::kStages, Items::kQueryStages, Items::kAligned;
+  using Items::kRows, Items::kKeys, Items::kStages, Items::kItems, Items::kAligned;
   using typename Items::Item;
   using Kv = typename P::Kv;
   using TK = key_meeting_type<typename P::Q, Kv>;
@@ -71,9 +71,9 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
     float largest[kStages][kRows], sums[2][kRows];  // of a tile's logits, times log2(e); of the consumers' exponentials
     uint64_t states[kRows];                         // of the other block's rows
     uint64_t keys_full[kStages][2], keys_empty[kStages][2], weights_full[kStages], queries_full, sums_full,
-        item_full[kQueryStages], item_empty[kQueryStages];
+        item_full[kItems], item_empty[kItems];
     uint64_t states_full, outputs_full, other_done;  // of what the other block of a pair does
-    Item items[kQueryStages];
+    Item items[kItems];
   };
   static constexpr int kTilesAt = (int(sizeof(Shared)) + kAligned - 1) / kAligned * kAligned;
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
@@ -427,13 +427,10 @@ struct LatentConsumer : Parts {
       else
         send_outputs(shared, outputs, memory + Parts::kQueryBytes, number);
     }
-    // By way of half of the queries' place.
-    if (mine)
-      ResultRows<kCols, kCols / 4, Parts::Queries::kRunBytes, P>(p, rows, Work::first_row(), kGroup * kCols)
-          .put(p, rows, outputs, inverse, memory + kGroup * 2 * Parts::Queries::kRunBytes);
+    if (mine) ResultRows<kCols, P>(p, rows, Work::first_row(), kGroup * kCols).put(p, rows, outputs, inverse);
   }
 
-  // What outputs are to be multiplied with. All consumers have read the queries then.
+  // What outputs are to be multiplied with.
   static __device__ __forceinline__ void find_inverses(const P& p, Shared& shared, const PrefillRows& rows,
                                                        const Work& work, int number, float (&inverse)[2]) {
     const bool paired = Parts::paired(), writes = threadIdx.x % 4 == 0;

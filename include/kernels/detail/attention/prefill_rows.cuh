@@ -31,7 +31,7 @@ struct PrefillProblem {
   S score;
   AttentionShape shape;
   Attention options;
-  float scale;
+  float scale, factor;  // of products, and of what goes into powers of 2: products, or logits where scale is tiny
   bool wide_queries, wide_keys, wide_values;  // whether packs may be read
   int out_pack;
   std::conditional_t<kSplits, PrefillParts, Nothing> parts;
