@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""PyTorch's attention kernels, FlashAttention-2 and cuDNN's, and what is installed of flash-attn and FlashInfer, on the shapes of prefill.cu
-and decode.cu and in the same way: random numbers, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
+"""Attention of this library, in turns with PyTorch's kernels, FlashAttention-2 and cuDNN's, and with what is installed of flash-attn and
+FlashInfer, on the shapes of prefill.cu and decode.cu: random numbers, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
-    bench/attention_peers.py --out attention_peers.json [--quick]
+    bench/attention_peers.py --library build/bench/bench/libattention_calls.so --out attention_peers.json [--quick]
 
 Exit status 77: PyTorch or the GPU is missing.
 """
+import ctypes
 import sys
 
 try:
@@ -14,10 +15,41 @@ try:
 except ImportError as error:
     print(f"attention_peers.py: {error.name} is not installed", file=sys.stderr)
     sys.exit(77)
-from torch_timing import arguments, found, row_of, save, time_us
+from torch_timing import Graph, arguments, found, in_turns, row_of, save
 
 TOKENS = 16384
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+class OwnCalls:
+    """Those of support/attention_calls.cu."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(path)
+        for name in ("kernels_attention", "kernels_decode"):
+            getattr(self.library, name).restype = ctypes.c_char_p
+        self.library.kernels_decode_bytes.restype = ctypes.c_int64
+
+    def __call__(self, queries, keys, values, causal):
+        batch, count, heads, dim = queries[0].shape
+        length, kv_heads = keys[0].shape[1:3]
+        outs = [torch.empty_like(q) for q in queries]
+        if count == 1:
+            sizes = (batch, length, heads, kv_heads)
+            room = torch.empty(self.library.kernels_decode_bytes(*map(ctypes.c_int64, (batch, heads, kv_heads))), dtype=torch.uint8, device="cuda")
+            function, memory, last = self.library.kernels_decode, [room], int(queries[0].dtype == torch.float16)
+        else:
+            sizes, function, memory, last = (batch, length, heads, kv_heads, dim), self.library.kernels_attention, [], int(causal)
+
+        def call(i):
+            pointers = [queries[i], keys[i], values[i], outs[i], *memory]
+            wrong = function(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), *(ctypes.c_void_p(x.data_ptr()) for x in pointers),
+                             *(ctypes.c_int64(x.numel()) for x in memory), *map(ctypes.c_int64, sizes), ctypes.c_int(last))
+            if wrong:
+                raise RuntimeError(wrong.decode())
+            return outs[i]
+
+        return call
 
 
 def of_pytorch(who, queries, keys, values, causal):
@@ -52,9 +84,11 @@ def of_flashinfer(module, queries, keys, values, causal):
     return lambda i: wrapper.run(*(tensors[i] for tensors in flat))
 
 
-def peers():
-    """{who: a function that makes a call of a set of buffers}, of those that are installed."""
+def people(library):
+    """{who: a function that makes a call of a set of buffers}, of those that are there."""
     made = {who: lambda *given, who=who: of_pytorch(who, *given) for who in WHO}
+    if library:
+        made["kernels"] = OwnCalls(library)
     # FlashAttention-3 is a package of its own with the same calls, for this GPU where both are there.
     flash = found("flash_attn")
     if flash:
@@ -69,8 +103,8 @@ def peers():
     return made
 
 
-def timed(who, make, queries, keys, values, causal, calls):
-    """Microseconds of a call; what it gives must be what PyTorch's own formula gives, for the first sequence and head."""
+def prepared(who, make, queries, keys, values, causal, calls):
+    """The calls as a graph; what they give must be what PyTorch's own formula gives, for the first sequence and head."""
     with sdpa_kernel(WHO[who] if who in WHO else SDPBackend.MATH):
         call = make(queries, keys, values, causal)
         if who not in WHO:
@@ -83,39 +117,60 @@ def timed(who, make, queries, keys, values, causal, calls):
             expected = torch.softmax(logits, -1) @ v
             if not (got - expected).abs().max() <= 0.02 * expected.abs().max():
                 raise RuntimeError("its result is wrong")
-        return time_us([lambda i=i: call(i) for i in range(len(queries))], calls, replays=9)
+        return Graph([lambda i=i: call(i) for i in range(len(queries))], calls)
 
 
-def measure(dim, heads, kv_heads, length, causal, who, make):
+def timed(made, queries, keys, values, causal, calls):
+    """{who: figures, or why there are none}."""
+    graphs, figures = {}, {}
+    for who, make in made.items():
+        try:
+            graphs[who] = prepared(who, make, queries, keys, values, causal, calls)
+        except Exception as error:
+            torch.cuda.synchronize()
+            figures[who] = error.with_traceback(None)  # which would keep all tensors
+    return {**figures, **in_turns(graphs, 9)}
+
+
+def measure(dim, heads, kv_heads, length, causal, made):
     def random(count):
         return torch.randn(TOKENS // length, length, count, dim, device="cuda", dtype=torch.bfloat16)
 
     operations = 4.0 * TOKENS * length * heads * dim * (0.5 if causal else 1)
     sets = [(random(heads), random(kv_heads), random(kv_heads)) for _ in range(3)]
-    us = timed(who, make, *map(list, zip(*sets)), causal, 3 if operations > 1e12 else 9)
-    return us, operations / us * 1e-6
+    figures = timed(made, *map(list, zip(*sets)), causal, 3 if operations > 1e12 else 9)
+    for of_one in figures.values():
+        if isinstance(of_one, dict):
+            of_one["TFLOP/s"] = operations / of_one["real_time"] * 1e-6
+    return figures
 
 
-def measure_decode(dtype, batch, length, heads, kv_heads, who, make):
+def measure_decode(dtype, batch, length, heads, kv_heads, made):
     def random(*shape):
         return torch.randn(*shape, 128, device="cuda", dtype=dtype)
 
     count = max(1, -(-(240 << 20) // (4 * 128 * batch * length * kv_heads)))  # sets of keys and values, beyond the L2 cache in all
     keys, values = ([random(batch, length, kv_heads) for _ in range(count)] for _ in range(2))
-    return timed(who, make, [random(batch, 1, heads)] * count, keys, values, False, 8)
+    return timed(made, [random(batch, 1, heads)] * count, keys, values, False, 8)
 
 
 def main():
-    options = arguments(__doc__, "a few lengths only")
-    rows, made = [], peers()
+    options = arguments(__doc__, "a few lengths only", library=True)
+    rows, made = [], people(options.library)
 
-    def add(name, who, measured):
-        rows.append(row_of(f"{name}/{who}", measured))
+    def add(name, measured, own="kernels"):
+        def of_one(found):
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        try:
+            figures = measured()
+        except Exception as error:
+            figures = dict.fromkeys(made, error.with_traceback(None))
+        for who, found in figures.items():
+            rows.append(row_of(f"{name}/{own if who == 'kernels' else who}", lambda: of_one(found)))
         save(options.out, rows, cudnn=torch.backends.cudnn.version())
-
-    def attention(*shape):
-        us, rate = measure(*shape)
-        return {"real_time": us, "TFLOP/s": rate}
 
     lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]
     batches = [(1, 1024), (1, 4096), (1, 16384), (1, 65536), (1, 131072), (8, 4096), (16, 4096), (32, 4096), (16, 8192), (64, 4096), (128, 2048)]
@@ -127,14 +182,12 @@ def main():
             grouped = f"{heads}" if heads == kv_heads else f"{heads}/{kv_heads}"
             for causal in (False, True):
                 for length in lengths:
-                    for who, make in made.items():
-                        add(f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}", who,
-                            lambda: attention(dim, heads, kv_heads, length, causal, who, make))
+                    add(f"attention/bf16/d{dim}x{grouped}x{length}/{'causal' if causal else 'full'}",
+                        lambda: measure(dim, heads, kv_heads, length, causal, made))
         for dtype, name, kv_heads in kinds[:1] if options.quick else kinds:
             for batch, length in batches[1:5:3] if options.quick else batches:
-                for who, make in made.items():
-                    add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense", who,
-                        lambda: {"real_time": measure_decode(dtype, batch, length, 32, kv_heads, who, make)})
+                add(f"decode/{name}/{batch}x{length},32/{kv_heads},dense",
+                    lambda: measure_decode(dtype, batch, length, 32, kv_heads, made), "precise")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
 //       keys as the prompts: together and split, one call of attention() without and with a workspace; prompts,
 //       singles, by attention() and decode(): the parts
 // bf16-soft_cap and bf16-own_soft_cap: with that score, which a user wrote in the second.
-// bench/attention_peers.py times PyTorch's kernels on the same shapes.
+// bench/attention_peers.py times bf16 in turns with PyTorch's kernels.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"

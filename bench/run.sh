@@ -59,12 +59,13 @@ targets=(bench_ceilings)
 for name in "${names[@]}"; do
   if [[ $name != *peers && (${#wanted[@]} -eq 0 || " ${wanted[*]} " == *" $name "*) ]]; then targets+=("bench_$name"); fi
 done
+if [[ ${#wanted[@]} -eq 0 || " ${wanted[*]} " == *" attention_peers "* ]]; then targets+=(attention_calls); fi
 cudnn=$("$python" -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])' 2> /dev/null || true)
 say "$gpu; building for sm_$arch"
 options=(-DCMAKE_CUDA_ARCHITECTURES="$arch-real" -DKERNELS_BUILD_BENCH=ON -DKERNELS_BUILD_TESTS=OFF -DKERNELS_BUILD_EXAMPLES=OFF)
 if [[ -n $cudnn ]]; then options+=("-DCUDNN_ROOT=$cudnn"); fi
 configure "$build" "${options[@]}" &> "$build/configure.log" || { tail -n 40 "$build/configure.log" >&2; die "configuring failed"; }
-rm -f "${targets[@]/#/$build/bench/}"  # what is there afterwards is new
+rm -f "${targets[@]/#/$build/bench/}" "$build/bench/libattention_calls.so"  # what is there afterwards is new
 build_all_that_can_be "$build" --target "${targets[@]}" &> "$build/build.log" || tail -n 40 "$build/build.log" >&2
 # A run goes on only with the sources that it began with.
 version=$({ git rev-parse HEAD && git diff HEAD; } 2> /dev/null | cksum || true)

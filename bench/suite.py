@@ -31,7 +31,7 @@ PROGRAMS = {
     "decode": (8, 32, r"^decode/fp16/.*x(4096|131072),32/8,dense"), "prefill": (8, 30, r"bf16/d128x16x(512|2048|8192)/"), "step": (4, 12, r"/(1x120|8x1000|512x0)/(read|kernels)"),
     "sampling": (5, 12, r"fp32/\d+x128256/"),
     "router": (4, 8, r"/(1|1024)x"), "norm_heads": (4, 6, r"/(1|1024)x"), "host_cost": (5, 8, ""),
-    "peers": (40, 220, None), "attention_peers": (25, 120, None), "sampling_peers": (15, 40, None)}
+    "peers": (40, 220, None), "attention_peers": (20, 90, None), "sampling_peers": (15, 40, None)}
 SCRIPTS = [name for name, (*_, cases) in PROGRAMS.items() if cases is None]
 PACKAGES = {"torch": "PyTorch", "triton": "Triton", "flashinfer": "FlashInfer", "flash_attn": "flash-attn", "liger_kernel": "Liger", "quack": "quack"}
 BUDGET = {True: 175, False: 1180}  # seconds of measuring, quick and full: what is not done then is left out and said
@@ -294,6 +294,12 @@ class Suite:
     def script(self, name):
         out, log = os.path.join(self.given.build, f"{name}.json"), os.path.join(self.given.build, f"{name}.log")
         command = [sys.executable, os.path.join(HERE, name + ".py"), "--out", out] + (["--quick"] if self.given.quick else [])
+        library = os.path.join(self.given.build, "bench", "libattention_calls.so")
+        if name == "attention_peers":
+            if os.path.exists(library):
+                command += ["--library", library]
+            else:
+                self.failed.append(f"attention_calls, which does not build ({os.path.join(self.given.build, 'build.log')}): peers are not measured in turns with it")
         if name == "peers":
             command += ["--budget", str(round(min(0.8 * self.expected(name), max(1, self.given.budget - self.spent()))))]
         for path in (out, log):

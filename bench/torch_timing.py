@@ -52,13 +52,15 @@ _clock = None
 _last = {}  # spread, sm_mhz and dropped of what time_us() timed last
 
 
-def arguments(doc, quick, budget=None):
+def arguments(doc, quick, budget=None, library=False):
     """Those of the command line. Without a GPU the script ends with 77."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="the JSON file to write")
     parser.add_argument("--quick", action="store_true", help=quick)
     if budget is not None:
         parser.add_argument("--budget", type=float, default=budget, help="seconds after which nothing more is compiled")
+    if library:
+        parser.add_argument("--library", help="a shared library of this one's own calls, which are timed beside the others")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"{os.path.basename(sys.argv[0])}: PyTorch finds no GPU", file=sys.stderr)
@@ -88,40 +90,59 @@ def save(path, rows, **context):
     os.replace(path + ".new", path)
 
 
-def time_us(calls, at_least, replays=15):
-    """Median microseconds of a call: the calls, one for each set of buffers, as a graph that is replayed. Replays whose clock was held back
-    do not count."""
+class Graph:
+    """Calls, one for each set of buffers and at least so many in all, as a graph that is replayed."""
+
+    def __init__(self, calls, at_least):
+        self.results = [None] * len(calls)  # kept, so that every set has its own output
+        rounds = math.ceil(at_least / len(calls))
+        self.calls, self.graph = rounds * len(calls), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                calls[0]()
+            torch.cuda.synchronize()
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            for _ in range(rounds):
+                for i, call in enumerate(calls):
+                    self.results[i] = call()
+            self.graph.capture_end()
+        torch.cuda.synchronize()
+
+
+def in_turns(graphs, replays=15):
+    """{who: a graph} -> {who: its figures}, of which real_time is the median of a call in microseconds. One replay of each follows the other,
+    so that no one has a cooler GPU, or a higher clock, than another. Replays whose clock was held back do not count."""
     global _clock
     if _clock is None:
         _clock = Clock()
+    order = list(graphs) * (replays + 2)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(order) + 1)]
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    results = [None] * len(calls)  # kept, so that every set has its own output
-    rounds = math.ceil(at_least / len(calls))
-    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        for _ in range(2):
-            calls[0]()
-        torch.cuda.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        for _ in range(rounds):
-            for i, call in enumerate(calls):
-                results[i] = call()
-        graph.capture_end()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 3)]
         events[0].record()
-        for event in events[1:]:
-            graph.replay()
+        for who, event in zip(order, events[1:]):
+            graphs[who].graph.replay()
             event.record()
         clocks = []
-        for event in events[2:-1]:  # while the next replay runs
+        for event in events[:-1]:  # as a replay begins
             event.synchronize()
             clocks.append(_clock.mhz())
         torch.cuda.synchronize()
-    least = HELD_BACK * statistics.median(clocks)
-    times = [a.elapsed_time(b) * 1e3 / (rounds * len(calls)) for a, b, mhz in zip(events[2:], events[3:], clocks) if mhz >= least]
-    middle = statistics.median(times)
-    _last.update(spread=statistics.median(abs(t - middle) for t in times) / middle)
-    if least:
-        _last.update(sm_mhz=statistics.median(clocks), dropped=len(clocks) - len(times))
-    return middle
+    figures = {}
+    for who, graph in graphs.items():
+        mine = [i for i in range(2 * len(graphs), len(order)) if order[i] == who]
+        clock = statistics.median(clocks[i] for i in mine)
+        times = [events[i].elapsed_time(events[i + 1]) * 1e3 / graph.calls for i in mine if clocks[i] >= HELD_BACK * clock]
+        middle = statistics.median(times)
+        figures[who] = {"real_time": middle, "spread": statistics.median(abs(t - middle) for t in times) / middle}
+        if clock:
+            figures[who].update(sm_mhz=clock, dropped=len(mine) - len(times))
+    return figures
+
+
+def time_us(calls, at_least, replays=15):
+    """Median microseconds of a call, of a graph alone."""
+    _last.update(in_turns({"": Graph(calls, at_least)}, replays)[""])
+    return _last.pop("real_time")

@@ -22,7 +22,7 @@ SAMPLING = {"torch": "top_k_top_p", "flashinfer": "top_k_top_p", "torch_plain": 
 FILES = {"ceilings": "ceilings of the machine", "softmax": "softmax", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm",
          "elementwise": "elementwise operations", "peers": "PyTorch, torch.compile, Triton and others on rows",
          "elementwise_peers": "PyTorch, torch.compile and Triton, elementwise", "matmul": "products",
-         "prefill": "attention of many queries", "step": "layers of a model", "decode": "decoding", "attention_peers": "peers of attention", "sampling": "sampling",
+         "decode": "decoding", "attention_peers": "attention in turns with its peers", "prefill": "attention of many queries", "step": "layers of a model", "sampling": "sampling",
          "sampling_peers": "peers of sampling", "router": "routing", "norm_heads": "norms of heads", "host_cost": "time of the host",
          "reference": "peers measured in another run", "llm": "examples/llm on the GPU", "llm_cpu": "examples/llm on the CPU",
          "llm_peers": "transformers with torch.compile"}
@@ -51,10 +51,13 @@ class Results:
                 continue
             for row in data["benchmarks"]:
                 self.add(name, row)
-        # The first file that has a case counts; the others repeat it on another day.
-        self.cases = {}
+        # The first file that has a case counts; the others repeat it on another day, or not in turns with peers.
+        self.cases, self.in_file = {}, {}
         for row in self.rows:
-            self.cases.setdefault((row.op, row.case), {}).setdefault(row.who, row)
+            people = self.cases.setdefault((row.op, row.case), {})
+            if row.who not in people or people[row.who].us is None:
+                people[row.who] = row
+            self.in_file[row.file, row.op, row.case, row.who] = row
 
     def add(self, file, row):
         op, _, rest = row["name"].partition("/iterations:")[0].partition("/")
@@ -103,7 +106,9 @@ def comparisons(results):
         for who, row in people.items():
             if who not in PEERS or row.us is None:
                 continue
-            ours = people.get(SAMPLING.get(who, "") if op == "sampling" else OURS.get(op, "kernels"))
+            own = SAMPLING.get(who, "") if op == "sampling" else OURS.get(op, "kernels")
+            beside = results.in_file.get((row.file, op, case, own))
+            ours = beside if beside is not None and beside.us else people.get(own)
             if ours is not None and ours.us:
                 pairs.append(Pair(row.us / ours.us, op, case, who, ours, row, other_run(results, ours.file, row.file)))
     return sorted(pairs)

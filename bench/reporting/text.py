@@ -263,7 +263,7 @@ def report_matmul(cases, context):
 def report_attention(directory):
     """What bench/decode.cu, bench/prefill.cu and bench/attention_peers.py measured: {case: {who: row}} for each op."""
     ops = {"decode": {}, "attention": {}}
-    for name in ("decode", "prefill", "attention_peers"):
+    for name in ("decode", "attention_peers", "prefill"):
         path = os.path.join(directory, name + ".json")
         if not os.path.exists(path):
             continue
@@ -273,7 +273,11 @@ def report_attention(directory):
         print(f"\n{name}.json: " + "; ".join(f"{fact} {data['context'][fact]}" for fact in facts if fact in data["context"]))
         for row in data["benchmarks"]:
             case, _, who = row["name"].partition("/iterations:")[0].partition("/")[2].rpartition("/")
-            ops[row["name"].partition("/")[0]].setdefault(case, {})[who] = row
+            people = ops[row["name"].partition("/")[0]].setdefault(case, {})
+            if time_of(people.get(who)) is None:
+                people[who] = row
+            if name == "attention_peers" and who == "precise":
+                people["in turns"] = row
     peers = [who for who in ("flash_attention_2", "cudnn", "flash_attn", "flashinfer") if any(who in rows for cases in ops.values() for rows in cases.values())]
 
     def peer(row, ours, figure):
@@ -282,18 +286,19 @@ def report_attention(directory):
 
     if ops["decode"]:
         print("\ndecode: microseconds. In brackets: for the modes of decode() the share of a plain read of keys and values, and in units"
-              "\nof 1e-4 the error; for peers their time over that of the precise mode; < they are faster.")
+              "\nof 1e-4 the error; for peers their time over that of the precise mode in turns with them, where that was measured;"
+              "\n< they are faster.")
         modes = ("precise", "tensor", "plain", "parts16")
         lines = [["", "type", "sequences x keys, heads", "read", *modes] + peers]
         for case, rows in ops["decode"].items():
             dtype, _, shape = case.partition("/")
             read, ours = time_of(rows.get("read")), time_of(rows.get("precise"))
-            if not ours:
+            if not ours or not read:
                 continue
             mode = lambda row: "-" if time_of(row) is None else (
                 f"{time_of(row):.1f} ({read / time_of(row):.3f}" + (f", {1e4 * row['error']:.2f}" if "error" in row else "") + ")")
             lines.append(["", dtype, shape, f"{read:.1f}"] + [mode(rows.get(who)) for who in modes]
-                         + [peer(rows.get(who), ours, lambda row: f"{time_of(row):.1f}") for who in peers])
+                         + [peer(rows.get(who), time_of(rows.get("in turns")) or ours, lambda row: f"{time_of(row):.1f}") for who in peers])
         print("\n".join(aligned(lines)))
         sizes = {(case.partition("/")[0], case.rpartition(",")[2].strip("0123456789"), who): row for case, rows in ops["decode"].items() for who, row in rows.items() if "registers" in row}
         print("\nkernels of decode: registers of a thread, KB of shared memory of a block")

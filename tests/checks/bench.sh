@@ -13,7 +13,8 @@ if [[ $nvcc == *-NOTFOUND ]]; then
   options+=(-DKERNELS_CUDA=OFF)
 else
   options+=(-DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90a-virtual -DCMAKE_CUDA_COMPILER_LAUNCHER="bash;$front_end"
-            -DCMAKE_CUDA_LINK_EXECUTABLE=true -DCMAKE_CUDA_DEVICE_LINK_EXECUTABLE=true)
+            -DCMAKE_CUDA_LINK_EXECUTABLE=true -DCMAKE_CUDA_DEVICE_LINK_EXECUTABLE=true -DCMAKE_CUDA_CREATE_SHARED_LIBRARY=true
+            -DCMAKE_CUDA_DEVICE_LINK_LIBRARY=true)
 fi
 "$cmake" -S "$source" -B "$work" -G "$generator" "${options[@]}"
 keep_going=-k
