@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Attention of this library, in turns with PyTorch's kernels, FlashAttention-2 and cuDNN's, and with what is installed of flash-attn and
-FlashInfer, on the shapes of prefill.cu and decode.cu: random numbers, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
+"""Attention of this library, in turns with PyTorch's kernels, FlashAttention-2 and cuDNN's, and with what is installed of flash-attn,
+FlashAttention-3 and FlashInfer, on the shapes of prefill.cu and decode.cu: random numbers, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
 
     bench/attention_peers.py --library build/bench/bench/libattention_calls.so --out attention_peers.json [--quick]
 
 Exit status 77: PyTorch or the GPU is missing.
 """
 import ctypes
+import importlib.util
 import sys
 
 try:
@@ -18,6 +19,7 @@ except ImportError as error:
 from torch_timing import Graph, arguments, found, in_turns, row_of, save
 
 TOKENS = 16384
+FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")  # its own package, and one of its forward calls alone
 WHO = {"flash_attention_2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -89,14 +91,13 @@ def people(library):
     made = {who: lambda *given, who=who: of_pytorch(who, *given) for who in WHO}
     if library:
         made["kernels"] = OwnCalls(library)
-    # FlashAttention-3 is a package of its own with the same calls, for this GPU where both are there.
     flash = found("flash_attn")
     if flash:
-        try:
-            import flash_attn_interface as flash
-        except ImportError:
-            pass
         made["flash_attn"] = lambda *given: of_flash_attn(flash, *given)
+    third = next((name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)), FLASH_ATTENTION_3[0])
+    third = found(third)
+    if third:
+        made["flash_attention_3"] = lambda *given: of_flash_attn(third, *given)
     flashinfer = found("flashinfer")
     if flashinfer:
         made["flashinfer"] = lambda *given: of_flashinfer(flashinfer, *given)

@@ -11,7 +11,7 @@ import sys
 import torch
 
 HELD_BACK = 0.97  # replays with a lower clock than this share of their median do not count
-TITLES = {"flashinfer": "FlashInfer", "flash_attn": "flash-attn", "liger_kernel": "Liger", "quack": "quack"}
+TITLES = {"flashinfer": "FlashInfer", "flash_attn": "flash-attn", "flash_attn_interface": "FlashAttention-3", "fa3_fwd_interface": "FlashAttention-3", "liger_kernel": "Liger", "quack": "quack"}
 _versions, _absent = {}, []
 
 

@@ -50,8 +50,8 @@ struct Worker : AttendingThread<kChunks> {
   // ---- products ----------------------------------------------------------------------------------------------------
 
   // Adds what a stage holds of a tile to its sums: of each row 64 bytes at a time for a warp.
-  __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int bytes,
-                                           const LaneInputs& x) const {
+  __device__ __forceinline__ void multiply(Product::Sums& sums, const unsigned char* stage, int bytes,
+                                           const Product::Inputs& x) const {
     if (bytes == kChunk) {
       KERNELS_UNROLL
       for (int i = 0; i < kChunk / 64; i += kWarps) sums.add(stage, i + warp, x, g, t);
@@ -70,12 +70,12 @@ struct Worker : AttendingThread<kChunks> {
       const bool makes = tid < 8 * kSlots && row < step.rows;
       const Ready ready = makes ? prepare(step, row) : Ready{};
       for (int slot = 0; slot < kSlots && tile < tiles; ++slot, tile += gridDim.x) {
-        Sums sums;
-        LaneInputs x(inputs, step.cols, step.normed(), g, t);
+        Product::Sums sums;
+        Product::Inputs x(inputs, step.cols, step.normed(), g, t);
         for (int begin = 0; begin < bytes; begin += kChunk) {
           arch::mbarrier_wait_in_block(&shared.full[at.stage], at.parity);
           multiply(sums, ring + at.stage * kStage, min(kChunk, bytes - begin), x);
-          x.at += kChunk / 64 * kInputBlock;
+          x.skip(kChunk / 64);
           __syncwarp();
           if (lane == 0) arch::mbarrier_arrive(&shared.empty[at.stage]);
           at.next(p.stages);
@@ -101,7 +101,7 @@ struct Worker : AttendingThread<kChunks> {
 
   // ---- inputs ------------------------------------------------------------------------------------------------------
 
-  // x * gamma, rounded to 16 bits, and the residuals; the factor of the norm is applied to the results.
+  // x * gamma; the factor of the norm is applied to the results.
   // embedded: x is the token's embedding.
   __device__ __forceinline__ void normalize(bool embedded, const float* gamma) {
     begin_part();
@@ -109,13 +109,12 @@ struct Worker : AttendingThread<kChunks> {
     const int cols = int(w.hidden);
     float squares = 0;
 #pragma unroll 1
-    for (int first = tid * 2; first < cols; first += 2 * kThreads * kAtOnce) {
-      const auto column = [&](int i) { return first + 2 * kThreads * i; };
+    for (int begin = 0; begin < cols; begin += 2 * kThreads * kAtOnce) {
+      const auto column = [&](int i) { return begin + tid * 2 + 2 * kThreads * i; };
       float factors[kAtOnce][2] = {};
       KERNELS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        if (column(i) < cols) memcpy(factors[i], gamma + column(i), 8);
-        arch::pin(factors[i]);  // before the wait
+        if (column(i) < cols) arch::begin_load(factors[i], gamma + column(i));  // before the wait
       }
       Word words[kAtOnce][2] = {};
       if (!embedded) {
@@ -127,18 +126,14 @@ struct Worker : AttendingThread<kChunks> {
           words[i][0] = word(x.x, tag), words[i][1] = word(x.y, tag);
         }
       }
+      float scaled[kAtOnce][2];
       KERNELS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         const float x = value(words[i][0]), y = value(words[i][1]);
         squares += x * x + y * y;
-        const float a = x * (factors[i][0] * kShrink), b = y * (factors[i][1] * kShrink);
-        const uint32_t pair = k::detail::rounded_pair<A>(a, b);
-        if (column(i) < cols) {
-          *reinterpret_cast<uint32_t*>(inputs + column(i) * 2) = pair;
-          *reinterpret_cast<uint32_t*>(inputs + residuals_at(cols) + column(i) * 2) =
-              k::detail::rest_of_pair<A>(a, b, pair);
-        }
+        scaled[i][0] = x * (factors[i][0] * kShrink), scaled[i][1] = y * (factors[i][1] * kShrink);
       }
+      Product::put(inputs, cols, column, scaled);
     }
     KERNELS_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
@@ -168,19 +163,12 @@ struct Worker : AttendingThread<kChunks> {
   __device__ __forceinline__ void take(const Word* from, int cols) {
     begin_part();
     constexpr int kAtOnce = 8;
-    const int pairs = cols / 2;
 #pragma unroll 1
-    for (int first = tid * 2; first < pairs; first += kAtOnce * kThreads * 2) {
-      Word words[kAtOnce][2];
-      await(words, [&](int i) {
-        const int at = first + i * kThreads * 2;
-        return at < pairs ? from + at : nullptr;
-      });
-      KERNELS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * kThreads * 2;
-        if (at < pairs) *reinterpret_cast<::uint2*>(inputs + at * 4) = {uint32_t(words[i][0]), uint32_t(words[i][1])};
-      }
+    for (int begin = 0; begin < cols; begin += 4 * kThreads * kAtOnce) {
+      const auto column = [&](int i) { return begin + tid * 4 + 4 * kThreads * i; };
+      Word words[kAtOnce][2] = {};
+      await(words, [&](int i) { return column(i) < cols ? from + column(i) / 2 : nullptr; });
+      Product::put_pairs(inputs, cols, column, words);
     }
     factor = 1;
     sync();
@@ -371,7 +359,8 @@ const Machine& machine() {
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
   const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
-  const int64_t inputs = std::max({residuals_at(w.hidden) + 2 * w.hidden, 2 * cols, 2 * w.inner, attention});
+  const int64_t inputs = std::max({Product::bytes(w.hidden, true), Product::bytes(cols, false),
+                                   Product::bytes(w.inner, false), attention});
   return int((inputs + 127) / 128 * 128);
 }
 int stages_of(const Walk& w) {

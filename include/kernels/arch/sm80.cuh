@@ -184,6 +184,11 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(p)) : "memory");
   return x;
 }
+// Two floats that nobody writes meanwhile. The load begins here, among others of these asm statements, and is waited
+// for where they are used.
+__device__ __forceinline__ void begin_load(float (&x)[2], const float* p) {
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(__cvta_generic_to_global(p)));
+}
 // Words of 64 bits that other blocks write, or read, at the same time: each of them is there as a whole or not at all.
 __device__ __forceinline__ void load_words(unsigned long long (&x)[2], const unsigned long long* p) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
