@@ -2,6 +2,7 @@
 import argparse
 import ctypes
 import importlib
+import importlib.metadata
 import json
 import math
 import os
@@ -19,13 +20,20 @@ def found(package, module=None):
     """A peer, or None; that it is not installed is said, and stands in the file."""
     try:
         found = importlib.import_module(module or package)
-        _versions[package.partition("_kernel")[0]] = str(getattr(importlib.import_module(package), "__version__", "unknown"))
+        _versions[package.partition("_kernel")[0]] = version_of(package)
         return found
     except Exception as error:
         why = "is not installed" if isinstance(error, ModuleNotFoundError) and error.name == package else f"is not installed so that it works: {error}"[:200]
         print(f"{os.path.basename(sys.argv[0])}: {TITLES[package]} {why}", flush=True)
         _absent.append(TITLES[package])
         return None
+
+
+def version_of(package):
+    version = getattr(importlib.import_module(package), "__version__", None)
+    for distribution in [] if version else importlib.metadata.packages_distributions().get(package, []):
+        version = importlib.metadata.version(distribution)
+    return str(version or "unknown")
 
 
 class Clock:

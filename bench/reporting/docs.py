@@ -107,7 +107,7 @@ def attention(results):
         for length in lengths:
             people = results.cases.get(("attention", f"bf16/{shape}x{length}/{mask}"), {})
             rate = lambda who: f"{people[who].figures['TFLOP/s']:.0f}" if us(people, who) else "-"
-            cells.append(f"{rate('kernels')} ({rate('flash_attention_2')}, {rate('cudnn')})" if us(people, "kernels") else "")
+            cells.append(f"{rate('kernels')} ({', '.join(map(rate, ('flash_attention_2', 'flash_attention_3', 'cudnn')))})" if us(people, "kernels") else "")
         dim, heads = shape[1:].split("x")
         count, _, of_keys = heads.partition("/")
         lines.append([f"{count}{f' ({of_keys} of keys)' if of_keys else ''} x {dim}, {'causal' if mask == 'causal' else 'all'}"] + cells)

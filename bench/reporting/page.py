@@ -5,7 +5,7 @@ from html import escape
 from . import docs, plots, svg
 from .results import FILES, NOISE, OTHER_RUN, PEERS, SPREAD, YARDSTICKS, comparisons, noise_of, roofs, standing
 
-FACTS = ["cuda", "cudnn", "cub", "cublas", "torch", "triton", "flashinfer", "flash_attn", "liger", "quack", "transformers"]
+FACTS = ["cuda", "cudnn", "cub", "cublas", "torch", "triton", "flashinfer", "flash_attn", "flash_attn_interface", "fa3_fwd_interface", "liger", "quack", "transformers"]
 STYLE = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--text:#1b1f24;--dim:#5c6670;--edge:#d9dee4;--link:#0072b2;--good:#0b7a4b;--bad:#b3401f}
 *{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,sans-serif}

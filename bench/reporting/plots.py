@@ -6,7 +6,7 @@ ROW_OPS = {"softmax": "softmax", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm",
 DTYPES = {"fp16": "half", "bf16": "bfloat16", "fp32": "float", "fp8": "e4m3", "int4": "int4"}
 # A peer keeps its colour on all plots; 0 is the library's.
 SLOT = {"cudnn": 1, "cublas": 1, "flash_attention_2": 2, "cublaslt": 2, "cub": 2, "pytorch": 3, "torch.compile": 4, "triton": 5, "oneflow": 6, "apex": 7,
-        "flash_attn": 3, "flashinfer": 5, "liger": 6, "quack": 7}
+        "flash_attn": 3, "flash_attention_3": 4, "flashinfer": 5, "liger": 6, "quack": 7}
 
 
 def measured(people, who, figure):
@@ -53,7 +53,7 @@ def attention(results):
             continue
         dim, heads = shape[1:].split("x")
         heads = heads.replace("/", " on ")
-        series = lines(cases, {"kernels": ("kernels", 0), **peers("flash_attention_2", "cudnn", "flash_attn", "flashinfer")}, "TFLOP/s", "TFLOP/s")
+        series = lines(cases, {"kernels": ("kernels", 0), **peers("flash_attention_2", "flash_attention_3", "cudnn", "flash_attn", "flashinfer")}, "TFLOP/s", "TFLOP/s")
         if matrix:
             series.append(Series("fastest product", [(x, matrix[0], "") for x, _, _ in cases]))
         title = f"Attention of bfloat16, {heads} heads of {dim}, {'causal' if mask == 'causal' else 'all keys'}"
@@ -70,7 +70,7 @@ def decode(results):
         moved = lambda people: people["read"].figures["GB/s"] * people["read"].us * 1e3 / 2 ** 20
         alone = [(moved(people), f"{batch} x {keys} keys", people) for batch, keys, people in cases if batch == 1]
         many = [(moved(people), f"{batch} x {keys} keys", people) for batch, keys, people in cases if batch > 1]
-        series = lines(alone, {ours: ("kernels", 0), "read": ("read", None), **peers("cudnn", "flash_attention_2", "flash_attn", "flashinfer")}, "GB/s", "GB/s")
+        series = lines(alone, {ours: ("kernels", 0), "read": ("read", None), **peers("cudnn", "flash_attention_2", "flash_attention_3", "flash_attn", "flashinfer")}, "GB/s", "GB/s")
         for batched in lines(many, {ours: ("several sequences", 0), **peers("cudnn", "flash_attention_2")}, "GB/s", "GB/s"):
             batched.joined = False
             if batched.slot:

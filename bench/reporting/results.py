@@ -12,7 +12,8 @@ OTHER_RUN = 0.03
 YARDSTICKS = {"copy", "read", "empty"}
 PEERS = {"cudnn": "cuDNN", "cub": "CUB", "pytorch": "PyTorch", "torch.compile": "torch.compile", "torch.compile tuned": "torch.compile, tuned",
          "triton": "Triton", "liger": "Liger", "quack": "quack", "flashinfer": "FlashInfer", "oneflow": "OneFlow", "apex": "Apex",
-         "cublas": "cuBLAS", "cublaslt": "cuBLASLt", "flash_attention_2": "FlashAttention-2 of PyTorch", "flash_attn": "flash-attn", "torch": "PyTorch",
+         "cublas": "cuBLAS", "cublaslt": "cuBLASLt", "flash_attention_2": "FlashAttention-2 of PyTorch", "flash_attn": "flash-attn",
+         "flash_attention_3": "FlashAttention-3", "torch": "PyTorch",
          "torch_plain": "PyTorch", "torch_argmax": "PyTorch", "flashinfer_top_p": "FlashInfer", "flashinfer_plain": "FlashInfer"}
 # Which of the library's ways a peer is held against, where it is not `kernels`.
 OURS = {"decode": "precise"}

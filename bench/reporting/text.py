@@ -278,7 +278,7 @@ def report_attention(directory):
                 people[who] = row
             if name == "attention_peers" and who == "precise":
                 people["in turns"] = row
-    peers = [who for who in ("flash_attention_2", "cudnn", "flash_attn", "flashinfer") if any(who in rows for cases in ops.values() for rows in cases.values())]
+    peers = [who for who in ("flash_attention_2", "flash_attention_3", "cudnn", "flash_attn", "flashinfer") if any(who in rows for cases in ops.values() for rows in cases.values())]
 
     def peer(row, ours, figure):
         us = time_of(row)

@@ -359,8 +359,8 @@ const Machine& machine() {
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
   const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
-  const int64_t inputs = std::max({Product::bytes(w.hidden, true), Product::bytes(cols, false),
-                                   Product::bytes(w.inner, false), attention});
+  const int64_t inputs = std::max(
+      {Product::bytes(w.hidden, true), Product::bytes(cols, false), Product::bytes(w.inner, false), attention});
   return int((inputs + 127) / 128 * 128);
 }
 int stages_of(const Walk& w) {
