@@ -94,8 +94,7 @@ def people(library):
     flash = found("flash_attn")
     if flash:
         made["flash_attn"] = lambda *given: of_flash_attn(flash, *given)
-    third = next((name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)), FLASH_ATTENTION_3[0])
-    third = found(third)
+    third = found(next((name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)), FLASH_ATTENTION_3[0]))
     if third:
         made["flash_attention_3"] = lambda *given: of_flash_attn(third, *given)
     flashinfer = found("flashinfer")
