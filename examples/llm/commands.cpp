@@ -255,13 +255,15 @@ class Bench {
   Bench(Session& session, int64_t texts)
       : model_(*session.model),
         device_(*session.device),
-        count_(std::min(session.config.vocabulary, session.tokenizer->size())),
+        count_(session.tokens()),
+        how_(session.settings.chooses() ? session.choice() : Choice{}),
         texts_(texts),
         bandwidth_(read_bandwidth(device_)) {}
 
   Json what() const {
     return {{"device", device_.name()},
             {"texts", texts_},
+            {"draws", how_.temperature > 0},
             {"read_gb_per_s", bandwidth_},
             {"weight_bytes", model_.weight_bytes()}};
   }
@@ -312,7 +314,7 @@ class Bench {
   int64_t read_contexts(int64_t tokens) {
     const auto ids = random_ids(tokens);
     for (int64_t i = 0; i < texts_; ++i) {
-      model_.begin(i, ids, {}, count_, uint64_t(i));
+      model_.begin(i, ids, how_, count_, uint64_t(i));
       model_.read(i, 0, ids.data(), tokens);
       model_.choose_next(i);
     }
@@ -336,7 +338,9 @@ class Bench {
 
   Model& model_;
   Device& device_;
-  int64_t count_, texts_;
+  int64_t count_;
+  Choice how_;  // the most likely token, unless an option says otherwise
+  int64_t texts_;
   double bandwidth_;
 };
 
@@ -352,6 +356,8 @@ std::map<std::string, double> speeds_of(const Json& run, const Json& now, int64_
       throw Error(std::string("--compare: the file is not of the same ") + name +
                   ", or not of this command with --json");
   }
+  if ((member(run, "draws") == true) != (now["draws"] == true))
+    throw Error("--compare: one of the runs draws tokens, the other one does not");
   std::map<std::string, double> out;
   const auto add = [&](const std::string& name, const Json& of) {
     const Json speed = member(of, "tokens_per_s");

@@ -65,10 +65,7 @@ void add_model(CLI::App& command, Settings& s) {
   command.add_flag("-q,--quiet", s.quiet, "nothing but the text");
 }
 
-void add_sampling(CLI::App& command, Settings& s) {
-  command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
-      ->capture_default_str()
-      ->check(CLI::Range(-1, 1 << 30));
+void add_choice(CLI::App& command, Settings& s) {
   command
       .add_option("--temperature", s.temperature,
                   "0: always the most likely token; by default what generation_config.json says, or 1 with --top-k, "
@@ -80,6 +77,13 @@ void add_sampling(CLI::App& command, Settings& s) {
   command.add_option("--min-p", s.min_p, "of those with this share of the most likely one's")
       ->check(CLI::Range(0.0, 1.0));
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
+}
+
+void add_sampling(CLI::App& command, Settings& s) {
+  command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
+      ->capture_default_str()
+      ->check(CLI::Range(-1, 1 << 30));
+  add_choice(command, s);
   command.add_option("--seed", s.seed, "for the same text again; printed with the speed")
       ->check(
           [](const std::string& seed) {
@@ -182,6 +186,9 @@ CLI::App& add_bench(CLI::App& app, Given& g) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
   add_texts(command, g.texts);
+  command.footer(
+      "The next token is the most likely one, whatever generation_config.json says, unless an option says otherwise.");
+  add_choice(command, g.settings);
   command.add_option("--compare", g.before,
                      "a file with what an earlier run printed with --json: prints how many times as fast this one is, "
                      "and ends with 1 if anything is slower by more than 5 %");

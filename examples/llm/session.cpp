@@ -149,6 +149,13 @@ void Session::find_stops() {
   }
 }
 
+int64_t Session::tokens() const { return std::min(config.vocabulary, tokenizer->size()); }
+
+Choice Session::choice() const {
+  return {float(sampling.temperature), float(sampling.top_p), float(sampling.min_p),
+          float(sampling.repetition_penalty), int32_t(std::min(sampling.top_k, tokens()))};
+}
+
 // What the settings leave open is as the generation config says. Who asks for some of the likely tokens wants to have
 // them drawn.
 void Session::read_sampling() {
@@ -240,9 +247,8 @@ class Writer {
         print_(print),
         times_(times),
         first_(first),
-        count_(std::min(session.config.vocabulary, session.tokenizer->size())),
-        how_{float(session.sampling.temperature), float(session.sampling.top_p), float(session.sampling.min_p),
-             float(session.sampling.repetition_penalty), int32_t(std::min(session.sampling.top_k, count_))},
+        count_(session.tokens()),
+        how_(session.choice()),
         texts_(prompts.size()),
         streams_(prompts.size()),
         holds_(prompts.size(), Stops(session.settings.stops)),

@@ -149,6 +149,10 @@ run bench --steps 4 --contexts 100 --texts 2 --compare "$work/fast"
 expect 'slower than before' ends_with 1
 run bench --steps 4 --contexts 100 --compare "$work/fast"
 expect 'another number of texts' says 'not of the same texts'
+run bench --steps 4 --contexts 100 --texts 2 --top-k 40 --json
+expect 'bench that draws' prints '"draws":true'
+run bench --steps 4 --contexts 100 --texts 2 --temperature 0.8 --compare "$work/fast"
+expect 'a run that did not draw' says 'one of the runs draws tokens'
 run bench --steps 4 --contexts 50 --texts 2 --compare "$work/fast"
 expect 'a context that was not measured' says 'the file has no decoding at 50'
 run bench --steps 4 --context 64 --contexts 3000
