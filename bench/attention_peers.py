@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Attention of this library, in turns with PyTorch's kernels, FlashAttention-2 and cuDNN's, and with what is installed of flash-attn,
-FlashAttention-3 and FlashInfer, on the shapes of prefill.cu and decode.cu: random numbers, CUDA-graph replay, medians. Writes rows in Google Benchmark's JSON form.
+FlashAttention-3 and FlashInfer, on the shapes of prefill.cu and decode.cu: random numbers, CUDA-graph replay, medians. Writes rows in
+Google Benchmark's JSON form.
 
     bench/attention_peers.py --library build/bench/bench/libattention_calls.so --out attention_peers.json [--quick]
 
@@ -159,17 +160,17 @@ def main():
     rows, made = [], people(options.library)
 
     def add(name, measured, own="kernels"):
-        def of_one(found):
-            if isinstance(found, Exception):
-                raise found
-            return found
+        def of_one(result):
+            if isinstance(result, Exception):
+                raise result
+            return result
 
         try:
             figures = measured()
         except Exception as error:
             figures = dict.fromkeys(made, error.with_traceback(None))
-        for who, found in figures.items():
-            rows.append(row_of(f"{name}/{own if who == 'kernels' else who}", lambda: of_one(found)))
+        for who, result in figures.items():
+            rows.append(row_of(f"{name}/{own if who == 'kernels' else who}", lambda: of_one(result)))
         save(options.out, rows, cudnn=torch.backends.cudnn.version())
 
     lengths = [512, 2048, 8192] if options.quick else [512, 1024, 2048, 4096, 8192, 16384]

@@ -33,7 +33,9 @@ PROGRAMS = {
     "router": (4, 8, r"/(1|1024)x"), "norm_heads": (4, 6, r"/(1|1024)x"), "host_cost": (5, 8, ""),
     "peers": (40, 220, None), "attention_peers": (20, 90, None), "sampling_peers": (15, 40, None)}
 SCRIPTS = [name for name, (*_, cases) in PROGRAMS.items() if cases is None]
-PACKAGES = {"torch": "PyTorch", "triton": "Triton", "flashinfer": "FlashInfer", "flash_attn": "flash-attn", "liger_kernel": "Liger", "quack": "quack"}
+# Of each peer its modules, of which any one will do.
+PACKAGES = {"PyTorch": ["torch"], "Triton": ["triton"], "FlashInfer": ["flashinfer"], "flash-attn": ["flash_attn"],
+            "FlashAttention-3": ["flash_attn_interface", "fa3_fwd_interface"], "Liger": ["liger_kernel"], "quack": ["quack"]}
 BUDGET = {True: 175, False: 1180}  # seconds of measuring, quick and full: what is not done then is left out and said
 SILENCE = 240                      # seconds without a word after which a program hangs
 DEATHS = 5                         # cases that may end a program
@@ -398,8 +400,8 @@ def main():
         for name in suite.wanted:
             print(f"{name:16} about {clock(suite.expected(name))}" + (f", cases {PROGRAMS[name][2]}" if given.quick and PROGRAMS[name][2] else ""))
         print(f"about {clock(suite.left())} in all, at most {clock(given.budget)}")
-        for package, title in PACKAGES.items():
-            print(f"{title}: {'found' if importlib.util.find_spec(package) else 'not installed'}")
+        for title, modules in PACKAGES.items():
+            print(f"{title}: {'found' if any(map(importlib.util.find_spec, modules)) else 'not installed'}")
         return 0
     try:
         suite.run()

@@ -29,6 +29,7 @@ struct Settings {
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
   std::optional<int64_t> top_k;
   std::optional<uint64_t> seed;
+  // Whether an option says how the next token is chosen.
   bool chooses() const { return temperature || top_p || min_p || repetition_penalty || top_k; }
   int64_t most = -1;  // tokens to generate; -1: until the end of the text or of the context
   std::vector<std::string> stops;
@@ -113,8 +114,8 @@ class Session {
   std::string why_no_format;
   std::vector<int32_t> stops;  // tokens that end a text
   Sampling sampling;
-  Choice choice() const;   // that, of the tokens that there are
-  int64_t tokens() const;  // so many
+  Choice choice() const;   // the same, as the model's calls take it
+  int64_t tokens() const;  // how many the model and its tokenizer both have
 
   // The model, for so many texts; before that only what describes it is there. Texts whose angles depend on their
   // length are written one after the other.

@@ -132,6 +132,7 @@ class Producer {
       arch::prefetch_l2(layer.mlp_norm + at);
     }
   }
+
   // Prefetches keys and values that this block will read, but the newest, into the L2: as many as all blocks' have room
   // there.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {

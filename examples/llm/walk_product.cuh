@@ -21,6 +21,7 @@ namespace {
 
 __device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
 
+// A product's inputs, and a lane's sums of it.
 struct Product {
   // Where residuals lie behind the inputs: in other banks than the inputs that are read at the same time, by lanes t 16
   // bytes at every 16 or, beside 8-bit weights, 32.

@@ -184,8 +184,8 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(p)) : "memory");
   return x;
 }
-// Two floats that nobody writes meanwhile. The load begins here, among others of these asm statements, and is waited
-// for where they are used.
+// Two floats that nobody writes meanwhile. The compiler keeps this load's place among other volatile asm, and waits for
+// it where the floats are used.
 __device__ __forceinline__ void begin_load(float (&x)[2], const float* p) {
   asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(__cvta_generic_to_global(p)));
 }
