@@ -280,6 +280,24 @@ KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
   }
   return {r.begin, greater(r.begin, r.end)};
 }
+// Whether queries see about as many keys as those ahead of them, or far more. The host does not ask a score of one's
+// own, whose kv_range() may read device memory.
+enum class KeysOfLater { alike, more, unknown };
+template <class S>
+KeysOfLater keys_of_later(const S& score, int64_t q_len) {
+  if constexpr (is_score_pair<S>::value) {
+    const KeysOfLater a = keys_of_later(score.first, q_len), b = keys_of_later(score.second, q_len);
+    return greater(a, b);
+  } else if constexpr (std::is_same<S, Window>::value) {
+    const auto seen = [&](int64_t query) {
+      const KeyRange range = key_range(score, {0, query, query, q_len, q_len});
+      return range.end - range.begin;
+    };
+    return 2 * seen(q_len - 1) > 3 * seen(q_len / 2) ? KeysOfLater::more : KeysOfLater::alike;
+  } else {
+    return Ranges<S>::value ? KeysOfLater::unknown : KeysOfLater::alike;
+  }
+}
 // The state of a row before its first key: with the sink, if there is one, which has no value.
 template <class S>
 KERNELS_HD SoftmaxState<float> sink_state(const S& score, int64_t head) {

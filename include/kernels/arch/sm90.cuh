@@ -243,6 +243,10 @@ __device__ __forceinline__ void more_registers() {
 __device__ __forceinline__ uint64_t warpgroup_tile(uint32_t at, int run = 16) {
   return uint64_t(at >> 4 & 0x3fffu) | uint64_t(run >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
+// The tile so many times 16 bytes further on. Below 256 KB there is no carry beyond the address.
+__device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
+  return (tile & ~uint64_t(0xffffffffu)) | (uint32_t(tile) + uint32_t(sixteens));
+}
 // Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
 // the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
 // 32j + 31 in block j. It runs by itself: warpgroup_fence(), products, warpgroup_commit(), and before d is touched

@@ -83,7 +83,7 @@ struct PrefillBody {
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   static constexpr int kWalking = 0;
   static constexpr bool kWarpgroups = false;
-  static void share_out(PrefillGrid&) {}
+  static void share_out(PrefillGrid&, const P&) {}
 
   struct Params {
     P problem;

@@ -158,7 +158,7 @@ inline Status too_many_tiles() { return unsupported("attention: there are more t
 // share: whether blocks are shared out among all sequences.
 template <class Body, class P>
 Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
-  const auto grid = PrefillGrid::of<Body>(ex.device(), problem.shape, problem.options, P::kSplits, share);
+  const auto grid = PrefillGrid::of<Body>(ex.device(), problem, share);
   if (grid.tiles_in_all == 0) return too_many_tiles();
   Launch how;
   how.grid.x = unsigned(grid.blocks());
@@ -257,7 +257,7 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   using Q = typename P::Q;
   using Kv = typename P::Kv;
   const AttentionShape& shape = problem.shape;
-  const auto grid = PrefillGrid::of<Body>(ex.device(), shape, problem.options, P::kSplits, share);
+  const auto grid = PrefillGrid::of<Body>(ex.device(), problem, share);
   if (grid.tiles_in_all == 0) return too_many_tiles();
   constexpr int wide_key = wide_pack<typename KeyRun<Kv>::Codes>,
                 wide_value = wide_pack<typename ValueRun<Kv>::Codes>;

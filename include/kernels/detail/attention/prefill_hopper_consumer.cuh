@@ -1,38 +1,39 @@
 // The consumers of attention for sm_90a: logits, their softmax, the product with the values, and results on their way
 // to the sink.
 //
-// Where the time of a tile goes (H200, 16 heads of 128 columns, 2,048 keys; cycles of a group, from the samples of
-// Nsight Compute, which holds the clock at 1,350 MHz): waits for keys and values and their fences 360, products 730,
-// the largest logits 670, exponentials 1,010, rounding and shrinking 290. That is 3,060, while the products of both
-// groups would take 2,048: instructions of wgmma wait for those ahead of them before they are issued, so that hardly
-// any of a group's own softmax runs beside its own products; the other group's does. Tried, in thousands of cycles for
-// the whole call, which takes 765: groups that take turns at exponentials 791 (at products: no difference in time);
-// fences in the producer 762, more chains of maxima and sums 762; no product beside the group's own softmax, which
-// then is one sequence of instructions and takes two thirds of the cycles, 773 to 888. From 2,048 keys on the clock
-// falls under the load, too: 4,096 keys take 1,000 us, with inputs of zeros 805.
+// Where the time goes (H100, 16 heads of 128 columns, cycles by the clock that a group reads): a tile of 128 keys takes
+// 2,390, in which the products of both groups would take 2,048. Of these a group needs 700 to 1,000 to issue its
+// products, as those with weights in registers wait for each other, 440 from the first logit to the largest, and 900
+// for exponentials, multiplications and roundings. What is before and behind a tile of queries takes 5,600: until it is
+// known 750, the first logits 1,250, their softmax 1,300, the last product 1,150, and results on their way 1,250.
 //
-// The same on an H100, with 4,096 keys that the TMA unit copies: 2,836 cycles for a tile, of which 570 until the
-// instructions of products have been issued, 440 of waits for keys, values and fences, 530 to the largest logits, and
-// 1,040 for exponentials, of which both groups together need 1,024. Tried there, before there was slack (below): tiles
-// of 160 keys (4,096 keys take 848 us for 833, 512 keys 181 for 144); the next tile of queries' first weights beside
-// this one's last product (512 keys 171 us for 146); groups that take turns at exponentials instead of products, with
-// 64 columns and with 8 bits (3 to 7 % slower).
+// What makes a tile short is that the units for exponentials, which are the slowest part of softmax, begin early and
+// have work until the end: outputs are multiplied whether or not they must be, so that there is no branch in between;
+// what the compiler is shown to be needed ahead of the wait for the product with values is the first half of the first
+// rows' exponentials, so that it searches the second rows' largest logits beside them, and that the rest come behind
+// it. 4,096 keys: 836 us; half of that half 857, all of the first rows' 932, a quarter of both rows' 880, everything
+// ahead of the wait 925. A loop of its own for tiles without masks, fences and rarer products gains nothing alone.
 //
-// Tried on an H200, in turns with what is here, 16 heads of 128 columns: results that go out while the next tile's
-// first logits are made (512 keys 159 us for 142, 4,096 keys 940 for 916); exponents that are only looked at for one
-// above the largest so far, by their signs, which spares the search for the largest logit (4,096 keys 892 us for 900,
-// but with 64 columns 1,180 for 1,150); a fence only for tiles that threads have copied (885 us for 891, causal and
-// 1,024 keys 165 for 164); groups that begin each tile of queries together (512 keys 143 us for 134); results by 8
-// bytes a lane (140 us for 134).
+// It also matters that the groups keep apart: where one begins its products while the other has begun its own, both then
+// wait, and make exponentials at the same time. Small changes, even of the producer, change the order of the compiler's
+// instructions, and with it the time by up to 8 %: look at a profile's first products of a loop, where groups that are in
+// each other's way wait. Turns at products do not help with 128 columns (463 us for 433, 2,048 keys; passed on behind
+// the largest logits 495), nor does a first tile for which one group waits for the other (460).
 //
-// FlashAttention-3 (fa3_fwd 0.0.3), 128 columns and causal masks, takes 13 to 18 % fewer cycles from 4,096 keys on. By
-// its machine code, a tile without a mask is 469 instructions, here about 480 are executed of 806: there a loop of its
-// own has the masks. What stands there between one tile's last exponential and the next tile's first product is a wait
-// for keys, that of one group alone, a turn, and some 15 instructions for addresses; here it is a wait, four loads from
-// shared memory, a fence of all of a thread's memory (MEMBAR.ALL.CTA), a branch for fewer columns and some 25 for
-// addresses, most of which wait for each other; and so once more ahead of the second product. And there three quarters
-// of the exponentials come behind the wait for the product with values, beside the other group's products, whose turn
-// it is.
+// FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns with
+// 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of one warp,
+// results that go out by the TMA unit, and gives tiles of queries to blocks as these ask for them. Tried here on an H100,
+// in turns with what is here: a producer of which one warp alone asks for boxes (8 % slower: the groups get in each
+// other's way); keys and values awaited as soon as the product before is done (505 us for 443); the next tile of queries
+// asked for when this one has begun (3 % faster with 512 keys, causal 1 to 3 % slower); results by way of their queries'
+// place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by one).
+//
+// Tried before, with exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for 144);
+// the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at exponentials
+// (3 to 7 % slower with 64 columns and with 8 bits); fences in the producer, more chains of maxima and sums (no
+// difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142); exponents that
+// are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that begin each tile
+// of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -63,12 +64,16 @@ struct HopperConsumer : Parts {
 
   // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits, which are 256
   // already, leave no room for that. H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8
-  // of 256 take 1,060, 815 and 722 us, and without slack 1,097, 842 and 757.
-  static constexpr int kSlack = kInEight ? 0 : 8;
+  // of 256 take 1,060, 815 and 722 us, and without slack 1,097, 842 and 757. Up to 128 columns it is sooner still to
+  // multiply outputs always: no branch then stands between exponentials, multiplications and roundings, and the units
+  // that make exponentials, which are the slowest, have work all the time.
+  static constexpr bool kShrinks = kCols <= 128;
+  static constexpr int kSlack = kInEight || kShrinks ? 0 : 8;
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
-  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack>;
-  template <int kValue>
-  using Int = std::integral_constant<int, kValue>;
+  using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kShrinks>;
+  // Whether plain tiles have a loop of their own. With 256 columns, where there are fewer tiles and more instructions,
+  // short calls would take longer.
+  static constexpr bool kPlainLoop = Parts::kBoxes && kDim <= 128;
 
   // The compiler knows that all lanes have it.
   static __device__ __forceinline__ int group_of_warp() {
@@ -109,7 +114,7 @@ struct HopperConsumer : Parts {
         arch::named_barrier_sync(own(group), 128);
       }
       if (group * 64 < item.rows.count) {
-        Attending attending(p, shared, item, group, queries, stages_of(memory), keys_at, values_at);
+        Attending attending(params, shared, item, group, queries, stages_of(memory), keys_at, values_at);
         attending.run(queries_empty);
         // While the last product runs.
         const Work& state = attending.state;
@@ -148,25 +153,28 @@ struct HopperConsumer : Parts {
     Shared& shared;
     const Item& item;
     const int group;
-    const uint32_t stages;
-    const uint64_t query_tile;
+    const bool boxed;  // whether the TMA unit copies tiles that are seen as a whole
+    const uint64_t query_tile, keys_tile, values_tile;  // those of keys and values in the first stage
     Parities &keys_at, &values_at;
     const PrefillRows rows = item.rows;
     const Tiles tiles = Tiles(item.all);
     const int dim = int(p.shape.dim), cols = int(p.shape.value_dim());
     int last = tiles.count - 1;   // that any of the group's rows sees, or the first
     int first_whole, last_whole;  // tiles that the warp's rows see as a whole
+    int first_plain, last_plain;  // those that need no masks, no fences and none of the rarer products
     Work state;
 
-    __device__ __forceinline__ Attending(const P& problem, Shared& memory, const Item& of, int group_,
-                                         const unsigned char* queries, const unsigned char* stages_memory,
+    __device__ __forceinline__ Attending(const Params& params, Shared& memory, const Item& of, int group_,
+                                         const unsigned char* queries, const unsigned char* stages,
                                          Parities& keys, Parities& values)
-        : p(problem),
+        : p(params.problem),
           shared(memory),
           item(of),
           group(group_),
-          stages(arch::shared_address(stages_memory)),
+          boxed(in_boxes(params)),
           query_tile(arch::warpgroup_tile(arch::shared_address(queries))),
+          keys_tile(arch::warpgroup_tile(arch::shared_address(stages))),
+          values_tile(arch::warpgroup_tile(arch::shared_address(stages) + Keys::kBytes, kInEight ? 16 : kKeys * 128)),
           keys_at(keys),
           values_at(values) {}
 
@@ -174,21 +182,30 @@ struct HopperConsumer : Parts {
     __device__ __forceinline__ void run(uint64_t* queries_empty) {
       if (last < 0) return release<false>(queries_empty);
       arch::pin(state.logits[0]);
-      begin_logits(0);
-      last = greater(0, tiles.tiles_in(seen_by_rows(item, group * 64, 64).any_end, kKeys - 1) - 1);
-      const SeenKeys seen = seen_by_rows(item, Work::first_row(), 16);
+      begin_logits<false>(0);
+      const SeenKeys of_group = seen_by_rows(item, group * 64, 64), seen = seen_by_rows(item, Work::first_row(), 16);
+      last = greater(0, tiles.tiles_in(of_group.any_end, kKeys - 1) - 1);
       first_whole = tiles.tiles_in(seen.all_begin, kKeys - 1), last_whole = tiles.tiles_in(seen.all_end, 0);
+      first_plain = tiles.tiles_in(of_group.all_begin, kKeys - 1);
+      last_plain = boxed && all_columns() && p.scale > kSmallScale ? tiles.tiles_in(of_group.all_end, 0) - 1 : -1;
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
       if (last == 0) release<false>(queries_empty);
       scale_logits(0);
       release<Key::scaled>(&shared.keys_empty[0]);
-      state.make_exponentials(look_at(0));
+      state.make_exponentials(look_at<false>(0));
       round_weights(0);
 #pragma unroll 1
-      for (int tile = 0; tile < last; ++tile) step(tile, queries_empty);
+      for (int tile = 0; tile < last; ++tile) {
+        if constexpr (kPlainLoop) {
+#pragma unroll 1
+          for (; tile >= first_plain && tile < lesser(last, last_plain); ++tile) step<true>(tile, queries_empty);
+          if (tile == last) break;
+        }
+        step<false>(tile, queries_empty);
+      }
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      begin_outputs(last);
+      begin_outputs<false>(last);
     }
     // Waits for the last product, which run() has begun, and lets go of tiles that other groups see.
     __device__ __forceinline__ void end() {
@@ -199,29 +216,40 @@ struct HopperConsumer : Parts {
     }
 
    private:
-    // The product with the values of a tile, and meanwhile the next tile's logits and exponentials.
+    static __device__ __forceinline__ bool in_boxes(const Params& params) {
+      if constexpr (Parts::kBoxes) return params.boxes.rows > 0;
+      else return false;
+    }
+    __device__ __forceinline__ bool all_columns() const {
+      return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);
+    }
+    // The product with the values of a tile, and meanwhile the next tile's logits and exponentials. kPlain: of both.
+    template <bool kPlain>
     __device__ __forceinline__ void step(int tile, uint64_t* queries_empty) {
       wait_for_turn(group);
       arch::pin(state.logits[0]);
-      begin_logits(tile + 1);
+      begin_logits<kPlain>(tile + 1);
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
-      begin_outputs(tile);
+      begin_outputs<kPlain>(tile);
       pass_turn(group);
       arch::warpgroup_wait<1>();
       arch::pin(state.logits[0]);
       if (tile + 1 == last) release<false>(queries_empty);
       scale_logits(tile + 1);
       release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
-      const typename Work::Look look = look_at(tile + 1);
-      state.make_exponentials(look);
-      // All exponentials come ahead of the wait: what the compiler sees to be ahead of it seems to need their sums.
+      const typename Work::Look look = look_at<kPlain>(tile + 1);
+      // Those exponentials come ahead of the wait that what the compiler sees to be ahead of it seems to need.
+      constexpr int kEights = kKeys / 8, kAhead = kEights / 2;
+      state.template make_exponentials<0, kAhead>(look, 0, 0);
       const unsigned none = unsigned(p.shape.heads >> 32);  // 0, which the compiler does not know
-      if (((__float_as_uint(state.sums[0][0]) | __float_as_uint(state.sums[0][1])) & none) != 0)
-        release<Key::scaled>(&shared.keys_empty[0]);
+      if ((__float_as_uint(state.sums[0][0]) & none) != 0) release<Key::scaled>(&shared.keys_empty[0]);
       arch::warpgroup_wait<0>();
       arch::pin(state.outputs[0]), arch::pin(state.weights[0]);
       release<Value::scaled>(&shared.values_empty[Parities::stage(tile)]);
-      state.shrink_outputs(look);
+      if constexpr (kShrinks) state.shrink_outputs(look);
+      state.template make_exponentials<kAhead, kEights>(look, 0, 0);
+      state.template make_exponentials<0, kEights>(look, 0, 1);
+      if constexpr (!kShrinks) state.shrink_outputs(look);
       round_weights(tile + 1);
     }
 
@@ -237,31 +265,33 @@ struct HopperConsumer : Parts {
         arch::mbarrier_wait_in_block(&shared.values_full[Parities::stage(tile)], values_at.at(tile));
       state.round_weights(scales_of<kValueScales>(shared) + Parities::stage(tile) * kKeys);
     }
+    template <bool kPlain>
     __device__ __forceinline__ typename Work::Look look_at(int tile) {
-      return state.template look_at<false>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
-                                           tile >= first_whole && tile < last_whole);
+      return state.template look_at<kPlain>(p, rows, item.row_keys, tiles.begin + tile * kKeys,
+                                            kPlain || (tile >= first_whole && tile < last_whole));
     }
 
     // Queries times the keys of a tile, and weights times its values: what is begun here runs on.
+    template <bool kPlain>
     __device__ __forceinline__ void begin_logits(int tile) {
       const int stage = Parities::stage(tile);
       arch::mbarrier_wait_in_block(&shared.keys_full[stage], keys_at.at(tile));
       keys_at.next(tile);
-      arch::async_proxy_fence();
-      const uint64_t keys = arch::warpgroup_tile(stages + stage * kStageBytes);
-      if (kDim == kFewer || dim > kFewer) multiply_keys<kDim>(keys);
+      if constexpr (!kPlain) arch::async_proxy_fence();
+      const uint64_t keys = arch::further_tile(keys_tile, stage * (kStageBytes / 16));
+      if (kPlain || kDim == kFewer || dim > kFewer) multiply_keys<kDim>(keys);
       else multiply_keys<kFewer>(keys);
     }
+    template <bool kPlain>
     __device__ __forceinline__ void begin_outputs(int tile) {
       const int stage = Parities::stage(tile);
       arch::mbarrier_wait_in_block(&shared.values_full[stage], values_at.at(tile));
       values_at.next(tile);
-      arch::async_proxy_fence();
-      const uint64_t values =
-          arch::warpgroup_tile(stages + stage * kStageBytes + Keys::kBytes, kInEight ? 16 : kKeys * 128);
+      if constexpr (!kPlain) arch::async_proxy_fence();
+      const uint64_t values = arch::further_tile(values_tile, stage * (kStageBytes / 16));
       // Products and their commit stand in one branch, or the compiler commits with another product.
       constexpr int kMost = kCols < 128 ? kCols : 128;
-      if (kCols > kFewerCols && cols <= kFewerCols) {
+      if (!kPlain && kCols > kFewerCols && cols <= kFewerCols) {
         arch::warpgroup_fence();
         multiply_values<0, kFewerCols>(values);
         arch::warpgroup_commit();
@@ -278,8 +308,8 @@ struct HopperConsumer : Parts {
       KERNELS_UNROLL
       for (int i = 0; i < kColumns * int(sizeof(TK)) / 32; ++i) {
         const int run = i / 4, step = i % 4 * 2;
-        arch::warpgroup_mma<TK>(state.logits[0], query_tile + run * (64 * 128 / 16) + step,
-                                keys + run * (kKeys * 128 / 16) + step, i > 0);
+        arch::warpgroup_mma<TK>(state.logits[0], arch::further_tile(query_tile, run * (64 * 128 / 16) + step),
+                                arch::further_tile(keys, run * (kKeys * 128 / 16) + step), i > 0);
       }
       arch::warpgroup_commit();
     }
@@ -289,10 +319,12 @@ struct HopperConsumer : Parts {
       auto& outputs = reinterpret_cast<float(&)[kCount / 8][4]>(state.outputs[0][kFirst / 8]);
       KERNELS_UNROLL
       for (int i = 0; i < kKeys / Work::kStep; ++i) {
-        if constexpr (kInEight) arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], values + i * 2, true);
+        if constexpr (kInEight)
+          arch::warpgroup_mma_e4m3(outputs, state.weights[0][i], arch::further_tile(values, i * 2), true);
         else
-          arch::warpgroup_mma_turned<TV>(outputs, state.weights[0][i],
-                                         values + kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16), true);
+          arch::warpgroup_mma_turned<TV>(
+              outputs, state.weights[0][i],
+              arch::further_tile(values, kFirst / 64 * (kKeys * 128 / 16) + i * (16 * 128 / 16)), true);
       }
     }
   };

@@ -69,11 +69,13 @@ struct HopperItems {
   template <class F>
   static __device__ __forceinline__ void each_item(const PrefillGrid& grid, const F& f) {
     const unsigned index = kPairs ? arch::cluster_index() : blockIdx.x, count = kPairs ? arch::clusters() : gridDim.x;
+    int number = 0;
 #pragma unroll 1
-    for (unsigned number = 0; number < grid.rounds; ++number) {
-      const unsigned place = number % 2 == 0 || !grid.back ? index : count - 1 - index;
-      const unsigned tile = place * grid.of_block + number * grid.step;
-      if (tile >= unsigned(grid.tiles_in_all) || !f(int(number), tile)) break;
+    for (unsigned round = 0; round < grid.rounds; ++round) {
+      const unsigned tile = grid.tile_of(round, index, count);
+      if (tile >= unsigned(grid.tiles_in_all)) continue;
+      if (!f(number, tile)) break;
+      ++number;
     }
   }
 
@@ -182,17 +184,26 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   static_assert(kSharedBytes <= 227 * 1024, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
-  // out evenly: there are many, and of a head either few or a multiple of 8. With other numbers causal calls meet long
-  // tiles in the same blocks again and again (up to 30 % more for a block, simulated). H200, bench_prefill, 16 heads of
-  // 128 columns: 2,048 keys take 548 us, a block for each tile 604; causal 326 and 358.
+  // out evenly: all have as many keys; or there are many, and of a head either few or a multiple of 8, as with other
+  // numbers some blocks would meet long tiles again and again (up to 80 % more for a block, simulated). Where later
+  // tiles have more keys, and a head has many, blocks share out sections of heads. 16 heads of 128 columns: 2,048 keys
+  // take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for each tile 1,040 us, in the order
+  // of the sections 992, and with blocks that stay 910 (H100).
   //
   // With 64 columns, or 8 bits, and few tiles of a head, a block takes all of them instead, or those of several heads
   // (512 keys, causal: 172 us, staying 187; 128 columns of 8 bits, 1,024 keys: 238 and 260). A tile of queries is taken
   // to have as many keys; the rest of the costs is in tiles of keys.
-  static void share_out(PrefillGrid& grid) {
+  static void share_out(PrefillGrid& grid, const P& p) {
     const unsigned of_head = grid.tiles.divisor;
     if (!kExponentialsBound || of_head > 8) {
-      const bool even = of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
+      const KeysOfLater keys = keys_of_later(p.score, p.shape.q_len);
+      if (keys == KeysOfLater::more && of_head > 16) {
+        const int64_t columns = p.shape.dim + p.shape.value_dim();
+        if (grid.tiles_in_all >= 2 * int64_t(grid.at_once))
+          grid.stay_in_sections(p.shape.q_len * columns * int64_t(sizeof(TK)) / p.shape.group());
+        return;
+      }
+      const bool even = keys == KeysOfLater::alike || of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
       if (even && grid.tiles_in_all >= 7 * int64_t(grid.at_once)) grid.stay();
       return;
     }

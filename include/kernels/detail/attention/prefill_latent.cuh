@@ -79,7 +79,7 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   static constexpr int kSharedBytes = kTilesAt + kQueryBytes + kStages * (kStageBytes + kWeightBytes);
   static_assert(kSharedBytes <= 227 << 10, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
-  static void share_out(PrefillGrid&) {}
+  static void share_out(PrefillGrid&, const P&) {}
 
   static __device__ __forceinline__ unsigned char* queries_of(unsigned char* memory, int, int) { return memory; }
   static __device__ __forceinline__ unsigned char* stage_of(unsigned char* memory, int stage) {

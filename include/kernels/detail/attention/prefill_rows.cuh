@@ -100,20 +100,23 @@ struct PrefillGrid {
   unsigned step = 1;      // or how far apart those are that it walks on to,
   unsigned rounds = 1;    // and how many it takes at most
   bool back = false;      // whether every other round goes from the last block to the first
+  unsigned section = 0;   // or: of how many heads, of all sequences, blocks take the tiles before they go on,
+  FastDivision section_heads, section_rounds;  // and in how many rounds
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
   int pair = 1;  // blocks that have a tile of queries together, each some of its keys
   PrefillCuts cuts;
 
-  // splits: whether keys may be split; share: whether blocks are shared out among all sequences.
-  template <class Body>
-  static PrefillGrid of(const DeviceInfo& device, const AttentionShape& shape, const Attention& options, bool splits,
-                        bool share = false) {
+  // share: whether blocks are shared out among all sequences.
+  template <class Body, class P>
+  static PrefillGrid of(const DeviceInfo& device, const P& p, bool share = false) {
+    const AttentionShape& shape = p.shape;
+    constexpr bool splits = P::kSplits;
     static_assert(Body::kRows <= PrefillRoom::most_rows(Body::kDim) && Body::kOnEach <= PrefillCuts::kOnEach,
                   "what the workspace has room for");
-    PrefillGrid grid(shape, PrefillCuts(device, options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
+    PrefillGrid grid(shape, PrefillCuts(device, p.options, Body::kOnEach, Body::kKeys, share), splits, Body::kRows,
                      Body::kCols, packed(shape.q_len, shape.group(), Body::kRows));
-    if (even(shape, splits)) Body::share_out(grid);
+    if (even(shape, splits)) Body::share_out(grid, p);
     else if (Body::kWalking > 0) grid.walk(Body::kWalking);
     return grid;
   }
@@ -128,6 +131,34 @@ struct PrefillGrid {
   // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
   void stay() { walk(1), back = true; }
   void take_in_a_row(unsigned each) { of_block = rounds = each; }
+  // The same where a head's tiles have fewer and fewer keys. Blocks go through a section of heads in rounds, the first
+  // tiles of all its heads before the second ones, so that in two rounds, there and back, all blocks have about as many
+  // keys, and those that have one round fewer miss a short tile; the next section begins with the other end of the
+  // blocks. All sections have as many heads, three rounds at least, and keys and values of a size that the L2 cache
+  // keeps; bytes: those of one head of queries.
+  void stay_in_sections(int64_t bytes) {
+    constexpr int64_t kept = 32 << 20;
+    const int64_t all = tiles_in_all / tiles.divisor;
+    const int64_t least = (3 * int64_t(at_once) + tiles.divisor - 1) / tiles.divisor;
+    int64_t sections = lesser((all * bytes + kept - 1) / kept, all / least);
+    const auto fits = [&] { return all % sections == 0 && all / sections % group.divisor == 0; };
+    for (int tries = 0; tries < 64 && sections > 1 && !fits(); ++tries) --sections;
+    if (sections < 1 || !fits()) sections = 1;
+    const int64_t each = all / sections;
+    section = unsigned(each), section_heads = FastDivision(each);
+    const int64_t in_rounds = (each * tiles.divisor + at_once - 1) / at_once;
+    section_rounds = FastDivision(in_rounds);
+    rounds = unsigned(sections * in_rounds), most_blocks = at_once, back = true;
+  }
+  // The tile that a block takes in a round, or one that there is not.
+  __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
+    if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
+    unsigned in_section = round;
+    const unsigned s = section_rounds(in_section);
+    unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
+    const unsigned tile = section_heads(head);
+    return tile < tiles.divisor ? (s * section + head) * tiles.divisor + tile : ~0u;
+  }
 
   // Of the longest sequence.
   int most_splits() const { return cuts.most_of(tiles.divisor * parts.divisor * heads.divisor); }

@@ -34,7 +34,7 @@ struct SimtPrefillBody {
   // With the queries behind the tiles.
   static constexpr int kWalking = 0;
   static constexpr bool kWarpgroups = false;
-  static void share_out(PrefillGrid&) {}
+  static void share_out(PrefillGrid&, const P&) {}
   static size_t shared_bytes(const AttentionShape& shape) {
     return sizeof(Tiles) + size_t(kRows) * size_t(shape.dim + kGap) * 4;
   }

@@ -12,8 +12,10 @@ constexpr float kSmallScale = 1e-30f;  // not above it, products are scaled befo
 
 // What a warp holds, from kFirstWarp of the block on: kTiles of 16 rows. Lane 4g + t has, of tile i, rows g and g + 8;
 // of 8 columns of logits or of the output columns 2t and 2t + 1. kSlack: outputs are shrunk only where a logit is
-// larger than those before by more than this many bits of its exponential.
-template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0, int kSlack = 0>
+// larger than those before by more than this many bits of its exponential; kShrinks: they are always multiplied, even
+// by 1, so that there is no branch.
+template <class P, class TV, int kTiles, int kKeys, int kCols, int kFirstWarp = 0, int kSlack = 0,
+          bool kShrinks = false>
 struct PrefillWork {
   using S = typename P::S;
   using Value = ValueRun<typename P::Kv>;
@@ -38,7 +40,7 @@ struct PrefillWork {
   }
 
   // What logits are to be multiplied by, and, if any of the warp's rows has one that is larger than before by more than
-  // the slack, the outputs so far.
+  // the slack, or with kShrinks always, the outputs so far.
   struct Look {
     float factor, shrink[kTiles][2];
     bool raised;
@@ -167,7 +169,7 @@ struct PrefillWork {
     }
     // Most tiles have no larger logit than those before. Slack spares more, but then a row's largest weight need not be
     // 1, which 16 bits have exactly, and is rounded as the others are.
-    look.raised = __any_sync(0xffffffffu, look.raised);
+    look.raised = kShrinks || __any_sync(0xffffffffu, look.raised);
     if (look.raised) {
       KERNELS_UNROLL
       for (int i = 0; i < kTiles; ++i) {
@@ -199,17 +201,20 @@ struct PrefillWork {
     KERNELS_UNROLL
     for (int i = 0; i < kTiles; ++i) {
       KERNELS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const float from = reference(i, half) - kRaise;
-        KERNELS_UNROLL
-        for (int j = 0; j < kKeys / 8; ++j) {
-          KERNELS_UNROLL
-          for (int x = 0; x < 2; ++x) {
-            float& logit = logits[i][j][half * 2 + x];
-            logit = arch::exp2_flushed(fma(logit, look.factor, -from));
-            sums[i][half] += logit;
-          }
-        }
+      for (int half = 0; half < 2; ++half) make_exponentials<0, kKeys / 8>(look, i, half);
+    }
+  }
+  // Of 8 columns each from kFirst up to kEnd.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void make_exponentials(const Look& look, int i, int half) {
+    const float from = reference(i, half) - kRaise;
+    KERNELS_UNROLL
+    for (int j = kFirst; j < kEnd; ++j) {
+      KERNELS_UNROLL
+      for (int x = 0; x < 2; ++x) {
+        float& logit = logits[i][j][half * 2 + x];
+        logit = arch::exp2_flushed(fma(logit, look.factor, -from));
+        sums[i][half] += logit;
       }
     }
   }
