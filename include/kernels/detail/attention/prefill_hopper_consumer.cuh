@@ -14,26 +14,26 @@
 // it. 4,096 keys: 836 us; half of that half 857, all of the first rows' 932, a quarter of both rows' 880, everything
 // ahead of the wait 925. A loop of its own for tiles without masks, fences and rarer products gains nothing alone.
 //
-// It also matters that the groups keep apart: where one begins its products while the other has begun its own, both then
-// wait, and make exponentials at the same time. Small changes, even of the producer, change the order of the compiler's
-// instructions, and with it the time by up to 8 %: look at a profile's first products of a loop, where groups that are in
-// each other's way wait. Turns at products do not help with 128 columns (463 us for 433, 2,048 keys; passed on behind
-// the largest logits 495), nor does a first tile for which one group waits for the other (460).
+// It also matters that the groups keep apart: where one begins its products while the other has begun its own, both
+// then wait, and make exponentials at the same time. Small changes, even of the producer, change the order of the
+// compiler's instructions, and with it the time by up to 8 %: in a profile the first products of a loop show whether
+// groups are in each other's way. Turns at products do not help with 128 columns (2,048 keys 463 us for 433; passed on
+// behind the largest logits 495), nor does a first tile for which one group waits for the other (460).
 //
-// FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns with
-// 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of one warp,
-// results that go out by the TMA unit, and gives tiles of queries to blocks as these ask for them. Tried here on an H100,
-// in turns with what is here: a producer of which one warp alone asks for boxes (8 % slower: the groups get in each
-// other's way); keys and values awaited as soon as the product before is done (505 us for 443); the next tile of queries
-// asked for when this one has begun (3 % faster with 512 keys, causal 1 to 3 % slower); results by way of their queries'
-// place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by one).
+// FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns
+// with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of one
+// warp, results that go out by the TMA unit, and gives tiles of queries to blocks as these ask for them. Tried here, in
+// turns with what is here, on an H100: a producer of which one warp alone asks for boxes (8 % slower: the groups get in
+// each other's way); keys and values awaited as soon as the product before is done (505 us for 443); the next tile of
+// queries asked for when this one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results by way of their
+// queries' place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by one).
 //
-// Tried before, with exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for 144);
-// the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at exponentials
-// (3 to 7 % slower with 64 columns and with 8 bits); fences in the producer, more chains of maxima and sums (no
-// difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142); exponents that
-// are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that begin each tile
-// of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
+// Tried before, with all exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for
+// 144); the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at
+// exponentials (3 to 7 % slower with 64 columns and with 8 bits); fences in the producer, more chains of maxima and sums
+// (no difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142); exponents
+// that are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that begin each
+// tile of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
@@ -64,16 +64,17 @@ struct HopperConsumer : Parts {
 
   // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits, which are 256
   // already, leave no room for that. H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8
-  // of 256 take 1,060, 815 and 722 us, and without slack 1,097, 842 and 757. Up to 128 columns it is sooner still to
-  // multiply outputs always: no branch then stands between exponentials, multiplications and roundings, and the units
-  // that make exponentials, which are the slowest, have work all the time.
-  static constexpr bool kShrinks = kCols <= 128;
+  // of 256 take 1,060, 815 and 722 us, and without slack 1,097, 842 and 757. Up to 128 columns of 16 bits it is sooner
+  // still to multiply outputs always, without a branch, with 16 heads of 128 columns by 6 %. H100, 16,384 keys: with
+  // products of 8 bits 2,663 us, multiplied always 2,757; with keys and values of 8 bits that are decoded 4,294 and
+  // 4,468.
+  static constexpr bool kShrinks = kCols <= 128 && !kInEight && kProducers == 1;
   static constexpr int kSlack = kInEight || kShrinks ? 0 : 8;
   // The fragments of 16 rows for each warp, of 64 for a warpgroup.
   using Work = PrefillWork<P, TV, 1, kKeys, kCols, 4 * kProducers, kSlack, kShrinks>;
   // Whether plain tiles have a loop of their own. With 256 columns, where there are fewer tiles and more instructions,
-  // short calls would take longer.
-  static constexpr bool kPlainLoop = Parts::kBoxes && kDim <= 128;
+  // short calls would take longer (512 keys 150 us for 143), and with 8 bits all would (16,384 keys up to 10 %).
+  static constexpr bool kPlainLoop = Parts::kBoxes && kDim <= 128 && !kInEight;
 
   // The compiler knows that all lanes have it.
   static __device__ __forceinline__ int group_of_warp() {
