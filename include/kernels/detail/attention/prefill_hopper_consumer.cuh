@@ -21,19 +21,20 @@
 // behind the largest logits 495), nor does a first tile for which one group waits for the other (460).
 //
 // FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns
-// with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of one
-// warp, results that go out by the TMA unit, and gives tiles of queries to blocks as these ask for them. Tried here, in
-// turns with what is here, on an H100: a producer of which one warp alone asks for boxes (8 % slower: the groups get in
-// each other's way); keys and values awaited as soon as the product before is done (505 us for 443); the next tile of
-// queries asked for when this one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results by way of their
-// queries' place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by one).
+// with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of
+// one warp, results that go out by the TMA unit, and gives tiles of queries to blocks as these ask for them. Tried
+// here, in turns with what is here, on an H100: a producer of which one warp alone asks for boxes (8 % slower: the
+// groups get in each other's way); keys and values awaited as soon as the product before is done (505 us for 443); the
+// next tile of queries asked for when this one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results by way
+// of their queries' place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by
+// one).
 //
 // Tried before, with all exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for
 // 144); the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at
-// exponentials (3 to 7 % slower with 64 columns and with 8 bits); fences in the producer, more chains of maxima and sums
-// (no difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142); exponents
-// that are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that begin each
-// tile of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
+// exponentials (3 to 7 % slower with 64 columns and with 8 bits); fences in the producer, more chains of maxima and
+// sums (no difference); results that go out while the next tile's first logits are made (512 keys 159 us for 142);
+// exponents that are only looked at for one above the largest so far (with 64 columns 1,180 us for 1,150); groups that
+// begin each tile of queries together (512 keys 143 us for 134); results by 8 bytes a lane (140 us for 134).
 #pragma once
 
 #include "prefill_hopper_parts.cuh"
