@@ -280,8 +280,8 @@ KERNELS_HD KeyRange key_range(const S& score, const ScoreQueries& q) {
   }
   return {r.begin, greater(r.begin, r.end)};
 }
-// Whether queries see about as many keys as those ahead of them, or far more. The host does not ask a score of one's
-// own, whose kv_range() may read device memory.
+// Whether queries see about as many keys as those ahead of them, or far more, if there are as many keys as queries. The
+// host does not ask a score of one's own, whose kv_range() may read device memory.
 enum class KeysOfLater { alike, more, unknown };
 template <class S>
 KeysOfLater keys_of_later(const S& score, int64_t q_len) {
@@ -293,7 +293,10 @@ KeysOfLater keys_of_later(const S& score, int64_t q_len) {
       const KeyRange range = key_range(score, {0, query, query, q_len, q_len});
       return range.end - range.begin;
     };
-    return 2 * seen(q_len - 1) > 3 * seen(q_len / 2) ? KeysOfLater::more : KeysOfLater::alike;
+    const int64_t last = seen(q_len - 1), middle = seen(q_len / 2);
+    return 2 * last > 3 * middle   ? KeysOfLater::more
+           : 3 * last < 2 * middle ? KeysOfLater::unknown
+                                   : KeysOfLater::alike;
   } else {
     return Ranges<S>::value ? KeysOfLater::unknown : KeysOfLater::alike;
   }

@@ -143,6 +143,24 @@ struct Any : k::Score {
 
 }  // namespace
 
+TEST_CASE("whether later queries see more keys") {
+  using k::detail::keys_of_later;
+  using Keys = k::detail::KeysOfLater;
+  struct Own : k::Score {
+    k::KeyRange kv_range(const k::ScoreQueries& q) const { return {0, q.last + 1}; }
+  };
+  CHECK(keys_of_later(k::no_mask(), 4096) == Keys::alike);
+  CHECK(keys_of_later(k::soft_cap(2.f), 4096) == Keys::alike);
+  CHECK(keys_of_later(k::causal(), 4096) == Keys::more);
+  CHECK(keys_of_later(k::causal() & k::soft_cap(2.f), 4096) == Keys::more);
+  CHECK(keys_of_later(k::window(1000, 0), 4096) == Keys::alike);
+  CHECK(keys_of_later(k::window(4000, 0), 4096) == Keys::more);
+  CHECK(keys_of_later(k::window(0, -1), 4096) == Keys::unknown);
+  CHECK(keys_of_later(Own{}, 4096) == Keys::unknown);
+  CHECK(keys_of_later(k::causal() & Own{}, 4096) == Keys::unknown);
+  CHECK(keys_of_later(k::causal(), 1) == Keys::alike);
+}
+
 TEST_CASE("each score alone") {
   Tally t;
   each_score(Calls{t});

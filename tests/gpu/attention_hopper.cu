@@ -324,6 +324,10 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   stays<256, k::bfloat16>(t, 2 * 128 + 1, 16, 8);
   stays<64, k::half, int8_t, k::half>(t, 8 * 128 + 1, 8, 8);
   stays<256, k::half, k::float8_e5m2>(t, 2 * 128 + 1, 16, 8);
+  // In sections of heads.
+  stays<64, k::half>(t, 16 * 192 + 1, 2, 2);
+  stays<128, k::bfloat16>(t, 17 * 128 + 1, 2, 1);
+  stays<256, k::bfloat16>(t, 17 * 128 - 1, 2, 2);
   many_cases<64, k::half>(t);
   many_cases<128, k::bfloat16>(t);
   many_cases<256, k::bfloat16>(t);

@@ -5,7 +5,7 @@
 // 2,390, in which the products of both groups would take 2,048. Of these a group needs 700 to 1,000 to issue its
 // products, as those with weights in registers wait for each other, 440 from the first logit to the largest, and 900
 // for exponentials, multiplications and roundings. What is before and behind a tile of queries takes 5,600: until it is
-// known 750, the first logits 1,250, their softmax 1,300, the last product 1,150, and results on their way 1,250.
+// known 750, the first logits 1,250, their softmax 1,300, the last product 1,150, and results on their way 1,150.
 //
 // What makes a tile short is that the units for exponentials, which are the slowest part of softmax, begin early and
 // have work until the end: outputs are multiplied whether or not they must be, so that there is no branch in between;
@@ -22,7 +22,7 @@
 //
 // FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns
 // with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of
-// one warp, results that go out by the TMA unit, and gives tiles of queries to blocks as these ask for them. Tried
+// one warp, results that go out by the TMA unit, and with masks gives tiles of queries to blocks that ask. Tried
 // here, in turns with what is here, on an H100: a producer of which one warp alone asks for boxes (8 % slower: the
 // groups get in each other's way); keys and values awaited as soon as the product before is done (505 us for 443); the
 // next tile of queries asked for when this one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results by way
@@ -149,7 +149,7 @@ struct HopperConsumer : Parts {
     }
   }
 
-  // A group on its way through the tiles of keys that its rows see. Stages are at `stages` in shared memory.
+  // A group on its way through the tiles of keys that its rows see.
   struct Attending {
     const P& p;
     Shared& shared;

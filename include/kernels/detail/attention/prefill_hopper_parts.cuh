@@ -184,11 +184,11 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   static_assert(kSharedBytes <= 227 * 1024, "what a block can have");
   static size_t shared_bytes(const AttentionShape&) { return kSharedBytes; }
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
-  // out evenly: all have as many keys; or there are many, and of a head either few or a multiple of 8, as with other
-  // numbers some blocks would meet long tiles again and again (up to 80 % more for a block, simulated). Where later
-  // tiles have more keys, and a head has many, blocks share out sections of heads. 16 heads of 128 columns: 2,048 keys
-  // take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for each tile 1,040 us, in the order
-  // of the sections 992, and with blocks that stay 910 (H100).
+  // out evenly: all have about as many keys; or there are many, and of a head either few or a multiple of 8, as with
+  // other numbers some blocks would meet long tiles again and again (up to 88 % more for a block, simulated). Where
+  // later tiles have more keys, and a head has many, blocks share out sections of heads. 16 heads of 128 columns: 2,048
+  // keys take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for each tile 1,040 us, in the
+  // order of the sections 992, and with blocks that stay 910 (H100).
   //
   // With 64 columns, or 8 bits, and few tiles of a head, a block takes all of them instead, or those of several heads
   // (512 keys, causal: 172 us, staying 187; 128 columns of 8 bits, 1,024 keys: 238 and 260). A tile of queries is taken
@@ -200,7 +200,7 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
       if (keys == KeysOfLater::more && of_head > 16) {
         const int64_t columns = p.shape.dim + p.shape.value_dim();
         if (grid.tiles_in_all >= 2 * int64_t(grid.at_once))
-          grid.stay_in_sections(p.shape.q_len * columns * int64_t(sizeof(TK)) / p.shape.group());
+          grid.stay_in_sections(p.shape.q_len * columns * int64_t(sizeof(TK)));
         return;
       }
       const bool even = keys == KeysOfLater::alike || of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);

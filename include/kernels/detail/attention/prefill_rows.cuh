@@ -101,7 +101,7 @@ struct PrefillGrid {
   unsigned rounds = 1;    // and how many it takes at most
   bool back = false;      // whether every other round goes from the last block to the first
   unsigned section = 0;   // or: of how many heads, of all sequences, blocks take the tiles before they go on,
-  FastDivision section_heads, section_rounds;  // and in how many rounds
+  FastDivision section_heads{}, section_rounds{};  // and in how many rounds
   unsigned at_once;       // how many blocks run at the same time
   int64_t most_blocks = std::numeric_limits<int64_t>::max();
   int pair = 1;  // blocks that have a tile of queries together, each some of its keys
@@ -134,16 +134,20 @@ struct PrefillGrid {
   // The same where a head's tiles have fewer and fewer keys. Blocks go through a section of heads in rounds, the first
   // tiles of all its heads before the second ones, so that in two rounds, there and back, all blocks have about as many
   // keys, and those that have one round fewer miss a short tile; the next section begins with the other end of the
-  // blocks. All sections have as many heads, three rounds at least, and keys and values of a size that the L2 cache
-  // keeps; bytes: those of one head of queries.
+  // blocks. All sections have as many heads, and where the number of heads divides so, three rounds at least and keys
+  // and values of a size that the L2 cache keeps. bytes: those of one head of keys.
   void stay_in_sections(int64_t bytes) {
     constexpr int64_t kept = 32 << 20;
-    const int64_t all = tiles_in_all / tiles.divisor;
+    const int64_t all = tiles_in_all / tiles.divisor, sharing = group.divisor / pack.divisor;
     const int64_t least = (3 * int64_t(at_once) + tiles.divisor - 1) / tiles.divisor;
-    int64_t sections = lesser((all * bytes + kept - 1) / kept, all / least);
-    const auto fits = [&] { return all % sections == 0 && all / sections % group.divisor == 0; };
-    for (int tries = 0; tries < 64 && sections > 1 && !fits(); ++tries) --sections;
-    if (sections < 1 || !fits()) sections = 1;
+    const int64_t most = greater<int64_t>(1, all / least);
+    const int64_t wanted = lesser<int64_t>(most, (all / sharing * bytes + kept - 1) / kept);
+    const auto fits = [&](int64_t count) {
+      return count >= 1 && count <= most && all % count == 0 && all / count % sharing == 0;
+    };
+    int64_t away = 0;
+    while (away < 256 && !fits(wanted - away) && !fits(wanted + away)) ++away;
+    const int64_t sections = fits(wanted - away) ? wanted - away : fits(wanted + away) ? wanted + away : 1;
     const int64_t each = all / sections;
     section = unsigned(each), section_heads = FastDivision(each);
     const int64_t in_rounds = (each * tiles.divisor + at_once - 1) / at_once;
@@ -154,7 +158,7 @@ struct PrefillGrid {
   __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
     if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
     unsigned in_section = round;
-    const unsigned s = section_rounds(in_section);
+    const unsigned s = section_rounds(in_section);  // which leaves the remainder there
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
     const unsigned tile = section_heads(head);
     return tile < tiles.divisor ? (s * section + head) * tiles.divisor + tile : ~0u;
