@@ -1,11 +1,12 @@
 // The consumers of attention for sm_90a: logits, their softmax, the product with the values, and results on their way
 // to the sink.
 //
-// Where the time goes (H100, 16 heads of 128 columns, cycles by the clock that a group reads): a tile of 128 keys takes
-// 2,390, in which the products of both groups would take 2,048. Of these a group needs 700 to 1,000 to issue its
-// products, as those with weights in registers wait for each other, 440 from the first logit to the largest, and 900
-// for exponentials, multiplications and roundings. What is before and behind a tile of queries takes 5,600: until it is
-// known 750, the first logits 1,250, their softmax 1,300, the last product 1,150, and results on their way 1,150.
+// Where the time goes (H100, 16 heads of 128 columns, cycles by the clock that a group reads, from programs that were
+// not kept): a tile of 128 keys takes 2,390, in which the products of both groups would take 2,048. In a variant that
+// took 2,700 a group needed 810 to 1,170 to issue its products, as those with weights in registers wait for each
+// other, 340 to 490 from the first logit to the largest, and 980 to 1,110 for exponentials, multiplications and
+// roundings. What is before and behind a tile of queries takes 5,800 (2,048 keys, causal): until it is known 770, the
+// first logits 1,210, their softmax 1,290, the last product 1,210, and results on their way 1,320.
 //
 // What makes a tile short is that the units for exponentials, which are the slowest part of softmax, begin early and
 // have work until the end: outputs are multiplied whether or not they must be, so that there is no branch in between;
