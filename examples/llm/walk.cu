@@ -65,6 +65,9 @@ struct Worker : AttendingThread<kChunks> {
   __device__ __forceinline__ void product(const Step& step) {
     begin_part();
     const int tiles = (step.rows + kTile - 1) / kTile, bytes = int(row_bytes(step.cols));
+    const int mine = (tiles - step.first_tile() + int(gridDim.x) - 1) / int(gridDim.x);
+    int stages = mine * ((bytes + kChunk - 1) / kChunk);  // to come
+    if (tid == 0) shared.soon_waiting = stages <= kRest;
     for (int tile = step.first_tile(); tile < tiles;) {
       const int row = (tile + tid / 8 * int(gridDim.x)) * kTile + tid % 8 * 2;
       const bool makes = tid < 8 * kSlots && row < step.rows;
@@ -76,6 +79,7 @@ struct Worker : AttendingThread<kChunks> {
           arch::mbarrier_wait_in_block(&shared.full[at.stage], at.parity);
           multiply(sums, ring + at.stage * kStage, min(kChunk, bytes - begin), x);
           x.skip(kChunk / 64);
+          if (--stages == kRest && tid == 0) shared.soon_waiting = true;
           __syncwarp();
           if (lane == 0) arch::mbarrier_arrive(&shared.empty[at.stage]);
           at.next(p.stages);
@@ -321,6 +325,7 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
     }
     arch::mbarrier_init_fence();
   }
+  if (threadIdx.x == 0) shared.soon_waiting = false;
   __syncthreads();
   if (threadIdx.x >= kThreads) {
     arch::fewer_registers<40>();

@@ -24,14 +24,19 @@ using Code = Element<kWeights>;
 constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // codes in 16 bytes
 constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
-constexpr int kChunk = kBits == 4 ? 2048 : 1024;                            // bytes of a row in a stage
-constexpr int kPitch = kChunk + 64;                                         // so that two rows lie in different banks
-// Stages on their way from memory at most: what blocks send each other waits behind them. And stages that are
-// prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with kAhead = 8 and 0: Llama-3.2-1B
-// in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and 889. Tokens a
-// second on an H200 with kInFlight = 2, 3, 4, 5: Mistral-7B in fp16 257, 271, 238, 236; Llama-3.2-1B 1,374, 1,420,
-// 1,327, 1,286; Mistral-7B in int8 439, 446, 437, 429; in int4, with 1, 2, 3: 575, 557, 548.
-constexpr int kInFlight = kBits == 4 ? 1 : 3, kAhead = 8;
+constexpr int kChunk = 1024;         // bytes of a row in a stage
+constexpr int kPitch = kChunk + 64;  // so that two rows lie in different banks
+// Stages on their way from memory at most, and where blocks soon wait for each other: from the last kRest stages of a
+// product until the next one begins. What blocks send each other waits in the L2 behind what that waits for: on an H100
+// a read of something that it has takes 570 cycles beside 16 KB on their way to each multiprocessor, 800 beside 24,
+// 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
+// layers of Mistral-7B behind 120 tokens take 1,795 us in fp16, for 1,819 with three stages everywhere, in int8 892 for
+// 938, in int4 577 for 610 with two; Llama-3.2-1B in bf16 836 for 854.
+constexpr int kInFlight = 3, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
+// Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
+// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and
+// 889.
+constexpr int kAhead = 8;
 constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
@@ -39,6 +44,9 @@ constexpr int kMostStages = 16, kMostAngles = 64;
 // Of what is normalized, before it is rounded: halves end at 65,504, and a model's row may be larger.
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
 constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
+// So many keys are not shared out: what parts give would have to go through memory once more. The same layers behind
+// 190 tokens on an H200 take 1,490 us for 1,540 with parts, in int4 582 for 648, Llama-3.2-1B 687 for 714.
+constexpr int kAloneKeys = 3 * kKeysAtOnce;
 constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
 constexpr int kAllConsumers = 1, kAllCopiers = 2;  // named barriers
 constexpr int kCopiers = 4;                        // warps of the producer
@@ -48,6 +56,7 @@ struct Shared {
   float sums[2][kSlots][kWarps][kTile];
   float cosines[2][kMostAngles], sines[2][kMostAngles];
   float parts[kWarps];
+  volatile bool soon_waiting;  // consumers, for other blocks
   alignas(16) WalkLayer layers[2];    // this one and the next, of the consumers
   alignas(16) WalkLayer streamed[3];  // of the producer, of which a warp may still be in the layer ahead
 };
@@ -192,7 +201,9 @@ struct Part {
     const int share = int(shape.heads / shape.kv_heads), groups = (share + kShared - 1) / kShared;
     const int sets = int(shape.kv_heads) * groups,
               first = layer.window > 0 && layer.window < keys ? keys - int(layer.window) : 0;
-    count = max(1, min(int(gridDim.x) / sets, (keys - first + kKeysAtOnce - 1) / kKeysAtOnce));
+    count = keys - first <= kAloneKeys
+                ? 1
+                : max(1, min(int(gridDim.x) / sets, (keys - first + kKeysAtOnce - 1) / kKeysAtOnce));
     set = blockIdx.x % sets, number = blockIdx.x / sets, kv_head = set / groups;
     first_head = kv_head * share + set % groups * kShared, heads = min(kShared, share - set % groups * kShared);
     const int size = (keys - first + count - 1) / count;

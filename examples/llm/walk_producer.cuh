@@ -110,9 +110,10 @@ class Producer {
   }
 
   __device__ __forceinline__ void copy(const char* from, int begin, int bytes) {
-    if (++in_flight_ > kInFlight) {
+    const int most = shared.soon_waiting ? kFewInFlight : kInFlight;
+    for (++in_flight_; in_flight_ > most; --in_flight_) {
       arch::mbarrier_wait_in_block(&shared.full[landing_.stage], landing_.parity);
-      landing_.next(p.stages), --in_flight_;
+      landing_.next(p.stages);
     }
     uint64_t* const full = &shared.full[at_.stage];
     if (lane == 0) arch::mbarrier_arrive_expect(full, kRows * (bytes + (kGroupScales ? bytes / 8 : 0)));

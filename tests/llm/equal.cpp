@@ -369,7 +369,7 @@ TEST_CASE("a step in one launch computes what its calls do") {
       const ModelFolder folder(model, type.stored);
       llm::Settings settings = settings_of(folder.path(), type.stored);
       settings.weights = llm::name_of(type.weights);
-      for (const int64_t prompt : {140, 1, 40, 127, 1500}) {
+      for (const int64_t prompt : {140, 1, 40, 127, 382, 1500}) {
         if (shortened.leaves_out()) continue;
         INFO(model["config"]["model_type"].get<std::string>()
              << " of " << llm::name_of(type.weights) << " in " << llm::name_of(type.stored) << ", behind " << prompt);
