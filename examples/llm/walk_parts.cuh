@@ -24,8 +24,8 @@ using Code = Element<kWeights>;
 constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // codes in 16 bytes
 constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
-constexpr int kChunk = 1024;         // bytes of a row in a stage
-constexpr int kPitch = kChunk + 64;  // so that two rows lie in different banks
+constexpr int kChunk = 1024;                                                // bytes of a row in a stage
+constexpr int kPitch = kChunk + 64;                                         // so that two rows lie in different banks
 // Stages on their way from memory at most, and where blocks soon wait for each other: from the last kRest stages of a
 // product until the next one begins. What blocks send each other waits in the L2 behind what that waits for: on an H100
 // a read of something that it has takes 570 cycles beside 16 KB on their way to each multiprocessor, 800 beside 24,
@@ -56,7 +56,7 @@ struct Shared {
   float sums[2][kSlots][kWarps][kTile];
   float cosines[2][kMostAngles], sines[2][kMostAngles];
   float parts[kWarps];
-  volatile bool soon_waiting;  // consumers, for other blocks
+  volatile bool soon_waiting;         // consumers, for other blocks
   alignas(16) WalkLayer layers[2];    // this one and the next, of the consumers
   alignas(16) WalkLayer streamed[3];  // of the producer, of which a warp may still be in the layer ahead
 };
