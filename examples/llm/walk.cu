@@ -324,8 +324,8 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
       arch::mbarrier_init(&shared.empty[i], kWarps);
     }
     arch::mbarrier_init_fence();
+    shared.soon_waiting = false;
   }
-  if (threadIdx.x == 0) shared.soon_waiting = false;
   __syncthreads();
   if (threadIdx.x >= kThreads) {
     arch::fewer_registers<40>();

@@ -31,13 +31,14 @@ constexpr int kPitch = kChunk + 64;                                         // s
 // a read of something that it has takes 570 cycles beside 16 KB on their way to each multiprocessor, 800 beside 24,
 // 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
 // layers of Mistral-7B behind 120 tokens take 1,795 us in fp16, for 1,819 with three stages everywhere, in int8 892 for
-// 938, in int4 577 for 610 with two; Llama-3.2-1B in bf16 836 for 854.
+// 938, in int4 577 for 610 with two; Llama-3.2-1B in bf16 836 for 854. With four there are no more than 1 % to be had,
+// and an H200 was slower with four everywhere than with three: Mistral-7B in fp16 made 238 tokens a second for 271.
 constexpr int kInFlight = 3, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
-// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4 864 and
-// 889.
+// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4, of which
+// stages were twice as large, 864 and 889.
 constexpr int kAhead = 8;
-constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches
+constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
 constexpr int kMostStages = 16, kMostAngles = 64;
@@ -45,7 +46,7 @@ constexpr int kMostStages = 16, kMostAngles = 64;
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
 constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
 // So many keys are not shared out: what parts give would have to go through memory once more. The same layers behind
-// 190 tokens on an H200 take 1,490 us for 1,540 with parts, in int4 582 for 648, Llama-3.2-1B 687 for 714.
+// 190 tokens take 3 % longer with parts on an H200, in int4 11 %, Llama-3.2-1B 4 %; behind 380 0 to 3 %.
 constexpr int kAloneKeys = 3 * kKeysAtOnce;
 constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
 constexpr int kAllConsumers = 1, kAllCopiers = 2;  // named barriers

@@ -135,12 +135,13 @@ class Producer {
   }
 
   // Prefetches keys and values that this block will read, but the newest, into the L2: as many as all blocks' have room
-  // there.
+  // there, and all where few blocks have some.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
     const Part part(p, layer, keys_);
     const int dim = int(w.shape.dim), lines = (2 * dim + 127) / 128;
     const int count = (min(part.end, keys_ - 1) - part.begin) * lines;
-    for (int i = copier * 32 + lane; i < min(count, kAheadKeys); i += 32 * kCopiers) {
+    const int most = part.count == 1 ? count : min(count, kAheadKeys);
+    for (int i = copier * 32 + lane; i < most; i += 32 * kCopiers) {
       const int64_t at =
           (int64_t(slot_of(p, part.begin + i / lines)) * w.shape.kv_heads + part.kv_head) * dim + i % lines * 64;
       arch::prefetch_l2(static_cast<const A*>(layer.keys) + at);
