@@ -46,9 +46,9 @@ constexpr int kMostStages = 16, kMostAngles = 64;
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
 constexpr int kShared = 4, kKeysAtOnce = 16 * kWarps;  // heads of queries that share keys; keys that are read at once
 // So many keys are not shared out: what parts give would have to go through memory once more. The same layers behind
-// 190 tokens take 3 % longer with parts on an H200, in int4 11 %, Llama-3.2-1B 4 %. On an H100, in us: behind 380 1,863,
-// 664, 874 with two of these, 1,850, 639, 874 with three; behind 420 1,849, 650, 868 with three, 1,866, 650, 891 with
-// four.
+// 190 tokens take 3 % longer with parts on an H200, in int4 11 %, Llama-3.2-1B 4 %. On an H100, in us, behind 380
+// tokens 1,863, 664, 874 with two of these, 1,850, 639, 874 with three; behind 420 1,849, 650, 868 with three, 1,866,
+// 650, 891 with four.
 constexpr int kAloneKeys = 3 * kKeysAtOnce;
 constexpr int kStatesAt = 4096;  // bytes of inputs that attention has queries in, before the states of its warps
 constexpr int kAllConsumers = 1, kAllCopiers = 2;  // named barriers
