@@ -129,7 +129,7 @@ def timed(made, queries, keys, values, causal, calls):
             graphs[who] = prepared(who, make, queries, keys, values, causal, calls)
         except Exception as error:
             torch.cuda.synchronize()
-            if who != "kernels" and "build does not support" in str(error):  # without this type it is not beside us here
+            if who != "kernels" and "build does not support" in str(error):  # without this type it is no peer here
                 print(f"{who} is left out: {' '.join(str(error).split())[:200]}", flush=True)
                 continue
             figures[who] = error.with_traceback(None)  # which would keep all tensors

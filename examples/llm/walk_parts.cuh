@@ -31,8 +31,9 @@ constexpr int kPitch = kChunk + 64;                                         // s
 // a read of something that it has takes 570 cycles beside 16 KB on their way to each multiprocessor, 800 beside 24,
 // 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
 // layers of Mistral-7B behind 120 tokens take 1,795 us in fp16, for 1,819 with three stages everywhere, in int8 892 for
-// 938, in int4 577 for 610 with two; Llama-3.2-1B in bf16 836 for 854. With four there are no more than 1 % to be had,
-// and an H200 was slower with four everywhere than with three: Mistral-7B in fp16 made 238 tokens a second for 271.
+// 938, in int4 577 for 610 with two; Llama-3.2-1B in bf16 836 for 854 (programs that were not kept, which launch this
+// alone). Four save 1 % at most, and an H200 was slower with four everywhere than with three: Mistral-7B in fp16 made
+// 238 tokens a second for 271.
 constexpr int kInFlight = 3, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
 // Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4, of which

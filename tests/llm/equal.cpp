@@ -275,7 +275,7 @@ Json walking_model(const std::string& type, int64_t hidden, int64_t heads, int64
                  {"rope_theta", 10000.0},
                  {"tie_word_embeddings", false},
                  {"max_position_embeddings", 4096}};
-  // As many keys as one block takes, and more.
+  // Fewer keys than one block takes alone, and more.
   if (type == "mistral") config["sliding_window"] = layers > 3 ? 450 : 150;
   if (type == "qwen2") config["use_sliding_window"] = false, config.erase("head_dim");
   Json tensors = Json::array();
