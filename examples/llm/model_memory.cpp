@@ -184,7 +184,7 @@ void Model::plan_walk() {
   const Config& c = config_;
   const Matrix& w = layers_[0].up;
   const WalkCalls* const calls = device_.walk(w.type);
-  if (calls == nullptr || options_.sequences != 1 || c.layer_norm || c.head_norms || c.post_norms ||
+  if (calls == nullptr || options_.sequences != 1 || c.layer_norm || c.post_norms ||
       c.learned_positions || c.output_bias || c.experts > 0 || c.score_cap > 0 || c.logit_cap > 0)
     return;
   std::vector<WalkLayer> layers;
@@ -195,13 +195,13 @@ void Model::plan_walk() {
     for (const Matrix* m : {&l.qkv.q, &l.qkv.k, &l.qkv.v, &l.output, &l.gate, &l.up, &l.down}) {
       if (m->type != w.type) return;
     }
-    layers.push_back({l.qkv, l.output, l.gate, l.up, l.down, l.attention_norm.gamma, l.mlp_norm.gamma, l.keys.as(),
-                      l.values.as(), how.rope, how.window});
+    layers.push_back({l.qkv, l.output, l.gate, l.up, l.down, l.attention_norm.gamma, l.mlp_norm.gamma, l.q_norm.gamma,
+                      l.k_norm.gamma, l.keys.as(), l.values.as(), how.rope, how.window});
   }
   walk_ = {};
   walk_.count = int64_t(layers.size()), walk_.hidden = c.hidden, walk_.inner = c.inner, walk_.vocabulary = c.vocabulary,
   walk_.shape = c.shape(), walk_.cache = cache_type_, walk_.activation = c.activation, walk_.eps = c.eps,
-  walk_.score_scale = c.score_scale;
+  walk_.score_scale = c.score_scale, walk_.head_norms = c.head_norms;
   for (size_t i = 0; i < c.ropes.size(); ++i) walk_.ropes[i] = ropes_[i];
   walk_.embedding = embedding_, walk_.embedding_scale = c.embedding_scale;
   if (head_.type == w.type) walk_.head = head_;  // a head is never quantized: with codes it is a call of its own
@@ -212,6 +212,7 @@ void Model::plan_walk() {
   walk_layers_.upload(layers.data(), layers.size() * sizeof(WalkLayer));
   walk_room_ = Buffer(device_, bytes, "activations");
   walk_.layers = walk_layers_.as<WalkLayer>(), walk_.room = walk_room_.as();
+  check(calls->begin(device_.place(), walk_, layers.data()));
   walk_calls_ = calls;
 }
 

@@ -229,7 +229,7 @@ struct ProductCalls {
 struct WalkLayer {
   QkvWeights qkv;
   Matrix output, gate, up, down;
-  const float *attention_norm, *mlp_norm;
+  const float *attention_norm, *mlp_norm, *q_norm, *k_norm;  // the latter two of each head, where there are such
   void *keys, *values;
   int rope;
   int64_t window;
@@ -240,6 +240,7 @@ struct Walk {
   Heads shape;
   Type cache;
   Activation activation;
+  bool head_norms;
   float eps, score_scale;
   Rope ropes[2];
   Matrix embedding, head;  // no head: its product is a call of its own, from x
@@ -254,6 +255,8 @@ struct WalkCalls {
   Type weights;
   // Bytes of `room`, zeroed once; 0: a model of this shape takes the other calls, on this GPU at least.
   size_t (*bytes)(const Walk&);
+  // Puts into `room` where weights are, before the first step. The layers as the host has them.
+  const char* (*begin)(const Place&, const Walk&, const WalkLayer* layers);
   // From the last token to the logits, or to x. The cache is a layer's, of which keys and values are those of each.
   const char* (*walk)(const Place&, const Walk&, const Tokens&, const Cache&);
 };

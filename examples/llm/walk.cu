@@ -24,6 +24,10 @@
 // on them that does not end by itself.
 #include <cuda_runtime.h>
 
+#include <vector>
+
+#include <kernels/detail/tensor_map.cuh>
+
 #include "walk_attention.cuh"
 #include "walk_producer.cuh"
 
@@ -69,9 +73,10 @@ struct Worker : AttendingThread<kChunks> {
     int stages = mine * ((bytes + kChunk - 1) / kChunk);  // to come
     if (tid == 0) shared.soon_waiting = stages <= kRest;
     for (int tile = step.first_tile(); tile < tiles;) {
-      const int row = (tile + tid / 8 * int(gridDim.x)) * kTile + tid % 8 * 2;
-      const bool makes = tid < 8 * kSlots && row < step.rows;
-      const Ready ready = makes ? prepare(step, row) : Ready{};
+      const int of_thread = tile + tid / kHalf * int(gridDim.x);
+      const bool makes = tid < kHalf * kSlots && of_thread < tiles;
+      const TileRows rows = rows_of(w, step, makes ? of_thread : tile);
+      const Ready ready = makes ? prepare(step, rows) : Ready{};
       for (int slot = 0; slot < kSlots && tile < tiles; ++slot, tile += gridDim.x) {
         Product::Sums sums;
         Product::Inputs x(inputs, step.cols, step.normed(), g, t);
@@ -85,17 +90,17 @@ struct Worker : AttendingThread<kChunks> {
           at.next(p.stages);
         }
         const float upper = sums.row(false, step.normed()), lower = sums.row(true, step.normed());
-        if (t < 2) shared.sums[buffer][slot][warp][g + 8 * t] = t == 0 ? upper : lower;
+        if (t < 2) shared.sums[buffer][slot][warp][row_of_lanes(g) + kHalf * t] = t == 0 ? upper : lower;
       }
       sync();
       if (makes) {
         float2 total = {0, 0};
         KERNELS_UNROLL
         for (int i = 0; i < kWarps; ++i) {
-          const float2 some = *reinterpret_cast<const float2*>(&shared.sums[buffer][tid / 8][i][tid % 8 * 2]);
-          total.x += some.x, total.y += some.y;
+          const float* const some = &shared.sums[buffer][tid / kHalf][i][tid % kHalf];
+          total.x += some[0], total.y += some[kHalf];
         }
-        put(step, row, total.x * (ready.scale[0] * factor) + ready.bias[0],
+        put(step, rows, total.x * (ready.scale[0] * factor) + ready.bias[0],
             total.y * (ready.scale[1] * factor) + ready.bias[1]);
       }
       buffer ^= 1;
@@ -137,7 +142,7 @@ struct Worker : AttendingThread<kChunks> {
         squares += x * x + y * y;
         scaled[i][0] = x * (factors[i][0] * kShrink), scaled[i][1] = y * (factors[i][1] * kShrink);
       }
-      Product::put(inputs, cols, column, scaled);
+      Product::put<2 * kThreads>(inputs, cols, column(0), scaled);
     }
     KERNELS_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
@@ -149,14 +154,14 @@ struct Worker : AttendingThread<kChunks> {
     factor = rsqrtf(squares / float(cols) + w.eps) / kShrink;
   }
 
-  // Two columns of the token's embedding.
-  __device__ __forceinline__ float2 embedding(int column) const {
+  // Two columns of the token's embedding, so many apart.
+  __device__ __forceinline__ float2 embedding(int column, int apart = 1) const {
     const Matrix& table = w.embedding;
     const int32_t id = p.tokens.ids[0];
     if (id < 0 || id >= table.rows) return {__int_as_float(0x7fc00000), __int_as_float(0x7fc00000)};
     const int64_t at = table.cols * id + column;
     const auto pair = [&](auto* words) {
-      const float x = k::convert<float>(words[at]), y = k::convert<float>(words[at + 1]);
+      const float x = k::convert<float>(words[at]), y = k::convert<float>(words[at + apart]);
       return float2{x * w.embedding_scale, y * w.embedding_scale};
     };
     if (table.type == Type::f32) return pair(static_cast<const float*>(table.data));
@@ -172,7 +177,7 @@ struct Worker : AttendingThread<kChunks> {
       const auto column = [&](int i) { return begin + tid * 4 + 4 * kThreads * i; };
       Word words[kAtOnce][2] = {};
       await(words, [&](int i) { return column(i) < cols ? from + column(i) / 2 : nullptr; });
-      Product::put_pairs(inputs, cols, column, words);
+      Product::put_pairs<4 * kThreads>(inputs, cols, column(0), words);
     }
     factor = 1;
     sync();
@@ -191,62 +196,67 @@ struct Worker : AttendingThread<kChunks> {
     float bias[2], scale[2];
   };
   // Biases and scales of two results: read before the results are made.
-  __device__ __forceinline__ Ready prepare(const Step& step, int row) const {
+  __device__ __forceinline__ Ready prepare(const Step& step, const TileRows& rows) const {
+    const int a = rows.first + tid % kHalf, b = rows.second + tid % kHalf;
     Ready out = {{0, 0}, {1, 1}};
     if (step.kind == Kind::qkv) {
-      const QkvPair pair = qkv_pair(w.shape, w.ropes[step.layer.rope].rotary_dim, row);
       const QkvWeights& of = step.layer.qkv;
-      const float* const bias = pair.part == 0 ? of.q_bias : pair.part == 1 ? of.k_bias : of.v_bias;
-      const Matrix& m = pair.part == 0 ? of.q : pair.part == 1 ? of.k : of.v;
-      out = {{bias[pair.first], bias[pair.second]}, {scale_of(m, pair.first), scale_of(m, pair.second)}};
+      const int which = rows.of_first;
+      const float* const bias = which == kQueries ? of.q_bias : which == kKeys ? of.k_bias : of.v_bias;
+      const Matrix& m = which == kQueries ? of.q : which == kKeys ? of.k : of.v;
+      out = {{bias[a], bias[b]}, {scale_of(m, a), scale_of(m, b)}};
     } else if (kRowScales && step.kind == Kind::up) {
-      out.scale[0] = scale_of(step.layer.gate, row / 2), out.scale[1] = scale_of(step.layer.up, row / 2);
+      out.scale[0] = scale_of(step.layer.gate, a), out.scale[1] = scale_of(step.layer.up, b);
     } else if (kRowScales) {  // a head has none
       const Matrix& m = step.kind == Kind::output ? step.layer.output : step.layer.down;
-      out.scale[0] = scale_of(m, row), out.scale[1] = scale_of(m, row + 1);
+      out.scale[0] = scale_of(m, a), out.scale[1] = scale_of(m, b);
     }
     return out;
   }
 
-  __device__ __forceinline__ void put(const Step& step, int row, float a, float b) {
+  __device__ __forceinline__ void put(const Step& step, const TileRows& rows, float a, float b) {
+    const int first = rows.first + tid % kHalf, second = rows.second + tid % kHalf;
     switch (step.kind) {
       case Kind::qkv:
-        return put_qkv(step.layer, row, a, b);
+        return put_qkv(step.layer, rows, a, b);
       case Kind::output:
       case Kind::down:  // x += the product
         own.x += a, own.y += b;
-        arch::store_words(room.x + row, word(own.x, tag + 1), word(own.y, tag + 1));
-        if (step.last && w.head.data == nullptr) *reinterpret_cast<float2*>(w.x + row) = own;
+        arch::store_word(room.x + first, word(own.x, tag + 1));
+        arch::store_word(room.x + second, word(own.y, tag + 1));
+        if (step.last && w.head.data == nullptr) w.x[first] = own.x, w.x[second] = own.y;
         return;
       case Kind::up: {
         const float bent = 0.7978845608f * (a + 0.044715f * a * a * a);
         const float active = w.activation == Activation::silu ? a / (1 + __expf(-a)) : a / (1 + __expf(-2 * bent));
-        return put_pair(room.h, row / 2, active * b, tag + 1);
+        return put_pair(room.h, first, active * b, tag + 1);
       }
       case Kind::head:
-        w.logits[row] = a;
-        if (row + 1 < w.vocabulary) w.logits[row + 1] = b;
+        if (first < w.vocabulary) w.logits[first] = a;
+        if (second < w.vocabulary) w.logits[second] = b;
     }
   }
 
-  // Queries, keys and values, turned by the angles of the token's place.
-  __device__ __forceinline__ void put_qkv(const WalkLayer& layer, int row, float a, float b) const {
+  // Queries, keys and values, turned by the angles of the token's place, unless their heads are normalized before that.
+  __device__ __forceinline__ void put_qkv(const WalkLayer& layer, const TileRows& rows, float a, float b) const {
     const int nq = int(w.shape.heads * w.shape.dim), nk = int(w.shape.kv_heads * w.shape.dim);
-    const QkvPair pair = qkv_pair(w.shape, w.ropes[layer.rope].rotary_dim, row);
-    if (pair.angle >= 0) {
-      const float c = shared.cosines[layer.rope][pair.angle], s = shared.sines[layer.rope][pair.angle];
+    const int which = rows.of_first, first = rows.first + tid % kHalf, second = rows.second + tid % kHalf;
+    const bool raw = w.head_norms && which != kValues;  // attention goes on with these
+    if (rows.angle >= 0 && !raw) {
+      const int angle = rows.angle + tid % kHalf;
+      const float c = shared.cosines[layer.rope][angle], s = shared.sines[layer.rope][angle];
       const float turned = a * c - b * s;
       b = b * c + a * s, a = turned;
     }
-    if (pair.part > 0) {  // as the cache has it
+    if (which != kQueries && !raw) {  // as the cache has it
       const A key[2] = {k::convert<A>(a), k::convert<A>(b)};
-      A* const to = static_cast<A*>(pair.part == 1 ? layer.keys : layer.values) + int64_t(slot_of(p, newest)) * nk;
-      to[pair.first] = key[0], to[pair.second] = key[1];
+      A* const to = static_cast<A*>(which == kKeys ? layer.keys : layer.values) + int64_t(slot_of(p, newest)) * nk;
+      to[first] = key[0], to[second] = key[1];
       a = k::convert<float>(key[0]), b = k::convert<float>(key[1]);
     }
-    Word* const to = room.qkv + (pair.part == 0 ? 0 : pair.part == 1 ? nq : nq + nk);
-    arch::store_word(to + pair.first, word(a, tag + 1));
-    arch::store_word(to + pair.second, word(b, tag + 1));
+    Word* const to = room.qkv + (which == kQueries ? 0 : which == kKeys ? nq : nq + nk);
+    arch::store_word(to + first, word(a, tag + 1));
+    arch::store_word(to + second, word(b, tag + 1));
   }
 
   // ---- all of it ---------------------------------------------------------------------------------------------------
@@ -272,8 +282,8 @@ struct Worker : AttendingThread<kChunks> {
     const int position = p.tokens.positions[0], sinks = int(p.cache.sinks), around = int(p.cache.ring) - sinks;
     newest = p.cache.ring == 0 || position < sinks ? position : sinks + (position - sinks) % around;
     find_angles(position);
-    const int mine = (blockIdx.x + tid / 8 * gridDim.x) * kTile + tid % 8 * 2;
-    if (tid < 8 * kSlots && mine < w.hidden) own = embedding(mine);
+    const int mine = (blockIdx.x + tid / kHalf * gridDim.x) * kTile + tid % kHalf;
+    if (tid < kHalf * kSlots && mine < w.hidden) own = embedding(mine, kHalf);
     LayerOnItsWay next;
     next.fetch(w, 0);
 #pragma unroll 1
@@ -314,13 +324,13 @@ constexpr int kProducers = 32 * kCopiers;
 
 template <int kChunks>
 __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   unsigned char* const ring = memory;
   unsigned char* const inputs = ring + p.stages * kStage;
   Shared& shared = *reinterpret_cast<Shared*>(inputs + p.inputs);
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
-      arch::mbarrier_init(&shared.full[i], kCopiers);
+      arch::mbarrier_init(&shared.full[i], 2 * kMaps);
       arch::mbarrier_init(&shared.empty[i], kWarps);
     }
     arch::mbarrier_init_fence();
@@ -328,10 +338,10 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
   }
   __syncthreads();
   if (threadIdx.x >= kThreads) {
-    arch::fewer_registers<40>();
+    arch::fewer_registers<56>();
     Producer(p, shared, arch::shared_address(ring)).run();
   } else {
-    arch::more_registers<232>();
+    arch::more_registers<224>();
     Worker<kChunks>(p, shared, ring, inputs).run();
   }
 }
@@ -364,8 +374,8 @@ const Machine& machine() {
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
   const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
-  const int64_t inputs = std::max(
-      {Product::bytes(w.hidden, true), Product::bytes(cols, false), Product::bytes(w.inner, false), attention});
+  const int64_t inputs = std::max({Product::bytes(int(w.hidden), true), Product::bytes(int(cols), false),
+                                   Product::bytes(int(w.inner), false), attention});
   return int((inputs + 127) / 128 * 128);
 }
 int stages_of(const Walk& w) {
@@ -374,9 +384,10 @@ int stages_of(const Walk& w) {
 }
 
 size_t walk_bytes(const Walk& w) {
-  const int64_t dim = w.shape.dim, share = w.shape.heads / w.shape.kv_heads, whole = kGroupScales ? 256 : kBlock;
+  const int64_t dim = w.shape.dim, share = w.shape.heads / w.shape.kv_heads, whole = 2 * kBlock;
   const bool known = dim == 64 || dim == 128;
-  const bool fits = machine().major >= 9 && known && w.shape.heads % w.shape.kv_heads == 0 &&
+  const bool fits = machine().major >= 9 && k::detail::tensor_map_encoder() != nullptr && known &&
+                    w.shape.heads % w.shape.kv_heads == 0 &&
                     w.shape.kv_heads * ((share + kShared - 1) / kShared) <= machine().blocks &&
                     w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT &&
                     (w.embedding.type == Type::UNIT || w.embedding.type == Type::f32) &&
@@ -384,9 +395,41 @@ size_t walk_bytes(const Walk& w) {
                     w.shape.heads * dim % whole == 0 && w.activation != Activation::gelu_erf &&
                     w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
   for (const Rope& rope : w.ropes) {
-    if (rope.rotary_dim / 2 > kMostAngles || rope.rotary_dim % 2 != 0) return 0;
+    if (rope.rotary_dim / 2 > kMostAngles || rope.rotary_dim % kTile != 0) return 0;
+    if (w.head_norms && rope.rotary_dim != 0 && rope.rotary_dim != dim) return 0;
   }
   return fits ? Room(w, nullptr, machine().blocks).bytes : 0;
+}
+
+// Where the rows of a matrix are: kHalf rows of kChunk bytes are a box.
+bool map_rows(const Matrix& m, arch::TensorMap* maps) {
+  const int64_t bytes = row_bytes(m.cols);
+  const k::Exec ex(cudaStream_t(nullptr));
+  const k::detail::MappedRows codes{m.data, 1, 128, m.rows, bytes / 128, 1, bytes, 128, bytes * m.rows};
+  if (!k::detail::make_tensor_map(ex, codes, kHalf, maps[0], kChunk / 128)) return false;
+  const k::detail::MappedRows scales{m.scales, 1, bytes / 8, m.rows, 1, 1, bytes / 8, 0, 0};
+  return !kGroupScales || k::detail::make_tensor_map(ex, scales, kHalf, maps[kMaps - 1]);
+}
+
+const char* begin(const Place& place, const Walk& w, const WalkLayer* layers) {
+  std::vector<arch::TensorMap> maps(size_t(w.count * kMatrices + 1) * kMaps);
+  arch::TensorMap* next = maps.data();
+  const auto take = [&](const Matrix& m) {
+    const bool made = map_rows(m, next);
+    next += kMaps;
+    return made;
+  };
+  for (int64_t i = 0; i < w.count; ++i) {
+    const WalkLayer& l = layers[i];
+    for (const Matrix* m : {&l.qkv.q, &l.qkv.k, &l.qkv.v, &l.output, &l.gate, &l.up, &l.down}) {
+      if (!take(*m)) return "the driver does not map a matrix";
+    }
+  }
+  if (w.head.data != nullptr && !take(w.head)) return "the driver does not map the head's matrix";
+  const Room room(w, w.room, machine().blocks);
+  const cudaError_t error = cudaMemcpyAsync(room.maps, maps.data(), maps.size() * sizeof(arch::TensorMap),
+                                            cudaMemcpyHostToDevice, static_cast<cudaStream_t>(place.stream));
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 template <int kChunks>
@@ -417,6 +460,6 @@ const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const 
 }  // namespace
 
 extern const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS);
-const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS) = {TEXT(UNIT), Type::WEIGHTS, walk_bytes, walk};
+const WalkCalls JOIN(gpu_walk_, UNIT, WEIGHTS) = {TEXT(UNIT), Type::WEIGHTS, walk_bytes, begin, walk};
 
 }  // namespace llm

@@ -69,26 +69,46 @@ struct AttendingThread : Thread {
     read(key, all_keys);
     read(value, all_values);
 
-    // Queries, and the newest key and value: two columns for a thread at a time.
-    constexpr int kPairs = (kShared + 2) * dim / 2, kEachThread = (kPairs + kThreads - 1) / kThreads;
-    Word words[kEachThread][2];
-    await(words, [&](int i) {
-      const int at_pair = tid + i * kThreads, what = at_pair / (dim / 2), in_row = at_pair % (dim / 2) * 2;
-      const int from = what < kShared ? (part.first_head + min(what, part.heads - 1)) * dim
-                                      : nq + (what - kShared) * nk + kv_head * dim;
-      return at_pair < kPairs ? room.qkv + from + in_row : nullptr;
-    });
+    // Queries, and the newest key and value: a row for as many threads as it has pairs that are turned by two angles.
+    constexpr int kEachRow = dim / 4;
+    static_assert((kShared + 2) * kEachRow <= kThreads, "one row for some threads");
+    const int row = tid / kEachRow, column = tid % kEachRow * 2;  // the other pair is half a head further
+    const bool query = row < kShared, there = row < kShared + 2;
+    const float* const gamma = query ? layer.q_norm : layer.k_norm;
+    float gammas[2][2] = {};
     KERNELS_UNROLL
-    for (int i = 0; i < kEachThread; ++i) {
-      const int at_pair = tid + i * kThreads;
-      if (at_pair >= kPairs) continue;
-      const bool query = at_pair < kShared * dim / 2;
+    for (int i = 0; i < 2; ++i) {
+      if (w.head_norms && there) arch::begin_load(gammas[i], gamma + column + i * dim / 2);
+    }
+    Word words[2][2];
+    await(words, [&](int i) {
+      const int from =
+          query ? (part.first_head + min(row, part.heads - 1)) * dim : nq + (row - kShared) * nk + kv_head * dim;
+      return there ? room.qkv + from + column + i * dim / 2 : nullptr;
+    });
+    float x[2][2];
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = this->value(words[i / 2][i % 2]);
+    if (w.head_norms) normalize_head<kEachRow>(layer, x, gammas, column, row <= kShared);
+    if (there) {
       const float factor = query ? w.score_scale * 1.44269504f : 1.f;
-      const float x = this->value(words[i][0]) * factor, y = this->value(words[i][1]) * factor;
-      const uint32_t pair = k::detail::rounded_pair<A>(x, y);
-      auto* const to = reinterpret_cast<uint32_t*>(query ? queries : newest_rows - kShared * dim) + at_pair;
-      *to = pair;
-      if (query) to[kShared * dim / 2] = k::detail::rest_of_pair<A>(x, y, pair);
+      A* const to = query ? queries + row * dim : newest_rows + (row - kShared) * dim;
+      // Blocks with other heads or other keys have it, too.
+      const bool keeps = w.head_norms && row == kShared && part.first_head % (w.shape.heads / w.shape.kv_heads) == 0 &&
+                         newest >= part.begin && newest < end;
+      KERNELS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const float a = x[i][0] * factor, b = x[i][1] * factor;
+        const uint32_t pair = k::detail::rounded_pair<A>(a, b);
+        const int at_column = column + i * dim / 2;
+        *reinterpret_cast<uint32_t*>(to + at_column) = pair;
+        if (query)
+          *reinterpret_cast<uint32_t*>(to + kShared * dim + at_column) = k::detail::rest_of_pair<A>(a, b, pair);
+        if (keeps) {
+          A* const kept = static_cast<A*>(layer.keys) + int64_t(slot_of(p, newest)) * nk + kv_head * dim + at_column;
+          *reinterpret_cast<uint32_t*>(kept) = pair;
+        }
+      }
     }
     sync();
     ::uint4 q[kChunks];
@@ -209,6 +229,24 @@ struct AttendingThread : Thread {
       }
     }
     sync();  // before there are other inputs
+  }
+
+  // A head's norm, and its turn by the angles of the token's place: of a lane, two times two columns half a head apart.
+  template <int kLanes>
+  __device__ __forceinline__ void normalize_head(const WalkLayer& layer, float (&x)[2][2], const float (&gammas)[2][2],
+                                                 int column, bool it_is_one) const {
+    float squares = x[0][0] * x[0][0] + x[0][1] * x[0][1] + x[1][0] * x[1][0] + x[1][1] * x[1][1];
+    KERNELS_UNROLL
+    for (int distance = kLanes / 2; distance > 0; distance /= 2)
+      squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+    const float factor = rsqrtf(squares / float(4 * kLanes) + w.eps);
+    if (!it_is_one) return;
+    KERNELS_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const float a = x[0][j] * factor * gammas[0][j], b = x[1][j] * factor * gammas[1][j];
+      const float c = shared.cosines[layer.rope][column + j], s = shared.sines[layer.rope][column + j];
+      x[0][j] = a * c - b * s, x[1][j] = b * c + a * s;
+    }
   }
 
   // Two columns of a head, of some keys.

@@ -25,23 +25,24 @@ constexpr int kBits = bits_of(kWeights), kEach = 128 / kBits;  // codes in 16 by
 constexpr bool kRowScales = kBits == 8, kGroupScales = kBits == 4;
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kTile = 16, kSlots = 16;  // tiles whose sums wait for their results
 constexpr int kChunk = 1024;                                                // bytes of a row in a stage
-constexpr int kPitch = kChunk + 64;                                         // so that two rows lie in different banks
 // Stages on their way from memory at most, and where blocks soon wait for each other: from the last kRest stages of a
 // product until the next one begins. What blocks send each other waits in the L2 behind what that waits for: on an H100
 // a read of something that it has takes 570 cycles beside 16 KB on their way to each multiprocessor, 800 beside 24,
 // 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
-// layers of Mistral-7B behind 120 tokens take 1,795 us in fp16, for 1,819 with three stages everywhere, in int8 892 for
-// 938, in int4 577 for 610 with two; Llama-3.2-1B in bf16 836 for 854 (programs that were not kept, which launch this
-// alone). Four save 1 % at most, and an H200 was slower with four everywhere than with three: Mistral-7B in fp16 made
-// 238 tokens a second for 271.
-constexpr int kInFlight = 3, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
+// layers of Mistral-7B behind 120 tokens and the head take 1,761 us in fp16, 1,774 with 3 and 2, 1,787 with 4 and 3, in
+// int8 867, 869; Llama-3.2-1B in bf16 817, 824, 833; int4 takes 547, 561 with 3 and 2, 579 with 4 and 1, 551 with 2 and
+// 1 (programs that were not kept, which launch this alone).
+constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
 // Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4, of which
 // stages were twice as large, 864 and 889.
 constexpr int kAhead = 8;
 constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
-constexpr int kScalePitch = kChunk / 8 + 16, kStage = kTile * (kPitch + (kGroupScales ? kScalePitch : 0));
+// Rows of half a tile are copied at once. A stage has kChunk / 128 times kHalf rows of 128 bytes of either half, then
+// their scales.
+constexpr int kHalf = kTile / 2;
+constexpr int kScalesAt = kTile * kChunk, kStage = kTile * (kChunk + (kGroupScales ? kChunk / 8 : 0));
 constexpr int kMostStages = 16, kMostAngles = 64;
 // Of what is normalized, before it is rounded: halves end at 65,504, and a model's row may be larger.
 constexpr float kShrink = std::is_same<A, k::half>::value ? 1 / 16.f : 1;
@@ -82,8 +83,13 @@ struct LayerOnItsWay {
 
 using Word = unsigned long long;
 
+// Matrices of a layer, each of which has a tensor map, and one of its scales. The head's comes behind all layers'.
+enum Which : int { kQueries, kKeys, kValues, kOutput, kGate, kUp, kDown, kMatrices };
+constexpr int kMaps = kGroupScales ? 2 : 1;
+
 // In `room`: one behind the other, at multiples of 256 bytes.
 struct Room {
+  arch::TensorMap* maps;       // of all matrices
   unsigned *launches, *begun;  // launches that have ended, and blocks that have read this number
   Word *x, *qkv, *o, *h;       // the residual stream and queries, keys, values: floats; o and h: pairs of A
   Word* states;                // of the parts of all heads: sums, largest logits, sums of weights
@@ -97,6 +103,7 @@ struct Room {
       return out;
     };
     const int64_t dim = w.shape.dim;
+    maps = reinterpret_cast<arch::TensorMap*>(take((w.count * kMatrices + 1) * kMaps * sizeof(arch::TensorMap)));
     launches = reinterpret_cast<unsigned*>(take(256));
     begun = reinterpret_cast<unsigned*>(take(256));
     x = reinterpret_cast<Word*>(take(w.hidden * 8));
@@ -117,33 +124,16 @@ struct Params {
   k::detail::Divisor pages;
 };
 
-__device__ __forceinline__ int64_t row_bytes(int64_t cols) { return cols * kBits / 8; }
+__host__ __device__ __forceinline__ int64_t row_bytes(int64_t cols) { return cols * kBits / 8; }
 
 // ---- which rows of which matrices a product has ---------------------------------------------------------------------
 
-struct Row {
-  const void* codes;
-  const void* scales;
+// Of a tile: kHalf rows of a matrix from `first` on, then as many from `second` on.
+struct TileRows {
+  int of_first, of_second;  // matrices of the layer
+  int first, second;
+  int angle;  // by which the first of both are turned as a pair, the next ones by the next; -1: not turned
 };
-__device__ __forceinline__ Row row_of(const Matrix& w, int64_t row) {
-  const void* scales = nullptr;
-  if constexpr (kRowScales) scales = static_cast<const float*>(w.scales) + row;
-  if constexpr (kGroupScales) scales = static_cast<const k::half*>(w.scales) + row * (w.cols / kGroup);
-  return {static_cast<const char*>(w.data) + row * row_bytes(w.cols), scales};
-}
-
-// Of queries, keys and values: two rows of a product, which stand in for columns that are turned by one angle.
-struct QkvPair {
-  int part;                  // 0: queries, 1: keys, 2: values
-  int first, second, angle;  // columns in the part; -1: not turned
-};
-__device__ __forceinline__ QkvPair qkv_pair(const Heads& shape, int rotary, int row) {
-  const int dim = int(shape.dim), nq = int(shape.heads) * dim, nk = int(shape.kv_heads) * dim;
-  const int part = row < nq ? 0 : row < nq + nk ? 1 : 2, local = row - (part == 0 ? 0 : part == 1 ? nq : nq + nk);
-  const int at = local & (dim - 1), begin = local - at;  // dim is a power of two
-  if (part == 2 || at >= rotary) return {part, local, local + 1, -1};
-  return {part, begin + at / 2, begin + at / 2 + rotary / 2, at / 2};
-}
 
 // ---- steps ---------------------------------------------------------------------------------------------------------
 
@@ -178,19 +168,21 @@ struct Step {
   __device__ __forceinline__ bool normed() const { return kind != Kind::output && kind != Kind::down; }
 };
 
-// Row `row` of a step's product.
-__device__ __forceinline__ Row row_of(const Walk& w, const Step& step, int row) {
-  const WalkLayer& layer = step.layer;
-  int at = row;
-  const Matrix* of = step.kind == Kind::output ? &layer.output : step.kind == Kind::down ? &layer.down : &w.head;
-  if (step.kind == Kind::qkv) {
-    const QkvPair pair = qkv_pair(w.shape, w.ropes[layer.rope].rotary_dim, row & ~1);
-    of = pair.part == 0 ? &layer.qkv.q : pair.part == 1 ? &layer.qkv.k : &layer.qkv.v;
-    at = row % 2 == 0 ? pair.first : pair.second;
-  } else if (step.kind == Kind::up) {
-    of = row % 2 == 0 ? &layer.gate : &layer.up, at = row / 2;
+__device__ __forceinline__ TileRows rows_of(const Walk& w, const Step& step, int tile) {
+  const int row = tile * kTile;
+  if (step.kind == Kind::up) return {kGate, kUp, row / 2, row / 2, -1};
+  if (step.kind != Kind::qkv) {
+    const int which = step.kind == Kind::output ? kOutput : step.kind == Kind::down ? kDown : 0;  // or the head's
+    return {which, which, row, row + kHalf, -1};
   }
-  return row_of(*of, min(at, int(of->rows) - 1));
+  const int dim = int(w.shape.dim), nq = int(w.shape.heads) * dim, nk = int(w.shape.kv_heads) * dim;
+  const int rotary = w.ropes[step.layer.rope].rotary_dim;
+  const int which = row < nq ? kQueries : row < nq + nk ? kKeys : kValues;
+  const int local = row - (which == kQueries ? 0 : which == kKeys ? nq : nq + nk);
+  const int at = local & (dim - 1);  // dim is a power of two
+  if (which == kValues || at >= rotary) return {which, which, local, local + kHalf, -1};
+  const int first = local - at + at / 2;
+  return {which, which, first, first + rotary / 2, at / 2};
 }
 
 // What this block has of a layer's attention: up to kShared heads of queries that share keys, and a part of these keys.

@@ -1,7 +1,6 @@
 // The producer of walk.cu: warps that copy the rows of all products, one after the other, into the stages of a ring. A
-// warp begins its copies one by one, in about 25 ns each on an H100, so they share a stage's rows. Copies begun by one
-// elected lane, from uniform registers, take less of that and change nothing: 10 layers of Mistral-7B in fp16 take
-// 1,114 us on an H200 for 1,117. Warps that each have whole stages are slower, 1,222 for 1,138.
+// box of a stage is one copy, of which a warp has one: a copy takes a thread about 70 ns to begin on an H100, and one
+// warp that begins all of a stage's is slower, by 1 to 2 %.
 #pragma once
 
 #include "walk_parts.cuh"
@@ -19,10 +18,15 @@ struct RingPlace {
 class Producer {
  public:
   __device__ __forceinline__ Producer(const Params& params, Shared& s, uint32_t stages)
-      : p(params), w(params.walk), shared(s), ring(stages), policy(arch::read_once_policy()) {}
+      : p(params),
+        w(params.walk),
+        shared(s),
+        ring(stages),
+        policy(arch::read_once_policy()),
+        maps_(Room(params.walk, params.walk.room, gridDim.x).maps) {}
 
   __device__ __forceinline__ void run() {
-    if (copier == 0) {
+    if (copier == kCopiers - 1) {
       next_.fetch(w, 0);
       next_.put(shared.streamed[0]);
       next_.fetch(w, 1);
@@ -30,15 +34,16 @@ class Producer {
 #pragma unroll 1
     for (int i = 0; i < Step::count(w); ++i) {
       if (i % 4 == 0) begin_layer(i / 4);
+      if (copier >= 2 * kMaps) continue;  // no box is left for this warp
       const Step step(w, i, shared.streamed[i / 4 % 3]);
       const int bytes = int(row_bytes(step.cols));
 #pragma unroll 1
       for (int tile = step.first_tile(); tile * kTile < step.rows; tile += int(gridDim.x)) {
-        const char* const from = piece_of(step, tile);
+        const Box box = box_of(step, i, tile);
 #pragma unroll 1
         for (int begin = 0; begin < bytes; begin += kChunk) {
           wait_for_room({copied_, i, tile, begin});
-          copy(from, begin, min(kChunk, bytes - begin));
+          copy(box, begin);
         }
       }
     }
@@ -51,18 +56,19 @@ class Producer {
     int stage, step, tile, begin;
   };
 
-  // What a lane copies of a tile: one of its rows, or the scales of one.
-  __device__ __forceinline__ const char* piece_of(const Step& step, int tile) const {
-    const Row row = row_of(w, step, tile * kTile + row_of_tile());
-    return static_cast<const char*>(lane < kRows ? row.codes : row.scales);
+  // What a warp has of a tile: a half, or the scales of one.
+  struct Box {
+    const arch::TensorMap& map;
+    int row;
+  };
+  __device__ __forceinline__ Box box_of(const Step& step, int number, int tile) const {
+    const TileRows rows = rows_of(w, step, tile);
+    const int which = is_second ? rows.of_second : rows.of_first;
+    return {maps_[(number / 4 * kMatrices + which) * kMaps + has_scales], is_second ? rows.second : rows.first};
   }
-  __device__ __forceinline__ int row_of_tile() const { return copier * kRows + lane % kRows; }
-  __device__ __forceinline__ bool copies() const { return lane < (kGroupScales ? 2 : 1) * kRows; }
-  // Of so many bytes of codes.
-  __device__ __forceinline__ int share(int bytes) const { return lane < kRows ? bytes : bytes / 8; }
 
   __device__ __forceinline__ void begin_layer(int layer) {
-    if (copier == 0) {  // the others may still be in the layer ahead
+    if (copier == kCopiers - 1) {  // the others may still be in the layer ahead
       next_.put(shared.streamed[(layer + 1) % 3]);
       next_.fetch(w, layer + 2);
     }
@@ -71,6 +77,7 @@ class Producer {
       arch::grid_dependency_wait();
       keys_ = p.tokens.kept != nullptr ? p.tokens.kept[0] : p.tokens.lengths[0];
     }
+    if (copier == kCopiers - 1) prefetch_maps(layer);
     if (layer < w.count) prefetch_norms(shared.streamed[layer % 3]);
     if (layer > 0 && layer < w.count) prefetch_keys(shared.streamed[layer % 3]);
   }
@@ -93,8 +100,9 @@ class Producer {
   }
   __device__ __forceinline__ void prefetch(Place& at) const {
     const Step step(w, at.step, shared.streamed[at.step / 4 % 3]);
-    const int bytes = min(kChunk, int(row_bytes(step.cols)) - at.begin);
-    if (copies()) arch::prefetch_bulk(piece_of(step, at.tile) + share(at.begin), share(bytes));
+    const Box box = box_of(step, at.step, at.tile);
+    if (lane == 0)
+      arch::prefetch_box(box.map, has_scales ? at.begin / 8 : 0, box.row, has_scales ? 0 : at.begin / 128, 0);
     ++at.stage, at.begin += kChunk;
   }
   // Goes on to the next tile, and the next product, where a place is behind the end of one; false behind the last.
@@ -109,25 +117,34 @@ class Producer {
     return false;
   }
 
-  __device__ __forceinline__ void copy(const char* from, int begin, int bytes) {
+  __device__ __forceinline__ void copy(const Box& box, int begin) {
     const int most = shared.soon_waiting ? kFewInFlight : kInFlight;
     for (++in_flight_; in_flight_ > most; --in_flight_) {
       arch::mbarrier_wait_in_block(&shared.full[landing_.stage], landing_.parity);
       landing_.next(p.stages);
     }
-    uint64_t* const full = &shared.full[at_.stage];
-    if (lane == 0) arch::mbarrier_arrive_expect(full, kRows * (bytes + (kGroupScales ? bytes / 8 : 0)));
-    __syncwarp();
-    const int row = row_of_tile();
-    const int in_stage = lane < kRows ? row * kPitch : kTile * kPitch + row * kScalePitch;
-    const uint32_t to = ring + at_.stage * kStage + in_stage;
-    if (copies()) arch::copy_bulk(to, from + share(begin), share(bytes), full, policy);
+    if (lane == 0) {
+      uint64_t* const full = &shared.full[at_.stage];
+      const int bytes = has_scales ? kHalf * kChunk / 8 : kHalf * kChunk;
+      const uint32_t to = ring + at_.stage * kStage + (has_scales ? kScalesAt : 0) + is_second * bytes;
+      arch::mbarrier_arrive_expect(full, bytes);
+      arch::copy_box(to, box.map, has_scales ? begin / 8 : 0, box.row, has_scales ? 0 : begin / 128, 0, full, policy);
+    }
     at_.next(p.stages), ++copied_;
+  }
+
+  // Where the next layer's matrices are.
+  __device__ __forceinline__ void prefetch_maps(int layer) const {
+    if (lane != 0) return;
+    const int from = (layer == 0 ? 0 : layer + 1) * kMatrices, head = int(w.count) * kMatrices;
+    const int to = min((layer + 2) * kMatrices, head + (w.head.data != nullptr ? 1 : 0));
+#pragma unroll 1
+    for (int i = from * kMaps; i < to * kMaps; ++i) arch::prefetch_map(maps_[i]);
   }
 
   // Each block prefetches another line of the factors of a layer's norms into the L2: all will want them at once.
   __device__ __forceinline__ void prefetch_norms(const WalkLayer& layer) const {
-    if (copier != 0) return;
+    if (copier != 2) return;
     for (int at = (int(blockIdx.x) + lane * int(gridDim.x)) * 32; at < int(w.hidden); at += 32 * 32 * int(gridDim.x)) {
       arch::prefetch_l2(layer.attention_norm + at);
       arch::prefetch_l2(layer.mlp_norm + at);
@@ -137,11 +154,12 @@ class Producer {
   // Prefetches keys and values that this block will read, but the newest, into the L2: as many as all blocks' have room
   // there, and all where few blocks have some.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
+    if (copier < 2) return;
     const Part part(p, layer, keys_);
     const int dim = int(w.shape.dim), lines = (2 * dim + 127) / 128;
     const int count = (min(part.end, keys_ - 1) - part.begin) * lines;
     const int most = part.count == 1 ? count : min(count, kAheadKeys);
-    for (int i = copier * 32 + lane; i < most; i += 32 * kCopiers) {
+    for (int i = (copier - 2) * 32 + lane; i < most; i += 64) {
       const int64_t at =
           (int64_t(slot_of(p, part.begin + i / lines)) * w.shape.kv_heads + part.kv_head) * dim + i % lines * 64;
       arch::prefetch_l2(static_cast<const A*>(layer.keys) + at);
@@ -149,14 +167,14 @@ class Producer {
     }
   }
 
-  static constexpr int kRows = kTile / kCopiers;
-
   const Params& p;
   const Walk& w;
   Shared& shared;
   const uint32_t ring;
   const uint64_t policy;
+  const arch::TensorMap* const maps_;
   const int lane = int(threadIdx.x) & 31, copier = int(threadIdx.x) / 32 % kCopiers;
+  const bool is_second = copier % 2 != 0, has_scales = copier >= 2;  // what this warp has of a tile
   LayerOnItsWay next_;
   Place ahead_ = {-1, 0, 0, 0};  // the next to prefetch
   RingPlace at_, landing_;

@@ -1,18 +1,6 @@
 // How walk.cu multiplies 16 rows of weights, and how it has the inputs for that in shared memory. Lane 4g + t has 16
-// bytes of row g, and 16 of row g + 8, at a time: they are A of products on tensor cores. B are the inputs beside them:
-//
-//     even columns of B     inputs, rounded to 16 bits
-//     odd columns           their residuals: what that leaves of them, rounded to 16 bits
-//
-// Groups of 4-bit weights have scales of their own, and a lane's 16 bytes are one group. So there each lane has a
-// column of the sums to itself:
-//     column t of B         the rounded inputs beside lane t, zeros elsewhere
-//     column 4 + t          their residuals
-//
-// Tried beside integers: inputs as integers of 16 bits, in two digits with a factor for 64 columns, and products of
-// bytes. A KB of int4 then takes 45 instructions for 110, but all blocks have to make such inputs while they wait: 12
-// layers of Mistral-7B take 572 us for 582 in int4 and 888 for 892 in int8 on an H100, and 529 for 527 and 720 for 712
-// on an H200.
+// bytes of a row in either half of a tile at a time: they are A of products on tensor cores, as rows g and g + 8. B are
+// the inputs beside them.
 #pragma once
 
 #include "walk_parts.cuh"
@@ -22,49 +10,63 @@ namespace {
 
 __device__ __forceinline__ ::uint4 words_at(const unsigned char* p) { return *reinterpret_cast<const ::uint4*>(p); }
 
-// A product's inputs, and a lane's sums of it.
-struct Product {
+// The row of either half of a tile that lanes 4g + t have. A copy puts chunk i of a row's 16 bytes at i ^ row; of row k
+// and row k + 4, lanes t read different banks.
+__device__ __forceinline__ int row_of_lanes(int g) { return g % 2 * 4 + g / 2; }
+
+// What these lanes have of a stage: of both halves, 16 bytes of 64.
+struct Codes {
+  uint32_t upper[4], lower[4];
+  __device__ __forceinline__ Codes(const unsigned char* stage, int block, int g, int t) {
+    const int row = row_of_lanes(g), chunk = (block % 2 * 4 + t) ^ row;
+    const unsigned char* const from = stage + block / 2 * kHalf * 128 + row * 128 + chunk * 16;
+    const ::uint4 first = words_at(from), second = words_at(from + kHalf * kChunk);
+    memcpy(upper, &first, 16), memcpy(lower, &second, 16);
+  }
+};
+
+// A product's inputs, and a lane's sums of it, in numbers of 16 bits:
+//
+//     even columns of B     inputs, rounded
+//     odd columns           their residuals: what that leaves of them, rounded
+template <class Of>
+struct PairProduct {
   // Where residuals lie behind the inputs: in other banks than the inputs that are read at the same time, by lanes t 16
   // bytes at every 16 or, beside 8-bit weights, 32.
-  static __host__ __device__ __forceinline__ int64_t residuals_at(int64_t cols) {
-    return 2 * cols + (kBits == 8 ? 16 : 64);
-  }
+  static __host__ __device__ __forceinline__ int residuals_at(int cols) { return 2 * cols + (kBits == 8 ? 16 : 64); }
   // Of so many inputs, with residuals or without.
-  static int64_t bytes(int64_t cols, bool residuals) { return residuals ? residuals_at(cols) + 2 * cols : 2 * cols; }
+  static int64_t bytes(int cols, bool residuals) { return residuals ? residuals_at(cols) + 2 * cols : 2 * cols; }
 
-  // Puts inputs there: of each lane two neighbours, from column(i) on.
-  template <int kCount, class Column>
-  static __device__ __forceinline__ void put(unsigned char* inputs, int64_t cols, const Column& column,
-                                             const float (&x)[kCount][2]) {
+  // Puts inputs there: of each lane two neighbours, from column `first` on, and others kStep columns behind these.
+  template <int kStep, int kCount>
+  static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first, const float (&x)[kCount][2]) {
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      if (column(i) >= cols) continue;
+      const int column = first + i * kStep;
+      if (column >= cols) continue;
       const uint32_t pair = k::detail::rounded_pair<A>(x[i][0], x[i][1]);
-      *reinterpret_cast<uint32_t*>(inputs + column(i) * 2) = pair;
-      *reinterpret_cast<uint32_t*>(inputs + residuals_at(cols) + column(i) * 2) =
-          k::detail::rest_of_pair<A>(x[i][0], x[i][1], pair);
+      unsigned char* const to = inputs + column * 2;
+      *reinterpret_cast<uint32_t*>(to) = pair;
+      *reinterpret_cast<uint32_t*>(to + residuals_at(cols)) = k::detail::rest_of_pair<A>(x[i][0], x[i][1], pair);
     }
   }
   // Four neighbours, pairs of A already, which have no residuals.
-  template <int kCount, class Column>
-  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int64_t cols, const Column& column,
+  template <int kStep, int kCount>
+  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int cols, int first,
                                                    const Word (&pairs)[kCount][2]) {
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) {
+      const int column = first + i * kStep;
       const ::uint2 both = {uint32_t(pairs[i][0]), uint32_t(pairs[i][1])};
-      if (column(i) < cols) *reinterpret_cast<::uint2*>(inputs + column(i) * 2) = both;
+      if (column < cols) *reinterpret_cast<::uint2*>(inputs + column * 2) = both;
     }
   }
 
   // What a lane reads of the inputs.
   struct Inputs {
     const unsigned char* at;
-    bool mine;  // else zeros
-    __device__ __forceinline__ Inputs(const unsigned char* inputs, int64_t cols, bool residuals, int g, int t) {
-      const bool second = kGroupScales ? g / 4 != 0 : g % 2 != 0;
-      at = inputs + t * kEach * 2 + (residuals && second ? residuals_at(cols) : 0);
-      mine = !kGroupScales || (g % 4 == t && (residuals || !second));
-    }
+    __device__ __forceinline__ Inputs(const unsigned char* inputs, int cols, bool residuals, int g, int t)
+        : at(inputs + t * kEach * 2 + (residuals && g % 2 != 0 ? residuals_at(cols) : 0)) {}
     __device__ __forceinline__ void skip(int blocks) { at += blocks * kBlock * 2; }
   };
 
@@ -73,62 +75,34 @@ struct Product {
    public:
     // Adds what a block of 64 bytes of the rows gives, of a stage.
     __device__ __forceinline__ void add(const unsigned char* stage, int block, const Inputs& x, int g, int t) {
-      const unsigned char* const from = stage + g * kPitch + block * 64 + t * 16;
-      const ::uint4 upper = words_at(from), lower = words_at(from + 8 * kPitch);
+      const Codes codes(stage, block, g, t);
       uint32_t b[kEach / 2];
       KERNELS_UNROLL
       for (int j = 0; j < kEach / 8; ++j) {
-        ::uint4 some = {0, 0, 0, 0};
-        if (x.mine) some = words_at(x.at + block * kBlock * 2 + j * 16);
+        const ::uint4 some = words_at(x.at + block * kBlock * 2 + j * 16);
         memcpy(b + 4 * j, &some, 16);
       }
-      float of_groups[2][4] = {};
-      auto& to = kGroupScales ? of_groups : sums_;
-      const uint32_t up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w};
       KERNELS_UNROLL
       for (int i = 0; i < 4; i += kWords) {
-        uint32_t a_up[kPairs], a_low[kPairs];
-        decode<Code>(a_up, up + i);
-        decode<Code>(a_low, low + i);
-        KERNELS_UNROLL
-        for (int j = 0; j < kPairs; j += 2) {
-          const uint32_t* const beside = b + i * kEach / 8 + j;
-          arch::mma_16816<A>(to[(i / kWords + j / 2) % 2], {a_up[j], a_low[j], a_up[j + 1], a_low[j + 1]},
-                             {beside[0], beside[1]});
-        }
-      }
-      if constexpr (kGroupScales) {
-        KERNELS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const unsigned char* const scales =
-              stage + kTile * kPitch + (g + 8 * half) * kScalePitch + block * 8 + t % 2 * 4;
-          const uint32_t word = *reinterpret_cast<const uint32_t*>(scales);
-          k::half two[2];
-          memcpy(two, &word, 4);
-          const float even = of_groups[0][2 * half] + of_groups[1][2 * half];
-          const float odd = of_groups[0][2 * half + 1] + of_groups[1][2 * half + 1];
-          sums_[0][half] = fmaf(even, k::convert<float>(two[0]), fmaf(odd, k::convert<float>(two[1]), sums_[0][half]));
-        }
+        uint32_t upper[2], lower[2];
+        decode(upper, codes.upper + i);
+        decode(lower, codes.lower + i);
+        const uint32_t* const beside = b + i * kEach / 8;
+        arch::mma_16816<A>(sums_[i / kWords % 2], {upper[0], lower[0], upper[1], lower[1]}, {beside[0], beside[1]});
       }
     }
 
-    // Of row g, or g + 8, in all lanes t.
+    // Of the row in the upper half, or the lower one, in all lanes t.
     __device__ __forceinline__ float row(bool lower, bool residuals) const {
-      if constexpr (kGroupScales) {
-        const float pair = sums_[0][lower] + __shfl_xor_sync(0xffffffffu, sums_[0][lower], 1);
-        return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
-      } else {
-        const int i = lower ? 2 : 0;
-        const float sum = sums_[0][i] + sums_[1][i];
-        return residuals ? sum + (sums_[0][i + 1] + sums_[1][i + 1]) : sum;
-      }
+      const int i = lower ? 2 : 0;
+      const float sum = sums_[0][i] + sums_[1][i];
+      return residuals ? sum + (sums_[0][i + 1] + sums_[1][i + 1]) : sum;
     }
 
    private:
     // Pairs of A: those of a word of codes, or two words that are such pairs already.
-    static constexpr int kWords = kBits == 16 ? 2 : 1, kPairs = kBits == 4 ? 4 : 2;
-    template <class Of>
-    static __device__ __forceinline__ void decode(uint32_t (&pairs)[kPairs], const uint32_t* words) {
+    static constexpr int kWords = kBits == 16 ? 2 : 1;
+    static __device__ __forceinline__ void decode(uint32_t (&pairs)[2], const uint32_t* words) {
       if constexpr (kBits == 16)
         memcpy(pairs, words, 8);
       else
@@ -138,6 +112,153 @@ struct Product {
     float sums_[2][4] = {};
   };
 };
+
+// The same for 4-bit weights, in integers, so that nothing has to be decoded: inputs of 16 bits, as two digits of 8
+// bits, with a factor for kTogether columns or twice as many. A lane's 16 bytes are one group of weights, which has a
+// scale of its own. So each lane has a column of the sums to itself:
+//
+//     column t of B         the upper digits beside lane t, zeros elsewhere
+//     column 4 + t          the lower ones
+struct IntegerProduct {
+  static constexpr int kTogether = 64;
+
+  static __host__ __device__ __forceinline__ int factors_at(int cols) { return 2 * cols; }
+  static int64_t bytes(int cols, bool) { return factors_at(cols) + cols / kTogether * 4; }
+
+  // Where the upper digits of 8 columns are: those that lanes t read at the same time lie side by side, then the lower
+  // ones. A word of codes has columns 0, 4, 1, 5 in the lower halves of its bytes, and 2, 6, 3, 7 in the upper ones, so
+  // digits are in this order.
+  static constexpr int kLowerAt = 64;
+  static __device__ __forceinline__ int at_column(int column) {
+    return column / 128 * 256 + column / 16 % 2 * 128 + column / 32 % 4 * 16 + column / 8 % 2 * 8;
+  }
+  // Digits of two columns: the upper ones of both, and the lower ones. Those of four, 0, 4, 1, 5 or 2, 6, 3, 7.
+  static __device__ __forceinline__ uint32_t digits(float x, float y, float factor) {
+    // Rounded, as the lowest bits of a float, with 128 more, so that digits are -128 to 127.
+    const uint32_t even = __float_as_uint(fmaf(x, factor, 12582912.f + 128)),
+                   odd = __float_as_uint(fmaf(y, factor, 12582912.f + 128));
+    return __byte_perm(even, odd, 0x4051) ^ 0x80800000u;
+  }
+  static __device__ __forceinline__ uint32_t upper(uint32_t early, uint32_t late) {
+    return __byte_perm(early, late, 0x5140);
+  }
+  static __device__ __forceinline__ uint32_t lower(uint32_t early, uint32_t late) {
+    return __byte_perm(early, late, 0x7362);
+  }
+
+  // Two or four neighbours of a lane: all lanes of a warp have one factor. A lane and the one with the columns 4
+  // further put their digits together.
+  template <int kStep, int kCount, int kColumns>
+  static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first,
+                                             const float (&x)[kCount][kColumns]) {
+    constexpr uint32_t kAll = 0xffffffffu;
+    constexpr float kMost = 32000;
+    uint32_t largest[kCount];
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      largest[i] = __float_as_uint(1e-30f);
+      KERNELS_UNROLL
+      for (float each : x[i]) largest[i] = max(largest[i], __float_as_uint(each) & 0x7fffffffu);
+    }
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) largest[i] = __reduce_max_sync(kAll, largest[i]);
+    const bool later = (first & 4) != 0;
+    unsigned char* const place = inputs + at_column(first);
+    float* const factors = reinterpret_cast<float*>(inputs + factors_at(cols));
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const float inverse = kMost * arch::reciprocal_flushed(__uint_as_float(largest[i]));
+      const int column = first + i * kStep;
+      unsigned char* const to = place + i * kStep * 2;
+      const uint32_t mine = digits(x[i][0], x[i][1], inverse);
+      if constexpr (kColumns == 2) {
+        const uint32_t others = __shfl_xor_sync(kAll, mine, 2);
+        const uint32_t word = later ? lower(others, mine) : upper(mine, others);
+        if (column < cols) *reinterpret_cast<uint32_t*>(to + first % 4 * 2 + (later ? kLowerAt : 0)) = word;
+      } else {
+        const uint32_t rest = digits(x[i][2], x[i][3], inverse);
+        const uint32_t others = __shfl_xor_sync(kAll, later ? mine : rest, 1);
+        const uint32_t early = later ? others : mine, late = later ? rest : others;
+        uint32_t* const words = reinterpret_cast<uint32_t*>(to + (later ? 4 : 0));
+        if (column < cols) words[0] = upper(early, late), words[kLowerAt / 4] = lower(early, late);
+      }
+      if (column < cols && column % kTogether == 0)
+        factors[column / kTogether] = __uint_as_float(largest[i]) * (1 / kMost);
+    }
+  }
+  template <int kStep, int kCount>
+  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int cols, int first,
+                                                   const Word (&pairs)[kCount][2]) {
+    float x[kCount][4];
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      k::detail::floats_of_pair<A>(uint32_t(pairs[i][0]), x[i][0], x[i][1]);
+      k::detail::floats_of_pair<A>(uint32_t(pairs[i][1]), x[i][2], x[i][3]);
+    }
+    put<kStep>(inputs, cols, first, x);
+  }
+
+  struct Inputs {
+    const unsigned char* at;
+    const float* factors;
+    bool mine;  // else zeros
+    __device__ __forceinline__ Inputs(const unsigned char* inputs, int cols, bool, int g, int t)
+        : at(inputs + t * 16 + g / 4 * kLowerAt),
+          factors(reinterpret_cast<const float*>(inputs + factors_at(cols)) + t % 2),
+          mine(g % 4 == t) {}
+    __device__ __forceinline__ void skip(int blocks) {
+      at += blocks * kBlock * 2, factors += blocks * (kBlock / kTogether);
+    }
+  };
+
+  class Sums {
+   public:
+    __device__ __forceinline__ void add(const unsigned char* stage, int block, const Inputs& x, int g, int t) {
+      const Codes codes(stage, block, g, t);
+      uint32_t b[8];
+      KERNELS_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        ::uint4 some = {0, 0, 0, 0};
+        if (x.mine) some = words_at(x.at + block * kBlock * 2 + j * 128);
+        memcpy(b + 4 * j, &some, 16);
+      }
+      int32_t sums[4] = {};
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t upper = codes.upper[i], lower = codes.lower[i];
+        arch::mma_16832(sums,
+                        {signed_codes(upper << 4), signed_codes(lower << 4), signed_codes(upper), signed_codes(lower)},
+                        {b[2 * i], b[2 * i + 1]});
+      }
+      const float factor = x.factors[block * (kBlock / kTogether)];
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of_lanes(g), chunk = (block / 2) ^ row;
+        const unsigned char* const scales =
+            stage + kScalesAt + (row + kHalf * half) * (kChunk / 8) + chunk * 16 + block % 2 * 8 + t % 2 * 4;
+        float even, odd;
+        arch::halves_to_floats(*reinterpret_cast<const uint32_t*>(scales), even, odd);
+        sums_[half] = fmaf(fmaf(float(sums[2 * half]), even, float(sums[2 * half + 1]) * odd), factor, sums_[half]);
+      }
+    }
+
+    __device__ __forceinline__ float row(bool lower, bool) const {
+      float sum = sums_[lower] * ((threadIdx.x & 2) == 0 ? 256 / 16.f : 1 / 16.f);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+    }
+
+   private:
+    // Of the upper halves of bytes, which are codes that have 8 more than their values: 16 times the values.
+    static __device__ __forceinline__ uint32_t signed_codes(uint32_t word) {
+      return (word & 0xf0f0f0f0u) ^ 0x80808080u;
+    }
+
+    float sums_[2] = {};
+  };
+};
+
+using Product = std::conditional_t<kGroupScales, IntegerProduct, PairProduct<Code>>;
 
 }  // namespace
 }  // namespace llm

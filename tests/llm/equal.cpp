@@ -296,6 +296,8 @@ Json walking_model(const std::string& type, int64_t hidden, int64_t heads, int64
       add(attention + "q_proj.bias", {nq}, 0.5), add(attention + "k_proj.bias", {nk}, 0.5);
       add(attention + "v_proj.bias", {nk}, 0.5);
     }
+    if (type == "qwen3")
+      add(attention + "q_norm.weight", {dim}, 0.5, 1), add(attention + "k_norm.weight", {dim}, 0.5, 1);
     add(at + "input_layernorm.weight", {hidden}, 0.5, 1), add(at + "post_attention_layernorm.weight", {hidden}, 0.5, 1);
   }
   add("model.norm.weight", {hidden}, 0.5, 1);
@@ -353,9 +355,11 @@ TEST_CASE("a step in one launch computes what its calls do") {
   if (!on_gpu) return test::skip("there is no such launch on the CPU");
   // The last one has more layers than there are in shared memory, more tiles for a block than wait for their results at
   // a time, and a head whose last tile is not whole.
-  const Json models[] = {walking_model("llama", 256, 12, 4, 64, 768), walking_model("mistral", 512, 8, 1, 64, 256),
-                         walking_model("qwen2", 512, 4, 4, 128, 1280), walking_model("llama", 2304, 8, 2, 128, 512),
-                         walking_model("mistral", 256, 4, 2, 64, 17408, 7, 101)};
+  const Json models[] = {
+      walking_model("llama", 256, 12, 4, 64, 768),           walking_model("mistral", 512, 8, 1, 64, 256),
+      walking_model("qwen2", 512, 4, 4, 128, 1280),          walking_model("llama", 2304, 8, 2, 128, 512),
+      walking_model("qwen3", 256, 12, 2, 128, 512),          walking_model("qwen3", 512, 8, 8, 64, 768),
+      walking_model("mistral", 256, 4, 2, 64, 17408, 7, 101)};
   struct {
     llm::Type stored, weights;
     double tolerance;
@@ -378,7 +382,7 @@ TEST_CASE("a step in one launch computes what its calls do") {
         same += compare_walk(settings, prompt, 5, type.tolerance), ++all;
         if (prompt == 40) compare_launches(settings, prompt);
       }
-      if (model["config"]["model_type"] != "llama" || shortened.leaves_out()) continue;
+      if (model["config"]["model_type"] == "mistral" || shortened.leaves_out()) continue;
       INFO("in a ring, of " << llm::name_of(type.weights) << " in " << llm::name_of(type.stored));
       settings.context = 64, settings.page = 0, settings.sinks = 4;
       same += compare_walk(settings, 50, 40, type.tolerance), ++all;

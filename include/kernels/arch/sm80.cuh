@@ -28,6 +28,17 @@ __device__ __forceinline__ void mma_16816(float* d, const uint32_t (&a)[4], cons
   }
 }
 
+// The same for integers of 8 bits, a tile of 16 x 32 of a and one of 32 x 8 of b: lane 4g + t holds of a the words of
+// four (row g, k from 4t on), (row g + 8, 4t), (row g, 4t + 16), (row g + 8, 4t + 16), of b (k from 4t on, column g),
+// (4t + 16, column g).
+__device__ __forceinline__ void mma_16832(int32_t* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (kCompiledFor >= 80) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
 // How much shared memory the launch gave each block beyond what the kernel declares.
 __device__ __forceinline__ uint32_t dynamic_shared_bytes() {
   uint32_t bytes;

@@ -175,6 +175,28 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
+// The same with a cache policy.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
+                                         uint64_t* barrier, uint64_t policy) {
+  if constexpr (kClusters) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+        : "memory");
+  }
+}
+// Prefetches a box into the L2.
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y, int z, int w) {
+  if constexpr (kClusters) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x), "r"(y),
+                 "r"(z), "r"(w));
+  }
+}
+// Prefetches a map from global memory to where copies take it from.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  if constexpr (kClusters) asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
 // Prefetches bytes into the L2; the address and the number are multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
   if constexpr (kCompiledFor >= 90)

@@ -27,15 +27,20 @@ __device__ __forceinline__ uint32_t rounded_pair(float x, float y) {
   return std::is_same<T, half>::value ? arch::floats_to_halves(x, y) : arch::floats_to_bfloats(x, y);
 }
 
-// What rounded_pair() leaves of x and y.
 template <class T>
-__device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair) {
-  float low, high;
+__device__ __forceinline__ void floats_of_pair(uint32_t pair, float& low, float& high) {
   if constexpr (std::is_same<T, half>::value) {
     arch::halves_to_floats(pair, low, high);
   } else {
     low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
   }
+}
+
+// What rounded_pair() leaves of x and y.
+template <class T>
+__device__ __forceinline__ uint32_t rest_of_pair(float x, float y, uint32_t pair) {
+  float low, high;
+  floats_of_pair<T>(pair, low, high);
   return rounded_pair<T>(x - low, y - high);
 }
 

@@ -37,7 +37,8 @@ KERNELS_OF_THIS_LIBRARY inline decltype(&cuTensorMapEncodeTiled) tensor_map_enco
 
 // Whether there can be one: not without a driver that makes them, and not for strides that it does not take.
 KERNELS_OF_THIS_LIBRARY inline bool make_tensor_map(const Exec& ex, const MappedRows& tensor, int box_rows,
-                                                    arch::TensorMap& map) {
+                                                    arch::TensorMap& map, int box_heads = 1,
+                                                    int box_blocks = 1) {
   static_assert(sizeof(CUtensorMap) == sizeof(arch::TensorMap), "a tensor map has 128 bytes");
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return false;
@@ -50,7 +51,8 @@ KERNELS_OF_THIS_LIBRARY inline bool make_tensor_map(const Exec& ex, const Mapped
     if (extents[i] == 1) bytes[i] = 16;  // which does not matter, but must be one that is taken
     if (bytes[i] == 0 || bytes[i] % 16 != 0 || bytes[i] >= cuuint64_t(1) << 40) return false;
   }
-  const cuuint32_t box[4] = {cuuint32_t(128 / tensor.element_bytes), cuuint32_t(box_rows), 1, 1},
+  const cuuint32_t box[4] = {cuuint32_t(128 / tensor.element_bytes), cuuint32_t(box_rows), cuuint32_t(box_heads),
+                             cuuint32_t(box_blocks)},
                    steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       tensor.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
