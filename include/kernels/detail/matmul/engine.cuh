@@ -5,7 +5,7 @@
 #include "../../exec.cuh"
 #include "../../tuning/matmul.h"
 #include "few.cuh"
-#include "gemm.cuh"
+#include "gemm_boxes.cuh"
 #include "gemm_simt.cuh"
 #include "tensor_dots.cuh"
 
@@ -256,6 +256,11 @@ class ProductEngine {
       KERNELS_TRY(image_architecture<Single>(ex_, image));
       if constexpr (wide_x >= 8) {
         if (pack_x_ >= 8 && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
+          if constexpr (BoxedGemmBody<P, T, 128>::possible) {
+            bool taken = false;
+            KERNELS_TRY(run_boxed<T>(image, plan, taken));
+            if (taken) return {};
+          }
           const Choice narrow = cheapest<Narrow>(image);
           if constexpr (Wide::copied) {
             const Choice wide = cheapest<Wide>(image);
@@ -293,12 +298,52 @@ class ProductEngine {
            cluster *= 2) {
         const int64_t room = cluster <= 2 ? sms : sms * 3 / 4,
                       waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
-        const double cost = double(waves) * (double(steps) / cluster + tuning::kStepsBesides) *
-                            tuning::cost_of_step(tokens, Body::kRows);
+        const double cost = Body::boxed ? cost_of_boxes<Body>(tokens, cluster, double(waves), double(steps))
+                                        : double(waves) * (double(steps) / cluster + tuning::kStepsBesides) *
+                                              tuning::cost_of_step(tokens, Body::kRows);
         if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
     }
     return best;
+  }
+  template <class Body>
+  double cost_of_boxes(int tokens, int cluster, double waves, double steps) const {
+    int doublings = 0;
+    while (1 << doublings < cluster) ++doublings;
+    const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
+    const double copied_bytes = double(tiles<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
+    return tuning::cost_of_boxes(waves, steps / cluster, doublings, tokens, Body::kRows, weight_bytes, copied_bytes);
+  }
+  // Where the TMA unit can copy both operands.
+  template <class T>
+  Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
+    const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
+    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
+    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);
+  }
+  template <class Body>
+  Status start_boxed(const Choice& choice, MatmulPlan* plan, bool& taken) const {
+    typename Body::Maps maps;
+    taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
+    if (!taken) return {};
+    if (plan != nullptr) {
+      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
+      return {};
+    }
+    const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
+    Launch how;
+    how.cluster = choice.cluster;
+    how.shared = size_t(choice.ring.bytes);
+    return start_tiles<Body>(how, tokens, outputs, {gemm_params(choice, tokens, outputs), maps});
+  }
+  GemmParams<P> gemm_params(const Choice& choice, int64_t tokens, int64_t outputs) const {
+    return {p_,
+            tokens,
+            outputs,
+            choice.tokens,
+            p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
+            policy_.weights_ready,
+            choice.ring.few};
   }
   template <class Body>
   Status start_gemm(const Choice& choice, MatmulPlan* plan) const {
@@ -313,9 +358,7 @@ class ProductEngine {
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens, outputs,
-                             {p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
-                              policy_.weights_ready, choice.ring.few});
+    return start_tiles<Body>(how, tokens, outputs, gemm_params(choice, tokens, outputs));
   }
 
   Status run_simt() const {

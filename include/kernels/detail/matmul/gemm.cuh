@@ -26,10 +26,10 @@ namespace detail {
 // In an image for this architecture: what stages take, within 99 KB up to sm_89, most of a multiprocessor later. Deep
 // queues count for more than a second block: with 6 stages of 128 x 128 instead of twice 3, 65 tokens took 34.7 instead
 // of 42.8 us, 512 took 110 instead of 102.
-constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
+KERNELS_HD constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
 constexpr int kGemmAligned = 1024;  // bytes, where there is much: wgmma's
-constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
-constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
+KERNELS_HD constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
+KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
   const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / gemm_stage_bytes(tokens, rows);
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
@@ -50,6 +50,15 @@ struct GemmParams {
   bool weights_ready;  // before the kernel ahead has ended
   bool few_stages;     // kGemmFewStages, as the device has no room for more
 };
+
+// Blocks that run at the same time make a compact area, so that they share operands in the L2.
+template <int kOutputs, class P>
+__device__ __forceinline__ Tile place_tile(const GemmParams<P>& params, int64_t tile) {
+  constexpr int64_t kBand = 8;
+  const int64_t per_band = kBand * params.output_tiles, band = tile / per_band;
+  const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = tile - band * per_band;
+  return Tile(params.problem, band * kBand + within % height, params.tokens, within / height * kOutputs);
+}
 
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
@@ -347,7 +356,7 @@ struct GemmBody {
   static constexpr bool copied = Tile64::copied;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows, registers = 255;
-  static constexpr bool waits_by_itself = true;
+  static constexpr bool waits_by_itself = true, boxed = false;
 
   using Params = GemmParams<P>;
 
@@ -375,7 +384,7 @@ struct GemmBody {
         params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
     if (!early_weights) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
-    const Tile tile = place_tile(params, blockIdx.x / splits);
+    const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
     if (tile.token >= tile.token_end) return;
     unsigned char* stages = shared + (kAligns ? -arch::shared_address(shared) & (kGemmAligned - 1) : 0);
     const auto run_if = [&](auto height) {
@@ -398,13 +407,6 @@ struct GemmBody {
   static constexpr bool kAligns = has_much_shared(arch::kCompiledFor);
   template <int kTokens>
   static constexpr bool is_here = has(kTokens, arch::kCompiledFor);
-  // Blocks that run at the same time make a compact area, so that they share operands in the L2.
-  static __device__ __forceinline__ Tile place_tile(const Params& params, int64_t tile) {
-    constexpr int64_t kBand = 8;
-    const int64_t per_band = kBand * params.output_tiles, band = tile / per_band;
-    const int64_t height = lesser(kBand, params.token_tiles - band * kBand), within = tile - band * per_band;
-    return Tile(params.problem, band * kBand + within % height, params.tokens, within / height * kOutputs);
-  }
 };
 
 }  // namespace detail

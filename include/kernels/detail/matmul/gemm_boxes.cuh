@@ -1,0 +1,212 @@
+// Products with many tokens for sm_90a, where inputs and weights of one 16-bit type lie in memory as wgmma takes them:
+// then nobody has to carry them. A thread has the TMA unit copy boxes of both, and groups of four warps multiply.
+//
+//                     kRows (128 or 256) rows of weights
+//                    +---------------+---------------+      producer   | stage 0 | stage 1 | ... |   as far ahead as
+//   kTokens          | warps 0 to 3  | warps 4 to 7  |                                               there are stages
+//                    +---------------+---------------+      consumers      | stage 0 | stage 1 | ...
+//
+// A stage is what a step of 64 columns takes: inputs kTokens x 64, then weights kRows x 64, rows of 128 bytes, swizzled
+// as wgmma and the TMA unit have it. Sums and clusters that share K are as in gemm.cuh.
+#pragma once
+
+#include "../tensor_map.cuh"
+#include "gemm.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Operands that lie in memory in rows of one distance, as they are.
+template <class S>
+struct RowsInMemory : std::false_type {};
+template <class Src, Cache kCache>
+struct RowsInMemory<DirectLoad<Src, float, kCache>> : std::integral_constant<bool, is_16_bit<Src>> {};
+
+template <int kMatrices>
+struct GemmMaps {
+  arch::TensorMap inputs, weights[kMatrices];
+};
+template <class P>
+struct BoxedGemmParams : GemmParams<P> {
+  GemmMaps<P::matrices> maps;
+};
+
+template <class P, class T, int kRows_>
+struct BoxedGemmBody {
+  using X = typename P::X;
+  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Up = std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>;
+  using Slabs = GemmSlabs<P>;
+  using Params = BoxedGemmParams<P>;
+  using Maps = GemmMaps<P::matrices>;
+  static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64, kProducers = 128;
+  static constexpr int kTokens[4] = {64, 96, 128, 160};
+  static constexpr int max_threads = kRows + kProducers, registers = kRows == 256 ? 168 : 255;
+  static constexpr bool waits_by_itself = true, boxed = true;
+  static constexpr bool possible = RowsInMemory<X>::value && RowsInMemory<Gate>::value && RowsInMemory<Up>::value &&
+                                   std::is_same<copied_type<X>, T>::value &&
+                                   std::is_same<copied_type<Gate>, T>::value && std::is_same<copied_type<Up>, T>::value;
+  // Rows of a matrix in one slab of the epilogue.
+  static constexpr int kEach = 32 / P::matrices;
+
+  static constexpr bool has(int tokens, int architecture) {
+    return possible && architecture == 90 && (kRows == 128 || tokens == 128);
+  }
+  static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
+    const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
+    return {all <= room ? all : 0, false};
+  }
+  // Whether the driver can make maps of the operands; not where the last slab of weights is not whole.
+  static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
+    if (p.n % kEach != 0) return false;
+    const int64_t groups = p.groups.count, rows = p.groups.offsets == nullptr ? p.m * groups : p.m;
+    const MappedRows inputs{p.x.at(0, 0), 2, p.k, rows, 1, 1, p.x.at(1, 0) - p.x.at(0, 0), 0, 0};
+    if (!make_tensor_map(ex, inputs, tokens, maps.inputs)) return false;
+    return make_weight_map(ex, p, p.template weights<0>(), maps.weights[0]) &&
+           make_weight_map(ex, p, p.template weights<P::matrices - 1>(), maps.weights[P::matrices - 1]);
+  }
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    if constexpr (possible && arch::kWarpgroupMma) {
+      extern __shared__ __align__(128) unsigned char shared[];
+      __shared__ Ring ring;
+      const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
+      const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
+      if (tile.token >= tile.token_end) return;
+      unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
+      if (threadIdx.x == kRows) {
+        arch::prefetch_map(params.maps.inputs);
+        for (const arch::TensorMap& map : params.maps.weights) arch::prefetch_map(map);
+      }
+      if (threadIdx.x == 0) {
+        for (int i = 0; i < kMostStages; ++i)
+          arch::mbarrier_init(&ring.full[i], 1), arch::mbarrier_init(&ring.empty[i], kRows / 128);
+        arch::mbarrier_init_fence();
+      }
+      __syncthreads();
+      const int steps = int((params.problem.k + kStep - 1) / kStep);
+      const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
+      if (threadIdx.x >= kRows) {
+        if constexpr (kRows == 256) arch::fewer_registers<40>();
+        if (threadIdx.x == kRows) produce(params, tile, ring, arch::shared_address(stages), first, end);
+        return;
+      }
+      if constexpr (kRows == 256) arch::more_registers<232>();
+      arch::grid_dependency_pass();
+      const auto run_if = [&](auto height) {
+        constexpr int kHeight = decltype(height)::value;
+        if constexpr (is_here<kHeight>) {
+          if (params.tokens == kHeight) consume<kHeight>(ring, stages, end - first);
+        }
+      };
+      run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
+      run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
+      const int slabs = params.tokens / Slabs::kTokens;
+      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, splits);
+    }
+  }
+
+ private:
+  template <int kHeight>
+  static constexpr bool is_here = has(kHeight, arch::kCompiledFor);
+  static constexpr int kMostStages = gemm_stages(90, 64, kRows, false);
+  static constexpr int kConsumers = 1;  // a named barrier
+  struct Ring {
+    uint64_t full[kMostStages], empty[kMostStages];
+  };
+  struct Place {
+    int stages, stage = 0, parity = 0;
+    __device__ __forceinline__ explicit Place(int count) : stages(count) {}
+    __device__ __forceinline__ void next() {
+      if (++stage == stages) stage = 0, parity ^= 1;
+    }
+  };
+  static __device__ __forceinline__ int stages_for(int tokens) {
+    return gemm_stages(arch::kCompiledFor, tokens, kRows, false);
+  }
+
+  // In a tile, rows of weights are as the slabs of the epilogue want them: of each 128, those that wgmma gives a warp
+  // are 16 of each 64, and neighbours as outputs. With one matrix: half h of slab s lies behind the halves h of four
+  // slabs. With a gate, a slab has 16 rows of either matrix.
+  template <class S>
+  static bool make_weight_map(const Exec& ex, const P& p, const S& weights, arch::TensorMap& map) {
+    const int64_t ld = weights.at(1, 0) - weights.at(0, 0);
+    const MappedRows rows{weights.at(0, 0), 2,  p.k,        16,     p.groups.count * p.n / kEach,
+                          kEach / 16,       ld, kEach * ld, 16 * ld};
+    return make_tensor_map(ex, rows, 16, map, 4, kEach / 16);
+  }
+
+  static __device__ __forceinline__ void produce(const Params& params, const Tile& tile, Ring& ring, uint32_t stages,
+                                                 int first, int end) {
+    const int inputs = params.tokens * kStep * 2, stage_bytes = gemm_stage_bytes(params.tokens, kRows);
+    const int token = int(tile.token), slab = int((tile.weights + tile.output) / kEach);
+    const auto bring_weights = [&](int step, const Place& at) {
+      arch::mbarrier_arrive_expect(&ring.full[at.stage], stage_bytes);
+      KERNELS_UNROLL
+      for (int i = 0; i < kRows / 128; ++i) {
+        KERNELS_UNROLL
+        for (int j = 0; j < P::matrices; ++j)
+          arch::copy_box(
+              stages + at.stage * stage_bytes + inputs + (i * P::matrices + j) * (128 / P::matrices * kStep * 2),
+              params.maps.weights[j], step * kStep, 0, slab + i * 4, 0, &ring.full[at.stage]);
+      }
+    };
+    const auto bring_inputs = [&](int step, const Place& at) {
+      arch::copy_box(stages + at.stage * stage_bytes, params.maps.inputs, step * kStep, token, 0, 0,
+                     &ring.full[at.stage]);
+    };
+    const int count = stages_for(params.tokens), begun = lesser(end, first + count);
+    const bool early = params.weights_ready && params.problem.groups.offsets == nullptr;
+    Place ahead(count);
+    if (early) {
+      for (int step = first; step < begun; ++step) bring_weights(step, ahead), ahead.next();
+    }
+    arch::grid_dependency_wait();
+    Place at(count);
+    for (int step = first; step < end; ++step) {
+      if (step >= begun) arch::mbarrier_wait_in_block(&ring.empty[at.stage], at.parity ^ 1);
+      if (!early || step >= begun) bring_weights(step, at);
+      bring_inputs(step, at);
+      at.next();
+    }
+  }
+
+  // Leaves the sums in shared memory, from `stages` on, as the slabs of warps.
+  template <int kHeight>
+  static __device__ __forceinline__ void consume(Ring& ring, unsigned char* stages, int steps) {
+    constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows), kBlocks = kHeight / 32;
+    const int group = threadIdx.x / 128;
+    const uint64_t x = arch::warpgroup_tile(arch::shared_address(stages)),
+                   w = arch::warpgroup_tile(arch::shared_address(stages) + kHeight * kStep * 2 +
+                                            group * (128 * kStep * 2));
+    float sums[kBlocks][32] = {};
+    Place at(stages_for(kHeight));
+    int done = -1;  // the stage of the step before
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      arch::mbarrier_wait_in_block(&ring.full[at.stage], at.parity);
+      const int stage = at.stage * kStageBytes;
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        arch::warpgroup_mma<T, 0>(sums, w + stage / 16 + 2 * k, x + stage / 16 + 2 * k);
+        arch::warpgroup_mma<T, 1>(sums, w + (stage + 64 * kStep * 2) / 16 + 2 * k, x + stage / 16 + 2 * k);
+      }
+      arch::warpgroup_commit();
+      arch::warpgroup_wait<1>();
+      if (done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(&ring.empty[done]);
+      done = at.stage;
+      at.next();
+    }
+    arch::warpgroup_wait<0>();
+    KERNELS_UNROLL
+    for (int i = 0; i < kBlocks; ++i) arch::pin(sums[i]);
+    arch::named_barrier_sync(kConsumers, kRows);  // slabs take the place of the stages
+    float* const mine = Slabs::of_warp(reinterpret_cast<float*>(stages), kBlocks);
+    KERNELS_UNROLL
+    for (int i = 0; i < kBlocks; ++i) Slabs::lay_out(mine + i * Slabs::kFloats, sums[i]);
+  }
+};
+
+}  // namespace detail
+KERNELS_END
