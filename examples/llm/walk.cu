@@ -1,8 +1,8 @@
 // A step of one text in one launch: all layers of a model and its head, by blocks that stay.
 //
 //   block, one on each multiprocessor:
-//     a producer, of four warps    copies the block's rows of all products, one product after the other, into a ring
-//     eight consumer warps         multiply what is in the ring, and make the results
+//     a producer, of four warps    has the TMA unit copy the block's rows of all products, one product after the other,
+//     into a ring eight consumer warps         multiply what is in the ring, and make the results
 //
 //   products           | qkv  |           | output | up        | down  | qkv ...
 //   producer           =================================================== as far ahead as the ring has room
@@ -13,9 +13,9 @@
 // product waits for the one ahead. Here it is not idle: where consumers wait, the producer goes on with the weights of
 // the next products, up to 190 KB on each multiprocessor, and prefetches those behind them into the L2.
 //
-// A tile is 16 rows of a matrix. The block with number b has tiles b, b + blocks, b + 2 blocks ... of a product; of the
-// first one in a layer, blocks are counted from the other end. A stage of the ring is kChunk bytes of each of a tile's
-// rows. walk_product.cuh has how rows are multiplied.
+// A tile is twice eight neighbouring rows of a product, of one matrix or of two. The block with number b has tiles b, b
+// + blocks, b + 2 blocks ... of a product; of the first one in a layer, blocks are counted from the other end. A stage
+// of the ring is kChunk bytes of each of a tile's rows. walk_product.cuh has how rows are multiplied.
 //
 // A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
 // reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No
@@ -324,7 +324,7 @@ constexpr int kProducers = 32 * kCopiers;
 
 template <int kChunks>
 __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];  // as there is no other
   unsigned char* const ring = memory;
   unsigned char* const inputs = ring + p.stages * kStage;
   Shared& shared = *reinterpret_cast<Shared*>(inputs + p.inputs);
@@ -396,7 +396,7 @@ size_t walk_bytes(const Walk& w) {
                     w.vocabulary < (1 << 27) && stages_of(w) > kInFlight;
   for (const Rope& rope : w.ropes) {
     if (rope.rotary_dim / 2 > kMostAngles || rope.rotary_dim % kTile != 0) return 0;
-    if (w.head_norms && rope.rotary_dim != 0 && rope.rotary_dim != dim) return 0;
+    if (w.head_norms && rope.frequencies != nullptr && rope.rotary_dim != dim) return 0;
   }
   return fits ? Room(w, nullptr, machine().blocks).bytes : 0;
 }

@@ -1,6 +1,6 @@
 // The producer of walk.cu: warps that copy the rows of all products, one after the other, into the stages of a ring. A
-// box of a stage is one copy, of which a warp has one: a copy takes a thread about 70 ns to begin on an H100, and one
-// warp that begins all of a stage's is slower, by 1 to 2 %.
+// stage is two copies, or four with scales, each of another warp, as one takes a thread about 70 ns to begin on an
+// H100: one warp that begins all of them is slower, by 1 to 2 %. The last two warps prefetch what else a layer needs.
 #pragma once
 
 #include "walk_parts.cuh"
@@ -144,7 +144,7 @@ class Producer {
 
   // Each block prefetches another line of the factors of a layer's norms into the L2: all will want them at once.
   __device__ __forceinline__ void prefetch_norms(const WalkLayer& layer) const {
-    if (copier != 2) return;
+    if (copier != kCopiers - 2) return;
     for (int at = (int(blockIdx.x) + lane * int(gridDim.x)) * 32; at < int(w.hidden); at += 32 * 32 * int(gridDim.x)) {
       arch::prefetch_l2(layer.attention_norm + at);
       arch::prefetch_l2(layer.mlp_norm + at);
@@ -154,12 +154,12 @@ class Producer {
   // Prefetches keys and values that this block will read, but the newest, into the L2: as many as all blocks' have room
   // there, and all where few blocks have some.
   __device__ __forceinline__ void prefetch_keys(const WalkLayer& layer) const {
-    if (copier < 2) return;
+    if (copier < kCopiers - 2) return;
     const Part part(p, layer, keys_);
     const int dim = int(w.shape.dim), lines = (2 * dim + 127) / 128;
     const int count = (min(part.end, keys_ - 1) - part.begin) * lines;
     const int most = part.count == 1 ? count : min(count, kAheadKeys);
-    for (int i = (copier - 2) * 32 + lane; i < most; i += 64) {
+    for (int i = copier % 2 * 32 + lane; i < most; i += 64) {
       const int64_t at =
           (int64_t(slot_of(p, part.begin + i / lines)) * w.shape.kv_heads + part.kv_head) * dim + i % lines * 64;
       arch::prefetch_l2(static_cast<const A*>(layer.keys) + at);

@@ -147,17 +147,6 @@ __device__ __forceinline__ uint64_t read_once_policy() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// Copies bytes from global to shared memory and counts them on a barrier; addresses and number are multiples of 16.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes, uint64_t* barrier,
-                                          uint64_t policy) {
-  if constexpr (kCompiledFor >= 90) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(to),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-        : "memory");
-  }
-}
 // Where the elements of a tensor are, as the TMA unit takes it: the driver makes it (detail/tensor_map.cuh), and it is
 // read where it lies in a kernel's parameters.
 struct alignas(64) TensorMap {
@@ -175,7 +164,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// The same with a cache policy.
+// The same with a cache policy. One thread of a warp copies at a time: others' coordinates would not be looked at.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          uint64_t* barrier, uint64_t policy) {
   if constexpr (kClusters) {
@@ -193,14 +182,9 @@ __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y,
                  "r"(z), "r"(w));
   }
 }
-// Prefetches a map from global memory to where copies take it from.
+// Prefetches a map from global memory, or a kernel's parameters, to where copies take it from.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   if constexpr (kClusters) asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-// Prefetches bytes into the L2; the address and the number are multiples of 16.
-__device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
-  if constexpr (kCompiledFor >= 90)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes));
 }
 // Writes 4 bytes into another block's shared memory and counts them on a barrier of that block.
 __device__ __forceinline__ void store_async(uint32_t remote, uint32_t value, uint32_t remote_barrier) {

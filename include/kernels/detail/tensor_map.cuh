@@ -10,7 +10,8 @@ KERNELS_BEGIN
 namespace detail {
 
 // Elements of one or two bytes, which are copied as they are. A box is 128 bytes wide and lies in shared memory in rows
-// of these, in which chunk i of 16 bytes is at i ^ (row % 8).
+// of these, in which chunk i of 16 bytes is at i ^ (row % 8): box_rows of one head, then of the next ones, then of
+// those of the next blocks.
 struct MappedRows {
   const void* from;
   int element_bytes;

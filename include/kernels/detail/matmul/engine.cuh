@@ -317,6 +317,8 @@ class ProductEngine {
   // Where the TMA unit can copy both operands.
   template <class T>
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
+    KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
+    if (!taken) return {};
     const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
     if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
     return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);

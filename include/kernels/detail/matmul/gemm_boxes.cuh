@@ -10,6 +10,8 @@
 // as wgmma and the TMA unit have it. Sums and clusters that share K are as in gemm.cuh.
 #pragma once
 
+#include <limits>
+
 #include "../tensor_map.cuh"
 #include "gemm.cuh"
 
@@ -22,9 +24,12 @@ struct RowsInMemory : std::false_type {};
 template <class Src, Cache kCache>
 struct RowsInMemory<DirectLoad<Src, float, kCache>> : std::integral_constant<bool, is_16_bit<Src>> {};
 
+// The last tokens have a box of their own: one whose rows are partly not there takes longer (129 x 4096 x 4096: 25.5 us
+// for 19.6 with 192 tokens). What lies in shared memory behind them makes results that nobody wants.
 template <int kMatrices>
 struct GemmMaps {
-  arch::TensorMap inputs, weights[kMatrices];
+  arch::TensorMap inputs, last_inputs, weights[kMatrices];
+  int last_tokens;
 };
 template <class P>
 struct BoxedGemmParams : GemmParams<P> {
@@ -50,19 +55,23 @@ struct BoxedGemmBody {
   static constexpr int kEach = 32 / P::matrices;
 
   static constexpr bool has(int tokens, int architecture) {
-    return possible && architecture == 90 && (kRows == 128 || tokens == 128);
+    return possible && architecture == 90 && (kRows == 128 || tokens >= 128);
   }
   static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
     const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
     return {all <= room ? all : 0, false};
   }
-  // Whether the driver can make maps of the operands; not where the last slab of weights is not whole.
+  // Whether the driver can make maps of the operands; not where the last slab of weights is not whole, nor where only
+  // the device knows which rows of inputs are there.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
-    if (p.n % kEach != 0) return false;
-    const int64_t groups = p.groups.count, rows = p.groups.offsets == nullptr ? p.m * groups : p.m;
-    const MappedRows inputs{p.x.at(0, 0), 2, p.k, rows, 1, 1, p.x.at(1, 0) - p.x.at(0, 0), 0, 0};
-    if (!make_tensor_map(ex, inputs, tokens, maps.inputs)) return false;
-    return make_weight_map(ex, p, p.template weights<0>(), maps.weights[0]) &&
+    const int64_t rows = p.m * p.groups.count, stride = p.x.at(1, 0) - p.x.at(0, 0);
+    if (p.n % kEach != 0 || p.groups.offsets != nullptr || stride == 0 || rows > std::numeric_limits<int32_t>::max())
+      return false;
+    const MappedRows inputs{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
+    maps.last_tokens = p.groups.several() || p.m % tokens == 0 ? tokens : int(p.m % tokens);
+    return make_tensor_map(ex, inputs, tokens, maps.inputs) &&
+           make_tensor_map(ex, inputs, maps.last_tokens, maps.last_inputs) &&
+           make_weight_map(ex, p, p.template weights<0>(), maps.weights[0]) &&
            make_weight_map(ex, p, p.template weights<P::matrices - 1>(), maps.weights[P::matrices - 1]);
   }
 
@@ -72,7 +81,6 @@ struct BoxedGemmBody {
       __shared__ Ring ring;
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
       const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
-      if (tile.token >= tile.token_end) return;
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (threadIdx.x == kRows) {
         arch::prefetch_map(params.maps.inputs);
@@ -140,8 +148,11 @@ struct BoxedGemmBody {
                                                  int first, int end) {
     const int inputs = params.tokens * kStep * 2, stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const int token = int(tile.token), slab = int((tile.weights + tile.output) / kEach);
+    const bool last = params.problem.groups.count == 1 && tile.token + params.tokens > tile.token_end;
+    const arch::TensorMap& inputs_map = last ? params.maps.last_inputs : params.maps.inputs;
+    const int missing = last ? params.tokens - params.maps.last_tokens : 0;
     const auto bring_weights = [&](int step, const Place& at) {
-      arch::mbarrier_arrive_expect(&ring.full[at.stage], stage_bytes);
+      arch::mbarrier_arrive_expect(&ring.full[at.stage], stage_bytes - missing * (kStep * 2));
       KERNELS_UNROLL
       for (int i = 0; i < kRows / 128; ++i) {
         KERNELS_UNROLL
@@ -152,11 +163,10 @@ struct BoxedGemmBody {
       }
     };
     const auto bring_inputs = [&](int step, const Place& at) {
-      arch::copy_box(stages + at.stage * stage_bytes, params.maps.inputs, step * kStep, token, 0, 0,
-                     &ring.full[at.stage]);
+      arch::copy_box(stages + at.stage * stage_bytes, inputs_map, step * kStep, token, 0, 0, &ring.full[at.stage]);
     };
     const int count = stages_for(params.tokens), begun = lesser(end, first + count);
-    const bool early = params.weights_ready && params.problem.groups.offsets == nullptr;
+    const bool early = params.weights_ready;
     Place ahead(count);
     if (early) {
       for (int step = first; step < begun; ++step) bring_weights(step, ahead), ahead.next();
@@ -175,6 +185,8 @@ struct BoxedGemmBody {
   template <int kHeight>
   static __device__ __forceinline__ void consume(Ring& ring, unsigned char* stages, int steps) {
     constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows), kBlocks = kHeight / 32;
+    static_assert(kRows / 32 * kBlocks * Slabs::kFloats * 4 <= gemm_stages(90, kHeight, kRows, false) * kStageBytes,
+                  "what is handed over takes the place of the stages");
     const int group = threadIdx.x / 128;
     const uint64_t x = arch::warpgroup_tile(arch::shared_address(stages)),
                    w = arch::warpgroup_tile(arch::shared_address(stages) + kHeight * kStep * 2 +
