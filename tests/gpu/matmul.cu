@@ -63,9 +63,9 @@ TEST_CASE("matmul: every tile of the gemm path") {
   Shortened shortened;
   for (const int tokens : {64, 96, 128, 160}) {
     for (const int rows : {128, 256}) {
-      for (const Sizes s : {Sizes{1, 8, 40}, Sizes{tokens + 1, 300, 264}, Sizes{2 * tokens - 3, 259, 72},
-                            Sizes{tokens, 256, 4104}, Sizes{70, 4096, 136}, Sizes{2 * tokens - 3, 288, 72},
-                            Sizes{33, 64, 40}}) {
+      for (const Sizes s :
+           {Sizes{1, 8, 40}, Sizes{tokens + 1, 300, 264}, Sizes{2 * tokens - 3, 259, 72}, Sizes{tokens, 256, 4104},
+            Sizes{70, 4096, 136}, Sizes{2 * tokens - 3, 288, 72}, Sizes{33, 64, 40}}) {
         if (shortened.leaves_out()) continue;
         const Matrix<k::bfloat16> x(1, s.m, s.k, s.k + 8, 0, 1);
         const Matrix<k::half> other(1, s.m, s.k, s.k + 8, 0, 1);
