@@ -1,8 +1,8 @@
 // A step of one text in one launch: all layers of a model and its head, by blocks that stay.
 //
 //   block, one on each multiprocessor:
-//     a producer, of four warps    has the TMA unit copy the block's rows of all products, one product after the other,
-//     into a ring eight consumer warps         multiply what is in the ring, and make the results
+//     a producer, of four warps    has the block's rows of all products copied into a ring, one product after the other
+//     eight consumer warps         multiply what is in the ring, and make the results
 //
 //   products           | qkv  |           | output | up        | down  | qkv ...
 //   producer           =================================================== as far ahead as the ring has room
@@ -13,9 +13,9 @@
 // product waits for the one ahead. Here it is not idle: where consumers wait, the producer goes on with the weights of
 // the next products, up to 190 KB on each multiprocessor, and prefetches those behind them into the L2.
 //
-// A tile is twice eight neighbouring rows of a product, of one matrix or of two. The block with number b has tiles b, b
-// + blocks, b + 2 blocks ... of a product; of the first one in a layer, blocks are counted from the other end. A stage
-// of the ring is kChunk bytes of each of a tile's rows. walk_product.cuh has how rows are multiplied.
+// A tile is twice eight neighbouring rows of a product, of one matrix or of two. The block with number b has the tiles
+// with numbers b, b + blocks, b + 2 blocks ... of a product; of the first one in a layer, blocks are counted from the
+// other end. A stage of the ring is kChunk bytes of each row of a tile. walk_product.cuh has how these are multiplied.
 //
 // A result is a word of 64 bits in memory, of which one half says which product of which launch has made it: a block
 // reads what it needs until all of it is there. That is one way through the L2 and back; a barrier would be three. No

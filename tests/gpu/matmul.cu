@@ -396,7 +396,7 @@ void groups_of_tokens(Path path, int64_t n = 40) {
 
 TEST_CASE("matmul: groups of tokens, some empty") {
   groups_of_tokens<k::half>(Path::gemm);
-  groups_of_tokens<k::half>(Path::gemm, 64);  // which the TMA unit copies
+  groups_of_tokens<k::half>(Path::gemm, 64);  // without offsets, the TMA unit copies these
   groups_of_tokens<float>(Path::simt);
 }
 

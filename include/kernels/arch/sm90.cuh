@@ -148,12 +148,13 @@ __device__ __forceinline__ uint64_t read_once_policy() {
   return policy;
 }
 // Where the elements of a tensor are, as the TMA unit takes it: the driver makes it (detail/tensor_map.cuh), and it is
-// read where it lies in a kernel's parameters.
+// read where it lies: in a kernel's parameters, or in global memory.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 // Copies a box of a tensor of four dimensions to shared memory and counts its bytes on a barrier: the elements from
-// these coordinates on, zeros where they are not in the tensor.
+// these coordinates on, zeros where they are not in the tensor. One thread of a warp at a time may: those of the others
+// would not be looked at.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          uint64_t* barrier) {
   if constexpr (kClusters) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// The same with a cache policy. One thread of a warp copies at a time: others' coordinates would not be looked at.
+// The same with a cache policy.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          uint64_t* barrier, uint64_t policy) {
   if constexpr (kClusters) {

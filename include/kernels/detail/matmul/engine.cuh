@@ -327,28 +327,11 @@ class ProductEngine {
   Status start_boxed(const Choice& choice, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
     taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
-    if (!taken) return {};
-    if (plan != nullptr) {
-      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
-      return {};
-    }
-    const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
-    Launch how;
-    how.cluster = choice.cluster;
-    how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens, outputs, {gemm_params(choice, tokens, outputs), maps});
+    return taken ? start_gemm<Body>(choice, plan, maps) : Status{};
   }
-  GemmParams<P> gemm_params(const Choice& choice, int64_t tokens, int64_t outputs) const {
-    return {p_,
-            tokens,
-            outputs,
-            choice.tokens,
-            p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
-            policy_.weights_ready,
-            choice.ring.few};
-  }
-  template <class Body>
-  Status start_gemm(const Choice& choice, MatmulPlan* plan) const {
+  // maps: where the body takes its operands by these.
+  template <class Body, class... Maps>
+  Status start_gemm(const Choice& choice, MatmulPlan* plan, const Maps&... maps) const {
     if (choice.tokens == 0)
       return unsupported(
           "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
@@ -357,10 +340,12 @@ class ProductEngine {
       return {};
     }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
+    const GemmParams<P> params{p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
+                               policy_.weights_ready, choice.ring.few};
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens, outputs, gemm_params(choice, tokens, outputs));
+    return start_tiles<Body>(how, tokens, outputs, {params, maps...});
   }
 
   Status run_simt() const {

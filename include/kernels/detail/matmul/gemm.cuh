@@ -60,6 +60,19 @@ __device__ __forceinline__ Tile place_tile(const GemmParams<P>& params, int64_t 
   return Tile(params.problem, band * kBand + within % height, params.tokens, within / height * kOutputs);
 }
 
+// Begins the products of a step of 64 columns, which is `stage` bytes behind the first one's weights w and inputs x: of
+// twice 64 rows of weights with all tokens.
+template <class T, int kBlocks>
+__device__ __forceinline__ void begin_products(float (&sums)[kBlocks][32], uint64_t w, uint64_t x, int stage) {
+  arch::warpgroup_fence();
+  KERNELS_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    arch::warpgroup_mma<T, 0>(sums, w + stage / 16 + 2 * k, x + stage / 16 + 2 * k);
+    arch::warpgroup_mma<T, 1>(sums, w + (stage + 64 * 64 * 2) / 16 + 2 * k, x + stage / 16 + 2 * k);
+  }
+  arch::warpgroup_commit();
+}
+
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
@@ -238,13 +251,7 @@ struct GemmTile {
       wait_for_step<2 + kQueued>(tiles.ring);
       arch::async_proxy_fence();
       __syncthreads();
-      arch::warpgroup_fence();
-      KERNELS_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        arch::warpgroup_mma<T, 0>(sums, w + stage / 16 + 2 * k, x + stage / 16 + 2 * k);
-        arch::warpgroup_mma<T, 1>(sums, w + (stage + 64 * kStep * 2) / 16 + 2 * k, x + stage / 16 + 2 * k);
-      }
-      arch::warpgroup_commit();
+      begin_products<T>(sums, w, x, stage);
       tiles.bring(step + distance, free);
       arch::copy_async_commit();
       arch::warpgroup_wait<kQueued>();

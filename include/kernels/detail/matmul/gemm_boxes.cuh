@@ -198,13 +198,7 @@ struct BoxedGemmBody {
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(&ring.full[at.stage], at.parity);
       const int stage = at.stage * kStageBytes;
-      arch::warpgroup_fence();
-      KERNELS_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        arch::warpgroup_mma<T, 0>(sums, w + stage / 16 + 2 * k, x + stage / 16 + 2 * k);
-        arch::warpgroup_mma<T, 1>(sums, w + (stage + 64 * kStep * 2) / 16 + 2 * k, x + stage / 16 + 2 * k);
-      }
-      arch::warpgroup_commit();
+      begin_products<T>(sums, w, x, stage);
       arch::warpgroup_wait<1>();
       if (done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(&ring.empty[done]);
       done = at.stage;
