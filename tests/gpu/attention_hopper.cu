@@ -123,6 +123,32 @@ void short_ones(Tally& t) {
                                 k::window(100, 30) & k::soft_cap(20.f));
   both_say_the_same<kDim, T>(t, "short", many(200, 8, 8, {200}), Layout::nhd, k::no_mask());
 }
+// Results that the TMA unit writes: tiles and warpgroups that are full, begun and empty, in front of other sequences.
+template <int kDim, class T>
+void results_in_boxes(Tally& t) {
+  for (const int64_t queries : {60, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 321, 640}) {
+    AttentionCase c{{queries, queries, queries}, {queries, 700, 3}, 3, 3, kDim};
+    c.aligned = true;
+    both_say_the_same<kDim, T, T>(t, "results in boxes", c, Layout::nhd, k::causal());
+    if (queries % 64 != 0) continue;
+    c.kv_heads = 1;
+    both_say_the_same<kDim, T, T>(t, "results in boxes", c, Layout::paged_nhd, k::window(100, 0) & k::soft_cap(20.f));
+  }
+}
+// How many rows of results, of `out_dim` columns from element `shift` on, are written in one go.
+template <int kDim, class TO, class S>
+int result_box_rows_of(const k::Exec& ex, const S& score, int64_t queries = 256, int64_t v_dim = kDim,
+                       int64_t shift = 0, const int32_t* offsets = nullptr, int64_t heads = 1) {
+  const k::half* const p = reinterpret_cast<const k::half*>(uintptr_t(1) << 20);  // planned with, never read
+  TO* const out = reinterpret_cast<TO*>(uintptr_t(1) << 30) + shift;
+  k::AttentionShape shape{2, queries, heads, 1, kDim, v_dim};
+  shape.q_offsets = offsets;
+  k::AttentionPlan plan;
+  REQUIRE(k::attention_plan<kDim>(ex, k::load(p, heads * kDim),
+                                  k::dense_kv(k::nhd(p, 256, 1, kDim), k::nhd(p, 256, 1, v_dim), 256),
+                                  k::store(out, heads * v_dim), shape, score, {}, plan));
+  return plan.result_box_rows;
+}
 // Keys and values of 8 and 4 bits, which are decoded.
 template <int kDim, class T, class K, class Scale>
 void coded_cases(Tally& t, const char* what, std::initializer_list<std::pair<int64_t, int64_t>> dims) {
@@ -347,6 +373,17 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(box_rows_of<128, k::half>(ex, 1, 0, 128, 4) == 128);
   CHECK(box_rows_of<128, k::half>(ex, 2, 1 << 20, 0, 4) == 0);
   CHECK(box_rows_of<128, k::half>(ex, 2, 1 << 20, 0, 1) == 128);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::causal()) == 64);
+  CHECK(result_box_rows_of<64, k::half>(ex, k::no_mask()) == 64);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::no_mask()) == 0);
+  CHECK(result_box_rows_of<256, k::half>(ex, k::causal()) == 0);
+  CHECK(result_box_rows_of<128, float>(ex, k::causal()) == 0);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 256, 120) == 0);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 256, 128, 4) == 0);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 256, 128, 0, reinterpret_cast<const int32_t*>(64)) == 0);
+  CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 33, 128, 0, nullptr, 8) == 0);  // of heads together
+  results_in_boxes<64, k::half>(t);
+  results_in_boxes<128, k::bfloat16>(t);
   int in_a_thread = 0;  // that has not called the runtime before
   std::thread([&] { in_a_thread = box_rows_of<128, k::half>(ex, 2, 1 << 20, 128, 4); }).join();
   CHECK(in_a_thread == 128);

@@ -176,6 +176,21 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
+// Copies a box from shared memory to a tensor; what is beyond the tensor is left out. By one thread of a warp, which
+// commits what it has copied, and may wait until that has been read.
+__device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, int w, uint32_t from) {
+  if constexpr (kClusters) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void stored_boxes_commit() {
+  if constexpr (kClusters) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void stored_boxes_wait() {
+  if constexpr (kClusters) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 // Prefetches a box into the L2.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int x, int y, int z, int w) {
   if constexpr (kClusters) {

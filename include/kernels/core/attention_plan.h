@@ -45,6 +45,7 @@ struct AttentionPlan {
   // Columns in one access to memory. 1: element by element.
   int query_pack = 0, key_pack = 0, value_pack = 0, result_pack = 0;
   int box_rows = 0;                    // rows of keys and values in one access of the TMA unit; 0: it is not used
+  int result_box_rows = 0;             // the same of results
   const char* why_not = "";            // why this is not the fastest there is, or ""
 };
 

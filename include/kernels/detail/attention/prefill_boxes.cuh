@@ -1,6 +1,6 @@
 // Keys and values on their way to tiles in shared memory by the TMA unit, where their layout allows that: in boxes of
 // 128 bytes of each of some rows of a head, all rows of a tile, or as many as lie in one page. They come to lie as
-// TileLayout says.
+// TileLayout says. Results may leave in such boxes.
 //
 //   tile of 64 keys of 128 columns, in pages of 32:   | box 0 | box 1 |    each box is asked for by another thread
 //                                                     | box 2 | box 3 |
@@ -18,9 +18,9 @@ KERNELS_BEGIN
 namespace detail {
 
 // What a kernel is told of them.
-struct KvBoxes {
-  arch::TensorMap keys, values;
-  int rows;  // of a box; 0: there are no maps
+struct TileBoxes {
+  arch::TensorMap keys, values, results;
+  int rows, result_rows;  // of a box; 0: there are no maps
 };
 
 // How many rows a box of a tile of kKeys has, or 0. Eight rows are the least that lie in shared memory as they should.
@@ -49,17 +49,33 @@ bool make_kv_map(const Exec& ex, const Tensor& tensor, bool many_blocks, const A
   rows.block_stride = tensor.at({1, 0, 0}, 0) - first;
   return make_tensor_map(ex, rows, box_rows, map);
 }
-// Of a kernel for which there may be some.
+constexpr int kResultBoxRows = 64;  // those of a warpgroup
+// All columns of a token are a row, so that a box is cut off where the tokens of its sequence end.
+template <class P>
+bool make_result_map(const Exec& ex, const P& p, arch::TensorMap& map) {
+  const int64_t columns = p.shape.heads * p.shape.value_dim();
+  const Plane out = plane_of(p.out, p.shape.batch * p.shape.q_len, columns);
+  if (out.rows == 0 || out.heads.count > 1 || out.batches.count > 1) return false;
+  const int64_t stride = out.stride / 2;
+  const MappedRows rows{out.begin, 2, columns, p.shape.q_len, 1, p.shape.batch, stride, 0, stride * p.shape.q_len};
+  return make_tensor_map(ex, rows, kResultBoxRows, map);
+}
+// Of a kernel for which there may be some. rows_are_queries: whether those of a tile are queries of one head, of a
+// sequence that is as long as all others.
 template <class Body, class P>
-KvBoxes boxes_for(const Exec& ex, const P& p) {
+TileBoxes boxes_for(const Exec& ex, const P& p, bool rows_are_queries) {
   using Where = std::decay_t<decltype(p.kv.where())>;
   const bool many_blocks = std::is_same<Where, Dense>::value ? p.shape.batch > 1 : in_pages<typename P::Kv>;
   const int rows = p.wide_keys && p.wide_values ? rows_of_boxes<Body::kKeys>(p.kv) : 0;
-  KvBoxes boxes = {};
+  TileBoxes boxes = {};
   bool made = rows > 0 && make_kv_map(ex, p.kv.keys(), many_blocks, p.shape, p.shape.dim, rows, boxes.keys);
   if constexpr (Body::kBoxesOfValues)
     made = made && make_kv_map(ex, p.kv.values(), many_blocks, p.shape, p.shape.value_dim(), rows, boxes.values);
   boxes.rows = made ? rows : 0;
+  if constexpr (Body::kBoxesOfResults) {
+    const bool whole = p.out_pack == 8 && p.shape.value_dim() == Body::kCols;
+    if (whole && rows_are_queries && make_result_map(ex, p, boxes.results)) boxes.result_rows = kResultBoxRows;
+  }
   return boxes;
 }
 
@@ -76,7 +92,7 @@ class TileBox {
 
  public:
   // Positions from `low` up to `end` may be read.
-  __device__ __forceinline__ TileBox(const KvBoxes& boxes, int low, int end)
+  __device__ __forceinline__ TileBox(const TileBoxes& boxes, int low, int end)
       : boxes_(boxes), low_(low), last_(boxes.rows > 0 ? end - kKeys : -1) {}
 
   // Whether the tile from `pos` on comes in boxes.
@@ -105,7 +121,7 @@ class TileBox {
   static __device__ __forceinline__ int run() { return number() % kRuns; }
   __device__ __forceinline__ int row() const { return number() / kRuns * boxes_.rows; }
 
-  const KvBoxes& boxes_;
+  const TileBoxes& boxes_;
   int low_, last_;
 };
 // Where there are none.

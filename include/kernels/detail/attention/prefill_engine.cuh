@@ -167,7 +167,7 @@ Status start_prefill(const Exec& ex, const P& problem, bool share = false) {
   how.shared = Body::shared_bytes(problem.shape);
   how.next_waits = grid.back;
   typename Body::Params params{problem, grid};
-  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem);
+  if constexpr (has_boxes<Body>) params.boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem));
   KERNELS_TRY(launch<Body>(ex, how, params));
   if constexpr (P::kSplits) {
     using Merge = PrefillMerge<P>;
@@ -272,8 +272,11 @@ Status describe_prefill(const Exec& ex, const P& problem, AttentionPlan& plan, b
   plan.key_pack = problem.wide_keys ? wide_key : 1;
   plan.value_pack = problem.wide_values ? wide_value : 1;
   plan.result_pack = lesser(Body::kResultPack, problem.out_pack);
-  plan.box_rows = 0;
-  if constexpr (has_boxes<Body>) plan.box_rows = boxes_for<Body>(ex, problem).rows;
+  plan.box_rows = plan.result_box_rows = 0;
+  if constexpr (has_boxes<Body>) {
+    const TileBoxes boxes = boxes_for<Body>(ex, problem, grid.rows_are_queries(problem));
+    plan.box_rows = boxes.rows, plan.result_box_rows = boxes.result_rows;
+  }
   constexpr bool in_8_bits = std::is_same<Body, HopperBody8<P, 128>>::value;
   plan.why_not = kv_misfit<Kv>(problem.wide_keys, problem.wide_values);
   if (*plan.why_not == '\0') KERNELS_TRY((why_no_warpgroups<Body, P>(ex, plan.why_not)));

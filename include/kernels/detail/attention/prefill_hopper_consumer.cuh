@@ -28,7 +28,9 @@
 // groups get in each other's way); keys and values awaited as soon as the product before is done (505 us for 443); the
 // next tile of queries asked for when this one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results by way
 // of their queries' place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by
-// one).
+// one); tiles with masks, which take 1,000 cycles longer, in the loop of those without (512 keys, causal, 4 % faster,
+// 16,384 keys 1 % slower) or in one of their own (up to 1 %, but slower where the TMA unit takes the results), and the
+// bits of their masks ahead of the wait for logits (no difference).
 //
 // Tried before, with all exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for
 // 144); the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at
@@ -61,8 +63,8 @@ struct HopperConsumer : Parts {
   using Parts::kDim, Parts::kCols, Parts::kKeys, Parts::kItems, Parts::kQueryStages, Parts::kTurns, Parts::kFewer;
   using Parts::kFewerCols, Parts::kProducers, Parts::kGroups, Parts::kConsumerRegisters, Parts::kCopiesQueries;
   using Parts::kKeyScales, Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier;
-  using Parts::kInEight, Parts::each_item, Parts::seen_by_rows, Parts::queries_of, Parts::stages_of;
-  using Parts::scales_of, Parts::wait_for_item;
+  using Parts::kInEight, Parts::kBoxesOfResults, Parts::each_item, Parts::seen_by_rows, Parts::queries_of;
+  using Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
 
   // Weights may be up to 2^kSlack before outputs are brought under a larger logit; those of 8 bits, which are 256
   // already, leave no room for that. H100, bfloat16, 16,384 tokens, 4,096 keys: 32 heads of 64 columns, 16 of 128 and 8
@@ -108,6 +110,10 @@ struct HopperConsumer : Parts {
       if (item.rows.count == 0) return false;
       unsigned char* const queries = queries_of(memory, number, group);
       uint64_t* const queries_empty = &shared.queries_empty[number % kQueryStages];
+      if (results_in_boxes(params) && number > 0) {
+        if (threadIdx.x % 128 == 0) arch::stored_boxes_wait();
+        release<false>(&shared.queries_empty[(number - 1) % kQueryStages]);
+      }
       if constexpr (!kCopiesQueries) {
         arch::named_barrier_sync(own(group), 128);
         bring_queries<TK, 64, Queries>(p, item.rows, group * 64, queries, int(p.shape.dim));
@@ -122,17 +128,45 @@ struct HopperConsumer : Parts {
         // While the last product runs.
         const Work& state = attending.state;
         const float inverse[2] = {state.finish_row(p, item.rows, 0, 0), state.finish_row(p, item.rows, 0, 1)};
-        const ResultRows<kCols, P> results(p, item.rows, Work::first_row(), 0);
-        attending.end();
-        results.put(p, item.rows, state.outputs[0], inverse);
+        if (results_in_boxes(params)) {
+          attending.end();
+          put_box(params, item, group, arch::shared_address(queries), state, inverse);
+        } else {
+          const ResultRows<kCols, P> results(p, item.rows, Work::first_row(), 0);
+          attending.end();
+          results.put(p, item.rows, state.outputs[0], inverse);
+        }
       } else {
-        release<false>(queries_empty);
+        if (!results_in_boxes(params)) release<false>(queries_empty);
         pass_by(shared, group, 0, Tiles(item.all).count, keys_at, values_at);
       }
       arch::mbarrier_arrive(&shared.item_empty[number % kItems]);
       return true;
     });
+    if (results_in_boxes(params) && threadIdx.x % 128 == 0) arch::stored_boxes_wait();
     if (group == 0) wait_for_turn(group);  // that of the last group's last product
+  }
+
+  // Whether results leave by way of their queries' place, of which a group lets go when it has its next tile.
+  static __device__ __forceinline__ bool results_in_boxes(const Params& params) {
+    if constexpr (kBoxesOfResults) return params.boxes.result_rows > 0;
+    else return false;
+  }
+  static __device__ __forceinline__ void put_box(const Params& params, const Item& item, int group, uint32_t tile,
+                                                 const Work& state, const float (&factor)[2]) {
+    if constexpr (kBoxesOfResults) {
+      arch::named_barrier_sync(own(group), 128);  // all have read their queries
+      stage_results<result_type<P>, kCols>(tile, state.outputs[0], factor);
+      arch::async_proxy_fence();
+      arch::named_barrier_sync(own(group), 128);
+      if (threadIdx.x % 128 != 0) return;
+      const PrefillRows& rows = item.rows;
+      KERNELS_UNROLL
+      for (int col = 0; col < kCols; col += 64)
+        arch::store_box(params.boxes.results, rows.first_head * kCols + col, rows.first + group * 64, 0, rows.b,
+                        tile + col * 128);
+      arch::stored_boxes_commit();
+    }
   }
 
   // A group lets go of keys and values of tiles that none of its rows sees.
@@ -156,6 +190,7 @@ struct HopperConsumer : Parts {
     Shared& shared;
     const Item& item;
     const int group;
+    const bool keeps_place;  // of queries, for results
     const bool boxed;  // whether the TMA unit copies tiles that are seen as a whole
     const uint64_t query_tile, keys_tile, values_tile;  // those of keys and values in the first stage
     Parities &keys_at, &values_at;
@@ -174,6 +209,7 @@ struct HopperConsumer : Parts {
           shared(memory),
           item(of),
           group(group_),
+          keeps_place(results_in_boxes(params)),
           boxed(in_boxes(params)),
           query_tile(arch::warpgroup_tile(arch::shared_address(queries))),
           keys_tile(arch::warpgroup_tile(arch::shared_address(stages))),
@@ -181,9 +217,9 @@ struct HopperConsumer : Parts {
           keys_at(keys),
           values_at(values) {}
 
-    // The group lets go of the queries as soon as it has the last logits.
+    // The group lets go of the queries as soon as it has the last logits, if it does not need their place.
     __device__ __forceinline__ void run(uint64_t* queries_empty) {
-      if (last < 0) return release<false>(queries_empty);
+      if (last < 0) return release_queries(queries_empty);
       arch::pin(state.logits[0]);
       begin_logits<false>(0);
       const SeenKeys of_group = seen_by_rows(item, group * 64, 64), seen = seen_by_rows(item, Work::first_row(), 16);
@@ -193,7 +229,7 @@ struct HopperConsumer : Parts {
       last_plain = boxed && all_columns() && p.scale > kSmallScale ? tiles.tiles_in(of_group.all_end, 0) - 1 : -1;
       arch::warpgroup_wait<0>();
       arch::pin(state.logits[0]);
-      if (last == 0) release<false>(queries_empty);
+      if (last == 0) release_queries(queries_empty);
       scale_logits(0);
       release<Key::scaled>(&shared.keys_empty[0]);
       state.make_exponentials(look_at<false>(0));
@@ -223,6 +259,9 @@ struct HopperConsumer : Parts {
       if constexpr (Parts::kBoxes) return params.boxes.rows > 0;
       else return false;
     }
+    __device__ __forceinline__ void release_queries(uint64_t* queries_empty) const {
+      if (!keeps_place) release<false>(queries_empty);
+    }
     __device__ __forceinline__ bool all_columns() const {
       return (kDim == kFewer || dim > kFewer) && (kCols == kFewerCols || cols > kFewerCols);
     }
@@ -237,7 +276,7 @@ struct HopperConsumer : Parts {
       pass_turn(group);
       arch::warpgroup_wait<1>();
       arch::pin(state.logits[0]);
-      if (tile + 1 == last) release<false>(queries_empty);
+      if (tile + 1 == last) release_queries(queries_empty);
       scale_logits(tile + 1);
       release<Key::scaled>(&shared.keys_empty[Parities::stage(tile + 1)]);
       const typename Work::Look look = look_at<kPlain>(tile + 1);

@@ -19,6 +19,7 @@
 
 #include "../../arch/sm90.cuh"
 #include "prefill_boxes.cuh"
+#include "prefill_hopper_results.cuh"
 #include "prefill_softmax.cuh"
 #include "prefill_tiles.cuh"
 
@@ -44,7 +45,7 @@ struct HopperItems {
   struct Params {
     P problem;
     PrefillGrid grid;
-    std::conditional_t<kBoxes, KvBoxes, Nothing> boxes = {};
+    std::conditional_t<kBoxes, TileBoxes, Nothing> boxes = {};
   };
 
   // A tile of queries, as the producer found it: which keys its rows see, each of them and all.
@@ -163,6 +164,13 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   using Values = KvTiles<TV, Value, in_one_run<Kv>, kKeys, kCols, 128, true>;
   // Queries that are computed are read by those who need them.
   static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = true;
+  // Whether the TMA unit may take results, by way of their queries' place, which the next tile of queries does not need
+  // then. What is behind a tile of queries takes less time, but with 128 columns what is within it more. H100, in turns
+  // with other results: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221);
+  // 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128
+  // columns, 2,048 keys without a mask, 468 (457).
+  static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !kInEight &&
+                                          is_16_bit<result_type<P>> && (kDim == 64 || score_ranges<typename P::S>);
 
   // Scales of keys, then of values, of each stage: where they begin.
   static constexpr int kKeyScales = 0, kValueScales = Key::scaled ? kStages * kKeys : 0,
@@ -186,35 +194,29 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
   // out evenly: all have about as many keys; or there are many, and of a head either few or a multiple of 8, as with
   // other numbers some blocks would meet long tiles again and again (up to 88 % more for a block, simulated). Where
-  // later tiles have more keys, and a head has many, blocks share out sections of heads. 16 heads of 128 columns: 2,048
-  // keys take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for each tile 1,040 us, in the
-  // order of the sections 992, and with blocks that stay 910 (H100).
+  // later tiles have more keys, and a head has some but not 16, blocks share out sections of heads. 16 heads of 128
+  // columns: 2,048 keys take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for each tile
+  // 1,040 us, in the order of the sections 992, and with blocks that stay 910; 1,920 keys 241 us in sections, tile by
+  // tile 266, 1,152 keys 180 and 191, but 1,024 keys 167 and 160 (H100).
   //
-  // With 64 columns, or 8 bits, and few tiles of a head, a block takes all of them instead, or those of several heads
-  // (512 keys, causal: 172 us, staying 187; 128 columns of 8 bits, 1,024 keys: 238 and 260). A tile of queries is taken
-  // to have as many keys; the rest of the costs is in tiles of keys.
+  // With 64 columns, or 8 bits, and few tiles of a head, each block takes as many tiles as the others, those of a head
+  // in a row. H100, 32 heads of 64 columns, causal: 512 keys 156 us, 640 keys 169; in a row, but whole heads, 157 and
+  // 190; tile by tile 512 keys 172. With more tiles of a head that is slower: 1,536 keys 279 us, in sections 251.
   static void share_out(PrefillGrid& grid, const P& p) {
-    const unsigned of_head = grid.tiles.divisor;
-    if (!kExponentialsBound || of_head > 8) {
-      const KeysOfLater keys = keys_of_later(p.score, p.shape.q_len);
-      if (keys == KeysOfLater::more && of_head > 16) {
-        const int64_t columns = p.shape.dim + p.shape.value_dim();
-        if (grid.tiles_in_all >= 2 * int64_t(grid.at_once))
-          grid.stay_in_sections(p.shape.q_len * columns * int64_t(sizeof(TK)));
-        return;
-      }
-      const bool even = keys == KeysOfLater::alike || of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
-      if (even && grid.tiles_in_all >= 7 * int64_t(grid.at_once)) grid.stay();
+    const int64_t all = grid.tiles_in_all, at_once = grid.at_once;
+    const unsigned of_head = grid.tiles.divisor, few = kExponentialsBound ? 4 : 8;
+    if (kExponentialsBound && of_head <= few) {
+      if (kQueryStages > 1 && all >= 2 * at_once) grid.take_in_a_row(unsigned((all + at_once - 1) / at_once));
       return;
     }
-    if (kQueryStages == 1) return;
-    const auto cost = [&](unsigned each) {
-      const int64_t blocks = (grid.tiles_in_all + each - 1) / each, waves = (blocks + grid.at_once - 1) / grid.at_once;
-      return double(waves) * (each * (of_head * double(kRows) / kKeys + 1.3) + 2.2);
-    };
-    for (unsigned each = of_head; each <= 16; each += of_head) {
-      if (cost(each) < cost(grid.of_block)) grid.take_in_a_row(each);
+    const KeysOfLater keys = keys_of_later(p.score, p.shape.q_len);
+    if (keys == KeysOfLater::more && of_head > few && of_head != 16) {
+      const int64_t columns = p.shape.dim + p.shape.value_dim();
+      if (all >= 2 * at_once) grid.stay_in_sections(p.shape.q_len * columns * int64_t(sizeof(TK)));
+      return;
     }
+    const bool even = keys == KeysOfLater::alike || of_head <= 16 || (of_head <= 32 && of_head % 8 == 0);
+    if (even && all >= 7 * at_once) grid.stay();
   }
 
   // By the producer, for the queries of a tile: they may have fewer places than items.

@@ -125,5 +125,23 @@ class ResultRows {
   int64_t to_[2], col_[2];
 };
 
+// A warp's 16 rows of results go to the tile of its warpgroup, which lies as the TMA unit takes it.
+template <class T, int kCols>
+__device__ __forceinline__ void stage_results(uint32_t tile, const float (&outputs)[kCols / 8][4],
+                                              const float (&factor)[2]) {
+  const int lane = int(threadIdx.x % 32), row = int(threadIdx.x / 32 % 4) * 16 + lane % 16;
+  KERNELS_UNROLL
+  for (int i = 0; i < kCols / 16; ++i) {
+    uint32_t words[4];
+    KERNELS_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const float* const pair = outputs[i * 2 + j / 2] + j % 2 * 2;
+      words[j] = rounded_pair<T>(pair[0] * factor[j % 2], pair[1] * factor[j % 2]);
+    }
+    const int run = i / 4, chunk = i % 4 * 2 + lane / 16;
+    arch::store_matrices(tile + (run * 64 + row) * 128 + (chunk ^ row % 8) * 16, words);
+  }
+}
+
 }  // namespace detail
 KERNELS_END

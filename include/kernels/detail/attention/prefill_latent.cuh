@@ -63,7 +63,8 @@ struct LatentParts : HopperItems<P, 64, 64, 2, 1, true, P::kSplits> {
   static constexpr int kMiddle = kCols / 2;
   using Keys = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kMiddle, 128, true>;
   using Others = KvTiles<TK, KeyRun<Kv>, in_one_run<Kv>, kKeys, kDim - kMiddle, 128, true>;
-  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = false;
+  static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = false,
+                        kBoxesOfResults = false;
   static constexpr int kRunBytes = Keys::Layout::kRunBytes, kStageBytes = Keys::kBytes + Others::kBytes,
                        kQueryBytes = Queries::kRuns * Queries::kRunBytes, kWeightBytes = kRows * kKeys * 2;
 

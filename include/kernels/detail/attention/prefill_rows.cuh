@@ -185,6 +185,9 @@ struct PrefillGrid {
   }
   template <class P>
   static __device__ __forceinline__ bool even(const P& p) { return even(p.shape, P::kSplits); }
+  // Whether the rows of each tile are queries of one head, and all sequences have as many.
+  template <class P>
+  bool rows_are_queries(const P& p) const { return even(p.shape, P::kSplits) && pack.divisor == 1; }
 
   template <class P>
   __device__ __forceinline__ PrefillRows even_rows(const P& p, int each, unsigned block) const {
