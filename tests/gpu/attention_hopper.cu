@@ -36,7 +36,8 @@ int64_t gap_behind(int64_t dim) {
 
 // K: the type of keys and values, with a scale for each head of each position if Scale says so.
 template <int kDim, class T, class TO = float, class K = T, class Scale = k::Nothing, class S>
-void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score) {
+void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layout layout, const S& score,
+                       int multiprocessors = 0) {
   if (t.leaves_out()) return;
   const std::string name = std::string(what) + ", " + c.describe();  // once: there are many results
   const Placement where(layout, c.kv_lens, c.kv_heads, 16);
@@ -63,7 +64,9 @@ void both_say_the_same(Tally& t, const char* what, const AttentionCase& c, Layou
       o.download(), lse.download();
       t.expect(o.intact() && lse.intact(), "%s: wrote outside", name.c_str());
     };
-    run(k::Exec(stream), one, one_lse);
+    k::DeviceInfo device = k::Exec(stream).device();
+    if (multiprocessors > 0) device.sm_count = multiprocessors;
+    run(k::Exec(stream, device), one, one_lse);
     run(with_less(stream, kDim), other, other_lse);
   });
   // The largest weights are rounded by one of the two alone; with scales values are larger.
@@ -133,6 +136,18 @@ void results_in_boxes(Tally& t) {
     if (queries % 64 != 0) continue;
     c.kv_heads = 1;
     both_say_the_same<kDim, T, T>(t, "results in boxes", c, Layout::paged_nhd, k::window(100, 0) & k::soft_cap(20.f));
+  }
+}
+// Tiles of queries that few blocks share out: 1 to 17 of a head, some in a row, one behind the other, or in sections.
+template <int kDim, class T>
+void few_blocks(Tally& t) {
+  const int rows = kDim == 64 ? 192 : 128;
+  for (const int tiles : {1, 2, 3, 4, 5, 8, 9, 16, 17}) {
+    const int64_t queries = int64_t(tiles) * rows - 70;
+    AttentionCase c{{queries, queries, queries}, {queries, 300, 3}, 3, 3, kDim};
+    c.aligned = true;
+    both_say_the_same<kDim, T, T>(t, "few blocks", c, Layout::nhd, k::causal(), 4);
+    both_say_the_same<kDim, T, T>(t, "few blocks", c, Layout::nhd, k::no_mask(), 5);
   }
 }
 // How many rows of results, of `out_dim` columns from element `shift` on, are written in one go.
@@ -345,12 +360,12 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   short_ones<64, k::half>(t);
   short_ones<128, k::bfloat16>(t);
   short_ones<256, k::bfloat16>(t);
-  stays<64, k::half>(t, 8 * 192 + 1, 8, 8);
   stays<128, k::bfloat16>(t, 3 * 128 - 1, 16, 16);
   stays<256, k::bfloat16>(t, 2 * 128 + 1, 16, 8);
-  stays<64, k::half, int8_t, k::half>(t, 8 * 128 + 1, 8, 8);
   stays<256, k::half, k::float8_e5m2>(t, 2 * 128 + 1, 16, 8);
   // In sections of heads.
+  stays<64, k::half>(t, 8 * 192 + 1, 8, 8);
+  stays<64, k::half, int8_t, k::half>(t, 8 * 128 + 1, 8, 8);
   stays<64, k::half>(t, 16 * 192 + 1, 2, 2);
   stays<128, k::bfloat16>(t, 17 * 128 + 1, 2, 1);
   stays<256, k::bfloat16>(t, 17 * 128 - 1, 2, 2);
@@ -384,6 +399,7 @@ TEST_CASE("attention for sm_90a: taken where it can be, and what it says is what
   CHECK(result_box_rows_of<128, k::half>(ex, k::causal(), 33, 128, 0, nullptr, 8) == 0);  // of heads together
   results_in_boxes<64, k::half>(t);
   results_in_boxes<128, k::bfloat16>(t);
+  few_blocks<64, k::half>(t), few_blocks<128, k::bfloat16>(t), few_blocks<256, k::bfloat16>(t);
   int in_a_thread = 0;  // that has not called the runtime before
   std::thread([&] { in_a_thread = box_rows_of<128, k::half>(ex, 2, 1 << 20, 128, 4); }).join();
   CHECK(in_a_thread == 128);

@@ -5,8 +5,8 @@
 //   tile of 64 keys of 128 columns, in pages of 32:   | box 0 | box 1 |    each box is asked for by another thread
 //                                                     | box 2 | box 3 |
 //
-// A map says where rows lie, not how many there are: tiles that begin before the first key that is seen, or end behind
-// the last one, are copied by cp.async.
+// A map of keys or values says where rows lie, not how many there are: tiles that begin before the first key that is
+// seen, or end behind the last one, are copied by cp.async.
 #pragma once
 
 #include <numeric>
@@ -50,7 +50,7 @@ bool make_kv_map(const Exec& ex, const Tensor& tensor, bool many_blocks, const A
   return make_tensor_map(ex, rows, box_rows, map);
 }
 constexpr int kResultBoxRows = 64;  // those of a warpgroup
-// All columns of a token are a row, so that a box is cut off where the tokens of its sequence end.
+// All columns of a token are a row. Sequences are a dimension of their own, so that a box ends where its sequence does.
 template <class P>
 bool make_result_map(const Exec& ex, const P& p, arch::TensorMap& map) {
   const int64_t columns = p.shape.heads * p.shape.value_dim();

@@ -23,14 +23,13 @@
 //
 // FlashAttention-3 (fa3_fwd 0.0.3) takes as long without masks. It has the same order of products and softmax, turns
 // with 128 columns, a loop of its own for tiles without masks, 176 keys a tile where there is no mask, a producer of
-// one warp, results that go out by the TMA unit, and with masks gives tiles of queries to blocks that ask. Tried
-// here, in turns with what is here, on an H100: a producer of which one warp alone asks for boxes (8 % slower: the
-// groups get in each other's way); keys and values awaited as soon as the product before is done (505 us for 443); the
-// next tile of queries asked for when this one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results by way
-// of their queries' place and the TMA unit, a copy for each row (454 us for 432, as a warp's copies are issued one by
-// one); tiles with masks, which take 1,000 cycles longer, in the loop of those without (512 keys, causal, 4 % faster,
-// 16,384 keys 1 % slower) or in one of their own (up to 1 %, but slower where the TMA unit takes the results), and the
-// bits of their masks ahead of the wait for logits (no difference).
+// one warp, and with masks gives tiles of queries to blocks that ask. Tried here, in turns with what is here, on an
+// H100: a producer of which one warp alone asks for boxes (8 % slower: the groups get in each other's way); keys and
+// values awaited as soon as the product before is done (505 us for 443); the next tile of queries asked for when this
+// one has begun (512 keys 3 % faster, causal 1 to 3 % slower); results that the TMA unit takes row by row, not in boxes
+// (454 us for 432); tiles with masks, which take 1,000 cycles longer, in the loop of those without (512 keys, causal,
+// 4 % faster, 16,384 keys 1 % slower) or in one of their own (up to 1 %, but slower where the TMA unit takes results);
+// the bits of their masks ahead of the wait for logits (no difference).
 //
 // Tried before, with all exponentials ahead of the wait: tiles of 160 keys (4,096 keys 848 us for 833, 512 keys 181 for
 // 144); the next tile of queries' first weights beside this one's last product (512 keys 171 us for 146); turns at

@@ -165,10 +165,10 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // Queries that are computed are read by those who need them.
   static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = true;
   // Whether the TMA unit may take results, by way of their queries' place, which the next tile of queries does not need
-  // then. What is behind a tile of queries takes less time, but with 128 columns what is within it more. H100, in turns
-  // with other results: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221);
-  // 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128
-  // columns, 2,048 keys without a mask, 468 (457).
+  // then. With that a tile of queries ends sooner, but with 128 columns its tiles of keys take longer. H100, in brackets
+  // without: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221); 32 heads of
+  // 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128 columns, 2,048
+  // keys without a mask, 468 (457).
   static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !kInEight &&
                                           is_16_bit<result_type<P>> && (kDim == 64 || score_ranges<typename P::S>);
 
@@ -194,19 +194,20 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // Blocks stay for further tiles, so that what comes before and behind these is paid for once, where that shares them
   // out evenly: all have about as many keys; or there are many, and of a head either few or a multiple of 8, as with
   // other numbers some blocks would meet long tiles again and again (up to 88 % more for a block, simulated). Where
-  // later tiles have more keys, and a head has some but not 16, blocks share out sections of heads. 16 heads of 128
-  // columns: 2,048 keys take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for each tile
-  // 1,040 us, in the order of the sections 992, and with blocks that stay 910; 1,920 keys 241 us in sections, tile by
-  // tile 266, 1,152 keys 180 and 191, but 1,024 keys 167 and 160 (H100).
+  // later tiles have more keys, and a head has more than a few, but not 16, blocks share out sections of heads. 16
+  // heads of 128 columns: 2,048 keys take 548 us, a block for each tile 604 (H200); causal, 8,192 keys and a block for
+  // each tile 1,040 us, in the order of the sections 992, and with blocks that stay 910; 1,920 keys 241 us in sections,
+  // with blocks that stay 266, 1,152 keys 180 and 191, but 1,024 keys 167 and 160, and 2,048 keys of 32 heads on 8 536
+  // and 528 (H100).
   //
-  // With 64 columns, or 8 bits, and few tiles of a head, each block takes as many tiles as the others, those of a head
-  // in a row. H100, 32 heads of 64 columns, causal: 512 keys 156 us, 640 keys 169; in a row, but whole heads, 157 and
-  // 190; tile by tile 512 keys 172. With more tiles of a head that is slower: 1,536 keys 279 us, in sections 251.
+  // With 64 columns, or 8 bits, and few tiles of a head, a block takes those of a head in a row: H100, 32 heads of 64
+  // columns, causal, 512 keys 156 us, 640 keys 169; in blocks of whole heads that do not stay, 157 and 190; one by one
+  // 512 keys 172. With more tiles of a head that is slower: 1,536 keys 279 us, in sections 251.
   static void share_out(PrefillGrid& grid, const P& p) {
     const int64_t all = grid.tiles_in_all, at_once = grid.at_once;
     const unsigned of_head = grid.tiles.divisor, few = kExponentialsBound ? 4 : 8;
     if (kExponentialsBound && of_head <= few) {
-      if (kQueryStages > 1 && all >= 2 * at_once) grid.take_in_a_row(unsigned((all + at_once - 1) / at_once));
+      if (kQueryStages > 1 && all >= 2 * at_once) grid.stay_in_rows(of_head);
       return;
     }
     const KeysOfLater keys = keys_of_later(p.score, p.shape.q_len);

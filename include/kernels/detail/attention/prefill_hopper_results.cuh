@@ -29,8 +29,7 @@ __device__ __forceinline__ void turn_words(uint32_t (&words)[4]) {
 }
 
 // Where a warp's 16 rows of results go, from `first_row` on of the block's: kCols columns of a head, from `first_col`
-// on. Lanes exchange them until each has 8 columns side by side, so that four write 64 bytes of a row. (By way of the
-// queries' place in shared memory it took as long, but the next queries could only come behind it.)
+// on. Lanes exchange them until each has 8 columns side by side, so that four write 64 bytes of a row.
 template <int kCols, class P>
 class ResultRows {
   using T = result_type<P>;

@@ -96,10 +96,11 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
-  unsigned of_block = 1;  // how many of them a block takes in a row,
-  unsigned step = 1;      // or how far apart those are that it walks on to,
-  unsigned rounds = 1;    // and how many it takes at most
-  bool back = false;      // whether every other round goes from the last block to the first
+  unsigned step = 1;        // how far apart those are that a block walks on to,
+  unsigned rounds = 1;      // how many it takes at most,
+  unsigned in_a_row = 1;    // how many side by side,
+  unsigned row_rounds = 0;  // and in how many of the rounds that is so
+  bool back = false;        // whether every other round goes from the last block to the first
   unsigned section = 0;   // or: of how many heads, of all sequences, blocks take the tiles before they go on,
   FastDivision section_heads{}, section_rounds{};  // and in how many rounds
   unsigned at_once;       // how many blocks run at the same time
@@ -120,7 +121,9 @@ struct PrefillGrid {
     else if (Body::kWalking > 0) grid.walk(Body::kWalking);
     return grid;
   }
-  int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
+  int64_t blocks() const { return pair * lesser(most_blocks, tiles_in_all); }
+  // Whether there is a block for each that runs at a time.
+  bool stays() const { return back || row_rounds > 0; }
 
   // With so many blocks for each that runs at a time.
   void walk(int64_t each) {
@@ -130,7 +133,13 @@ struct PrefillGrid {
   }
   // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
   void stay() { walk(1), back = true; }
-  void take_in_a_row(unsigned each) { of_block = rounds = each; }
+  // Blocks take so many tiles in a row, then as many behind those of all blocks, and one by one what is left when there
+  // are not as many for each.
+  void stay_in_rows(unsigned tiles) {
+    walk(1);
+    in_a_row = tiles;
+    row_rounds = step > 0 ? unsigned(tiles_in_all / step) / tiles * tiles : 0;
+  }
   // The same where a head's tiles have fewer and fewer keys. Blocks go through a section of heads in rounds, the first
   // tiles of all its heads before the second ones, so that in two rounds, there and back, all blocks have about as many
   // keys, and those that have one round fewer miss a short tile; the next section begins with the other end of the
@@ -156,7 +165,11 @@ struct PrefillGrid {
   }
   // The tile that a block takes in a round, or one that there is not.
   __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
-    if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
+    if (round < row_rounds) {
+      const unsigned in_row = round % in_a_row;
+      return (round - in_row) * step + block * in_a_row + in_row;
+    }
+    if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) + round * step;
     unsigned in_section = round;
     const unsigned s = section_rounds(in_section);  // which leaves the remainder there
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
@@ -185,7 +198,7 @@ struct PrefillGrid {
   }
   template <class P>
   static __device__ __forceinline__ bool even(const P& p) { return even(p.shape, P::kSplits); }
-  // Whether the rows of each tile are queries of one head, and all sequences have as many.
+  // Whether the rows of each tile are queries of one head, and all sequences have the same number of queries.
   template <class P>
   bool rows_are_queries(const P& p) const { return even(p.shape, P::kSplits) && pack.divisor == 1; }
 
