@@ -165,10 +165,10 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // Queries that are computed are read by those who need them.
   static constexpr bool kCopiesQueries = lies_as<typename P::Q, TK>, kBoxesOfValues = true;
   // Whether the TMA unit may take results, by way of their queries' place, which the next tile of queries does not need
-  // then. With that a tile of queries ends sooner, but with 128 columns its tiles of keys take longer. H100, in brackets
-  // without: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221); 32 heads of
-  // 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128 columns, 2,048
-  // keys without a mask, 468 (457).
+  // then. With that a tile of queries ends sooner, but with 128 columns its tiles of keys take longer. H100, in
+  // brackets without: causal, 512 keys and 16 heads of 128 columns 105 us (113), 32 of them with 8 of keys 203 (221);
+  // 32 heads of 64 columns, causal, 2,048 keys 320 (337), without a mask 1,024 keys 336 (344); but 16 heads of 128
+  // columns, 2,048 keys without a mask, 468 (457).
   static constexpr bool kBoxesOfResults = Items::kBoxes && kQueryStages == 2 && !kInEight &&
                                           is_16_bit<result_type<P>> && (kDim == 64 || score_ranges<typename P::S>);
 
@@ -200,14 +200,15 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // with blocks that stay 266, 1,152 keys 180 and 191, but 1,024 keys 167 and 160, and 2,048 keys of 32 heads on 8 536
   // and 528 (H100).
   //
-  // With 64 columns, or 8 bits, and few tiles of a head, a block takes those of a head in a row: H100, 32 heads of 64
-  // columns, causal, 512 keys 156 us, 640 keys 169; in blocks of whole heads that do not stay, 157 and 190; one by one
-  // 512 keys 172. With more tiles of a head that is slower: 1,536 keys 279 us, in sections 251.
+  // With 64 columns, or 8 bits, and few tiles of a head, blocks do not stay but take tiles in a row, mostly of one head.
+  // H100, 32 heads of 64 columns, causal: 640 keys 169 us, in blocks of whole heads, which are not as many for each
+  // multiprocessor, 190; 512 keys 156 and 157, with blocks that stay 187. With more tiles of a head that is slower:
+  // 1,536 keys 279 us, in sections 251.
   static void share_out(PrefillGrid& grid, const P& p) {
     const int64_t all = grid.tiles_in_all, at_once = grid.at_once;
     const unsigned of_head = grid.tiles.divisor, few = kExponentialsBound ? 4 : 8;
     if (kExponentialsBound && of_head <= few) {
-      if (kQueryStages > 1 && all >= 2 * at_once) grid.stay_in_rows(of_head);
+      if (kQueryStages > 1 && all >= 2 * at_once) grid.take_in_a_row(16);
       return;
     }
     const KeysOfLater keys = keys_of_later(p.score, p.shape.q_len);

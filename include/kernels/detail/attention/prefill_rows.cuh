@@ -96,11 +96,10 @@ __device__ __forceinline__ PrefillRows same_in_lanes(const PrefillRows& rows) {
 struct PrefillGrid {
   FastDivision tiles, parts, heads, pack, group;
   int64_t tiles_in_all;   // 0: too many
-  unsigned step = 1;        // how far apart those are that a block walks on to,
-  unsigned rounds = 1;      // how many it takes at most,
-  unsigned in_a_row = 1;    // how many side by side,
-  unsigned row_rounds = 0;  // and in how many of the rounds that is so
-  bool back = false;        // whether every other round goes from the last block to the first
+  unsigned of_block = 1;  // how many of them a block takes in a row,
+  unsigned step = 1;      // or how far apart those are that it walks on to,
+  unsigned rounds = 1;    // and how many it takes at most
+  bool back = false;      // whether every other round goes from the last block to the first
   unsigned section = 0;   // or: of how many heads, of all sequences, blocks take the tiles before they go on,
   FastDivision section_heads{}, section_rounds{};  // and in how many rounds
   unsigned at_once;       // how many blocks run at the same time
@@ -121,9 +120,7 @@ struct PrefillGrid {
     else if (Body::kWalking > 0) grid.walk(Body::kWalking);
     return grid;
   }
-  int64_t blocks() const { return pair * lesser(most_blocks, tiles_in_all); }
-  // Whether there is a block for each that runs at a time.
-  bool stays() const { return back || row_rounds > 0; }
+  int64_t blocks() const { return pair * lesser(most_blocks, (tiles_in_all + of_block - 1) / of_block); }
 
   // With so many blocks for each that runs at a time.
   void walk(int64_t each) {
@@ -133,12 +130,11 @@ struct PrefillGrid {
   }
   // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
   void stay() { walk(1), back = true; }
-  // Blocks take so many tiles in a row, then as many behind those of all blocks, and one by one what is left when there
-  // are not as many for each.
-  void stay_in_rows(unsigned tiles) {
-    walk(1);
-    in_a_row = tiles;
-    row_rounds = step > 0 ? unsigned(tiles_in_all / step) / tiles * tiles : 0;
+  // Blocks take tiles in a row, all as many but the last, in as many waves of blocks as that takes if none has more than
+  // `most`: sequences may be longer than others, and only the device knows.
+  void take_in_a_row(int64_t most) {
+    const int64_t waves = (tiles_in_all + at_once * most - 1) / (at_once * most);
+    of_block = rounds = unsigned((tiles_in_all + at_once * waves - 1) / (at_once * waves));
   }
   // The same where a head's tiles have fewer and fewer keys. Blocks go through a section of heads in rounds, the first
   // tiles of all its heads before the second ones, so that in two rounds, there and back, all blocks have about as many
@@ -165,11 +161,7 @@ struct PrefillGrid {
   }
   // The tile that a block takes in a round, or one that there is not.
   __device__ __forceinline__ unsigned tile_of(unsigned round, unsigned block, unsigned blocks) const {
-    if (round < row_rounds) {
-      const unsigned in_row = round % in_a_row;
-      return (round - in_row) * step + block * in_a_row + in_row;
-    }
-    if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) + round * step;
+    if (section == 0) return (back && round % 2 != 0 ? blocks - 1 - block : block) * of_block + round * step;
     unsigned in_section = round;
     const unsigned s = section_rounds(in_section);  // which leaves the remainder there
     unsigned head = ((in_section + s) % 2 != 0 ? blocks - 1 - block : block) + in_section * blocks;
