@@ -130,8 +130,8 @@ struct PrefillGrid {
   }
   // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
   void stay() { walk(1), back = true; }
-  // Blocks take tiles in a row, all as many but the last, in as many waves of blocks as that takes if none has more than
-  // `most`: sequences may be longer than others, and only the device knows.
+  // Blocks take tiles in a row, all as many but the last, in as many waves as that takes if none has more than `most`:
+  // some sequences may be longer than others, which only the device knows.
   void take_in_a_row(int64_t most) {
     const int64_t waves = (tiles_in_all + at_once * most - 1) / (at_once * most);
     of_block = rounds = unsigned((tiles_in_all + at_once * waves - 1) / (at_once * waves));
