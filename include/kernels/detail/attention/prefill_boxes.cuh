@@ -54,7 +54,7 @@ constexpr int kResultBoxRows = 64;  // those of a warpgroup
 template <class P>
 bool make_result_map(const Exec& ex, const P& p, arch::TensorMap& map) {
   const int64_t columns = p.shape.heads * p.shape.value_dim();
-  const Plane out = plane_of(p.out, p.shape.batch * p.shape.q_len, columns);
+  const Plane out = plane_of(p.out, p.shape.total_queries(), columns);
   if (out.rows == 0 || out.heads.count > 1 || out.batches.count > 1) return false;
   const int64_t stride = out.stride / 2;
   const MappedRows rows{out.begin, 2, columns, p.shape.q_len, 1, p.shape.batch, stride, 0, stride * p.shape.q_len};

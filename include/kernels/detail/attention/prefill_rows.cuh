@@ -130,11 +130,11 @@ struct PrefillGrid {
   }
   // A block for each that runs at a time; every other round goes back, so that who had many keys then has few.
   void stay() { walk(1), back = true; }
-  // Blocks take tiles in a row, all as many but the last, in as many waves as that takes if none has more than `most`:
-  // some sequences may be longer than others, which only the device knows.
+  // Each block takes the same number of tiles in a row, and the last one what is left: in as few waves of blocks as
+  // there can be if none has more than `most`. Some sequences may be longer than others, which only the device knows.
   void take_in_a_row(int64_t most) {
-    const int64_t waves = (tiles_in_all + at_once * most - 1) / (at_once * most);
-    of_block = rounds = unsigned((tiles_in_all + at_once * waves - 1) / (at_once * waves));
+    const int64_t waves = tiles_of(tiles_in_all, at_once * most);
+    of_block = rounds = unsigned(tiles_of(tiles_in_all, at_once * waves));
   }
   // The same where a head's tiles have fewer and fewer keys. Blocks go through a section of heads in rounds, the first
   // tiles of all its heads before the second ones, so that in two rounds, there and back, all blocks have about as many
