@@ -150,7 +150,7 @@ void few_blocks(Tally& t) {
     if (tiles <= 5) both_say_the_same<kDim, T, T>(t, "few blocks", c, Layout::nhd, k::no_mask(), 3);
   }
 }
-// How many rows of results, of `out_dim` columns from element `shift` on, are written in one go.
+// How many rows of results, of v_dim columns of each head from element `shift` on, are written in one go.
 template <int kDim, class TO, class S>
 int result_box_rows_of(const k::Exec& ex, const S& score, int64_t queries = 256, int64_t v_dim = kDim,
                        int64_t shift = 0, const int32_t* offsets = nullptr, int64_t heads = 1) {

@@ -201,9 +201,9 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
   // and 528 (H100).
   //
   // With 64 columns, or 8 bits, and few tiles of a head, blocks do not stay but take tiles in a row, mostly of one
-  // head. H100, 32 heads of 64 columns, causal: 640 keys 169 us, in blocks of whole heads, which are not as many for
-  // each multiprocessor, 190; 512 keys 156 and 157, with blocks that stay 187. With more tiles of a head that is
-  // slower: 1,536 keys 279 us, in sections 251.
+  // head. H200, causal, products of 8 bits: 640 keys 118 us, in blocks of whole heads, which are not as many for each
+  // multiprocessor, 141; 768 keys 114 and 119, 512 keys 99 and 99. With more tiles of a head that is slower: 1,536 keys
+  // of 32 heads of 64 columns 279 us, in sections 251 (H100).
   static void share_out(PrefillGrid& grid, const P& p) {
     const int64_t all = grid.tiles_in_all, at_once = grid.at_once;
     const unsigned of_head = grid.tiles.divisor, few = kExponentialsBound ? 4 : 8;
