@@ -112,6 +112,14 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int
                  : "memory");
   }
 }
+// The same with 4 bytes, which the L1 keeps.
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int bytes) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(bytes)
+                 : "memory");
+  }
+}
 // All 16; what lies beside them is brought into the L2.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   if constexpr (kCompiledFor >= 80) {

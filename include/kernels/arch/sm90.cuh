@@ -271,20 +271,23 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
 }
 // Of d, half kHalf += a * b for a 64 x 16 tile of a and a 16 x 32 kBlocks tile of b (a row for each column of d), by
 // the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
-// 32j + 31 in block j. It runs by itself: warpgroup_fence(), products, warpgroup_commit(), and before d is touched
-// warpgroup_wait() and pin(). What other instructions than these have written to shared memory is seen after
-// async_proxy_fence() in the thread that wrote.
+// 32j + 31 in block j; of a, too, where these are in registers. It runs by itself: warpgroup_fence(), products,
+// warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other instructions than these have
+// written to shared memory is seen after async_proxy_fence() in the thread that wrote.
 #define KERNELS_FLOATS_8(d, i)                                                                                \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define KERNELS_FLOATS(j) KERNELS_FLOATS_8(d[j], 16 * kHalf), KERNELS_FLOATS_8(d[j], 16 * kHalf + 8)
+#define KERNELS_FLOATS_32 KERNELS_FLOATS(0)
 #define KERNELS_FLOATS_64 KERNELS_FLOATS(0), KERNELS_FLOATS(1)
 #define KERNELS_FLOATS_96 KERNELS_FLOATS_64, KERNELS_FLOATS(2)
 #define KERNELS_FLOATS_128 KERNELS_FLOATS_96, KERNELS_FLOATS(3)
 #define KERNELS_FLOATS_160 KERNELS_FLOATS_128, KERNELS_FLOATS(4)
-#define KERNELS_NAMES_64  \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KERNELS_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define KERNELS_NAMES_64 \
+  KERNELS_NAMES_32       \
+      ", "               \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define KERNELS_NAMES_96 \
   KERNELS_NAMES_64       \
       ", "               \
@@ -297,38 +300,55 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
   KERNELS_NAMES_128       \
       ", "                \
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define KERNELS_WARPGROUP_MMA(n, at_a, at_b)                                                                         \
-  if constexpr (kBlocks * 32 == n && std::is_same<T, half>::value) {                                                 \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b   \
-                                                                                              ", 1, 1, 1, 0, 0;"     \
-                 : KERNELS_FLOATS_##n                                                                                \
-                 : "l"(a), "l"(b));                                                                                  \
-  } else if constexpr (kBlocks * 32 == n) {                                                                          \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b \
-                                                                                                ", 1, 1, 1, 0, 0;"   \
-                 : KERNELS_FLOATS_##n                                                                                \
-                 : "l"(a), "l"(b));                                                                                  \
+#define KERNELS_WARPGROUP_MMA(n, turns, at_a, at_b, ...)                                                               \
+  if constexpr (kBlocks * 32 == n && std::is_same<T, half>::value) {                                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b     \
+                                                                                              ", 1, 1, 1" turns ";"    \
+                 : KERNELS_FLOATS_##n                                                                                  \
+                 : __VA_ARGS__, "l"(b));                                                                               \
+  } else if constexpr (kBlocks * 32 == n) {                                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" KERNELS_NAMES_##n "}, " at_a ", " at_b   \
+                                                                                                ", 1, 1, 1" turns ";"  \
+                 : KERNELS_FLOATS_##n                                                                                  \
+                 : __VA_ARGS__, "l"(b));                                                                               \
   }
+#define KERNELS_WARPGROUP_MMA_SHARED(n, at_a, at_b) KERNELS_WARPGROUP_MMA(n, ", 0, 0", at_a, at_b, "l"(a))
+#define KERNELS_WARPGROUP_MMA_HELD(n, at_a, at_b) \
+  KERNELS_WARPGROUP_MMA(n, ", 0", at_a, at_b, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 template <class T, int kHalf, int kBlocks>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], uint64_t a, uint64_t b) {
   static_assert(kBlocks >= 2 && kBlocks <= 5, "64 to 160 columns");
   static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
   if constexpr (kWarpgroupMma) {
-    KERNELS_WARPGROUP_MMA(64, "%32", "%33")
-    KERNELS_WARPGROUP_MMA(96, "%48", "%49")
-    KERNELS_WARPGROUP_MMA(128, "%64", "%65")
-    KERNELS_WARPGROUP_MMA(160, "%80", "%81")
+    KERNELS_WARPGROUP_MMA_SHARED(64, "%32", "%33")
+    KERNELS_WARPGROUP_MMA_SHARED(96, "%48", "%49")
+    KERNELS_WARPGROUP_MMA_SHARED(128, "%64", "%65")
+    KERNELS_WARPGROUP_MMA_SHARED(160, "%80", "%81")
   }
 }
+template <class T, int kHalf, int kBlocks>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kBlocks == 1 || kBlocks == 2 || kBlocks == 4, "32, 64 or 128 columns");
+  static_assert(std::is_same<T, half>::value || std::is_same<T, bfloat16>::value, "half or bfloat16");
+  if constexpr (kWarpgroupMma) {
+    KERNELS_WARPGROUP_MMA_HELD(32, "{%16, %17, %18, %19}", "%20")
+    KERNELS_WARPGROUP_MMA_HELD(64, "{%32, %33, %34, %35}", "%36")
+    KERNELS_WARPGROUP_MMA_HELD(128, "{%64, %65, %66, %67}", "%68")
+  }
+}
+#undef KERNELS_WARPGROUP_MMA_HELD
+#undef KERNELS_WARPGROUP_MMA_SHARED
 #undef KERNELS_WARPGROUP_MMA
 #undef KERNELS_NAMES_160
 #undef KERNELS_NAMES_128
 #undef KERNELS_NAMES_96
 #undef KERNELS_NAMES_64
+#undef KERNELS_NAMES_32
 #undef KERNELS_FLOATS_160
 #undef KERNELS_FLOATS_128
 #undef KERNELS_FLOATS_96
 #undef KERNELS_FLOATS_64
+#undef KERNELS_FLOATS_32
 #undef KERNELS_FLOATS
 #undef KERNELS_FLOATS_8
 

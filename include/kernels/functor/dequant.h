@@ -29,8 +29,8 @@ class Scales {
     return {opaque(scales_ + at), ld_, row_log2_, col_log2_, has_zeros ? opaque(zeros_ + at) : nullptr};
   }
   int col_log2() const { return col_log2_; }
-  const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
-  const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
+  KERNELS_HD const T* scale_at(int64_t row, int64_t col) const { return scales_ + index(row, col); }
+  KERNELS_HD const Zero* zero_at(int64_t row, int64_t col) const { return zeros_ + index(row, col); }
 
   // Rows of scales that overlap are a slip, but for one row that is all of them.
   Status check_rows(int64_t rows, int64_t cols) const {

@@ -6,6 +6,7 @@
 #include "../../tuning/matmul.h"
 #include "few.cuh"
 #include "gemm_boxes.cuh"
+#include "gemm_codes.cuh"
 #include "gemm_simt.cuh"
 #include "tensor_dots.cuh"
 
@@ -261,6 +262,11 @@ class ProductEngine {
             KERNELS_TRY(run_boxed<T>(image, plan, taken));
             if (taken) return {};
           }
+          if constexpr (CodedGemmBody<P, T, 128>::possible) {
+            bool taken = false;
+            KERNELS_TRY(run_coded<T>(image, plan, taken));
+            if (taken) return {};
+          }
           const Choice narrow = cheapest<Narrow>(image);
           if constexpr (Wide::copied) {
             const Choice wide = cheapest<Wide>(image);
@@ -298,18 +304,20 @@ class ProductEngine {
            cluster *= 2) {
         const int64_t room = cluster <= 2 ? sms : sms * 3 / 4,
                       waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
-        const double cost = Body::boxed ? cost_of_boxes<Body>(tokens, cluster, double(waves), double(steps))
-                                        : double(waves) * (double(steps) / cluster + tuning::kStepsBesides) *
-                                              tuning::cost_of_step(tokens, Body::kRows);
+        const double cost = cost_of<Body>(tokens, cluster, double(waves), double(steps));
         if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
     }
     return best;
   }
   template <class Body>
-  double cost_of_boxes(int tokens, int cluster, double waves, double steps) const {
+  double cost_of(int tokens, int cluster, double waves, double steps) const {
     int doublings = 0;
     while (1 << doublings < cluster) ++doublings;
+    if constexpr (std::is_same<typename Body::Params, CodedGemmParams<P>>::value)
+      return tuning::cost_of_codes(waves, steps / cluster, doublings, tokens, Body::kRows);
+    else if constexpr (!Body::boxed)
+      return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const double copied_bytes = double(tiles<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
     return tuning::cost_of_boxes(waves, steps / cluster, doublings, tokens, Body::kRows, weight_bytes, copied_bytes);
@@ -329,9 +337,28 @@ class ProductEngine {
     taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
     return taken ? start_gemm<Body>(choice, plan, maps) : Status{};
   }
-  // maps: where the body takes its operands by these.
-  template <class Body, class... Maps>
-  Status start_gemm(const Choice& choice, MatmulPlan* plan, const Maps&... maps) const {
+  // Where codes lie in memory as panels take them.
+  template <class T>
+  Status run_coded(int image, MatmulPlan* plan, bool& taken) const {
+    KERNELS_TRY((has_code<CodedGemmBody<P, T, 128>>(ex_, taken)));
+    const int log2 = group_log2_of(p_.template weights<0>(), p_.k);
+    taken = taken && log2 >= 0 && log2 == group_log2_of(p_.template weights<P::matrices - 1>(), p_.k);
+    if (!taken) return {};
+    const Choice narrow = cheapest<CodedGemmBody<P, T, 128>>(image), wide = cheapest<CodedGemmBody<P, T, 256>>(image);
+    if (wide.cost < narrow.cost) return start_coded<CodedGemmBody<P, T, 256>>(wide, plan, log2, taken);
+    return start_coded<CodedGemmBody<P, T, 128>>(narrow, plan, log2, taken);
+  }
+  template <class Body>
+  Status start_coded(const Choice& choice, MatmulPlan* plan, int group_log2, bool& taken) const {
+    taken = choice.tokens != 0;
+    if (!taken) return {};
+    typename Body::Maps maps;
+    if (plan == nullptr) Body::make_maps(ex_, p_, choice.tokens, maps);
+    return start_gemm<Body>(choice, plan, group_log2, maps);
+  }
+  // more: what the body's parameters have besides, the maps of its operands for example.
+  template <class Body, class... More>
+  Status start_gemm(const Choice& choice, MatmulPlan* plan, const More&... more) const {
     if (choice.tokens == 0)
       return unsupported(
           "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
@@ -345,7 +372,7 @@ class ProductEngine {
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens, outputs, {params, maps...});
+    return start_tiles<Body>(how, tokens, outputs, {params, more...});
   }
 
   Status run_simt() const {

@@ -26,10 +26,34 @@ struct RowsInMemory<DirectLoad<Src, float, kCache>> : std::integral_constant<boo
 
 // The last tokens have a box of their own: one whose rows are partly not there takes longer (129 x 4096 x 4096: 25.5 us
 // for 19.6 with 192 tokens). What lies in shared memory behind them makes results that nobody wants.
+struct InputMaps {
+  arch::TensorMap inputs, last_inputs;
+  int last_tokens;  // 0: there are no maps
+
+  // For steps of 64 columns of so many tokens. Not where only the device knows which rows are there.
+  template <class P>
+  bool make(const Exec& ex, const P& p, int tokens) {
+    const int64_t rows = p.m * p.groups.count, stride = p.x.at(1, 0) - p.x.at(0, 0);
+    if (p.groups.offsets != nullptr || stride == 0 || rows > std::numeric_limits<int32_t>::max()) return false;
+    const MappedRows tensor{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
+    last_tokens = p.groups.several() || p.m % tokens == 0 ? tokens : int(p.m % tokens);
+    return make_tensor_map(ex, tensor, tokens, inputs) && make_tensor_map(ex, tensor, last_tokens, last_inputs);
+  }
+  // That of a tile, and how many of its rows that leaves as they are.
+  struct OfTile {
+    const arch::TensorMap& map;
+    int missing;
+  };
+  template <class P>
+  __device__ __forceinline__ OfTile of_tile(const P& p, const Tile& tile, int tokens) const {
+    if (p.groups.count == 1 && tile.token + tokens > tile.token_end) return {last_inputs, tokens - last_tokens};
+    return {inputs, 0};
+  }
+};
 template <int kMatrices>
 struct GemmMaps {
-  arch::TensorMap inputs, last_inputs, weights[kMatrices];
-  int last_tokens;
+  InputMaps x;
+  arch::TensorMap weights[kMatrices];
 };
 template <class P>
 struct BoxedGemmParams : GemmParams<P> {
@@ -61,16 +85,9 @@ struct BoxedGemmBody {
     const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
     return {all <= room ? all : 0, false};
   }
-  // Whether the driver can make maps of the operands; not where the last slab of weights is not whole, nor where only
-  // the device knows which rows of inputs are there.
+  // Whether the driver can make maps of the operands; not where the last slab of weights is not whole.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
-    const int64_t rows = p.m * p.groups.count, stride = p.x.at(1, 0) - p.x.at(0, 0);
-    if (p.n % kEach != 0 || p.groups.offsets != nullptr || stride == 0 || rows > std::numeric_limits<int32_t>::max())
-      return false;
-    const MappedRows inputs{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
-    maps.last_tokens = p.groups.several() || p.m % tokens == 0 ? tokens : int(p.m % tokens);
-    return make_tensor_map(ex, inputs, tokens, maps.inputs) &&
-           make_tensor_map(ex, inputs, maps.last_tokens, maps.last_inputs) &&
+    return p.n % kEach == 0 && maps.x.make(ex, p, tokens) &&
            make_weight_map(ex, p, p.template weights<0>(), maps.weights[0]) &&
            make_weight_map(ex, p, p.template weights<P::matrices - 1>(), maps.weights[P::matrices - 1]);
   }
@@ -83,7 +100,7 @@ struct BoxedGemmBody {
       const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (threadIdx.x == kRows) {
-        arch::prefetch_map(params.maps.inputs);
+        arch::prefetch_map(params.maps.x.inputs);
         for (const arch::TensorMap& map : params.maps.weights) arch::prefetch_map(map);
       }
       if (threadIdx.x == 0) {
@@ -148,11 +165,9 @@ struct BoxedGemmBody {
                                                  int first, int end) {
     const int inputs = params.tokens * kStep * 2, stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const int token = int(tile.token), slab = int((tile.weights + tile.output) / kEach);
-    const bool last = params.problem.groups.count == 1 && tile.token + params.tokens > tile.token_end;
-    const arch::TensorMap& inputs_map = last ? params.maps.last_inputs : params.maps.inputs;
-    const int missing = last ? params.tokens - params.maps.last_tokens : 0;
+    const auto of_tile = params.maps.x.of_tile(params.problem, tile, params.tokens);
     const auto bring_weights = [&](int step, const Place& at) {
-      arch::mbarrier_arrive_expect(&ring.full[at.stage], stage_bytes - missing * (kStep * 2));
+      arch::mbarrier_arrive_expect(&ring.full[at.stage], stage_bytes - of_tile.missing * (kStep * 2));
       KERNELS_UNROLL
       for (int i = 0; i < kRows / 128; ++i) {
         KERNELS_UNROLL
@@ -163,7 +178,7 @@ struct BoxedGemmBody {
       }
     };
     const auto bring_inputs = [&](int step, const Place& at) {
-      arch::copy_box(stages + at.stage * stage_bytes, inputs_map, step * kStep, token, 0, 0, &ring.full[at.stage]);
+      arch::copy_box(stages + at.stage * stage_bytes, of_tile.map, step * kStep, token, 0, 0, &ring.full[at.stage]);
     };
     const int count = stages_for(params.tokens), begun = lesser(end, first + count);
     const bool early = params.weights_ready;

@@ -7,26 +7,31 @@ KERNELS_BEGIN
 namespace detail {
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
-// kTokens x kRows.
-template <class P>
+// kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile.
+template <class P, int kGroups = 1>
 struct GemmSlabs {
   static constexpr int kTokens = arch::kWarpgroupMma ? 32 : 16, kRows = 1024 / kTokens;
   static constexpr int kPitch = kRows + (arch::kWarpgroupMma ? 4 : 8), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
+  static constexpr int kBarrier = 1;  // named, of all groups
   static constexpr int kAheadBytes =
       all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
 
-  static __device__ __forceinline__ int warp_column() { return threadIdx.x / (arch::kWarpgroupMma ? 32 : 64) * kRows; }
+  static __device__ __forceinline__ int warp_column() {
+    const int warp = threadIdx.x / (arch::kWarpgroupMma ? 32 : 64);
+    return (kGroups > 1 ? warp % 4 : warp) * kRows;
+  }
   static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
     return shared + threadIdx.x / 32 * (slabs * kFloats);
   }
 
-  // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`.
+  // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`. Groups share the work.
   template <class Params>
   static __device__ __forceinline__ void put_slabs(const Params& params, const Tile& tile, const float* mine,
                                                    int slabs, int row, unsigned rank, unsigned splits) {
     if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
+    else if (kGroups > 1) arch::named_barrier_sync(kBarrier, 128 * kGroups);
     else __syncwarp();
     const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
     if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
@@ -66,13 +71,15 @@ struct GemmSlabs {
                                                                                          : 8;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
-    const int step = 32 * int(splits), count = slabs * kEach;
+    const int step = 32 * int(splits) * kGroups, count = slabs * kEach;
+    const int group = kGroups > 1 ? threadIdx.x / 128 : 0, further = 4 * slabs * kFloats;  // where the next group's are
+    mine -= group * further;
     const auto at = [&](int i, const auto& f) {
       const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
       if (i < count && r < end && c < p.n) f(r, c);
     };
 #pragma unroll 1
-    for (int first = int((threadIdx.x & 31) + 32 * rank); first < count; first += kAhead * step) {
+    for (int first = int((threadIdx.x & 31) + 32 * (rank * kGroups + group)); first < count; first += kAhead * step) {
       Read read[kAhead];
       KERNELS_UNROLL
       for (int j = 0; j < kAhead; ++j) {
@@ -85,20 +92,27 @@ struct GemmSlabs {
         const float* from = mine + i / kEach * kFloats + i % kEach / kPacks * kPitch + i % kPacks * N;
         at(i, [&](int64_t r, int64_t c) {
           if constexpr (P::matrices == 2) {
-            put_joined(sink, map, total<N>(from, splits), total<N>(from + kCols, splits), r, c);
+            put_joined(sink, map, total<N>(from, further, splits), total<N>(from + kCols, further, splits), r, c);
           } else {
-            put(sink, apply_map(map, total<N>(from, splits), read[j], r, c), r, c);
+            put(sink, apply_map(map, total<N>(from, further, splits), read[j], r, c), r, c);
           }
         });
       }
     }
   }
-  // Over the first `splits` blocks of the cluster, in their order.
+  // Over the first `splits` blocks of the cluster, and the groups of each, in their order.
   template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, unsigned splits) {
-    if (splits == 1) return sums_at<N>(at);
-    Pack<float, N> sum = sums_at<N>(arch::in_block(at, 0));
-    for (unsigned i = 1; i < splits; ++i) sum = sum + sums_at<N>(arch::in_block(at, i));
+  static __device__ __forceinline__ Pack<float, N> total(const float* at, int further, unsigned splits) {
+    if (splits == 1) return of_groups<N>(at, further);
+    Pack<float, N> sum = of_groups<N>(arch::in_block(at, 0), further);
+    for (unsigned i = 1; i < splits; ++i) sum = sum + of_groups<N>(arch::in_block(at, i), further);
+    return sum;
+  }
+  template <int N>
+  static __device__ __forceinline__ Pack<float, N> of_groups(const float* at, int further) {
+    Pack<float, N> sum = sums_at<N>(at);
+    KERNELS_UNROLL
+    for (int i = 1; i < kGroups; ++i) sum = sum + sums_at<N>(at + i * further);
     return sum;
   }
 };

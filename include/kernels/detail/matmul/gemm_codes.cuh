@@ -1,0 +1,765 @@
+// Products with many tokens for sm_90a and weights of 8 or 4 bits, which wgmma takes from registers: their codes are
+// copied as they lie in memory, and each lane decodes what it holds of a fragment.
+//
+//   tile:        32 or 64 tokens x 128 rows of weights, or 128 x 256
+//   a step:      64 columns
+//   inputs:      | 2 steps | 2 steps | ...            a ring of stages
+//   weights:     | 128 bytes of each row, their scales and zero points | ...   a ring of panels, of 2 steps or 4
+//
+//   producers    two warps for inputs and two for weights, as far ahead as the rings have room: a thread of them by the
+//                TMA unit where inputs, or codes, lie in memory in rows
+//   consumers    groups of four warps, so that some decode while others multiply: three that share K and have sums of
+//                the whole tile, or two that have 128 rows each
+//
+// Of eight neighbouring codes of a row, lanes t of four have 2t and 2t + 1. A scale that a whole row shares is applied
+// to its sums, others to the weights, in 16 bits. Sums and clusters that share K are as in gemm.cuh.
+#pragma once
+
+#include "gemm_boxes.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Where a row's codes lie, and its scales and zero points, from that of its first column on.
+template <class S, class Z>
+struct CodedRow {
+  const unsigned char* codes;
+  const S* scales;
+  const Z* zeros;
+};
+template <class Src, Cache kCache>
+KERNELS_HD auto coded_row(const DirectLoad<Src, float, kCache>& source, int64_t row) {
+  return CodedRow<Nothing, Nothing>{reinterpret_cast<const unsigned char*>(source.at(row, 0)), nullptr, nullptr};
+}
+template <class Format>
+KERNELS_HD auto coded_row(const Words<Format>& source, int64_t row) {
+  return CodedRow<Nothing, Nothing>{reinterpret_cast<const unsigned char*>(source.at(row)), nullptr, nullptr};
+}
+template <class Codes, class S, class Z>
+KERNELS_HD auto coded_row(const Dequant<Codes, Scales<S, Z>>& source, int64_t row) {
+  return CodedRow<S, Z>{coded_row(source.codes(), row).codes, source.scales().scale_at(row, 0),
+                        source.scales().zero_at(row, 0)};
+}
+template <class S>
+KERNELS_HD auto coded_row(const Paired<S>& source, int64_t row) {
+  return coded_row(source.source(), source.origin(row));
+}
+template <class S, int kParts>
+KERNELS_HD auto coded_row(const Stacked<S, kParts>& source, int64_t row) {
+  return source.visit(row, [&](const S& part, int64_t begin) { return coded_row(part, row - begin); });
+}
+
+// How many columns share a scale, as a power of two: kOneForAll for whole rows, 0 where there is none, -1 where stages
+// cannot have it. All matrices of a product have the same.
+template <class W>
+int group_log2_of(const W& w, int64_t cols) {
+  if constexpr (is_stacked<W>::value) {
+    int log2 = 0;
+    bool first = true;
+    w.any([&](const auto& part) {
+      const int other = group_log2_of(part, cols);
+      log2 = first || log2 == other ? other : -1;
+      first = false;
+      return log2 < 0;
+    });
+    return log2;
+  } else if constexpr (is_paired<W>::value) {
+    return group_log2_of(w.source(), cols);
+  } else if constexpr (!Coded<W>::scaled) {
+    return max_pack_of(w) >= Coded<W>::pack ? 0 : -1;
+  } else {
+    const auto& scales = w.scales();
+    const auto lies_in_words = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
+    if (max_pack_of(w.codes()) < Coded<W>::pack) return -1;
+    if (scales.col_log2() >= 31 || int64_t(1) << scales.col_log2() >= cols) return kOneForAll;
+    const bool fits = (4 << scales.col_log2()) >= 32 * Coded<W>::pack / 8 && lies_in_words(scales.scale_at(0, 0)) &&
+                      sizeof(*scales.scale_at(0, 0)) <= 4 && (!has_zeros<W> || lies_in_words(scales.zero_at(0, 0)));
+    return fits ? scales.col_log2() : -1;
+  }
+}
+
+// What a lane reads of eight codes in shared memory, and the pair that it makes of its two. `shift`: what the decoder
+// takes away, zero points included; `exponents`: kExponents in a register, as of two constants the compiler copies one
+// for each instruction.
+constexpr uint32_t kExponents = 0x64646464u;
+template <class T, class Code>
+struct LaneCodes {
+  using Read = uint16_t;
+  static constexpr int kBytes = 8;  // of eight codes
+  static __device__ __forceinline__ int first_byte(int t) { return 2 * t; }
+  template <class Zero>
+  static __device__ __forceinline__ uint32_t shift(Zero zero) {
+    return std::is_same<Code, int8_t>::value ? without<half, 1024 + 128>(zero) : 0;
+  }
+  static __device__ __forceinline__ uint32_t pair(Read codes, int, uint32_t shift, uint32_t exponents) {
+    if constexpr (std::is_same<Code, int8_t>::value) {
+      constexpr uint32_t one = pair_of<half>(1, 1);
+      return halves_to<T>(arch::fma_pair<half>(__byte_perm(codes ^ 0x8080u, exponents, 0x4140), one, shift));
+    } else {
+      constexpr auto kKind = std::is_same<Code, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
+      const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kKind);
+      return halves_to<T>(two.x | uint32_t(two.y) << 16);
+    }
+  }
+};
+template <class T, int kOffset>
+struct LaneNibbles {
+  using Read = uint32_t;
+  static constexpr int kBytes = 4, kBase = std::is_same<T, half>::value ? 1024 : 128;
+  static __device__ __forceinline__ int first_byte(int) { return 0; }
+  template <class Zero>
+  static __device__ __forceinline__ uint32_t shift(Zero zero) {
+    return without<T, kBase + kOffset>(zero);
+  }
+  static __device__ __forceinline__ uint32_t pair(Read word, int t, uint32_t shift, uint32_t) {
+    constexpr uint32_t base = pair_of<T>(kBase, kBase), one = pair_of<T>(1, 1);
+    return arch::fma_pair<T>(arch::mask_or<0x000f000fu, base>(word >> (4 * t)), one, shift);
+  }
+};
+template <class T>
+struct LaneCodes<T, Uint4> : LaneNibbles<T, 0> {};
+template <class T>
+struct LaneCodes<T, Int4> : LaneNibbles<T, 8> {};
+template <class T>
+struct LaneCodes<T, Gf4> {
+  using Read = uint32_t;
+  static constexpr int kBytes = 4;
+  static __device__ __forceinline__ int first_byte(int) { return 0; }
+  static __device__ __forceinline__ uint32_t shift(Nothing) { return 0; }
+  static __device__ __forceinline__ uint32_t pair(Read word, int t, uint32_t, uint32_t) {
+    constexpr uint32_t base = pair_of<half>(1024, 1024), slope = pair_of<half>(-0.25f, -0.25f),
+                       shift = pair_of<half>(257, 257), minus_zero = 0x80008000u;
+    const uint32_t both = word >> (8 + 6 * t);
+    const uint32_t codes = arch::mask_or<0x00070007u, base>(arch::join_halves(both & 0xffffu, both >> 3));
+    const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper half of a half
+    return halves_to<T>(arch::fma_pair<half>(arch::fma_pair<half>(codes, slope, shift), scale, minus_zero));
+  }
+};
+
+// Codes that lie in memory in rows of one distance.
+template <class S>
+constexpr bool codes_in_rows = !is_stacked<S>::value && !is_paired<S>::value;
+
+template <int kMatrices>
+struct CodedMaps {
+  InputMaps x;
+  arch::TensorMap codes[kMatrices];
+  bool has_codes;  // not without inputs
+};
+template <class P>
+struct CodedGemmParams : GemmParams<P> {
+  int group_log2;  // as group_log2_of() says
+  CodedMaps<P::matrices> maps;
+};
+
+template <class P, class T, int kRows_>
+struct CodedGemmBody {
+  using X = typename P::X;
+  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
+  using Code = typename Coded<Gate>::Code;
+  using Params = CodedGemmParams<P>;
+  using Maps = CodedMaps<P::matrices>;
+  static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
+  static constexpr int kShares = kRows == 128 ? 3 : 1;            // of K, each of a group
+  static constexpr int kHalf = 64, kConsumers = kShares * kRows;  // threads of half of the producers
+  static constexpr int kTokens[3] = {32, 64, 128};
+  static constexpr int max_threads = kConsumers + 2 * kHalf, registers = kRows == 128 ? 128 : 168;
+  static constexpr bool waits_by_itself = true, boxed = false, copied = false;
+  static constexpr bool possible = Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W>;
+  // Whether inputs lie in memory as wgmma takes them.
+  static constexpr bool has_boxes = RowsInMemory<X>::value && std::is_same<copied_type<X>, T>::value;
+  using Slabs = GemmSlabs<P, kShares>;
+
+  static constexpr bool has(int tokens, int architecture) {
+    return possible && architecture == 90 && (tokens < 128) == (kRows == 128);
+  }
+  static constexpr GemmRing ring(int tokens, int, int, int room) {
+    const int all = kPanels * panel_bytes() + stages_for(tokens) * kPair * step_bytes(tokens) + kGemmAligned;
+    return {all <= room ? all : 0, false};
+  }
+  static void make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
+    maps.x.last_tokens = 0;
+    maps.has_codes = false;
+    if constexpr (has_boxes) {
+      if (!maps.x.make(ex, p, tokens)) maps.x.last_tokens = 0;
+      if constexpr (codes_in_rows<Gate>)
+        maps.has_codes = maps.x.last_tokens > 0 && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
+                         make_code_map(ex, p, p.template weights<P::matrices - 1>(), maps.codes[P::matrices - 1]);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    if constexpr (possible && arch::kWarpgroupMma) {
+      extern __shared__ __align__(128) unsigned char shared[];
+      __shared__ Uninitialized<TokenState<X>, 128> states;
+      __shared__ Rings rings;
+      const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
+      const P& p = params.problem;
+      const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
+      if (threadIdx.x == 0) rings.begin(params);
+      const bool early = params.weights_ready && p.groups.offsets == nullptr;
+      if (!early) arch::grid_dependency_pass();
+      if (tile.token >= tile.token_end) return;
+      __syncthreads();
+      const int panels = int((p.k + kSteps * kStep - 1) / (kSteps * kStep));
+      Work work{params, tile, rings, states.items, shared + (-arch::shared_address(shared) & (kGemmAligned - 1))};
+      work.early = early;
+      work.first_panel = int(int64_t(panels) * rank / splits);
+      work.end_panel = int(int64_t(panels) * (rank + 1) / splits);
+      work.end = lesser(work.end_panel * kSteps, int((p.k + kStep - 1) / kStep));
+      const auto run_if = [&](auto height) {
+        constexpr int kHeight = decltype(height)::value;
+        if (params.tokens == kHeight) run_tile<kHeight>(work);
+      };
+      if constexpr (kRows == 128)
+        run_if(std::integral_constant<int, 32>()), run_if(std::integral_constant<int, 64>());
+      else
+        run_if(std::integral_constant<int, 128>());
+      if (threadIdx.x >= kConsumers) return;
+      const int slabs = params.tokens / Slabs::kTokens;
+      Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(work.memory), slabs), slabs, 0, rank,
+                       splits);
+    }
+  }
+
+ private:
+  using Lane = LaneCodes<T, Code>;
+  using Row = decltype(coded_row(std::declval<const std::conditional_t<possible, Gate, DirectLoad<half>>&>(), 0));
+  using Scale = std::remove_const_t<std::remove_pointer_t<decltype(Row::scales)>>;
+  using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
+  static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
+  template <int kHeight>
+  using Inputs = TileOperand<T, X, kHeight, kHalf, 8>;
+
+  // A panel: codes, in which chunk i of 16 bytes of a row is at i ^ (row % 8); then kScaleRow bytes of scales for each
+  // row, and as many of zero points.
+  static constexpr int kPanel = 128, kSteps = kPanel / (8 * Lane::kBytes), kCodeBytes = kRows * kPanel;
+  static constexpr int kScaleRow = 32, kScaleBytes = scaled ? kRows * kScaleRow : 0;
+  static constexpr int kPanels = kRows == 256 ? 3 : zeroed ? 5 : 6, kMostStages = 8;
+  static KERNELS_HD constexpr int panel_bytes() { return kCodeBytes + (zeroed ? 2 : 1) * kScaleBytes; }
+  static constexpr int kPair = 2;  // steps of a stage of inputs
+  static KERNELS_HD constexpr int step_bytes(int tokens) { return tokens * kStep * 2; }
+  static KERNELS_HD constexpr int stages_for(int tokens) {
+    const int most = ((216 << 10) - kPanels * panel_bytes()) / (kPair * step_bytes(tokens));
+    return most < kMostStages ? most : kMostStages;
+  }
+
+  static constexpr int kCopiers = 2;  // a named barrier
+  struct Rings {
+    uint64_t full[kMostStages], empty[kMostStages];
+    uint64_t panel_full[kPanels], panel_empty[kPanels];
+    const unsigned char* codes[kRows];  // of rows that threads copy, or null
+    __device__ __forceinline__ void begin(const Params& params) {
+      for (int i = 0; i < kMostStages; ++i)
+        arch::mbarrier_init(&full[i], inputs_in_boxes(params) ? 1 : kHalf),
+            arch::mbarrier_init(&empty[i], kPair * kRows / 32);
+      for (int i = 0; i < kPanels; ++i)
+        arch::mbarrier_init(&panel_full[i], (codes_in_boxes(params) ? 1 : 0) + (copies_weights(params) ? kHalf : 0)),
+            arch::mbarrier_init(&panel_empty[i], kSteps * kRows / 32);
+      arch::mbarrier_init_fence();
+    }
+  };
+  static __device__ __forceinline__ bool inputs_in_boxes(const Params& params) {
+    return has_boxes && params.maps.x.last_tokens > 0;
+  }
+  static __device__ __forceinline__ bool codes_in_boxes(const Params& params) {
+    return has_boxes && codes_in_rows<Gate> && params.maps.has_codes;
+  }
+  static __device__ __forceinline__ bool has_groups(const Params& params) {
+    return scaled && params.group_log2 != kOneForAll;
+  }
+  // Whether threads copy anything of a panel.
+  static __device__ __forceinline__ bool copies_weights(const Params& params) {
+    return !codes_in_boxes(params) || has_groups(params);
+  }
+  template <int kCount>
+  struct Place {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void go(int further) {
+      stage += further;
+      if (stage >= kCount) stage -= kCount, parity ^= 1;
+    }
+  };
+
+  // What a block does: steps from those of first_panel on to `end`.
+  struct Work {
+    const Params& params;
+    const Tile& tile;
+    Rings& rings;
+    TokenState<X>* states;
+    unsigned char* memory;  // panels, then inputs
+    bool early;
+    int first_panel, end_panel, end;
+
+    __device__ __forceinline__ const P& problem() const { return params.problem; }
+    __device__ __forceinline__ int first() const { return first_panel * kSteps; }
+    __device__ __forceinline__ unsigned char* panel(int stage) const { return memory + stage * panel_bytes(); }
+    __device__ __forceinline__ unsigned char* inputs() const { return memory + kPanels * panel_bytes(); }
+    template <int kHeight>
+    __device__ __forceinline__ void find_input_states() const {
+      find_states<8>(states, problem().x, tile.token, kHeight, tile.token_end, problem().k,
+                     tile.output == 0 && first_panel == 0);
+    }
+  };
+  // f(its matrix, its number there, whether it is there) for row i of a tile.
+  template <class F>
+  static __device__ __forceinline__ void visit_row(const Work& work, int i, const F& f) {
+    const P& p = work.problem();
+    const int64_t n = work.tile.output + (P::matrices == 1 ? i : i % kOutputs);
+    const bool there = n < p.n;
+    if (P::matrices == 2 && i >= kOutputs)
+      f(p.template weights<P::matrices - 1>(), work.tile.weights + (there ? n : 0), there);
+    else
+      f(p.template weights<0>(), work.tile.weights + (there ? n : 0), there);
+  }
+
+  template <int kHeight>
+  static __device__ __forceinline__ void run_tile(const Work& work) {
+    if (threadIdx.x >= kConsumers) {
+      arch::fewer_registers<kRows == 128 ? 80 : 88>();
+      if (threadIdx.x >= kConsumers + kHalf)
+        bring_weights<kHeight>(work);
+      else
+        bring_inputs<kHeight>(work);
+    } else {
+      arch::more_registers<kRows == 128 ? 144 : 208>();
+      if (work.early) arch::grid_dependency_pass();
+      work.template find_input_states<kHeight>();
+      const auto run_group = [&](auto by_group) {
+        Group<kHeight, decltype(by_group)::value> mine(work);
+        mine.run();
+        mine.hand_over();
+      };
+      if (has_groups(work.params))
+        run_group(std::integral_constant<bool, scaled>());
+      else
+        run_group(std::false_type());
+    }
+  }
+
+  // ---- producers
+  // -----------------------------------------------------------------------------------------------------
+
+  template <class S>
+  static bool make_code_map(const Exec& ex, const P& p, const S& weights, arch::TensorMap& map) {
+    constexpr int kPack = Coded<Gate>::pack;
+    const auto* const from = coded_row(weights, 0).codes;
+    const int64_t stride = coded_row(weights, 1).codes - from, rows = p.groups.count * p.n;
+    if (stride == 0 || rows > std::numeric_limits<int32_t>::max()) return false;
+    return make_tensor_map(ex, {from, 1, (p.k * 16 + kPack - 1) / kPack, rows, 1, 1, stride, 0, 0}, kOutputs, map);
+  }
+
+  // What a thread copies of each panel: chunks of several rows, and the scales of some.
+  class Copies {
+   public:
+    __device__ __forceinline__ explicit Copies(const Work& work)
+        : codes_(work.rings.codes), cols_(int(work.problem().k)), group_log2_(work.params.group_log2) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kMine; ++i) {
+        const int mine = i * kHalf + thread();
+        visit_row(work, mine, [&](const Gate& source, int64_t row, bool there) {
+          rows_[i] = coded_row(source, row);
+          if (!codes_in_boxes(work.params)) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
+        });
+      }
+      arch::named_barrier_sync(kCopiers, kHalf);
+    }
+    // A panel that begins with column `col`: whatever lies behind the last column is zeros.
+    __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
+      constexpr int kPack = Coded<Gate>::pack, kRowsPerPass = kHalf / 8;
+      const int chunk = thread() % 8, first = thread() / 8, left = (cols_ - col - chunk * kPack) * 16,
+                bytes = left <= 0 ? 0 : lesser(16, (left + kPack - 1) / kPack);
+      const int64_t further = left <= 0 ? 0 : int64_t(col / kPack) * 16 + chunk * 16;
+      const uint32_t at = to + first * kPanel + (chunk ^ first) * 16;
+#pragma unroll 4
+      for (int i = 0; i < kRows; i += kRowsPerPass) {
+        const unsigned char* const row = codes_[first + i];
+        if (row == nullptr) continue;
+        if (bytes == 16)
+          arch::copy_async_16(at + i * kPanel, row + further);
+        else
+          arch::copy_async_16(at + i * kPanel, row + further, bytes);
+      }
+    }
+    __device__ __forceinline__ void bring_scales(uint32_t to, int col) const {
+      KERNELS_UNROLL
+      for (int i = 0; i < kMine; ++i) {
+        const uint32_t at = to + (i * kHalf + thread()) * kScaleRow;
+        bring_row(at, rows_[i].scales, col);
+        if constexpr (zeroed) bring_row(at + kScaleBytes, rows_[i].zeros, col);
+      }
+    }
+
+   private:
+    static constexpr int kMine = kRows / kHalf;
+    static __device__ __forceinline__ int thread() { return threadIdx.x % kHalf; }
+    // The words of 32 bits in which a panel's groups have theirs; of these no more than is there.
+    template <class Of>
+    __device__ __forceinline__ void bring_row(uint32_t to, const Of* row, int col) const {
+      const int first = col >> group_log2_, groups = greater(1, (kSteps * kStep) >> group_log2_),
+                all = (cols_ - 1 >> group_log2_) + 1;
+      const uintptr_t at = reinterpret_cast<uintptr_t>(row + first), words = at & ~uintptr_t(3);
+      const int wanted = int(at & 3) + groups * int(sizeof(Of)),
+                there = int(at & 3) + lesser(groups, all - first) * int(sizeof(Of));
+      const unsigned char* const from = reinterpret_cast<const unsigned char*>(words);
+      if (wanted % 16 == 0 && words % 16 == 0) {
+#pragma unroll 1
+        for (int i = 0; i < wanted; i += 16)
+          arch::copy_async_16(to + i, i < there ? from + i : from, greater(0, lesser(16, there - i)));
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < wanted; i += 4)
+          arch::copy_async_4(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)));
+      }
+    }
+
+    const unsigned char* const* const codes_;
+    int cols_, group_log2_;
+    Row rows_[kMine];
+  };
+
+  template <int kHeight>
+  static __device__ __forceinline__ void bring_weights(const Work& work) {
+    const Params& params = work.params;
+    const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
+    const Copies copies(work);
+    Place<kPanels> at;
+    const auto bring = [&](int panel) {
+      const uint32_t to = arch::shared_address(work.panel(at.stage));
+      uint64_t* const full = &work.rings.panel_full[at.stage];
+      const int col = panel * (kSteps * kStep);
+      if (in_boxes) {
+        if (threadIdx.x == kConsumers + kHalf) {
+          arch::mbarrier_arrive_expect(full, kCodeBytes);
+          KERNELS_UNROLL
+          for (int i = 0; i < P::matrices; ++i)
+            arch::copy_box(to + i * (kOutputs * kPanel), params.maps.codes[i], panel * kPanel,
+                           int(work.tile.weights + work.tile.output), 0, 0, full);
+        }
+      } else {
+        copies.bring_codes(to, col);
+      }
+      if constexpr (scaled) {
+        if (has_groups(params)) copies.bring_scales(to + kCodeBytes, col);
+      }
+      if (by_threads) arch::mbarrier_arrive_copied(full);
+      at.go(1);
+    };
+    int panel = work.first_panel;
+    const int begun = lesser(work.end_panel, panel + kPanels);
+    const auto bring_first = [&] {
+#pragma unroll 1
+      for (; panel < begun; ++panel) bring(panel);
+    };
+    if (work.early) bring_first(), arch::grid_dependency_pass();
+    work.template find_input_states<kHeight>();
+    bring_first();
+    if (!by_threads && threadIdx.x != kConsumers + kHalf) return;
+#pragma unroll 1
+    for (; panel < work.end_panel; ++panel) {
+      arch::mbarrier_wait_in_block(&work.rings.panel_empty[at.stage], at.parity ^ 1);
+      bring(panel);
+    }
+  }
+
+  template <int kHeight>
+  static __device__ __forceinline__ void bring_inputs(const Work& work) {
+    using Operand = Inputs<kHeight>;
+    constexpr int kStages = stages_for(kHeight);
+    static_assert(Operand::kBytes == step_bytes(kHeight), "as the host counts");
+    const P& p = work.problem();
+    const Tile& tile = work.tile;
+    Rings& rings = work.rings;
+    if (work.early) arch::grid_dependency_pass();
+    work.template find_input_states<kHeight>();
+    // bring(stage, its barrier, its first step, how many there are), when the stage is free.
+    const auto each_stage = [&](const auto& bring) {
+      Place<kStages> at;
+#pragma unroll 1
+      for (int step = work.first(); step < work.end; step += kPair) {
+        if (step - work.first() >= kPair * kStages) arch::mbarrier_wait_in_block(&rings.empty[at.stage], at.parity ^ 1);
+        bring(work.inputs() + at.stage * (kPair * Operand::kBytes), &rings.full[at.stage], step,
+              lesser(kPair, work.end - step));
+        at.go(1);
+      }
+    };
+    if constexpr (has_boxes) {
+      if (inputs_in_boxes(work.params)) {
+        if (threadIdx.x != kConsumers) return;
+        const auto of_tile = work.params.maps.x.of_tile(p, tile, kHeight);
+        return each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
+          arch::mbarrier_arrive_expect(full, count * (Operand::kBytes - of_tile.missing * (kStep * 2)));
+          KERNELS_UNROLL
+          for (int i = 0; i < kPair; ++i) {
+            if (i < count)
+              arch::copy_box(arch::shared_address(to) + i * Operand::kBytes, of_tile.map, (step + i) * kStep,
+                             int(tile.token), 0, 0, full);
+          }
+        });
+      }
+    }
+    const auto input = [&](int i, const auto& f) {
+      const bool there = tile.token + i < tile.token_end;
+      f(work.states[i].bind(p.x), there ? tile.token + i : 0, there);
+    };
+    const int cols = int(p.k);
+    Operand x(input, work.first() * kStep);
+    typename Operand::Waiting waiting;
+    x.prefetch(waiting, input, 0, Operand::kEach, work.first() * kStep, cols);
+    each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
+#pragma unroll 1
+      for (int i = 0; i < count; ++i, to += Operand::kBytes) {
+        const int col = (step + i) * kStep;
+        if constexpr (!Operand::copied) {
+          x.store(waiting, to, input, 0, Operand::kEach, col, cols);
+          if (step + i + 1 < work.end) x.prefetch(waiting, input, 0, Operand::kEach, col + kStep, cols);
+        } else if (cols - col < kStep) {
+          x.copy_cut(arch::shared_address(to), 0, cols - col);
+        } else {
+          KERNELS_UNROLL
+          for (int j = 0; j < Operand::kEach; ++j) x.copy(j, arch::shared_address(to), true);
+        }
+      }
+      if constexpr (Operand::copied)
+        arch::mbarrier_arrive_copied(full);
+      else
+        arch::async_proxy_fence(), arch::mbarrier_arrive(full);
+    });
+  }
+
+  // ---- consumers
+  // -----------------------------------------------------------------------------------------------------
+
+  // The four rows that a lane has in two fragments, [fragment][upper or lower]: where they are in a tile. Outputs of a
+  // warp are neighbours.
+  static __device__ __forceinline__ int first_row() {
+    const int warp = threadIdx.x % kRows / 32;
+    return warp * (P::matrices == 1 ? 32 : 16) + (threadIdx.x & 31) / 4;
+  }
+  static KERNELS_HD constexpr int further_row(int i) { return i / 2 * (P::matrices == 1 ? 16 : kOutputs) + i % 2 * 8; }
+
+  // Their scales and zero points: of the sums, for whole rows, or of the weights.
+  template <bool kByGroup>
+  class LaneRows {
+   public:
+    __device__ __forceinline__ explicit LaneRows(const Work& work) : group_log2_(work.params.group_log2) {
+      exponents_ = kExponents | unsigned(work.problem().k) >> 31;  // which the compiler does not know
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float zero = 0;
+        if constexpr (scaled) {
+          visit_row(work, first_row() + further_row(i), [&](const Gate& source, int64_t row, bool) {
+            const Row here = coded_row(source, row);
+            if constexpr (!kByGroup) factor_[i] = convert<float>(*here.scales);
+            of_word_[i] = unsigned(reinterpret_cast<uintptr_t>(here.scales) & 3);
+            if constexpr (zeroed) {
+              if constexpr (!kByGroup) zero = convert<float>(*here.zeros);
+              of_word_[i] |= unsigned(reinterpret_cast<uintptr_t>(here.zeros) & 3) << 8;
+            }
+          });
+        }
+        if constexpr (zeroed)
+          shift_[i] = Lane::shift(zero);
+        else
+          shift_[i] = Lane::shift(Nothing{});
+      }
+    }
+    // A panel that begins with column `col`.
+    __device__ __forceinline__ void begin(int col) {
+      if constexpr (kByGroup) {
+        const unsigned first = unsigned(col) >> group_log2_;
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int row = (first_row() + further_row(i)) * kScaleRow;
+          scale_at_[i] = row + int((of_word_[i] + first * sizeof(Scale)) & 3);
+          if constexpr (zeroed) zero_at_[i] = row + kScaleBytes + int(((of_word_[i] >> 8) + first * sizeof(Zero)) & 3);
+        }
+      }
+    }
+    // Of the groups that 16 columns of it begin, or a step; `at`: of so many columns further.
+    __device__ __forceinline__ void read(const unsigned char* words, int at, int slice) {
+      if constexpr (kByGroup) {
+        if (slice != 0 && (slice * 16 & ((1 << group_log2_) - 1)) != 0) return;
+        const int number = (at + slice * 16) >> group_log2_;
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          scale_[i] = pair_of_scale(value<Scale>(words + scale_at_[i], number));
+          if constexpr (zeroed) shift_[i] = Lane::shift(convert<float>(value<Zero>(words + zero_at_[i], number)));
+        }
+      }
+    }
+    // A fragment of 16 columns.
+    template <class Codes>
+    __device__ __forceinline__ void decode(uint32_t (&fragment)[4], const Codes& codes, int i, int t) const {
+      KERNELS_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int row = 2 * i + j % 2;
+        fragment[j] = Lane::pair(codes.read[row][j / 2], t, shift_[row], exponents_);
+        if constexpr (kByGroup) fragment[j] = arch::fma_pair<T>(fragment[j], scale_[row], 0x80008000u);
+      }
+    }
+    __device__ __forceinline__ float factor(int fragment, int lower) const { return factor_[2 * fragment + lower]; }
+
+   private:
+    template <class Of>
+    static __device__ __forceinline__ Of value(const unsigned char* from, int number) {
+      return reinterpret_cast<const Of*>(from)[number];
+    }
+    static __device__ __forceinline__ uint32_t pair_of_scale(Scale scale) {
+      if constexpr (std::is_same<Scale, T>::value) {
+        uint16_t bits;
+        memcpy(&bits, &scale, 2);
+        return bits * 0x10001u;
+      } else {
+        const float value = convert<float>(scale);
+        return rounded_pair<T>(value, value);
+      }
+    }
+
+    int group_log2_;
+    float factor_[4];
+    uint32_t scale_[4], shift_[4], exponents_;
+    unsigned of_word_[4];           // at which of its bytes a row's first scale lies in a word, and its zero point
+    int scale_at_[4], zero_at_[4];  // of a panel
+  };
+
+  // Where in a panel a lane reads 16 columns of its first row: its others are as many rows of bytes further.
+  struct LanePlaces {
+    int at[4];
+    // Of step number `step` of a panel.
+    __device__ __forceinline__ LanePlaces() {
+      const int row = first_row();
+      KERNELS_UNROLL
+      for (int slice = 0; slice < 4; ++slice) {
+        const int byte = slice * 2 * Lane::kBytes;
+        at[slice] =
+            row * kPanel + (byte / 16 ^ (row % 8 & (kChunks - 1))) * 16 + byte % 16 + Lane::first_byte(threadIdx.x % 4);
+      }
+    }
+    static __device__ __forceinline__ int of_step(int step) {
+      return ((step * kChunks) ^ (first_row() % 8 & ~(kChunks - 1))) * 16;
+    }
+    static constexpr int kChunks = kPanel / kSteps / 16;  // of a step
+  };
+  // What a lane reads there: [row][the first eight columns or the others].
+  struct Codes16 {
+    using Read = typename Lane::Read;
+    Read read[4][2];
+    __device__ __forceinline__ explicit Codes16(const unsigned char* from) {
+      constexpr bool together = sizeof(Read) == Lane::kBytes;
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        KERNELS_UNROLL
+        for (int j = 0; j < (together ? 1 : 2); ++j) {
+          constexpr int kBytes = together ? 2 * Lane::kBytes : int(sizeof(Read));
+          const unsigned char* const there = from + further_row(i) * kPanel + j * Lane::kBytes;
+          memcpy(&read[i][j], __builtin_assume_aligned(there, kBytes), kBytes);
+        }
+      }
+    }
+  };
+
+  // What a group of four warps does.
+  template <int kHeight, bool kByGroup>
+  class Group {
+   public:
+    __device__ __forceinline__ explicit Group(const Work& work)
+        : work_(work),
+          rings_(work.rings),
+          boxed_(inputs_in_boxes(work.params)),
+          x_(arch::warpgroup_tile(arch::shared_address(work.inputs()))),
+          rows_(work),
+          panel_(work.first_panel) {}
+    // Half of a step's fragments are made while the products with the other half run. Products that run from one step
+    // into the next would run one after the other: the compiler must know that all threads of a group take the way.
+    __device__ __forceinline__ void run() {
+#pragma unroll 1
+      for (step_ = work_.first() + int(threadIdx.x / kRows); step_ < work_.end; step_ += kShares) {
+        uint32_t early[2][2][4], late[2][2][4];
+        begin_step();
+        decode(early, 0);
+        arch::mbarrier_wait_in_block(&rings_.full[at_.stage], at_.parity);
+        if (!boxed_) arch::async_proxy_fence();
+        begin_products(early, 0);
+        decode(late, 2);
+        begin_products(late, 2);
+        arch::warpgroup_wait<0>();
+        release(&rings_.panel_empty[panel_at_.stage], &rings_.empty[at_.stage]);
+      }
+    }
+    // Leaves the sums in shared memory, as the slabs of warps, in place of the rings.
+    __device__ __forceinline__ void hand_over() {
+      static_assert(kConsumers / 32 * kBlocks * Slabs::kFloats * 4 <=
+                        kPanels * panel_bytes() + stages_for(kHeight) * kPair * step_bytes(kHeight),
+                    "room for them");
+      KERNELS_UNROLL
+      for (int i = 0; i < kBlocks; ++i) {
+        arch::pin(sums_[i]);
+        KERNELS_UNROLL
+        for (int j = 0; j < 32; ++j) {
+          if constexpr (scaled && !kByGroup) sums_[i][j] *= rows_.factor(j / 16, j % 4 / 2);
+        }
+      }
+      arch::named_barrier_sync(Slabs::kBarrier, kConsumers);
+      float* const mine = Slabs::of_warp(reinterpret_cast<float*>(work_.memory), kBlocks);
+      KERNELS_UNROLL
+      for (int i = 0; i < kBlocks; ++i) Slabs::lay_out(mine + i * Slabs::kFloats, sums_[i]);
+    }
+
+   private:
+    static constexpr int kBlocks = kHeight / 32;
+
+    // Finds the step's panel and stage, and waits for the panel.
+    __device__ __forceinline__ void begin_step() {
+      const int panels = step_ / kSteps - panel_, stages = (step_ - work_.first()) / kPair - stage_;
+      panel_ += panels, stage_ += stages;
+      panel_at_.go(panels), at_.go(stages);
+      rows_.begin(panel_ * (kSteps * kStep));
+      arch::mbarrier_wait_in_block(&rings_.panel_full[panel_at_.stage], panel_at_.parity);
+    }
+    // Makes the fragments of two slices of 16 columns.
+    __device__ __forceinline__ void decode(uint32_t (&fragments)[2][2][4], int slice) {
+      const int of_panel = step_ % kSteps;
+      const unsigned char* const codes = work_.panel(panel_at_.stage);
+      const unsigned char* const from = codes + LanePlaces::of_step(of_panel);
+      KERNELS_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        rows_.read(codes + kCodeBytes, of_panel * kStep, slice + j);
+        const Codes16 read(from + places_.at[slice + j]);
+        KERNELS_UNROLL
+        for (int i = 0; i < 2; ++i) rows_.decode(fragments[j][i], read, i, threadIdx.x % 4);
+      }
+    }
+    __device__ __forceinline__ void begin_products(uint32_t (&fragments)[2][2][4], int slice) {
+      const int of_stage = (step_ - work_.first()) % kPair;
+      const uint64_t inputs =
+          arch::further_tile(x_, (at_.stage * kPair + of_stage) * (step_bytes(kHeight) / 16) + 2 * slice);
+      arch::pin(fragments[0]), arch::pin(fragments[1]);
+      arch::warpgroup_fence();
+      KERNELS_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        arch::warpgroup_mma<T, 0>(sums_, fragments[j][0], arch::further_tile(inputs, 2 * j));
+        arch::warpgroup_mma<T, 1>(sums_, fragments[j][1], arch::further_tile(inputs, 2 * j));
+      }
+      arch::warpgroup_commit();
+    }
+
+    const Work& work_;
+    Rings& rings_;
+    const bool boxed_;
+    const uint64_t x_;
+    LaneRows<kByGroup> rows_;
+    const LanePlaces places_;
+    float sums_[kBlocks][32] = {};
+    Place<stages_for(kHeight)> at_;
+    Place<kPanels> panel_at_;
+    int step_, panel_, stage_ = 0;
+  };
+  static __device__ __forceinline__ void release(uint64_t* panel, uint64_t* inputs) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arch::mbarrier_arrive(panel), arch::mbarrier_arrive(inputs);
+  }
+};
+
+}  // namespace detail
+KERNELS_END
