@@ -344,9 +344,14 @@ class ProductEngine {
     const int log2 = group_log2_of(p_.template weights<0>(), p_.k);
     taken = taken && log2 >= 0 && log2 == group_log2_of(p_.template weights<P::matrices - 1>(), p_.k);
     if (!taken) return {};
-    const Choice narrow = cheapest<CodedGemmBody<P, T, 128>>(image), wide = cheapest<CodedGemmBody<P, T, 256>>(image);
-    if (wide.cost < narrow.cost) return start_coded<CodedGemmBody<P, T, 256>>(wide, plan, log2, taken);
-    return start_coded<CodedGemmBody<P, T, 128>>(narrow, plan, log2, taken);
+    using Body = CodedGemmBody<P, T, 128>;
+    using WideBody = CodedGemmBody<P, T, 256>;
+    const Choice narrow = cheapest<Body>(image), wide = cheapest<WideBody>(image);
+    // Both add up in another order.
+    if (policy_.batch_invariant && narrow.tokens == 0)
+      return unsupported("matmul: batch_invariant goes with tiles of 32 or 64 tokens x 128 of these weights");
+    if (!policy_.batch_invariant && wide.cost < narrow.cost) return start_coded<WideBody>(wide, plan, log2, taken);
+    return start_coded<Body>(narrow, plan, log2, taken);
   }
   template <class Body>
   Status start_coded(const Choice& choice, MatmulPlan* plan, int group_log2, bool& taken) const {

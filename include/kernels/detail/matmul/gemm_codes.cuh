@@ -69,11 +69,9 @@ int group_log2_of(const W& w, int64_t cols) {
     return max_pack_of(w) >= Coded<W>::pack ? 0 : -1;
   } else {
     const auto& scales = w.scales();
-    const auto lies_in_words = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 4 == 0; };
     if (max_pack_of(w.codes()) < Coded<W>::pack) return -1;
     if (scales.col_log2() >= 31 || int64_t(1) << scales.col_log2() >= cols) return kOneForAll;
-    const bool fits = (4 << scales.col_log2()) >= 32 * Coded<W>::pack / 8 && lies_in_words(scales.scale_at(0, 0)) &&
-                      sizeof(*scales.scale_at(0, 0)) <= 4 && (!has_zeros<W> || lies_in_words(scales.zero_at(0, 0)));
+    const bool fits = 1 << scales.col_log2() >= Coded<W>::pack && sizeof(*scales.scale_at(0, 0)) <= 4;
     return fits ? scales.col_log2() : -1;
   }
 }

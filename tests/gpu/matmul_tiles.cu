@@ -1,0 +1,251 @@
+// Products in tiles with weights of 8 and 4 bits that are decoded on their way to wgmma: every tile, every way of their
+// codes, scales and inputs to shared memory.
+#include "support/gpu_products.cuh"
+
+#include <kernels/rope.h>
+
+using namespace test;
+
+namespace {
+
+struct Height {
+  int tokens, rows;
+};
+constexpr Height kHeights[] = {{32, 128}, {64, 128}, {128, 256}};
+
+k::MatmulPolicy tile(k::MatmulPolicy policy, const Height& height) {
+  policy.tile_tokens = height.tokens, policy.tile_rows = height.rows;
+  return policy;
+}
+
+// Whether there are such tiles: of code for sm_90a, on such a GPU.
+bool there_are_tiles() {
+  const Matrix<k::half> x(1, 40, 64, 64, 0, 1);
+  const Scaled<int8_t, float, DeviceMemory> w(64, 64, Grain::row, 1, 0, 0);
+  Device<float> y(40, 64, 64);
+  k::MatmulPlan plan;
+  const k::Status status =
+      k::matmul_plan(Stream(), k::load(static_cast<const k::half*>(x.data()), 64), w.source(), k::store(y.data(), 64),
+                     {40, 64, 64}, {}, tile({Path::gemm}, kHeights[0]), plan);
+  return status.ok() && plan.tile_tokens == 32;
+}
+
+// Every height with this product: f(exec, policy) makes it.
+template <class T, class Run, class Want>
+void every_height(const char* what, const Sizes& s, Device<T>& y, const Run& run, const Want& want) {
+  for (const Height& height : kHeights) {
+    const std::string name = std::string(what) + ", tile of " + std::to_string(height.tokens);
+    expect(
+        name.c_str(), s, Path::gemm, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return run(ex, tile(policy, height)); }, want);
+  }
+}
+
+constexpr Sizes kSizes[] = {{1, 3, 32},      {33, 300, 96},   {130, 70, 1056},
+                            {64, 128, 4128}, {31, 257, 2080}, {5, 24, 8448}};
+
+template <class TX>
+constexpr double kRounded = std::is_same<TX, k::bfloat16>::value ? 0x1p-7 : 0x1p-9;  // a scale, and what it gives
+
+// make(n, k): weights.
+template <class TX = k::half, class Make>
+void all_sizes(const char* what, const Make& make) {
+  for (const Sizes& s : kSizes) {
+    const auto w = make(s.n, s.k);
+    const Matrix<TX> x(21, s.m, s.k, s.k + 8, 8, 1);
+    Device<float> y(s.m, s.n, s.n + 3, 1);
+    every_height(
+        what, s, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
+                           k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+              m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+              kRounded<TX>);
+        });
+  }
+}
+
+int64_t to_multiple(int64_t cols, int64_t of) { return (of - cols % of) % of; }
+
+}  // namespace
+
+TEST_CASE("matmul tiles: 8 bits") {
+  if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  const auto gap = [](int64_t c) { return to_multiple(c, 16) + 16; };
+  all_sizes("e5m2", [&](int64_t n, int64_t c) { return Plain<k::float8_e5m2, DeviceMemory>(n, c, gap(c), 16); });
+  all_sizes("int8 by row", [&](int64_t n, int64_t c) {
+    return Scaled<int8_t, float, DeviceMemory>(n, c, Grain::row, 1, gap(c), 0);
+  });
+  all_sizes<k::bfloat16>("e4m3, one scale", [&](int64_t n, int64_t c) {
+    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::tensor, 1, gap(c), 16);
+  });
+  all_sizes<k::bfloat16>("e4m3 by block", [&](int64_t n, int64_t c) {
+    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, gap(c), 0);
+  });
+  for (const int group : {16, 32, 64, 256}) {
+    all_sizes("int8 by group, half", [&](int64_t n, int64_t c) {
+      return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, group, gap(c), 0);
+    });
+  }
+  all_sizes("e4m3 by group, float", [&](int64_t n, int64_t c) {
+    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::group, 16, gap(c), 0);
+  });
+}
+
+TEST_CASE("matmul tiles: 4 bits") {
+  if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  const auto gap = [](int64_t c) { return to_multiple(c, 32) / 8 + 4; };
+  for (const int group : {32, 64, 128, 1024}) {
+    all_sizes("int4", [&](int64_t n, int64_t c) {
+      return FourBit<k::half, false, DeviceMemory>(n, c, group, gap(c), 0);
+    });
+    all_sizes<k::bfloat16>("uint4", [&](int64_t n, int64_t c) {
+      return FourBit<float, true, DeviceMemory>(n, c, group, gap(c), 4);
+    });
+  }
+  all_sizes<k::bfloat16>("int4 and bfloat16", [&](int64_t n, int64_t c) {
+    return FourBit<k::bfloat16, false, DeviceMemory>(n, c, 32, gap(c), 0);
+  });
+  all_sizes("uint4 and half", [&](int64_t n, int64_t c) {
+    return FourBit<k::half, true, DeviceMemory>(n, c, 128, gap(c), 0);
+  });
+  all_sizes("gf4", [&](int64_t n, int64_t c) { return EightInAWord<DeviceMemory>(n, c, gap(c), 0); });
+  all_sizes<k::bfloat16>("gf4", [&](int64_t n, int64_t c) { return EightInAWord<DeviceMemory>(n, c, gap(c), 4); });
+}
+
+// Rows that no tensor map finds, and inputs that are read through their functors.
+TEST_CASE("matmul tiles: gates, stacked and paired weights, normalized inputs") {
+  if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  for (const Sizes s : {Sizes{35, 64, 288}, Sizes{130, 192, 1056}}) {
+    const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
+    const FourBit<k::half, false, DeviceMemory> four(s.n, s.k, 32, 4, 4), up(s.n, s.k, 32, 0, 0);
+    const Scaled<int8_t, float, DeviceMemory> eight(s.n, s.k, Grain::row, 1, to_multiple(s.k, 16), 0),
+        other(s.n, s.k, Grain::row, 1, to_multiple(s.k, 16) + 16, 16);
+    const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
+    const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    const double u = units(Path::gemm, s.k), rounded = kRounded<k::half>;
+    Device<float> y(s.m, s.n, s.n + 1), both(s.m, 2 * s.n, 2 * s.n);
+    const auto weights = [&](const char* what, const auto& w, const auto& more) {
+      every_height(
+          (std::string("swiglu, ") + what).c_str(), s, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, k::gated(w.source(), more.source()), k::swiglu() | k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return silu(product(m, n, s.k, value, w, u, rounded)) * product(m, n, s.k, value, more, u, rounded);
+          });
+      every_height(
+          (std::string("stacked, ") + what).c_str(), {s.m, 2 * s.n, s.k}, both,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, k::stacked(w.source(), s.n, more.source(), s.n), k::store(both.data(), both.ld()),
+                             {s.m, 2 * s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return n < s.n ? product(m, n, s.k, value, w, u, rounded)
+                           : product(m, n - s.n, s.k, value, more, u, rounded);
+          });
+      // Heads of 64, of which rows i and 32 + i are neighbours.
+      const auto paired = k::Paired<std::decay_t<decltype(w.source())>>(w.source(), 64, 32);
+      every_height(
+          (std::string("paired, ") + what).c_str(), s, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, in, paired, k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) { return product(m, paired.origin(n), s.k, value, w, u, rounded); });
+      std::vector<Row<>> normal;
+      for (int64_t m = 0; m < s.m; ++m) {
+        Row<> row;
+        for (int64_t i = 0; i < s.k; ++i) row.push_back(value(m, i));
+        rmsnorm(row, 1e-6);
+        normal.push_back(row);
+      }
+      every_height(
+          (std::string("rmsnorm, ") + what).c_str(), s, y,
+          [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+            return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6f)), w.source(), k::store(y.data(), y.ld()),
+                             {s.m, s.n, s.k}, policy);
+          },
+          [&](int64_t m, int64_t n) {
+            return product(
+                m, n, s.k, [&](int64_t r, int64_t i) { return normal[size_t(r)][size_t(i)]; }, w, u, 2 * rounded);
+          });
+    };
+    weights("4 bits", four, up);
+    weights("8 bits", eight, other);
+  }
+}
+
+TEST_CASE("matmul tiles: experts") {
+  if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  const int64_t n = 72, cols = 320, groups = 4, rows = 260;
+  const std::vector<int32_t> offsets{0, 5, 5, 140, 250};
+  Device<int32_t> ends(1, groups + 1, groups + 1);
+  for (size_t i = 0; i < offsets.size(); ++i) ends.set(0, int64_t(i), offsets[i]);
+  ends.upload();
+  const Matrix<k::half> x(1, rows, cols, cols, 0, 1);
+  const FourBit<k::half, false, DeviceMemory> w(groups * n, cols, 64, 0, 0);
+  const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); };
+  const auto in = k::load(static_cast<const k::half*>(x.data()), cols);
+  Device<float> y(rows, n, n);
+  for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < n; ++i) y.set(r, i, -7.f);
+  y.upload();
+  every_height(
+      "ragged", {rows, n, cols}, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, in, w.source(), k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()},
+                         policy);
+      },
+      [&](int64_t m, int64_t i) {
+        int64_t g = 0;
+        while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
+        if (g == groups) return Real<>(-7);
+        return product(m, g * n + i, cols, value, w, units(Path::gemm, cols), kRounded<k::half>);
+      });
+  const int64_t m = rows / groups;
+  every_height(
+      "batch", {m, n, cols}, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, in, w.source(), k::store(y.data(), n), {m, n, cols}, k::Groups{groups}, policy);
+      },
+      [&](int64_t r, int64_t i) {
+        return product(r, r / m * n + i, cols, value, w, units(Path::gemm, cols), kRounded<k::half>);
+      });
+}
+
+// Weights on their way before the kernel ahead has ended; a token's bits, whatever tokens are beside it.
+TEST_CASE("matmul tiles: early weights and batch_invariant") {
+  if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
+  const Sizes s{140, 264, 4224};
+  const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+  const FourBit<k::half, true, DeviceMemory> w(s.n, s.k, 128, 0, 0);
+  const auto run = [&](const k::Exec& ex, int64_t tokens, const k::MatmulPolicy& policy, Device<float>& y) {
+    return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
+                     {tokens, s.n, s.k}, policy);
+  };
+  Device<float> y(s.m, s.n, s.n), few(s.m, s.n, s.n);
+  every_height(
+      "early", s, y,
+      [&](const k::Exec& ex, k::MatmulPolicy policy) {
+        policy.weights_ready = true;
+        return run(k::Exec(ex.stream()).programmatic(true), s.m, policy, y);
+      },
+      [&](int64_t m, int64_t n) {
+        return product(
+            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+            kRounded<k::half>);
+      });
+  Stream stream;
+  k::MatmulPolicy policy;
+  policy.batch_invariant = true;
+  REQUIRE(run(k::Exec(stream), s.m, policy, y).ok());
+  REQUIRE(run(k::Exec(stream), 33, policy, few).ok());
+  stream.wait();
+  y.download(), few.download();
+  for (int64_t m = 0; m < 33; ++m) {
+    for (int64_t n = 0; n < s.n; ++n) REQUIRE(y.get(m, n) == few.get(m, n));
+  }
+}
