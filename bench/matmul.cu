@@ -338,7 +338,8 @@ int main(int argc, char** argv) {
     for (const int64_t m : {2, 3, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512})
       product<k::bfloat16>("skinny", m, s[0], s[1]);
   }
-  for (const int64_t m : {2, 4, 8, 16, 32, 64, 128, 256}) all_codes(m, 14336, 4096);
+  for (const int64_t m : {1024, 4096}) product<k::bfloat16>("skinny", m, 14336, 4096);
+  for (const int64_t m : {2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096}) all_codes(m, 14336, 4096);
   for (const int64_t n : {1024, 2048, 4096, 8192}) product<k::bfloat16>("gemm", n, n, n);
   product<k::half>("gemm", 4096, 4096, 4096);
   product<float>("gemm", 2048, 2048, 2048);

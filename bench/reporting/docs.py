@@ -80,6 +80,17 @@ def coded(results):
     return markdown(["weights"] + [shape.replace("x", " x ") for shape in shapes], lines)
 
 
+def coded_tokens(results):
+    """Many tokens: how many times as fast as the faster of cuBLAS and cuBLASLt with weights of 16 bits."""
+    shape = "14336x4096"
+    found = {(m[1], int(m[2])): people for m, people in results.of("skinny", rf"(\w+)/(\d+)x{shape}") if us(people, "kernels")}
+    best = {m: min(us(people, who) for who in ("cublas", "cublaslt") if us(people, who)) for (dtype, m), people in found.items() if dtype == "bf16"}
+    columns = sorted({m for dtype, m in found if dtype != "bf16"} & set(best))
+    lines = [[dtype] + [f"{best[m] / us(found[dtype, m], 'kernels'):.2f}" if (dtype, m) in found else "" for m in columns]
+             for dtype in dict.fromkeys(dtype for dtype, _ in found if dtype != "bf16")]
+    return markdown(["tokens"] + [f"{m:,}" for m in columns], lines)
+
+
 def tokens(results):
     lines = []
     for shape in ("4096x4096", "14336x4096", "4096x14336"):
@@ -226,7 +237,7 @@ def tables(directory):
     on_cpu = os.path.join(os.path.dirname(os.path.abspath(directory)), "amd-epyc-avx512-2t")
     head, lines = standings(results)
     return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
-            "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results),
+            "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results),
             "tokens": tokens(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}

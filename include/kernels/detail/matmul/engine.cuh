@@ -72,6 +72,10 @@ class ProductEngine {
     if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
     if (pack_x_ < most_x)
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
+    if constexpr (CodedGemmBody<P, meeting_type<X, W>, 128>::possible) {
+      if (path == Path::gemm && group_log2() < 0)
+        return "weights: tiles decode them on their way where codes begin at multiples of 16 bytes, and all scales are for as many columns, 16 of 8 bits or 32 of 4 at least";
+    }
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
@@ -337,12 +341,16 @@ class ProductEngine {
     taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
     return taken ? start_gemm<Body>(choice, plan, maps) : Status{};
   }
-  // Where codes lie in memory as panels take them.
+  // Of weights in panels; -1 where their codes and scales do not lie in memory as these take them.
+  int group_log2() const {
+    const int log2 = group_log2_of(p_.template weights<0>(), p_.k);
+    return log2 == group_log2_of(p_.template weights<P::matrices - 1>(), p_.k) ? log2 : -1;
+  }
   template <class T>
   Status run_coded(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<CodedGemmBody<P, T, 128>>(ex_, taken)));
-    const int log2 = group_log2_of(p_.template weights<0>(), p_.k);
-    taken = taken && log2 >= 0 && log2 == group_log2_of(p_.template weights<P::matrices - 1>(), p_.k);
+    const int log2 = group_log2();
+    taken = taken && log2 >= 0;
     if (!taken) return {};
     using Body = CodedGemmBody<P, T, 128>;
     using WideBody = CodedGemmBody<P, T, 256>;

@@ -209,10 +209,8 @@ struct CodedGemmBody {
         constexpr int kHeight = decltype(height)::value;
         if (params.tokens == kHeight) run_tile<kHeight>(work);
       };
-      if constexpr (kRows == 128)
-        run_if(std::integral_constant<int, 32>()), run_if(std::integral_constant<int, 64>());
-      else
-        run_if(std::integral_constant<int, 128>());
+      if constexpr (kRows == 128) run_if(std::integral_constant<int, 32>()), run_if(std::integral_constant<int, 64>());
+      else run_if(std::integral_constant<int, 128>());
       if (threadIdx.x >= kConsumers) return;
       const int slabs = params.tokens / Slabs::kTokens;
       Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(work.memory), slabs), slabs, 0, rank,
@@ -315,10 +313,8 @@ struct CodedGemmBody {
   static __device__ __forceinline__ void run_tile(const Work& work) {
     if (threadIdx.x >= kConsumers) {
       arch::fewer_registers<kRows == 128 ? 80 : 88>();
-      if (threadIdx.x >= kConsumers + kHalf)
-        bring_weights<kHeight>(work);
-      else
-        bring_inputs<kHeight>(work);
+      if (threadIdx.x >= kConsumers + kHalf) bring_weights<kHeight>(work);
+      else bring_inputs<kHeight>(work);
     } else {
       arch::more_registers<kRows == 128 ? 144 : 208>();
       if (work.early) arch::grid_dependency_pass();
@@ -328,15 +324,12 @@ struct CodedGemmBody {
         mine.run();
         mine.hand_over();
       };
-      if (has_groups(work.params))
-        run_group(std::integral_constant<bool, scaled>());
-      else
-        run_group(std::false_type());
+      if (has_groups(work.params)) run_group(std::integral_constant<bool, scaled>());
+      else run_group(std::false_type());
     }
   }
 
-  // ---- producers
-  // -----------------------------------------------------------------------------------------------------
+  // ---- producers ----------------------------------------------------------------------------------------------------
 
   template <class S>
   static bool make_code_map(const Exec& ex, const P& p, const S& weights, arch::TensorMap& map) {
@@ -373,10 +366,8 @@ struct CodedGemmBody {
       for (int i = 0; i < kRows; i += kRowsPerPass) {
         const unsigned char* const row = codes_[first + i];
         if (row == nullptr) continue;
-        if (bytes == 16)
-          arch::copy_async_16(at + i * kPanel, row + further);
-        else
-          arch::copy_async_16(at + i * kPanel, row + further, bytes);
+        if (bytes == 16) arch::copy_async_16(at + i * kPanel, row + further);
+        else arch::copy_async_16(at + i * kPanel, row + further, bytes);
       }
     }
     __device__ __forceinline__ void bring_scales(uint32_t to, int col) const {
@@ -518,15 +509,12 @@ struct CodedGemmBody {
           for (int j = 0; j < Operand::kEach; ++j) x.copy(j, arch::shared_address(to), true);
         }
       }
-      if constexpr (Operand::copied)
-        arch::mbarrier_arrive_copied(full);
-      else
-        arch::async_proxy_fence(), arch::mbarrier_arrive(full);
+      if constexpr (Operand::copied) arch::mbarrier_arrive_copied(full);
+      else arch::async_proxy_fence(), arch::mbarrier_arrive(full);
     });
   }
 
-  // ---- consumers
-  // -----------------------------------------------------------------------------------------------------
+  // ---- consumers ----------------------------------------------------------------------------------------------------
 
   // The four rows that a lane has in two fragments, [fragment][upper or lower]: where they are in a tile. Outputs of a
   // warp are neighbours.
@@ -556,10 +544,8 @@ struct CodedGemmBody {
             }
           });
         }
-        if constexpr (zeroed)
-          shift_[i] = Lane::shift(zero);
-        else
-          shift_[i] = Lane::shift(Nothing{});
+        if constexpr (zeroed) shift_[i] = Lane::shift(zero);
+        else shift_[i] = Lane::shift(Nothing{});
       }
     }
     // A panel that begins with column `col`.
