@@ -41,8 +41,8 @@ void every_height(const char* what, const Sizes& s, Device<T>& y, const Run& run
   }
 }
 
-constexpr Sizes kSizes[] = {{1, 3, 32},      {33, 300, 96},   {130, 70, 1056},
-                            {64, 128, 4128}, {31, 257, 2080}, {5, 24, 8448}};
+constexpr Sizes kSizes[] = {{1, 3, 8},       {33, 300, 96},   {130, 70, 1064}, {64, 128, 4128},
+                            {31, 257, 2088}, {5, 24, 8448}, {7, 40, 72},     {40, 16, 40}};
 
 template <class TX>
 constexpr double kRounded = std::is_same<TX, k::bfloat16>::value ? 0x1p-7 : 0x1p-9;  // a scale, and what it gives
@@ -68,6 +68,32 @@ void all_sizes(const char* what, const Make& make) {
   }
 }
 
+// Codes of one byte with a scale and a zero point for each group.
+template <class S>
+struct WithZeros {
+  Matrix<int8_t> codes;
+  int64_t group;
+  Matrix<S> scales;
+  Guarded<uint8_t, DeviceMemory> zeros;
+  WithZeros(int64_t rows, int64_t cols, int64_t g)
+      : codes(12, rows, cols, (cols + 31) / 16 * 16, 0, 40), group(g),
+        scales(13, rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 1, 0.1),
+        zeros(rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 3, Poison::nan) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < zeros.cols(); ++c) zeros.set(r, c, uint8_t(mix(uint64_t(r * 77 + c))));
+    }
+    zeros.upload();
+  }
+  auto source() const {
+    return k::dequant(k::load(static_cast<const int8_t*>(codes.data()), codes.ld()),
+                      k::group_scales(static_cast<const S*>(scales.data()), scales.ld(), int(group))
+                          .zeros(static_cast<const uint8_t*>(zeros.data())));
+  }
+  double operator()(int64_t row, int64_t col) const {
+    return (codes.value(row, col) - double(zeros.get(row, col / group))) * scales.value(row, col / group);
+  }
+};
+
 int64_t to_multiple(int64_t cols, int64_t of) { return (of - cols % of) % of; }
 
 }  // namespace
@@ -90,6 +116,15 @@ TEST_CASE("matmul tiles: 8 bits") {
       return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::group, group, gap(c), 0);
     });
   }
+  for (const int group : {16, 64, 1 << 14}) {
+    all_sizes("int8 with zero points", [&](int64_t n, int64_t c) { return WithZeros<k::half>(n, c, group); });
+    all_sizes<k::bfloat16>("int8 with zero points", [&](int64_t n, int64_t c) {
+      return WithZeros<float>(n, c, group);
+    });
+  }
+  all_sizes("e4m3 with scales of one byte", [&](int64_t n, int64_t c) {
+    return Scaled<k::float8_e4m3, k::float8_e5m2, DeviceMemory>(n, c, Grain::group, 32, gap(c), 0);
+  });
   all_sizes("e4m3 by group, float", [&](int64_t n, int64_t c) {
     return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::group, 16, gap(c), 0);
   });
@@ -119,7 +154,7 @@ TEST_CASE("matmul tiles: 4 bits") {
 // Rows that no tensor map finds, and inputs that are read through their functors.
 TEST_CASE("matmul tiles: gates, stacked and paired weights, normalized inputs") {
   if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
-  for (const Sizes s : {Sizes{35, 64, 288}, Sizes{130, 192, 1056}}) {
+  for (const Sizes s : {Sizes{35, 64, 288}, Sizes{130, 192, 1056}, Sizes{9, 64, 8448}}) {
     const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
     const FourBit<k::half, false, DeviceMemory> four(s.n, s.k, 32, 4, 4), up(s.n, s.k, 32, 0, 0);
     const Scaled<int8_t, float, DeviceMemory> eight(s.n, s.k, Grain::row, 1, to_multiple(s.k, 16), 0),
@@ -205,6 +240,21 @@ TEST_CASE("matmul tiles: experts") {
         if (g == groups) return Real<>(-7);
         return product(m, g * n + i, cols, value, w, units(Path::gemm, cols), kRounded<k::half>);
       });
+  // Rows in another order, some of them twice.
+  std::vector<int32_t> order;
+  for (int64_t r = 0; r < rows; ++r) order.push_back(int32_t(r * 7 % rows));
+  Device<int32_t> orders(1, rows, rows);
+  for (int64_t r = 0; r < rows; ++r) orders.set(0, r, order[size_t(r)]);
+  orders.upload();
+  every_height(
+      "gathered", {rows, n, cols}, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::gathered(in, static_cast<const int32_t*>(orders.data()), 2), w.source(),
+                         k::store(y.data(), n), {rows, n, cols}, policy);
+      },
+      [&](int64_t r, int64_t i) {
+        return product(order[size_t(r)] / 2, i, cols, value, w, units(Path::gemm, cols), kRounded<k::half>);
+      });
   const int64_t m = rows / groups;
   every_height(
       "batch", {m, n, cols}, y,
@@ -216,28 +266,60 @@ TEST_CASE("matmul tiles: experts") {
       });
 }
 
-// Weights on their way before the kernel ahead has ended; a token's bits, whatever tokens are beside it.
+// Lets its successor begin at once, and writes milliseconds later.
+template <class T>
+__global__ void late_copy(const T* from, T* to, int64_t n) {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+  const long long start = clock64();
+  while (clock64() - start < 4000000) {
+  }
+  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+}
+
+// Inputs and offsets of the kernel ahead, which lets this one begin early; with it come the weights. A token's bits,
+// whatever tokens are beside it.
 TEST_CASE("matmul tiles: early weights and batch_invariant") {
   if (!there_are_tiles()) return skip("needs kernels compiled for sm_90a, and such a GPU");
   const Sizes s{140, 264, 4224};
   const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+  const Device<k::half> late(s.m, s.k, s.k);
   const FourBit<k::half, true, DeviceMemory> w(s.n, s.k, 128, 0, 0);
-  const auto run = [&](const k::Exec& ex, int64_t tokens, const k::MatmulPolicy& policy, Device<float>& y) {
-    return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
+  Device<int32_t> ends(1, 2, 2), late_ends(1, 2, 2);
+  ends.set(0, 0, 0), ends.set(0, 1, int32_t(s.m));
+  ends.upload();
+  Device<float> y(s.m, s.n, s.n), few(s.m, s.n, s.n);
+  for (const bool offsets : {false, true}) {
+    every_height(
+        offsets ? "early, offsets" : "early", s, y,
+        [&](const k::Exec& ex, k::MatmulPolicy policy) {
+          policy.weights_ready = true;
+          const int64_t n = s.m * s.k;
+          check_cuda(cudaMemsetAsync(late.data(), 0xff, size_t(n) * 2, ex.stream()));
+          check_cuda(cudaMemsetAsync(late_ends.data(), 0, 8, ex.stream()));
+          if (offsets) {
+            check_cuda(cudaMemcpyAsync(late.data(), x.data(), size_t(n) * 2, cudaMemcpyDeviceToDevice, ex.stream()));
+            late_copy<<<1, 32, 0, ex.stream()>>>(static_cast<const int32_t*>(ends.data()), late_ends.data(), 2);
+          } else {
+            late_copy<<<1, 1024, 0, ex.stream()>>>(static_cast<const k::half*>(x.data()), late.data(), n);
+          }
+          check_cuda(cudaGetLastError());
+          return k::matmul(k::Exec(ex.stream()).programmatic(true),
+                           k::load(static_cast<const k::half*>(late.data()), s.k), w.source(),
+                           k::store(y.data(), s.n), {s.m, s.n, s.k},
+                           offsets ? k::Groups{1, late_ends.data()} : k::Groups{}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+              m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+              kRounded<k::half>);
+        });
+  }
+  const auto run = [&](const k::Exec& ex, int64_t tokens, const k::MatmulPolicy& policy, Device<float>& to) {
+    return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(to.data(), s.n),
                      {tokens, s.n, s.k}, policy);
   };
-  Device<float> y(s.m, s.n, s.n), few(s.m, s.n, s.n);
-  every_height(
-      "early", s, y,
-      [&](const k::Exec& ex, k::MatmulPolicy policy) {
-        policy.weights_ready = true;
-        return run(k::Exec(ex.stream()).programmatic(true), s.m, policy, y);
-      },
-      [&](int64_t m, int64_t n) {
-        return product(
-            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
-            kRounded<k::half>);
-      });
   Stream stream;
   k::MatmulPolicy policy;
   policy.batch_invariant = true;

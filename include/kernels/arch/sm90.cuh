@@ -273,7 +273,7 @@ __device__ __forceinline__ uint64_t further_tile(uint64_t tile, int sixteens) {
 // the four warps of a warpgroup. Warp i has rows 16i to 16i + 15 of it in the fragments of mma_16816, columns 32j to
 // 32j + 31 in block j; of a, too, where these are in registers. It runs by itself: warpgroup_fence(), products,
 // warpgroup_commit(), and before d is touched warpgroup_wait() and pin(). What other instructions than these have
-// written to shared memory is seen after async_proxy_fence() in the thread that wrote.
+// written to shared memory is seen after async_proxy_fence() in the thread that wrote, or that has waited for it.
 #define KERNELS_FLOATS_8(d, i)                                                                                \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])

@@ -74,7 +74,7 @@ class ProductEngine {
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
     if constexpr (CodedGemmBody<P, meeting_type<X, W>, 128>::possible) {
       if (path == Path::gemm && group_log2() < 0)
-        return "weights: tiles decode them on their way where codes begin at multiples of 16 bytes, and all scales are for as many columns, 16 of 8 bits or 32 of 4 at least";
+        return "weights: code for sm_90a decodes them on their way where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
     }
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";

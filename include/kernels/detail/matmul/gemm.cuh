@@ -73,29 +73,6 @@ __device__ __forceinline__ void begin_products(float (&sums)[kBlocks][32], uint6
   arch::warpgroup_commit();
 }
 
-// Which row of weights row i of a tile is. With a gate, half of a slab's rows are of one matrix, the others the same
-// ones of the other. wgmma gives a warp 16 rows of each 64.
-template <class P>
-struct GemmRows {
-  static constexpr int kHalf = arch::kWarpgroupMma ? 64 : 32, kEach = GemmSlabs<P>::kRows / P::matrices;
-
-  static __device__ __forceinline__ int output_of(int i) {
-    if constexpr (arch::kWarpgroupMma)
-      return (i / 128 * 4 + i / 16 % 4) * kEach + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
-    else return P::matrices == 1 ? i : i / 64 * kEach + i % 32;
-  }
-  // f(its matrix, its number there, whether it is there).
-  template <class F>
-  static __device__ __forceinline__ void visit(const P& p, const Tile& tile, int i, const F& f) {
-    const int64_t n = tile.output + output_of(i);
-    const bool there = n < p.n;
-    if constexpr (P::matrices == 2) {
-      if (i % (2 * kHalf) >= kHalf) return f(p.template weights<1>(), tile.weights + (there ? n : 0), there);
-    }
-    f(p.template weights<0>(), tile.weights + (there ? n : 0), there);
-  }
-};
-
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
@@ -117,12 +94,19 @@ struct GemmTile {
                                              unsigned char* stages, TokenState<X>* states) {
     const P& p = params.problem;
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
-    const int64_t token = tile.token;
+    const int64_t token = tile.token, output = tile.output;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
       f(states[i].bind(p.x), there ? token + i : 0, there);
     };
-    const auto weight = [&](int i, const auto& f) { GemmRows<P>::visit(p, tile, i, f); };
+    const auto weight = [&](int i, const auto& f) {
+      const int64_t n = output + output_of(i);
+      const bool there = n < p.n;
+      if constexpr (P::matrices == 2) {
+        if (i % (2 * kHalf) >= kHalf) return f(p.template weights<1>(), tile.weights + (there ? n : 0), there);
+      }
+      f(p.template weights<0>(), tile.weights + (there ? n : 0), there);
+    };
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
@@ -155,6 +139,15 @@ struct GemmTile {
  private:
   static constexpr int kStages = gemm_stages(arch::kCompiledFor, kTokens, kRows, starts_normed<X>);
   static constexpr int kBlocks = kTokens / 32, kSlabs = Slabs::all_at_once ? kBlocks : 1;
+  // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16
+  // rows of each 64.
+  static constexpr int kHalf = arch::kWarpgroupMma ? 64 : 32;
+  static __device__ __forceinline__ int output_of(int i) {
+    constexpr int each = Slabs::kRows / P::matrices;
+    if constexpr (arch::kWarpgroupMma)
+      return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
+    else return P::matrices == 1 ? i : i / 64 * each + i % 32;
+  }
   // Stages are counted at run time where there may be few of them.
   static constexpr bool kMayBeFew =
       has_much_shared(arch::kCompiledFor) && !arch::kWarpgroupMma && kRows == 128 && kStages > kGemmFewStages;

@@ -134,9 +134,30 @@ struct LaneCodes<T, Gf4> {
   }
 };
 
-// Codes that lie in memory in rows of one distance.
+// Whether coded_row() knows a source, and whether its rows have one distance.
 template <class S>
-constexpr bool codes_in_rows = !is_stacked<S>::value && !is_paired<S>::value;
+struct CodesInMemory : std::false_type {
+  static constexpr bool in_rows = false;
+};
+struct CodesInRows : std::true_type {
+  static constexpr bool in_rows = true;
+};
+template <class Src, Cache kCache>
+struct CodesInMemory<DirectLoad<Src, float, kCache>> : CodesInRows {};
+template <class Format>
+struct CodesInMemory<Words<Format>> : CodesInRows {};
+template <class Codes, class S>
+struct CodesInMemory<Dequant<Codes, S>> : std::integral_constant<bool, CodesInMemory<Codes>::in_rows> {
+  static constexpr bool in_rows = CodesInMemory<Codes>::in_rows;
+};
+template <class S>
+struct CodesInMemory<Paired<S>> : std::integral_constant<bool, CodesInMemory<S>::in_rows> {
+  static constexpr bool in_rows = false;
+};
+template <class S, int kParts>
+struct CodesInMemory<Stacked<S, kParts>> : CodesInMemory<S> {
+  static constexpr bool in_rows = false;
+};
 
 template <int kMatrices>
 struct CodedMaps {
@@ -163,7 +184,8 @@ struct CodedGemmBody {
   static constexpr int kTokens[3] = {32, 64, 128};
   static constexpr int max_threads = kConsumers + 2 * kHalf, registers = kRows == 128 ? 128 : 168;
   static constexpr bool waits_by_itself = true, boxed = false, copied = false;
-  static constexpr bool possible = Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W>;
+  static constexpr bool possible =
+      Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
   // Whether inputs lie in memory as wgmma takes them.
   static constexpr bool has_boxes = RowsInMemory<X>::value && std::is_same<copied_type<X>, T>::value;
   using Slabs = GemmSlabs<P, kShares>;
@@ -180,7 +202,7 @@ struct CodedGemmBody {
     maps.has_codes = false;
     if constexpr (has_boxes) {
       if (!maps.x.make(ex, p, tokens)) maps.x.last_tokens = 0;
-      if constexpr (codes_in_rows<Gate>)
+      if constexpr (CodesInMemory<Gate>::in_rows)
         maps.has_codes = maps.x.last_tokens > 0 && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
                          make_code_map(ex, p, p.template weights<P::matrices - 1>(), maps.codes[P::matrices - 1]);
     }
@@ -193,21 +215,27 @@ struct CodedGemmBody {
       __shared__ Rings rings;
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
       const P& p = params.problem;
-      const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
       if (threadIdx.x == 0) rings.begin(params);
       const bool early = params.weights_ready && p.groups.offsets == nullptr;
       if (!early) arch::grid_dependency_pass();
+      const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
       if (tile.token >= tile.token_end) return;
       __syncthreads();
       const int panels = int((p.k + kSteps * kStep - 1) / (kSteps * kStep));
       Work work{params, tile, rings, states.items, shared + (-arch::shared_address(shared) & (kGemmAligned - 1))};
-      work.early = early;
       work.first_panel = int(int64_t(panels) * rank / splits);
       work.end_panel = int(int64_t(panels) * (rank + 1) / splits);
       work.end = lesser(work.end_panel * kSteps, int((p.k + kStep - 1) / kStep));
+      // Weights may come before the kernel ahead has ended.
+      const int begun = early ? lesser(work.end_panel, work.first_panel + kPanels) : work.first_panel;
+      if (early) {
+        if (threadIdx.x >= kConsumers + kHalf) bring_weights(work, work.first_panel, begun);
+        arch::grid_dependency_pass();
+      }
+      find_states<8>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
-        if (params.tokens == kHeight) run_tile<kHeight>(work);
+        if (params.tokens == kHeight) run_tile<kHeight>(work, begun);
       };
       if constexpr (kRows == 128) run_if(std::integral_constant<int, 32>()), run_if(std::integral_constant<int, 64>());
       else run_if(std::integral_constant<int, 128>());
@@ -231,13 +259,16 @@ struct CodedGemmBody {
   // row, and as many of zero points.
   static constexpr int kPanel = 128, kSteps = kPanel / (8 * Lane::kBytes), kCodeBytes = kRows * kPanel;
   static constexpr int kScaleRow = 32, kScaleBytes = scaled ? kRows * kScaleRow : 0;
-  static constexpr int kPanels = kRows == 256 ? 3 : zeroed ? 5 : 6, kMostStages = 8;
+  // Groups that share K pass over some stages, always the same ones, as these are a multiple of as many: a barrier that
+  // one has not seen complete twice looks as if it had not.
+  static constexpr int kPanels = kRows == 256 ? 3 : 6, kMostStages = 6;
+  static_assert(kPanels % kShares == 0, "as stages_for() has it");
   static KERNELS_HD constexpr int panel_bytes() { return kCodeBytes + (zeroed ? 2 : 1) * kScaleBytes; }
   static constexpr int kPair = 2;  // steps of a stage of inputs
   static KERNELS_HD constexpr int step_bytes(int tokens) { return tokens * kStep * 2; }
   static KERNELS_HD constexpr int stages_for(int tokens) {
     const int most = ((216 << 10) - kPanels * panel_bytes()) / (kPair * step_bytes(tokens));
-    return most < kMostStages ? most : kMostStages;
+    return (most < kMostStages ? most : kMostStages) / kShares * kShares;
   }
 
   static constexpr int kCopiers = 2;  // a named barrier
@@ -251,7 +282,7 @@ struct CodedGemmBody {
             arch::mbarrier_init(&empty[i], kPair * kRows / 32);
       for (int i = 0; i < kPanels; ++i)
         arch::mbarrier_init(&panel_full[i], (codes_in_boxes(params) ? 1 : 0) + (copies_weights(params) ? kHalf : 0)),
-            arch::mbarrier_init(&panel_empty[i], kSteps * kRows / 32);
+            arch::mbarrier_init(&panel_empty[i], kSteps * kRows);
       arch::mbarrier_init_fence();
     }
   };
@@ -259,7 +290,7 @@ struct CodedGemmBody {
     return has_boxes && params.maps.x.last_tokens > 0;
   }
   static __device__ __forceinline__ bool codes_in_boxes(const Params& params) {
-    return has_boxes && codes_in_rows<Gate> && params.maps.has_codes;
+    return has_boxes && CodesInMemory<Gate>::in_rows && params.maps.has_codes;
   }
   static __device__ __forceinline__ bool has_groups(const Params& params) {
     return scaled && params.group_log2 != kOneForAll;
@@ -284,18 +315,12 @@ struct CodedGemmBody {
     Rings& rings;
     TokenState<X>* states;
     unsigned char* memory;  // panels, then inputs
-    bool early;
     int first_panel, end_panel, end;
 
     __device__ __forceinline__ const P& problem() const { return params.problem; }
     __device__ __forceinline__ int first() const { return first_panel * kSteps; }
     __device__ __forceinline__ unsigned char* panel(int stage) const { return memory + stage * panel_bytes(); }
     __device__ __forceinline__ unsigned char* inputs() const { return memory + kPanels * panel_bytes(); }
-    template <int kHeight>
-    __device__ __forceinline__ void find_input_states() const {
-      find_states<8>(states, problem().x, tile.token, kHeight, tile.token_end, problem().k,
-                     tile.output == 0 && first_panel == 0);
-    }
   };
   // f(its matrix, its number there, whether it is there) for row i of a tile.
   template <class F>
@@ -310,15 +335,13 @@ struct CodedGemmBody {
   }
 
   template <int kHeight>
-  static __device__ __forceinline__ void run_tile(const Work& work) {
+  static __device__ __forceinline__ void run_tile(const Work& work, int next_panel) {
     if (threadIdx.x >= kConsumers) {
       arch::fewer_registers<kRows == 128 ? 80 : 88>();
-      if (threadIdx.x >= kConsumers + kHalf) bring_weights<kHeight>(work);
+      if (threadIdx.x >= kConsumers + kHalf) bring_weights(work, next_panel, work.end_panel);
       else bring_inputs<kHeight>(work);
     } else {
       arch::more_registers<kRows == 128 ? 144 : 208>();
-      if (work.early) arch::grid_dependency_pass();
-      work.template find_input_states<kHeight>();
       const auto run_group = [&](auto by_group) {
         Group<kHeight, decltype(by_group)::value> mine(work);
         mine.run();
@@ -353,7 +376,7 @@ struct CodedGemmBody {
           if (!codes_in_boxes(work.params)) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
         });
       }
-      arch::named_barrier_sync(kCopiers, kHalf);
+      if (copies_weights(work.params)) arch::named_barrier_sync(kCopiers, kHalf);
     }
     // A panel that begins with column `col`: whatever lies behind the last column is zeros.
     __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
@@ -407,47 +430,34 @@ struct CodedGemmBody {
     Row rows_[kMine];
   };
 
-  template <int kHeight>
-  static __device__ __forceinline__ void bring_weights(const Work& work) {
+  // Panels [begin, end).
+  static __device__ __forceinline__ void bring_weights(const Work& work, int begin, int end) {
     const Params& params = work.params;
     const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
+    if (!by_threads && threadIdx.x != kConsumers + kHalf) return;
     const Copies copies(work);
     Place<kPanels> at;
-    const auto bring = [&](int panel) {
+    at.go(begin - work.first_panel);
+#pragma unroll 1
+    for (int panel = begin; panel < end; ++panel, at.go(1)) {
+      if (panel - work.first_panel >= kPanels)
+        arch::mbarrier_wait_in_block(&work.rings.panel_empty[at.stage], at.parity ^ 1);
       const uint32_t to = arch::shared_address(work.panel(at.stage));
       uint64_t* const full = &work.rings.panel_full[at.stage];
       const int col = panel * (kSteps * kStep);
-      if (in_boxes) {
-        if (threadIdx.x == kConsumers + kHalf) {
-          arch::mbarrier_arrive_expect(full, kCodeBytes);
-          KERNELS_UNROLL
-          for (int i = 0; i < P::matrices; ++i)
-            arch::copy_box(to + i * (kOutputs * kPanel), params.maps.codes[i], panel * kPanel,
-                           int(work.tile.weights + work.tile.output), 0, 0, full);
-        }
-      } else {
+      if (!in_boxes) {
         copies.bring_codes(to, col);
+      } else if (threadIdx.x == kConsumers + kHalf) {
+        arch::mbarrier_arrive_expect(full, kCodeBytes);
+        KERNELS_UNROLL
+        for (int i = 0; i < P::matrices; ++i)
+          arch::copy_box(to + i * (kOutputs * kPanel), params.maps.codes[i], panel * kPanel,
+                         int(work.tile.weights + work.tile.output), 0, 0, full);
       }
       if constexpr (scaled) {
         if (has_groups(params)) copies.bring_scales(to + kCodeBytes, col);
       }
       if (by_threads) arch::mbarrier_arrive_copied(full);
-      at.go(1);
-    };
-    int panel = work.first_panel;
-    const int begun = lesser(work.end_panel, panel + kPanels);
-    const auto bring_first = [&] {
-#pragma unroll 1
-      for (; panel < begun; ++panel) bring(panel);
-    };
-    if (work.early) bring_first(), arch::grid_dependency_pass();
-    work.template find_input_states<kHeight>();
-    bring_first();
-    if (!by_threads && threadIdx.x != kConsumers + kHalf) return;
-#pragma unroll 1
-    for (; panel < work.end_panel; ++panel) {
-      arch::mbarrier_wait_in_block(&work.rings.panel_empty[at.stage], at.parity ^ 1);
-      bring(panel);
     }
   }
 
@@ -455,12 +465,10 @@ struct CodedGemmBody {
   static __device__ __forceinline__ void bring_inputs(const Work& work) {
     using Operand = Inputs<kHeight>;
     constexpr int kStages = stages_for(kHeight);
-    static_assert(Operand::kBytes == step_bytes(kHeight), "as the host counts");
+    static_assert(Operand::kBytes == step_bytes(kHeight) && kStages >= 2, "as the host counts");
     const P& p = work.problem();
     const Tile& tile = work.tile;
     Rings& rings = work.rings;
-    if (work.early) arch::grid_dependency_pass();
-    work.template find_input_states<kHeight>();
     // bring(stage, its barrier, its first step, how many there are), when the stage is free.
     const auto each_stage = [&](const auto& bring) {
       Place<kStages> at;
@@ -668,7 +676,9 @@ struct CodedGemmBody {
         decode(late, 2);
         begin_products(late, 2);
         arch::warpgroup_wait<0>();
-        release(&rings_.panel_empty[panel_at_.stage], &rings_.empty[at_.stage]);
+        // Products have read inputs for a whole warp, but a panel each lane for itself.
+        arch::mbarrier_arrive(&rings_.panel_empty[panel_at_.stage]);
+        if ((threadIdx.x & 31) == 0) arch::mbarrier_arrive(&rings_.empty[at_.stage]);
       }
     }
     // Leaves the sums in shared memory, as the slabs of warps, in place of the rings.
@@ -739,10 +749,6 @@ struct CodedGemmBody {
     Place<kPanels> panel_at_;
     int step_, panel_, stage_ = 0;
   };
-  static __device__ __forceinline__ void release(uint64_t* panel, uint64_t* inputs) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) arch::mbarrier_arrive(panel), arch::mbarrier_arrive(inputs);
-  }
 };
 
 }  // namespace detail
