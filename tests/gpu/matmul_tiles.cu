@@ -331,3 +331,17 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
     for (int64_t n = 0; n < s.n; ++n) REQUIRE(y.get(m, n) == few.get(m, n));
   }
 }
+
+TEST_CASE("matmul tiles: no columns") {
+  const Sizes s{70, 40, 0};
+  const Matrix<k::half> x(1, s.m, 8, 8, 0, 1);
+  const Scaled<int8_t, float, DeviceMemory> w(s.n, 16, Grain::row, 1, 0, 0);
+  Device<float> y(s.m, s.n, s.n + 1);
+  expect(
+      "no columns", s, Path::automatic, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), 8), w.source(), k::store(y.data(), y.ld()),
+                         {s.m, s.n, s.k}, policy);
+      },
+      [](int64_t, int64_t) { return Real<>(0); });
+}

@@ -350,7 +350,7 @@ class ProductEngine {
   Status run_coded(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<CodedGemmBody<P, T, 128>>(ex_, taken)));
     const int log2 = group_log2();
-    taken = taken && log2 >= 0;
+    taken = taken && log2 >= 0 && p_.k > 0;
     if (!taken) return {};
     using Body = CodedGemmBody<P, T, 128>;
     using WideBody = CodedGemmBody<P, T, 256>;
