@@ -121,7 +121,7 @@ TEST_CASE("calls: programmatic launches wait for what they read") {
       CHECK(ex.programmatic());
       for (int repeat = 0; repeat < 3; ++repeat) {
         check_cuda(cudaMemsetAsync(x.data(), 0, rows * cols * sizeof(k::half), stream));
-        slow_copy<<<16, 256, 0, stream>>>(source.data(), x.data(), rows * cols);
+        slow_copy<<<16, 256, 0, stream>>>(source.data(), x.data(), rows * cols, 200000);
         check_cuda(cudaGetLastError());
         REQUIRE(k::softmax(ex, k::load(x.data(), cols), k::store(y.data(), cols), rows, cols, policy));
         // The second call reads what the first writes.

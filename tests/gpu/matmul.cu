@@ -749,7 +749,7 @@ TEST_CASE("matmul: experts chosen by the kernel ahead") {
         "late", {tokens, n, cols}, Path::automatic, y,
         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
           check_cuda(cudaMemsetAsync(ids.data(), 0, size_t(tokens) * sizeof(int32_t), ex.stream()));
-          slow_copy<<<1, 32, 0, ex.stream()>>>(source.data(), ids.data(), tokens);
+          slow_copy<<<1, 32, 0, ex.stream()>>>(source.data(), ids.data(), tokens, 200000);
           check_cuda(cudaGetLastError());
           return k::matmul(k::Exec(ex).programmatic(true), k::load(static_cast<const k::half*>(x.data()), cols),
                            k::experts(w.source(), ids.data(), n, number), k::store(y.data(), n), {tokens, n, cols},

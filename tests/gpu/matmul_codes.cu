@@ -133,13 +133,7 @@ TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of
           [&](int64_t m, int64_t n) {
             return n < s.n ? product(m, n, s.k, value, gate, u) : product(m, n - s.n, s.k, value, up, u);
           });
-      std::vector<Row<>> normal;
-      for (int64_t m = 0; m < s.m; ++m) {
-        Row<> row;
-        for (int64_t i = 0; i < s.k; ++i) row.push_back(value(m, i));
-        rmsnorm(row, 1e-6);
-        normal.push_back(row);
-      }
+      const std::vector<Row<>> normal = rmsnorm_rows(s, 1e-6, value);
       expect(
           "rmsnorm", s, Path::skinny, y,
           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {

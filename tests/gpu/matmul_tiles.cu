@@ -191,13 +191,7 @@ TEST_CASE("matmul tiles: gates, stacked and paired weights, normalized inputs") 
             return k::matmul(ex, in, paired, k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
           },
           [&](int64_t m, int64_t n) { return product(m, paired.origin(n), s.k, value, w, u, rounded); });
-      std::vector<Row<>> normal;
-      for (int64_t m = 0; m < s.m; ++m) {
-        Row<> row;
-        for (int64_t i = 0; i < s.k; ++i) row.push_back(value(m, i));
-        rmsnorm(row, 1e-6);
-        normal.push_back(row);
-      }
+      const std::vector<Row<>> normal = rmsnorm_rows(s, 1e-6, value);
       every_height(
           (std::string("rmsnorm, ") + what).c_str(), s, y,
           [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
@@ -266,18 +260,6 @@ TEST_CASE("matmul tiles: experts") {
       });
 }
 
-// Lets its successor begin at once, and writes milliseconds later.
-template <class T>
-__global__ void late_copy(const T* from, T* to, int64_t n) {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-  const long long start = clock64();
-  while (clock64() - start < 4000000) {
-  }
-  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
-}
-
 // Inputs and offsets of the kernel ahead, which lets this one begin early; with it come the weights. A token's bits,
 // whatever tokens are beside it.
 TEST_CASE("matmul tiles: early weights and batch_invariant") {
@@ -290,6 +272,7 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
   ends.set(0, 0, 0), ends.set(0, 1, int32_t(s.m));
   ends.upload();
   Device<float> y(s.m, s.n, s.n), few(s.m, s.n, s.n);
+  constexpr int64_t kLate = 4000000;  // cycles: milliseconds
   for (const bool offsets : {false, true}) {
     every_height(
         offsets ? "early, offsets" : "early", s, y,
@@ -300,9 +283,9 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
           check_cuda(cudaMemsetAsync(late_ends.data(), 0, 8, ex.stream()));
           if (offsets) {
             check_cuda(cudaMemcpyAsync(late.data(), x.data(), size_t(n) * 2, cudaMemcpyDeviceToDevice, ex.stream()));
-            late_copy<<<1, 32, 0, ex.stream()>>>(static_cast<const int32_t*>(ends.data()), late_ends.data(), 2);
+            slow_copy<<<1, 32, 0, ex.stream()>>>(static_cast<const int32_t*>(ends.data()), late_ends.data(), 2, kLate);
           } else {
-            late_copy<<<1, 1024, 0, ex.stream()>>>(static_cast<const k::half*>(x.data()), late.data(), n);
+            slow_copy<<<1, 1024, 0, ex.stream()>>>(static_cast<const k::half*>(x.data()), late.data(), n, kLate);
           }
           check_cuda(cudaGetLastError());
           return k::matmul(k::Exec(ex.stream()).programmatic(true),
@@ -323,8 +306,9 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
   Stream stream;
   k::MatmulPolicy policy;
   policy.batch_invariant = true;
-  REQUIRE(run(k::Exec(stream), s.m, policy, y).ok());
-  REQUIRE(run(k::Exec(stream), 33, policy, few).ok());
+  REQUIRE(run(k::Exec(stream), s.m, tile(policy, kHeights[1]), y).ok());
+  REQUIRE(run(k::Exec(stream), 33, tile(policy, kHeights[0]), few).ok());
+  CHECK(!run(k::Exec(stream), s.m, tile(policy, kHeights[2]), y));  // which would add up in another order
   stream.wait();
   y.download(), few.download();
   for (int64_t m = 0; m < 33; ++m) {

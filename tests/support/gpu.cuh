@@ -66,14 +66,14 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Lets its successor start at once, and writes late.
+// Lets its successor start at once, and writes so many cycles later.
 template <class T>
-__global__ void slow_copy(const T* from, T* to, int64_t n) {
+__global__ void slow_copy(const T* from, T* to, int64_t n, int64_t cycles) {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
   const long long start = clock64();
-  while (clock64() - start < 200000) {
+  while (clock64() - start < cycles) {
   }
   for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) to[i] = from[i];
 }

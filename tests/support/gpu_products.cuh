@@ -29,6 +29,19 @@ inline std::string describe(const char* what, const Sizes& s, Path path) {
   return out.str();
 }
 
+// Rows of value(row, column), normalized.
+template <class Value>
+std::vector<Row<>> rmsnorm_rows(const Sizes& s, double eps, const Value& value) {
+  std::vector<Row<>> rows;
+  for (int64_t m = 0; m < s.m; ++m) {
+    Row<> row;
+    for (int64_t i = 0; i < s.k; ++i) row.push_back(value(m, i));
+    rmsnorm(row, eps);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
 // run(exec, policy) is a call with this shape whose result goes to y; want(m, n, units, rounded) what it should be.
 template <class T, class Run, class Want>
 void expect_always(const char* what, const Sizes& s, Path path, Device<T>& y, const Run& run, const Want& want) {

@@ -88,13 +88,16 @@ template <class Code, __nv_fp8_interpretation_t kKind>
 struct Float8Decoder {
   static constexpr int each = 4;
   static constexpr bool takes_zero = false;
+  // Of the two codes in the lower half of a word.
+  template <class T>
+  static __device__ __forceinline__ uint32_t pair(uint32_t codes) {
+    const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kKind);
+    return halves_to<T>(two.x | uint32_t(two.y) << 16);
+  }
   template <class T>
   static __device__ __forceinline__ void pairs(uint32_t (&out)[2], uint32_t word, Nothing) {
     KERNELS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> (16 * i)), kKind);
-      out[i] = halves_to<T>(two.x | uint32_t(two.y) << 16);
-    }
+    for (int i = 0; i < 2; ++i) out[i] = pair<T>(word >> (16 * i));
   }
 };
 template <>

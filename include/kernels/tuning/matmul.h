@@ -83,9 +83,9 @@ constexpr double cost_of_boxes(double waves, double steps, int doublings, int to
 }
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,
-// 2026-11), 54 products of 8 to 2048 tokens, int8 with a scale for a row and int4 with one for 128, with every tile and
-// every cluster of up to 8 blocks: what this chooses takes 0.2 % longer than the fastest of them on average, and at
-// most 10 %. Decoding takes as long for few tokens as for many.
+// 2026-11), 54 products of 8 to 2048 tokens, by a program that was not kept: int8 with a scale for a row and int4 with
+// one for 128 columns, with every tile and every cluster of up to 8 blocks. What this chooses takes 0.2 % longer than
+// the fastest of them on average, and at most 10 %. Decoding takes as long for few tokens as for many.
 constexpr double cost_of_codes(double waves, double steps, int doublings, int tokens, int rows) {
   return waves * (steps * (0.45 + 0.55 / 64 * tokens) * (rows == 256 ? 1.75 : 1) + 8.5 * doublings + 0.1 * tokens);
 }

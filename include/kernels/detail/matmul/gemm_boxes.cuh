@@ -18,6 +18,18 @@
 KERNELS_BEGIN
 namespace detail {
 
+// A stage of a ring, and the parity of its barriers' phase. It goes as many stages further at a time as there are, at
+// most.
+struct RingPlace {
+  int stages, stage = 0, parity = 0;
+  __device__ __forceinline__ explicit RingPlace(int count) : stages(count) {}
+  __device__ __forceinline__ void go(int further) {
+    stage += further;
+    if (stage >= stages) stage -= stages, parity ^= 1;
+  }
+  __device__ __forceinline__ void next() { go(1); }
+};
+
 // Operands that lie in memory in rows of one distance, as they are.
 template <class S>
 struct RowsInMemory : std::false_type {};
@@ -28,7 +40,7 @@ struct RowsInMemory<DirectLoad<Src, float, kCache>> : std::integral_constant<boo
 // for 19.6 with 192 tokens). What lies in shared memory behind them makes results that nobody wants.
 struct InputMaps {
   arch::TensorMap inputs, last_inputs;
-  int last_tokens;  // 0: there are no maps
+  int last_tokens;
 
   // For steps of 64 columns of so many tokens. Not where only the device knows which rows are there.
   template <class P>
@@ -139,13 +151,6 @@ struct BoxedGemmBody {
   struct Ring {
     uint64_t full[kMostStages], empty[kMostStages];
   };
-  struct Place {
-    int stages, stage = 0, parity = 0;
-    __device__ __forceinline__ explicit Place(int count) : stages(count) {}
-    __device__ __forceinline__ void next() {
-      if (++stage == stages) stage = 0, parity ^= 1;
-    }
-  };
   static __device__ __forceinline__ int stages_for(int tokens) {
     return gemm_stages(arch::kCompiledFor, tokens, kRows, false);
   }
@@ -166,7 +171,7 @@ struct BoxedGemmBody {
     const int inputs = params.tokens * kStep * 2, stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const int token = int(tile.token), slab = int((tile.weights + tile.output) / kEach);
     const auto of_tile = params.maps.x.of_tile(params.problem, tile, params.tokens);
-    const auto bring_weights = [&](int step, const Place& at) {
+    const auto bring_weights = [&](int step, const RingPlace& at) {
       arch::mbarrier_arrive_expect(&ring.full[at.stage], stage_bytes - of_tile.missing * (kStep * 2));
       KERNELS_UNROLL
       for (int i = 0; i < kRows / 128; ++i) {
@@ -177,17 +182,17 @@ struct BoxedGemmBody {
               params.maps.weights[j], step * kStep, 0, slab + i * 4, 0, &ring.full[at.stage]);
       }
     };
-    const auto bring_inputs = [&](int step, const Place& at) {
+    const auto bring_inputs = [&](int step, const RingPlace& at) {
       arch::copy_box(stages + at.stage * stage_bytes, of_tile.map, step * kStep, token, 0, 0, &ring.full[at.stage]);
     };
     const int count = stages_for(params.tokens), begun = lesser(end, first + count);
     const bool early = params.weights_ready;
-    Place ahead(count);
+    RingPlace ahead(count);
     if (early) {
       for (int step = first; step < begun; ++step) bring_weights(step, ahead), ahead.next();
     }
     arch::grid_dependency_wait();
-    Place at(count);
+    RingPlace at(count);
     for (int step = first; step < end; ++step) {
       if (step >= begun) arch::mbarrier_wait_in_block(&ring.empty[at.stage], at.parity ^ 1);
       if (!early || step >= begun) bring_weights(step, at);
@@ -207,7 +212,7 @@ struct BoxedGemmBody {
                    w = arch::warpgroup_tile(arch::shared_address(stages) + kHeight * kStep * 2 +
                                             group * (128 * kStep * 2));
     float sums[kBlocks][32] = {};
-    Place at(stages_for(kHeight));
+    RingPlace at(stages_for(kHeight));
     int done = -1;  // the stage of the step before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {

@@ -6,8 +6,8 @@
 //   inputs:      | 2 steps | 2 steps | ...            a ring of stages
 //   weights:     | 128 bytes of each row, their scales and zero points | ...   a ring of panels, of 2 steps or 4
 //
-//   producers    two warps for inputs and two for weights, as far ahead as the rings have room: a thread of them by the
-//                TMA unit where inputs, or codes, lie in memory in rows
+//   producers    two warps for inputs and two for weights, as far ahead as the rings have room. Where inputs, or codes,
+//                lie in memory in rows, one thread has the TMA unit copy them
 //   consumers    groups of four warps, so that some decode while others multiply: three that share K and have sums of
 //                the whole tile, or two that have 128 rows each
 //
@@ -94,9 +94,7 @@ struct LaneCodes {
       constexpr uint32_t one = pair_of<half>(1, 1);
       return halves_to<T>(arch::fma_pair<half>(__byte_perm(codes ^ 0x8080u, exponents, 0x4140), one, shift));
     } else {
-      constexpr auto kKind = std::is_same<Code, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
-      const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kKind);
-      return halves_to<T>(two.x | uint32_t(two.y) << 16);
+      return Decoder<Code>::template pair<T>(codes);
     }
   }
 };
@@ -163,7 +161,7 @@ template <int kMatrices>
 struct CodedMaps {
   InputMaps x;
   arch::TensorMap codes[kMatrices];
-  bool has_codes;  // not without inputs
+  bool has_inputs = false, has_codes = false;  // no codes without inputs
 };
 template <class P>
 struct CodedGemmParams : GemmParams<P> {
@@ -179,10 +177,11 @@ struct CodedGemmBody {
   using Params = CodedGemmParams<P>;
   using Maps = CodedMaps<P::matrices>;
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
-  static constexpr int kShares = kRows == 128 ? 3 : 1;            // of K, each of a group
-  static constexpr int kHalf = 64, kConsumers = kShares * kRows;  // threads of half of the producers
+  static constexpr int kShares = kRows == 128 ? 3 : 1;  // of K, each of a group
+  static constexpr int kProducers = 64;                 // threads that bring inputs, and as many for weights
+  static constexpr int kConsumers = kShares * kRows;
   static constexpr int kTokens[3] = {32, 64, 128};
-  static constexpr int max_threads = kConsumers + 2 * kHalf, registers = kRows == 128 ? 128 : 168;
+  static constexpr int max_threads = kConsumers + 2 * kProducers, registers = kRows == 128 ? 128 : 168;
   static constexpr bool waits_by_itself = true, boxed = false, copied = false;
   static constexpr bool possible =
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
@@ -198,12 +197,10 @@ struct CodedGemmBody {
     return {all <= room ? all : 0, false};
   }
   static void make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
-    maps.x.last_tokens = 0;
-    maps.has_codes = false;
     if constexpr (has_boxes) {
-      if (!maps.x.make(ex, p, tokens)) maps.x.last_tokens = 0;
+      maps.has_inputs = maps.x.make(ex, p, tokens);
       if constexpr (CodesInMemory<Gate>::in_rows)
-        maps.has_codes = maps.x.last_tokens > 0 && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
+        maps.has_codes = maps.has_inputs && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
                          make_code_map(ex, p, p.template weights<P::matrices - 1>(), maps.codes[P::matrices - 1]);
     }
   }
@@ -229,7 +226,7 @@ struct CodedGemmBody {
       // Weights may come before the kernel ahead has ended.
       const int begun = early ? lesser(work.end_panel, work.first_panel + kPanels) : work.first_panel;
       if (early) {
-        if (threadIdx.x >= kConsumers + kHalf) bring_weights(work, work.first_panel, begun);
+        if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, work.first_panel, begun);
         arch::grid_dependency_pass();
       }
       find_states<8>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
@@ -253,14 +250,14 @@ struct CodedGemmBody {
   using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
   static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
   template <int kHeight>
-  using Inputs = TileOperand<T, X, kHeight, kHalf, 8>;
+  using Inputs = TileOperand<T, X, kHeight, kProducers, 8>;
 
   // A panel: codes, in which chunk i of 16 bytes of a row is at i ^ (row % 8); then kScaleRow bytes of scales for each
   // row, and as many of zero points.
   static constexpr int kPanel = 128, kSteps = kPanel / (8 * Lane::kBytes), kCodeBytes = kRows * kPanel;
   static constexpr int kScaleRow = 32, kScaleBytes = scaled ? kRows * kScaleRow : 0;
-  // Groups that share K pass over some stages, always the same ones, as these are a multiple of as many: a barrier that
-  // one has not seen complete twice looks as if it had not.
+  // Groups that share K skip stages: always the same ones, as there is a multiple of kShares. A group that waited for a
+  // phase of a barrier and had skipped the one before could not tell either from the parity.
   static constexpr int kPanels = kRows == 256 ? 3 : 6, kMostStages = 6;
   static_assert(kPanels % kShares == 0, "as stages_for() has it");
   static KERNELS_HD constexpr int panel_bytes() { return kCodeBytes + (zeroed ? 2 : 1) * kScaleBytes; }
@@ -278,16 +275,17 @@ struct CodedGemmBody {
     const unsigned char* codes[kRows];  // of rows that threads copy, or null
     __device__ __forceinline__ void begin(const Params& params) {
       for (int i = 0; i < kMostStages; ++i)
-        arch::mbarrier_init(&full[i], inputs_in_boxes(params) ? 1 : kHalf),
+        arch::mbarrier_init(&full[i], inputs_in_boxes(params) ? 1 : kProducers),
             arch::mbarrier_init(&empty[i], kPair * kRows / 32);
       for (int i = 0; i < kPanels; ++i)
-        arch::mbarrier_init(&panel_full[i], (codes_in_boxes(params) ? 1 : 0) + (copies_weights(params) ? kHalf : 0)),
+        arch::mbarrier_init(&panel_full[i],
+                            (codes_in_boxes(params) ? 1 : 0) + (copies_weights(params) ? kProducers : 0)),
             arch::mbarrier_init(&panel_empty[i], kSteps * kRows);
       arch::mbarrier_init_fence();
     }
   };
   static __device__ __forceinline__ bool inputs_in_boxes(const Params& params) {
-    return has_boxes && params.maps.x.last_tokens > 0;
+    return has_boxes && params.maps.has_inputs;
   }
   static __device__ __forceinline__ bool codes_in_boxes(const Params& params) {
     return has_boxes && CodesInMemory<Gate>::in_rows && params.maps.has_codes;
@@ -299,15 +297,6 @@ struct CodedGemmBody {
   static __device__ __forceinline__ bool copies_weights(const Params& params) {
     return !codes_in_boxes(params) || has_groups(params);
   }
-  template <int kCount>
-  struct Place {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void go(int further) {
-      stage += further;
-      if (stage >= kCount) stage -= kCount, parity ^= 1;
-    }
-  };
-
   // What a block does: steps from those of first_panel on to `end`.
   struct Work {
     const Params& params;
@@ -338,7 +327,7 @@ struct CodedGemmBody {
   static __device__ __forceinline__ void run_tile(const Work& work, int next_panel) {
     if (threadIdx.x >= kConsumers) {
       arch::fewer_registers<kRows == 128 ? 80 : 88>();
-      if (threadIdx.x >= kConsumers + kHalf) bring_weights(work, next_panel, work.end_panel);
+      if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, next_panel, work.end_panel);
       else bring_inputs<kHeight>(work);
     } else {
       arch::more_registers<kRows == 128 ? 144 : 208>();
@@ -370,17 +359,17 @@ struct CodedGemmBody {
         : codes_(work.rings.codes), cols_(int(work.problem().k)), group_log2_(work.params.group_log2) {
       KERNELS_UNROLL
       for (int i = 0; i < kMine; ++i) {
-        const int mine = i * kHalf + thread();
+        const int mine = i * kProducers + thread();
         visit_row(work, mine, [&](const Gate& source, int64_t row, bool there) {
           rows_[i] = coded_row(source, row);
           if (!codes_in_boxes(work.params)) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
         });
       }
-      if (copies_weights(work.params)) arch::named_barrier_sync(kCopiers, kHalf);
+      if (copies_weights(work.params)) arch::named_barrier_sync(kCopiers, kProducers);
     }
     // A panel that begins with column `col`: whatever lies behind the last column is zeros.
     __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
-      constexpr int kPack = Coded<Gate>::pack, kRowsPerPass = kHalf / 8;
+      constexpr int kPack = Coded<Gate>::pack, kRowsPerPass = kProducers / 8;
       const int chunk = thread() % 8, first = thread() / 8, left = (cols_ - col - chunk * kPack) * 16,
                 bytes = left <= 0 ? 0 : lesser(16, (left + kPack - 1) / kPack);
       const int64_t further = left <= 0 ? 0 : int64_t(col / kPack) * 16 + chunk * 16;
@@ -396,15 +385,15 @@ struct CodedGemmBody {
     __device__ __forceinline__ void bring_scales(uint32_t to, int col) const {
       KERNELS_UNROLL
       for (int i = 0; i < kMine; ++i) {
-        const uint32_t at = to + (i * kHalf + thread()) * kScaleRow;
+        const uint32_t at = to + (i * kProducers + thread()) * kScaleRow;
         bring_row(at, rows_[i].scales, col);
         if constexpr (zeroed) bring_row(at + kScaleBytes, rows_[i].zeros, col);
       }
     }
 
    private:
-    static constexpr int kMine = kRows / kHalf;
-    static __device__ __forceinline__ int thread() { return threadIdx.x % kHalf; }
+    static constexpr int kMine = kRows / kProducers;
+    static __device__ __forceinline__ int thread() { return threadIdx.x % kProducers; }
     // The words of 32 bits in which a panel's groups have theirs; of these no more than is there.
     template <class Of>
     __device__ __forceinline__ void bring_row(uint32_t to, const Of* row, int col) const {
@@ -434,9 +423,9 @@ struct CodedGemmBody {
   static __device__ __forceinline__ void bring_weights(const Work& work, int begin, int end) {
     const Params& params = work.params;
     const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
-    if (!by_threads && threadIdx.x != kConsumers + kHalf) return;
+    if (!by_threads && threadIdx.x != kConsumers + kProducers) return;
     const Copies copies(work);
-    Place<kPanels> at;
+    RingPlace at(kPanels);
     at.go(begin - work.first_panel);
 #pragma unroll 1
     for (int panel = begin; panel < end; ++panel, at.go(1)) {
@@ -447,7 +436,7 @@ struct CodedGemmBody {
       const int col = panel * (kSteps * kStep);
       if (!in_boxes) {
         copies.bring_codes(to, col);
-      } else if (threadIdx.x == kConsumers + kHalf) {
+      } else if (threadIdx.x == kConsumers + kProducers) {
         arch::mbarrier_arrive_expect(full, kCodeBytes);
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i)
@@ -471,7 +460,7 @@ struct CodedGemmBody {
     Rings& rings = work.rings;
     // bring(stage, its barrier, its first step, how many there are), when the stage is free.
     const auto each_stage = [&](const auto& bring) {
-      Place<kStages> at;
+      RingPlace at(kStages);
 #pragma unroll 1
       for (int step = work.first(); step < work.end; step += kPair) {
         if (step - work.first() >= kPair * kStages) arch::mbarrier_wait_in_block(&rings.empty[at.stage], at.parity ^ 1);
@@ -618,7 +607,6 @@ struct CodedGemmBody {
   // Where in a panel a lane reads 16 columns of its first row: its others are as many rows of bytes further.
   struct LanePlaces {
     int at[4];
-    // Of step number `step` of a panel.
     __device__ __forceinline__ LanePlaces() {
       const int row = first_row();
       KERNELS_UNROLL
@@ -628,6 +616,7 @@ struct CodedGemmBody {
             row * kPanel + (byte / 16 ^ (row % 8 & (kChunks - 1))) * 16 + byte % 16 + Lane::first_byte(threadIdx.x % 4);
       }
     }
+    // How much further that is in step number `step` of a panel.
     static __device__ __forceinline__ int of_step(int step) {
       return ((step * kChunks) ^ (first_row() % 8 & ~(kChunks - 1))) * 16;
     }
@@ -661,9 +650,11 @@ struct CodedGemmBody {
           boxed_(inputs_in_boxes(work.params)),
           x_(arch::warpgroup_tile(arch::shared_address(work.inputs()))),
           rows_(work),
+          at_(stages_for(kHeight)),
+          panel_at_(kPanels),
           panel_(work.first_panel) {}
-    // Half of a step's fragments are made while the products with the other half run. Products that run from one step
-    // into the next would run one after the other: the compiler must know that all threads of a group take the way.
+    // Half of a step's fragments are made while the products with the other half run. No products run from one step
+    // into the next: ptxas does not see that all threads of a group go on together, and would wait behind each product.
     __device__ __forceinline__ void run() {
 #pragma unroll 1
       for (step_ = work_.first() + int(threadIdx.x / kRows); step_ < work_.end; step_ += kShares) {
@@ -745,8 +736,7 @@ struct CodedGemmBody {
     LaneRows<kByGroup> rows_;
     const LanePlaces places_;
     float sums_[kBlocks][32] = {};
-    Place<stages_for(kHeight)> at_;
-    Place<kPanels> panel_at_;
+    RingPlace at_, panel_at_;
     int step_, panel_, stage_ = 0;
   };
 };
