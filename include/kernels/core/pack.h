@@ -233,6 +233,21 @@ KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) 
 }
 #endif
 
+#if defined(__CUDACC__)
+// Two codes of fp8 in the lower half of a word, as halves.
+template <class T>
+__device__ __forceinline__ uint32_t halves_of_float8(uint32_t codes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  if constexpr (std::is_same<T, float8_e4m3>::value) return arch::e4m3_to_halves(codes);
+  else return __byte_perm(codes, 0, 0x1404);  // e5m2 is the upper half of a half
+#else
+  const auto kind = std::is_same<T, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
+  const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kind);
+  return two.x | uint32_t(two.y) << 16;
+#endif
+}
+#endif
+
 #if defined(KERNELS_DEVICE_CODE)
 // Pairs of half, bfloat16 or fp8 as floats, and floats as such pairs: one instruction converts two.
 template <class T, int N>
@@ -250,10 +265,8 @@ KERNELS_HD Pack<float, N> floats_of_pairs(const Pack<T, N>& in) {
         out.v[i + 1] = bit_cast<float>(two & 0xffff0000u);
       }
     } else {
-      const auto kind = std::is_same<T, float8_e4m3>::value ? __NV_E4M3 : __NV_E5M2;
-      const auto codes = static_cast<__nv_fp8x2_storage_t>(in.v[i].__x | in.v[i + 1].__x << 8);
-      const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(codes, kind);
-      arch::halves_to_floats(two.x | uint32_t(two.y) << 16, out.v[i], out.v[i + 1]);
+      const uint32_t codes = in.v[i].__x | uint32_t(in.v[i + 1].__x) << 8;
+      arch::halves_to_floats(halves_of_float8<T>(codes), out.v[i], out.v[i + 1]);
     }
   }
   return out;

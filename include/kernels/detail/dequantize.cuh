@@ -84,16 +84,13 @@ struct Decoder<int8_t> {
   }
 };
 
-template <class Code, __nv_fp8_interpretation_t kKind>
+template <class Code>
 struct Float8Decoder {
   static constexpr int each = 4;
   static constexpr bool takes_zero = false;
   // Of the two codes in the lower half of a word.
   template <class T>
-  static __device__ __forceinline__ uint32_t pair(uint32_t codes) {
-    const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kKind);
-    return halves_to<T>(two.x | uint32_t(two.y) << 16);
-  }
+  static __device__ __forceinline__ uint32_t pair(uint32_t codes) { return halves_to<T>(halves_of_float8<Code>(codes)); }
   template <class T>
   static __device__ __forceinline__ void pairs(uint32_t (&out)[2], uint32_t word, Nothing) {
     KERNELS_UNROLL
@@ -101,9 +98,9 @@ struct Float8Decoder {
   }
 };
 template <>
-struct Decoder<float8_e4m3> : Float8Decoder<float8_e4m3, __NV_E4M3> {};
+struct Decoder<float8_e4m3> : Float8Decoder<float8_e4m3> {};
 template <>
-struct Decoder<float8_e5m2> : Float8Decoder<float8_e5m2, __NV_E5M2> {};
+struct Decoder<float8_e5m2> : Float8Decoder<float8_e5m2> {};
 
 template <int kOffset>
 struct NibbleDecoder {

@@ -123,13 +123,20 @@ class ProductEngine {
     return false;
   }
 
-  // 16-bit weights that stream through shared memory.
-  static constexpr bool has_few = has_skinny && is_16_bit<copied_type<W>> && wide_x >= 8;
+  // Weights that stream through shared memory.
+  static constexpr bool streams() {
+    if constexpr (!has_skinny || wide_x < 8) return false;
+    else if constexpr (codes) return FewBody<P>::Weights::possible;
+    else return is_16_bit<copied_type<W>>;
+  }
+  static constexpr bool has_few = streams();
   bool few_fits() const {
     if constexpr (has_few) {
-      using Few = FewBody<P>;
-      return p_.m > tuning::kSkinnyTokens && p_.m <= Few::kTokens && pack_x_ >= 8 && pack_w_ >= 8 && p_.k > 0 &&
-             p_.k % 8 == 0;
+      if (p_.m <= tuning::kSkinnyTokens || p_.m > kFewTokens || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0)
+        return false;
+      if constexpr (codes) return p_.k % Coded<W>::pack == 0 && group_log2() >= 0 && scales_in_words(p_.template weights<0>()) &&
+                                  scales_in_words(p_.template weights<P::matrices - 1>());
+      else return pack_w_ >= 8;
     }
     return false;
   }
@@ -198,7 +205,8 @@ class ProductEngine {
     KERNELS_TRY(image_architecture<Few>(ex_, image));
     const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
     const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
-    typename Few::Params params{p_, 0, 3, wide_out, policy_.weights_ready};
+    typename Few::Params params{p_, 0, 3, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
+    const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // compared to weights, which are smaller
     Launch how;
     int64_t blocks = 0;
     double best = HUGE_VAL;
@@ -209,8 +217,8 @@ class ProductEngine {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (all + rows - 1) / rows * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
-        const double busiest = double(each * rows * sms / splits) * (each > 1 ? tuning::kCostOfBusiest : 1);
-        const double cost = greater(double(all), busiest) * (1 + tuning::kCostOfInputs * double(p_.m) / rows);
+        const double busiest = double(each * rows * sms / splits) * (each > 1 && !codes ? tuning::kCostOfBusiest : 1);
+        const double cost = greater(double(all), busiest) * (1 + cost_of_inputs * double(p_.m) / rows);
         if (cost >= best) continue;
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
@@ -219,8 +227,9 @@ class ProductEngine {
     // the kernel behind included: they would gather on some of them.
     const bool alone = blocks <= sms;
     const int per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
-    int groups = alone && p_.k >= tuning::kStepsOfGroups * Few::kStep * how.cluster ? Few::kMostGroups : 1;
-    const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stages, p_.m); };
+    const int stage_size = Few::stage_bytes(p_.m, params.group_log2);
+    int groups = alone && p_.k >= tuning::kStepsOfGroups * kFewRun * how.cluster ? Few::kMostGroups : 1;
+    const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stage_size, stages); };
     const auto fit = [&](int stages) {
       return bytes(stages) <= most &&
              per_sm * (bytes(stages) + tuning::kSharedBesides) <= ex_.device().shared_per_sm;

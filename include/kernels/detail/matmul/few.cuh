@@ -1,14 +1,14 @@
-// Products with few tokens on tensor cores, for sm_80 and up: 16-bit weights stream through shared memory.
+// Products with few tokens on tensor cores, for sm_80 and up: weights stream through shared memory.
 //
-//   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns
+//   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns (codes: of 256, two runs)
 //   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor, K
 //              is short, or shared memory too small
 //
 //   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
-//   a step:    | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
+//   a run:     | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
 //   mma:       tokens are the 16 rows, weights the 8 columns
 //
-// 256 bytes of a row of weights come at a time, as DRAM is faster with long runs. A fragment's k may be in any order
+// 256 bytes of a row of weights come at a time, or 128 where they have 4 bits, as DRAM is faster with long runs. A fragment's k may be in any order
 // that both operands share, so that the 16 bytes which a lane reads are operands of two mma. The warps' sums are added
 // in their order, and where two blocks of a cluster share K, in that of their ranks.
 //
@@ -18,25 +18,21 @@
 // tuning/matmul.h says what a second group gains (kStepsOfGroups).
 #pragma once
 
-#include "product.cuh"
-#include "tile_operand.cuh"
+#include "few_weights.cuh"
 
 KERNELS_BEGIN
 namespace detail {
 
-constexpr int kFewTokens = 32;
-
 template <class P>
 struct FewBody {
   using X = typename P::X;
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using T = meeting_type<X, typename P::W>;
-  static constexpr int kRows = 64, kTokens = kFewTokens, kStep = 128, kWide = 4;
-  static constexpr int kThreads = 128, kMostGroups = 2;  // of a group, and how many these are
+  using Weights = FewWeights<P, T, !is_16_bit<typename Coded<typename P::W>::Code>>;
+  static constexpr int kRows = kFewRows, kTokens = kFewTokens, kRun = kFewRun, kRuns = Weights::kRuns,
+                       kStep = kRuns * kRun, kWide = 4;
+  static constexpr int kThreads = kFewThreads, kMostGroups = 2;  // of a group, and how many these are
   static constexpr int max_threads = kMostGroups * kThreads, registers = 168;
-  using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kStep>;
-  using Weights = TileOperand<T, Gate, kRows, kThreads, 8, kStep>;
-  static_assert(Weights::copied, "weights that lie in memory as tensor cores take them");
+  using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kRun>;
 
   static constexpr bool waits_by_itself = true;
   struct Params {
@@ -45,14 +41,18 @@ struct FewBody {
     int stages;  // 3, 4 or 6, for each group
     bool wide_out;       // whether the sink takes packs of kWide
     bool weights_ready;  // before the kernel ahead has ended
+    int group_log2;      // of codes, as group_log2_of() says
   };
-  static KERNELS_HD int stage_bytes(int64_t tokens) {
-    return Weights::kBytes + (Inputs::copied && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes);
+  static KERNELS_HD int run_bytes(int64_t tokens) {
+    return Inputs::copied && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes;
+  }
+  static KERNELS_HD int stage_bytes(int64_t tokens, int group_log2) {
+    return Weights::bytes(group_log2) + kRuns * run_bytes(tokens);
   }
   // Shared memory: what the other block of a pair leaves here, and behind it the groups' rings, or the warps' sums.
   static KERNELS_HD int received_bytes(unsigned splits) { return splits > 1 ? kTokens * kRows / 2 * 4 : 0; }
-  static KERNELS_HD int shared_bytes(unsigned splits, int groups, int stages, int64_t tokens) {
-    return received_bytes(splits) + groups * greater(stages * stage_bytes(tokens), kGroupSums * 4);
+  static KERNELS_HD int shared_bytes(unsigned splits, int groups, int stage_size, int stages) {
+    return received_bytes(splits) + groups * greater(stages * stage_size, kGroupSums * 4);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -61,20 +61,26 @@ struct FewBody {
     if (!params.weights_ready) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
     if (splits > 1) arch::cluster_arrive_relaxed();
-    const int tile = int(arch::cluster_index()), tokens = int(p.m), columns = int(p.k), stages = params.stages;
+    const int tile = int(arch::cluster_index()), tokens = int(p.m), columns = int(p.k), stages = params.stages,
+              stage_size = stage_bytes(tokens, params.group_log2);
     const int groups = blockDim.x / kThreads, group = threadIdx.x / kThreads;
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
     __shared__ Uninitialized<TokenState<X>, kTokens> states;
     const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), i < tokens ? i : 0, i < tokens); };
 
     const Steps steps(columns, int(rank) * groups + group, int(splits) * groups, tile);
-    const Copies copies(p, params.rows, output);
+    const Copies copies(p, params.rows, output, params.group_log2);
+    float factor = 1;  // of the row with this thread's number
+    if constexpr (Weights::scaled) {
+      if (params.group_log2 == kOneForAll) factor = copies.weights.factor();
+    }
     const Inputs x(input, 0);
-    typename Inputs::Waiting waiting;
+    typename Inputs::Waiting waiting[kRuns];
     unsigned char *const behind = shared + received_bytes(splits),
-                  *const memory = behind + group * stages * stage_bytes(tokens);
+                  *const memory = behind + group * stages * stage_size;
     Ring<decltype(input)> ring{
-        copies, x, input, memory, arch::shared_address(memory), columns, stage_bytes(tokens), waiting};
+        copies, x, input, memory, arch::shared_address(memory), columns, stage_size,
+        Weights::bytes(params.group_log2), run_bytes(tokens), waiting};
     if (params.weights_ready) {
       ring.bring_first_weights(stages, steps);
       arch::grid_dependency_pass();
@@ -82,10 +88,19 @@ struct FewBody {
     find_states<8>(states.items, p.x, 0, kTokens, p.m, p.k, blockIdx.x == 0);
     const int next = ring.bring_first(stages, steps, params.weights_ready);
 
-    float sums[kTokens / 16][kRows / 8][4] = {};
-    multiply_steps(ring, steps, next, stages, tokens, sums);
-    arch::copy_async_wait<0>();
-    __syncthreads();
+    __shared__ float factors[Weights::scaled ? kRows : 1];
+    const auto multiply = [&](auto by_group) {
+      typename Weights::template Lane<decltype(by_group)::value> lane(params.group_log2, params.rows);
+      multiply_steps(ring, steps, next, stages, tokens, lane);
+      arch::copy_async_wait<0>();
+      if constexpr (Weights::scaled) {
+        if (threadIdx.x < kRows) factors[threadIdx.x] = factor;
+      }
+      __syncthreads();
+      lane.template keep<kPitch>(reinterpret_cast<float*>(behind) + threadIdx.x / 32 * kWarpSums, factors, tokens);
+    };
+    if (Weights::scaled && params.group_log2 != kOneForAll) multiply(std::integral_constant<bool, Weights::scaled>());
+    else multiply(std::false_type());
     const Outputs outputs{params,
                           output,
                           rank,
@@ -93,12 +108,12 @@ struct FewBody {
                           groups * (kThreads / 32),
                           reinterpret_cast<float*>(behind),
                           reinterpret_cast<float*>(shared)};
-    if (params.wide_out) outputs.template hand_over<kWide>(sums);
-    else outputs.template hand_over<outputs_per_store<P>>(sums);
+    if (params.wide_out) outputs.template hand_over<kWide>();
+    else outputs.template hand_over<outputs_per_store<P>>();
   }
 
  private:
-  static constexpr int kTileBytes = 8 * kStep * 2;  // of 8 rows in a stage
+  static constexpr int kTileBytes = 8 * kRun * 2;  // of 8 tokens in a stage
   static constexpr int kPitch = kRows + 8;          // floats between the sums of two tokens in shared memory
   static constexpr int kWarpSums = kTokens * kPitch, kGroupSums = kThreads / 32 * kWarpSums;  // floats
 
@@ -115,49 +130,34 @@ struct FewBody {
     __device__ __forceinline__ int after(int step) const { return step + 1 == end ? first : step + 1; }
   };
 
-  // What a thread copies of a step: a chunk of 8 columns of every eighth row. Rows that are not there are those before
-  // them once more, as their sums are not used; columns that are not there are zeros.
+  // What a thread copies of a step.
   struct Copies {
-    const T* weights[kRows / 8];
+    typename Weights::Copies weights;
     const T* inputs[Inputs::copied ? kTokens / 8 : 1];
-    int row_tiles, token_tiles;
+    int token_tiles;
 
-    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output)
-        : row_tiles(rows / 8), token_tiles(int(p.m + 7) / 8) {
-      KERNELS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j) {
-        // With a gate, runs of 8 rows of either matrix take turns.
-        const int64_t n = lesser(output + j / P::matrices * 8 + row(), p.n - 1);
-        weights[j] = opaque((j % P::matrices == 0 ? address_of(p.template weights<0>(), n, 0)
-                                                  : address_of(p.template weights<P::matrices - 1>(), n, 0)) +
-                            chunk() * 8);
-      }
+    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int group_log2)
+        : weights(p, rows, output, group_log2), token_tiles(int(p.m + 7) / 8) {
       if constexpr (Inputs::copied) {
         KERNELS_UNROLL
         for (int j = 0; j < kTokens / 8; ++j)
           inputs[j] = opaque(address_of(p.x, lesser<int64_t>(j * 8 + row(), p.m - 1), 0) + chunk() * 8);
       }
     }
-    __device__ __forceinline__ void bring_weights(uint32_t stage, int col, int columns) const {
-      const bool zeros = col + chunk() * 8 >= columns;
-      KERNELS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j)
-        arch::copy_async_16_if(stage + mine() + j * kTileBytes, weights[j] + col, j < row_tiles, zeros);
-    }
-    __device__ __forceinline__ void bring_inputs(uint32_t stage, int col, int columns) const {
+    // A run's: a chunk of 8 columns of every eighth row.
+    __device__ __forceinline__ void bring_inputs(uint32_t to, int col, int columns) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
       for (int j = 0; j < kTokens / 8; ++j)
-        arch::copy_async_16_if(stage + Weights::kBytes + mine() + j * kTileBytes, inputs[j] + col, j < token_tiles,
+        arch::copy_async_16_if(to + Inputs::place(row(), chunk()) + j * kTileBytes, inputs[j] + col, j < token_tiles,
                                zeros);
     }
 
    private:
-    static __device__ __forceinline__ int chunk() { return threadIdx.x % (kStep / 8); }
-    static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kStep / 8); }
-    static __device__ __forceinline__ uint32_t mine() { return Weights::place(row(), chunk()); }
+    static __device__ __forceinline__ int chunk() { return threadIdx.x % (kRun / 8); }
+    static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kRun / 8); }
   };
-  static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
+  static_assert(kThreads == 8 * (kRun / 8), "threads copy eight rows at a time");
 
   // The ring of stages, and how a step of K comes to one of them. It refers to what a thread copies: with that as its
   // own members the compiler makes other code.
@@ -168,8 +168,8 @@ struct FewBody {
     const Input& input;
     unsigned char* memory;
     uint32_t address;
-    int columns, stage_size;
-    typename Inputs::Waiting& waiting;
+    int columns, stage_size, weight_size, run_size;
+    typename Inputs::Waiting (&waiting)[kRuns];
 
     // What all stages but one hold at first. Weights may come before the rest; bring_first() returns the step that is
     // next.
@@ -192,43 +192,56 @@ struct FewBody {
     }
 
     __device__ __forceinline__ void bring_weights(int stage, int step) const {
-      copies.bring_weights(address + stage, step * kStep, columns);
+      copies.weights.bring(address + stage, step * kStep, columns);
     }
     // Inputs that are not copied are on their way to registers until they are stored.
     __device__ __forceinline__ void bring_inputs(int stage, int step) {
-      if constexpr (Inputs::copied) copies.bring_inputs(address + stage, step * kStep, columns);
-      else x.prefetch(waiting, input, 0, Inputs::kEach, step * kStep, columns);
+      KERNELS_UNROLL
+      for (int run = 0; run < kRuns; ++run) {
+        const int col = step * kStep + run * kRun;
+        if constexpr (Inputs::copied) copies.bring_inputs(address + inputs_of(stage, run), col, columns);
+        else x.prefetch(waiting[run], input, 0, Inputs::kEach, col, columns);
+      }
     }
     __device__ __forceinline__ void store_inputs(int stage, int step) const {
-      if constexpr (!Inputs::copied)
-        x.store(waiting, memory + stage + Weights::kBytes, input, 0, Inputs::kEach, step * kStep, columns);
+      if constexpr (!Inputs::copied) {
+        KERNELS_UNROLL
+        for (int run = 0; run < kRuns; ++run)
+          x.store(waiting[run], memory + inputs_of(stage, run), input, 0, Inputs::kEach, step * kStep + run * kRun,
+                  columns);
+      }
     }
+    __device__ __forceinline__ int inputs_of(int stage, int run) const { return stage + weight_size + run * run_size; }
   };
 
   // Adds up a warp's share of all steps. step: the one to be brought.
-  template <class Input>
+  template <class Input, class Lane>
   static __device__ __forceinline__ void multiply_steps(Ring<Input>& ring, const Steps& steps, int step, int stages,
-                                                        int tokens, float (&sums)[kTokens / 16][kRows / 8][4]) {
-    const unsigned char* const mine =
-        ring.memory + Weights::place((threadIdx.x & 31) / 4, threadIdx.x % kThreads / 32 * 4 + threadIdx.x % 4);
+                                                        int tokens, Lane& lane) {
     const int last_stage = (stages - 1) * ring.stage_size;
     int stage = 0, free = last_stage;  // where the next step is, and where one will be brought
     int waits = 0;                     // where inputs that are not copied will go, and of which step they are
-    int waiting_step = 0;
+    int waiting_step = 0, here = steps.begin;
     for (int i = 0; i < steps.count; ++i) {
       wait_for_step(stages);
-      uint32_t weights[kRows / 8][4], inputs[kTokens / 8][4];
-      read_step(mine + stage, tokens, weights, inputs);
-      if (i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
-      if (i + stages - 1 < steps.count) {
-        ring.bring_weights(free, step);
-        ring.bring_inputs(free, step);
-        waits = free, waiting_step = step;
-        step = steps.after(step);
+      KERNELS_UNROLL
+      for (int run = 0; run < kRuns; ++run) {
+        uint32_t inputs[kTokens / 8][4];
+        read_inputs(ring.memory + ring.inputs_of(stage, run), tokens, inputs);
+        lane.read(ring.memory + stage, here * kStep, run);
+        if (run == 0) {
+          if (i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
+          if (i + stages - 1 < steps.count) {
+            ring.bring_weights(free, step);
+            ring.bring_inputs(free, step);
+            waits = free, waiting_step = step;
+            step = steps.after(step);
+          }
+          arch::copy_async_commit();
+        }
+        lane.multiply(inputs, tokens);
       }
-      arch::copy_async_commit();
-      multiply(sums[0], inputs[0], inputs[1], weights);
-      if (tokens > 16) multiply(sums[1], inputs[2], inputs[3], weights);
+      here = steps.after(here);
       free = stage;
       stage = stage == last_stage ? 0 : stage + ring.stage_size;
     }
@@ -240,29 +253,15 @@ struct FewBody {
     else arch::copy_async_wait<4>();
     arch::named_barrier_sync(1 + threadIdx.x / kThreads, kThreads);
   }
-  // What a lane multiplies of a step.
-  static __device__ __forceinline__ void read_step(const unsigned char* from, int tokens,
-                                                   uint32_t (&weights)[kRows / 8][4],
-                                                   uint32_t (&inputs)[kTokens / 8][4]) {
+  // What a lane multiplies of a run, in the order of its weights.
+  static __device__ __forceinline__ void read_inputs(const unsigned char* from, int tokens,
+                                                     uint32_t (&inputs)[kTokens / 8][4]) {
+    from += Inputs::place((threadIdx.x & 31) / 4, few_number());
     KERNELS_UNROLL
     for (int j = 0; j < kTokens / 8; ++j) {
-      if (j < 2 || tokens > 16)
-        memcpy(inputs[j], __builtin_assume_aligned(from + Weights::kBytes + j * kTileBytes, 16), 16);
-    }
-    KERNELS_UNROLL
-    for (int j = 0; j < kRows / 8; ++j) memcpy(weights[j], __builtin_assume_aligned(from + j * kTileBytes, 16), 16);
-  }
-
-  // Products that depend on each other are apart.
-  static __device__ __forceinline__ void multiply(float (&sums)[kRows / 8][4], const uint32_t (&upper)[4],
-                                                  const uint32_t (&lower)[4], const uint32_t (&weights)[kRows / 8][4]) {
-    KERNELS_UNROLL
-    for (int i = 0; i < 4; i += 2) {
-      const uint32_t a[4] = {upper[i], lower[i], upper[i + 1], lower[i + 1]};
-      KERNELS_UNROLL
-      for (int j = 0; j < kRows / 8; ++j) {
-        const uint32_t b[2] = {weights[j][i], weights[j][i + 1]};
-        arch::mma_16816<T>(sums[j], a, b);
+      if (j < 2 || tokens > 16) {
+        memcpy(inputs[j], __builtin_assume_aligned(from + j * kTileBytes, 16), 16);
+        order_pairs<typename Weights::Code>(inputs[j]);
       }
     }
   }
@@ -278,11 +277,10 @@ struct FewBody {
 
     // A thread makes N results at a time.
     template <int N>
-    __device__ __forceinline__ void hand_over(const float (&mine)[kTokens / 16][kRows / 8][4]) const {
+    __device__ __forceinline__ void hand_over() const {
       const int packs = params.rows / P::matrices / N, all = int(params.problem.m) * packs,
                 share = (all + int(splits) - 1) / int(splits), begin = int(rank) * share;
       const int count = lesser(share, all - begin);
-      keep(mine);
       if (splits > 1) {
         __syncthreads();
         arch::cluster_wait();  // the other one has begun
@@ -327,20 +325,6 @@ struct FewBody {
       }
     };
 
-    // A warp's sums, to shared memory.
-    __device__ __forceinline__ void keep(const float (&mine)[kTokens / 16][kRows / 8][4]) const {
-      const int lane = threadIdx.x & 31;
-      float* const to = sums + threadIdx.x / 32 * kWarpSums + lane / 4 * kPitch + 2 * (lane % 4);
-      KERNELS_UNROLL
-      for (int i = 0; i < kTokens / 16; ++i) {
-        if (16 * i >= int(params.problem.m)) break;
-        KERNELS_UNROLL
-        for (int j = 0; j < kRows / 8; ++j) {
-          *reinterpret_cast<::float2*>(to + i * (16 * kPitch) + j * 8) = {mine[i][j][0], mine[i][j][1]};
-          *reinterpret_cast<::float2*>(to + (i * 16 + 8) * kPitch + j * 8) = {mine[i][j][2], mine[i][j][3]};
-        }
-      }
-    }
     template <int N>
     __device__ __forceinline__ void leave(int packs, int first, int count) const {
       float* const there = arch::in_block(received, 1 - rank);

@@ -121,6 +121,7 @@ struct GemmTile {
     }
     find_states<kWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
     const Which rest = early_weights ? kInputsOnly : kBoth;
+    tiles.prefetch(0, 4, 0);
     tiles.bring(0, 0, rest);
     arch::copy_async_commit();
 #pragma unroll 1
@@ -197,7 +198,7 @@ struct GemmTile {
       if constexpr (Weights::copied)
         w.copy(i - (Inputs::copied ? Inputs::kEach : 0), address(stage) + Inputs::kBytes, more);
     }
-    // Quarters [begin, end) of what is not copied.
+    // Quarters [begin, end) of what is not copied: a step's are asked for when those of the one before are stored.
     __device__ __forceinline__ void prefetch(int begin, int end, int step) {
       if (step >= count) return;
       if constexpr (!Inputs::copied)
@@ -214,6 +215,11 @@ struct GemmTile {
         w.store(weights, stages + stage + Inputs::kBytes, weight, begin * Weights::kEach / 4, end * Weights::kEach / 4,
                 column(step), columns);
     }
+    __device__ __forceinline__ void store_and_prefetch(int begin, int end, int step, int stage) {
+      store(begin, end, step, stage);
+      prefetch(begin, end, step + 1);
+    }
+    // What is copied of a step, and what is not, if it has been asked for.
     __device__ __forceinline__ void bring(int step, int stage, Which which = kBoth) {
       if (step > 0) {
         constexpr int kInputCopies = Inputs::copied ? Inputs::kEach : 0;
@@ -230,13 +236,7 @@ struct GemmTile {
             w.copy_cut(address(stage) + Inputs::kBytes, (count - 1) * kStep, columns - column(0));
         }
       }
-      if (which == kWeightsOnly) return;
-      constexpr int kAtOnce = arch::kWarpgroupMma ? 4 : 1;  // as registers allow
-      KERNELS_UNROLL
-      for (int i = 0; i < 4; i += kAtOnce) {
-        prefetch(i, i + kAtOnce, step);
-        store(i, i + kAtOnce, step, stage);
-      }
+      if (which != kWeightsOnly) store_and_prefetch(0, 4, step, stage);
     }
   };
 
@@ -278,8 +278,7 @@ struct GemmTile {
     int free = (tiles.ring - 1) * kStageBytes, coming = tiles.ring - 1;  // what is being brought, and where to
     KERNELS_UNROLL
     for (int i = 0; i < Tiles::kCopies / kRuns; ++i) tiles.copy(i, free, coming < tiles.count);
-    tiles.prefetch(0, 1, coming);
-    tiles.store(0, 1, coming, free);
+    tiles.store_and_prefetch(0, 1, coming, free);
     const int lane = threadIdx.x & 31;
     const uint32_t from_x = tiles.address(Inputs::place(warp_row() + lane % 16, lane / 16));
     const uint32_t from_w =
@@ -296,7 +295,6 @@ struct GemmTile {
                 end = run < kRuns ? (run + 1) * kCopies / kRuns : kCopies;
       const bool more = coming < tiles.count;
       int copies = begin;
-      tiles.prefetch(run, run + 1, coming);
       KERNELS_UNROLL
       for (int i = 0; i < kBlocks; ++i) {
         KERNELS_UNROLL
@@ -308,7 +306,7 @@ struct GemmTile {
           arch::mma_16816<T>(sums[i] + j * 4, x[buffer][i], b);
         }
       }
-      tiles.store(run, run + 1, coming, free);
+      tiles.store_and_prefetch(run, run + 1, coming, free);
     };
     const auto load_and_multiply = [&](int run, int stage, int next_run) {
       if (kBuffers == 2) load((run + 1) % kBuffers, stage, next_run);

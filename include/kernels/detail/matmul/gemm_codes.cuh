@@ -15,66 +15,11 @@
 // to its sums, others to the weights, in 16 bits. Sums and clusters that share K are as in gemm.cuh.
 #pragma once
 
+#include "codes.cuh"
 #include "gemm_boxes.cuh"
 
 KERNELS_BEGIN
 namespace detail {
-
-// Where a row's codes lie, and its scales and zero points, from that of its first column on.
-template <class S, class Z>
-struct CodedRow {
-  const unsigned char* codes;
-  const S* scales;
-  const Z* zeros;
-};
-template <class Src, Cache kCache>
-KERNELS_HD auto coded_row(const DirectLoad<Src, float, kCache>& source, int64_t row) {
-  return CodedRow<Nothing, Nothing>{reinterpret_cast<const unsigned char*>(source.at(row, 0)), nullptr, nullptr};
-}
-template <class Format>
-KERNELS_HD auto coded_row(const Words<Format>& source, int64_t row) {
-  return CodedRow<Nothing, Nothing>{reinterpret_cast<const unsigned char*>(source.at(row)), nullptr, nullptr};
-}
-template <class Codes, class S, class Z>
-KERNELS_HD auto coded_row(const Dequant<Codes, Scales<S, Z>>& source, int64_t row) {
-  return CodedRow<S, Z>{coded_row(source.codes(), row).codes, source.scales().scale_at(row, 0),
-                        source.scales().zero_at(row, 0)};
-}
-template <class S>
-KERNELS_HD auto coded_row(const Paired<S>& source, int64_t row) {
-  return coded_row(source.source(), source.origin(row));
-}
-template <class S, int kParts>
-KERNELS_HD auto coded_row(const Stacked<S, kParts>& source, int64_t row) {
-  return source.visit(row, [&](const S& part, int64_t begin) { return coded_row(part, row - begin); });
-}
-
-// How many columns share a scale, as a power of two: kOneForAll for whole rows, 0 where there is none, -1 where stages
-// cannot have it. All matrices of a product have the same.
-template <class W>
-int group_log2_of(const W& w, int64_t cols) {
-  if constexpr (is_stacked<W>::value) {
-    int log2 = 0;
-    bool first = true;
-    w.any([&](const auto& part) {
-      const int other = group_log2_of(part, cols);
-      log2 = first || log2 == other ? other : -1;
-      first = false;
-      return log2 < 0;
-    });
-    return log2;
-  } else if constexpr (is_paired<W>::value) {
-    return group_log2_of(w.source(), cols);
-  } else if constexpr (!Coded<W>::scaled) {
-    return max_pack_of(w) >= Coded<W>::pack ? 0 : -1;
-  } else {
-    const auto& scales = w.scales();
-    if (max_pack_of(w.codes()) < Coded<W>::pack) return -1;
-    if (scales.col_log2() >= 31 || int64_t(1) << scales.col_log2() >= cols) return kOneForAll;
-    const bool fits = 1 << scales.col_log2() >= Coded<W>::pack && sizeof(*scales.scale_at(0, 0)) <= 4;
-    return fits ? scales.col_log2() : -1;
-  }
-}
 
 // What a lane reads of eight codes in shared memory, and the pair that it makes of its two. `shift`: what the decoder
 // takes away, zero points included; `exponents`: kExponents in a register, as of two constants the compiler copies one
@@ -130,31 +75,6 @@ struct LaneCodes<T, Gf4> {
     const uint32_t scale = __byte_perm(word, 0, 0x0404);  // float8_e5m2 is the upper half of a half
     return halves_to<T>(arch::fma_pair<half>(arch::fma_pair<half>(codes, slope, shift), scale, minus_zero));
   }
-};
-
-// Whether coded_row() knows a source, and whether its rows have one distance.
-template <class S>
-struct CodesInMemory : std::false_type {
-  static constexpr bool in_rows = false;
-};
-struct CodesInRows : std::true_type {
-  static constexpr bool in_rows = true;
-};
-template <class Src, Cache kCache>
-struct CodesInMemory<DirectLoad<Src, float, kCache>> : CodesInRows {};
-template <class Format>
-struct CodesInMemory<Words<Format>> : CodesInRows {};
-template <class Codes, class S>
-struct CodesInMemory<Dequant<Codes, S>> : std::integral_constant<bool, CodesInMemory<Codes>::in_rows> {
-  static constexpr bool in_rows = CodesInMemory<Codes>::in_rows;
-};
-template <class S>
-struct CodesInMemory<Paired<S>> : std::integral_constant<bool, CodesInMemory<S>::in_rows> {
-  static constexpr bool in_rows = false;
-};
-template <class S, int kParts>
-struct CodesInMemory<Stacked<S, kParts>> : CodesInMemory<S> {
-  static constexpr bool in_rows = false;
 };
 
 template <int kMatrices>
@@ -370,9 +290,8 @@ struct CodedGemmBody {
     // A panel that begins with column `col`: whatever lies behind the last column is zeros.
     __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
       constexpr int kPack = Coded<Gate>::pack, kRowsPerPass = kProducers / 8;
-      const int chunk = thread() % 8, first = thread() / 8, left = (cols_ - col - chunk * kPack) * 16,
-                bytes = left <= 0 ? 0 : lesser(16, (left + kPack - 1) / kPack);
-      const int64_t further = left <= 0 ? 0 : int64_t(col / kPack) * 16 + chunk * 16;
+      const int chunk = thread() % 8, first = thread() / 8, bytes = bytes_there<kPack>(cols_ - col - chunk * kPack);
+      const int64_t further = bytes == 0 ? 0 : int64_t(col / kPack) * 16 + chunk * 16;
       const uint32_t at = to + first * kPanel + (chunk ^ first) * 16;
 #pragma unroll 4
       for (int i = 0; i < kRows; i += kRowsPerPass) {
@@ -386,34 +305,14 @@ struct CodedGemmBody {
       KERNELS_UNROLL
       for (int i = 0; i < kMine; ++i) {
         const uint32_t at = to + (i * kProducers + thread()) * kScaleRow;
-        bring_row(at, rows_[i].scales, col);
-        if constexpr (zeroed) bring_row(at + kScaleBytes, rows_[i].zeros, col);
+        copy_groups<kSteps * kStep>(at, rows_[i].scales, col, cols_, group_log2_);
+        if constexpr (zeroed) copy_groups<kSteps * kStep>(at + kScaleBytes, rows_[i].zeros, col, cols_, group_log2_);
       }
     }
 
    private:
     static constexpr int kMine = kRows / kProducers;
     static __device__ __forceinline__ int thread() { return threadIdx.x % kProducers; }
-    // The words of 32 bits in which a panel's groups have theirs; of these no more than is there.
-    template <class Of>
-    __device__ __forceinline__ void bring_row(uint32_t to, const Of* row, int col) const {
-      const int first = col >> group_log2_, groups = greater(1, (kSteps * kStep) >> group_log2_),
-                all = (cols_ - 1 >> group_log2_) + 1;
-      const uintptr_t at = reinterpret_cast<uintptr_t>(row + first), words = at & ~uintptr_t(3);
-      const int wanted = int(at & 3) + groups * int(sizeof(Of)),
-                there = int(at & 3) + lesser(groups, all - first) * int(sizeof(Of));
-      const unsigned char* const from = reinterpret_cast<const unsigned char*>(words);
-      if (wanted % 16 == 0 && words % 16 == 0) {
-#pragma unroll 1
-        for (int i = 0; i < wanted; i += 16)
-          arch::copy_async_16(to + i, i < there ? from + i : from, greater(0, lesser(16, there - i)));
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < wanted; i += 4)
-          arch::copy_async_4(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)));
-      }
-    }
-
     const unsigned char* const* const codes_;
     int cols_, group_log2_;
     Row rows_[kMine];
@@ -564,7 +463,7 @@ struct CodedGemmBody {
         const int number = (at + slice * 16) >> group_log2_;
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) {
-          scale_[i] = pair_of_scale(value<Scale>(words + scale_at_[i], number));
+          scale_[i] = pair_of_scale<T>(value<Scale>(words + scale_at_[i], number));
           if constexpr (zeroed) shift_[i] = Lane::shift(convert<float>(value<Zero>(words + zero_at_[i], number)));
         }
       }
@@ -585,16 +484,6 @@ struct CodedGemmBody {
     template <class Of>
     static __device__ __forceinline__ Of value(const unsigned char* from, int number) {
       return reinterpret_cast<const Of*>(from)[number];
-    }
-    static __device__ __forceinline__ uint32_t pair_of_scale(Scale scale) {
-      if constexpr (std::is_same<Scale, T>::value) {
-        uint16_t bits;
-        memcpy(&bits, &scale, 2);
-        return bits * 0x10001u;
-      } else {
-        const float value = convert<float>(scale);
-        return rounded_pair<T>(value, value);
-      }
     }
 
     int group_log2_;

@@ -1,0 +1,151 @@
+// Weights of 8 and 4 bits as they lie in memory, for kernels that copy their codes and scales to shared memory as such.
+#pragma once
+
+#include "../dequantize.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Where a row's codes lie, and its scales and zero points, from that of its first column on.
+template <class S, class Z>
+struct CodedRow {
+  const unsigned char* codes;
+  const S* scales;
+  const Z* zeros;
+};
+template <class Src, Cache kCache>
+KERNELS_HD auto coded_row(const DirectLoad<Src, float, kCache>& source, int64_t row) {
+  return CodedRow<Nothing, Nothing>{reinterpret_cast<const unsigned char*>(source.at(row, 0)), nullptr, nullptr};
+}
+template <class Format>
+KERNELS_HD auto coded_row(const Words<Format>& source, int64_t row) {
+  return CodedRow<Nothing, Nothing>{reinterpret_cast<const unsigned char*>(source.at(row)), nullptr, nullptr};
+}
+template <class Codes, class S, class Z>
+KERNELS_HD auto coded_row(const Dequant<Codes, Scales<S, Z>>& source, int64_t row) {
+  return CodedRow<S, Z>{coded_row(source.codes(), row).codes, source.scales().scale_at(row, 0),
+                        source.scales().zero_at(row, 0)};
+}
+template <class S>
+KERNELS_HD auto coded_row(const Paired<S>& source, int64_t row) {
+  return coded_row(source.source(), source.origin(row));
+}
+template <class S, int kParts>
+KERNELS_HD auto coded_row(const Stacked<S, kParts>& source, int64_t row) {
+  return source.visit(row, [&](const S& part, int64_t begin) { return coded_row(part, row - begin); });
+}
+
+// How many columns share a scale, as a power of two: kOneForAll for whole rows, 0 where there is none, -1 where stages
+// cannot have it. All matrices of a product have the same.
+template <class W>
+int group_log2_of(const W& w, int64_t cols) {
+  if constexpr (is_stacked<W>::value) {
+    int log2 = 0;
+    bool first = true;
+    w.any([&](const auto& part) {
+      const int other = group_log2_of(part, cols);
+      log2 = first || log2 == other ? other : -1;
+      first = false;
+      return log2 < 0;
+    });
+    return log2;
+  } else if constexpr (is_paired<W>::value) {
+    return group_log2_of(w.source(), cols);
+  } else if constexpr (!Coded<W>::scaled) {
+    return max_pack_of(w) >= Coded<W>::pack ? 0 : -1;
+  } else {
+    const auto& scales = w.scales();
+    if (max_pack_of(w.codes()) < Coded<W>::pack) return -1;
+    if (scales.col_log2() >= 31 || int64_t(1) << scales.col_log2() >= cols) return kOneForAll;
+    const bool fits = 1 << scales.col_log2() >= Coded<W>::pack && sizeof(*scales.scale_at(0, 0)) <= 4;
+    return fits ? scales.col_log2() : -1;
+  }
+}
+
+// Whether coded_row() knows a source, and whether its rows have one distance.
+template <class S>
+struct CodesInMemory : std::false_type {
+  static constexpr bool in_rows = false;
+};
+struct CodesInRows : std::true_type {
+  static constexpr bool in_rows = true;
+};
+template <class Src, Cache kCache>
+struct CodesInMemory<DirectLoad<Src, float, kCache>> : CodesInRows {};
+template <class Format>
+struct CodesInMemory<Words<Format>> : CodesInRows {};
+template <class Codes, class S>
+struct CodesInMemory<Dequant<Codes, S>> : std::integral_constant<bool, CodesInMemory<Codes>::in_rows> {
+  static constexpr bool in_rows = CodesInMemory<Codes>::in_rows;
+};
+template <class S>
+struct CodesInMemory<Paired<S>> : std::integral_constant<bool, CodesInMemory<S>::in_rows> {
+  static constexpr bool in_rows = false;
+};
+template <class S, int kParts>
+struct CodesInMemory<Stacked<S, kParts>> : CodesInMemory<S> {
+  static constexpr bool in_rows = false;
+};
+
+// Whether each row's scales begin with a word of 32 bits, and its zero points, too.
+template <class W>
+bool scales_in_words(const W& w) {
+  if constexpr (is_stacked<W>::value) {
+    return !w.any([](const auto& part) { return !scales_in_words(part); });
+  } else if constexpr (is_paired<W>::value) {
+    return scales_in_words(w.source());
+  } else if constexpr (Coded<W>::scaled) {
+    const auto& scales = w.scales();
+    if (scales.col_log2() == kOneForAll && !has_zeros<W>) return true;
+    const auto begins = [&](int64_t row) {
+      const auto zeros = has_zeros<W> ? reinterpret_cast<uintptr_t>(scales.zero_at(row, 0)) : 0;
+      return (reinterpret_cast<uintptr_t>(scales.scale_at(row, 0)) | zeros) % 4 == 0;
+    };
+    return begins(0) && begins(int64_t(1) << scales.row_log2());
+  } else {
+    return true;
+  }
+}
+
+// The bytes of a chunk of 16 that has so many codes, kPack at most.
+template <int kPack>
+__device__ __forceinline__ int bytes_there(int codes) {
+  return codes <= 0 ? 0 : lesser(16, (codes * 16 + kPack - 1) / kPack);
+}
+
+// Copies the scales (or zero points) of a row's groups in kCols columns, from `col` on: the words of 32 bits in which
+// they lie, so that the first one is as far from `to` as it was from such a word. Of these no more than is there; the
+// rest are zeros.
+template <int kCols, class Of>
+__device__ __forceinline__ void copy_groups(uint32_t to, const Of* row, int col, int cols, int group_log2) {
+  const int first = col >> group_log2, groups = greater(1, kCols >> group_log2), all = (cols - 1 >> group_log2) + 1;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(row + first), words = at & ~uintptr_t(3);
+  const int wanted = int(at & 3) + groups * int(sizeof(Of)),
+            there = int(at & 3) + lesser(groups, all - first) * int(sizeof(Of));
+  const unsigned char* const from = reinterpret_cast<const unsigned char*>(words);
+  if (wanted % 16 == 0 && words % 16 == 0) {
+#pragma unroll 1
+    for (int i = 0; i < wanted; i += 16)
+      arch::copy_async_16(to + i, i < there ? from + i : from, greater(0, lesser(16, there - i)));
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < wanted; i += 4)
+      arch::copy_async_4(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)));
+  }
+}
+
+// A scale, twice, as a pair of T.
+template <class T, class Scale>
+__device__ __forceinline__ uint32_t pair_of_scale(Scale scale) {
+  if constexpr (std::is_same<Scale, T>::value) {
+    uint16_t bits;
+    memcpy(&bits, &scale, 2);
+    return bits * 0x10001u;
+  } else {
+    const float value = convert<float>(scale);
+    return rounded_pair<T>(value, value);
+  }
+}
+
+}  // namespace detail
+KERNELS_END
