@@ -147,5 +147,57 @@ __device__ __forceinline__ uint32_t pair_of_scale(Scale scale) {
   }
 }
 
+// A row's scales of kCols columns, or its zero points, where each row has them from a word on: so many bytes. They are
+// copied with the words that they lie in; those of groups that are not there become zeros.
+template <int kCols, class Of>
+KERNELS_HD int bytes_of_groups(int group_log2) {
+  return greater((kCols >> lesser(group_log2, 30)) * int(sizeof(Of)), 4);
+}
+template <int kCols, class Of>
+__device__ __forceinline__ void copy_words_of_groups(uint32_t to, const Of* row, int col, int columns, int log2) {
+  const int first = (col >> log2) * int(sizeof(Of)) & ~3, wanted = bytes_of_groups<kCols, Of>(log2),
+            there = ((columns - 1 >> log2) + 1) * int(sizeof(Of)) - first;
+  const unsigned char* const from = reinterpret_cast<const unsigned char*>(row) + first;
+  int i = 0;
+  do {
+    arch::copy_async_4(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)));
+    i += 4;
+  } while (i < wanted);
+}
+// Where in these bytes that of a group is. first: the group of the first column.
+template <class Of>
+__device__ __forceinline__ int place_of_group(int first, int group) {
+  return (first * int(sizeof(Of)) & 3) + (group - first) * int(sizeof(Of));
+}
+
+// Eight codes in their bytes, and the four pairs of T that they make, in the order of their decoder. kByGroup: times
+// their scale, in 16 bits.
+template <int kPack>
+constexpr int kLaneBytes = 128 / kPack;
+template <class T, class Code, bool kByGroup, class Scale, class Zero>
+__device__ __forceinline__ void decode_eight(uint32_t (&weights)[4], const unsigned char* codes, const Scale* scale,
+                                             const Zero* zero) {
+  constexpr int kBytes = Decoder<Code>::each == 8 ? 4 : 8;
+  uint32_t words[kBytes / 4];
+  memcpy(words, __builtin_assume_aligned(codes, kBytes), kBytes);
+  const auto decode = [&](const auto& shift) {
+    if constexpr (kBytes == 4) {
+      Decoder<Code>::template pairs<T>(weights, words[0], shift);
+    } else {
+      uint32_t halves[2][2];
+      Decoder<Code>::template pairs<T>(halves[0], words[0], shift);
+      Decoder<Code>::template pairs<T>(halves[1], words[1], shift);
+      memcpy(weights, halves, sizeof(weights));
+    }
+  };
+  if constexpr (std::is_same<Zero, Nothing>::value) decode(Nothing{});
+  else decode(convert<float>(*zero));
+  if constexpr (kByGroup) {
+    const uint32_t factor = pair_of_scale<T>(*scale);
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; ++i) weights[i] = arch::fma_pair<T>(weights[i], factor, 0x80008000u);
+  }
+}
+
 }  // namespace detail
 KERNELS_END

@@ -20,6 +20,7 @@ class ProductEngine {
   using X = typename P::X;
   using W = typename P::W;
   using C = typename P::C;
+  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
   static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
   // Whether tensor cores may take over: nothing that they would round but the inputs.
@@ -134,8 +135,7 @@ class ProductEngine {
     if constexpr (has_few) {
       if (p_.m <= tuning::kSkinnyTokens || p_.m > kFewTokens || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0)
         return false;
-      if constexpr (codes) return p_.k % Coded<W>::pack == 0 && group_log2() >= 0 && scales_in_words(p_.template weights<0>()) &&
-                                  scales_in_words(p_.template weights<P::matrices - 1>());
+      if constexpr (codes) return copies_codes();
       else return pack_w_ >= 8;
     }
     return false;
@@ -280,6 +280,11 @@ class ProductEngine {
             KERNELS_TRY(run_coded<T>(image, plan, taken));
             if (taken) return {};
           }
+          if constexpr (codes) {
+            bool taken = false;
+            KERNELS_TRY(run_as_codes<T>(image, plan, taken));
+            if (taken) return {};
+          }
           const Choice narrow = cheapest<Narrow>(image);
           if constexpr (Wide::copied) {
             const Choice wide = cheapest<Wide>(image);
@@ -348,7 +353,7 @@ class ProductEngine {
   Status start_boxed(const Choice& choice, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
     taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
-    return taken ? start_gemm<Body>(choice, plan, maps) : Status{};
+    return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
   }
   // Of weights in panels; -1 where their codes and scales do not lie in memory as these take them.
   int group_log2() const {
@@ -378,9 +383,25 @@ class ProductEngine {
     if (plan == nullptr) Body::make_maps(ex_, p_, choice.tokens, maps);
     return start_gemm<Body>(choice, plan, group_log2, maps);
   }
+  // The same without wgmma.
+  template <class T>
+  Status run_as_codes(int image, MatmulPlan* plan, bool& taken) const {
+    if constexpr (CodesInMemory<Gate>::value) {
+      using Body = GemmBody<P, T, kAsCodes, 128>;
+      KERNELS_TRY((has_code<Body>(ex_, taken)));
+      taken = taken && copies_codes();
+      if (taken) return start_gemm<Body>(cheapest<Body>(image), plan, group_log2());
+    }
+    return {};
+  }
+  // Whether cp.async can copy whole chunks of codes, and words of scales.
+  bool copies_codes() const {
+    return p_.k > 0 && p_.k % Coded<W>::pack == 0 && group_log2() >= 0 &&
+           scales_in_words(p_.template weights<0>()) && scales_in_words(p_.template weights<P::matrices - 1>());
+  }
   // more: what the body's parameters have besides, the maps of its operands for example.
   template <class Body, class... More>
-  Status start_gemm(const Choice& choice, MatmulPlan* plan, const More&... more) const {
+  Status start_gemm(const Choice& choice, MatmulPlan* plan, int group_log2 = 0, const More&... more) const {
     if (choice.tokens == 0)
       return unsupported(
           "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
@@ -390,7 +411,7 @@ class ProductEngine {
     }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
     const GemmParams<P> params{p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
-                               policy_.weights_ready, choice.ring.few};
+                               policy_.weights_ready, choice.ring.few, group_log2};
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);

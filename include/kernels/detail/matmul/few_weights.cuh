@@ -128,17 +128,12 @@ struct FewWeights<P, T, true> {
   using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
   static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
   static constexpr int kPack = Coded<Gate>::pack, kRuns = 2, kStep = kRuns * kFewRun, kRowBytes = kStep * 16 / kPack,
-                       kLaneBytes = kRowBytes / 32, kCodeBytes = kFewRows * kRowBytes;
-  // A row's scales of a step, or zero points, in words of 32 bits.
-  template <class Of>
-  static KERNELS_HD int row_bytes(int group_log2) {
-    return greater((kStep >> lesser(group_log2, 30)) * int(sizeof(Of)), 4);
-  }
+                       kCodeBytes = kFewRows * kRowBytes;
   static KERNELS_HD int scale_bytes(int group_log2) {
-    return scaled && group_log2 != kOneForAll ? kFewRows * row_bytes<Scale>(group_log2) : 0;
+    return scaled && group_log2 != kOneForAll ? kFewRows * bytes_of_groups<kStep, Scale>(group_log2) : 0;
   }
   static KERNELS_HD int bytes(int group_log2) {
-    return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kFewRows * row_bytes<Zero>(group_log2) : 0);
+    return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kFewRows * bytes_of_groups<kStep, Zero>(group_log2) : 0);
   }
 
   // A chunk of several rows, and the scales of one or its zero points.
@@ -160,11 +155,15 @@ struct FewWeights<P, T, true> {
         arch::copy_async_16_if(to + i * (kRowsPerPass * kRowBytes), codes_[i] + col / kPack * 16,
                                i * (kRowsPerPass / 8) + row() / 8 < row_tiles_, zeros);
       if constexpr (scaled) {
+        const int log2 = lesser(group_log2_, 30), i = thread() % kFewRows;
         const uint32_t groups = stage + kCodeBytes;
         if (thread() < kFewRows) {
-          if (group_log2_ != kOneForAll) copy_words(groups, groups_.scales, col, columns);
+          if (group_log2_ != kOneForAll)
+            copy_words_of_groups<kStep>(groups + i * bytes_of_groups<kStep, Scale>(log2), groups_.scales, col, columns,
+                                        log2);
         } else if constexpr (zeroed) {
-          copy_words(groups + scale_bytes(group_log2_), groups_.zeros, col, columns);
+          copy_words_of_groups<kStep>(groups + scale_bytes(group_log2_) + i * bytes_of_groups<kStep, Zero>(log2),
+                                      groups_.zeros, col, columns, log2);
         }
       }
     }
@@ -172,20 +171,6 @@ struct FewWeights<P, T, true> {
     __device__ __forceinline__ float factor() const { return convert<float>(*groups_.scales); }
 
    private:
-    // The words with a row's scales, or with its zero points; those of groups that are not there become zeros.
-    template <class Of>
-    __device__ __forceinline__ void copy_words(uint32_t rows, const Of* row, int col, int columns) const {
-      const int log2 = lesser(group_log2_, 30), wanted = row_bytes<Of>(log2),
-                first = (col >> log2) * int(sizeof(Of)) & ~3,
-                there = ((columns - 1 >> log2) + 1) * int(sizeof(Of)) - first;
-      const uint32_t to = rows + thread() % kFewRows * wanted;
-      const unsigned char* const from = reinterpret_cast<const unsigned char*>(row) + first;
-      int i = 0;
-      do {
-        arch::copy_async_4(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)));
-        i += 4;
-      } while (i < wanted);
-    }
     static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kFewThreads / kChunks, kEach = kFewRows / kRowsPerPass;
     static __device__ __forceinline__ int thread() { return threadIdx.x % kFewThreads; }
     static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
@@ -204,14 +189,14 @@ struct FewWeights<P, T, true> {
     __device__ __forceinline__ Lane(int group_log2, int rows)
         : group_log2_(lesser(group_log2, 30)),
           rows_(rows),
-          scale_row_(row_bytes<Scale>(group_log2_)),
-          zero_row_(row_bytes<Zero>(group_log2_)) {}
+          scale_row_(bytes_of_groups<kStep, Scale>(group_log2_)),
+          zero_row_(bytes_of_groups<kStep, Zero>(group_log2_)) {}
     __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
-      const int row = (threadIdx.x & 31) / 4, mine = run * 16 + few_number(), byte = mine * kLaneBytes;
-      const int first = col >> group_log2_, group = (col + mine * 8 >> group_log2_) - first;
+      const int row = (threadIdx.x & 31) / 4, mine = run * 16 + few_number(), byte = mine * kLaneBytes<kPack>;
+      const int first = col >> group_log2_, group = col + mine * 8 >> group_log2_;
       codes_ = stage + row * kRowBytes + swizzled(row, byte / 16) * 16 + byte % 16;
-      scales_ = stage + kCodeBytes + row * scale_row_ + of_group<Scale>(first, group);
-      zeros_ = stage + kCodeBytes + (kByGroup ? kFewRows * scale_row_ : 0) + row * zero_row_ + of_group<Zero>(first, group);
+      scales_ = stage + kCodeBytes + row * scale_row_ + place_of_group<Scale>(first, group);
+      zeros_ = stage + kCodeBytes + (kByGroup ? kFewRows * scale_row_ : 0) + row * zero_row_ + place_of_group<Zero>(first, group);
     }
     __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kFewTokens / 8][4], int tokens) {
       if (tokens <= 8) multiply_tiles<1>(inputs);
@@ -235,11 +220,6 @@ struct FewWeights<P, T, true> {
     }
 
    private:
-    // Where in a row of scales, or of zero points, that of a group is.
-    template <class Of>
-    static __device__ __forceinline__ int of_group(int first, int group) {
-      return (first * int(sizeof(Of)) & 3) + group * int(sizeof(Of));
-    }
     // With kTiles times 8 tokens.
     template <int kTiles>
     __device__ __forceinline__ void multiply_tiles(const uint32_t (&inputs)[kFewTokens / 8][4]) {
@@ -261,28 +241,9 @@ struct FewWeights<P, T, true> {
     }
     // Of row 8j.
     __device__ __forceinline__ void decode(uint32_t (&weights)[4], int j) const {
-      uint32_t words[kLaneBytes / 4];
-      memcpy(words, __builtin_assume_aligned(codes_ + j * (8 * kRowBytes), kLaneBytes), kLaneBytes);
-      if constexpr (zeroed)
-        decode(weights, words, convert<float>(*reinterpret_cast<const Zero*>(zeros_ + j * 8 * zero_row_)));
-      else decode(weights, words, Nothing{});
-      if constexpr (kByGroup) {
-        const uint32_t scale = pair_of_scale<T>(*reinterpret_cast<const Scale*>(scales_ + j * 8 * scale_row_));
-        KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) weights[i] = arch::fma_pair<T>(weights[i], scale, 0x80008000u);
-      }
-    }
-    template <class Zeros>
-    static __device__ __forceinline__ void decode(uint32_t (&weights)[4], const uint32_t (&words)[kLaneBytes / 4],
-                                                  const Zeros& zero) {
-      if constexpr (kLaneBytes == 4) {
-        Decoder<Code>::template pairs<T>(weights, words[0], zero);
-      } else {
-        uint32_t halves[2][2];
-        Decoder<Code>::template pairs<T>(halves[0], words[0], zero);
-        Decoder<Code>::template pairs<T>(halves[1], words[1], zero);
-        memcpy(weights, halves, sizeof(weights));
-      }
+      decode_eight<T, Code, kByGroup>(weights, codes_ + j * (8 * kRowBytes),
+                                      reinterpret_cast<const Scale*>(scales_ + j * 8 * scale_row_),
+                                      reinterpret_cast<const Zero*>(zeros_ + j * 8 * zero_row_));
     }
 
     const int group_log2_, rows_, scale_row_, zero_row_;
@@ -292,7 +253,7 @@ struct FewWeights<P, T, true> {
 
  private:
   static __device__ __forceinline__ int swizzled(int row, int chunk) {
-    return chunk ^ (kLaneBytes == 8 ? row % 4 * 2 : row % 8);
+    return chunk ^ (kPack == 16 ? row % 4 * 2 : row % 8);
   }
 };
 

@@ -4,12 +4,13 @@
 //                    +---------------+---------------+
 //   kTokens          | warps 0 to 3  | warps 4 to 7  |    a block's tile. Every four warps make all tokens x 128
 //   (64 to 160)      |               |               |    rows: on sm_90a by wgmma, 64 rows of weights at a time,
-//                    +---------------+---------------+    else by mma.sync, each warp half of the tokens x 64 rows
+//                    +---------------+---------------+    else by mma.sync, each warp half of the tokens x 64 rows,
+//                                                         or, if weights are codes, all tokens x 32 rows
 //
 //   pipeline:   | stage 0 | stage 1 | ... |   each: inputs kTokens x 64 | weights kRows x 64, one step of K
 //
-// 16-bit operands that are aligned are copied to a stage by cp.async; others are read through their functors, rounded
-// to 16 bits and stored. In shared memory a row of a step is eight chunks of 16 bytes, swizzled so that neither writes
+// 16-bit operands that are aligned are copied to a stage by cp.async, and so are codes of 8 and 4 bits, which lanes
+// decode; others are read through their functors, rounded to 16 bits and stored. In shared memory a row of a step is eight chunks of 16 bytes, swizzled so that neither writes
 // nor reads have bank conflicts. The epilogue goes through shared memory in slabs, a warp's own, so that the sink gets
 // whole rows.
 //
@@ -17,6 +18,7 @@
 // their ranks.
 #pragma once
 
+#include "coded_operand.cuh"
 #include "gemm_slabs.cuh"
 #include "tile_operand.cuh"
 
@@ -29,10 +31,15 @@ namespace detail {
 KERNELS_HD constexpr bool has_much_shared(int architecture) { return architecture >= 90 && architecture < 120; }
 constexpr int kGemmAligned = 1024;  // bytes, where there is much: wgmma's
 KERNELS_HD constexpr int gemm_stage_bytes(int tokens, int rows) { return (tokens + rows) * 64 * 2; }
-KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
-  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / gemm_stage_bytes(tokens, rows);
+KERNELS_HD constexpr int gemm_stages(int architecture, int stage_bytes, bool normed) {
+  const int most = (has_much_shared(architecture) ? 216 << 10 : 96 << 10) / stage_bytes;
   return normed && !has_much_shared(architecture) ? most - 1 : most;
 }
+KERNELS_HD constexpr int gemm_stages(int architecture, int tokens, int rows, bool normed) {
+  return gemm_stages(architecture, gemm_stage_bytes(tokens, rows), normed);
+}
+// The width of weights that are copied as codes.
+constexpr int kAsCodes = 0;
 // PTX for a GPU with much may run on one with 99 KB: there so many stages have to do. Code with wgmma runs on sm_90
 // alone, which has much; stages counted at run time cost it 10 % (4096 x 14336, 64 tokens: 44.2 us instead of 38.1).
 constexpr int kGemmFewStages = 3;
@@ -49,6 +56,7 @@ struct GemmParams {
   bool wide_out;       // whether the sink takes packs of 8
   bool weights_ready;  // before the kernel ahead has ended
   bool few_stages;     // kGemmFewStages, as the device has no room for more
+  int group_log2;      // of codes, as group_log2_of() says
 };
 
 // Blocks that run at the same time make a compact area, so that they share operands in the L2.
@@ -76,16 +84,18 @@ __device__ __forceinline__ void begin_products(float (&sums)[kBlocks][32], uint6
 template <class P, class T, int kWidth, int kTokens_, int kRows_>
 struct GemmTile {
   using X = typename P::X;
-  using Slabs = GemmSlabs<P>;
+  static constexpr bool coded = kWidth == kAsCodes, turned = arch::kWarpgroupMma || coded;
+  using Slabs = GemmSlabs<P, 1, turned>;
   using Params = GemmParams<P>;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStep = 64, kThreads = kRows;
-  static constexpr int kOutputs = kRows / P::matrices;
-  using Inputs = TileOperand<T, X, kTokens, kThreads, kWidth>;
-  using Weights = TileOperand<T, Gate, kRows, kThreads, kWidth>;
+  static constexpr int kOutputs = kRows / P::matrices, kInputWidth = coded ? 8 : kWidth;
+  using Inputs = TileOperand<T, X, kTokens, kThreads, kInputWidth, kStep, coded>;
+  using Weights = std::conditional_t<coded, CodedOperand<T, Gate, kRows, kThreads>,
+                                     TileOperand<T, Gate, kRows, kThreads, kWidth>>;
   static constexpr bool copied = Inputs::copied && Weights::copied;
   static constexpr int kStageBytes = Inputs::kBytes + Weights::kBytes;
-  static_assert(kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
+  static_assert(coded || kStageBytes == gemm_stage_bytes(kTokens, kRows), "as the host counts");
   static_assert(!Slabs::all_at_once || has_much_shared(arch::kCompiledFor), "room for all slabs of a tile");
 
   // Leaves the tile's sums in shared memory, from `stages` on, as the slabs of its warps; hands them to the sink on the
@@ -110,16 +120,19 @@ struct GemmTile {
 
     const int columns = int(p.k), steps = (columns + kStep - 1) / kStep;
     const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
+    const auto weights = [&] {
+      if constexpr (coded) return Weights(weight, first * kStep, columns, params.group_log2);
+      else return Weights(weight, first * kStep);
+    };
     Tiles<decltype(input), decltype(weight)> tiles{
-        input,       weight, {input, first * kStep}, {weight, first * kStep}, stages, stages_of(params), first,
-        end - first, columns};
+        input, weight, {input, first * kStep}, weights(), stages, stages_of(params), first, end - first, columns};
     if (early_weights) {
       tiles.bring(0, 0, kWeightsOnly);
 #pragma unroll 1
       for (int step = 1; step < tiles.prologue(); ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
       arch::grid_dependency_pass();
     }
-    find_states<kWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
+    find_states<kInputWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
     const Which rest = early_weights ? kInputsOnly : kBoth;
     tiles.prefetch(0, 4, 0);
     tiles.bring(0, 0, rest);
@@ -130,7 +143,8 @@ struct GemmTile {
       arch::copy_async_commit();
     }
     float sums[kBlocks][32] = {};
-    if constexpr (arch::kWarpgroupMma) multiply_by_warpgroups(tiles, sums);
+    if constexpr (coded) multiply_codes(tiles, sums, weight, params.group_log2);
+    else if constexpr (arch::kWarpgroupMma) multiply_by_warpgroups(tiles, sums);
     else multiply_by_warps(tiles, sums);
     arch::copy_async_wait<0>();
     __syncthreads();
@@ -138,14 +152,15 @@ struct GemmTile {
   }
 
  private:
-  static constexpr int kStages = gemm_stages(arch::kCompiledFor, kTokens, kRows, starts_normed<X>);
+  static constexpr int kStages = gemm_stages(arch::kCompiledFor, kStageBytes, starts_normed<X>);
   static constexpr int kBlocks = kTokens / 32, kSlabs = Slabs::all_at_once ? kBlocks : 1;
   // With a gate, half of a slab's rows are of one matrix, the others the same ones of the other. wgmma gives a warp 16
   // rows of each 64.
-  static constexpr int kHalf = arch::kWarpgroupMma ? 64 : 32;
+  static constexpr int kHalf = coded ? 16 : arch::kWarpgroupMma ? 64 : 32;
   static __device__ __forceinline__ int output_of(int i) {
     constexpr int each = Slabs::kRows / P::matrices;
-    if constexpr (arch::kWarpgroupMma)
+    if constexpr (coded) return P::matrices == 1 ? i : i / 32 * each + i % 16;
+    else if constexpr (arch::kWarpgroupMma)
       return (i / 128 * 4 + i / 16 % 4) * each + (P::matrices == 1 ? i / 64 % 2 * 16 : 0) + i % 16;
     else return P::matrices == 1 ? i : i / 64 * each + i % 32;
   }
@@ -329,9 +344,74 @@ struct GemmTile {
     }
   }
 
+  // A lane multiplies rows lane / 4 + 8j of the warp's 32 with all tokens, 8 columns of each half of a step: of both
+  // operands four pairs, which two mma take. What is decoded may be in any register, so weights are the rows of an mma.
+  template <class Tiles, class Weight>
+  static __device__ __forceinline__ void multiply_codes(Tiles& tiles, float (&sums)[kBlocks][32], const Weight& weight,
+                                                        int group_log2) {
+    const int row = threadIdx.x / 32 * 32 + (threadIdx.x & 31) / 4;
+    if (Weights::scaled && group_log2 != kOneForAll) {
+      multiply_lanes(tiles, sums, typename Weights::template Lane<Weights::scaled>(row, group_log2));
+    } else {
+      float factors[4];
+      if constexpr (Weights::scaled) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i)
+          weight(row + 8 * i, [&](const Gate& source, int64_t at, bool) {
+            factors[i] = convert<float>(*coded_row(source, at).scales);
+          });
+      }
+      multiply_lanes(tiles, sums, typename Weights::template Lane<false>(row, group_log2));
+      if constexpr (Weights::scaled) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kBlocks; ++i) {
+          KERNELS_UNROLL
+          for (int j = 0; j < 32; ++j) sums[i][j] *= factors[j / 16 * 2 + j % 4 / 2];
+        }
+      }
+    }
+  }
+  template <class Tiles, class Lane>
+  static __device__ __forceinline__ void multiply_lanes(Tiles& tiles, float (&sums)[kBlocks][32], Lane lane) {
+    const int distance = tiles.prologue();
+    int stage = 0, free = distance * kStageBytes;
+    for (int step = 0; step < tiles.count; ++step) {
+      wait_for_step<2>(tiles.ring);
+      __syncthreads();
+      tiles.bring(step + distance, free);
+      arch::copy_async_commit();
+      const unsigned char* const inputs = tiles.stages + stage + (threadIdx.x & 31) / 4 * (kStep * 2);
+      KERNELS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        lane.begin(tiles.stages + stage + Inputs::kBytes, tiles.column(step), half);
+        const int chunk = Inputs::place((threadIdx.x & 31) / 4 % 2, half * 4 + threadIdx.x % 4) % (kStep * 2);
+        uint32_t weights[4][4];
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) lane.decode(weights[i], i);
+        KERNELS_UNROLL
+        for (int j = 0; j < kTokens / 8; ++j) {
+          uint32_t x[4];
+          memcpy(x, __builtin_assume_aligned(inputs + j * (8 * kStep * 2) + chunk, 16), 16);
+          order_pairs<typename Weights::Code>(x);
+          KERNELS_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            KERNELS_UNROLL
+            for (int k = 0; k < 4; k += 2) {
+              const uint32_t a[4] = {weights[2 * i][k], weights[2 * i + 1][k], weights[2 * i][k + 1],
+                                     weights[2 * i + 1][k + 1]},
+                             b[2] = {x[k], x[k + 1]};
+              arch::mma_16816<T>(sums[j / 4] + (i * 4 + j % 4) * 4, a, b);
+            }
+          }
+        }
+      }
+      stage = tiles.next(stage), free = tiles.next(free);
+    }
+  }
+
   // Where a warp's tokens begin in the tile.
   static __device__ __forceinline__ int warp_row() {
-    return arch::kWarpgroupMma ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2);
+    return turned ? 0 : threadIdx.x / 32 % 2 * (kTokens / 2);
   }
   static __device__ __forceinline__ int warp_column() { return Slabs::warp_column(); }
 
@@ -357,8 +437,8 @@ template <class P, class T, int kWidth, int kRows_>
 struct GemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
   using Tile64 = GemmTile<P, T, kWidth, 64, kRows>;
-  using Slabs = GemmSlabs<P>;
-  static constexpr bool copied = Tile64::copied;
+  using Slabs = typename Tile64::Slabs;
+  static constexpr bool coded = kWidth == kAsCodes, copied = Tile64::copied;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr bool waits_by_itself = true, boxed = false;
@@ -368,20 +448,21 @@ struct GemmBody {
   // Those in an image for this architecture: where there is wgmma, and for operands that are copied, more of them.
   static constexpr bool has(int tokens, int architecture) {
     if (tokens == 64) return kRows == 128;
-    if (tokens == 128) return kWidth == 8;
-    return architecture == 90 && copied && (tokens == 160 || kRows == 128);
+    if (tokens == 128) return kWidth != 1;
+    return !coded && architecture == 90 && copied && (tokens == 160 || kRows == 128);
   }
   // The stages of a tile, for blocks that have `room` on a device of this capability.
   static constexpr GemmRing ring(int tokens, int architecture, int capability, int room) {
     const bool much = has_much_shared(architecture);
-    const int each = gemm_stage_bytes(tokens, kRows), besides = much ? kGemmAligned : 0;
-    const int all = gemm_stages(architecture, tokens, kRows, starts_normed<typename P::X>) * each + besides,
+    const int each = Tile64::kStageBytes + (tokens - 64) * (kStep * 2), besides = much ? kGemmAligned : 0;
+    const int all = gemm_stages(architecture, each, starts_normed<typename P::X>) * each + besides,
               few = kGemmFewStages * each + besides;
     if (all <= room) return {all, false};
     return {much && capability != 90 && kRows == 128 && few <= room ? few : 0, true};
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
+    if constexpr (coded && arch::kWarpgroupMma) return;  // gemm_codes.cuh has them
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
     __shared__ Uninitialized<TokenState<typename P::X>, most> states;

@@ -85,7 +85,6 @@ struct CodedMaps {
 };
 template <class P>
 struct CodedGemmParams : GemmParams<P> {
-  int group_log2;  // as group_log2_of() says
   CodedMaps<P::matrices> maps;
 };
 

@@ -7,11 +7,12 @@ KERNELS_BEGIN
 namespace detail {
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
-// kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile.
-template <class P, int kGroups = 1>
+// kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of an
+// mma are those of weights, as with wgmma.
+template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma>
 struct GemmSlabs {
-  static constexpr int kTokens = arch::kWarpgroupMma ? 32 : 16, kRows = 1024 / kTokens;
-  static constexpr int kPitch = kRows + (arch::kWarpgroupMma ? 4 : 8), kFloats = kTokens * kPitch;
+  static constexpr int kTokens = kTurned ? 32 : 16, kRows = 1024 / kTokens;
+  static constexpr int kPitch = kRows + (kTurned ? 4 : 8), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
   static constexpr int kBarrier = 1;  // named, of all groups
@@ -19,7 +20,7 @@ struct GemmSlabs {
       all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
 
   static __device__ __forceinline__ int warp_column() {
-    const int warp = threadIdx.x / (arch::kWarpgroupMma ? 32 : 64);
+    const int warp = threadIdx.x / (kTurned ? 32 : 64);
     return (kGroups > 1 ? warp % 4 : warp) * kRows;
   }
   static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
@@ -40,13 +41,13 @@ struct GemmSlabs {
     else __syncwarp();
   }
 
-  // A slab as rows of tokens. wgmma leaves it turned around.
+  // A slab as rows of tokens.
   static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     KERNELS_UNROLL
     for (int j = 0; j < 8; ++j) {
       const float* from = sums + j * 4;
-      if constexpr (arch::kWarpgroupMma) {
+      if constexpr (kTurned) {
         float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
         to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
       } else {

@@ -30,16 +30,17 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
 // there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where
 // it is not copied. A block may have several groups of kThreads, each with tiles of its own.
-template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64>
+// kByLanes: read by lanes, eight columns each, instead of by ldmatrix.
+template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64, bool kByLanes = (kStep > 64)>
 class TileOperand {
  public:
   static constexpr int kBytes = kRows * kStep * 2;
   static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
   static constexpr bool copied = kWidth == 8 && std::is_same<copied_type<Source>, T>::value;
 
-  // Steps of 64 are read eight rows at a time, longer ones four chunks of two rows.
+  // ldmatrix reads eight rows at a time, lanes four chunks of two rows.
   static __device__ __forceinline__ uint32_t place(int row, int chunk) {
-    return row * (kStep * 2) + (chunk ^ (kStep == 64 ? row % 8 : row % 2 * 4)) * 16;
+    return row * (kStep * 2) + (chunk ^ (kByLanes ? row % 2 * 4 : row % 8)) * 16;
   }
 
   template <class Which>
