@@ -49,7 +49,13 @@ constexpr int kFineThreads = 448;
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// Where 16-bit weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the
+// Weights of 8 and 4 bits stream up to so many tokens where there are tiles that decode them (sm_90a), and all 32 where
+// each block that streams has a multiprocessor to itself. 14336 x 4096, int8 and int4 with a scale for 128, 16 tokens:
+// 20.1 and 22.3 us, in tiles 21.2 and 22.8; 32 tokens: 23.9 and 25.5, 21.4 and 23.0. 4096 x 14336, 32 tokens: 22.8 and
+// 23.5, 33.3 and 37.4.
+constexpr int kFewCodedTokens = 16;
+
+// Where weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the
 // average, if it has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks
 // of 64 took 30.0 us, 256 blocks of 56 30.1); a block that is alone cannot take more (6144 rows, 8 tokens: 128 blocks
 // of 48 took 14.8, 110 of 56 15.4). And what inputs cost, compared to weights (4096 x 4096, 32 tokens: pairs of blocks

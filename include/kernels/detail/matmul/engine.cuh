@@ -94,7 +94,7 @@ class ProductEngine {
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
-      else if (few_fits()) path = Path::skinny;
+      else if (few_pays()) path = Path::skinny;
       else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
@@ -133,12 +133,36 @@ class ProductEngine {
   static constexpr bool has_few = streams();
   bool few_fits() const {
     if constexpr (has_few) {
-      if (p_.m <= tuning::kSkinnyTokens || p_.m > kFewTokens || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0)
-        return false;
-      if constexpr (codes) return copies_codes();
-      else return pack_w_ >= 8;
+      if (p_.m <= tuning::kSkinnyTokens || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
+      if constexpr (codes) {
+        const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
+        return copies_codes() &&
+               FewBody<P>::shared_bytes(2, 1, stage, 3) <= ex_.device().shared_per_block - tuning::kSharedBesides;
+      } else {
+        return pack_w_ >= 8;
+      }
     }
     return false;
+  }
+
+  // Whether that is faster than tiles.
+  bool few_pays() const {
+    if (!few_fits()) return false;
+    const int64_t rows = p_.n * P::matrices, sms = ex_.device().sm_count;
+    if constexpr (compiled(Path::gemm)) {
+      if (p_.m > kFewTokens) {
+        // Where blocks cannot share K, tiles leave most multiprocessors idle.
+        int image = 0;
+        return p_.m <= 2 * kFewTokens && rows * 3 <= 128 * sms &&
+               image_architecture<GemmBody<P, meeting_type<X, W>, 1, 128>>(ex_, image).ok() && image < 90;
+      }
+      if constexpr (codes && CodedGemmBody<P, meeting_type<X, W>, 128>::possible) {
+        bool tiles = false;
+        return p_.m <= tuning::kFewCodedTokens || rows <= kFewRows * sms ||
+               !has_code<CodedGemmBody<P, meeting_type<X, W>, 128>>(ex_, tiles).ok() || !tiles;
+      }
+    }
+    return p_.m <= kFewTokens;
   }
 
   Status run_gemv() const {
@@ -203,7 +227,9 @@ class ProductEngine {
     using Few = FewBody<P>;
     int image = 0;
     KERNELS_TRY(image_architecture<Few>(ex_, image));
-    const int64_t sms = ex_.device().sm_count, all = p_.n * P::matrices;
+    const int64_t sms = ex_.device().sm_count, token_tiles = (p_.m + kFewTokens - 1) / kFewTokens,
+                  tokens = lesser<int64_t>(p_.m, kFewTokens), outputs = p_.n * P::matrices, all = outputs * token_tiles;
+    if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
     const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
     typename Few::Params params{p_, 0, 3, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
     const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // compared to weights, which are smaller
@@ -215,10 +241,10 @@ class ProductEngine {
     const bool can_be_alone = all <= Few::kRows * sms;
     for (int splits = 1; splits <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++splits) {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
-        const int64_t count = (all + rows - 1) / rows * splits, each = (count + sms - 1) / sms;
+        const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
         const double busiest = double(each * rows * sms / splits) * (each > 1 && !codes ? tuning::kCostOfBusiest : 1);
-        const double cost = greater(double(all), busiest) * (1 + cost_of_inputs * double(p_.m) / rows);
+        const double cost = greater(double(all), busiest) * (1 + cost_of_inputs * double(tokens) / rows);
         if (cost >= best) continue;
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
@@ -227,7 +253,7 @@ class ProductEngine {
     // the kernel behind included: they would gather on some of them.
     const bool alone = blocks <= sms;
     const int per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
-    const int stage_size = Few::stage_bytes(p_.m, params.group_log2);
+    const int stage_size = Few::stage_bytes(tokens, params.group_log2);
     int groups = alone && p_.k >= tuning::kStepsOfGroups * kFewRun * how.cluster ? Few::kMostGroups : 1;
     const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stage_size, stages); };
     const auto fit = [&](int stages) {
@@ -240,7 +266,7 @@ class ProductEngine {
     how.threads = groups * Few::kThreads;
     how.shared = size_t(greater(bytes(params.stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
     if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N is too large for this path");
-    how.grid.x = unsigned(blocks);
+    how.grid = dim3(unsigned(blocks / token_tiles), unsigned(token_tiles));
     return launch<Few>(ex_, how, params);
   }
   // A block for so many outputs and tokens: outputs along x, tokens along y. Its threads, `most` at most, are as few as

@@ -1,6 +1,6 @@
 // Products with few tokens on tensor cores, for sm_80 and up: weights stream through shared memory.
 //
-//   a block:   up to 64 rows of weights x all tokens (32 at most), K in steps of 128 columns (codes: of 256, two runs)
+//   a block:   up to 64 rows of weights x up to 32 tokens, K in steps of 128 columns (codes: of 256, two runs)
 //   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor, K
 //              is short, or shared memory too small
 //
@@ -61,15 +61,17 @@ struct FewBody {
     if (!params.weights_ready) arch::grid_dependency_pass();
     const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
     if (splits > 1) arch::cluster_arrive_relaxed();
-    const int tile = int(arch::cluster_index()), tokens = int(p.m), columns = int(p.k), stages = params.stages,
+    const int tile = int(arch::cluster_index()), columns = int(p.k), stages = params.stages;
+    const int64_t first_token = int64_t(blockIdx.y) * kTokens;
+    const int tokens = int(lesser<int64_t>(kTokens, p.m - first_token)),
               stage_size = stage_bytes(tokens, params.group_log2);
     const int groups = blockDim.x / kThreads, group = threadIdx.x / kThreads;
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
     __shared__ Uninitialized<TokenState<X>, kTokens> states;
-    const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), i < tokens ? i : 0, i < tokens); };
+    const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), first_token + (i < tokens ? i : 0), i < tokens); };
 
     const Steps steps(columns, int(rank) * groups + group, int(splits) * groups, tile);
-    const Copies copies(p, params.rows, output, params.group_log2);
+    const Copies copies(params, output, first_token, tokens);
     float factor = 1;  // of the row with this thread's number
     if constexpr (Weights::scaled) {
       if (params.group_log2 == kOneForAll) factor = copies.weights.factor();
@@ -85,7 +87,7 @@ struct FewBody {
       ring.bring_first_weights(stages, steps);
       arch::grid_dependency_pass();
     }
-    find_states<8>(states.items, p.x, 0, kTokens, p.m, p.k, blockIdx.x == 0);
+    find_states<8>(states.items, p.x, first_token, kTokens, p.m, p.k, blockIdx.x == 0);
     const int next = ring.bring_first(stages, steps, params.weights_ready);
 
     __shared__ float factors[Weights::scaled ? kRows : 1];
@@ -103,6 +105,8 @@ struct FewBody {
     else multiply(std::false_type());
     const Outputs outputs{params,
                           output,
+                          first_token,
+                          tokens,
                           rank,
                           splits,
                           groups * (kThreads / 32),
@@ -136,12 +140,13 @@ struct FewBody {
     const T* inputs[Inputs::copied ? kTokens / 8 : 1];
     int token_tiles;
 
-    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int group_log2)
-        : weights(p, rows, output, group_log2), token_tiles(int(p.m + 7) / 8) {
+    __device__ __forceinline__ Copies(const Params& params, int64_t output, int64_t first_token, int tokens)
+        : weights(params.problem, params.rows, output, params.group_log2), token_tiles((tokens + 7) / 8) {
       if constexpr (Inputs::copied) {
         KERNELS_UNROLL
         for (int j = 0; j < kTokens / 8; ++j)
-          inputs[j] = opaque(address_of(p.x, lesser<int64_t>(j * 8 + row(), p.m - 1), 0) + chunk() * 8);
+          inputs[j] = opaque(
+              address_of(params.problem.x, first_token + lesser(j * 8 + row(), tokens - 1), 0) + chunk() * 8);
       }
     }
     // A run's: a chunk of 8 columns of every eighth row.
@@ -270,7 +275,8 @@ struct FewBody {
   // a block adds up what its warps have of the other one's, and leaves it there.
   struct Outputs {
     const Params& params;
-    int64_t output;
+    int64_t output, first_token;
+    int tokens;
     unsigned rank, splits;
     int warps;
     float *sums, *received;  // of the warps, and from the other block
@@ -278,7 +284,7 @@ struct FewBody {
     // A thread makes N results at a time.
     template <int N>
     __device__ __forceinline__ void hand_over() const {
-      const int packs = params.rows / P::matrices / N, all = int(params.problem.m) * packs,
+      const int packs = params.rows / P::matrices / N, all = tokens * packs,
                 share = (all + int(splits) - 1) / int(splits), begin = int(rank) * share;
       const int count = lesser(share, all - begin);
       if (splits > 1) {
@@ -290,7 +296,7 @@ struct FewBody {
       bool waits = true;
 #pragma unroll 1
       for (int i = int(threadIdx.x); i < count || waits; i += int(blockDim.x)) {
-        const Place<N> at(params.problem, output, begin + i, packs, i < count);
+        const Place<N> at(*this, begin + i, packs, i < count);
         __syncwarp();
         if (waits && splits > 1) arch::cluster_wait();
         else if (waits) __syncthreads();
@@ -314,10 +320,11 @@ struct FewBody {
       Operands<P, N> operands;
       Prepared<N> prepared;
 
-      __device__ __forceinline__ Place(const P& p, int64_t output, int i, int packs, bool wanted)
-          : row(unsigned(i) / unsigned(packs)),
-            col(output + int64_t(unsigned(i) % unsigned(packs)) * N),
-            there(wanted && col < p.n) {
+      __device__ __forceinline__ Place(const Outputs& of, int i, int packs, bool wanted)
+          : row(of.first_token + unsigned(i) / unsigned(packs)),
+            col(of.output + int64_t(unsigned(i) % unsigned(packs)) * N),
+            there(wanted && col < of.params.problem.n) {
+        const P& p = of.params.problem;
         if (there) {
           if constexpr (P::matrices == 1) operands = Result<P, N>::fetch(p, row, col);
           if constexpr (kPrepares<N>) prepared = prepare<N>(sink_end(p.out), row, col);
