@@ -96,9 +96,12 @@ struct FourBit {
   int64_t group;
   RandomMatrix<S, Memory> scales;
   Guarded<uint8_t, Memory> zeros;
-  FourBit(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1)
-      : codes(rows, cols, gap, shift), group(g), scales(15, rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 1, 0.1),
-        zeros(rows, (cols + g - 1) / g, (cols + g - 1) / g + 1, 0, Poison::nan) {
+  // in_words: each row's scales and zero points begin with a word.
+  FourBit(int64_t rows, int64_t cols, int64_t g, int64_t gap = 1, int64_t shift = 1, bool in_words = false)
+      : codes(rows, cols, gap, shift), group(g),
+        scales(15, rows, (cols + g - 1) / g, in_words ? (cols + 4 * g - 1) / (4 * g) * 4 : (cols + g - 1) / g + 1,
+               in_words ? 0 : 1, 0.1),
+        zeros(rows, (cols + g - 1) / g, scales.ld(), 0, Poison::nan) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < zeros.cols(); ++c) zeros.set(r, c, uint8_t(mix(uint64_t(r * 77 + c)) % 16));
     }

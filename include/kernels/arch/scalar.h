@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t floats_to_bfloats(float low, float high) {
 }
 
 // Two e4m3 in the lower half of a word, as halves, on GPUs that have no instruction for it: what CUDA's headers do
-// there takes several times as long. The exponent of a half that has their bits is 8 too small; what would become 480 is
+// there takes ten times as long. The exponent of a half that has their bits is 8 too small; what would become 480 is
 // not a number.
 __device__ __forceinline__ uint32_t e4m3_to_halves(uint32_t codes) {
   const uint32_t upper = __byte_perm(codes, 0, 0x1404), bits = (upper & 0x80008000u) | (upper >> 1 & 0x3f803f80u);

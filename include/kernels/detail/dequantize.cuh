@@ -90,7 +90,9 @@ struct Float8Decoder {
   static constexpr bool takes_zero = false;
   // Of the two codes in the lower half of a word.
   template <class T>
-  static __device__ __forceinline__ uint32_t pair(uint32_t codes) { return halves_to<T>(halves_of_float8<Code>(codes)); }
+  static __device__ __forceinline__ uint32_t pair(uint32_t codes) {
+    return halves_to<T>(halves_of_float8<Code>(codes));
+  }
   template <class T>
   static __device__ __forceinline__ void pairs(uint32_t (&out)[2], uint32_t word, Nothing) {
     KERNELS_UNROLL

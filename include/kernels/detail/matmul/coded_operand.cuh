@@ -9,8 +9,8 @@ namespace detail {
 
 // What a thread does for a tile of kRows rows of weights, a step of 64 columns at a time: the way of their codes and
 // scales to a stage, as TileOperand has it. There 16-byte chunk i of a row is at i ^ row / 2 % 2 * 2 (8 bits) or at
-// i ^ row / 4 % 2 (4 bits), so that the lanes of a warp read from all banks; behind the codes are 16 bytes of scales for
-// each row, and as many of zero points. which(i, f) is as in TileOperand.
+// i ^ row / 4 % 2 (4 bits), so that the lanes of a warp read from all banks; behind the codes are 16 bytes of scales
+// for each row, and as many of zero points. which(i, f) is as in TileOperand.
 template <class T, class Source, int kRows, int kThreads>
 class CodedOperand {
  public:

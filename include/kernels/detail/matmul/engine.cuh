@@ -41,6 +41,7 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
     if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
+    if (plan.path == Path::skinny && few_fits()) plan.tile_tokens = kFewTokens, plan.tile_rows = kFewRows;
     const bool tiles = plan.path == Path::gemm;
     const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = tiles ? 8 : lesser(most, wide_x);
     const bool whole = p_.k % most == 0 || (tiles && copied);

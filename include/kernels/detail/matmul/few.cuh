@@ -8,9 +8,9 @@
 //   a run:     | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
 //   mma:       tokens are the 16 rows, weights the 8 columns
 //
-// 256 bytes of a row of weights come at a time, or 128 where they have 4 bits, as DRAM is faster with long runs. A fragment's k may be in any order
-// that both operands share, so that the 16 bytes which a lane reads are operands of two mma. The warps' sums are added
-// in their order, and where two blocks of a cluster share K, in that of their ranks.
+// 256 bytes of a row of weights come at a time, or 128 where they have 4 bits, as DRAM is faster with long runs. A
+// fragment's k may be in any order that both operands share, so that the 16 bytes which a lane reads are operands of
+// two mma. The warps' sums are added in their order, and where two blocks of a cluster share K, in that of their ranks.
 //
 // All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
 // lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
@@ -68,7 +68,9 @@ struct FewBody {
     const int groups = blockDim.x / kThreads, group = threadIdx.x / kThreads;
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
     __shared__ Uninitialized<TokenState<X>, kTokens> states;
-    const auto input = [&](int i, const auto& f) { f(states.items[i].bind(p.x), first_token + (i < tokens ? i : 0), i < tokens); };
+    const auto input = [&](int i, const auto& f) {
+      f(states.items[i].bind(p.x), first_token + (i < tokens ? i : 0), i < tokens);
+    };
 
     const Steps steps(columns, int(rank) * groups + group, int(splits) * groups, tile);
     const Copies copies(params, output, first_token, tokens);

@@ -25,9 +25,9 @@ __device__ __forceinline__ auto visit_few_row(const P& p, int64_t output, int i,
 __device__ __forceinline__ int few_number() { return threadIdx.x % kFewThreads / 32 * 4 + threadIdx.x % 4; }
 
 // Columns that are not there become zeros; rows behind the first `rows` are left as they are, and nobody uses their
-// sums. A step is one run of 128 columns, or several. A lane reads rows 8j + lane / 4, and of a run
-// the eight columns with its number among 16 lanes: those of a token and of a row are four pairs, and two mma take them.
-// Of 16 bits tokens are the rows of an mma, and rows of weights its columns.
+// sums. A step is one run of 128 columns, or several. A lane reads rows 8j + lane / 4, and of a run the eight columns
+// with its number among 16 lanes: those of a token and of a row are four pairs, and two mma take them. Of 16 bits
+// tokens are the rows of an mma, and rows of weights its columns.
 template <class P, class T, bool kCoded>
 struct FewWeights {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
@@ -116,8 +116,8 @@ struct FewWeights {
 };
 
 // A step is two runs. Of a row, 16-byte chunk i is at i ^ row % 8, or at i ^ row % 4 * 2 where a lane reads 8 bytes.
-// Behind the codes are the scales of each row, and then its zero points. Rows of weights are those of an mma, as what is
-// decoded may be in any register, and tokens its columns.
+// Behind the codes are the scales of all rows, and then their zero points. Rows of weights are those of an mma, as what
+// is decoded may be in any register, and tokens its columns.
 template <class P, class T>
 struct FewWeights<P, T, true> {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
@@ -171,7 +171,8 @@ struct FewWeights<P, T, true> {
     __device__ __forceinline__ float factor() const { return convert<float>(*groups_.scales); }
 
    private:
-    static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kFewThreads / kChunks, kEach = kFewRows / kRowsPerPass;
+    static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kFewThreads / kChunks,
+                         kEach = kFewRows / kRowsPerPass;
     static __device__ __forceinline__ int thread() { return threadIdx.x % kFewThreads; }
     static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
     static __device__ __forceinline__ int row() { return thread() / kChunks; }
@@ -196,7 +197,8 @@ struct FewWeights<P, T, true> {
       const int first = col >> group_log2_, group = col + mine * 8 >> group_log2_;
       codes_ = stage + row * kRowBytes + swizzled(row, byte / 16) * 16 + byte % 16;
       scales_ = stage + kCodeBytes + row * scale_row_ + place_of_group<Scale>(first, group);
-      zeros_ = stage + kCodeBytes + (kByGroup ? kFewRows * scale_row_ : 0) + row * zero_row_ + place_of_group<Zero>(first, group);
+      zeros_ = stage + kCodeBytes + (kByGroup ? kFewRows * scale_row_ : 0) + row * zero_row_ +
+               place_of_group<Zero>(first, group);
     }
     __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kFewTokens / 8][4], int tokens) {
       if (tokens <= 8) multiply_tiles<1>(inputs);

@@ -10,9 +10,9 @@
 //   pipeline:   | stage 0 | stage 1 | ... |   each: inputs kTokens x 64 | weights kRows x 64, one step of K
 //
 // 16-bit operands that are aligned are copied to a stage by cp.async, and so are codes of 8 and 4 bits, which lanes
-// decode; others are read through their functors, rounded to 16 bits and stored. In shared memory a row of a step is eight chunks of 16 bytes, swizzled so that neither writes
-// nor reads have bank conflicts. The epilogue goes through shared memory in slabs, a warp's own, so that the sink gets
-// whole rows.
+// decode; others are read through their functors, rounded to 16 bits and stored. In shared memory a row of a step is
+// eight chunks of 16 bytes, swizzled so that neither writes nor reads have bank conflicts. The epilogue goes through
+// shared memory in slabs, a warp's own, so that the sink gets whole rows.
 //
 // Where the image has clusters, their blocks may share K (split-K): each adds up a part of the tile, in the order of
 // their ranks.

@@ -7,8 +7,8 @@ KERNELS_BEGIN
 namespace detail {
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
-// kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of an
-// mma are those of weights, as with wgmma.
+// kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of
+// an mma are those of weights, as with wgmma.
 template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma>
 struct GemmSlabs {
   static constexpr int kTokens = kTurned ? 32 : 16, kRows = 1024 / kTokens;
