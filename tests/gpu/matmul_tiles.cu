@@ -329,7 +329,7 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
   policy.batch_invariant = true;
   REQUIRE(run(k::Exec(stream), s.m, tile(policy, ways()[1]), y).ok());
   REQUIRE(run(k::Exec(stream), 33, tile(policy, ways()[0]), few).ok());
-  CHECK(!run(k::Exec(stream), s.m, tile(policy, {128, 256}), y));  // which would add up in another order, or is not there
+  CHECK(!run(k::Exec(stream), s.m, tile(policy, {128, 256}), y));  // another order, or no such tile
   stream.wait();
   y.download(), few.download();
   for (int64_t m = 0; m < 33; ++m) {

@@ -149,8 +149,8 @@ class ProductEngine {
   // Whether that is faster than tiles.
   bool few_pays() const {
     if (!few_fits()) return false;
-    const int64_t rows = p_.n * P::matrices, sms = ex_.device().sm_count;
-    if constexpr (compiled(Path::gemm)) {
+    if constexpr (has_few && narrow_weights && compiled(Path::gemm)) {
+      const int64_t rows = p_.n * P::matrices, sms = ex_.device().sm_count;
       if (p_.m > kFewTokens) {
         // Where blocks cannot share K, tiles leave most multiprocessors idle.
         int image = 0;
