@@ -74,9 +74,11 @@ class ProductEngine {
     if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
     if (pack_x_ < most_x)
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
-    if constexpr (CodedGemmBody<P, meeting_type<X, W>, 128>::possible) {
+    if constexpr (codes && CodesInMemory<Gate>::value) {
       if (path == Path::gemm && group_log2() < 0)
-        return "weights: code for sm_90a decodes them on their way where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
+        return "weights: they are decoded on their way where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
+      if (path == Path::gemm && p_.k % Coded<W>::pack == 0 && !copies_codes() && !decoded_for_wgmma())
+        return "weights: they are decoded on their way, but for wgmma, where each row's scales and zero points begin at multiples of 4 bytes";
     }
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
@@ -157,13 +159,15 @@ class ProductEngine {
         return p_.m <= 2 * kFewTokens && rows * 3 <= 128 * sms &&
                image_architecture<GemmBody<P, meeting_type<X, W>, 1, 128>>(ex_, image).ok() && image < 90;
       }
-      if constexpr (codes && CodedGemmBody<P, meeting_type<X, W>, 128>::possible) {
-        bool tiles = false;
-        return p_.m <= tuning::kFewCodedTokens || rows <= kFewRows * sms ||
-               !has_code<CodedGemmBody<P, meeting_type<X, W>, 128>>(ex_, tiles).ok() || !tiles;
-      }
+      if (codes && p_.m > tuning::kFewCodedTokens && rows > kFewRows * sms) return !decoded_for_wgmma();
     }
     return p_.m <= kFewTokens;
+  }
+  bool decoded_for_wgmma() const {
+    bool yes = false;
+    if constexpr (codes && CodedGemmBody<P, meeting_type<X, W>, 128>::possible)
+      return has_code<CodedGemmBody<P, meeting_type<X, W>, 128>>(ex_, yes).ok() && yes;
+    return yes;
   }
 
   Status run_gemv() const {
