@@ -120,6 +120,15 @@ __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int 
                  : "memory");
   }
 }
+// Or nothing at all. A predicate, not a branch, so that other instructions may be scheduled around it.
+__device__ __forceinline__ void copy_async_4_if(uint32_t to, const void* from, int bytes, bool wanted) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile(
+        "{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted cp.async.ca.shared.global [%0], [%1], 4, %2;}" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(int(wanted))
+        : "memory");
+  }
+}
 // All 16; what lies beside them is brought into the L2.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   if constexpr (kCompiledFor >= 80) {

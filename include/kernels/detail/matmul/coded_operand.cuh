@@ -48,7 +48,7 @@ class CodedOperand {
                              more && (there_ >> i & 1) != 0);
       codes_[i] += kRowBytes;
     } else if constexpr (scaled) {
-      if (more) copy_groups_of(stage, col_);
+      copy_groups_of(stage, col_, more);
       col_ += kStep;
     }
   }
@@ -58,7 +58,7 @@ class CodedOperand {
     for (int i = 0; i < kCodes; ++i)
       arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kRowBytes),
                              codes_[i] + (zeros ? 0 : ahead / kPack * 16), (there_ >> i & 1) != 0, zeros);
-    if constexpr (scaled) copy_groups_of(stage, col_ + ahead);
+    if constexpr (scaled) copy_groups_of(stage, col_ + ahead, true);
   }
 
   // What a lane multiplies of a step: of rows row + 8j of the tile, 8 columns of each half.
@@ -92,11 +92,11 @@ class CodedOperand {
     return chunk ^ (kChunks == 4 ? row / 2 % 2 * 2 : row / 4 % 2);
   }
   static __device__ __forceinline__ uint32_t mine() { return row() * kRowBytes + swizzled(row(), chunk()) * 16; }
-  __device__ __forceinline__ void copy_groups_of(uint32_t stage, int col) const {
+  __device__ __forceinline__ void copy_groups_of(uint32_t stage, int col, bool more) const {
     const uint32_t to = stage + kCodeBytes + threadIdx.x * kScaleRow;
     const int log2 = lesser(group_log2_, 30);
-    if (group_log2_ != kOneForAll) copy_words_of_groups<kStep>(to, groups_.scales, col, cols_, log2);
-    if constexpr (zeroed) copy_words_of_groups<kStep>(to + kScaleBytes, groups_.zeros, col, cols_, log2);
+    if (group_log2_ != kOneForAll) copy_words_of_groups<kStep>(to, groups_.scales, col, cols_, log2, more);
+    if constexpr (zeroed) copy_words_of_groups<kStep>(to + kScaleBytes, groups_.zeros, col, cols_, log2, more);
   }
 
   const unsigned char* codes_[kCodes];

@@ -154,15 +154,17 @@ KERNELS_HD int bytes_of_groups(int group_log2) {
   return greater((kCols >> lesser(group_log2, 30)) * int(sizeof(Of)), 4);
 }
 template <int kCols, class Of>
-__device__ __forceinline__ void copy_words_of_groups(uint32_t to, const Of* row, int col, int columns, int log2) {
-  const int first = (col >> log2) * int(sizeof(Of)) & ~3, wanted = bytes_of_groups<kCols, Of>(log2),
+__device__ __forceinline__ void copy_words_of_groups(uint32_t to, const Of* row, int col, int columns, int log2,
+                                                     bool wanted) {
+  const int first = (col >> log2) * int(sizeof(Of)) & ~3, bytes = bytes_of_groups<kCols, Of>(log2),
             there = ((columns - 1 >> log2) + 1) * int(sizeof(Of)) - first;
   const unsigned char* const from = reinterpret_cast<const unsigned char*>(row) + first;
-  int i = 0;
-  do {
-    arch::copy_async_4(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)));
-    i += 4;
-  } while (i < wanted);
+  const auto copy = [&](int i) {
+    arch::copy_async_4_if(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)), wanted);
+  };
+  copy(0);
+#pragma unroll 1
+  for (int i = 4; i < bytes; i += 4) copy(i);
 }
 // Where in these bytes that of a group is. first: the group of the first column.
 template <class Of>

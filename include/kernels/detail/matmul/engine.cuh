@@ -159,7 +159,6 @@ class ProductEngine {
         return p_.m <= 2 * kFewTokens && rows * 3 <= 128 * sms &&
                image_architecture<GemmBody<P, meeting_type<X, W>, 1, 128>>(ex_, image).ok() && image < 90;
       }
-      if (codes && p_.m > tuning::kFewCodedTokens && rows > kFewRows * sms) return !decoded_for_wgmma();
     }
     return p_.m <= kFewTokens;
   }

@@ -84,7 +84,8 @@ struct FewBody {
                   *const memory = behind + group * stages * stage_size;
     Ring<decltype(input)> ring{
         copies, x, input, memory, arch::shared_address(memory), columns, stage_size,
-        Weights::bytes(params.group_log2), run_bytes(tokens), waiting};
+        Weights::bytes(params.group_log2), run_bytes(tokens), waiting,
+        Weights::scaled && params.group_log2 != kOneForAll};
     if (params.weights_ready) {
       ring.bring_first_weights(stages, steps);
       arch::grid_dependency_pass();
@@ -93,8 +94,8 @@ struct FewBody {
     const int next = ring.bring_first(stages, steps, params.weights_ready);
 
     __shared__ float factors[Weights::scaled ? kRows : 1];
-    const auto multiply = [&](auto by_group) {
-      typename Weights::template Lane<decltype(by_group)::value> lane(params.group_log2, params.rows);
+    const auto multiply = [&](auto by_group, auto tiles) {
+      typename Weights::template Lane<decltype(by_group)::value, decltype(tiles)::value> lane(params.group_log2);
       multiply_steps(ring, steps, next, stages, tokens, lane);
       arch::copy_async_wait<0>();
       if constexpr (Weights::scaled) {
@@ -103,8 +104,13 @@ struct FewBody {
       __syncthreads();
       lane.template keep<kPitch>(reinterpret_cast<float*>(behind) + threadIdx.x / 32 * kWarpSums, factors, tokens);
     };
-    if (Weights::scaled && params.group_log2 != kOneForAll) multiply(std::integral_constant<bool, Weights::scaled>());
-    else multiply(std::false_type());
+    const auto with_tiles = [&](auto by_group) {
+      if (kRuns > 1 && tokens <= 8) multiply(by_group, std::integral_constant<int, 1>());
+      else if (kRuns > 1 && tokens <= 16) multiply(by_group, std::integral_constant<int, 2>());
+      else multiply(by_group, std::integral_constant<int, 4>());
+    };
+    if (ring.by_group) with_tiles(std::integral_constant<bool, Weights::scaled>());
+    else with_tiles(std::false_type());
     const Outputs outputs{params,
                           output,
                           first_token,
@@ -152,12 +158,12 @@ struct FewBody {
       }
     }
     // A run's: a chunk of 8 columns of every eighth row.
-    __device__ __forceinline__ void bring_inputs(uint32_t to, int col, int columns) const {
+    __device__ __forceinline__ void bring_inputs(uint32_t to, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
       for (int j = 0; j < kTokens / 8; ++j)
-        arch::copy_async_16_if(to + Inputs::place(row(), chunk()) + j * kTileBytes, inputs[j] + col, j < token_tiles,
-                               zeros);
+        arch::copy_async_16_if(to + Inputs::place(row(), chunk()) + j * kTileBytes, inputs[j] + col,
+                               more && j < token_tiles, zeros);
     }
 
    private:
@@ -177,18 +183,19 @@ struct FewBody {
     uint32_t address;
     int columns, stage_size, weight_size, run_size;
     typename Inputs::Waiting (&waiting)[kRuns];
+    bool by_group;
 
     // What all stages but one hold at first. Weights may come before the rest; bring_first() returns the step that is
     // next.
     __device__ __forceinline__ void bring_first_weights(int stages, const Steps& steps) const {
       for (int i = 0, step = steps.begin; i < lesser(stages - 1, steps.count); ++i, step = steps.after(step))
-        bring_weights(i * stage_size, step);
+        bring_first_step(i * stage_size, step);
     }
     __device__ __forceinline__ int bring_first(int stages, const Steps& steps, bool has_weights) {
       int step = steps.begin;
       for (int i = 0; i < stages - 1; ++i) {
         if (i < steps.count) {
-          if (!has_weights) bring_weights(i * stage_size, step);
+          if (!has_weights) bring_first_step(i * stage_size, step);
           bring_inputs(i * stage_size, step);
           store_inputs(i * stage_size, step);
           step = steps.after(step);
@@ -198,16 +205,21 @@ struct FewBody {
       return step;
     }
 
-    __device__ __forceinline__ void bring_weights(int stage, int step) const {
-      copies.weights.bring(address + stage, step * kStep, columns);
+    __device__ __forceinline__ void bring_first_step(int stage, int step) const {
+      if (by_group) bring_weights<Weights::scaled>(stage, step);
+      else bring_weights<false>(stage, step);
+    }
+    template <bool kByGroup>
+    __device__ __forceinline__ void bring_weights(int stage, int step, bool more = true) const {
+      copies.weights.template bring<kByGroup>(address + stage, step * kStep, columns, more);
     }
     // Inputs that are not copied are on their way to registers until they are stored.
-    __device__ __forceinline__ void bring_inputs(int stage, int step) {
+    __device__ __forceinline__ void bring_inputs(int stage, int step, bool more = true) {
       KERNELS_UNROLL
       for (int run = 0; run < kRuns; ++run) {
         const int col = step * kStep + run * kRun;
-        if constexpr (Inputs::copied) copies.bring_inputs(address + inputs_of(stage, run), col, columns);
-        else x.prefetch(waiting[run], input, 0, Inputs::kEach, col, columns);
+        if constexpr (Inputs::copied) copies.bring_inputs(address + inputs_of(stage, run), col, columns, more);
+        else if (more) x.prefetch(waiting[run], input, 0, Inputs::kEach, col, columns);
       }
     }
     __device__ __forceinline__ void store_inputs(int stage, int step) const {
@@ -238,9 +250,12 @@ struct FewBody {
         lane.read(ring.memory + stage, here * kStep, run);
         if (run == 0) {
           if (i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
-          if (i + stages - 1 < steps.count) {
-            ring.bring_weights(free, step);
-            ring.bring_inputs(free, step);
+          // What is decoded waits for its turn, and a branch would keep it from filling it.
+          constexpr bool kAlways = kRuns > 1;
+          const bool more = i + stages - 1 < steps.count;
+          if (kAlways || more) {
+            ring.template bring_weights<Lane::by_group>(free, step, !kAlways || more);
+            ring.bring_inputs(free, step, !kAlways || more);
             waits = free, waiting_step = step;
             step = steps.after(step);
           }

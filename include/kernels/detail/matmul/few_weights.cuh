@@ -48,12 +48,13 @@ struct FewWeights {
                                         [](const Gate& source, int64_t n) { return address_of(source, n, 0); }) +
                           chunk() * 8);
     }
-    __device__ __forceinline__ void bring(uint32_t stage, int col, int columns) const {
+    template <bool>
+    __device__ __forceinline__ void bring(uint32_t stage, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
       for (int j = 0; j < kFewRows / 8; ++j)
-        arch::copy_async_16_if(stage + Tile::place(row(), chunk()) + j * kTileBytes, rows_[j] + col, j < row_tiles_,
-                               zeros);
+        arch::copy_async_16_if(stage + Tile::place(row(), chunk()) + j * kTileBytes, rows_[j] + col,
+                               more && j < row_tiles_, zeros);
     }
 
    private:
@@ -65,10 +66,11 @@ struct FewWeights {
     int row_tiles_;
   };
 
-  template <bool>
+  template <bool, int>
   class Lane {
    public:
-    __device__ __forceinline__ Lane(int, int) {}
+    static constexpr bool by_group = false;
+    __device__ __forceinline__ explicit Lane(int) {}
     // Of a step that begins with column `col`.
     __device__ __forceinline__ void read(const unsigned char* stage, int, int) {
       stage += Tile::place((threadIdx.x & 31) / 4, few_number());
@@ -147,24 +149,23 @@ struct FewWeights<P, T, true> {
         codes_[i] = opaque(visit_few_row(p, output, i * kRowsPerPass + row(), find).codes + chunk() * 16);
       if constexpr (scaled) groups_ = visit_few_row(p, output, thread() % kFewRows, find);
     }
-    __device__ __forceinline__ void bring(uint32_t stage, int col, int columns) const {
+    template <bool kByGroup>
+    __device__ __forceinline__ void bring(uint32_t stage, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * kPack >= columns;
       const uint32_t to = stage + row() * kRowBytes + swizzled(row(), chunk()) * 16;
       KERNELS_UNROLL
       for (int i = 0; i < kEach; ++i)
         arch::copy_async_16_if(to + i * (kRowsPerPass * kRowBytes), codes_[i] + col / kPack * 16,
-                               i * (kRowsPerPass / 8) + row() / 8 < row_tiles_, zeros);
-      if constexpr (scaled) {
+                               more && i * (kRowsPerPass / 8) + row() / 8 < row_tiles_, zeros);
+      if constexpr (kByGroup || zeroed) {
         const int log2 = lesser(group_log2_, 30), i = thread() % kFewRows;
         const uint32_t groups = stage + kCodeBytes;
-        if (thread() < kFewRows) {
-          if (group_log2_ != kOneForAll)
-            copy_words_of_groups<kStep>(groups + i * bytes_of_groups<kStep, Scale>(log2), groups_.scales, col, columns,
-                                        log2);
-        } else if constexpr (zeroed) {
+        if constexpr (kByGroup)
+          copy_words_of_groups<kStep>(groups + i * bytes_of_groups<kStep, Scale>(log2), groups_.scales, col, columns,
+                                      log2, more && thread() < kFewRows);
+        if constexpr (zeroed)
           copy_words_of_groups<kStep>(groups + scale_bytes(group_log2_) + i * bytes_of_groups<kStep, Zero>(log2),
-                                      groups_.zeros, col, columns, log2);
-        }
+                                      groups_.zeros, col, columns, log2, more && thread() >= kFewRows);
       }
     }
     // The scale of row number thread().
@@ -183,13 +184,13 @@ struct FewWeights<P, T, true> {
   };
   static_assert(kFewThreads == 2 * kFewRows, "a thread for each row's scales, and one for its zero points");
 
-  // kByGroup: whether weights are multiplied by their scales, in 16 bits.
-  template <bool kByGroup>
+  // kByGroup: whether weights are multiplied by their scales, in 16 bits. With kTiles times 8 tokens.
+  template <bool kByGroup, int kTiles>
   class Lane {
    public:
-    __device__ __forceinline__ Lane(int group_log2, int rows)
+    static constexpr bool by_group = kByGroup;
+    __device__ __forceinline__ explicit Lane(int group_log2)
         : group_log2_(lesser(group_log2, 30)),
-          rows_(rows),
           scale_row_(bytes_of_groups<kStep, Scale>(group_log2_)),
           zero_row_(bytes_of_groups<kStep, Zero>(group_log2_)) {}
     __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
@@ -200,34 +201,9 @@ struct FewWeights<P, T, true> {
       zeros_ = stage + kCodeBytes + (kByGroup ? kFewRows * scale_row_ : 0) + row * zero_row_ +
                place_of_group<Zero>(first, group);
     }
-    __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kFewTokens / 8][4], int tokens) {
-      if (tokens <= 8) multiply_tiles<1>(inputs);
-      else if (tokens <= 16) multiply_tiles<2>(inputs);
-      else multiply_tiles<4>(inputs);
-    }
-    template <int kPitch>
-    __device__ __forceinline__ void keep(float* sums, const float* factors, int tokens) const {
-      const int row = (threadIdx.x & 31) / 4;
-      float* const to = sums + 2 * (threadIdx.x % 4) * kPitch + row;
-      KERNELS_UNROLL
-      for (int i = 0; i < kFewRows / 8; ++i) {
-        const float factor = scaled ? factors[row + 8 * i] : 1.f;
-        KERNELS_UNROLL
-        for (int j = 0; j < kFewTokens / 8; ++j) {
-          if (8 * j >= tokens) break;
-          float* const there = to + 8 * j * kPitch + 8 * i;
-          there[0] = sums_[i / 2][j][i % 2 * 2] * factor, there[kPitch] = sums_[i / 2][j][i % 2 * 2 + 1] * factor;
-        }
-      }
-    }
-
-   private:
-    // With kTiles times 8 tokens.
-    template <int kTiles>
-    __device__ __forceinline__ void multiply_tiles(const uint32_t (&inputs)[kFewTokens / 8][4]) {
+    __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kFewTokens / 8][4], int) {
       KERNELS_UNROLL
       for (int i = 0; i < kFewRows / 16; ++i) {
-        if (i == kFewRows / 32 && rows_ <= kFewRows / 2) break;
         uint32_t upper[4], lower[4];
         decode(upper, 2 * i), decode(lower, 2 * i + 1);
         KERNELS_UNROLL
@@ -241,6 +217,23 @@ struct FewWeights<P, T, true> {
         }
       }
     }
+    template <int kPitch>
+    __device__ __forceinline__ void keep(float* sums, const float* factors, int tokens) const {
+      const int row = (threadIdx.x & 31) / 4;
+      float* const to = sums + 2 * (threadIdx.x % 4) * kPitch + row;
+      KERNELS_UNROLL
+      for (int i = 0; i < kFewRows / 8; ++i) {
+        const float factor = scaled ? factors[row + 8 * i] : 1.f;
+        KERNELS_UNROLL
+        for (int j = 0; j < kTiles; ++j) {
+          if (8 * j >= tokens) break;
+          float* const there = to + 8 * j * kPitch + 8 * i;
+          there[0] = sums_[i / 2][j][i % 2 * 2] * factor, there[kPitch] = sums_[i / 2][j][i % 2 * 2 + 1] * factor;
+        }
+      }
+    }
+
+   private:
     // Of row 8j.
     __device__ __forceinline__ void decode(uint32_t (&weights)[4], int j) const {
       decode_eight<T, Code, kByGroup>(weights, codes_ + j * (8 * kRowBytes),
@@ -248,9 +241,9 @@ struct FewWeights<P, T, true> {
                                       reinterpret_cast<const Zero*>(zeros_ + j * 8 * zero_row_));
     }
 
-    const int group_log2_, rows_, scale_row_, zero_row_;
+    const int group_log2_, scale_row_, zero_row_;
     const unsigned char *codes_, *scales_, *zeros_;  // of this lane, in the step's stage
-    float sums_[kFewRows / 16][kFewTokens / 8][4] = {};
+    float sums_[kFewRows / 16][kTiles][4] = {};
   };
 
  private:
