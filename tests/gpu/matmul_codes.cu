@@ -19,8 +19,8 @@ void decoded(const char* what, int64_t unit, const Make& make) {
           // The weights are rounded, and their scales.
           constexpr double rounded = std::is_same<TX, k::bfloat16>::value ? 0x1p-8 : 0x1p-10;
           check<TX, float>(what, {m, n, cols}, Path::gemm, w, rounded);
-          // The inputs are exact. Of two tokens the sums of a pack of codes are scaled as a whole.
-          if (aligned) check<TX, float>(what, {m, n, cols}, Path::skinny, w, m > 2 ? rounded : 0);
+          // The inputs are exact. Of one token the sums of a pack of codes are scaled as a whole.
+          if (aligned) check<TX, float>(what, {m, n, cols}, Path::skinny, w, m > 1 ? rounded : 0);
         }
       }
     }

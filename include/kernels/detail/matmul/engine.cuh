@@ -96,8 +96,8 @@ class ProductEngine {
       return unsupported("matmul: batch_invariant goes with the gemm and simt paths");
     if (path == Path::automatic) {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
-      else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
       else if (few_pays()) path = Path::skinny;
+      else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
       else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
@@ -136,7 +136,7 @@ class ProductEngine {
   static constexpr bool has_few = streams();
   bool few_fits() const {
     if constexpr (has_few) {
-      if (p_.m <= tuning::kSkinnyTokens || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
+      if (p_.m <= (codes ? 1 : tuning::kSkinnyTokens) || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
         return copies_codes() &&
@@ -206,13 +206,10 @@ class ProductEngine {
   }
   template <class Q, int M>
   using SkinnyDots = TensorDots<Q, tuning::kSkinnyRows / Q::matrices, M>;
-  // A block takes as many tokens as there are, or two.
+  // A block takes two tokens, or with codes, which stream to more than one, that one.
   template <template <class, int> class Dots>
   Status skinny_of(int most) const {
-    if constexpr (codes) {
-      if (p_.m == 1) return start_skinny<GemvBody<P, Dots<P, 1>, 1>>(most);
-    }
-    return start_skinny<GemvBody<P, Dots<P, 2>, 1>>(most);
+    return start_skinny<GemvBody<P, Dots<P, (codes ? 1 : 2)>, 1>>(most);
   }
   // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. But if there is about
   // room for all blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a
