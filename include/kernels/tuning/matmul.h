@@ -49,7 +49,7 @@ constexpr int kFineThreads = 448;
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// Weights of 8 and 4 bits stream as well, from 2 to 32 tokens: 14336 x 4096 with 4, 16 and 32 tokens takes 17.7, 19.2 and
+// Weights of 8 and 4 bits stream as well, from 2 to 32 tokens: 14336 x 4096 with 4, 16, 32 tokens takes 17.7, 19.2 and
 // 21.0 us (int8), 14.3, 17.1 and 22.4 (int4 with a scale for 128), in tiles with wgmma 20.6, 21.0 and 21.4, 22.5, 22.8
 // and 22.9; 4096 x 14336 19.0, 19.5, 21.3 and 15.1, 17.4, 21.2, in tiles 31.4 to 33.2 and 35.8 to 38.0. Instructions
 // bound them: loops for each number of tokens without any branch between a step's products took a quarter less time
