@@ -8,9 +8,9 @@
 //
 // With one token, and with float and double weights, all is multiplied in float. Other products go through tensor
 // cores: weights of 16, 8 and 4 bits are exact there. Inputs are rounded to the weights' 16-bit type, or for weights of
-// 8 and 4 bits to the inputs' own or to half; up to 2 tokens what that leaves is multiplied as well. Maps on weights
-// round them, too. Nothing is allocated or synchronized: calls can be captured in a graph. The same input gives the
-// same bits.
+// 8 and 4 bits to the inputs' own or to half; where rows of weights are read in one go (docs/matmul.md), what that
+// leaves is multiplied as well. Maps on weights round them, too. Nothing is allocated or synchronized: calls can be
+// captured in a graph. The same input gives the same bits.
 #pragma once
 
 #include "core/matmul_plan.h"

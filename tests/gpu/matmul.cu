@@ -588,7 +588,9 @@ TEST_CASE("matmul: a row's bits do not depend on its batch") {
   same_bits<k::half>(
       "normalized inputs", [](const auto& source) { return k::normed(source, k::RmsNorm{}); },
       Plain<k::half, DeviceMemory>(n, cols, 8, 0), n, cols);
-  same_bits<k::half>("4 bits", as_they_are, FourBit<k::half, true, DeviceMemory>(n, 4096, 64, 0, 0), n, 4096);
+  for (const bool in_words : {false, true})
+    same_bits<k::half>("4 bits", as_they_are, FourBit<k::half, true, DeviceMemory>(n, 4096, 64, 0, 0, in_words), n,
+                       4096);
   same_bits<float>("float", as_they_are, Plain<float, DeviceMemory>(n, 1032, 8, 0), n, 1032);
 }
 
@@ -640,10 +642,10 @@ TEST_CASE("matmul: paired weights keep the fast paths") {
   for (const Turning& turn : {Turning(64, 64, false, 130), Turning(64, 48, false, 130), Turning(64, 64, true, 130)}) {
     turned_products("paired half", Plain<k::half, DeviceMemory>(n, cols, 8, 0), turn, n, cols,
                     {Path::automatic, Path::gemv, Path::skinny, Path::gemm}, 0);
-    turned_products("paired int4, groups of 32", FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0), turn, n, cols,
-                    {Path::automatic, Path::gemm});
-    turned_products("paired int4, groups of 128", FourBit<k::half, false, DeviceMemory>(n, cols, 128, 0, 0), turn, n,
+    turned_products("paired int4, groups of 32", FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0, true), turn, n,
                     cols, {Path::automatic, Path::gemm});
+    turned_products("paired int4, groups of 128", FourBit<k::half, false, DeviceMemory>(n, cols, 128, 0, 0, true), turn,
+                    n, cols, {Path::automatic, Path::gemm});
     turned_products("paired int8", Scaled<int8_t, k::half, DeviceMemory>(n, cols, Grain::row, 1, 16, 0), turn, n, cols,
                     {Path::automatic, Path::gemm});
   }

@@ -49,7 +49,7 @@ void every_way(const char* what, const Sizes& s, Device<T>& y, const Run& run, c
 }
 
 constexpr Sizes kSizes[] = {{1, 3, 8},       {33, 300, 96},   {130, 70, 1064}, {64, 128, 4128},
-                            {31, 257, 2088}, {5, 24, 8448}, {7, 40, 72},     {40, 16, 40}};
+                            {31, 257, 2080}, {5, 24, 8448}, {7, 40, 72},     {40, 16, 40},  {20, 9000, 32}};
 
 template <class TX>
 constexpr double kRounded = std::is_same<TX, k::bfloat16>::value ? 0x1p-7 : 0x1p-9;  // a scale, and what it gives
@@ -63,12 +63,16 @@ void all_sizes(const char* what, const Make& make) {
     const auto w = make(s.n, s.k);
     const Matrix<TX> x(21, s.m, s.k, s.k + 8, 8, 1);
     Device<float> y(s.m, s.n, s.n + 3, 1);
-    k::MatmulPlan plan;
-    const bool streams = k::matmul_plan(Stream(), k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
-                                        k::store(y.data(), y.ld()), {s.m, s.n, s.k}, {}, {Path::skinny}, plan)
-                             .ok() &&
-                         plan.tile_tokens == 32;
+    const auto copies = [&](const k::MatmulPolicy& policy) {
+      k::MatmulPlan plan;
+      return k::matmul_plan(Stream(), k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
+                            k::store(y.data(), y.ld()), {s.m, s.n, s.k}, {}, policy, plan)
+                 .ok() &&
+             plan.weights_copied;
+    };
+    const bool streams = copies({Path::skinny});
     streamed += streams;
+    for (const Way& way : ways()) CHECK((!streams || copies(tile({way.path()}, way))));
     every_way(
         what, s, y,
         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
@@ -203,6 +207,10 @@ TEST_CASE("matmul tiles: gates, stacked and paired weights, normalized inputs") 
             return n < s.n ? product(m, n, s.k, value, w, u, rounded)
                            : product(m, n - s.n, s.k, value, more, u, rounded);
           });
+      k::MatmulPlan plan;
+      REQUIRE(k::matmul_plan(Stream(), in, w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, {}, {Path::skinny},
+                             plan));
+      CHECK(plan.weights_copied);
       // Heads of 64, of which rows i and 32 + i are neighbours.
       const auto paired = k::Paired<std::decay_t<decltype(w.source())>>(w.source(), 64, 32);
       every_way(
@@ -335,6 +343,55 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
   for (int64_t m = 0; m < 33; ++m) {
     for (int64_t n = 0; n < s.n; ++n) REQUIRE(y.get(m, n) == few.get(m, n));
   }
+}
+
+// Without wgmma two blocks of 32 tokens and few rows are faster than tiles, as blocks cannot share K before sm_90.
+TEST_CASE("matmul tiles: streams that share weights are chosen") {
+  const Sizes s{40, 64, 4096};
+  const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+  const Scaled<int8_t, float, DeviceMemory> w(s.n, s.k, Grain::row, 1, 0, 0);
+  Device<float> y(s.m, s.n, s.n);
+  const auto path_of = [&](int64_t m) {
+    k::MatmulPlan plan;
+    REQUIRE(k::matmul_plan(Stream(), k::load(static_cast<const k::half*>(x.data()), s.k), w.source(),
+                           k::store(y.data(), s.n), {m, s.n, s.k}, {}, {}, plan));
+    CHECK(plan.weights_copied);
+    CHECK(std::string(plan.why_not) == "");
+    return plan.path;
+  };
+  CHECK(path_of(2) == Path::skinny);
+  CHECK(path_of(32) == Path::skinny);
+  if (ways().size() == 4) CHECK(path_of(33) == Path::gemm);
+  expect(
+      "chosen", s, Path::automatic, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
+                         {s.m, s.n, s.k}, policy);
+      },
+      [&](int64_t m, int64_t n) {
+        return product(
+            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+            kRounded<k::half>);
+      });
+}
+
+// More token tiles than multiprocessors could hold alone.
+TEST_CASE("matmul tiles: many blocks of few tokens") {
+  const Sizes s{2113, 70, 64};
+  const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
+  const Scaled<int8_t, float, DeviceMemory> w(s.n, s.k, Grain::row, 1, 0, 0);
+  Device<float> y(s.m, s.n, s.n);
+  expect(
+      "many", s, Path::skinny, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
+                         {s.m, s.n, s.k}, policy);
+      },
+      [&](int64_t m, int64_t n) {
+        return product(
+            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+            kRounded<k::half>);
+      });
 }
 
 TEST_CASE("matmul tiles: no columns") {

@@ -41,8 +41,8 @@ __device__ __forceinline__ unsigned cluster_size() {
   return size;
 }
 
-// The number of the cluster, in a grid of one dimension, and how many clusters there are. Where a cluster has several
-// blocks the compiler finds the number with floating point, exact below 2^24.
+// The number of the cluster along x, and how many clusters there are. Where a cluster has several blocks the compiler
+// finds the number with floating point, exact below 2^24.
 __device__ __forceinline__ unsigned cluster_index() {
   unsigned index = blockIdx.x;
   if constexpr (kClusters) {

@@ -41,6 +41,13 @@
 #define KERNELS_DEVICE_CODE 1
 #endif
 
+// Whether the GPU that device code is compiled for has instructions for fp8.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define KERNELS_HAS_FP8 0
+#else
+#define KERNELS_HAS_FP8 1
+#endif
+
 #if defined(KERNELS_DEVICE_CODE)
 #define KERNELS_UNROLL _Pragma("unroll")
 #define KERNELS_ROLLED _Pragma("unroll 1")

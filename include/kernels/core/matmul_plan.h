@@ -31,8 +31,7 @@ struct MatmulPolicy {
   // The tile of the gemm path: 64, 96, 128 or 160 tokens x 128 or 256 rows of weights, half as many outputs with a
   // gate; 0: as it is best. 96 and 160 tokens are in code for sm_90, for inputs and weights of the same 16-bit type in
   // memory; 256 rows go with those inputs and weights and 128 tokens or more. Weights of 8 and 4 bits that code for
-  // sm_90a decodes on their way have 32 or 64 tokens x 128 rows, or 128 x 256. A plan also names that of the skinny
-  // path where weights stream through shared memory: 32 tokens x 64 rows, at most.
+  // sm_90a decodes on their way have 32 or 64 tokens x 128 rows, or 128 x 256.
   int tile_tokens = 0, tile_rows = 0;
   // With Exec::programmatic(): that the kernel ahead in the stream does not write the weights (or scales, or the ids of
   // experts). Then they are prefetched while it is still running. Kernels ahead of that one have ended, and may have
@@ -47,6 +46,7 @@ struct MatmulPolicy {
 // What a call does: the policy with all that it leaves open filled in.
 struct MatmulPlan : MatmulPolicy {
   int input_pack = 0, weight_pack = 0;  // columns in one access to memory; 1: element by element
+  bool weights_copied = false;          // to shared memory as they lie, several steps ahead
   const char* why_not = "";             // why this is not the fastest path for this M, or ""
 };
 

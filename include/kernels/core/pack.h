@@ -237,7 +237,7 @@ KERNELS_HD VectorOf<uint16_t, N> e5m2_as_halves(const Pack<float8_e5m2, N>& in) 
 // Two codes of fp8 in the lower half of a word, as halves.
 template <class T>
 __device__ __forceinline__ uint32_t halves_of_float8(uint32_t codes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#if !KERNELS_HAS_FP8
   if constexpr (std::is_same<T, float8_e4m3>::value) return arch::e4m3_to_halves(codes);
   else return __byte_perm(codes, 0, 0x1404);  // e5m2 is the upper half of a half
 #else

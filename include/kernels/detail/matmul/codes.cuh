@@ -87,19 +87,20 @@ struct CodesInMemory<Stacked<S, kParts>> : CodesInMemory<S> {
   static constexpr bool in_rows = false;
 };
 
-// Whether each row's scales begin with a word of 32 bits, and its zero points, too.
+// Whether each row's scales begin with a word of 32 bits, and its zero points, too. A scale for a whole row may be
+// anywhere.
 template <class W>
-bool scales_in_words(const W& w) {
+bool scales_in_words(const W& w, int group_log2) {
   if constexpr (is_stacked<W>::value) {
-    return !w.any([](const auto& part) { return !scales_in_words(part); });
+    return !w.any([&](const auto& part) { return !scales_in_words(part, group_log2); });
   } else if constexpr (is_paired<W>::value) {
-    return scales_in_words(w.source());
+    return scales_in_words(w.source(), group_log2);
   } else if constexpr (Coded<W>::scaled) {
     const auto& scales = w.scales();
-    if (scales.col_log2() == kOneForAll && !has_zeros<W>) return true;
     const auto begins = [&](int64_t row) {
-      const auto zeros = has_zeros<W> ? reinterpret_cast<uintptr_t>(scales.zero_at(row, 0)) : 0;
-      return (reinterpret_cast<uintptr_t>(scales.scale_at(row, 0)) | zeros) % 4 == 0;
+      const auto zeros = has_zeros<W> ? reinterpret_cast<uintptr_t>(scales.zero_at(row, 0)) : 0,
+                 factors = group_log2 == kOneForAll ? 0 : reinterpret_cast<uintptr_t>(scales.scale_at(row, 0));
+      return (factors | zeros) % 4 == 0;
     };
     return begins(0) && begins(int64_t(1) << scales.row_log2());
   } else {

@@ -41,14 +41,14 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
     if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
-    if (plan.path == Path::skinny && few_fits()) plan.tile_tokens = kFewTokens, plan.tile_rows = kFewRows;
+    if (plan.path == Path::skinny) plan.weights_copied = few_fits();
     const bool tiles = plan.path == Path::gemm;
     const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = tiles ? 8 : lesser(most, wide_x);
     const bool whole = p_.k % most == 0 || (tiles && copied);
     const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x && !(plan.path == Path::gemv && codes);
     plan.weight_pack = in_packs ? most : 1;
     plan.input_pack = in_packs ? most_x : 1;
-    plan.why_not = why_not(plan.path, most, most_x, whole);
+    plan.why_not = why_not(plan.path, plan.weights_copied, most, most_x, whole);
     return {};
   }
 
@@ -66,7 +66,7 @@ class ProductEngine {
  private:
   static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
 
-  const char* why_not(Path path, int most, int most_x, bool whole) const {
+  const char* why_not(Path path, bool weights_copied, int most, int most_x, bool whole) const {
     if (narrow_weights && !Coded<W>::known)
       return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
     if (pack_w_ < most)
@@ -74,13 +74,15 @@ class ProductEngine {
     if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
     if (pack_x_ < most_x)
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
-    if constexpr (codes && CodesInMemory<Gate>::value) {
-      if (path == Path::gemm && group_log2() < 0)
-        return "weights: they are decoded on their way where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
-      if (path == Path::gemm && p_.k % Coded<W>::pack == 0 && !copies_codes() && !decoded_for_wgmma())
-        return "weights: they are decoded on their way, but for wgmma, where each row's scales and zero points begin at multiples of 4 bytes";
-    }
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
+    if (codes && CodesInMemory<Gate>::value && p_.k > 0 && (path == Path::gemm || (path == Path::skinny && p_.m > 1))) {
+      if (group_log2() < 0)
+        return "weights: they are copied as they lie where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
+      if ((few || !weights_copied) && p_.k % Coded<W>::pack == 0 && !copies_codes())
+        return "weights: they are copied as they lie where each row's scales and zero points begin at multiples of 4 bytes; tiles with wgmma take them anywhere";
+      if (!weights_copied && p_.k % Coded<W>::pack != 0) return "K is not a multiple of the weights that 16 bytes hold";
+      if (!weights_copied) return "weights: a block of this device has not the shared memory for a few stages of them";
+    }
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
     if (path == Path::simt) return "weights: tensor cores would round float and double";
@@ -138,9 +140,9 @@ class ProductEngine {
     if constexpr (has_few) {
       if (p_.m <= (codes ? 1 : tuning::kSkinnyTokens) || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
+        if (!copies_codes()) return false;
         const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
-        return copies_codes() &&
-               FewBody<P>::shared_bytes(2, 1, stage, 3) <= ex_.device().shared_per_block - tuning::kSharedBesides;
+        return FewBody<P>::shared_bytes(1, 1, stage, 3) <= ex_.device().shared_per_block - tuning::kSharedBesides;
       } else {
         return pack_w_ >= 8;
       }
@@ -161,12 +163,6 @@ class ProductEngine {
       }
     }
     return p_.m <= kFewTokens;
-  }
-  bool decoded_for_wgmma() const {
-    bool yes = false;
-    if constexpr (codes && CodedGemmBody<P, meeting_type<X, W>, 128>::possible)
-      return has_code<CodedGemmBody<P, meeting_type<X, W>, 128>>(ex_, yes).ok() && yes;
-    return yes;
   }
 
   Status run_gemv() const {
@@ -206,7 +202,7 @@ class ProductEngine {
   }
   template <class Q, int M>
   using SkinnyDots = TensorDots<Q, tuning::kSkinnyRows / Q::matrices, M>;
-  // A block takes two tokens, or with codes, which stream to more than one, that one.
+  // A block takes two tokens, or with codes, which mostly stream to more than one, that one.
   template <template <class, int> class Dots>
   Status skinny_of(int most) const {
     return start_skinny<GemvBody<P, Dots<P, (codes ? 1 : 2)>, 1>>(most);
@@ -239,8 +235,11 @@ class ProductEngine {
     double best = HUGE_VAL;
     // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then
     // pairs of blocks may share K.
-    const bool can_be_alone = all <= Few::kRows * sms;
-    for (int splits = 1; splits <= (image >= 90 && p_.k >= 16 * Few::kStep ? 2 : 1); ++splits) {
+    const bool can_be_alone = (outputs + Few::kRows - 1) / Few::kRows * token_tiles <= sms;
+    const int most = ex_.device().shared_per_block - tuning::kSharedBesides,
+              stage_size = Few::stage_bytes(tokens, params.group_log2);
+    const bool pairs = image >= 90 && p_.k >= 16 * Few::kStep && Few::shared_bytes(2, 1, stage_size, 3) <= most;
+    for (int splits = 1; splits <= (pairs ? 2 : 1); ++splits) {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
@@ -253,8 +252,7 @@ class ProductEngine {
     // Long queues for blocks that are alone, and two groups of warps. No more blocks share a multiprocessor, those of
     // the kernel behind included: they would gather on some of them.
     const bool alone = blocks <= sms;
-    const int per_sm = alone ? 1 : 2, most = ex_.device().shared_per_block - tuning::kSharedBesides;
-    const int stage_size = Few::stage_bytes(tokens, params.group_log2);
+    const int per_sm = alone ? 1 : 2;
     int groups = alone && p_.k >= tuning::kStepsOfGroups * kFewRun * how.cluster ? Few::kMostGroups : 1;
     const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stage_size, stages); };
     const auto fit = [&](int stages) {
@@ -423,8 +421,9 @@ class ProductEngine {
   }
   // Whether cp.async can copy whole chunks of codes, and words of scales.
   bool copies_codes() const {
-    return p_.k > 0 && p_.k % Coded<W>::pack == 0 && group_log2() >= 0 &&
-           scales_in_words(p_.template weights<0>()) && scales_in_words(p_.template weights<P::matrices - 1>());
+    const int log2 = group_log2();
+    return p_.k > 0 && p_.k % Coded<W>::pack == 0 && log2 >= 0 && scales_in_words(p_.template weights<0>(), log2) &&
+           scales_in_words(p_.template weights<P::matrices - 1>(), log2);
   }
   // more: what the body's parameters have besides, the maps of its operands for example.
   template <class Body, class... More>
@@ -434,6 +433,7 @@ class ProductEngine {
           "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
     if (plan != nullptr) {
       plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
+      plan->weights_copied = Body::weights_copied;
       return {};
     }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;

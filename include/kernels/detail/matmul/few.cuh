@@ -6,7 +6,7 @@
 //
 //   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
 //   a run:     | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
-//   mma:       tokens are the 16 rows, weights the 8 columns
+//   mma:       tokens are the 16 rows, weights the 8 columns; with codes the other way around
 //
 // 256 bytes of a row of weights come at a time, or 128 where they have 4 bits, as DRAM is faster with long runs. A
 // fragment's k may be in any order that both operands share, so that the 16 bytes which a lane reads are operands of
@@ -105,9 +105,11 @@ struct FewBody {
       lane.template keep<kPitch>(reinterpret_cast<float*>(behind) + threadIdx.x / 32 * kWarpSums, factors, tokens);
     };
     const auto with_tiles = [&](auto by_group) {
-      if (kRuns > 1 && tokens <= 8) multiply(by_group, std::integral_constant<int, 1>());
-      else if (kRuns > 1 && tokens <= 16) multiply(by_group, std::integral_constant<int, 2>());
-      else multiply(by_group, std::integral_constant<int, 4>());
+      if constexpr (Weights::coded) {
+        if (tokens <= 8) return multiply(by_group, std::integral_constant<int, 1>());
+        if (tokens <= 16) return multiply(by_group, std::integral_constant<int, 2>());
+      }
+      multiply(by_group, std::integral_constant<int, 4>());
     };
     if (ring.by_group) with_tiles(std::integral_constant<bool, Weights::scaled>());
     else with_tiles(std::false_type());
@@ -250,12 +252,11 @@ struct FewBody {
         lane.read(ring.memory + stage, here * kStep, run);
         if (run == 0) {
           if (i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
-          // What is decoded waits for its turn, and a branch would keep it from filling it.
-          constexpr bool kAlways = kRuns > 1;
+          // With codes no branch: the compiler puts instructions that decode between those that copy.
           const bool more = i + stages - 1 < steps.count;
-          if (kAlways || more) {
-            ring.template bring_weights<Lane::by_group>(free, step, !kAlways || more);
-            ring.bring_inputs(free, step, !kAlways || more);
+          if (Weights::coded || more) {
+            ring.template bring_weights<Lane::by_group>(free, step, !Weights::coded || more);
+            ring.bring_inputs(free, step, !Weights::coded || more);
             waits = free, waiting_step = step;
             step = steps.after(step);
           }

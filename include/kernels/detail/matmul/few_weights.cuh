@@ -34,7 +34,7 @@ struct FewWeights {
   using Code = T;
   using Tile = TileOperand<T, Gate, kFewRows, kFewThreads, 8, kFewRun>;
   static_assert(Tile::copied, "weights that lie in memory as tensor cores take them");
-  static constexpr bool possible = true, scaled = false;
+  static constexpr bool coded = false, scaled = false;
   static constexpr int kRuns = 1, kTileBytes = 8 * kFewRun * 2;
   static KERNELS_HD int bytes(int) { return Tile::kBytes; }
 
@@ -124,7 +124,7 @@ template <class P, class T>
 struct FewWeights<P, T, true> {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using Code = typename Coded<Gate>::Code;
-  static constexpr bool possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
+  static constexpr bool coded = true, possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
   using Row = decltype(coded_row(std::declval<const std::conditional_t<possible, Gate, DirectLoad<half>>&>(), 0));
   using Scale = std::remove_const_t<std::remove_pointer_t<decltype(Row::scales)>>;
   using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;

@@ -439,6 +439,7 @@ struct GemmBody {
   using Tile64 = GemmTile<P, T, kWidth, 64, kRows>;
   using Slabs = typename Tile64::Slabs;
   static constexpr bool coded = kWidth == kAsCodes, copied = Tile64::copied;
+  static constexpr bool weights_copied = Tile64::Weights::copied;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr bool waits_by_itself = true, boxed = false;

@@ -83,7 +83,7 @@ struct BoxedGemmBody {
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64, kProducers = 128;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr int max_threads = kRows + kProducers, registers = kRows == 256 ? 168 : 255;
-  static constexpr bool waits_by_itself = true, boxed = true;
+  static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
   static constexpr bool possible = RowsInMemory<X>::value && RowsInMemory<Gate>::value && RowsInMemory<Up>::value &&
                                    std::is_same<copied_type<X>, T>::value &&
                                    std::is_same<copied_type<Gate>, T>::value && std::is_same<copied_type<Up>, T>::value;
