@@ -49,11 +49,15 @@ constexpr int kFineThreads = 448;
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// Weights of 8 and 4 bits stream as well, from 2 to 32 tokens: 14336 x 4096 with 4, 16, 32 tokens takes 17.7, 19.2 and
-// 21.0 us (int8), 14.3, 17.1 and 22.4 (int4 with a scale for 128), in tiles with wgmma 20.6, 21.0 and 21.4, 22.5, 22.8
-// and 22.9; 4096 x 14336 19.0, 19.5, 21.3 and 15.1, 17.4, 21.2, in tiles 31.4 to 33.2 and 35.8 to 38.0. Instructions
-// bound them: loops for each number of tokens without any branch between a step's products took a quarter less time
-// with int4 than one loop with branches, though they multiply rows that are not there.
+// Weights of 8 and 4 bits stream as well, from 2 to 32 tokens (H200, by a program that was not kept): 14336 x 4096 with
+// 4, 16, 32 tokens takes 17.7, 19.2 and 21.0 us (int8 with a scale for a row), 14.3, 17.1 and 22.4 (int4 with one for
+// 128 columns), in tiles with wgmma 20.6, 21.0 and 21.4, 22.5, 22.8 and 22.9; 4096 x 14336 19.0, 19.5, 21.3 and 15.1,
+// 17.4, 21.2, in tiles 31.4 to 33.2 and 35.8 to 38.0. Instructions bound them: loops for each number of tokens without
+// any branch between a step's products took a quarter less time with int4 than one loop with branches, though they
+// multiply rows that are not there; eight warps that share a step, instead of four that make two runs of it, took 10 %
+// longer. So rows on the busiest multiprocessor count in full. Code for sm_80 on the same GPU: as long; and with 64
+// tokens, where blocks cannot share K, two blocks of 32 took 37 us for the 117 of tiles (int8, 4096 x 14336; half 50
+// and 113), but 44 for 38 with 14336 x 4096 (half 61 and 41).
 
 // Where weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the
 // average, if it has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks
