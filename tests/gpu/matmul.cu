@@ -619,7 +619,7 @@ void turned_products(const char* what, const W& w, const Turning& turn, int64_t 
                 [&](int64_t at) {
                   return product(
                       row, at, cols, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, cols),
-                      m > 2 || path == Path::gemm ? rounded : 0);
+                      m > 1 || path == Path::gemm ? rounded : 0);
                 },
                 row, col);
           });

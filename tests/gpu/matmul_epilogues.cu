@@ -50,12 +50,12 @@ void plain_weights(const char* what, std::initializer_list<Path> paths) {
   }
 }
 
-// make(n, k): weights that tensor cores decode.
+// make(n, k): weights that tensor cores decode, of which `rounded` says how far those are rounded that stream.
 template <class Make>
-void coded_weights(const char* what, const Make& make) {
+void coded_weights(const char* what, const Make& make, double rounded = 0) {
   for (const Sizes& s : {Sizes{1, 67, 512}, Sizes{3, 72, 1024}, Sizes{40, 130, 512}}) {
     const auto w = make(s.n, s.k);
-    epilogue<k::half, k::half>(what, s, Path::skinny, w);
+    epilogue<k::half, k::half>(what, s, Path::skinny, w, s.m > 1 ? rounded : 0);
     epilogue<k::half, k::half>(what, s, Path::gemm, w, 0x1p-10);
   }
 }
@@ -72,9 +72,12 @@ TEST_CASE("epilogue: weights of float on every path") { plain_weights<float>("fl
 TEST_CASE("epilogue: weights of 8 bits") {
   coded_weights("int8",
                 [](int64_t n, int64_t c) { return Scaled<int8_t, k::half, DeviceMemory>(n, c, Grain::row, 1, 0, 0); });
-  coded_weights("e4m3", [](int64_t n, int64_t c) {
-    return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, 0, 0);
-  });
+  coded_weights(
+      "e4m3",
+      [](int64_t n, int64_t c) {
+        return Scaled<k::float8_e4m3, float, DeviceMemory>(n, c, Grain::block, 128, 0, 0);
+      },
+      0x1p-10);
 }
 TEST_CASE("epilogue: weights of 4 bits, a scale for each row") {
   coded_weights("int4", [](int64_t n, int64_t c) { return FourBit<k::half, false, DeviceMemory>(n, c, c, 0, 0); });
