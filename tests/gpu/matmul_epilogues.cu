@@ -13,7 +13,7 @@ std::vector<Row<>> rows_of(const Device<T>& y) {
   return rows;
 }
 
-// `rounded`: how far tiles round the weights; other paths take them as they are.
+// `rounded`: how far the path rounds the weights.
 template <class TX, class TY, class Weights>
 void epilogue(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0) {
   const Matrix<TX> x(21, s.m, s.k, s.k, 0, 1);
@@ -23,7 +23,6 @@ void epilogue(const char* what, const Sizes& s, Path path, const Weights& w, dou
     randomize(y, 23);
     const std::vector<Row<>> before = rows_of(y);
     const auto in = k::load(static_cast<const TX*>(x.data()), s.k);
-    const bool tiles = path == Path::gemm;
     expect(
         what, s, path, y,
         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
@@ -35,7 +34,7 @@ void epilogue(const char* what, const Sizes& s, Path path, const Weights& w, dou
         [&](int64_t m, int64_t n) {
           const Real<> sum = product(
               m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, s.k),
-              tiles ? rounded : 0);
+              rounded);
           return gelu(sum + Real<>(bias.value(0, n))) + before[size_t(m)][size_t(n)];
         });
   }
