@@ -1,4 +1,4 @@
-// budget: 9 kernels, 450 KB
+// budget: 10 kernels, 460 KB
 #include <kernels/matmul.cuh>
 
 namespace k = kernels;

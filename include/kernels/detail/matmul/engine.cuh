@@ -138,7 +138,7 @@ class ProductEngine {
   static constexpr bool has_few = streams();
   bool few_fits() const {
     if constexpr (has_few) {
-      if (p_.m <= (codes ? 1 : tuning::kSkinnyTokens) || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
+      if (p_.m <= (codes && !fine_scales() ? 1 : tuning::kSkinnyTokens) || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         if (!copies_codes()) return false;
         const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
@@ -193,19 +193,21 @@ class ProductEngine {
     }
     if constexpr (has_skinny) {
       if constexpr (Coded<W>::scaled) {
-        if (has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>()))
-          return skinny_of<FineDots>(tuning::kFineThreads);
+        if (fine_scales()) {
+          if (p_.m == 1) return start_skinny<GemvBody<P, FineDots<P, 1>, 1>>(tuning::kFineThreads);
+          return start_skinny<GemvBody<P, FineDots<P, 2>, 1>>(tuning::kFineThreads);
+        }
       }
-      return skinny_of<SkinnyDots>(codes ? tuning::kSkinnyThreads : tuning::kGemvThreads);
+      // Codes mostly stream to more than one token.
+      return start_skinny<GemvBody<P, TensorDots<P, tuning::kSkinnyRows / P::matrices, (codes ? 1 : 2)>, 1>>(
+          codes ? tuning::kSkinnyThreads : tuning::kGemvThreads);
     }
     return unsupported("matmul: no skinny path for these weights");
   }
-  template <class Q, int M>
-  using SkinnyDots = TensorDots<Q, tuning::kSkinnyRows / Q::matrices, M>;
-  // A block takes two tokens, or with codes, which mostly stream to more than one, that one.
-  template <template <class, int> class Dots>
-  Status skinny_of(int most) const {
-    return start_skinny<GemvBody<P, Dots<P, (codes ? 1 : 2)>, 1>>(most);
+  bool fine_scales() const {
+    if constexpr (Coded<W>::scaled)
+      return has_fine_scales(p_.template weights<0>()) || has_fine_scales(p_.template weights<P::matrices - 1>());
+    return false;
   }
   // Of rows with few bytes a warp takes a quarter: then what it does besides counts for less. But if there is about
   // room for all blocks at a time, it is filled (8192 x 8192, int4 with a scale for 32: 7 warps took 12.6 us, 8 and a
