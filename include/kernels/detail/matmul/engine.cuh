@@ -138,7 +138,8 @@ class ProductEngine {
   static constexpr bool has_few = streams();
   bool few_fits() const {
     if constexpr (has_few) {
-      if (p_.m <= (codes && !fine_scales() ? 1 : tuning::kSkinnyTokens) || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
+      const int fewer = codes && !fine_scales() ? 1 : tuning::kSkinnyTokens;
+      if (p_.m <= fewer || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         if (!copies_codes()) return false;
         const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
