@@ -15,10 +15,11 @@ template <class T, class Source, int kRows, int kThreads>
 class CodedOperand {
  public:
   using Code = typename Coded<Source>::Code;
-  using Row = decltype(coded_row(std::declval<const Source&>(), 0));
-  using Scale = std::remove_const_t<std::remove_pointer_t<decltype(Row::scales)>>;
-  using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
-  static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
+  using Types = CodedTypes<Source>;
+  using Row = typename Types::Row;
+  using Scale = typename Types::Scale;
+  using Zero = typename Types::Zero;
+  static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
   static constexpr int kStep = 64, kPack = Coded<Source>::pack, kRowBytes = kStep * 16 / kPack, kScaleRow = 16,
                        kCodeBytes = kRows * kRowBytes, kScaleBytes = scaled ? kRows * kScaleRow : 0,
                        kBytes = kCodeBytes + (zeroed ? 2 : 1) * kScaleBytes;

@@ -87,6 +87,16 @@ struct CodesInMemory<Stacked<S, kParts>> : CodesInMemory<S> {
   static constexpr bool in_rows = false;
 };
 
+// The types of a source's scales and zero points, or Nothing.
+template <class Source>
+struct CodedTypes {
+  using Row = decltype(coded_row(
+      std::declval<const std::conditional_t<CodesInMemory<Source>::value, Source, DirectLoad<half>>&>(), 0));
+  using Scale = std::remove_const_t<std::remove_pointer_t<decltype(Row::scales)>>;
+  using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
+  static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
+};
+
 // Whether each row's scales begin with a word of 32 bits, and its zero points, too. A scale for a whole row may be
 // anywhere.
 template <class W>

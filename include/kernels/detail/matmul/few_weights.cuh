@@ -125,10 +125,11 @@ struct FewWeights<P, T, true> {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using Code = typename Coded<Gate>::Code;
   static constexpr bool coded = true, possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
-  using Row = decltype(coded_row(std::declval<const std::conditional_t<possible, Gate, DirectLoad<half>>&>(), 0));
-  using Scale = std::remove_const_t<std::remove_pointer_t<decltype(Row::scales)>>;
-  using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
-  static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
+  using Types = CodedTypes<Gate>;
+  using Row = typename Types::Row;
+  using Scale = typename Types::Scale;
+  using Zero = typename Types::Zero;
+  static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
   static constexpr int kPack = Coded<Gate>::pack, kRuns = 2, kStep = kRuns * kFewRun, kRowBytes = kStep * 16 / kPack,
                        kCodeBytes = kFewRows * kRowBytes;
   static KERNELS_HD int scale_bytes(int group_log2) {

@@ -164,10 +164,11 @@ struct CodedGemmBody {
 
  private:
   using Lane = LaneCodes<T, Code>;
-  using Row = decltype(coded_row(std::declval<const std::conditional_t<possible, Gate, DirectLoad<half>>&>(), 0));
-  using Scale = std::remove_const_t<std::remove_pointer_t<decltype(Row::scales)>>;
-  using Zero = std::remove_const_t<std::remove_pointer_t<decltype(Row::zeros)>>;
-  static constexpr bool scaled = !std::is_same<Scale, Nothing>::value, zeroed = !std::is_same<Zero, Nothing>::value;
+  using Types = CodedTypes<Gate>;
+  using Row = typename Types::Row;
+  using Scale = typename Types::Scale;
+  using Zero = typename Types::Zero;
+  static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
   template <int kHeight>
   using Inputs = TileOperand<T, X, kHeight, kProducers, 8>;
 
