@@ -607,6 +607,11 @@ void turned_products(const char* what, const W& w, const Turning& turn, int64_t 
     const Matrix<k::half> x(33, m, cols, cols + 8, 0, 1);
     const auto in = k::load(static_cast<const k::half*>(x.data()), x.ld());
     Device<float> y(m, n, n + 2);
+    Stream stream;
+    k::MatmulPlan paired, alone;
+    REQUIRE(k::matmul_plan(stream, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, {},
+                           {}, paired));
+    REQUIRE(k::matmul_plan(stream, in, w.source(), k::store(y.data(), y.ld()), {m, n, cols}, {}, {}, alone));
     for (const Path path : paths) {
       expect(
           what, {m, n, cols}, path, y,
@@ -619,16 +624,11 @@ void turned_products(const char* what, const W& w, const Turning& turn, int64_t 
                 [&](int64_t at) {
                   return product(
                       row, at, cols, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(path, cols),
-                      m > 1 || path == Path::gemm ? rounded : 0);
+                      alone.weights_copied || path == Path::gemm ? rounded : 0);
                 },
                 row, col);
           });
     }
-    Stream stream;
-    k::MatmulPlan paired, alone;
-    REQUIRE(k::matmul_plan(stream, in, k::paired(w.source(), map), map | k::store(y.data(), y.ld()), {m, n, cols}, {},
-                           {}, paired));
-    REQUIRE(k::matmul_plan(stream, in, w.source(), k::store(y.data(), y.ld()), {m, n, cols}, {}, {}, alone));
     CHECK(paired.path == alone.path);
     CHECK(paired.weight_pack == alone.weight_pack);
     CHECK(std::string(paired.why_not) == "");

@@ -114,6 +114,23 @@ struct WithZeros {
   }
 };
 
+// A product with a scale for each row.
+using ByRow = Scaled<int8_t, float, DeviceMemory>;
+void expect_int8(const char* what, const Sizes& s, Path path, const Matrix<k::half>& x, const ByRow& w,
+                 Device<float>& y) {
+  expect(
+      what, s, path, y,
+      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
+                         {s.m, s.n, s.k}, policy);
+      },
+      [&](int64_t m, int64_t n) {
+        return product(
+            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+            kRounded<k::half>);
+      });
+}
+
 int64_t to_multiple(int64_t cols, int64_t of) { return (of - cols % of) % of; }
 
 }  // namespace
@@ -362,17 +379,7 @@ TEST_CASE("matmul tiles: streams that share weights are chosen") {
   CHECK(path_of(2) == Path::skinny);
   CHECK(path_of(32) == Path::skinny);
   if (ways().size() == 4) CHECK(path_of(33) == Path::gemm);
-  expect(
-      "chosen", s, Path::automatic, y,
-      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
-                         {s.m, s.n, s.k}, policy);
-      },
-      [&](int64_t m, int64_t n) {
-        return product(
-            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
-            kRounded<k::half>);
-      });
+  expect_int8("chosen", s, Path::automatic, x, w, y);
 }
 
 // More token tiles than multiprocessors could hold alone.
@@ -381,17 +388,7 @@ TEST_CASE("matmul tiles: many blocks of few tokens") {
   const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
   const Scaled<int8_t, float, DeviceMemory> w(s.n, s.k, Grain::row, 1, 0, 0);
   Device<float> y(s.m, s.n, s.n);
-  expect(
-      "many", s, Path::skinny, y,
-      [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(), k::store(y.data(), s.n),
-                         {s.m, s.n, s.k}, policy);
-      },
-      [&](int64_t m, int64_t n) {
-        return product(
-            m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
-            kRounded<k::half>);
-      });
+  expect_int8("many", s, Path::skinny, x, w, y);
 }
 
 TEST_CASE("matmul tiles: no columns") {

@@ -75,7 +75,8 @@ class ProductEngine {
     if (pack_x_ < most_x)
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
-    if (codes && CodesInMemory<Gate>::value && p_.k > 0 && (path == Path::gemm || (path == Path::skinny && p_.m > 1))) {
+    const bool could_stream = has_few && path == Path::skinny && p_.m > most_in_one_go();
+    if (codes && CodesInMemory<Gate>::value && p_.k > 0 && (path == Path::gemm || could_stream)) {
       if (group_log2() < 0)
         return "weights: they are copied as they lie where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
       if ((few || !weights_copied) && p_.k % Coded<W>::pack == 0 && !copies_codes())
@@ -136,10 +137,11 @@ class ProductEngine {
     else return is_16_bit<copied_type<W>>;
   }
   static constexpr bool has_few = streams();
+  // Tokens with which tensor cores rather take each row of weights in one go.
+  int most_in_one_go() const { return codes && !fine_scales() ? 1 : tuning::kSkinnyTokens; }
   bool few_fits() const {
     if constexpr (has_few) {
-      const int fewer = codes && !fine_scales() ? 1 : tuning::kSkinnyTokens;
-      if (p_.m <= fewer || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
+      if (p_.m <= most_in_one_go() || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         if (!copies_codes()) return false;
         const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
