@@ -112,6 +112,15 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, int
                  : "memory");
   }
 }
+// All 16, or zeros. Much cheaper than a number of bytes, from which the compiler computes an address.
+__device__ __forceinline__ void copy_async_16_or_zeros(uint32_t to, const void* from, bool there) {
+  if constexpr (kCompiledFor >= 80) {
+    asm volatile(
+        "{.reg .pred zeros; setp.eq.b32 zeros, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, zeros;}" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(int(there))
+        : "memory");
+  }
+}
 // The same with 4 bytes, which the L1 keeps.
 __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {

@@ -1,4 +1,4 @@
-// When decode() takes its kernel for short sequences.
+// Decoding: when decode() takes its kernel for short sequences, and how much a warp takes at a time.
 #pragma once
 
 #include "../core/macros.h"
@@ -15,6 +15,9 @@ namespace tuning {
 // 11.3 for 4,096 keys, 17.3 for 8,192. Keys that are prefetched into the L2 besides, two to eight tiles ahead or before
 // the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096 keys.
 constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
+
+// Bytes of keys and values that a warp takes at a time, at most, unless 16 keys have more.
+constexpr int kDecodeStageBytes = 8 << 10;
 
 }  // namespace tuning
 KERNELS_END

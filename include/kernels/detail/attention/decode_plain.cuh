@@ -33,6 +33,7 @@ class PlainRows {
   static constexpr int warps = 4, rows = 8, registers = 255;
   static constexpr bool fills_shared = false;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
+  using Steps = WarpKeys<warps, 1>;
   using Cursor = typename Schedule::Cursor;
   using Key = KeyRun<typename P::Kv>;
   using Value = ValueRun<typename P::Kv>;
@@ -72,19 +73,19 @@ class PlainRows {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void take(const DecodePart& part, int key) {
+  __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
     const Reader read{p_.wide_kv};
-    const Place place{key, part.end - 1 - key};
+    const Place place{int(key), int(count) - 1};
     const int g = lane() / 4;
     const Key low = p_.kv.key(part.b, part.head, place(g)), high = p_.kv.key(part.b, part.head, place(g + 8));
     Products products = {};
     multiply_keys(read, low, high, products);
-    typename Weights::Values x;
+    float x[1][4];
     sum_products(low, high, products, x);
-    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
+    weights_.weigh(p_, part, x, key, count, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
     share_weights(part, place, x);
     __syncwarp();
-    add_values(read, part, place, lesser(kDecodeKeys, part.end - key));
+    add_values(read, part, place, int(count));
     __syncwarp();
   }
 
@@ -155,7 +156,7 @@ class PlainRows {
   }
   // Over the columns of all four lanes, each of which keeps those of its two rows.
   static __device__ __forceinline__ void sum_products(const Key& low, const Key& high, Products& products,
-                                                      typename Weights::Values& x) {
+                                                      float (&x)[1][4]) {
     const int t = lane() % 4;
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -178,7 +179,7 @@ class PlainRows {
   }
   // With the scales of the values.
   __device__ __forceinline__ void share_weights(const DecodePart& part, const Place& place,
-                                                const typename Weights::Values& x) const {
+                                                const float (&x)[1][4]) const {
     const int g = lane() / 4, t = lane() % 4;
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {

@@ -251,7 +251,8 @@ struct ShortDecodeBody {
     }
   }
   __device__ __forceinline__ void weigh(float (&x)[1][4], unsigned tile) {
-    weights_.weigh(p_, part_, x, int(part_.begin + tile * kDecodeKeys), [&](const typename Weights::Factors& factors) {
+    const uint32_t key = uint32_t(part_.begin) + tile * kDecodeKeys;
+    weights_.weigh(p_, part_, x, key, kDecodeKeys, [&](const typename Weights::Factors& factors) {
       KERNELS_UNROLL
       for (int m = 0; m < 2 * kChunks; ++m) {
         KERNELS_UNROLL

@@ -6,25 +6,33 @@
 //
 //   a warp's ring:  | keys 16 x dim, values 16 x v_dim | next 16 | ... |     1 to 6 stages, by cp.async
 //
+// Where rows are short, as those of codes are, a stage has two or four tiles of 16 keys, whose instructions the
+// scheduler mixes: what a step costs besides its products is paid once for all.
+//
 // Keys and values of 8 and 4 bits lie there as codes and are decoded on the way to mma (decode_side.cuh). Weights are
 // rounded to 16 bits; with two parts, what that rounding leaves is multiplied as well, and likewise of queries that are
 // not of the keys' type: results are then as good as in float. What the block and its warps do is in flash_decode.cuh.
 #pragma once
 
 #include "../../core/attention_plan.h"
+#include "../../tuning/attention.h"
 #include "decode_side.cuh"
 #include "flash_decode.cuh"
 
 KERNELS_BEGIN
 namespace detail {
 
+// Tiles of keys in a stage, if `room` have room. Several tiles of rows leave no registers for more than one.
+constexpr int key_tiles(int room, int row_tiles) { return row_tiles > 1 || room < 2 ? 1 : room < 4 ? 2 : 4; }
+
 // kTiles times 8 rows, heads of up to kDim columns for keys and kVDim for values.
 template <class P, int kDim, int kVDim, int kTiles, int kParts>
 class TensorRows {
  public:
-  static constexpr bool has_much(int architecture) {
-    return architecture >= 90 && architecture < 120;
-  }  // shared memory
+  using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
+  using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
+  // Shared memory.
+  static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int warps_of(int architecture) {
     constexpr int most = head_size(kDim).decode_warps;
     return most > 4 && !has_much(architecture) ? 4 : most;
@@ -33,22 +41,24 @@ class TensorRows {
   static constexpr bool fills_shared = true;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
-  using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
-  using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
+  // Of 16 keys in a stage.
+  static constexpr int kKeyTiles = key_tiles(tuning::kDecodeStageBytes / (Keys::kBytes + Values::kBytes), kTiles);
+  using Steps = WarpKeys<warps, kKeyTiles>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
   // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
-  static constexpr int kSumsPitch =
-      kVDim + (Keys::coded || Values::coded ? 0 : 4);  // floats, against bank conflicts where there is room
-  static constexpr int kTileBytes = Keys::kBytes + Values::kBytes, kSumsBytes = 8 * kSumsPitch * 4;
-  static constexpr int kSlot =
-      kTileBytes > kSumsBytes ? kTileBytes : kSumsBytes;  // the sums of 8 rows take the place of a tile
+  static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes, kStageBytes = kKeysBytes + kKeyTiles * Values::kBytes;
+  // Floats, against bank conflicts where there is room: the sums of 8 rows take the place of a stage.
+  static constexpr bool kPadded = !Keys::coded && !Values::coded;
+  static constexpr int kSumsPitch = kVDim + (kPadded || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
+  static constexpr int kSumsBytes = 8 * kSumsPitch * 4, kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
   static constexpr int kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
-  static constexpr int kSlotScales = scaled ? 2 * kDecodeKeys : 0;  // floats
+  // Floats: of each tile those of its keys, then those of its values.
+  static constexpr int kTileScales = 2 * kDecodeKeys, kSlotScales = scaled ? kKeyTiles * kTileScales : 0;
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries,
               most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
@@ -123,19 +133,12 @@ class TensorRows {
     }
   }
 
-  __device__ __forceinline__ void take(const DecodePart& part, int key) {
+  __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
     bring<false>();
     arch::copy_async_wait<kStages - 1>();
     __syncwarp();
-    const uint32_t slot = ring_ + slot_ * kSlot;
-    const float* const scales = scales_at(slot_);
-    typename Weights::Values x = {};
-    multiply_keys(slot, x);
-    if constexpr (Keys::scaled) scale_logits(scales, x);
-    weights_.weigh(p_, part, x, key, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
-    WeightOperands weights;
-    round_weights(x, scales + kDecodeKeys, weights);
-    multiply_values(slot + Keys::kBytes, weights);
+    if (kKeyTiles > 1 && count <= kDecodeKeys) work<1>(part, key, count);  // of a short part
+    else work<kKeyTiles>(part, key, count);
     __syncwarp();
     slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
   }
@@ -176,8 +179,8 @@ class TensorRows {
   static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
                         kFoundAhead = kInOneRun || kInPages;
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
-  // Queries stay in registers where there is room.
-  static constexpr bool kHeld = kTiles == 1 && kDim <= 128;
+  // Queries stay in registers where there is room, or else are read for each step, once for all tiles of keys.
+  static constexpr bool kHeld = kTiles == 1 && kKeyTiles == 1 && kDim <= 128;
   using Weights = DecodeWeights<P, kTiles>;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
@@ -200,12 +203,25 @@ class TensorRows {
     return reinterpret_cast<float*>(slot_at(warp, *sums_slot(warp)));
   }
 
+  // The keys of a slot, kN tiles.
+  template <int kN>
+  __device__ __forceinline__ void work(const DecodePart& part, uint32_t key, uint32_t count) {
+    const uint32_t slot = ring_ + slot_ * kSlot;
+    const float* const scales = scales_at(slot_);
+    float x[kTiles * kN][4] = {};
+    multiply_keys<kN>(slot, x);
+    if constexpr (Keys::scaled) scale_logits<kN>(scales, x);
+    weights_.weigh(p_, part, x, key, count, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
+    uint32_t weights[kTiles * kN][kParts][2];
+    round_weights<kN>(x, scales + kDecodeKeys, weights);
+    multiply_values<kN>(slot + kKeysBytes, weights);
+  }
   // Of the keys in a slot, by the queries of the part.
-  __device__ __forceinline__ void multiply_keys(uint32_t keys, typename Weights::Values& x) const {
+  template <int kN>
+  __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&x)[kTiles * kN][4]) const {
     KERNELS_UNROLL
     for (int step = 0; step < Keys::kSteps; ++step) {
-      uint32_t a[Keys::kOperands][4];
-      Keys::template keys<KeyType>(a, Keys::at_step(keys + Keys::key_lane(), step));
+      uint32_t b[Keys::kOperands][kTiles][kQueryParts][2];
       KERNELS_UNROLL
       for (int i = 0; i < Keys::kOperands; ++i) {
         const int at = step * Keys::kOperands + i;
@@ -213,52 +229,71 @@ class TensorRows {
         for (int n = 0; n < kTiles; ++n) {
           KERNELS_UNROLL
           for (int part_of = 0; part_of < kQueryParts; ++part_of) {
-            uint32_t b[2];
-            if constexpr (kHeld) b[0] = held_[part_of][at][0], b[1] = held_[part_of][at][1];
-            else query_operand(b, part_of, n, at);
-            arch::mma_16816<KeyType>(x[n], a[i], b);
+            uint32_t(&words)[2] = b[i][n][part_of];
+            if constexpr (kHeld) words[0] = held_[part_of][at][0], words[1] = held_[part_of][at][1];
+            else query_operand(words, part_of, n, at);
+          }
+        }
+      }
+      KERNELS_UNROLL
+      for (int tile = 0; tile < kN; ++tile) {
+        uint32_t a[Keys::kOperands][4];
+        Keys::template keys<KeyType>(a, Keys::at_step(keys + tile * Keys::kBytes + Keys::key_lane(), step));
+        KERNELS_UNROLL
+        for (int i = 0; i < Keys::kOperands; ++i) {
+          KERNELS_UNROLL
+          for (int n = 0; n < kTiles; ++n) {
+            KERNELS_UNROLL
+            for (int part_of = 0; part_of < kQueryParts; ++part_of)
+              arch::mma_16816<KeyType>(x[n * kN + tile], a[i], b[i][n][part_of]);
           }
         }
       }
     }
   }
-  static __device__ __forceinline__ void scale_logits(const float* scales, typename Weights::Values& x) {
+  template <int kN>
+  static __device__ __forceinline__ void scale_logits(const float* scales, float (&x)[kTiles * kN][4]) {
     KERNELS_UNROLL
-    for (int n = 0; n < kTiles; ++n) {
+    for (int n = 0; n < kTiles * kN; ++n) {
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) x[n][i] *= scales[lane() / 4 + i / 2 * 8];
+      for (int i = 0; i < 4; ++i) x[n][i] *= scales[n % kN * kTileScales + lane() / 4 + i / 2 * 8];
     }
   }
   // As 16-bit numbers and what that rounding leaves, times the scales of the values.
-  using WeightOperands = uint32_t[kTiles][kParts][2];
-  __device__ __forceinline__ void round_weights(const typename Weights::Values& x, const float* scales,
-                                                WeightOperands& b) {
-    float value_scales[2] = {1.f, 1.f};
-    if constexpr (Values::scaled) find_value_scales(scales, value_scales);
+  template <int kN>
+  __device__ __forceinline__ void round_weights(const float (&x)[kTiles * kN][4], const float* scales,
+                                                uint32_t (&b)[kTiles * kN][kParts][2]) {
+    float value_scales[kN][2];
+    if constexpr (Values::scaled) find_value_scales<kN>(scales, value_scales);
     KERNELS_UNROLL
-    for (int n = 0; n < kTiles; ++n) {
+    for (int n = 0; n < kTiles * kN; ++n) {
       KERNELS_UNROLL
       for (int i = 0; i < 2; ++i) {
         float low = x[n][2 * i], high = x[n][2 * i + 1];
-        if constexpr (Values::scaled) low *= value_scales[i], high *= value_scales[i];
+        if constexpr (Values::scaled) low *= value_scales[n % kN][i], high *= value_scales[n % kN][i];
         const uint32_t pair = rounded_pair<ValueType>(low, high);
         b[n][0][i] = arch::turn_matrix(pair);
         if constexpr (kParts == 2) b[n][1][i] = arch::turn_matrix(rest_of_pair<ValueType>(low, high, pair));
       }
     }
   }
-  __device__ __forceinline__ void multiply_values(uint32_t values, const WeightOperands& b) {
+  template <int kN>
+  __device__ __forceinline__ void multiply_values(uint32_t values, const uint32_t (&b)[kTiles * kN][kParts][2]) {
     KERNELS_UNROLL
-    for (int step = 0; step < Values::kSteps; ++step) {
-      uint32_t a[Values::kOperands][4];
-      Values::template values<ValueType>(a, Values::at_step(values + Values::value_lane(), step));
+    for (int tile = 0; tile < kN; ++tile) {
+      const uint32_t first = values + tile * Values::kBytes + Values::value_lane();
       KERNELS_UNROLL
-      for (int i = 0; i < Values::kOperands; ++i) {
+      for (int step = 0; step < Values::kSteps; ++step) {
+        uint32_t a[Values::kOperands][4];
+        Values::template values<ValueType>(a, Values::at_step(first, step));
         KERNELS_UNROLL
-        for (int n = 0; n < kTiles; ++n) {
+        for (int i = 0; i < Values::kOperands; ++i) {
           KERNELS_UNROLL
-          for (int part_of = 0; part_of < kParts; ++part_of)
-            arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n][part_of]);
+          for (int n = 0; n < kTiles; ++n) {
+            KERNELS_UNROLL
+            for (int part_of = 0; part_of < kParts; ++part_of)
+              arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n * kN + tile][part_of]);
+          }
         }
       }
     }
@@ -274,10 +309,15 @@ class TensorRows {
       }
     }
   }
-  // Of keys g and g + 8, over the largest so far.
-  __device__ __forceinline__ void find_value_scales(const float* scales, float (&out)[2]) {
-    const float first = scales[lane() / 4], second = scales[lane() / 4 + 8];
-    float most = fmaxf(fabsf(first), fabsf(second));
+  // Of keys g and g + 8 of each tile, over the largest so far.
+  template <int kN>
+  __device__ __forceinline__ void find_value_scales(const float* scales, float (&out)[kN][2]) {
+    float most = 0.f;
+    KERNELS_UNROLL
+    for (int i = 0; i < 2 * kN; ++i) {
+      out[i / 2][i % 2] = scales[i / 2 * kTileScales + lane() / 4 + i % 2 * 8];
+      most = fmaxf(most, fabsf(out[i / 2][i % 2]));
+    }
     if (__any_sync(0xffffffffu, most > unit_)) {
       KERNELS_UNROLL
       for (int apart = 4; apart < 32; apart *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
@@ -288,118 +328,185 @@ class TensorRows {
       scale_sums(factors);
       unit_ = most, per_unit_ = 1.f / most;
     }
-    out[0] = first * per_unit_, out[1] = second * per_unit_;
+    KERNELS_UNROLL
+    for (int i = 0; i < 2 * kN; ++i) out[i / 2][i % 2] *= per_unit_;
   }
 
-  // Brings the warp's next 16 keys and values, if there are more.
+  // Brings the warp's next keys and values, if there are more.
   template <bool kOnce>
   __device__ __forceinline__ void bring() {
-    if constexpr (scaled) keep_scale();
+    if constexpr (scaled) keep_scales();
     if constexpr (!kFoundAhead) find();
     if (there_ > 0) {
-      if constexpr (kInPages) enter_page();
-      const uint32_t to = ring_ + bring_ * kSlot;
       const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
-      if (kInOneRun || together_) {
-        Keys::template copy<kOnce>(to, [&](int row) { return key_ + row * key_distance_; }, key_bytes, there_);
-        Values::template copy<kOnce>(
-            to + Keys::kBytes, [&](int row) { return value_ + row * value_distance_; }, value_bytes, there_);
-      } else {
-        Keys::template copy<kOnce>(to, [&](int row) { return of_lane(key_, row); }, key_bytes, there_);
-        Values::template copy<kOnce>(
-            to + Keys::kBytes, [&](int row) { return of_lane(value_, row); }, value_bytes, there_);
-      }
+      if (Keys::whole(key_bytes) && Values::whole(value_bytes)) copy_stage<kOnce, true>(key_bytes, value_bytes);
+      else copy_stage<true, false>(key_bytes, value_bytes);
     }
     arch::copy_async_commit();
     bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
     if constexpr (kFoundAhead) find();
-    if constexpr (!kInOneRun && scaled && kStages == 1) keep_scale();
+    if constexpr (!kInOneRun && scaled && kStages == 1) keep_scales();
   }
+  // kShort: little code rather than fast code; kWhole: rows are multiples of 16 bytes.
+  template <bool kShort, bool kWhole>
+  __device__ __forceinline__ void copy_stage(int key_bytes, int value_bytes) {
+    const uint32_t keys = ring_ + bring_ * kSlot, values = keys + kKeysBytes;
+    scale_slots_[0] = bring_;
+    if constexpr (kInOneRun) {
+      copy_run<kShort, kWhole, Keys>(keys, key_, key_distance_, key_bytes);
+      copy_run<kShort, kWhole, Values>(values, value_, value_distance_, value_bytes);
+      if constexpr (scaled) {
+        KERNELS_UNROLL
+        for (int tile = 0; tile < kKeyTiles; ++tile)
+          prefetch_scale(tile, scale_at_ + tile * kDecodeKeys * scale_distance_);
+      }
+    } else {
+      KERNELS_UNROLL
+      for (int tile = 0; tile < kKeyTiles; ++tile) {
+        const auto key = key_run(tile);
+        const auto value = value_run(tile);
+        copy_tile<kShort, kWhole, Keys>(keys, key, key_bytes, tile);
+        copy_tile<kShort, kWhole, Values>(values, value, value_bytes, tile);
+        if constexpr (scaled) {
+          const int position = by_tile_ ? lane() % kDecodeKeys : 0;
+          prefetch_scale(tile, lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position));
+        }
+      }
+    }
+  }
+  template <bool kShort, bool kWhole, class Side>
+  __device__ __forceinline__ void copy_run(uint32_t to, const char* from, int64_t distance, int bytes) const {
+    from += lane() / Side::kSharers * distance;
+    KERNELS_UNROLL
+    for (int tile = 0; tile < kKeyTiles; ++tile)
+      copy_rows<kShort, kWhole, Side>(to + tile * Side::kBytes, from, distance, bytes, there_ - tile * kDecodeKeys);
+  }
+  // From a lane's row on.
+  template <bool kShort, bool kWhole, class Side>
+  static __device__ __forceinline__ void copy_rows(uint32_t to, const char*& from, int64_t distance, int bytes,
+                                                   int rows) {
+    Side::template copy<kShort, kWhole>(to, bytes, rows, [&](int) {
+      const char* const row = from;
+      from += 32 / Side::kSharers * distance;
+      return row;
+    });
+  }
+  template <bool kShort, bool kWhole, class Side, class Run>
+  __device__ __forceinline__ void copy_tile(uint32_t to, const Run& run, int bytes, int tile) const {
+    const char* from = row_address(run.codes, 0);
+    const int rows = there_ - tile * kDecodeKeys;
+    to += tile * Side::kBytes;
+    if (by_tile_) {
+      const int64_t distance = row_address(run.codes, 1) - from;
+      from += lane() / Side::kSharers * distance;
+      copy_rows<kShort, kWhole, Side>(to, from, distance, bytes, rows);
+    } else {
+      Side::template copy<kShort, kWhole>(to, bytes, rows, [&](int row) { return of_lane(from, row); });
+    }
+  }
+  // Of a tile of the next keys or, where these are anywhere, of a lane's own.
+  __device__ __forceinline__ auto key_run(int tile) const {
+    if constexpr (kInPages) return p_.kv.keys().run(KvSlot{page_[tile], place_[tile], 1}, next_.head);
+    else return p_.kv.key(next_.b, next_.head, key_of(tile));
+  }
+  __device__ __forceinline__ auto value_run(int tile) const {
+    if constexpr (kInPages) return p_.kv.values().run(KvSlot{page_[tile], place_[tile], 1}, next_.head);
+    else return p_.kv.value(next_.b, next_.head, key_of(tile));
+  }
+  __device__ __forceinline__ uint32_t key_of(int tile) const {
+    return steps_.first + lesser(tile * kDecodeKeys + (by_tile_ ? 0 : lane() % kDecodeKeys), there_ - 1);
+  }
+
   // Where the warp's next keys and values are.
   __device__ __forceinline__ void find() {
-    next_key_ += warps * kDecodeKeys;
+    [[maybe_unused]] const uint32_t before = steps_.first;
+    const bool goes_on = steps_.next(uint32_t(next_.end));
+    if (!goes_on) {
+      do {
+        if (!ahead_.next(p_, next_)) {
+          there_ = 0;
+          return;
+        }
+        steps_.begin(uint32_t(next_.begin));
+      } while (!steps_.next(uint32_t(next_.end)));
+    }
+    there_ = int(steps_.count);
     if constexpr (kInOneRun) {
-      if (next_key_ < uint32_t(next_.end)) {  // in the same run as the last ones
-        there_ = lesser(kDecodeKeys, int(next_.end - next_key_));
-        key_ += warps * kDecodeKeys * key_distance_, value_ += warps * kDecodeKeys * value_distance_;
-        if constexpr (scaled) scale_at_ += warps * kDecodeKeys * scale_distance_, prefetch_scale();
-        return;
+      if (goes_on) {
+        const int64_t further = steps_.first - before;
+        key_ += further * key_distance_, value_ += further * value_distance_;
+        if constexpr (scaled) scale_at_ += further * scale_distance_;
+      } else {
+        enter_run(p_.kv.key(next_.b, next_.head, steps_.first), p_.kv.value(next_.b, next_.head, steps_.first));
       }
-    }
-    while (next_key_ >= uint32_t(next_.end)) {
-      if (!ahead_.next(p_, next_)) {
-        there_ = 0;
-        return;
-      }
-      next_key_ = next_.begin + warp() * kDecodeKeys;
-    }
-    there_ = lesser(kDecodeKeys, int(next_.end - next_key_));
-    if constexpr (kInPages) {
-      look_up_page();
     } else {
-      const auto look_up = [&](int first) {
-        const auto key = p_.kv.key(next_.b, next_.head, next_key_ + first);
-        const auto value = p_.kv.value(next_.b, next_.head, next_key_ + first);
-        set_rows(key, value, kInOneRun ? lane() % kDecodeKeys : mine() - first);
-        return key.count >= there_ && value.count >= there_;
-      };
-      together_ = look_up(0);
-      if (!kInOneRun && !together_) look_up(mine());  // each lane a position of its own
-      if constexpr (scaled) prefetch_scale();
+      by_tile_ = true;
+      if constexpr (kInPages) {
+        look_up_pages();
+      } else {
+        KERNELS_UNROLL
+        for (int tile = 0; tile < kKeyTiles; ++tile)
+          by_tile_ = by_tile_ && lesser(key_run(tile).count, value_run(tile).count) >= in_tile(tile);
+      }
     }
   }
-  // The position of a lane among the next keys.
-  __device__ __forceinline__ int mine() const { return lesser(lane() % kDecodeKeys, there_ - 1); }
-  // From these rows on. A lane's scale is that of `position` from there.
-  template <class KeyRows, class ValueRows>
-  __device__ __forceinline__ void set_rows(const KeyRows& key, const ValueRows& value, int position) {
+  __device__ __forceinline__ int in_tile(int tile) const { return lesser(kDecodeKeys, there_ - tile * kDecodeKeys); }
+  template <class KeyRun, class ValueRun>
+  __device__ __forceinline__ void enter_run(const KeyRun& key, const ValueRun& value) {
     key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
     key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
     if constexpr (scaled) {
-      if (lane() < kDecodeKeys) find_scale(key, position);
-      else find_scale(value, position);
+      const int position = lane() % kDecodeKeys;
+      scale_at_ = lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position);
+      scale_distance_ = lane() < kDecodeKeys ? scale_address(key, 1) - scale_address(key, 0)
+                                             : scale_address(value, 1) - scale_address(value, 0);
     }
   }
-  // Asks the table for the page of the next keys, or of a lane's own if they are in several, and leaves the answer
-  // alone until they are brought.
-  __device__ __forceinline__ void look_up_page() {
+  // Asks the table for the pages of the next tiles, or of a lane's own keys if a tile is in several, and leaves the
+  // answers alone until these are brought.
+  __device__ __forceinline__ void look_up_pages() {
+    const uint32_t size = p_.kv.where().pages.size;
+    uint32_t page = steps_.first / size, place = steps_.first - page * size;
+    KERNELS_UNROLL
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      const int here = in_tile(tile);
+      if (here > 0) look_up_page(tile, page, place);
+      by_tile_ = by_tile_ && place + uint32_t(greater(0, here)) <= size;
+      place += kDecodeKeys;
+      if (place >= size) place -= size, ++page;
+    }
+    if (by_tile_) return;
+    KERNELS_UNROLL
+    for (int tile = 0; tile < kKeyTiles; ++tile) look_up_page(tile, key_of(tile) / size, key_of(tile) % size);
+  }
+  __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
     const Pages& pages = p_.kv.where().pages;
-    const auto find_page = [&](uint32_t position) {
-      const uint32_t page = position / pages.size;
-      place_ = position - page * pages.size;
-      return page;
-    };
-    uint32_t page = find_page(next_key_);
-    together_ = place_ + uint32_t(there_) <= pages.size;
-    if (!together_) page = find_page(next_key_ + mine());
-    page_ = pages.table[next_.b * pages.ld + page];
+    page_[tile] = pages.table[next_.b * pages.ld + page], place_[tile] = place;
   }
-  __device__ __forceinline__ void enter_page() {
-    const KvSlot slot{page_, place_, there_};
-    set_rows(p_.kv.keys().run(slot, next_.head), p_.kv.values().run(slot, next_.head), together_ ? mine() : 0);
-    if constexpr (scaled) prefetch_scale();
-  }
-  // The first lanes have the keys' scales, the others those of values.
+  // The first lanes bring the keys' scales, the others those of values.
   template <class Run>
-  __device__ __forceinline__ void find_scale(const Run& run, int position) {
-    if constexpr (Run::scaled) {
-      scale_distance_ = run.scale_stride * int64_t(sizeof(*run.scales));
-      scale_at_ = reinterpret_cast<const char*>(run.scales) + position * scale_distance_;
-    }
+  static __device__ __forceinline__ const char* scale_address(const Run& run, int position) {
+    if constexpr (Run::scaled) return reinterpret_cast<const char*>(run.scales + position * run.scale_stride);
+    else return nullptr;
   }
-  __device__ __forceinline__ void prefetch_scale() {
-    scales_[0] = 0, scale_slots_[0] = bring_;
-    if (lane() % kDecodeKeys < there_)
-      scales_[0] = lane() < kDecodeKeys ? Keys::scale_bits(scale_at_) : Values::scale_bits(scale_at_);
+  __device__ __forceinline__ void prefetch_scale(int tile, const char* at) {
+    scales_[0][tile] = 0;
+    if (tile * kDecodeKeys + lane() % kDecodeKeys < there_)
+      scales_[0][tile] = lane() < kDecodeKeys ? Keys::scale_bits(at) : Values::scale_bits(at);
   }
   // Scales take as long to come as keys: nothing is done with their bits before.
-  __device__ __forceinline__ void keep_scale() {
-    const uint32_t bits = scales_[kScalesAhead - 1];
-    if (scale_slots_[kScalesAhead - 1] >= 0)
-      scales_at(scale_slots_[kScalesAhead - 1])[lane()] =
-          lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
+  __device__ __forceinline__ void keep_scales() {
     KERNELS_UNROLL
-    for (int i = kScalesAhead - 1; i > 0; --i) scales_[i] = scales_[i - 1], scale_slots_[i] = scale_slots_[i - 1];
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      const uint32_t bits = scales_[kScalesAhead - 1][tile];
+      if (scale_slots_[kScalesAhead - 1] >= 0)
+        scales_at(scale_slots_[kScalesAhead - 1])[tile * kTileScales + lane()] =
+            lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
+      KERNELS_UNROLL
+      for (int i = kScalesAhead - 1; i > 0; --i) scales_[i][tile] = scales_[i - 1][tile];
+    }
+    KERNELS_UNROLL
+    for (int i = kScalesAhead - 1; i > 0; --i) scale_slots_[i] = scale_slots_[i - 1];
     scale_slots_[0] = -1;
   }
   template <class T>
@@ -459,17 +566,17 @@ class TensorRows {
   const P& p_;
   Cursor ahead_;
   DecodePart next_ = {};
-  uint32_t next_key_ = 0;  // the warp's next keys, and how many there are
-  int there_ = 0;
-  const char *key_, *value_;
+  Steps steps_;    // to the warp's next keys
+  int there_ = 0;  // how many these are
+  const char *key_, *value_;               // in one run
   int64_t key_distance_, value_distance_;  // bytes
-  bool together_;  // whether they are at these distances
-  int32_t page_;
-  uint32_t place_;  // in the page
-  float unit_, per_unit_;  // that the weights of scaled values are in
-  const char* scale_at_ = nullptr;
+  int32_t page_[kKeyTiles];
+  uint32_t place_[kKeyTiles];  // in the page
+  bool by_tile_;               // whether the keys of a tile follow each other
+  float unit_, per_unit_;       // that the weights of scaled values are in
+  const char* scale_at_;
   int64_t scale_distance_ = 0;  // bytes
-  uint32_t scales_[kScalesAhead];
+  uint32_t scales_[kScalesAhead][kKeyTiles];
   int scale_slots_[kScalesAhead];
   unsigned char* shared_;
   uint32_t ring_;

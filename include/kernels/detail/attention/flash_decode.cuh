@@ -7,7 +7,7 @@
 //
 //   a block:  warp 0  keys  0-15, 64- 79 ...  each warp has a state and an output of its own;
 //             warp 1  keys 16-31, 80- 95 ...  they are merged where an item ends or is cut
-//             warp 2  keys 32-47, ...
+//             warp 2  keys 32-47, ...         (or 32 or 64 keys at a time: WarpKeys)
 //
 // The rows of an item are the queries of all heads that share its keys (grouped-query packing), up to 8, 16 or 32 in a
 // tile. Items are ordered by head, then by sequence, and cut into units of keys; every block gets as many units as any
@@ -32,7 +32,35 @@
 KERNELS_BEGIN
 namespace detail {
 
-constexpr int kDecodeKeys = 16;  // that a warp takes at a time
+constexpr int kDecodeKeys = 16;  // of a tile: as many as mma has rows
+
+// The keys of a part that a warp takes, one step of the block after the other: kTiles tiles each time, or fewer where
+// what is left of the part would not be enough for all warps.
+template <int kWarps, int kTiles>
+struct WarpKeys {
+  uint32_t first, count;
+
+  // Before a part's first step.
+  __device__ __forceinline__ void begin(uint32_t part_begin) { block_ = part_begin, block_keys_ = 0; }
+  // The next step of a part that ends at `end`. False: the warp has no keys any more.
+  __device__ __forceinline__ bool next(uint32_t end) {
+    block_ += block_keys_;
+    if (block_ >= end) return false;
+    uint32_t most = kDecodeKeys;
+    if constexpr (kTiles > 1) {
+      const uint32_t tiles = (end - block_ + kWarps * kDecodeKeys - 1) / (kWarps * kDecodeKeys);
+      most *= lesser<uint32_t>(kTiles, tiles);
+    }
+    block_keys_ = kWarps * most;
+    first = block_ + threadIdx.x / 32 * most;
+    if (first >= end) return false;
+    count = lesser(most, end - first);
+    return true;
+  }
+
+ private:
+  uint32_t block_ = 0, block_keys_ = 0;  // where the block's step begins, and its keys
+};
 
 // Counts the parts of an item that have been left in the workspace. The workspace needs no clearing: a counter whose
 // upper 48 bits are not kMark counts as 0. With them, its 64 bits are a double's NaN whose payload no computation
@@ -127,12 +155,11 @@ class DecodeRow {
   float scale_, lse_;
 };
 
-// From the logits of a warp's 16 keys to their weights, for kTiles times 8 rows. Lane 4g + t has keys g and g + 8 for
-// rows 2t and 2t + 1 of each tile: as mma leaves them.
+// From the logits of a warp's keys to their weights, for kTiles times 8 rows. Lane 4g + t has keys g and g + 8 of each
+// 16 for rows 2t and 2t + 1 of each tile: as mma leaves them.
 template <class P, int kTiles>
 class DecodeWeights {
  public:
-  using Values = float[kTiles][4];
   using Factors = float[kTiles][2];
 
   __device__ __forceinline__ void begin(const P& p, const DecodePart& part) {
@@ -152,38 +179,48 @@ class DecodeWeights {
     }
   }
 
-  // x: products of queries and keys, then weights. shrink(factors): what was summed so far becomes so much less.
-  template <class Shrink>
-  __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, Values& x, int first_key,
-                                        const Shrink& shrink) {
-    const uint32_t key = uint32_t(first_key) + lane() / 4;
+  // x: products of each tile of rows and some times 16 keys, of which there are `keys`; then weights. shrink(factors):
+  // what was summed so far becomes so much less.
+  template <int kProducts, class Shrink>
+  __device__ __forceinline__ void weigh(const P& p, const DecodePart& part, float (&x)[kProducts][4],
+                                        uint32_t first_key, uint32_t keys, const Shrink& shrink) {
+    constexpr int kKeyTiles = kProducts / kTiles;
+    const uint32_t first = first_key + lane() / 4;
     bool grows = false;
     float most[kTiles][2];
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 2; ++j) most[n][j] = -infinity<float>();
+      // Of several tiles the last ones can be another warp's.
+      uint32_t count[2] = {count_[n][0], count_[n][1]};
+      if constexpr (kKeyTiles > 1) {
+        KERNELS_UNROLL
+        for (int j = 0; j < 2; ++j)
+          count[j] = greater(0, lesser(int(count[j]), int(first_key + keys - begin_[n][j])));
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < 4 * kKeyTiles; ++i) {
         const int j = i % 2;
-        const uint32_t at = key + i / 2 * 8;
-        bool visible = at - begin_[n][j] < count_[n][j];
+        float& logit = x[n * kKeyTiles + i / 4][i % 4];
+        const uint32_t at = first + i / 2 * 8;
+        bool visible = at - begin_[n][j] < count[j];
         if constexpr (score_transforms<typename P::S> || score_masks<typename P::S>) {
           if (visible) {
             const int row = part.tile * p.tile_rows + row_of(n, j), query = p.query_of(row);
             const ScoreAt place{part.b, int64_t(part.head) * p.group + (row - query * p.group), query, at, q_len_,
                                 kv_len_};
             if constexpr (score_masks<typename P::S>) visible = key_visible(p.score, place);
-            x[n][i] = transform_logits(p.score, Pack<float, 1>{{x[n][i] * p.scale}}, place).v[0] * kLog2e;
+            logit = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, place).v[0] * kLog2e;
           }
         } else {
-          x[n][i] *= scale_;
+          logit *= scale_;
         }
-        x[n][i] = visible ? x[n][i] : -infinity<float>();
+        logit = visible ? logit : -infinity<float>();
+        most[n][j] = greater(most[n][j], logit);
       }
       KERNELS_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        most[n][j] = greater(x[n][j], x[n][2 + j]);
-        grows |= most[n][j] > m_[n][j] + kMost;
-      }
+      for (int j = 0; j < 2; ++j) grows |= most[n][j] > m_[n][j] + kMost;
     }
     if (__any_sync(0xffffffffu, grows)) {
       Factors factors;
@@ -205,9 +242,10 @@ class DecodeWeights {
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        x[n][i] = arch::exp2_flushed(x[n][i] - softmax_reference(m_[n][i % 2]));
-        l_[n][i % 2] += x[n][i];
+      for (int i = 0; i < 4 * kKeyTiles; ++i) {
+        float& weight = x[n * kKeyTiles + i / 4][i % 4];
+        weight = arch::exp2_flushed(weight - softmax_reference(m_[n][i % 2]));
+        l_[n][i % 2] += weight;
       }
     }
   }
@@ -295,10 +333,10 @@ struct DecodeBody {
       place = schedule.place(p, part, at);
       DecodeCounter::prepare(p.counters + place.counter);
     }
+    typename Rows::Steps keys;
+    keys.begin(uint32_t(part.begin));
     KERNELS_ROLLED
-    for (uint32_t key = part.begin + threadIdx.x / 32 * kDecodeKeys; key < uint32_t(part.end);
-         key += kWarps * kDecodeKeys)
-      rows.take(part, int(key));
+    while (keys.next(uint32_t(part.end))) rows.take(part, keys.first, keys.count);
     rows.write_states(states[threadIdx.x / 32]);
     __syncthreads();
     KERNELS_ROLLED
