@@ -260,6 +260,10 @@ int main(int argc, char** argv) {
   for (const auto& [batch, length] : shapes) measure<k::float8_e4m3>(32, 8, batch, length);
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[8], shapes[9], shapes[10]})
     measure<k::Int4>(32, 8, batch, length);
+  for (const auto& [batch, length] : {shapes[4], shapes[9]}) {
+    measure<k::float8_e4m3>(32, 8, batch, length, 16);
+    measure<k::Int4>(32, 8, batch, length, 16);
+  }
   for (const auto& [batch, length] : {shapes[1], shapes[4], shapes[6], shapes[9]}) measure<float>(32, 8, batch, length);
   for (const int64_t heads : {16, 128}) {
     for (const auto& [batch, length] : {shapes[1], shapes[2], shapes[7], shapes[9], {128, 4096}})

@@ -141,7 +141,8 @@ def decode(results):
     lines = []
     for title, dtype, layout, who in (("half", "fp16", "dense", "precise"), ("share of the read, %", "fp16", "dense", None), ("cuDNN", "fp16", "dense", "cudnn"),
                                       ("FlashAttention-2", "fp16", "dense", "flash_attention_2"), ("half, pages of 16", "fp16", "pages16", "precise"),
-                                      ("e4m3", "fp8", "dense", "precise"), ("int4, a scale for each head and key", "int4", "dense", "precise")):
+                                      ("e4m3", "fp8", "dense", "precise"), ("e4m3, pages of 16", "fp8", "pages16", "precise"),
+                                      ("int4, a scale for each head and key", "int4", "dense", "precise"), ("int4, pages of 16", "int4", "pages16", "precise")):
         cells = []
         for shape in shapes:
             people = results.cases.get(("decode", f"{dtype}/{shape},32/8,{layout}"), {})

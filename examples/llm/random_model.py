@@ -2,8 +2,10 @@
 """Makes a Hugging Face directory of a known shape with random weights, to measure with: `llm bench`.
 
     python3 examples/llm/random_model.py mistral-7b DIRECTORY
+    python3 examples/llm/random_model.py mistral-7b-repeating DIRECTORY
 
-Needs torch. The tokenizer has a piece for each byte.
+Of a repeating model the layers add nothing: the last token alone says which is the most likely next one, so that text goes around
+in a circle soon. Needs torch. The tokenizer has a piece for each byte.
 """
 import json
 import math
@@ -63,7 +65,8 @@ def tensors(c):
 
 def main():
     shape, folder = sys.argv[1], sys.argv[2]
-    config = SHAPES[shape]
+    repeating = shape.endswith("-repeating")
+    config = SHAPES[shape[:-len("-repeating")] if repeating else shape]
     os.makedirs(folder, exist_ok=True)
     names = "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
     visible = [ord(c) for c in names] + list(range(0xa1, 0xad)) + list(range(0xae, 0x100))
@@ -91,8 +94,8 @@ def main():
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, size in tensors(config):
-            norm = len(size) == 1 and name.endswith("weight")
-            values = torch.ones(size, device=device) if norm else torch.randn(size, device=device) * 0.02
+            norm, nothing = len(size) == 1 and name.endswith("weight"), repeating and ("o_proj" in name or "down_proj" in name)
+            values = torch.ones(size, device=device) if norm else torch.randn(size, device=device) * (0 if nothing else 0.02)
             file.write(values.to(getattr(torch, config["dtype"])).view(torch.uint8).cpu().numpy().tobytes())
     print(f"{folder}: {at / 1e9:.2f} GB")
 

@@ -27,8 +27,8 @@ int type_of(const std::string& name, const char* option, const char* otherwise) 
               (std::string(option) == "--weights" ? ", int4" : ""));
 }
 
-// What came behind the latest of the places where the last tokens stood before: where most of them did, of up to four,
-// and two at least.
+}  // namespace
+
 std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most) {
   const int64_t n = int64_t(ids.size());
   int64_t best = 1, from = n;
@@ -37,10 +37,11 @@ std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most) {
     while (same < 4 && same < end && ids[size_t(end - 1 - same)] == ids[size_t(n - 1 - same)]) ++same;
     if (same > best) best = same, from = end;
   }
-  return {ids.begin() + from, ids.begin() + std::min(n, from + std::max<int64_t>(0, most))};
+  std::vector<int32_t> out(size_t(from < n ? std::max<int64_t>(0, most) : 0));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = from + int64_t(i) < n ? ids[size_t(from) + i] : out[size_t(from) + i - size_t(n)];
+  return out;
 }
-
-}  // namespace
 
 bool interrupted() { return interrupts > 0; }
 

@@ -144,6 +144,34 @@ TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
   CHECK_TALLY(t);
 }
 
+// Warps take several tiles of codes at a time: tiles in a page, in two, in many; parts that are too short for all of
+// them, and windows that begin in the middle of a page.
+TEST_CASE("decode: codes of 8 and 4 bits in pages") {
+  Tally t;
+  for (const int64_t page : {1, 7, 16, 24, 64}) {
+    for (const int64_t dim : {64, 128}) {
+      const AttentionCase c{{1, 1, 1, 1, 1}, {170, 3, 2300, 17, 1100}, 8, 2, dim};
+      const Placement where(page == 24 ? Layout::paged_hnd : Layout::paged_nhd, c.kv_lens, c.kv_heads, page);
+      const auto both = [&](const std::string& what, const auto& key, const auto& value) {
+        with_view(where, key, value, [&](const auto& kv) {
+          const Precision precision = precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false);
+          check_decode<128, k::half, float>(t, what, c, kv, key, value, k::causal(), causal_model(),
+                                            k::DecodeMode::precise, precision);
+          check_decode<128, k::half, float>(t, what + ", window", c, kv, key, value, k::window(1037, 0),
+                                            window_model(1037, 0), k::DecodeMode::precise, precision);
+        });
+      };
+      both("8 bits, pages of " + std::to_string(page),
+           KvSide<k::float8_e4m3, k::Nothing, DeviceMemory>(1, where, dim, ScaleOf::head, 1, 0, 16),
+           KvSide<k::float8_e4m3, k::Nothing, DeviceMemory>(2, where, dim, ScaleOf::head, 1, 0, 16));
+      both("4 bits, pages of " + std::to_string(page),
+           KvSide<k::Int4, k::half, DeviceMemory>(1, where, dim, ScaleOf::token, 1, 0, 32),
+           KvSide<k::Int4, k::half, DeviceMemory>(2, where, dim, ScaleOf::token, 1, 0, 32));
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 // ---- scores --------------------------------------------------------------------------------------------------------
 
 namespace {

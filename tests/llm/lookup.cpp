@@ -48,6 +48,19 @@ llm::Settings settings_of(const std::string& directory) {
 
 }  // namespace
 
+TEST_CASE("what is guessed is what came behind the same tokens") {
+  using Ids = std::vector<int32_t>;
+  CHECK(llm::lookup({1, 2, 3, 4, 9, 1, 2}, 3) == Ids{3, 4, 9});
+  CHECK(llm::lookup({1, 2, 3, 1, 2, 4, 1, 2}, 1) == Ids{4});             // the latest place
+  CHECK(llm::lookup({8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2}, 2) == Ids{3, 9});  // where more are the same
+  CHECK(llm::lookup({1, 2, 3, 1, 2, 3, 1, 2}, 7) == Ids{3, 1, 2, 3, 1, 2, 3});
+  CHECK(llm::lookup({6, 5, 5, 5}, 4) == Ids{5, 5, 5, 5});
+  CHECK(llm::lookup({1, 2, 3, 2}, 4).empty());  // one token is too few
+  CHECK(llm::lookup({1, 2, 1, 2}, 0).empty());
+  CHECK(llm::lookup({1}, 4).empty());
+  CHECK(llm::lookup({}, 4).empty());
+}
+
 TEST_CASE("a text with guesses is the text without, greedy and sampled") {
   llm::Settings s = settings_of(LLM_MODEL);
   s.context = 200;

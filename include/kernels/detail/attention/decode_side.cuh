@@ -41,16 +41,14 @@ struct DecodeSide {
     return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
   }
 
-  // Whether rows of so many bytes are multiples of 16.
-  static __device__ __forceinline__ bool whole(int bytes) { return !coded || bytes % 16 == 0; }
-  // Brings 16 rows: row i comes from at(i), which is asked for in order. `rows` of them are there, and the others, as
-  // columns that are not there, are zeros. kShort: little code rather than fast code.
-  template <bool kShort, bool kWhole, class At>
+  // Brings 16 rows of a multiple of 16 bytes: row i comes from at(i), which is asked for in order. `rows` of them are
+  // there, and the others, as columns that are not there, are zeros. kOnce: what runs once has to be short.
+  template <bool kOnce, class At>
   static __device__ __forceinline__ void copy(uint32_t to, int bytes, int rows, const At& at) {
     const int lane = threadIdx.x & 31, mine = lane / kSharers, chunk = lane % kSharers;
     constexpr int kRows = 32 / kSharers;  // at once
     to += place(mine, chunk);
-#pragma unroll kShort ? 1 : kDecodeKeys
+#pragma unroll kOnce ? 1 : kDecodeKeys
     for (int row = 0; row < kDecodeKeys; row += kRows) {
       const char* const from = at(row + mine) + chunk * 16;
       // Bits of `row` and of `mine` do not overlap.
@@ -58,9 +56,7 @@ struct DecodeSide {
       KERNELS_UNROLL
       for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
         if (kSteps * 2 % kSharers != 0 && first / 16 + chunk >= kSteps * 2) break;
-        const int left = row + mine < rows ? bytes - (first + chunk * 16) : 0;
-        if constexpr (kWhole) arch::copy_async_16_or_zeros(lane_to + first, from + first, left > 0);
-        else arch::copy_async_16(lane_to + first, from + first, greater(0, lesser(16, left)));
+        arch::copy_async_16_or_zeros(lane_to + first, from + first, row + mine < rows && first + chunk * 16 < bytes);
       }
     }
   }

@@ -16,8 +16,7 @@
 
 #include "../../core/attention_plan.h"
 #include "../../tuning/attention.h"
-#include "decode_side.cuh"
-#include "flash_decode.cuh"
+#include "decode_ring.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -49,16 +48,14 @@ class TensorRows {
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
-  static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes, kStageBytes = kKeysBytes + kKeyTiles * Values::kBytes;
+  static constexpr int kStageBytes = kKeyTiles * (Keys::kBytes + Values::kBytes);
   // Floats, against bank conflicts where there is room: the sums of 8 rows take the place of a stage.
   static constexpr bool kPadded = !Keys::coded && !Values::coded;
   static constexpr int kSumsPitch = kVDim + (kPadded || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
   static constexpr int kSumsBytes = 8 * kSumsPitch * 4, kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
   static constexpr int kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
-  static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
-  // Floats: of each tile those of its keys, then those of its values.
-  static constexpr int kTileScales = 2 * kDecodeKeys, kSlotScales = scaled ? kKeyTiles * kTileScales : 0;
+  static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries,
               most = room / (warps_of(architecture) * (kSlot + 4 * kSlotScales));
@@ -74,19 +71,14 @@ class TensorRows {
   }
 
   __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
-      : p_(p), ahead_(cursor), shared_(shared), ring_(arch::shared_address(shared) + warp() * kStages * kSlot) {}
+      : p_(p), shared_(shared), ring_(p, slot_at(warp(), 0), scales_at(0), cursor) {}
 
   // Prefetches the queries of the part that begins next, where registers can hold them meanwhile.
   __device__ __forceinline__ void prefetch(const DecodePart& part) {
     if constexpr (kQueryPacks == 1) prefetch_queries(part);
   }
   // Brings the first keys and values.
-  __device__ __forceinline__ void fill() {
-    KERNELS_UNROLL
-    for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
-    KERNELS_ROLLED
-    for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) bring<true>();
-  }
+  __device__ __forceinline__ void fill() { ring_.fill(); }
   // By all threads of the block, which have done with the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
     if constexpr (kQueryPacks > 1) prefetch_queries(part);
@@ -134,7 +126,7 @@ class TensorRows {
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
-    bring<false>();
+    ring_.bring();
     arch::copy_async_wait<kStages - 1>();
     __syncwarp();
     if (kKeyTiles > 1 && count <= kDecodeKeys) work<1>(part, key, count);  // of a short part
@@ -171,14 +163,10 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
+  using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kKeyTiles, kStages, kSlot>;
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
                        kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
-  // Keys are looked for ahead of time; first of all, before there are any to bring. Of a view of the user's own nothing
-  // is known.
-  static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
-                        kFoundAhead = kInOneRun || kInPages;
-  static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
   // Queries stay in registers where there is room, or else are read for each step, once for all tiles of keys.
   static constexpr bool kHeld = kTiles == 1 && kKeyTiles == 1 && kDim <= 128;
   using Weights = DecodeWeights<P, kTiles>;
@@ -206,15 +194,15 @@ class TensorRows {
   // The keys of a slot, kN tiles.
   template <int kN>
   __device__ __forceinline__ void work(const DecodePart& part, uint32_t key, uint32_t count) {
-    const uint32_t slot = ring_ + slot_ * kSlot;
+    const uint32_t keys = ring_.at(slot_);
     const float* const scales = scales_at(slot_);
     float x[kTiles * kN][4] = {};
-    multiply_keys<kN>(slot, x);
+    multiply_keys<kN>(keys, x);
     if constexpr (Keys::scaled) scale_logits<kN>(scales, x);
     weights_.weigh(p_, part, x, key, count, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
     uint32_t weights[kTiles * kN][kParts][2];
     round_weights<kN>(x, scales + kDecodeKeys, weights);
-    multiply_values<kN>(slot + kKeysBytes, weights);
+    multiply_values<kN>(keys + Ring::kKeysBytes, weights);
   }
   // Of the keys in a slot, by the queries of the part.
   template <int kN>
@@ -332,188 +320,6 @@ class TensorRows {
     for (int i = 0; i < 2 * kN; ++i) out[i / 2][i % 2] *= per_unit_;
   }
 
-  // Brings the warp's next keys and values, if there are more.
-  template <bool kOnce>
-  __device__ __forceinline__ void bring() {
-    if constexpr (scaled) keep_scales();
-    if constexpr (!kFoundAhead) find();
-    if (there_ > 0) {
-      const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
-      if (Keys::whole(key_bytes) && Values::whole(value_bytes)) copy_stage<kOnce, true>(key_bytes, value_bytes);
-      else copy_stage<true, false>(key_bytes, value_bytes);
-    }
-    arch::copy_async_commit();
-    bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
-    if constexpr (kFoundAhead) find();
-    if constexpr (!kInOneRun && scaled && kStages == 1) keep_scales();
-  }
-  // kShort: little code rather than fast code; kWhole: rows are multiples of 16 bytes.
-  template <bool kShort, bool kWhole>
-  __device__ __forceinline__ void copy_stage(int key_bytes, int value_bytes) {
-    const uint32_t keys = ring_ + bring_ * kSlot, values = keys + kKeysBytes;
-    scale_slots_[0] = bring_;
-    if constexpr (kInOneRun) {
-      copy_run<kShort, kWhole, Keys>(keys, key_, key_distance_, key_bytes);
-      copy_run<kShort, kWhole, Values>(values, value_, value_distance_, value_bytes);
-      if constexpr (scaled) {
-        KERNELS_UNROLL
-        for (int tile = 0; tile < kKeyTiles; ++tile)
-          prefetch_scale(tile, scale_at_ + tile * kDecodeKeys * scale_distance_);
-      }
-    } else {
-      KERNELS_UNROLL
-      for (int tile = 0; tile < kKeyTiles; ++tile) {
-        const auto key = key_run(tile);
-        const auto value = value_run(tile);
-        copy_tile<kShort, kWhole, Keys>(keys, key, key_bytes, tile);
-        copy_tile<kShort, kWhole, Values>(values, value, value_bytes, tile);
-        if constexpr (scaled) {
-          const int position = by_tile_ ? lane() % kDecodeKeys : 0;
-          prefetch_scale(tile, lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position));
-        }
-      }
-    }
-  }
-  template <bool kShort, bool kWhole, class Side>
-  __device__ __forceinline__ void copy_run(uint32_t to, const char* from, int64_t distance, int bytes) const {
-    from += lane() / Side::kSharers * distance;
-    KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile)
-      copy_rows<kShort, kWhole, Side>(to + tile * Side::kBytes, from, distance, bytes, there_ - tile * kDecodeKeys);
-  }
-  // From a lane's row on.
-  template <bool kShort, bool kWhole, class Side>
-  static __device__ __forceinline__ void copy_rows(uint32_t to, const char*& from, int64_t distance, int bytes,
-                                                   int rows) {
-    Side::template copy<kShort, kWhole>(to, bytes, rows, [&](int) {
-      const char* const row = from;
-      from += 32 / Side::kSharers * distance;
-      return row;
-    });
-  }
-  template <bool kShort, bool kWhole, class Side, class Run>
-  __device__ __forceinline__ void copy_tile(uint32_t to, const Run& run, int bytes, int tile) const {
-    const char* from = row_address(run.codes, 0);
-    const int rows = there_ - tile * kDecodeKeys;
-    to += tile * Side::kBytes;
-    if (by_tile_) {
-      const int64_t distance = row_address(run.codes, 1) - from;
-      from += lane() / Side::kSharers * distance;
-      copy_rows<kShort, kWhole, Side>(to, from, distance, bytes, rows);
-    } else {
-      Side::template copy<kShort, kWhole>(to, bytes, rows, [&](int row) { return of_lane(from, row); });
-    }
-  }
-  // Of a tile of the next keys or, where these are anywhere, of a lane's own.
-  __device__ __forceinline__ auto key_run(int tile) const {
-    if constexpr (kInPages) return p_.kv.keys().run(KvSlot{page_[tile], place_[tile], 1}, next_.head);
-    else return p_.kv.key(next_.b, next_.head, key_of(tile));
-  }
-  __device__ __forceinline__ auto value_run(int tile) const {
-    if constexpr (kInPages) return p_.kv.values().run(KvSlot{page_[tile], place_[tile], 1}, next_.head);
-    else return p_.kv.value(next_.b, next_.head, key_of(tile));
-  }
-  __device__ __forceinline__ uint32_t key_of(int tile) const {
-    return steps_.first + lesser(tile * kDecodeKeys + (by_tile_ ? 0 : lane() % kDecodeKeys), there_ - 1);
-  }
-
-  // Where the warp's next keys and values are.
-  __device__ __forceinline__ void find() {
-    [[maybe_unused]] const uint32_t before = steps_.first;
-    const bool goes_on = steps_.next(uint32_t(next_.end));
-    if (!goes_on) {
-      do {
-        if (!ahead_.next(p_, next_)) {
-          there_ = 0;
-          return;
-        }
-        steps_.begin(uint32_t(next_.begin));
-      } while (!steps_.next(uint32_t(next_.end)));
-    }
-    there_ = int(steps_.count);
-    if constexpr (kInOneRun) {
-      if (goes_on) {
-        const int64_t further = steps_.first - before;
-        key_ += further * key_distance_, value_ += further * value_distance_;
-        if constexpr (scaled) scale_at_ += further * scale_distance_;
-      } else {
-        enter_run(p_.kv.key(next_.b, next_.head, steps_.first), p_.kv.value(next_.b, next_.head, steps_.first));
-      }
-    } else {
-      by_tile_ = true;
-      if constexpr (kInPages) {
-        look_up_pages();
-      } else {
-        KERNELS_UNROLL
-        for (int tile = 0; tile < kKeyTiles; ++tile)
-          by_tile_ = by_tile_ && lesser(key_run(tile).count, value_run(tile).count) >= in_tile(tile);
-      }
-    }
-  }
-  __device__ __forceinline__ int in_tile(int tile) const { return lesser(kDecodeKeys, there_ - tile * kDecodeKeys); }
-  template <class KeyRun, class ValueRun>
-  __device__ __forceinline__ void enter_run(const KeyRun& key, const ValueRun& value) {
-    key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
-    key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
-    if constexpr (scaled) {
-      const int position = lane() % kDecodeKeys;
-      scale_at_ = lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position);
-      scale_distance_ = lane() < kDecodeKeys ? scale_address(key, 1) - scale_address(key, 0)
-                                             : scale_address(value, 1) - scale_address(value, 0);
-    }
-  }
-  // Asks the table for the pages of the next tiles, or of a lane's own keys if a tile is in several, and leaves the
-  // answers alone until these are brought.
-  __device__ __forceinline__ void look_up_pages() {
-    const uint32_t size = p_.kv.where().pages.size;
-    uint32_t page = steps_.first / size, place = steps_.first - page * size;
-    KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile) {
-      const int here = in_tile(tile);
-      if (here > 0) look_up_page(tile, page, place);
-      by_tile_ = by_tile_ && place + uint32_t(greater(0, here)) <= size;
-      place += kDecodeKeys;
-      if (place >= size) place -= size, ++page;
-    }
-    if (by_tile_) return;
-    KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile) look_up_page(tile, key_of(tile) / size, key_of(tile) % size);
-  }
-  __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
-    const Pages& pages = p_.kv.where().pages;
-    page_[tile] = pages.table[next_.b * pages.ld + page], place_[tile] = place;
-  }
-  // The first lanes bring the keys' scales, the others those of values.
-  template <class Run>
-  static __device__ __forceinline__ const char* scale_address(const Run& run, int position) {
-    if constexpr (Run::scaled) return reinterpret_cast<const char*>(run.scales + position * run.scale_stride);
-    else return nullptr;
-  }
-  __device__ __forceinline__ void prefetch_scale(int tile, const char* at) {
-    scales_[0][tile] = 0;
-    if (tile * kDecodeKeys + lane() % kDecodeKeys < there_)
-      scales_[0][tile] = lane() < kDecodeKeys ? Keys::scale_bits(at) : Values::scale_bits(at);
-  }
-  // Scales take as long to come as keys: nothing is done with their bits before.
-  __device__ __forceinline__ void keep_scales() {
-    KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile) {
-      const uint32_t bits = scales_[kScalesAhead - 1][tile];
-      if (scale_slots_[kScalesAhead - 1] >= 0)
-        scales_at(scale_slots_[kScalesAhead - 1])[tile * kTileScales + lane()] =
-            lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
-      KERNELS_UNROLL
-      for (int i = kScalesAhead - 1; i > 0; --i) scales_[i][tile] = scales_[i - 1][tile];
-    }
-    KERNELS_UNROLL
-    for (int i = kScalesAhead - 1; i > 0; --i) scale_slots_[i] = scale_slots_[i - 1];
-    scale_slots_[0] = -1;
-  }
-  template <class T>
-  static __device__ __forceinline__ T* of_lane(T* p, int lane) {
-    return reinterpret_cast<T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(p), lane));
-  }
-
   __device__ __forceinline__ void prefetch_queries(const DecodePart& part) {
     if (!wide()) return;
     each_query(part, [&](int i, int, int, const QueryPlace& place) {
@@ -564,23 +370,10 @@ class TensorRows {
   }
 
   const P& p_;
-  Cursor ahead_;
-  DecodePart next_ = {};
-  Steps steps_;    // to the warp's next keys
-  int there_ = 0;  // how many these are
-  const char *key_, *value_;               // in one run
-  int64_t key_distance_, value_distance_;  // bytes
-  int32_t page_[kKeyTiles];
-  uint32_t place_[kKeyTiles];  // in the page
-  bool by_tile_;               // whether the keys of a tile follow each other
-  float unit_, per_unit_;       // that the weights of scaled values are in
-  const char* scale_at_;
-  int64_t scale_distance_ = 0;  // bytes
-  uint32_t scales_[kScalesAhead][kKeyTiles];
-  int scale_slots_[kScalesAhead];
   unsigned char* shared_;
-  uint32_t ring_;
-  int slot_ = 0, bring_ = kFoundAhead ? kStages - 1 : 0;  // the slot to work on next, and that to bring to
+  Ring ring_;
+  int slot_ = 0;            // to work on next
+  float unit_, per_unit_;  // that the weights of scaled values are in
   QueryPack prefetched_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
   uint32_t held_[kQueryParts][kHeld ? kDim / 16 : 1][2];
