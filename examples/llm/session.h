@@ -42,8 +42,8 @@ struct Settings {
 };
 
 // Whether Ctrl-C was pressed. Pressed more than so many times, from this call on, it ends the program.
-// Guesses: what came behind the latest of the places where the last tokens stood before, where most of them did, of up to
-// four, and two at least. Behind the end of the text the guesses themselves go on: a text may go around in a circle.
+// Guesses: what came behind the latest of the places where the last tokens stood before, where most of them did, of up
+// to four, and two at least. Behind the end of the text the guesses themselves go on: it may go around in a circle.
 std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most);
 
 bool interrupted();

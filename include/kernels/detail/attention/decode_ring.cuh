@@ -37,6 +37,7 @@ class DecodeRing {
   static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
                         kFoundAhead = kInOneRun || kInPages;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
+  static constexpr int kTableAhead = 2;  // steps
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
@@ -178,9 +179,22 @@ class DecodeRing {
       place += kDecodeKeys;
       if (place >= size) place -= size, ++page;
     }
-    if (by_tile_) return;
-    KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile) look_up_page(tile, key_of(tile) / size, key_of(tile) % size);
+    if (!by_tile_) {
+      KERNELS_UNROLL
+      for (int tile = 0; tile < kKeyTiles; ++tile) look_up_page(tile, key_of(tile) / size, key_of(tile) % size);
+    }
+    if constexpr (!Keys::coded && !Values::coded) prefetch_table(size);
+  }
+  // Brings what the table says of keys some steps further on into the L1: an answer from beyond it comes late, behind
+  // the keys and values that have been asked for. Codes gain nothing, whose decoding takes as long.
+  __device__ __forceinline__ void prefetch_table(uint32_t size) const {
+    __shared__ uint32_t nowhere[Steps::warps];
+    constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
+    const uint32_t key = lesser(steps_.first + kTableAhead * kStep, uint32_t(next_.end) - 1);
+    const Pages& pages = p_.kv.where().pages;
+    if (lane() == 0)
+      arch::copy_async_4(arch::shared_address(nowhere + threadIdx.x / 32),
+                         pages.table + (next_.b * pages.ld + key / size), 4);
   }
   __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
     const Pages& pages = p_.kv.where().pages;
