@@ -67,6 +67,8 @@ def main():
     shape, folder = sys.argv[1], sys.argv[2]
     repeating = shape.endswith("-repeating")
     config = SHAPES[shape[:-len("-repeating")] if repeating else shape]
+    if repeating and config["model_type"] == "gpt2":
+        sys.exit("error: there is no repeating gpt2")
     os.makedirs(folder, exist_ok=True)
     names = "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
     visible = [ord(c) for c in names] + list(range(0xa1, 0xad)) + list(range(0xae, 0x100))

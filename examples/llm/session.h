@@ -42,12 +42,12 @@ struct Settings {
 };
 
 // Whether Ctrl-C was pressed. Pressed more than so many times, from this call on, it ends the program.
+bool interrupted();
+void catch_interrupts(int times = 1);
+
 // Guesses: what came behind the latest of the places where the last tokens stood before, where most of them did, of up
 // to four, and two at least. Behind the end of the text the guesses themselves go on: it may go around in a circle.
 std::vector<int32_t> lookup(const std::vector<int32_t>& ids, int64_t most);
-
-bool interrupted();
-void catch_interrupts(int times = 1);
 
 // A line on stderr, where that is a terminal and not to be quiet, that says how much of something is done. It is erased
 // in the end.

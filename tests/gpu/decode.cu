@@ -47,11 +47,13 @@ TEST_CASE("decode: layouts") {
 TEST_CASE("decode: pages of any size, scattered") {
   Tally t;
   for (const int64_t page : {1, 7, 16, 64, 128, 1000}) {
-    const AttentionCase c{{1, 1, 1}, {170, 3, 1300}, 8, 2, 64};
+    AttentionCase c{{1, 1, 1}, {170, 3, 1300}, 8, 2, 64};
     const Placement where(Layout::paged_hnd, c.kv_lens, c.kv_heads, page);
     const KvSide<k::half, k::Nothing, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 8),
         value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
-    for (const auto mode : kModes) check_half<64>(t, "pages of " + std::to_string(page), c, where, key, value, mode);
+    for (c.splits = 0; c.splits < 2; ++c.splits) {
+      for (const auto mode : kModes) check_half<64>(t, "pages of " + std::to_string(page), c, where, key, value, mode);
+    }
   }
   CHECK_TALLY(t);
 }

@@ -78,7 +78,7 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   k::AttentionPlan plan = plans.of(kv);
   CHECK(plans.status);
   CHECK(plan.path == k::AttentionPath::precise);
-  CHECK((plan.tile_rows == 8 && plan.tile_keys % 16 == 0 && plan.tile_keys >= 64 && plan.tile_dim == 64 &&
+  CHECK((plan.tile_rows == 8 && (plan.tile_keys == 128 || plan.tile_keys == 256) && plan.tile_dim == 64 &&
          plan.tile_v_dim == 64 && plan.heads_together));
   CHECK((plan.query_pack == 8 && plan.key_pack == 8 && plan.value_pack == 8 && plan.result_pack == 4));
   CHECK((plan.splits == 0 && plan.blocks >= 1 && plan.blocks <= sm_count()));
@@ -177,7 +177,10 @@ TEST_CASE("decode: a view that says its alignment") {
       return [&](int64_t, int64_t head, int64_t pos, int64_t c) { return m.value(runs.row(head, pos), c); };
     };
     const std::string name = "runs of " + std::to_string(run);
-    for (const AttentionCase& c : {AttentionCase{{1}, {count}, 4, 2, dim}, AttentionCase{{7}, {count}, 8, 2, dim}}) {
+    AttentionCase in_one_part{{1}, {count}, 4, 2, dim};
+    in_one_part.splits = 1;
+    for (const AttentionCase& c :
+         {AttentionCase{{1}, {count}, 4, 2, dim}, in_one_part, AttentionCase{{7}, {count}, 8, 2, dim}}) {
       for (const auto mode : kModes) {
         check_decode<64, k::half, float>(t, name, c, runs, of(key), of(value), k::causal(), causal_model(), mode,
                                          precision_of(mode, DType::f16, DType::f16, false), 1);

@@ -144,31 +144,49 @@ TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
   CHECK_TALLY(t);
 }
 
-// Warps take several tiles of codes at a time: tiles in a page, in two, in many; parts that are too short for all of
-// them, and windows that begin in the middle of a page.
-TEST_CASE("decode: codes of 8 and 4 bits in pages") {
+// Warps take up to four tiles of codes at a time: with one or two parts of the keys, as many as each length leaves for
+// the last step. Tiles are in a page, in two, in many; windows begin anywhere.
+TEST_CASE("decode: several tiles of codes") {
   Tally t;
-  for (const int64_t page : {1, 7, 16, 24, 64}) {
+  for (const int64_t page : {0, 1, 7, 16, 24, 64}) {
     for (const int64_t dim : {64, 128}) {
-      const AttentionCase c{{1, 1, 1, 1, 1}, {170, 3, 2300, 17, 1100}, 8, 2, dim};
-      const Placement where(page == 24 ? Layout::paged_hnd : Layout::paged_nhd, c.kv_lens, c.kv_heads, page);
+      AttentionCase c{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, dim};
+      const Layout layout = page == 0 ? Layout::nhd : page == 24 ? Layout::paged_hnd : Layout::paged_nhd;
+      const Placement where(layout, c.kv_lens, c.kv_heads, std::max<int64_t>(1, page));
       const auto both = [&](const std::string& what, const auto& key, const auto& value) {
         with_view(where, key, value, [&](const auto& kv) {
-          const Precision precision = precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false);
-          check_decode<128, k::half, float>(t, what, c, kv, key, value, k::causal(), causal_model(),
-                                            k::DecodeMode::precise, precision);
-          check_decode<128, k::half, float>(t, what + ", window", c, kv, key, value, k::window(1037, 0),
-                                            window_model(1037, 0), k::DecodeMode::precise, precision);
+          for (c.splits = 0; c.splits < 3; ++c.splits) {
+            for (const int64_t left : {100000, 1037}) {
+              if (t.leaves_out()) continue;
+              check_one_decode<128, k::half, float>(
+                  t, what + " in pages of " + std::to_string(page) + ", window " + std::to_string(left), c, kv, key,
+                  value, k::window(left, 0), window_model(left, 0), k::DecodeMode::precise,
+                  precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false), 3, 1);
+            }
+          }
         });
       };
-      both("8 bits, pages of " + std::to_string(page),
-           KvSide<k::float8_e4m3, k::Nothing, DeviceMemory>(1, where, dim, ScaleOf::head, 1, 0, 16),
-           KvSide<k::float8_e4m3, k::Nothing, DeviceMemory>(2, where, dim, ScaleOf::head, 1, 0, 16));
-      both("4 bits, pages of " + std::to_string(page),
-           KvSide<k::Int4, k::half, DeviceMemory>(1, where, dim, ScaleOf::token, 1, 0, 32),
+      both("8 bits", KvSide<k::float8_e4m3, k::Nothing, DeviceMemory>(1, where, dim, ScaleOf::head, 1, 0, 16),
+           KvSide<int8_t, float, DeviceMemory>(2, where, dim, ScaleOf::token, 1, 0, 16));
+      both("4 bits", KvSide<k::Int4, k::half, DeviceMemory>(1, where, dim, ScaleOf::token, 1, 0, 32),
            KvSide<k::Int4, k::half, DeviceMemory>(2, where, dim, ScaleOf::token, 1, 0, 32));
     }
   }
+  CHECK_TALLY(t);
+}
+
+// A ring with room for a single stage, in code for GPUs with less shared memory.
+TEST_CASE("decode: wide heads of codes beside half") {
+  Tally t;
+  const AttentionCase c{{1, 1}, {333, 70}, 8, 1, 256, 256};
+  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+  const OnDevice<int32_t> lengths(where.short_lengths);
+  const KvSide<int8_t, float, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 16);
+  const KvSide<k::half, k::Nothing, DeviceMemory> value(2, where, c.dim, ScaleOf::head, 1, 0, 8);
+  const auto kv = k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data()));
+  check_decode<256, k::half, float>(t, "int8 and half", c, kv, key, value, k::causal(), causal_model(),
+                                    k::DecodeMode::precise,
+                                    precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
   CHECK_TALLY(t);
 }
 

@@ -121,7 +121,7 @@ __device__ __forceinline__ void copy_async_16_or_zeros(uint32_t to, const void* 
         : "memory");
   }
 }
-// The same with 4 bytes, which the L1 keeps.
+// As copy_async_16() with a number of bytes, but 4, which the L1 keeps.
 __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int bytes) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),

@@ -2,6 +2,7 @@
 // by stage, ahead of the products.
 #pragma once
 
+#include "../../tuning/attention.h"
 #include "decode_side.cuh"
 #include "flash_decode.cuh"
 
@@ -15,6 +16,7 @@ template <class P, class Cursor, class Steps, class Keys, class Values, int kKey
 class DecodeRing {
  public:
   static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes;
+  static_assert(kSlot % 128 == 0 && Keys::kBytes % 128 == 0, "DecodeSide permutes chunks within 128 bytes");
 
   // scales: kKeyTiles * kTileScales floats for each slot, if there are scales.
   __device__ __forceinline__ DecodeRing(const P& p, const unsigned char* slots, float* scales, const Cursor& cursor)
@@ -23,8 +25,10 @@ class DecodeRing {
   __device__ __forceinline__ uint32_t at(int slot) const { return slots_ + slot * kSlot; }
   // Brings the first keys and values.
   __device__ __forceinline__ void fill() {
-    KERNELS_UNROLL
-    for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
+    if constexpr (scaled) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
+    }
     KERNELS_ROLLED
     for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) bring<true>();
   }
@@ -37,7 +41,6 @@ class DecodeRing {
   static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
                         kFoundAhead = kInOneRun || kInPages;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
-  static constexpr int kTableAhead = 2;  // steps
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
@@ -50,7 +53,7 @@ class DecodeRing {
     if (there_ > 0) {
       const uint32_t keys = at(bring_), values = keys + kKeysBytes;
       const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
-      scale_slots_[0] = bring_;
+      if constexpr (scaled) scale_slots_[0] = bring_;
       if constexpr (kInOneRun) {
         copy_run<kOnce, Keys>(keys, key_, key_distance_, key_bytes);
         copy_run<kOnce, Values>(values, value_, value_distance_, value_bytes);
@@ -76,7 +79,7 @@ class DecodeRing {
     arch::copy_async_commit();
     bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
     if constexpr (kFoundAhead) find();
-    if constexpr (!kInOneRun && scaled && kStages == 1) keep_scales();
+    if constexpr (scaled && kStages == 1) keep_scales();
   }
   template <bool kOnce, class Side>
   __device__ __forceinline__ void copy_run(uint32_t to, const char* from, int64_t distance, int bytes) const {
@@ -190,7 +193,7 @@ class DecodeRing {
   __device__ __forceinline__ void prefetch_table(uint32_t size) const {
     __shared__ uint32_t nowhere[Steps::warps];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
-    const uint32_t key = lesser(steps_.first + kTableAhead * kStep, uint32_t(next_.end) - 1);
+    const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
     const Pages& pages = p_.kv.where().pages;
     if (lane() == 0)
       arch::copy_async_4(arch::shared_address(nowhere + threadIdx.x / 32),

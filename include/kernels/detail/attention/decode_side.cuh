@@ -51,7 +51,7 @@ struct DecodeSide {
 #pragma unroll kOnce ? 1 : kDecodeKeys
     for (int row = 0; row < kDecodeKeys; row += kRows) {
       const char* const from = at(row + mine) + chunk * 16;
-      // Bits of `row` and of `mine` do not overlap.
+      // Bits of `row` and of `mine` do not overlap, and rows begin at multiples of what is permuted.
       const uint32_t lane_to = (to ^ place(row, 0) % kRowBytes) + row * kRowBytes;
       KERNELS_UNROLL
       for (int first = 0; first < kSteps * 32; first += kSharers * 16) {

@@ -30,7 +30,7 @@ class TensorRows {
  public:
   using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
   using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
-  // Shared memory.
+  // Whether a block has much shared memory: 227 KB, not 99.
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int warps_of(int architecture) {
     constexpr int most = head_size(kDim).decode_warps;
@@ -40,7 +40,7 @@ class TensorRows {
   static constexpr bool fills_shared = true;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
-  // Of 16 keys in a stage.
+  // Tiles of 16 keys in a stage.
   static constexpr int kKeyTiles = key_tiles(tuning::kDecodeStageBytes / (Keys::kBytes + Values::kBytes), kTiles);
   using Steps = WarpKeys<warps, kKeyTiles>;
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;

@@ -38,7 +38,7 @@ constexpr int kDecodeKeys = 16;  // of a tile: as many as mma has rows
 // what is left of the part would not be enough for all warps.
 template <int kWarps, int kTiles>
 struct WarpKeys {
-  static constexpr int warps = kWarps;
+  static constexpr int warps = kWarps, tiles = kTiles;
 
   uint32_t first, count;
 
