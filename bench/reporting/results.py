@@ -26,7 +26,7 @@ FILES = {"ceilings": "ceilings of the machine", "softmax": "softmax", "layernorm
          "decode": "decoding", "attention_peers": "attention in turns with its peers", "prefill": "attention of many queries", "step": "layers of a model", "sampling": "sampling",
          "sampling_peers": "peers of sampling", "router": "routing", "norm_heads": "norms of heads", "host_cost": "time of the host",
          "reference": "peers measured in another run", "llm": "examples/llm on the GPU", "llm_cpu": "examples/llm on the CPU",
-         "llm_peers": "transformers with torch.compile"}
+         "llm_peers": "transformers with torch.compile", "llm_lookup": "guesses of examples/llm"}
 
 Row = collections.namedtuple("Row", "file op case who us spread label figures error")
 
