@@ -56,6 +56,12 @@ TEST_CASE("many rows") {
   Tally t;
   for (const int64_t m : {1, 4, 17})
     check<float, float>(t, "float", {m, 40000 / m + 5, 33, 3}, Plain<float>(40000 / m + 5, 33));
+  // Of which one token takes some that lie a page apart.
+  for (const int64_t n : {333, 1501}) {
+    check<float, float>(t, "half", {1, n, 203, 2}, Plain<k::half>(n, 203));
+    check<float, float>(t, "int8", {1, n, 203, 2}, Scaled<int8_t, k::half>(n, 203, Grain::group, 64));
+    check<float, float>(t, "int4", {1, n, 1203, 2}, FourBit<k::half, false>(n, 1203, 32));
+  }
   CHECK_TALLY(t);
 }
 
