@@ -65,13 +65,37 @@ def finish(out, content, failed):
     sys.exit(1 if failed else 0)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about):
+    """What scripts that run the program are told."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llm", required=True, help="the program")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
-    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     parser.add_argument("--models", default="/tmp/models", help="where models are, or are made")
     parser.add_argument("--out", help="the JSON file")
+    return parser
+
+
+def run(given, name, command, failed):
+    """What the program prints as JSON, or nothing, and why in `failed`."""
+    ran = subprocess.run([given.llm, *command], capture_output=True, text=True)
+    if ran.returncode == 0:
+        return json.loads(ran.stdout)
+    failed.append(f"{name}: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else ran.returncode}")
+    return None
+
+
+def save(given, script, device, results, failed):
+    """Writes the results of a script, and ends it. device: as the program named it, if it ever ran."""
+    device = device or given.device
+    slug = device.split(",")[0].replace("NVIDIA ", "").lower().replace(" ", "-") if given.device == "gpu" else "cpu"
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    context = {"date": date, "device": device, "command": f"bench/{script}.py " + " ".join(sys.argv[1:])}
+    finish(given.out or os.path.join(HERE, "results", slug, script + ".json"), {"context": context, "results": results}, failed)
+
+
+def main():
+    parser = arguments(__doc__)
+    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     parser.add_argument("cases", nargs="*", help="names of cases; by default all")
     given = parser.parse_args()
     cases = GPU if given.device == "gpu" else CPU
@@ -86,11 +110,9 @@ def main():
         command = ["bench", "--model", model_directory(model, given.models), "--device", given.device, "--json", *options]
         if given.device == "cpu":
             command += ["--threads", str(given.threads)]
-        run = subprocess.run([given.llm, *command], capture_output=True, text=True)
-        if run.returncode != 0:
-            failed.append(f"{name}: {run.stderr.strip().splitlines()[-1] if run.stderr.strip() else run.returncode}")
+        one = run(given, name, command, failed)
+        if one is None:
             continue
-        one = json.loads(run.stdout)
         shown = [part if not part.startswith(given.models) else model for part in command]
         results.append({"case": name, "command": " ".join(["llm", *shown]).replace(os.path.join(HERE, "..", ""), ""), **one})
         if "prompt" in one:
@@ -98,11 +120,7 @@ def main():
         for at in one["decode"]:
             print(f"{name:28} {at['context']:6} {at['tokens_per_s']:10.1f} {at['microseconds']:10.1f} {at['gb_per_s']:7.0f} {100 * at['share_of_reading']:9.1f}%", flush=True)
 
-    where = results[0]["device"] if results else given.device
-    slug = where.split(",")[0].replace("NVIDIA ", "").lower().replace(" ", "-") if given.device == "gpu" else "cpu"
-    out = given.out or os.path.join(HERE, "results", slug, "llm.json")
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    finish(out, {"context": {"date": date, "device": where, "command": "bench/llm.py " + " ".join(sys.argv[1:])}, "results": results}, failed)
+    save(given, "llm", results[0]["device"] if results else None, results, failed)
 
 
 if __name__ == "__main__":
