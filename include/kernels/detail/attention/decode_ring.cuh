@@ -69,10 +69,7 @@ class DecodeRing {
           const auto value = value_run(tile);
           copy_tile<kOnce, Keys>(keys, key, key_bytes, tile);
           copy_tile<kOnce, Values>(values, value, value_bytes, tile);
-          if constexpr (scaled) {
-            const int position = by_tile_ ? lane() % kDecodeKeys : 0;
-            prefetch_scale(tile, lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position));
-          }
+          if constexpr (scaled) prefetch_scale(tile, lane_scale(key, value, by_tile_ ? lane() % kDecodeKeys : 0));
         }
       }
     }
@@ -163,8 +160,7 @@ class DecodeRing {
     key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
     key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
     if constexpr (scaled) {
-      const int position = lane() % kDecodeKeys;
-      scale_at_ = lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position);
+      scale_at_ = lane_scale(key, value, lane() % kDecodeKeys);
       scale_distance_ = lane() < kDecodeKeys ? scale_address(key, 1) - scale_address(key, 0)
                                              : scale_address(value, 1) - scale_address(value, 0);
     }
@@ -194,16 +190,21 @@ class DecodeRing {
     __shared__ uint32_t nowhere[Steps::warps];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
     const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
-    const Pages& pages = p_.kv.where().pages;
     if (lane() == 0)
-      arch::copy_async_4(arch::shared_address(nowhere + threadIdx.x / 32),
-                         pages.table + (next_.b * pages.ld + key / size), 4);
+      arch::copy_async_4(arch::shared_address(nowhere + threadIdx.x / 32), entry_of(key / size), 4);
   }
   __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
+    page_[tile] = *entry_of(page), place_[tile] = place;
+  }
+  __device__ __forceinline__ const int32_t* entry_of(uint32_t page) const {
     const Pages& pages = p_.kv.where().pages;
-    page_[tile] = pages.table[next_.b * pages.ld + page], place_[tile] = place;
+    return pages.table + (next_.b * pages.ld + page);
   }
   // The first lanes bring the keys' scales, the others those of values.
+  template <class KeyRun, class ValueRun>
+  static __device__ __forceinline__ const char* lane_scale(const KeyRun& key, const ValueRun& value, int position) {
+    return lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position);
+  }
   template <class Run>
   static __device__ __forceinline__ const char* scale_address(const Run& run, int position) {
     if constexpr (Run::scaled) return reinterpret_cast<const char*>(run.scales + position * run.scale_stride);
