@@ -187,11 +187,13 @@ class DecodeRing {
   // Brings what the table says of keys some steps further on into the L1: an answer from beyond it comes late, behind
   // the keys and values that have been asked for. Codes gain nothing, whose decoding takes as long.
   __device__ __forceinline__ void prefetch_table(uint32_t size) const {
-    __shared__ uint32_t nowhere[Steps::warps];
+    // Nobody reads these. Racecheck calls copies errors that go to one place before the last has ended; with a place for
+    // each stage it warns of the first few.
+    __shared__ uint32_t nowhere[Steps::warps][kStages];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
     const uint32_t key = lesser(steps_.first + tuning::kTableStepsAhead * kStep, uint32_t(next_.end) - 1);
     if (lane() == 0)
-      arch::copy_async_4(arch::shared_address(nowhere + threadIdx.x / 32), entry_of(key / size), 4);
+      arch::copy_async_4(arch::shared_address(&nowhere[threadIdx.x / 32][bring_]), entry_of(key / size), 4);
   }
   __device__ __forceinline__ void look_up_page(int tile, uint32_t page, uint32_t place) {
     page_[tile] = *entry_of(page), place_[tile] = place;
