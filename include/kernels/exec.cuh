@@ -27,6 +27,7 @@ struct DeviceInfo {
   int shared_per_block = 0;  // with opt-in
   int shared_per_sm = 0;
   int capability = 0;        // 80, 90 ...
+  int memory_gbs = 0;        // GB/s as the data sheet has it; 0 where the driver does not tell
 };
 
 namespace detail {
@@ -53,6 +54,10 @@ KERNELS_OF_THIS_LIBRARY inline Status find_device(int device, DeviceInfo& info) 
   attribute(major, cudaDevAttrComputeCapabilityMajor);
   attribute(minor, cudaDevAttrComputeCapabilityMinor);
   info.capability = 10 * major + minor;
+  int kilohertz = 0, bits = 0;
+  attribute(kilohertz, cudaDevAttrMemoryClockRate);
+  attribute(bits, cudaDevAttrGlobalMemoryBusWidth);
+  info.memory_gbs = int(2. * kilohertz * bits / 8e6);
   if (status) info = known_devices.keep(device, info);
   return status;
 }

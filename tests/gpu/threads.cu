@@ -132,7 +132,7 @@ TEST_CASE("threads: what a device has is asked for once, and is the same for all
       const k::DeviceInfo& got = ex.device();
       if (!ex.status() || got.device != want.device || got.sm_count != want.sm_count ||
           got.shared_per_block != want.shared_per_block || got.shared_per_sm != want.shared_per_sm ||
-          got.capability != want.capability)
+          got.capability != want.capability || got.memory_gbs != want.memory_gbs)
         return "another device";
     }
     return "";

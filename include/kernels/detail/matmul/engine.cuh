@@ -368,7 +368,8 @@ class ProductEngine {
       return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const double copied_bytes = double(tiles<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
-    return tuning::cost_of_boxes(waves, steps / cluster, doublings, tokens, Body::kRows, weight_bytes, copied_bytes);
+    return tuning::cost_of_boxes(waves, steps / cluster, doublings, tokens, Body::kRows, weight_bytes, copied_bytes,
+                                 ex_.device().memory_gbs);
   }
   // Where the TMA unit can copy both operands.
   template <class T>
