@@ -187,7 +187,7 @@ class DecodeRing {
   // Brings what the table says of keys some steps further on into the L1: an answer from beyond it comes late, behind
   // the keys and values that have been asked for. Codes gain nothing, whose decoding takes as long.
   __device__ __forceinline__ void prefetch_table(uint32_t size) const {
-    // Nobody reads these. Racecheck calls copies errors that go to one place before the last has ended; with a place for
+    // Nobody reads these. Racecheck calls copies errors that go to one place before the last has ended; with one for
     // each stage it warns of the first few.
     __shared__ uint32_t nowhere[Steps::warps][kStages];
     constexpr uint32_t kStep = Steps::warps * kKeyTiles * kDecodeKeys;
