@@ -55,9 +55,9 @@ KERNELS_OF_THIS_LIBRARY inline Status find_device(int device, DeviceInfo& info) 
   attribute(minor, cudaDevAttrComputeCapabilityMinor);
   info.capability = 10 * major + minor;
   int kilohertz = 0, bits = 0;
-  attribute(kilohertz, cudaDevAttrMemoryClockRate);
-  attribute(bits, cudaDevAttrGlobalMemoryBusWidth);
-  info.memory_gbs = int(2. * kilohertz * bits / 8e6);
+  const bool told = from_cuda(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device)).ok() &&
+                    from_cuda(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device)).ok();
+  info.memory_gbs = told ? int(2. * kilohertz * bits / 8e6) : 0;
   if (status) info = known_devices.keep(device, info);
   return status;
 }

@@ -87,8 +87,8 @@ constexpr double kStepsBesides = 16;
 // of the multiprocessors may be enough: 64 x 4096 x 4096 takes 14.5 us with 64 blocks of an H200, 18.5 with 32, 20.7
 // with 128. By 42 products of 33 to 1024 tokens with every tile and up to four blocks that share K (H200 and H100, CUDA
 // 13.0, 2026-11, by a program that was not kept): what this chooses takes 0.6 and 0.5 % longer than the fastest of them
-// on average, and at most 12 and 7 %. With one speed for both devices, and 14 for each doubling, it was 3.0 and 1.9 %,
-// and at most 33 and 16 %.
+// on average, and at most 12 and 7 % (96 x 4096 x 14336 in tiles of 64 tokens). With one speed for both devices, and 14
+// for each doubling, it was 3.0 and 1.9 %, and at most 33 and 16 %.
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
 constexpr double cost_of_boxes(double waves, double steps, int doublings, int tokens, int rows, double weight_bytes,
                                double copied_bytes, int memory_gbs) {
