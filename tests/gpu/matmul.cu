@@ -119,6 +119,33 @@ TEST_CASE("matmul: every tile of the gemm path") {
   CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, tile({Path::skinny}, 64, 0)));
 }
 
+// Reading weights from slow memory takes as long with any number of blocks.
+TEST_CASE("matmul: blocks share K where memory is fast, and do not where it is slow") {
+  const Sizes s{40, 256, 4096};
+  const Matrix<k::bfloat16> x(1, s.m, s.k, s.k, 0, 1);
+  const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 0, 0);
+  std::vector<unsigned char> bytes[3];
+  for (const int gbs : {0, 1, 1 << 20}) {  // 0: the driver does not tell
+    Device<float> y(s.m, s.n, s.n);
+    expect_always(
+        ("memory of " + std::to_string(gbs) + " GB/s").c_str(), s, Path::gemm, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          k::DeviceInfo device = ex.device();
+          device.memory_gbs = gbs;
+          return k::matmul(k::Exec(ex.stream(), device), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()),
+                           w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+              m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k));
+        });
+    bytes[gbs < 2 ? gbs : 2] = y.bytes();
+  }
+  int image = 0;
+  REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
+  CHECK((bytes[1] != bytes[2]) == (image == 90));  // where the TMA unit copies them
+}
+
 TEST_CASE("matmul: odd numbers of columns") {
   for (const int64_t cols : {1, 3, 7, 33, 100, 1001}) {
     const Plain<k::half, DeviceMemory> w(35, cols, (8 - cols % 8) % 8, 0);
