@@ -102,8 +102,8 @@ struct GemmSlabs {
     }
   }
   // Over the first `splits` blocks of the cluster, and the groups of each, in their order. Reading more at a time was
-  // not faster: with eight packs asked for at once pairs of blocks took 3 % longer and four blocks 24, with packs of four
-  // floats pairs 4 % longer and four 8 % less, with a block's own sums first four 3.5 % less (33 to 512 tokens of
+  // not faster: with eight packs asked for at once pairs of blocks took 3 % longer and four blocks 24, with packs of
+  // four floats pairs 4 % longer and four 8 % less, with a block's own sums first four 3.5 % less (33 to 512 tokens of
   // bfloat16, H200, 2026-11, by a program that was not kept).
   template <int N>
   static __device__ __forceinline__ Pack<float, N> total(const float* at, int further, unsigned splits) {
