@@ -81,14 +81,14 @@ constexpr int kStepsOfGroups = 16;
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
 constexpr double kStepsBesides = 16;
 
-// Tiles of which the TMA unit copies both operands: what a call takes, in steps of 64 tokens x 128 rows (0.21 us), on a
-// device whose memory has a nominal speed. Nine tenths of that are what weights are read at, and products are not over
-// before. Each doubling of the blocks that share K costs what adding up the tile's sums takes; so with few tokens half
-// of the multiprocessors may be enough: 64 x 4096 x 4096 takes 14.5 us with 64 blocks of an H200, 18.5 with 32, 20.7
-// with 128. By 42 products of 33 to 1024 tokens with every tile and up to four blocks that share K (H200 and H100, CUDA
-// 13.0, 2026-11, by a program that was not kept): what this chooses takes 0.6 and 0.5 % longer than the fastest of them
-// on average, and at most 12 and 7 % (96 x 4096 x 14336 in tiles of 64 tokens). With one speed for both devices, and 14
-// for each doubling, it was 3.0 and 1.9 %, and at most 33 and 16 %.
+// Tiles of which the TMA unit copies both operands: what a call takes, in steps of 64 tokens x 128 rows (0.21 us).
+// memory_gbs: the nominal speed of the device's memory. Weights are read at nine tenths of it, and a call takes as long
+// at least. Each doubling of the blocks that share K costs what adding up the tile's sums takes; so with few tokens
+// half of the multiprocessors may be enough: 64 x 4096 x 4096 takes 14.5 us with 64 blocks of an H200, 18.5 with 32,
+// 20.7 with 128. By 42 products of 33 to 1024 tokens with every tile and up to four blocks that share K (H200 and H100,
+// CUDA 13.0, 2026-11, by a program that was not kept): what this chooses takes 0.6 and 0.5 % longer than the fastest of
+// them on average, and at most 12 and 7 % (96 x 4096 x 14336 in tiles of 64 tokens). With one speed for both devices,
+// and 14 for each doubling, it was 3.0 and 1.9 %, and at most 33 and 16 %.
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
 constexpr double cost_of_boxes(double waves, double steps, int doublings, int tokens, int rows, double weight_bytes,
                                double copied_bytes, int memory_gbs) {
