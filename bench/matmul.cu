@@ -4,6 +4,7 @@
 // kernels: launches one after the other. kernels_early: with programmatic launches and MatmulPolicy::weights_ready, as
 // in an engine that knows its weights: they are asked for while the kernel ahead is still running.
 #include <kernels/append.h>
+#include <kernels/elementwise.cuh>
 #include <kernels/layernorm.cuh>
 #include <kernels/rmsnorm.cuh>
 #include <kernels/rope.h>
@@ -191,6 +192,52 @@ struct Fused {
   }
 };
 
+// Inputs of type T that are not taken as they lie in memory, of m tokens: with a workspace that holds them rounded,
+// without one, and in pieces. source(pointer, factors) is what they are, round(exec, pointer, factors, to) a call that
+// makes them so.
+template <class T, class Source, class Round>
+void inputs(const char* type, int64_t m, int64_t n, int64_t kk, const Source& source, const Round& round) {
+  using k::half;
+  const auto c = make_case("inputs", type, m, n, kk, 2.0 * n * kk);
+  const auto w = c->weights<half>(size_t(n * kk));
+  T* x = c->buffer<T>(size_t(m * kk));
+  float* factors = c->buffer<float>(size_t(kk));
+  half *y = c->buffer<half>(size_t(m * n)), *rounded = c->buffer<half>(size_t(m * kk));
+  const size_t bytes = size_t(m * kk) * sizeof(half);
+  const auto call = [=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) {
+    return k::matmul(ex, source(x, factors), k::load(w[size_t(i)], kk), k::store(y, n), {m, n, kk}, policy);
+  };
+  c->read();
+  c->kernels([=](k::Exec ex, int i, const k::MatmulPolicy& policy) {
+    return call(ex.workspace(rounded, bytes), i, policy);
+  });
+  c->other("without_workspace", [=](cudaStream_t s, int i) { must(call(k::Exec(s), i, {})); });
+  c->other("pieces", [=](cudaStream_t s, int i) {
+    must(round(k::Exec(s), x, factors, rounded));
+    must(k::matmul(s, k::load(static_cast<const half*>(rounded), kk), k::load(w[size_t(i)], kk), k::store(y, n),
+                   {m, n, kk}));
+  });
+}
+void all_inputs(int64_t m, int64_t n, int64_t kk) {
+  const auto copied = [=](const auto& source) {
+    return [=](const k::Exec& ex, const auto* x, const float* factors, k::half* to) {
+      return k::copy(ex, source(x, factors), k::store(to, kk), m, kk);
+    };
+  };
+  const auto floats = [=](const float* x, const float*) { return k::load(x, kk); };
+  const auto mapped = [=](const k::half* x, const float* factors) { return k::load(x, kk) | k::mul(factors); };
+  inputs<float>("float", m, n, kk, floats, copied(floats));
+  inputs<k::half>("mapped", m, n, kk, mapped, copied(mapped));
+  inputs<float>(
+      "normed", m, n, kk,
+      [=](const float* x, const float* factors) {
+        return k::normed(k::load(x, kk), k::RmsNorm{}) | k::mul(factors);
+      },
+      [=](const k::Exec& ex, const float* x, const float* factors, k::half* to) {
+        return k::rmsnorm(ex, k::load(x, kk), k::affine(factors) | k::store(to, kk), m, kk);
+      });
+}
+
 // The products of a layer: kOut x kIn, and those of its queries, keys and values.
 constexpr int64_t kOut = 14336, kIn = 4096, kQueries = 4096, kKeys = 1024;
 using Half = k::half;
@@ -340,6 +387,7 @@ int main(int argc, char** argv) {
   }
   for (const int64_t m : {1024, 4096}) product<k::bfloat16>("skinny", m, 14336, 4096);
   for (const int64_t m : {2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096}) all_codes(m, 14336, 4096);
+  for (const int64_t m : {4, 8, 32, 128, 512, 2048}) all_inputs(m, 14336, 4096);
   for (const int64_t n : {1024, 2048, 4096, 8192}) product<k::bfloat16>("gemm", n, n, n);
   product<k::half>("gemm", 4096, 4096, 4096);
   product<float>("gemm", 2048, 2048, 2048);

@@ -91,6 +91,17 @@ def coded_tokens(results):
     return markdown(["tokens"] + [f"{m:,}" for m in columns], lines)
 
 
+def rounded_inputs(results):
+    """Inputs that tensor cores cannot take as they lie in memory: times, with a workspace and without, and in pieces."""
+    cases = {(m[1], int(m[2])): people for m, people in results.of("inputs", r"(\w+)/(\d+)x\d+x\d+") if us(people, "kernels")}
+    columns = sorted({m for _, m in cases})
+    kinds = {"float": "float", "mapped": "half, times factors", "normed": "float, normalized, times factors"}
+    ways = {"kernels": "with a workspace", "without_workspace": "without", "pieces": "in pieces"}
+    cell = lambda people, who: f"{us(people, who):,.0f}" if us(people, who) else ""
+    lines = [[f"{kinds[kind]}, {ways[who]}"] + [cell(cases.get((kind, m), {}), who) for m in columns] for kind in kinds for who in ways]
+    return markdown(["tokens"] + [f"{m:,}" for m in columns], lines)
+
+
 def tokens(results):
     lines = []
     for shape in ("4096x4096", "14336x4096", "4096x14336"):
@@ -248,7 +259,7 @@ def tables(directory):
     on_cpu = os.path.join(os.path.dirname(os.path.abspath(directory)), "amd-epyc-avx512-2t")
     head, lines = standings(results)
     return {"rows": rows(results), "odd_rows": odd_rows(results), "coded_rows": coded_rows(results),
-            "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results),
+            "standings": markdown(head, lines), "one_token": one_token(results), "coded": coded(results), "coded_tokens": coded_tokens(results), "rounded_inputs": rounded_inputs(results),
             "tokens": tokens(results), "attention": attention(results), "other_attention": other_attention(results), "decode": decode(results), "latents": latents(results),
             "sampling": sampling(results), "elementwise": elementwise(results), "llm": llm(results), "guesses": guesses(results), "cpu_rows": cpu_rows(on_cpu), "cpu_products": cpu_products(on_cpu),
             "cpu_attention": cpu_attention(on_cpu)}

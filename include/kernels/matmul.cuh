@@ -11,6 +11,10 @@
 // 8 and 4 bits to the inputs' own or to half; where rows of weights are read in one go (docs/matmul.md), what that
 // leaves is multiplied as well. Maps on weights round them, too. Nothing is allocated or synchronized: calls can be
 // captured in a graph. The same input gives the same bits.
+//
+// Where x is not 16-bit numbers in memory but has maps, is normalized, or float, a workspace (Exec::workspace) of
+// matmul_workspace_bytes() makes products of three tokens or more several times faster: x is rounded there once, by a
+// kernel ahead, instead of by every block that multiplies it. A smaller one is not used.
 #pragma once
 
 #include "core/matmul_plan.h"
@@ -38,6 +42,17 @@ Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const Matm
               const MatmulPolicy& policy = {}) {
   return detail::with_product<kOnly>(ex, x, w, out, shape, Groups{}, policy,
                                      [](const auto& engine) { return engine.run(); });
+}
+
+// 0 where a workspace gains nothing.
+template <class X, class W, class Out>
+size_t matmul_workspace_bytes(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+                              const Groups& groups = {}, const MatmulPolicy& policy = {}) {
+  size_t bytes = 0;
+  const Status status = detail::with_product<Path::automatic>(
+      ex, x, w, out, shape, groups, policy,
+      [&](const auto& engine) { return bytes = engine.workspace_bytes(), Status{}; });
+  return status ? bytes : 0;
 }
 
 // What such a call does, and why not a faster way.

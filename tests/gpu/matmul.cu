@@ -546,8 +546,10 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     CHECK((cut.weight_pack == 1) == (cut.path != Path::gemm));
     CHECK(says(ask(half_rows, half_rows | k::scale(2), m, 512), "weights: a map"));
   }
-  CHECK(says(ask(k::load(static_cast<const float*>(floats.data()), 512), half_rows, 200, 512),
-             "x: tiles on tensor cores"));
+  for (const int64_t m : {20, 200}) {
+    CHECK(says(ask(k::load(static_cast<const float*>(floats.data()), 512), half_rows, m, 512), "x: each block"));
+    CHECK(says(ask(half_rows | k::scale(2), half_rows, m, 512), "x: each block"));
+  }
   const auto float_rows = k::load(static_cast<const float*>(floats.data()), 512);
   CHECK(says(ask(float_rows, float_rows, 200, 512), "weights: tensor cores would round"));
   k::MatmulPolicy invariant;

@@ -67,6 +67,9 @@ class Guarded {
   // All of the host's copy, guards included.
   const std::vector<unsigned char>& bytes() const { return copy_; }
 
+  // Makes the host's copy, and the memory, what bytes() has said.
+  void restore(const std::vector<unsigned char>& bytes) { copy_ = bytes, upload(); }
+
   void upload() { Memory::upload(live_, copy_.data(), copy_.size()); }
   void download() { Memory::download(copy_.data(), live_, copy_.size()); }
 

@@ -284,6 +284,10 @@ constexpr int widest_of() {
   else return kWidestPack;
 }
 
+// Elements in one access to N values of a source: N, or as many as it can read at once.
+template <class S, int N>
+constexpr int pack_within = N < widest_of<S>() ? N : widest_of<S>();
+
 // Whether CanPackAs, which is not declared const, allows packs of `n` in rows of `cols` columns.
 template <int kWidth, class F>
 bool can_pack_row(F& f, int n, int64_t cols) {

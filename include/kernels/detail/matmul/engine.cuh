@@ -8,6 +8,7 @@
 #include "gemm_boxes.cuh"
 #include "gemm_codes.cuh"
 #include "gemm_simt.cuh"
+#include "rounded.cuh"
 #include "tensor_dots.cuh"
 
 KERNELS_BEGIN
@@ -21,7 +22,7 @@ class ProductEngine {
   using W = typename P::W;
   using C = typename P::C;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
-  static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>();
+  static constexpr int wide = widest_of<W>(), wide_x = widest_of<X>(), chunk_x = pack_within<X, 8>;
   static constexpr int simt_pack = pack_within<X, (wide < 4 ? wide : 4)>;
   // Whether tensor cores may take over: nothing that they would round but the inputs.
   static constexpr bool narrow_weights = std::is_same<C, float>::value && wide >= 8 && !by_token<W>;
@@ -29,6 +30,10 @@ class ProductEngine {
   // Whether tiles are copied as they lie in memory, whatever K is.
   static constexpr bool copied = is_16_bit<copied_type<W>> && std::is_same<copied_type<X>, copied_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
+  // The type that tensor cores take inputs in, and whether these are copied to them as they lie in memory, if their
+  // alignment allows that.
+  using T = meeting_type<X, W>;
+  static constexpr bool inputs_copied = std::is_same<copied_type<X>, T>::value;
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy)
       : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
@@ -40,10 +45,16 @@ class ProductEngine {
   Status plan(MatmulPlan& plan) const {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
+    bool rounds = false;
+    KERNELS_TRY(rounds_inputs(plan.path, rounds));
+    if (rounds) {
+      plan.path = policy_.path, plan.inputs_rounded = true;
+      return with_rounded_inputs([&](const auto& engine) { return engine.plan(plan); });
+    }
     if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
     if (plan.path == Path::skinny) plan.weights_copied = few_fits();
     const bool tiles = plan.path == Path::gemm;
-    const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = tiles ? 8 : lesser(most, wide_x);
+    const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = lesser(most, wide_x);
     const bool whole = p_.k % most == 0 || (tiles && copied);
     const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x && !(plan.path == Path::gemv && codes);
     plan.weight_pack = in_packs ? most : 1;
@@ -56,11 +67,24 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     Path path = policy_.path;
     KERNELS_TRY(choose_path(path));
+    bool rounds = false;
+    KERNELS_TRY(rounds_inputs(path, rounds));
+    if (rounds) {
+      KERNELS_TRY(start_rounding());
+      return with_rounded_inputs([](const auto& engine) { return engine.run(); });
+    }
     if constexpr (compiled(Path::gemv)) if (path == Path::gemv) return run_gemv();
     if constexpr (compiled(Path::skinny)) if (path == Path::skinny) return run_skinny();
     if constexpr (compiled(Path::gemm)) if (path == Path::gemm) return run_gemm();
     if constexpr (compiled(Path::simt)) if (path == Path::simt) return run_simt();
     return unsupported("matmul: no such path");
+  }
+
+  // How many bytes of workspace hold the inputs, rounded once; 0 where that gains nothing.
+  size_t workspace_bytes() const {
+    Path path = policy_.path;
+    if (!can_round || !choose_path(path) || !gains_by_rounding(path)) return 0;
+    return sizeof(T) * size_t(input_rows()) * size_t(rounded_ld(p_.k));
   }
 
  private:
@@ -71,7 +95,11 @@ class ProductEngine {
       return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
     if (pack_w_ < most)
       return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
-    if (wide_x < most_x) return "x: tiles on tensor cores read inputs of more than 16 bits element by element";
+    if (can_round && gains_by_rounding(path)) {
+      if (inputs_copied)
+        return "x: pointer or row stride is not a multiple of 16 bytes; a workspace of matmul_workspace_bytes() would hold it so";
+      return "x: each block reads it through its functors, or rounds it; a workspace of matmul_workspace_bytes() would hold it in 16 bits";
+    }
     if (pack_x_ < most_x)
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
@@ -88,6 +116,48 @@ class ProductEngine {
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
     if (path == Path::simt) return "weights: tensor cores would round float and double";
     return "";
+  }
+
+  static constexpr bool can_round = narrow_weights && has_skinny && (compiled(Path::gemm) || compiled(Path::skinny));
+  // If all of them are there.
+  int64_t input_rows() const { return p_.groups.offsets == nullptr ? p_.groups.count * p_.m : p_.m; }
+  bool gains_by_rounding(Path path) const {
+    if (path != Path::gemm && path != Path::skinny) return false;
+    return p_.k > 0 && (p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several()) &&
+           (!inputs_copied || (pack_x_ < 8 && pack_w_ >= 8));
+  }
+  Status rounds_inputs(Path path, bool& yes) const {
+    yes = false;
+    const Workspace& workspace = ex_.workspace();
+    if (!can_round || workspace.bytes == 0 || !gains_by_rounding(path)) return {};
+    if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
+      return invalid("matmul: the workspace does not begin at a multiple of 16 bytes");
+    yes = workspace.bytes >= workspace_bytes();
+    // Or a row's bits would depend on its batch.
+    if (!yes && policy_.batch_invariant)
+      return invalid("matmul: with batch_invariant a workspace has matmul_workspace_bytes(), or there is none");
+    return {};
+  }
+  Status start_rounding() const {
+    if constexpr (can_round)
+      return round_rows(ex_, p_.x, static_cast<T*>(ex_.workspace().ptr), input_rows(), p_.k, p_.groups);
+    return unsupported("matmul: these inputs are not rounded once");
+  }
+  // f(the same product's engine, with inputs in the workspace).
+  template <class F>
+  Status with_rounded_inputs(const F& f) const {
+    if constexpr (can_round) {
+      const auto inputs = cached(kernels::load(static_cast<const T*>(ex_.workspace().ptr), rounded_ld(p_.k)));
+      using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, typename P::Out>;
+      // What is ahead of the kernel that rounds has ended when that one lets the next begin: so weights are there.
+      Exec behind = ex_;
+      behind.programmatic(ex_.programmatic() || kCapturesEarly);
+      MatmulPolicy policy = policy_;
+      policy.weights_ready = true;
+      const Problem problem{inputs, p_.w, p_.out, p_.m, p_.n, p_.k, p_.groups};
+      return f(ProductEngine<Problem, kOnly>(behind, problem, policy));
+    }
+    return unsupported("matmul: these inputs are not rounded once");
   }
 
   Status choose_path(Path& path) const {
@@ -132,7 +202,7 @@ class ProductEngine {
 
   // Weights that stream through shared memory.
   static constexpr bool streams() {
-    if constexpr (!has_skinny || wide_x < 8) return false;
+    if constexpr (!has_skinny || chunk_x < 2) return false;
     else if constexpr (codes) return FewBody<P>::Weights::possible;
     else return is_16_bit<copied_type<W>>;
   }
@@ -141,7 +211,7 @@ class ProductEngine {
   int most_in_one_go() const { return codes && !fine_scales() ? 1 : tuning::kSkinnyTokens; }
   bool few_fits() const {
     if constexpr (has_few) {
-      if (p_.m <= most_in_one_go() || pack_x_ < 8 || p_.k <= 0 || p_.k % 8 != 0) return false;
+      if (p_.m <= most_in_one_go() || pack_x_ < chunk_x || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         if (!copies_codes()) return false;
         const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
@@ -292,14 +362,13 @@ class ProductEngine {
   // With a plan: what would be done.
   Status run_gemm(MatmulPlan* plan = nullptr) const {
     if constexpr (narrow_weights) {
-      using T = meeting_type<X, W>;
       using Single = GemmBody<P, T, 1, 128>;
       using Narrow = GemmBody<P, T, 8, 128>;
       using Wide = GemmBody<P, T, 8, 256>;
       int image = 0;  // that of all of them: they are compiled together
       KERNELS_TRY(image_architecture<Single>(ex_, image));
-      if constexpr (wide_x >= 8) {
-        if (pack_x_ >= 8 && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
+      if constexpr (chunk_x > 1) {
+        if (pack_x_ >= chunk_x && pack_w_ >= 8 && (Narrow::copied || p_.k % 8 == 0)) {
           if constexpr (BoxedGemmBody<P, T, 128>::possible) {
             bool taken = false;
             KERNELS_TRY(run_boxed<T>(image, plan, taken));

@@ -90,7 +90,7 @@ struct FewBody {
       ring.bring_first_weights(stages, steps);
       arch::grid_dependency_pass();
     }
-    find_states<8>(states.items, p.x, first_token, kTokens, p.m, p.k, blockIdx.x == 0);
+    find_states<pack_within<X, 8>>(states.items, p.x, first_token, kTokens, p.m, p.k, blockIdx.x == 0);
     const int next = ring.bring_first(stages, steps, params.weights_ready);
 
     __shared__ float factors[Weights::scaled ? kRows : 1];

@@ -132,7 +132,8 @@ struct GemmTile {
       for (int step = 1; step < tiles.prologue(); ++step) tiles.bring(step, step * kStageBytes, kWeightsOnly);
       arch::grid_dependency_pass();
     }
-    find_states<kInputWidth>(states, p.x, token, kTokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
+    find_states<pack_within<X, kInputWidth>>(states, p.x, token, kTokens, tile.token_end, p.k,
+                                             tile.output == 0 && rank == 0);
     const Which rest = early_weights ? kInputsOnly : kBoth;
     tiles.prefetch(0, 4, 0);
     tiles.bring(0, 0, rest);

@@ -148,7 +148,8 @@ struct CodedGemmBody {
         if (threadIdx.x >= kConsumers + kProducers) bring_weights(work, work.first_panel, begun);
         arch::grid_dependency_pass();
       }
-      find_states<8>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k, tile.output == 0 && rank == 0);
+      find_states<pack_within<X, 8>>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k,
+                                     tile.output == 0 && rank == 0);
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
         if (params.tokens == kHeight) run_tile<kHeight>(work, begun);

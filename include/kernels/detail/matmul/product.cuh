@@ -35,10 +35,6 @@ struct ProductProblem {
   __device__ __forceinline__ decltype(auto) weights_for(int64_t token) const { return for_token(weights<i>(), token); }
 };
 
-// Elements per access to N values of a source: N, or as many as it can read at once.
-template <class S, int N>
-constexpr int pack_within = N < widest_of<S>() ? N : widest_of<S>();
-
 // A tile of one product: its tokens end before row_end, its weights begin at row `weights`.
 struct Tile {
   int64_t token, output;  // the first of either

@@ -28,14 +28,16 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
 }
 
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
-// there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements per access where
-// it is not copied. A block may have several groups of kThreads, each with tiles of its own.
+// there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements that are read
+// together where it is not copied: 1, or the 8 of a chunk, in as many accesses as the source takes. A block may have
+// several groups of kThreads, each with tiles of its own.
 // kByLanes: read by lanes, eight columns each, instead of by ldmatrix.
 template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64, bool kByLanes = (kStep > 64)>
 class TileOperand {
  public:
   static constexpr int kBytes = kRows * kStep * 2;
   static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
+  static constexpr int kPart = pack_within<Source, kWidth>, kParts = kWidth / kPart;
   static constexpr bool copied = kWidth == 8 && std::is_same<copied_type<Source>, T>::value;
 
   // ldmatrix reads eight rows at a time, lanes four chunks of two rows.
@@ -75,7 +77,7 @@ class TileOperand {
   // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements
   // are loaded only when they are to be stored, for want of registers.
   struct Waiting {
-    Fetched<Source, kWidth> chunks[copied || kWidth < 8 ? 1 : kEach];
+    Fetched<Source, kPart> chunks[copied || kWidth < 8 ? 1 : kEach][kParts];
   };
   template <class Which>
   __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col,
@@ -84,7 +86,10 @@ class TileOperand {
       KERNELS_UNROLL
       for (int i = begin; i < end; ++i) {
         which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-          if (is_there && col + chunk() * 8 < cols) waiting.chunks[i] = fetch<8>(source, row, col + chunk() * 8);
+          if (!is_there || col + chunk() * 8 >= cols) return;
+          KERNELS_UNROLL
+          for (int part = 0; part < kParts; ++part)
+            waiting.chunks[i][part] = fetch<kPart>(source, row, col + chunk() * 8 + part * kPart);
         });
       }
     }
@@ -97,8 +102,16 @@ class TileOperand {
       for (int i = begin; i < end; ++i) {
         which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
           Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
-          if (is_there && col + chunk() * 8 < cols)
-            values = convert<T>(resolve(source, waiting.chunks[i], row, col + chunk() * 8));
+          if (is_there && col + chunk() * 8 < cols) {
+            KERNELS_UNROLL
+            for (int part = 0; part < kParts; ++part) {
+              const int at = part * kPart;
+              const auto some =
+                  convert<T>(resolve(source, waiting.chunks[i][part], row, col + chunk() * 8 + at));
+              KERNELS_UNROLL
+              for (int j = 0; j < kPart; ++j) values.v[at + j] = some.v[j];
+            }
+          }
           write(stage, i, values);
         });
       }
