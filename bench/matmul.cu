@@ -140,7 +140,8 @@ void product(const char* op, int64_t m, int64_t n, int64_t kk) {
   c->best("cublaslt", lt.choices(), [=](cudaStream_t s, int choice, int i) { lt(s, choice, x, w[size_t(i)], y); });
 }
 
-// Weights of which a row takes row_bytes: make(pointer, scales) is their source, scale_bytes those of all scales.
+// Weights of codes of so many bits: make(pointer, scales) is their source, scale_bytes those of all scales. Many tokens
+// have a workspace, where weights are decoded once, and none.
 template <class Word, class Make>
 void coded(const char* type, int64_t m, int64_t n, int64_t kk, int bits, double scale_bytes, const Make& make) {
   const double bytes = double(n) * kk * bits / 8;
@@ -148,11 +149,16 @@ void coded(const char* type, int64_t m, int64_t n, int64_t kk, int bits, double 
   const auto w = c->weights<Word>(size_t((bytes + scale_bytes) / sizeof(Word)));
   k::half* x = c->buffer<k::half>(size_t(m * kk));
   k::half* y = c->buffer<k::half>(size_t(m * n));
-  c->read();
-  c->kernels([=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) {
+  k::half* decoded = m > 512 ? c->buffer<k::half>(size_t(n * kk)) : nullptr;
+  const auto call = [=](const k::Exec& ex, int i, const k::MatmulPolicy& policy) {
     const auto* scales = reinterpret_cast<const k::half*>(reinterpret_cast<const char*>(w[size_t(i)]) + size_t(bytes));
     return k::matmul(ex, k::load(x, kk), make(w[size_t(i)], scales), k::store(y, n), {m, n, kk}, policy);
+  };
+  c->read();
+  c->kernels([=](k::Exec ex, int i, const k::MatmulPolicy& policy) {
+    return call(ex.workspace(decoded, decoded == nullptr ? 0 : size_t(n * kk) * sizeof(k::half)), i, policy);
   });
+  if (decoded != nullptr) c->other("without_workspace", [=](cudaStream_t s, int i) { must(call(k::Exec(s), i, {})); });
 }
 void all_codes(int64_t m, int64_t n, int64_t kk) {
   coded<k::float8_e4m3>("e4m3_row", m, n, kk, 8, 2.0 * n,

@@ -12,9 +12,9 @@
 // leaves is multiplied as well. Maps on weights round them, too. Nothing is allocated or synchronized: calls can be
 // captured in a graph. The same input gives the same bits.
 //
-// Where x is not 16-bit numbers in memory but has maps, is normalized, or float, a workspace (Exec::workspace) of
-// matmul_workspace_bytes() makes products of three tokens or more several times faster: x is rounded there once, by a
-// kernel ahead, instead of by every block that multiplies it. A smaller one is not used.
+// Where x or w is not 16-bit numbers in memory, a workspace (Exec::workspace) of matmul_workspace_bytes() makes
+// products of several tokens faster, up to ten times: a kernel ahead rounds x there once, and where it pays decodes w,
+// instead of every block that multiplies them. With room for x alone, x is.
 #pragma once
 
 #include "core/matmul_plan.h"

@@ -1,5 +1,5 @@
-// Inputs that a workspace holds, rounded once. That results are the same with one, every test of products sees that
-// calls expect().
+// Operands that a workspace holds, rounded once. That results are right with one, every test of products sees that
+// calls expect(), for inputs.
 #include "support/gpu_products.cuh"
 
 using namespace test;
@@ -44,7 +44,8 @@ void expect_rounded(const char* what, const Sizes& s, const X& x, const Value& v
   const k::Exec ex = k::Exec(stream).workspace(memory.data(), bytes);
   CHECK(plan_of(ex, x, w, s, {}, groups).inputs_rounded == rounds);
   CHECK(plan_of(stream, x, w, s, {}, groups).inputs_rounded == false);
-  CHECK((std::string(plan_of(stream, x, w, s, {}, groups).why_not) != "") == rounds);
+  const std::string why = plan_of(stream, x, w, s, {}, groups).why_not;
+  CHECK((why.find("workspace") != std::string::npos) == rounds);
   REQUIRE(k::matmul(ex, x, w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, groups).ok());
   stream.wait();
   CHECK(compare(y, [&](int64_t r) {
@@ -110,6 +111,122 @@ TEST_CASE("rounded inputs: groups, some empty, and rows that are not there") {
                      [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, Weights(batch * n, cols, 0, 0),
                      {batch});
     }
+  }
+}
+
+namespace {
+
+// Weights that are rounded for `from` tokens, and not for one fewer. source: as a call takes them.
+template <class W, class Source>
+void expect_weights(const char* what, int64_t from, const W& w, int64_t n, int64_t cols, const Source& source) {
+  const int64_t ld = (cols + 7) / 8 * 8;
+  const auto in = [](const auto& x) { return k::load(static_cast<const k::half*>(x.data()), x.ld()); };
+  for (const int64_t m : {from - 1, from}) {
+    INFO(what << ", " << m << " tokens");
+    const bool rounds = m == from;
+    const Matrix<k::half> x(31, m, cols, cols + 8 - cols % 8, 0, 1);
+    Device<float> y(m, n, n + 3, 1);
+    const k::MatmulShape shape{m, n, cols};
+    const auto sink = k::store(y.data(), y.ld());
+    Stream stream;
+    const size_t bytes = k::matmul_workspace_bytes(stream, in(x), source, sink, shape);
+    REQUIRE(bytes == (rounds ? size_t(n * ld) * sizeof(k::half) : 0));
+    Device<k::half> memory(n, ld, ld);
+    const k::Exec ex = k::Exec(stream).workspace(memory.data(), size_t(n * ld) * sizeof(k::half));
+    k::MatmulPlan plan, without;
+    REQUIRE(k::matmul_plan(ex, in(x), source, sink, shape, {}, {}, plan).ok());
+    REQUIRE(k::matmul_plan(stream, in(x), source, sink, shape, {}, {}, without).ok());
+    CHECK(plan.weights_rounded == rounds);
+    CHECK(!without.weights_rounded);
+    if (rounds) CHECK(std::string(without.why_not).substr(0, 8) == "weights:");
+    REQUIRE(k::matmul(ex, in(x), source, sink, shape).ok());
+    stream.wait();
+    CHECK(compare(y, [&](int64_t r) {
+            Row<> row;
+            for (int64_t i = 0; i < n; ++i)
+              row.push_back(product(
+                  r, i, cols, [&](int64_t a, int64_t c) { return Real<>(x.value(a, c)); }, w, units(Path::gemm, cols),
+                  0x1p-10));
+            return row;
+          }) == "");
+    memory.download();
+    CHECK(memory.intact());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("rounded weights: codes of 8 and 4 bits, and maps") {
+  const int64_t n = 41, cols = 128;
+  const auto expect_codes = [&](const char* what, int64_t from, const auto& w) {
+    expect_weights(what, from, w, n, cols, w.source());
+  };
+  expect_codes("int8, a scale for a row", 768, Scaled<int8_t, float, DeviceMemory>(n, cols, Grain::row, 1, 0, 0));
+  expect_codes("int8, a scale for 32", 768, Scaled<int8_t, k::half, DeviceMemory>(n, cols, Grain::group, 32, 0, 0));
+  expect_codes("e4m3, a scale for a row", 4096,
+               Scaled<k::float8_e4m3, float, DeviceMemory>(n, cols, Grain::row, 1, 0, 0));
+  expect_codes("e4m3, a scale for a block", 768,
+               Scaled<k::float8_e4m3, float, DeviceMemory>(n, cols, Grain::block, 16, 0, 0));
+  expect_codes("int4 with zeros", 768, FourBit<k::half, true, DeviceMemory>(n, cols, 32, 0, 0));
+  expect_codes("gf4", 768, EightInAWord<DeviceMemory>(n, cols, 0, 0));
+  expect_codes("codes between multiples of 16 bytes", 3, EightInAWord<DeviceMemory>(n, cols, 1, 1));
+  for (const int64_t odd : {1, 77, 1000}) {
+    const Weights w(n, odd, 3, 1);
+    expect_weights(
+        "half times a number", 5, [&](int64_t r, int64_t c) { return 0.5 * w(r, c); }, n, odd,
+        w.source() | k::scale(0.5));
+  }
+}
+
+TEST_CASE("rounded weights: those of a gate, stacked, and inputs besides") {
+  const int64_t m = 770, n = 40, cols = 96, ld = cols;
+  const Matrix<float> x(33, m, cols, cols, 0, 1);
+  const auto in = k::load(static_cast<const float*>(x.data()), cols);
+  const auto value = [&](int64_t r, int64_t c) { return Real<>(x.value(r, c)); };
+  const FourBit<k::half, false, DeviceMemory> w(2 * n, cols, 32, 0, 0);
+  const auto rows = [&](int64_t first) {
+    return k::dequant(k::int4(static_cast<const uint32_t*>(w.codes.data()) + first * w.codes.ld(), w.codes.ld() * 8),
+                      k::group_scales(static_cast<const k::half*>(w.scales.data()) + first * w.scales.ld(),
+                                      w.scales.ld(), 32));
+  };
+  const auto want = [&](int64_t r, int64_t i) {
+    return product(r, i, cols, value, w, units(Path::gemm, cols), 0x1p-9);
+  };
+  Stream stream;
+  Device<float> y(m, 2 * n, 2 * n);
+  // First with room for the inputs alone.
+  for (const bool all : {false, true}) {
+    const size_t of_inputs = size_t(m * ld) * sizeof(k::half), bytes = of_inputs + size_t(2 * n * ld) * sizeof(k::half);
+    Device<k::half> memory(m + 2 * n, ld, ld);
+    const k::Exec ex = k::Exec(stream).workspace(memory.data(), all ? bytes : bytes - 1);
+    const auto run = [&](const auto& weights, const auto& sink, int64_t outputs) {
+      const k::MatmulShape shape{m, outputs, cols};
+      CHECK(k::matmul_workspace_bytes(ex, in, weights, sink, shape) == bytes);
+      k::MatmulPlan plan;
+      REQUIRE(k::matmul_plan(ex, in, weights, sink, shape, {}, {}, plan).ok());
+      CHECK(plan.inputs_rounded);
+      CHECK(plan.weights_rounded == all);
+      REQUIRE(k::matmul(ex, in, weights, sink, shape).ok());
+      stream.wait();
+    };
+    run(k::gated(rows(0), rows(n)), k::glu() | k::store(y.data(), y.ld()), n);
+    y.download();
+    for (int64_t r = 0; r < m; r += 7) {
+      for (int64_t i = 0; i < n; ++i) {
+        const Real<> gate = want(r, i), up = want(r, n + i);
+        const double sigmoid = 1 / (1 + std::exp(-gate.v));
+        const double error = up.e + std::fabs(up.v) * gate.e + gate.e * up.e + 1e-4;
+        if (std::fabs(y.get(r, i) - sigmoid * up.v) > error) FAIL_CHECK("gate, row " << r << ", column " << i);
+      }
+    }
+    run(k::stacked(rows(0), n, rows(n), n), k::store(y.data(), y.ld()), 2 * n);
+    CHECK(compare(y, [&](int64_t r) {
+            Row<> row;
+            for (int64_t i = 0; i < 2 * n; ++i) row.push_back(want(r, i));
+            return row;
+          }) == "");
+    memory.download();
+    CHECK(memory.intact());
   }
 }
 

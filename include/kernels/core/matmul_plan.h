@@ -46,7 +46,7 @@ struct MatmulPolicy {
 // What a call does: the policy with all that it leaves open filled in.
 struct MatmulPlan : MatmulPolicy {
   int input_pack = 0, weight_pack = 0;  // columns in one access to memory; 1: element by element
-  bool inputs_rounded = false;          // to 16 bits, in the workspace, by a kernel ahead
+  bool inputs_rounded = false, weights_rounded = false;  // to 16 bits, in the workspace, by a kernel ahead
   bool weights_copied = false;          // to shared memory as they lie, several steps ahead
   const char* why_not = "";             // why this is not the fastest path for this M, or ""
 };

@@ -42,6 +42,14 @@ constexpr int kSkinnyRows = 4, kSkinnyThreads = 128;
 // with half 111.0 to 121.1 (111.6).
 constexpr int kFineThreads = 448;
 
+// From how many tokens on weights are decoded to a workspace ahead of the product, if there is one: those that pass
+// through their functors otherwise, codes of 8 and 4 bits, and codes of fp8 with one scale for a row. 14336 x 4096 and
+// 4096 x 14336 on an H200 (CUDA 13.0, 2026-11, by a program that was not kept), microseconds without and with it: half
+// times a number 269 and 99 with 8 tokens, 6952 and 671 with 4096; int8 with a scale for 64 columns 146 and 144 with
+// 512 tokens, 216 and 190 with 768, 954 and 681 with 4096; int4 with one for 32 135 and 136, 199 and 181, 915 and 685;
+// e4m3 with one for a row 110 and 139, 362 and 358 with 2048, 756 and 691 with 4096.
+constexpr int64_t kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
+
 // Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in
 // one go, where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16,
 // 14336 x 4096 and 4096 x 14336: 2 tokens 30.6 and 29.8 us, 3 tokens 29.6 and 30.8, 16 tokens 30.1 and 31.8, 32

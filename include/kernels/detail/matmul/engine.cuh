@@ -30,10 +30,11 @@ class ProductEngine {
   // Whether tiles are copied as they lie in memory, whatever K is.
   static constexpr bool copied = is_16_bit<copied_type<W>> && std::is_same<copied_type<X>, copied_type<W>>::value;
   static constexpr bool codes = has_skinny && !is_16_bit<typename Coded<W>::Code>;  // of 8 or 4 bits
-  // The type that tensor cores take inputs in, and whether these are copied to them as they lie in memory, if their
-  // alignment allows that.
+  // The type that tensor cores take, and whether operands are copied to them as they lie in memory if their alignment
+  // allows that.
   using T = meeting_type<X, W>;
-  static constexpr bool inputs_copied = std::is_same<copied_type<X>, T>::value;
+  static constexpr bool x_copied = std::is_same<copied_type<X>, T>::value,
+                        w_copied = std::is_same<copied_type<W>, T>::value;
 
   ProductEngine(const Exec& ex, const P& problem, const MatmulPolicy& policy)
       : ex_(ex), p_(problem), policy_(policy), pack_x_(max_pack_of(problem.x)), pack_w_(max_pack_of(problem.w)) {
@@ -45,11 +46,11 @@ class ProductEngine {
   Status plan(MatmulPlan& plan) const {
     KERNELS_TRY(ex_.status());
     KERNELS_TRY(choose_path(plan.path));
-    bool rounds = false;
-    KERNELS_TRY(rounds_inputs(plan.path, rounds));
-    if (rounds) {
-      plan.path = policy_.path, plan.inputs_rounded = true;
-      return with_rounded_inputs([&](const auto& engine) { return engine.plan(plan); });
+    Rounds rounds;
+    KERNELS_TRY(find_rounds(plan.path, rounds));
+    if (rounds.any()) {
+      plan.path = policy_.path, plan.inputs_rounded = rounds.inputs, plan.weights_rounded = rounds.weights;
+      return with_rounded(rounds, [&](const auto& engine) { return engine.plan(plan); });
     }
     if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
     if (plan.path == Path::skinny) plan.weights_copied = few_fits();
@@ -67,11 +68,11 @@ class ProductEngine {
     KERNELS_TRY(ex_.status());
     Path path = policy_.path;
     KERNELS_TRY(choose_path(path));
-    bool rounds = false;
-    KERNELS_TRY(rounds_inputs(path, rounds));
-    if (rounds) {
-      KERNELS_TRY(start_rounding());
-      return with_rounded_inputs([](const auto& engine) { return engine.run(); });
+    Rounds rounds;
+    KERNELS_TRY(find_rounds(path, rounds));
+    if (rounds.any()) {
+      KERNELS_TRY(round(rounds));
+      return with_rounded(rounds, [](const auto& engine) { return engine.run(); });
     }
     if constexpr (compiled(Path::gemv)) if (path == Path::gemv) return run_gemv();
     if constexpr (compiled(Path::skinny)) if (path == Path::skinny) return run_skinny();
@@ -80,23 +81,26 @@ class ProductEngine {
     return unsupported("matmul: no such path");
   }
 
-  // How many bytes of workspace hold the inputs, rounded once; 0 where that gains nothing.
+  // How many bytes of workspace hold the operands that it pays to round once.
   size_t workspace_bytes() const {
     Path path = policy_.path;
-    if (!can_round || !choose_path(path) || !gains_by_rounding(path)) return 0;
-    return sizeof(T) * size_t(input_rows()) * size_t(rounded_ld(p_.k));
+    if (!choose_path(path)) return 0;
+    const Rounds rounds = gains(path);
+    return input_bytes(rounds) + weight_bytes(rounds);
   }
 
  private:
   static constexpr bool compiled(Path path) { return kOnly == Path::automatic || kOnly == path; }
 
   const char* why_not(Path path, bool weights_copied, int most, int most_x, bool whole) const {
+    if (!has_skinny && gains(path).weights)
+      return "weights: each block reads them through their functors; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     if (narrow_weights && !Coded<W>::known)
       return "weights: a map, or zero points that are not whole numbers of 8 bits, must be applied before tensor cores can take them";
     if (pack_w_ < most)
       return "weights: pointer or row stride is not a multiple of 16 bytes, or a scale is for fewer columns than 16 bytes hold";
-    if (can_round && gains_by_rounding(path)) {
-      if (inputs_copied)
+    if (gains(path).inputs) {
+      if (x_copied)
         return "x: pointer or row stride is not a multiple of 16 bytes; a workspace of matmul_workspace_bytes() would hold it so";
       return "x: each block reads it through its functors, or rounds it; a workspace of matmul_workspace_bytes() would hold it in 16 bits";
     }
@@ -115,49 +119,113 @@ class ProductEngine {
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
     if (path == Path::simt) return "weights: tensor cores would round float and double";
+    if (gains(path).weights)
+      return "weights: each block decodes them; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     return "";
   }
 
-  static constexpr bool can_round = narrow_weights && has_skinny && (compiled(Path::gemm) || compiled(Path::skinny));
+  // ---- operands that are rounded once, in the workspace: inputs first, and weights behind them ----------------------
+
+  struct Rounds {
+    bool inputs, weights;
+    bool any() const { return inputs || weights; }
+  };
+  static constexpr bool can_round = narrow_weights && (compiled(Path::gemm) || compiled(Path::skinny));
+  Rounds gains(Path path) const {
+    // Rows of weights in one go multiply what rounding leaves of inputs, too.
+    const bool tiles = path == Path::gemm || (path == Path::skinny && few_fits());
+    if (!can_round || p_.k == 0 || !tiles) return {false, false};
+    const bool many = p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several();
+    const bool weights = path == Path::gemm && policy_.tile_tokens == 0 && policy_.tile_rows == 0 &&
+                         !policy_.batch_invariant && !p_.groups.several() && !w_copied && p_.m >= decoded_once();
+    const bool inputs = many && (!x_copied || (pack_x_ < 8 && (pack_w_ >= 8 || weights)));
+    return {inputs && (has_skinny || weights), weights};
+  }
+  // From how many tokens on it pays.
+  int64_t decoded_once() const {
+    if constexpr (codes && CodesInMemory<Gate>::value) {
+      using Code = typename Coded<W>::Code;
+      constexpr bool floats = std::is_same<Code, float8_e4m3>::value || std::is_same<Code, float8_e5m2>::value;
+      const int log2 = group_log2();
+      const bool by_group = Coded<W>::scaled && log2 != kOneForAll;
+      if (log2 >= 0 && p_.k % Coded<W>::pack == 0)
+        return floats && !by_group ? tuning::kFloatCodesOnce : tuning::kCodesOnce;
+    }
+    return tuning::kMappedOnce;
+  }
   // If all of them are there.
   int64_t input_rows() const { return p_.groups.offsets == nullptr ? p_.groups.count * p_.m : p_.m; }
-  bool gains_by_rounding(Path path) const {
-    if (path != Path::gemm && path != Path::skinny) return false;
-    return p_.k > 0 && (p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several()) &&
-           (!inputs_copied || (pack_x_ < 8 && pack_w_ >= 8));
+  size_t input_bytes(const Rounds& rounds) const { return rounds.inputs ? row_bytes() * size_t(input_rows()) : 0; }
+  size_t weight_bytes(const Rounds& rounds) const {
+    return rounds.weights ? row_bytes() * size_t(p_.n) * P::matrices : 0;
   }
-  Status rounds_inputs(Path path, bool& yes) const {
-    yes = false;
+  size_t row_bytes() const { return sizeof(T) * size_t(rounded_ld(p_.k)); }
+
+  // What a call rounds: as much as the workspace holds.
+  Status find_rounds(Path path, Rounds& rounds) const {
+    rounds = gains(path);
     const Workspace& workspace = ex_.workspace();
-    if (!can_round || workspace.bytes == 0 || !gains_by_rounding(path)) return {};
-    if (reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
+    if (!rounds.any()) return {};
+    if (workspace.bytes > 0 && reinterpret_cast<uintptr_t>(workspace.ptr) % 16 != 0)
       return invalid("matmul: the workspace does not begin at a multiple of 16 bytes");
-    yes = workspace.bytes >= workspace_bytes();
+    const bool inputs_fit = workspace.bytes >= input_bytes(rounds);
     // Or a row's bits would depend on its batch.
-    if (!yes && policy_.batch_invariant)
+    if (policy_.batch_invariant && workspace.bytes > 0 && !inputs_fit)
       return invalid("matmul: with batch_invariant a workspace has matmul_workspace_bytes(), or there is none");
+    rounds.weights &= inputs_fit && workspace.bytes >= input_bytes(rounds) + weight_bytes(rounds);
+    rounds.inputs &= inputs_fit && (has_skinny || rounds.weights);
     return {};
   }
-  Status start_rounding() const {
-    if constexpr (can_round)
-      return round_rows(ex_, p_.x, static_cast<T*>(ex_.workspace().ptr), input_rows(), p_.k, p_.groups);
-    return unsupported("matmul: these inputs are not rounded once");
+  T* rounded_inputs() const { return static_cast<T*>(ex_.workspace().ptr); }
+  T* rounded_weights(const Rounds& rounds, int matrix) const {
+    return rounded_inputs() + (input_bytes(rounds) + weight_bytes(rounds) / P::matrices * matrix) / sizeof(T);
   }
-  // f(the same product's engine, with inputs in the workspace).
-  template <class F>
-  Status with_rounded_inputs(const F& f) const {
+  Status round(const Rounds& rounds) const {
     if constexpr (can_round) {
-      const auto inputs = cached(kernels::load(static_cast<const T*>(ex_.workspace().ptr), rounded_ld(p_.k)));
-      using Problem = ProductProblem<std::decay_t<decltype(inputs)>, W, typename P::Out>;
-      // What is ahead of the kernel that rounds has ended when that one lets the next begin: so weights are there.
-      Exec behind = ex_;
-      behind.programmatic(ex_.programmatic() || kCapturesEarly);
-      MatmulPolicy policy = policy_;
-      policy.weights_ready = true;
-      const Problem problem{inputs, p_.w, p_.out, p_.m, p_.n, p_.k, p_.groups};
-      return f(ProductEngine<Problem, kOnly>(behind, problem, policy));
+      if (rounds.inputs) KERNELS_TRY(round_rows(ex_, p_.x, rounded_inputs(), input_rows(), p_.k, p_.groups));
+      if constexpr (!w_copied) {
+        if (!rounds.weights) return {};
+        KERNELS_TRY(round_rows(ex_, p_.template weights<0>(), rounded_weights(rounds, 0), p_.n, p_.k));
+        if constexpr (P::matrices == 2)
+          KERNELS_TRY(round_rows(ex_, p_.template weights<1>(), rounded_weights(rounds, 1), p_.n, p_.k));
+      }
     }
-    return unsupported("matmul: these inputs are not rounded once");
+    return {};
+  }
+  // f(the engine of the same product, whose operands are in the workspace).
+  template <class F>
+  Status with_rounded(const Rounds& rounds, const F& f) const {
+    if constexpr (can_round) {
+      const auto rows = [&](const T* p) { return kernels::load(p, rounded_ld(p_.k)); };
+      const auto with_inputs = [&](const auto& x) {
+        if constexpr (!w_copied) {
+          // Of codes it takes many tokens.
+          constexpr Path path = has_skinny ? Path::gemm : kOnly;
+          const auto w = rows(rounded_weights(rounds, 0));
+          if constexpr (P::matrices == 2) {
+            if (rounds.weights) return with_operands<path>(x, gated(w, rows(rounded_weights(rounds, 1))), f);
+          } else {
+            if (rounds.weights) return with_operands<path>(x, w, f);
+          }
+        }
+        if constexpr (has_skinny) return with_operands<kOnly>(x, p_.w, f);
+        return unsupported("matmul: these operands are not rounded once");
+      };
+      if constexpr (x_copied) if (!rounds.inputs) return with_inputs(p_.x);
+      return with_inputs(cached(rows(rounded_inputs())));
+    }
+    return unsupported("matmul: these operands are not rounded once");
+  }
+  template <Path kPath, class X2, class W2, class F>
+  Status with_operands(const X2& x, const W2& w, const F& f) const {
+    using Problem = ProductProblem<X2, W2, typename P::Out>;
+    // What is ahead of the kernel that rounds has ended when that one lets the next begin: so weights are there, unless
+    // it makes them.
+    Exec behind = ex_;
+    behind.programmatic(ex_.programmatic() || kCapturesEarly).workspace(nullptr, 0);
+    MatmulPolicy policy = policy_;
+    policy.weights_ready = std::is_same<W2, W>::value;
+    return f(ProductEngine<Problem, kPath>(behind, {x, w, p_.out, p_.m, p_.n, p_.k, p_.groups}, policy));
   }
 
   Status choose_path(Path& path) const {
