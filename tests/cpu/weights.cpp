@@ -113,6 +113,110 @@ TEST_CASE("misaligned pointers and row strides") {
 
 namespace {
 
+// Inputs of so many tokens, some of them far from the others, that value(token, column) gives.
+template <class Weights, class Value>
+void unlike_inputs(Tally& t, const char* what, int64_t m, const Weights& w, int64_t n, int64_t cols,
+                   const Value& value) {
+  Guarded<float> x(m, cols, cols), y(m, n, n);
+  for (int64_t r = 0; r < m; ++r) for (int64_t i = 0; i < cols; ++i) x.set(r, i, float(value(r, i)));
+  x.upload();
+  const k::Status status = k::cpu::matmul(on_threads(2), k::load(static_cast<const float*>(x.data()), cols), w.source(),
+                                          k::store(y.data(), n), {m, n, cols});
+  // Where integers are multiplied, an input has 23 bits beside the largest of 256 columns.
+  const int64_t blocks = (cols + 255) / 256;
+  std::vector<double> most(static_cast<size_t>(m * blocks));
+  const auto largest = [&](int64_t r, int64_t i) -> double& { return most[size_t(r * blocks + i / 256)]; };
+  for (int64_t r = 0; r < m; ++r) {
+    for (int64_t i = 0; i < cols; ++i) {
+      const double size = std::fabs(double(x.get(r, i)));
+      if (std::isfinite(size)) largest(r, i) = std::max(largest(r, i), size);
+    }
+  }
+  check_result(t, what, {m, n, cols}, status, y, [&](int64_t r, int64_t c) {
+    return product(
+        r, c, cols, [&](int64_t a, int64_t i) { return Real<>(x.get(a, i), largest(a, i) * 0x1p-23 + 0x1p-122); }, w);
+  });
+}
+template <class Weights>
+void unlike_inputs(Tally& t, const char* what, const Weights& w, int64_t n, int64_t cols, bool words = false) {
+  for (const int64_t m : {1, 2, 3, 4}) {
+    const auto some = [](int64_t r, int64_t i) {
+      return double(int64_t(mix(uint64_t(r * 7919 + i)) % 2001) - 1000) / 1000;
+    };
+    const auto check_with = [&](double number, int64_t row, int64_t col) {
+      unlike_inputs(t, what, m, w, n, cols,
+                    [&](int64_t r, int64_t i) { return r == row && i == col ? number : some(r, i); });
+    };
+    for (const double number : {0x1p20, -0x1p60, kInfinity, -kInfinity, kNaN}) {
+      // What is subtracted from all codes of 4 bits is as infinite as what they give.
+      if (std::isinf(number) && words) continue;
+      check_with(number, m - 1, 0);
+      check_with(number, 0, cols - 1);
+    }
+    for (const double factor : {0., 0x1p-140, 0x1p-126, 0x1p-80, 0x1p100}) {
+      unlike_inputs(t, what, m, w, n, cols,
+                    [&](int64_t r, int64_t i) { return (r == 0 ? factor : 1) * some(r, i); });
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("weights of 8 and 4 bits, and inputs unlike each other") {
+  Tally t;
+  for (const int64_t cols : {300, 1100}) {
+    unlike_inputs(t, "int8, a scale for a row", Scaled<int8_t, float>(13, cols, Grain::row), 13, cols);
+    unlike_inputs(t, "int8, a scale for 256", Scaled<int8_t, float>(13, cols, Grain::group, 256), 13, cols);
+    unlike_inputs(t, "int8, a scale for 64", Scaled<int8_t, float>(13, cols, Grain::group, 64), 13, cols);
+    unlike_inputs(t, "int4", FourBit<k::half, false>(13, cols, 32), 13, cols, true);
+    unlike_inputs(t, "uint4", FourBit<float, true>(13, cols, 128), 13, cols, true);
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("weights of 8 and 4 bits, stacked and gated") {
+  Tally t;
+  const int64_t cols = 900, n = 21;
+  const auto all = [&](const char* what, const auto& w) {
+    for (const int64_t m : {1, 2, 4, 5}) {
+      const Matrix<float> x(7, m, cols, cols, 0, 1);
+      const auto in = k::load(static_cast<const float*>(x.data()), cols);
+      const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+      Guarded<float> y(m, 2 * n, 2 * n), both(m, n, n);
+      check_result(t, what, {m, 2 * n, cols},
+                   k::cpu::matmul(on_threads(2), in, k::stacked(w.source(), n, w.source(), n),
+                                  k::store(y.data(), 2 * n), {m, 2 * n, cols}),
+                   y, [&](int64_t r, int64_t c) { return product(r, c % n, cols, value, w); });
+      check_result(t, what, {m, n, cols},
+                   k::cpu::matmul(on_threads(2), in, k::gated(w.source(), w.source()),
+                                  k::reglu() | k::store(both.data(), n), {m, n, cols}),
+                   both, [&](int64_t r, int64_t c) {
+                     const Real<> up = product(r, c, cols, value, w);
+                     return (up.v > 0 ? up : Real<>(0, up.v + up.e > 0 ? up.e : 0)) * up;
+                   });
+    }
+  };
+  all("int8", Scaled<int8_t, float>(n, cols, Grain::row));
+  all("int4", FourBit<k::half, false>(n, cols, 32));
+  CHECK_TALLY(t);
+}
+
+#if defined(WEIGHTS_MUST_HAVE_DOTS)
+TEST_CASE("weights of 8 and 4 bits are multiplied as integers") {
+  using k::detail::host::Digits;
+  const Scaled<int8_t, float> by_row(3, 256, Grain::row), by_group(3, 256, Grain::group, 64);
+  const FourBit<k::half, true> words(3, 256, 32);
+  const auto source = by_row.source();
+  STATIC_REQUIRE(Digits<std::decay_t<decltype(source)>>::possible);
+  CHECK(k::detail::host::in_digits(source));
+  CHECK(!k::detail::host::in_digits(by_group.source()));
+  CHECK(k::detail::host::in_digits(words.source()));
+  CHECK((k::cpu::kNeeds >> 11 & 1u) == 1);
+}
+#endif
+
+namespace {
+
 template <class TY, class Weights>
 void same_bits(Tally& t, const char* what, int64_t m, int64_t n, int64_t cols, const Weights& w) {
   const Matrix<float> x(1, m, cols, cols, 0, 1);

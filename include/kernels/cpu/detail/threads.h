@@ -54,6 +54,9 @@ constexpr unsigned kNeeds = 0
 #if defined(__AVX512BF16__)
     | 1u << 10
 #endif
+#if defined(__AVX512VNNI__)
+    | 1u << 11
+#endif
     ;
 
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -92,6 +95,7 @@ inline Status machine_has(unsigned needs) {
   KERNELS_NEEDS(8, "avx512dq", __builtin_cpu_supports("avx512dq"));
   KERNELS_NEEDS(9, "avx512vl", __builtin_cpu_supports("avx512vl"));
   KERNELS_NEEDS(10, "avx512bf16", __builtin_cpu_supports("avx512f") && has_avx512bf16());
+  KERNELS_NEEDS(11, "avx512vnni", __builtin_cpu_supports("avx512vnni"));
 #undef KERNELS_NEEDS
 #else
   (void)needs;

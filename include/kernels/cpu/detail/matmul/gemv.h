@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../../exec.h"
-#include "units.h"
+#include "digits.h"
 
 KERNELS_BEGIN
 namespace detail {
@@ -205,13 +205,63 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
   });
 }
 
-// The same for any number of tokens up to a tile.
+// The same with inputs in digits; count is a multiple of a block of them.
+template <int kRows, int kTokens, class W>
+void multiply_digits(const W rows, const Stretch& at, int64_t begin, int64_t count, const float* x, int64_t stride,
+                     Register<float>* lanes, int lanes_stride) {
+  using Of = MatrixOf<W>;
+  using M = typename Of::type;
+  using U = Unit<float, M>;
+  using D = Digits<M>;
+  using Scales = Shared<float, M, kRows>;
+  const M w = Of::of(rows);
+  int64_t row_of[kRows];
+  unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r() * at.apart); });
+  const int64_t next_row = Of::row(rows, at.next);
+  const Scales shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
+  const bool last_run = begin + count >= at.end;
+  const int64_t next_begin = last_run ? at.begin : begin + count;
+  prefetch_scales<kRows>(rows, last_run ? at.next : at.row, at.apart, next_begin,
+                         lesser(kRunCols, at.end - next_begin));
+  Register<float> sums[kTokens][kRows] = {};
+  for (int64_t col = 0; col < count; col += D::cols) {
+    prefetch_ahead<D::cols>(w, row_of, next_row, at, begin + col);
+    const int64_t index = shared.index(col);
+    Register<float> products[kTokens][kRows];
+    D::multiply(w, row_of, begin + col, x + col, stride, products);
+    unrolled<kRows>([&](auto r) KERNELS_INLINE {
+      [[maybe_unused]] Register<float> center{}, scale{};
+      if constexpr (Scales::has_centers) center = shared.center(r(), index);
+      if constexpr (U::scaled) scale = shared.scale(U(w, row_of[r()], begin + col), r(), index);
+      unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+        Register<float>& product = products[t()][r()];
+        if constexpr (Scales::has_centers)
+          product = multiply_add<float>(center, D::input_sums(x + t() * stride + col), product);
+        if constexpr (U::scaled) sums[t()][r()] = multiply_add<float>(product, scale, sums[t()][r()]);
+        else sums[t()][r()] = sums[t()][r()] + product;
+      });
+    });
+  }
+  unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+    unrolled<kRows>([&](auto r) KERNELS_INLINE {
+      lanes[t() * lanes_stride + r()] = lanes[t() * lanes_stride + r()] + sums[t()][r()];
+    });
+  });
+}
+
+// Either for any number of tokens up to a tile.
 template <int kRows, class C, class W, int kTokens = (kRows > kTileRows ? 1 : kTileTokens)>
-void multiply_tile(int tokens, const W& w, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride,
-                   Register<C>* lanes, int lanes_stride) {
-  if (tokens == kTokens) return multiply<kRows, kTokens>(w, at, begin, count, x, stride, lanes, lanes_stride);
+void multiply_tile(int tokens, bool in_digits, const W& w, const Stretch& at, int64_t begin, int64_t count, const C* x,
+                   int64_t stride, Register<C>* lanes, int lanes_stride) {
+  if (tokens == kTokens) {
+    if constexpr (std::is_same<C, float>::value && Digits<typename MatrixOf<W>::type>::possible) {
+      if (in_digits)
+        return multiply_digits<kRows, kTokens>(w, at, begin, count, x, stride, lanes, lanes_stride);
+    }
+    return multiply<kRows, kTokens>(w, at, begin, count, x, stride, lanes, lanes_stride);
+  }
   if constexpr (kTokens > 1)
-    multiply_tile<kRows, C, W, kTokens - 1>(tokens, w, at, begin, count, x, stride, lanes, lanes_stride);
+    multiply_tile<kRows, C, W, kTokens - 1>(tokens, in_digits, w, at, begin, count, x, stride, lanes, lanes_stride);
 }
 
 // A stretch of a row of weights in a buffer, in planes if they are read so; zeros follow.
@@ -261,6 +311,13 @@ void in_matrix(const W& w, int64_t row, const F& f) {
   else if constexpr (is_paired<W>::value) in_lines(w, row, f);
   else f(w, row);
 }
+// Whether f(part) for all the matrices that weights are stacked of.
+template <class W, class F>
+bool all_parts(const W& w, const F& f) {
+  if constexpr (is_stacked<W>::value) return !w.any([&](const auto& part) { return !all_parts(part, f); });
+  else if constexpr (is_shifted<W>::value || is_paired<W>::value) return all_parts(w.source(), f);
+  else return f(w);
+}
 template <class W>
 bool in_one_matrix(const W& w, int64_t first, int64_t last) {
   int64_t distance = 0;
@@ -281,6 +338,10 @@ class Gemv {
       states_[t] = row_state(x, first + t, k_);
       write_state(x, states_[t], first + t, k_);
     }
+    digits_ = tokens_ <= kTileTokens;
+    each_matrix(w, [this](const auto& matrix, int) {
+      digits_ &= all_parts(matrix, [](const auto& part) { return in_units<C>(part) && in_digits(part); });
+    });
   }
 
   void run(const Team& all) const {
@@ -294,6 +355,10 @@ class Gemv {
  private:
   using C = product_type<X, W>;
   static constexpr int matrices = is_gated<W>::value ? 2 : 1;
+  // Those of a stretch, and how many of them have inputs in digits.
+  struct Columns {
+    int64_t begin, count, in_digits;
+  };
   static constexpr int64_t input_values = kInputBytes / sizeof(C), sum_values = kSumBytes / sizeof(C);
 
   // Rows [first, last) of the weights, those of one thread.
@@ -302,6 +367,7 @@ class Gemv {
     alignas(64) C sums[matrices][sum_values];
     const int64_t stretch = input_values / tokens_ / kStrideCols * kStrideCols;
     const int64_t block = sum_values / tokens_ / kWidestPack * kWidestPack;
+    int64_t in_digits = 0;
     for (int64_t row = first; row < last; row += block) {
       const int64_t end = lesser(last, row + block), count = end - row;
       for (auto& matrix : sums) fill(matrix, tokens_ * count, C(0));
@@ -310,8 +376,11 @@ class Gemv {
                       stride = (cols + kPadding - 1) / kPadding * kPadding + kRowGap;
         const bool others = row == first || stretch < k_;
         each_matrix(w_, [&](const auto& matrix, int number) {
-          if (others && number == 0) read_inputs<std::decay_t<decltype(matrix)>>(begin, cols, x, stride);
-          multiply_rows(matrix, row, end, begin, cols, x, stride, sums[number]);
+          if (others && number == 0) {
+            read_inputs(begin, cols, x, stride);
+            in_digits = prepare_inputs<std::decay_t<decltype(matrix)>>(cols, x, stride);
+          }
+          multiply_rows(matrix, row, end, {begin, cols, in_digits}, x, stride, sums[number]);
         });
       }
       for (int t = 0; t < tokens_; ++t)
@@ -319,19 +388,37 @@ class Gemv {
     }
   }
 
-  // For a matrix of type M.
-  template <class M>
   void read_inputs(int64_t begin, int64_t cols, C* x, int64_t stride) const {
     for (int t = 0; t < tokens_; ++t, x += stride) {
       read_row(with_state(x_, states_[t], k_), first_ + t, begin, cols, x);
       for (int64_t col = cols; col % kPadding != 0; ++col) x[col] = C(0);
-      if constexpr (Unit<C, M>::in_planes) put_in_planes<Unit<C, M>>(x, cols, false);
     }
+  }
+  // Puts inputs in the order, and in digits, as a matrix of type M meets them: how many columns are in digits. Those
+  // that are not finite would spoil all of their block.
+  template <class M>
+  int64_t prepare_inputs(int64_t cols, C* x, int64_t stride) const {
+    int64_t in_blocks = 0;
+    if constexpr (std::is_same<C, float>::value && Digits<M>::possible) {
+      if (digits_) {
+        in_blocks = cols / Digits<M>::cols * Digits<M>::cols;
+        for (int t = 0; t < tokens_; ++t) {
+          if (!finite_numbers(x + t * stride, in_blocks)) in_blocks = 0;
+        }
+        for (int t = 0; t < tokens_; ++t) {
+          for (int64_t col = 0; col < in_blocks; col += Digits<M>::cols) Digits<M>::put(x + t * stride + col);
+        }
+      }
+    }
+    if constexpr (Unit<C, M>::in_planes) {
+      for (int t = 0; t < tokens_; ++t) put_in_planes<Unit<C, M>>(x + t * stride + in_blocks, cols - in_blocks, false);
+    }
+    return in_blocks;
   }
 
   // sums[t * (last - first) + n - first] += the products of a stretch of input t and weight row n.
   template <class M>
-  void multiply_rows(const M& w, int64_t first, int64_t last, int64_t begin, int64_t cols, const C* x, int64_t stride,
+  void multiply_rows(const M& w, int64_t first, int64_t last, const Columns& columns, const C* x, int64_t stride,
                      C* sums) const {
     int64_t row = first;
     while (row < last) {
@@ -342,8 +429,8 @@ class Gemv {
           in_matrix(w, row, [&](const auto& matrix, int64_t at) {
             const int64_t further = i + 1 < apart ? 1 : reach + 1,
                           next = row + further + reach < last ? at + further : at;
-            multiply_group<rows()>(matrix, {at, next, begin, begin + cols, apart}, x, stride, sums + (row - first),
-                                   last - first);
+            multiply_group<rows()>(matrix, {at, next, columns.begin, columns.begin + columns.count, apart},
+                                   columns.in_digits, x, stride, sums + (row - first), last - first);
           });
         }
         row += reach;
@@ -376,7 +463,8 @@ class Gemv {
     return rows;
   }
   template <int kRows, class M>
-  void multiply_group(const M& w, const Stretch& at, const C* x, int64_t stride, C* sums, int64_t sums_stride) const {
+  void multiply_group(const M& w, const Stretch& at, int64_t in_digits, const C* x, int64_t stride, C* sums,
+                      int64_t sums_stride) const {
     using Of = MatrixOf<M>;
     using Matrix = typename Of::type;
     constexpr int64_t decoded_stride = kDecodedCols + kRowGap;
@@ -385,14 +473,17 @@ class Gemv {
     fill(lanes, tokens_ * kRows, Register<C>{});
     int64_t col = at.begin;
     if constexpr (kRows <= kTileRows || kRowsForOne == kRows) {
-      if (tokens_ <= kTileTokens && in_units<C>(Of::of(w))) {
-        constexpr int unit = Unit<C, Matrix>::cols;
-        for (const int64_t end = at.begin + (at.end - at.begin) / unit * unit; col < end;) {
+      const auto multiply_up_to = [&](int64_t end, bool digits) {
+        while (col < end) {
           const int64_t count = lesser(kRunCols, end - col);
-          multiply_tile<kRows>(tokens_, w, at, col, count, x + (col - at.begin), stride, lanes, kRows);
+          multiply_tile<kRows>(tokens_, digits, w, at, col, count, x + (col - at.begin), stride, lanes, kRows);
           col += count;
         }
-      }
+      };
+      multiply_up_to(at.begin + in_digits, true);
+      constexpr int unit = Unit<C, Matrix>::cols;
+      if (tokens_ <= kTileTokens && in_units<C>(Of::of(w)))
+        multiply_up_to(at.end - (at.end - col) % unit, false);
     }
     for (; col < at.end; col += kDecodedCols) {
       const int64_t count = lesser(kDecodedCols, at.end - col), padded = (count + kPadding - 1) / kPadding * kPadding;
@@ -402,8 +493,9 @@ class Gemv {
         for (int t = 0; t < tokens_; t += kTileTokens) {
           const C* const inputs = x + t * stride + (col - at.begin);
           const auto tile = [&](auto rows, int r) {
-            multiply_tile<rows()>(lesser(kTileTokens, tokens_ - t), weights, {row + r, row + r, begin, begin + padded},
-                                  begin, padded, inputs, stride, lanes + t * kRows + r, kRows);
+            multiply_tile<rows()>(lesser(kTileTokens, tokens_ - t), false, weights,
+                                  {row + r, row + r, begin, begin + padded}, begin, padded, inputs, stride,
+                                  lanes + t * kRows + r, kRows);
           };
           for (int r = 0; r < kRows; r += lesser(kRows, kTileRows))
             tile(Width<(kRows < kTileRows ? kRows : kTileRows)>{}, r);
@@ -439,6 +531,7 @@ class Gemv {
   Results<C, W, Out> results_;
   int64_t n_, k_, first_;
   int tokens_;
+  bool digits_;  // whether weights can be multiplied with inputs in digits
   decltype(row_state(std::declval<const X&>(), 0, 0)) states_[kMostTokens];
 };
 
