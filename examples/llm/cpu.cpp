@@ -1,5 +1,5 @@
-// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2 or avx512; for
-// products once more for each type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and
+// The calls on the CPU. Compiled once for each instruction set, with its flags and UNIT=scalar, avx2, avx512 or vnni;
+// for products once more for each type of weights, WEIGHTS=f16 and so on, and for attention for each type of keys and
 // values, CACHE=f16. Only such files include the library's CPU half, and they use nothing else: the standard library's
 // templates, say, are the same symbols in all of them, and the linker would take those for the best machine.
 #include <kernels/append.h>
@@ -22,7 +22,9 @@ namespace on = kernels::cpu;
 using A = float;  // activations
 
 namespace {
-on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
+on::Exec exec(const Place& place) { return on::Exec{place.threads}; }
+[[maybe_unused]] on::Exec ahead_of_attention(const on::Exec& ex, const Place&, int64_t) { return ex; }
+[[maybe_unused]] on::Exec for_products(const Place& place) { return exec(place); }
 [[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) {
   return on::decode_workspace_bytes(shape);
 }
@@ -32,6 +34,7 @@ on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads};
 #if defined(WEIGHTS)
 constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::f32, Type::f16, Type::bf16};
 constexpr bool kFolds = false;
+constexpr int64_t kDecodesFrom = 0;
 #elif defined(CACHE)
 constexpr Type kCaches[] = {Type::CACHE};
 #else
@@ -45,7 +48,8 @@ constexpr Type kCaches[] = {Type::f32, Type::f16, Type::bf16, Type::f8, Type::i8
 #include "products.inl"
 extern const ProductCalls JOIN(products_, UNIT, WEIGHTS);
 const ProductCalls JOIN(products_, UNIT, WEIGHTS) = {
-    TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds, qkv, three, plain, residual, up, expert_up, expert_down};
+    TEXT(UNIT), on::kNeeds, kWeights, makes<0>, kFolds,    kDecodesFrom, qkv,
+    three,      plain,      residual, up,       expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(attend_, UNIT, CACHE);

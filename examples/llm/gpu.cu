@@ -19,14 +19,16 @@ namespace k = kernels;
 namespace on = kernels;
 
 namespace {
-// With rows of several tokens a kernel waits for the one ahead before it lets the next one begin: attention that has
-// begun while the product ahead of it was still reading took 54 instead of 41 us, with 32 texts of 1,000 tokens of a 7B
-// model on an H200.
-on::Exec exec(const Place& place, int64_t rows = 1) {
-  return on::Exec{static_cast<cudaStream_t>(place.stream)}
-      .programmatic(place.early)
-      .constant_weights(place.early && rows == 1);
+on::Exec exec(const Place& place) {
+  return on::Exec{static_cast<cudaStream_t>(place.stream)}.programmatic(place.early).constant_weights(place.early);
 }
+// With rows of several tokens the kernel ahead of attention waits for the one ahead of itself before it lets attention
+// begin: that took 54 instead of 41 us, with 32 texts of 1,000 tokens of a 7B model on an H200, when it had begun while
+// the product ahead of it was still reading.
+on::Exec ahead_of_attention(const on::Exec& ex, const Place& place, int64_t rows) {
+  return on::Exec(ex).constant_weights(place.early && rows == 1);
+}
+on::Exec for_products(const Place& place) { return exec(place).workspace(place.room, place.room_bytes); }
 [[maybe_unused]] size_t decode_bytes(const Place& place, const k::AttentionShape& shape) {
   return on::decode_workspace_bytes(exec(place), shape);
 }
@@ -44,6 +46,9 @@ constexpr Type kWeights = Type::WEIGHTS, kCaches[] = {Type::UNIT};
 // Weights of 16 bits meet one token on CUDA cores, where blocks find out the row's factor while their weights are on
 // the way.
 constexpr bool kFolds = bits_of(kWeights) == 16;
+constexpr int64_t kDecodesFrom = bits_of(kWeights) == 16   ? 0
+                                 : kWeights == Type::f8 ? k::tuning::kFloatCodesOnce
+                                                        : k::tuning::kCodesOnce;
 template <class X, class W, class Out>
 k::Status one_row(const Place& place, const X& x, const W& w, const Out& out, const k::MatmulShape& shape) {
   return k::matmul<k::Path::gemv>(exec(place), x, w, out, shape, policy(place));
@@ -64,8 +69,8 @@ using A = Element<Type::UNIT>;
 #if defined(WEIGHTS)
 #include "products.inl"
 extern const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS);
-const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {TEXT(UNIT), 0,     kWeights, makes<0>, kFolds,    qkv,
-                                                         three,      plain, residual, up,       expert_up, expert_down};
+const ProductCalls JOIN(gpu_products_, UNIT, WEIGHTS) = {
+    TEXT(UNIT), 0, kWeights, makes<0>, kFolds, kDecodesFrom, qkv, three, plain, residual, up, expert_up, expert_down};
 #elif defined(CACHE)
 #include "attend.inl"
 extern const AttendCalls JOIN(gpu_attend_, UNIT, CACHE);

@@ -10,7 +10,7 @@ namespace llm {
 // x = embedding; for each layer x += attention(norm(x)), x += feed_forward(norm(x)).
 void Model::layers(const Tokens& tokens, const Progress& progress) {
   const RowCalls& rows = device_.rows();
-  const Place& place = device_.place();
+  const Place place = this->place();
   const Heads shape = config_.shape();
   const int64_t n = tokens.rows(), hidden = config_.hidden;
   float *const x = x_.as<float>(), *const t = t_.as<float>();
@@ -71,7 +71,7 @@ Inputs Model::normed(const float* x, const Norm& norm, const Matrix& w, int64_t 
 // go to.
 void Model::experts(const Layer& layer, int64_t n) {
   const RowCalls& rows = device_.rows();
-  const Place& place = device_.place();
+  const Place place = this->place();
   float* const x = x_.as<float>();
   check(rows.norm(place, x, layer.mlp_norm, y_.as(), n, config_.hidden));
   check(products(layer.router).plain(place, y_.as(), layer.router, zeros_, experts_.logits, n));
@@ -89,7 +89,7 @@ void Model::experts(const Layer& layer, int64_t n) {
 
 // The logits of some of the rows of x.
 void Model::head(int64_t first, int64_t rows) {
-  const Place& place = device_.place();
+  const Place place = this->place();
   check(device_.rows().norm(place, x_.as<float>() + first * config_.hidden, last_norm_, y_.as(), rows, config_.hidden));
   check(products(head_).plain(place, y_.as(), head_, zeros_, logits_.as<float>(), rows));
   if (config_.logit_cap > 0)

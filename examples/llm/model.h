@@ -109,7 +109,14 @@ class Model {
             (cache_type_ == Type::i8 ? sizeof(float) : 0));
   }
   void check_options();
+  // Where calls run, with room for what products decode.
+  Place place() const {
+    Place out = device_.place();
+    out.room = decoded_.as(), out.room_bytes = decoded_.bytes();
+    return out;
+  }
   size_t workspace_bytes() const;
+  size_t decoded_bytes() const;
   void plan_memory();
   std::string helps() const;
   void allocate();
@@ -146,7 +153,8 @@ class Model {
   // Activations: x is the residual stream; y normalized; q, o of attention; h inside of a feed-forward layer; t sums
   // before a norm.
   // owners: zeros, as a prompt's rows are all of one text.
-  Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_;
+  Buffer ids_, positions_, owners_, lengths_, table_, frequencies_[2], x_, y_, q_, raw_, o_, h_, t_, logits_, room_,
+      decoded_;
   std::vector<float> frequencies_now_[2], host_logits_;
   Rope ropes_[2];
   std::vector<std::unique_ptr<Recording>> decode_;  // with 0 guesses, 1, ...

@@ -43,6 +43,15 @@ size_t Model::workspace_bytes() const {
   return std::max(bytes, calls.bytes(device_.place(), {options_.sequences, 1}, config_.shape()));
 }
 
+// Room for the weights of a layer's largest product in 16 bits.
+size_t Model::decoded_bytes() const {
+  const Config& c = config_;
+  const ProductCalls* const calls = options_.weights < 0 ? nullptr : device_.products(Type(options_.weights));
+  if (calls == nullptr || calls->decodes_from == 0 || rows_ < calls->decodes_from) return 0;
+  const int64_t qkv = (c.heads + 2 * c.kv_heads) * c.head_dim, feed = 2 * std::max(c.inner, c.shared_inner);
+  return size_t(std::max(qkv, feed)) * size_t(c.hidden) * 2;
+}
+
 // How much memory weights, keys and values, and activations take: so many tokens as have room, if it was not said.
 void Model::plan_memory() {
   const Config& c = config_;
@@ -61,7 +70,7 @@ void Model::plan_memory() {
     plan_.activations =
         size_t(rows_) * (size_t(2 * c.hidden + nq + 2 * nk) * 4 + size_t(c.hidden + 2 * nq + inside()) * a +
                          size_t(c.experts_per_token * (c.hidden + 4) + c.experts) * 4 + 16) +
-        size_t(logit_rows_ * c.vocabulary) * 4 + workspace;
+        size_t(logit_rows_ * c.vocabulary) * 4 + workspace + decoded_bytes();
   };
   if (c.experts > 0)
     options_.chunk = std::min<int64_t>(
@@ -172,6 +181,7 @@ void Model::allocate() {
                 shares_.as<float>()};
   }
   room_ = Buffer(device_, workspace_bytes(), "activations");
+  decoded_ = Buffer(device_, decoded_bytes(), "decoded weights");
   for (size_t i = 0; i < c.ropes.size(); ++i) {
     make(frequencies_[i], std::max(1, c.rotary_dim / 2), 4);
     ropes_[i] = {frequencies_[i].as<float>(), c.rotary_dim, c.ropes[i].amplitude};

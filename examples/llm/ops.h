@@ -38,6 +38,8 @@ struct Place {
   int threads = 1;
   void* stream = nullptr;
   bool early = false;  // kernels begin, and ask for their weights, while the one ahead of them is still running
+  void* room = nullptr;  // where products of many rows decode their weights to 16 bits, if there is room for these
+  size_t room_bytes = 0;
 };
 
 // Weights: a row for each output. Scales: float for each row (f8, i8), half for each group of a row (i4).
@@ -208,6 +210,7 @@ struct ProductCalls {
   // Whether qkv() and up() of one row apply its RMSNorm themselves, which takes no longer than a call of its own, and
   // is one less.
   bool folds;
+  int64_t decodes_from;  // so many rows products gain by Place::room; 0: never
   const char* (*qkv)(const Place&, const Tokens&, const Heads&, const Inputs& y, const QkvWeights&, const Rope&,
                      const Cache&, void* q);
   // Queries, keys and values as they are, side by side in floats.

@@ -113,17 +113,22 @@ namespace detail {
 
 // Bodies that begin before the kernel ahead of them has ended (programmatic dependent launch), and wait for it by
 // themselves: with grid_dependency_pass(), in every block that does anything, which also lets the next kernel begin as
-// soon as there is room, or without that (Launch::next_waits). With constant weights the next kernel may begin before
-// that. For other bodies entry() waits first of all, and lets the next kernel begin if they are so few that all run at
-// a time: with 49,152 blocks of one warp this alone took 60 us.
+// soon as there is room, or without that (Launch::next_waits). For other bodies entry() waits before they run, and lets
+// the next kernel begin then if they are so few that all run at a time: with 49,152 blocks of one warp this alone took
+// 60 us. With constant weights the next kernel may begin before that.
 KERNELS_DETECT(waits_by_itself, F::waits_by_itself)
+
+// When a kernel lets the next one begin, if that was launched programmatically: where its body says so or as it ends,
+// when the kernel ahead of itself has ended, or at once.
+enum class NextBegins : uint8_t { as_body_says, behind_wait, at_once };
 
 // The one kernel: every Body is a struct with Params, max_threads and registers, and a static device function
 // run(Params).
 template <class Body>
-__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, bool next_at_once) {
+__global__ void KERNELS_BOUNDS(Body) entry(const __grid_constant__ typename Body::Params params, NextBegins next) {
+  if (next == NextBegins::at_once) arch::let_next_begin();
   if constexpr (!waits_by_itself<Body>::value) arch::grid_dependency_wait();
-  if (next_at_once) arch::let_next_begin();
+  if (next == NextBegins::behind_wait) arch::let_next_begin();
   Body::run(params);
 }
 
@@ -133,10 +138,10 @@ struct Launch {
   size_t shared = 0;
   int cluster = 1;  // blocks along x that form a cluster
   bool second = false;  // behind another kernel of the same call; may be scheduled before that one has ended
-  // Lets the next kernel begin only as this one ends; for those that take nearly all shared memory. A multiprocessor
-  // keeps its division into shared memory and L1 as long as any block is on it, so that in a chain that never drains
-  // the kernels behind run with what is left for the L1. H200, Mistral-7B, 16,000 keys: the product behind decode()
-  // took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
+  // Lets the next kernel begin only as this one ends; for those that take nearly all shared memory, ahead of one that
+  // reads by way of the L1. A multiprocessor keeps its division into shared memory and L1 as long as any block is on
+  // it, so that in a chain that never drains the kernels behind run with what is left for the L1. H200, Mistral-7B,
+  // 16,000 keys: the product behind decode() took 72 us instead of 54, and a layer 154 instead of 132 (bench/step).
   bool next_waits = false;
 };
 
@@ -279,7 +284,7 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
   }
 
   static Status launch(const Exec& ex, const Launch& how, const typename Body::Params& params) {
-    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(bool),
+    static_assert(sizeof(typename Body::Params) <= 4096 - sizeof(NextBegins),
                   "the functors are larger than a kernel's parameter space");
     KERNELS_TRY(ex.status());
     KernelImage image;
@@ -290,11 +295,13 @@ struct KERNELS_OF_THIS_LIBRARY KernelOf {
                        image.capability >= 90;  // code for older GPUs does not wait
     cudaLaunchAttribute attributes[2];
     const cudaLaunchConfig_t config = configure(ex, how, early, attributes);
-    const bool may_be_next = waits_by_itself<Body>::value
-                                 ? ex.constant_weights()
-                                 : int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
-    const bool next_at_once = early && may_be_next && !how.next_waits;
-    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, next_at_once));
+    const bool all_at_a_time = int64_t(how.grid.x) * how.grid.y * how.grid.z <= ex.device().sm_count;
+    NextBegins next = NextBegins::as_body_says;
+    if (early && !how.next_waits && (waits_by_itself<Body>::value || all_at_a_time)) {
+      if (ex.constant_weights()) next = NextBegins::at_once;
+      else if (!waits_by_itself<Body>::value) next = NextBegins::behind_wait;
+    }
+    return from_cuda(cudaLaunchKernelEx(&config, &entry<Body>, params, next));
   }
 };
 

@@ -129,16 +129,21 @@
 #else
 #define KERNELS_ISA_BF16
 #endif
+#if defined(__AVX512VNNI__)
+#define KERNELS_ISA_VNNI _vnni
+#else
+#define KERNELS_ISA_VNNI
+#endif
 #if defined(_OPENMP)
 #define KERNELS_THREADS_NAME _omp
 #else
 #define KERNELS_THREADS_NAME
 #endif
-#define KERNELS_JOIN9_(a, b, c, d, e, f, g, h, i) a##b##c##d##e##f##g##h##i
-#define KERNELS_JOIN9(a, b, c, d, e, f, g, h, i) KERNELS_JOIN9_(a, b, c, d, e, f, g, h, i)
-#define KERNELS_ISA                                                                                                    \
-  KERNELS_JOIN9(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW, KERNELS_ISA_DQ, \
-                KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_THREADS_NAME)
+#define KERNELS_JOIN10_(a, b, c, d, e, f, g, h, i, j) a##b##c##d##e##f##g##h##i##j
+#define KERNELS_JOIN10(a, b, c, d, e, f, g, h, i, j) KERNELS_JOIN10_(a, b, c, d, e, f, g, h, i, j)
+#define KERNELS_ISA                                                                                                \
+  KERNELS_JOIN10(KERNELS_ISA_NAME, KERNELS_ISA_FMA, KERNELS_ISA_F16C, KERNELS_ISA_BMI2, KERNELS_ISA_BW,            \
+                 KERNELS_ISA_DQ, KERNELS_ISA_VL, KERNELS_ISA_BF16, KERNELS_ISA_VNNI, KERNELS_THREADS_NAME)
 
 // Tuning for Intel, GCC prefers vectors of 256 bits and moves those of 512, which the code asks for, by halves through
 // memory: a product of floats on a Xeon ran at a twentieth of its speed. GCC 14 loses what follows such a pragma in a

@@ -48,7 +48,7 @@ constexpr int kFineThreads = 448;
 // times a number 269 and 99 with 8 tokens, 6952 and 671 with 4096; int8 with a scale for 64 columns 146 and 144 with
 // 512 tokens, 216 and 190 with 768, 954 and 681 with 4096; int4 with one for 32 135 and 136, 199 and 181, 915 and 685;
 // e4m3 with one for a row 110 and 139, 362 and 358 with 2048, 756 and 691 with 4096.
-constexpr int64_t kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
+constexpr int kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
 
 // Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in
 // one go, where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16,

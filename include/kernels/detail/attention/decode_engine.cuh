@@ -184,7 +184,8 @@ class DecodeEngine {
     how.threads = 32 * warps;
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
-    how.next_waits = Rows::fills_shared;
+    // The product behind one of more tokens reads its weights through shared memory.
+    how.next_waits = Rows::fills_shared && p_.shape.batch * p_.shape.q_len <= 2;
     return launch<DecodeBody<P, Rows>>(ex_, how, p_);
   }
   template <class Rows>

@@ -108,7 +108,7 @@ class ProductEngine {
       return "x: pointer or row stride is not a multiple of 16 bytes, or a map takes narrower packs";
     const bool few = has_skinny && path == Path::gemm && p_.m <= kFewTokens && !p_.groups.several();
     const bool could_stream = has_few && path == Path::skinny && p_.m > most_in_one_go();
-    if (codes && CodesInMemory<Gate>::value && p_.k > 0 && (path == Path::gemm || could_stream)) {
+    if constexpr (codes && CodesInMemory<Gate>::value) if (p_.k > 0 && (path == Path::gemm || could_stream)) {
       if (group_log2() < 0)
         return "weights: they are copied as they lie where codes begin at multiples of 16 bytes, and scales, of 4 bytes at most, are all for as many columns: 16 of 8 bits, 32 of 4, or more";
       if ((few || !weights_copied) && p_.k % Coded<W>::pack == 0 && !copies_codes())

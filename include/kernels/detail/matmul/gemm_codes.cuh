@@ -276,17 +276,18 @@ struct CodedGemmBody {
   // What a thread copies of each panel: chunks of several rows, and the scales of some.
   class Copies {
    public:
-    __device__ __forceinline__ explicit Copies(const Work& work)
+    // known: that it was said before where rows are, which other threads may be reading.
+    __device__ __forceinline__ Copies(const Work& work, bool known)
         : codes_(work.rings.codes), cols_(int(work.problem().k)), group_log2_(work.params.group_log2) {
       KERNELS_UNROLL
       for (int i = 0; i < kMine; ++i) {
         const int mine = i * kProducers + thread();
         visit_row(work, mine, [&](const Gate& source, int64_t row, bool there) {
           rows_[i] = coded_row(source, row);
-          if (!codes_in_boxes(work.params)) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
+          if (!codes_in_boxes(work.params) && !known) work.rings.codes[mine] = there ? rows_[i].codes : nullptr;
         });
       }
-      if (copies_weights(work.params)) arch::named_barrier_sync(kCopiers, kProducers);
+      if (copies_weights(work.params) && !known) arch::named_barrier_sync(kCopiers, kProducers);
     }
     // A panel that begins with column `col`: whatever lies behind the last column is zeros.
     __device__ __forceinline__ void bring_codes(uint32_t to, int col) const {
@@ -324,7 +325,7 @@ struct CodedGemmBody {
     const Params& params = work.params;
     const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
     if (!by_threads && threadIdx.x != kConsumers + kProducers) return;
-    const Copies copies(work);
+    const Copies copies(work, begin > work.first_panel);
     RingPlace at(kPanels);
     at.go(begin - work.first_panel);
 #pragma unroll 1
