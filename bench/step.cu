@@ -168,6 +168,9 @@ class Case : public bench::CaseBase {
     const int64_t rows = texts_ * each_, d = s_.hidden, nq = s_.nq(), nk = s_.nk(), inner = s_.inner;
     k::MatmulPolicy policy;
     policy.weights_ready = early;
+    // As in examples/llm.
+    const k::Exec products = k::Exec(ex).constant_weights(early && rows == 1),
+                  attention = k::Exec(ex).constant_weights(early && (rows == 1 || Weights::bits == 16));
     const char* next = weights_[size_t(set)];
     const auto matrix = [&](int64_t n, int64_t cols) {
       const auto w = Weights::source(next, n, cols);
@@ -184,32 +187,30 @@ class Case : public bench::CaseBase {
 
     if (parts & kQkv) {
       with_norm(ex, [&](const auto& y) {
-        // Attention that begins while the product ahead of it is still reading several texts' weights takes longer.
-        const k::Exec ahead = k::Exec(ex).constant_weights(early && rows == 1);
         const k::Rope rope = k::rope(positions_, frequencies_, kDim);
         const k::AppendAt at(positions_, owners_);
         const auto w = k::stacked(k::paired(wq, rope), nq, k::paired(wk, rope), nk, k::plain(wv), nk);
         const auto out = k::qkv(rope | k::store(q_, nq), nq, rope | k::append_keys(kv, at, kDim), nk,
                                 k::append_values(kv, at, kDim), nk);
-        must(k::matmul(ahead, y, w, out, {rows, nq + 2 * nk, d}, policy));
+        must(k::matmul(products, y, w, out, {rows, nq + 2 * nk, d}, policy));
       });
     }
     if (parts & kAttention) {
       const auto q = k::load(static_cast<const Half*>(q_), nq);
       const auto o = k::store(o_, nq);
       const auto options = k::Attention{}.most_keys(capacity());
-      if (each_ == 1) must(k::decode<kDim>(ex, q, kv, o, attention_shape(), k::causal(), workspace_, options));
-      else must(k::attention<kDim>(ex, q, kv, o, attention_shape(), k::causal(), options));
+      if (each_ == 1) must(k::decode<kDim>(attention, q, kv, o, attention_shape(), k::causal(), workspace_, options));
+      else must(k::attention<kDim>(attention, q, kv, o, attention_shape(), k::causal(), options));
     }
     if (parts & kOutput)
-      must(k::matmul(ex, k::load(static_cast<const Half*>(o_), nq), wo, residual, {rows, d, nq}, policy));
+      must(k::matmul(products, k::load(static_cast<const Half*>(o_), nq), wo, residual, {rows, d, nq}, policy));
     if (parts & kUp) {
       with_norm(ex, [&](const auto& y) {
-        must(k::matmul(ex, y, k::gated(gate, up), k::swiglu() | k::store(h_, inner), {rows, inner, d}, policy));
+        must(k::matmul(products, y, k::gated(gate, up), k::swiglu() | k::store(h_, inner), {rows, inner, d}, policy));
       });
     }
     if (parts & kDown)
-      must(k::matmul(ex, k::load(static_cast<const Half*>(h_), inner), down, residual, {rows, d, inner}, policy));
+      must(k::matmul(products, k::load(static_cast<const Half*>(h_), inner), down, residual, {rows, d, inner}, policy));
   }
 
   Shape s_;

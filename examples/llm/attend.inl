@@ -42,14 +42,14 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
   const k::AttentionShape shape = shape_of(tokens, how.shape);
   return with_cache(cache, how.shape, tokens, [&](const auto& kv) {
-    const auto decode = [&](const auto& score) { return reason(on::decode(exec(place), queries, kv, out, shape, score, k::Workspace{room, bytes}, options)); };
+    const auto decode = [&](const auto& score) { return reason(on::decode(for_attention(place, tokens.rows()), queries, kv, out, shape, score, k::Workspace{room, bytes}, options)); };
     if (tokens.each == 1 && how.window > 0 && cache.ring > 0) return decode(WindowInRing(tokens, cache, how));
     const auto with = [&](const auto& score) {
       if (is_decode(tokens)) return decode(score);
       if constexpr (kSplitsChunks) {
-        if (is_chunk(tokens)) return reason(on::attention(exec(place), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
+        if (is_chunk(tokens)) return reason(on::attention(for_attention(place, tokens.rows()), queries, kv, out, shape, score, k::Workspace{room, bytes}, options));
       }
-      return reason(on::attention(exec(place), queries, kv, out, shape, score, options));
+      return reason(on::attention(for_attention(place, tokens.rows()), queries, kv, out, shape, score, options));
     };
     return how.cap > 0 ? with(mask & k::soft_cap(how.cap)) : with(mask);
   });

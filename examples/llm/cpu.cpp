@@ -22,9 +22,9 @@ namespace on = kernels::cpu;
 using A = float;  // activations
 
 namespace {
-on::Exec exec(const Place& place) { return on::Exec{place.threads}; }
-[[maybe_unused]] on::Exec ahead_of_attention(const on::Exec& ex, const Place&, int64_t) { return ex; }
-[[maybe_unused]] on::Exec for_products(const Place& place) { return exec(place); }
+on::Exec exec(const Place& place, int64_t = 1) { return on::Exec{place.threads}; }
+[[maybe_unused]] on::Exec for_product(const Place& place, int64_t) { return exec(place); }
+[[maybe_unused]] on::Exec for_attention(const Place& place, int64_t) { return exec(place); }
 [[maybe_unused]] size_t decode_bytes(const Place&, const k::AttentionShape& shape) {
   return on::decode_workspace_bytes(shape);
 }

@@ -109,9 +109,10 @@ class Model {
             (cache_type_ == Type::i8 ? sizeof(float) : 0));
   }
   void check_options();
-  // Where calls run, with room for what products decode.
+  // Where calls run, and what they should know of this model.
   Place place() const {
     Place out = device_.place();
+    out.wide = bits_of(layers_[0].qkv.q.type) >= 16;
     out.room = decoded_.as(), out.room_bytes = decoded_.bytes();
     return out;
   }

@@ -38,6 +38,7 @@ struct Place {
   int threads = 1;
   void* stream = nullptr;
   bool early = false;  // kernels begin, and ask for their weights, while the one ahead of them is still running
+  bool wide = false;   // weights have 16 bits or more
   void* room = nullptr;  // where products of many rows decode their weights to 16 bits, if there is room for these
   size_t room_bytes = 0;
 };

@@ -13,14 +13,14 @@ auto inputs(const void* y, const Matrix& w) { return k::load(static_cast<const A
 
 // Of normalized rows, or of one that is normalized on the way in.
 template <class W, class Out>
-const char* product(const on::Exec& ex, const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
+const char* product(const Place& place, const Inputs& y, const W& w, const Out& out, const k::MatmulShape& shape) {
   if constexpr (kFolds) {
     if (y.norm != nullptr) {
       const auto row = k::normed(k::load(static_cast<const float*>(y.rows), shape.k), k::RmsNorm{}.eps(y.norm->eps)) | k::mul(y.norm->gamma);
       return reason(one_row(place, row, w, out, shape));
     }
   }
-  return reason(on::matmul(ex, k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape, policy(place)));
+  return reason(on::matmul(for_product(place, shape.m), k::load(static_cast<const A*>(y.rows), shape.k), w, out, shape, policy(place)));
 }
 
 template <size_t i = 0>
@@ -38,43 +38,43 @@ const char* qkv(const Place& place, const Tokens& tokens, const Heads& heads, co
     const auto out = k::qkv(k::bias(w.q_bias) | rope | k::store(static_cast<A*>(q), nq), nq,
                             k::bias(w.k_bias) | rope | k::append_keys(kv, at, heads.dim), nk,
                             k::bias(w.v_bias) | k::append_values(kv, at, heads.dim), nk);
-    return product(ahead_of_attention(for_products(place), place, rows), place, y, stacked, out, {rows, nq + 2 * nk, w.q.cols});
+    return product(place, y, stacked, out, {rows, nq + 2 * nk, w.q.cols});
   });
 }
 
 const char* three(const Place& place, const Inputs& y, const QkvWeights& w, float* raw, int64_t rows) {
   const int64_t nq = w.q.rows, nk = w.k.rows, ld = nq + 2 * nk;
   const auto out = k::qkv(k::bias(w.q_bias) | k::store(raw, ld), nq, k::bias(w.k_bias) | k::store(raw + nq, ld), nk, k::bias(w.v_bias) | k::store(raw + nq + nk, ld), nk);
-  return product(for_products(place), place, y, k::stacked(weights(w.q), nq, weights(w.k), nk, weights(w.v), nk), out, {rows, ld, w.q.cols});
+  return product(place, y, k::stacked(weights(w.q), nq, weights(w.k), nk, weights(w.v), nk), out, {rows, ld, w.q.cols});
 }
 
 const char* plain(const Place& place, const void* y, const Matrix& w, const float* bias, float* t, int64_t rows) {
-  return reason(on::matmul(for_products(place), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
+  return reason(on::matmul(for_product(place, rows), inputs(y, w), weights(w), k::bias(bias) | k::store(t, w.rows), {rows, w.rows, w.cols}, policy(place)));
 }
 
 const char* residual(const Place& place, const void* y, const Matrix& w, const float* bias, float* x, int64_t rows) {
   const auto out = k::bias(bias) | k::add(k::load(static_cast<const float*>(x), w.rows)) | k::store(x, w.rows);
-  return reason(on::matmul(for_products(place), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
+  return reason(on::matmul(for_product(place, rows), inputs(y, w), weights(w), out, {rows, w.rows, w.cols}, policy(place)));
 }
 
 const char* up(const Place& place, Activation activation, const Inputs& y, const Matrix& gate, const Matrix& w, const float* bias, void* h, int64_t rows) {
   const auto out = k::store(static_cast<A*>(h), w.rows);
   const k::MatmulShape shape{rows, w.rows, w.cols};
-  if (gate && activation == Activation::silu) return product(for_products(place), place, y, k::gated(weights(gate), weights(w)), k::swiglu() | out, shape);
-  if (gate && activation == Activation::gelu_tanh) return product(for_products(place), place, y, k::gated(weights(gate), weights(w)), k::geglu() | out, shape);
-  if (!gate && activation == Activation::gelu_tanh) return product(for_products(place), place, y, weights(w), k::bias(bias) | k::gelu() | out, shape);
+  if (gate && activation == Activation::silu) return product(place, y, k::gated(weights(gate), weights(w)), k::swiglu() | out, shape);
+  if (gate && activation == Activation::gelu_tanh) return product(place, y, k::gated(weights(gate), weights(w)), k::geglu() | out, shape);
+  if (!gate && activation == Activation::gelu_tanh) return product(place, y, weights(w), k::bias(bias) | k::gelu() | out, shape);
   return "this activation is not compiled in";
 }
 
 const char* expert_up(const Place& place, const Experts& e, const void* y, const Matrix& gate, const Matrix& w, void* h, int64_t rows) {
   const int64_t inner = w.rows / e.count;
-  return reason(on::matmul(for_products(place), k::gathered(inputs(y, w), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
+  return reason(on::matmul(for_product(place, rows), k::gathered(inputs(y, w), e.order, e.per_token), k::gated(weights(gate), weights(w)), k::swiglu() | k::store(static_cast<A*>(h), inner),
                            {rows * e.per_token, inner, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
 }
 
 const char* expert_down(const Place& place, const Experts& e, const void* h, const Matrix& w, const float* zeros, float* made, int64_t rows) {
   const int64_t hidden = w.rows / e.count;
-  return reason(on::matmul(for_products(place), inputs(h, w), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
+  return reason(on::matmul(for_product(place, rows), inputs(h, w), weights(w), k::bias(zeros) | k::store(made, hidden), {rows * e.per_token, hidden, w.cols}, k::Groups{e.count, e.offsets}, policy(place)));
 }
 
 }  // namespace

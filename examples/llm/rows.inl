@@ -36,7 +36,7 @@ const char* add_norm(const Place& place, const float* t, const Norm& by, float* 
 }
 
 const char* rotate(const Place& place, const Tokens& tokens, const Heads& heads, float* raw, const Norm& q_norm, const Norm& k_norm, const Rope& by, const Cache& cache, void* queries) {
-  const on::Exec ex = ahead_of_attention(exec(place), place, tokens.rows());
+  const on::Exec ex = exec(place, tokens.rows());
   const int64_t rows = tokens.rows(), nq = heads.heads * heads.dim, nk = heads.kv_heads * heads.dim, ld = nq + 2 * nk;
   const k::HeadShape shape{rows, heads.heads + 2 * heads.kv_heads, heads.dim, heads.heads + heads.kv_heads};
   const auto in = k::load(static_cast<const float*>(raw), ld);

@@ -349,21 +349,18 @@ __global__ void __launch_bounds__(kThreads + kProducers, 1) walk_layers(const __
 // ---- the call ------------------------------------------------------------------------------------------------------
 
 struct Machine {
-  int blocks = 0, shared = 0, major = 0;
+  int blocks = 0, shared = 0, capability = 0;
   double bytes_per_cycle = 0;  // of memory, as its data sheet says
   Machine() {
-    int device = 0;
+    const k::Exec here;
     cudaFuncAttributes image;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaFuncGetAttributes(&image, walk_layers<2>) != cudaSuccess) return;
+    if (!here.status() || cudaFuncGetAttributes(&image, walk_layers<2>) != cudaSuccess) return;
     if (image.ptxVersion < 90) return;  // compiled for something else, on which there are no such copies
-    (void)cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
-    (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    int clock = 1, memory_clock = 0, bits = 0;
-    (void)cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device);
-    (void)cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device);
-    (void)cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device);
-    if (clock > 0) bytes_per_cycle = 2. * memory_clock / clock * bits / 8;
+    const k::DeviceInfo& device = here.device();
+    blocks = device.sm_count, shared = device.shared_per_block, capability = device.capability;
+    int kilohertz = 0;
+    (void)cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device.device);
+    if (kilohertz > 0) bytes_per_cycle = 1e6 * device.memory_gbs / kilohertz;
   }
 };
 const Machine& machine() {
@@ -386,7 +383,7 @@ int stages_of(const Walk& w) {
 size_t walk_bytes(const Walk& w) {
   const int64_t dim = w.shape.dim, share = w.shape.heads / w.shape.kv_heads, whole = 2 * kBlock;
   const bool known = dim == 64 || dim == 128;
-  const bool fits = machine().major >= 9 && k::detail::tensor_map_encoder() != nullptr && known &&
+  const bool fits = machine().capability >= 90 && k::detail::tensor_map_encoder() != nullptr && known &&
                     w.shape.heads % w.shape.kv_heads == 0 &&
                     w.shape.kv_heads * ((share + kShared - 1) / kShared) <= machine().blocks &&
                     w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT &&

@@ -302,8 +302,8 @@ TEST_CASE("rounded inputs: in a chain, launched early, and in a graph") {
   const int64_t n = 512, m = 20;
   const Matrix<float> from(30, m, n, n, 0, 1);
   const Weights w(n, n, 0, 0, 0.04);
-  Device<float> a(m, n, n), b(m, n, n), c(m, n, n);
-  Device<k::half> memory(m, n, n);
+  Device<float> a(m, n, n), b(m, n, n), c(m, n, n), last(m, m, m);
+  Device<k::half> memory(m, n, n), written(m, n, n);
   Stream stream;
   const auto chain = [&](bool early, bool constant) {
     k::MatmulPolicy policy;
@@ -319,16 +319,24 @@ TEST_CASE("rounded inputs: in a chain, launched early, and in a graph") {
     };
     step(a.data(), b.data());
     for (int i = 0; i < 6; ++i) step(b.data(), c.data()), step(c.data(), b.data());
+    // Weights that the kernel ahead of this call writes.
+    const auto in = k::load(static_cast<const float*>(b.data()), n);
+    CHECK(k::matmul(ex, in, w.source(), k::store(written.data(), n), {m, n, n}, policy).ok());
+    const auto rows = k::load(static_cast<const k::half*>(written.data()), n);
+    CHECK(k::matmul(ex, in, rows, k::store(last.data(), m), {m, m, n}).ok());
   };
   chain(false, false);
   stream.wait();
-  b.download();
-  const auto want = b.bytes();
+  b.download(), last.download();
+  const auto want = b.bytes(), want_last = last.bytes();
   for (int64_t i = 0; i < n; ++i) REQUIRE(std::isfinite(b.get(m - 1, i)));
+  for (int64_t i = 0; i < m; ++i) REQUIRE(std::isfinite(last.get(m - 1, i)));
   for (int round = 0; round < 6; ++round) {
     for (Device<float>* y : {&a, &b, &c}) check_cuda(cudaMemsetAsync(y->data(), 0xff, size_t(m * n) * 4, stream));
+    check_cuda(cudaMemsetAsync(written.data(), 0xff, size_t(m * n) * 2, stream));
     run_in(stream, round % 2 == 1, [&] { chain(true, round > 2); });
-    b.download();
+    b.download(), last.download();
     CHECK(b.bytes() == want);
+    CHECK(last.bytes() == want_last);
   }
 }

@@ -254,6 +254,30 @@ TEST_CASE("the bundled model foresees texts with fewer bits almost as well") {
   }
 }
 
+// On a GPU products of so many tokens decode their weights ahead of them, to memory that is planned for it.
+TEST_CASE("the bundled model reads long prompts alike in one chunk and in several, with fewer bits") {
+  Ids ids;
+  for (const llm::Type weights : {llm::Type::i8, llm::Type::i4}) {
+    if (!can(llm::Type::f16, weights, llm::Type::f16)) continue;
+    llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
+    settings.weights = llm::name_of(weights), settings.context = 1024, settings.chunk = 1024;
+    Loaded whole(settings);
+    while (ids.size() < 1000) {
+      for (const std::string& story : stories()) {
+        for (const auto id : whole.session.tokenizer->encode(story)) ids.push_back(id);
+      }
+    }
+    ids.resize(1000);
+    const auto at_once = whole.read(ids);
+    settings.chunk = 250;
+    Loaded parts(settings);
+    INFO(llm::name_of(weights));
+    const size_t room = whole.session.model->plan().activations - parts.session.model->plan().activations;
+    if (on_gpu) CHECK(room > size_t(2 * 2 * whole.session.config.inner * whole.session.config.hidden));
+    CHECK(difference(parts.read(ids).data(), at_once) < 0.02);
+  }
+}
+
 // ---- a step in one launch -------------------------------------------------------------------------------------------
 
 namespace {

@@ -219,12 +219,12 @@ class ProductEngine {
   template <Path kPath, class X2, class W2, class F>
   Status with_operands(const X2& x, const W2& w, const F& f) const {
     using Problem = ProductProblem<X2, W2, typename P::Out>;
-    // What is ahead of the kernel that rounds has ended when that one lets the next begin: so weights are there, unless
-    // it makes them.
+    // Weights are there when the kernel that rounds lets the next one begin, unless it makes them; or does that at
+    // once, as what is ahead of it may be writing them then.
     Exec behind = ex_;
     behind.programmatic(ex_.programmatic() || kCapturesEarly).workspace(nullptr, 0);
     MatmulPolicy policy = policy_;
-    policy.weights_ready = std::is_same<W2, W>::value;
+    policy.weights_ready = std::is_same<W2, W>::value && (policy_.weights_ready || !ex_.constant_weights());
     return f(ProductEngine<Problem, kPath>(behind, {x, w, p_.out, p_.m, p_.n, p_.k, p_.groups}, policy));
   }
 
