@@ -2,6 +2,7 @@
 // functors would do that again for each tile.
 #pragma once
 
+#include "../../exec.cuh"
 #include "product.cuh"
 
 KERNELS_BEGIN
