@@ -18,6 +18,10 @@ KERNELS_BEGIN
 namespace detail {
 namespace host {
 
+// The columns of the largest block. Stretches of inputs begin at multiples of it, so that a block lies in one group of
+// columns that share a scale.
+constexpr int kDigitCols = 256;
+
 // Whether a matrix can be multiplied so, and how.
 template <class M>
 struct Digits {
@@ -70,7 +74,7 @@ class InDigits {
 template <>
 struct Digits<DirectLoad<int8_t>> {
   static constexpr bool possible = true, sums_inputs = false;
-  static constexpr int cols = 256, vectors = 4, least_group = cols;
+  static constexpr int cols = kDigitCols, vectors = cols / 64, least_group = cols;
 
   struct Block {
     InDigits<cols> x;

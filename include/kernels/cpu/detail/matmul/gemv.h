@@ -365,7 +365,7 @@ class Gemv {
   void rows(int64_t first, int64_t last) const {
     alignas(64) C x[input_values + kMostTokens * (kPadding + kRowGap)];
     alignas(64) C sums[matrices][sum_values];
-    const int64_t stretch = input_values / tokens_ / kStrideCols * kStrideCols;
+    const int64_t stretch = input_values / tokens_ / kDigitCols * kDigitCols;
     const int64_t block = sum_values / tokens_ / kWidestPack * kWidestPack;
     int64_t in_digits = 0;
     for (int64_t row = first; row < last; row += block) {
