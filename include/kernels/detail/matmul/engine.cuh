@@ -148,7 +148,7 @@ class ProductEngine {
       constexpr bool floats = std::is_same<Code, float8_e4m3>::value || std::is_same<Code, float8_e5m2>::value;
       const int log2 = group_log2();
       const bool by_group = Coded<W>::scaled && log2 != kOneForAll;
-      if (log2 >= 0 && p_.k % Coded<W>::pack == 0)
+      if (log2 >= 0 && p_.k % 8 == 0)
         return floats && !by_group ? tuning::kFloatCodesOnce : tuning::kCodesOnce;
     }
     return tuning::kMappedOnce;
@@ -275,8 +275,8 @@ class ProductEngine {
     else return is_16_bit<copied_type<W>>;
   }
   static constexpr bool has_few = streams();
-  // Tokens with which tensor cores rather take each row of weights in one go.
-  int most_in_one_go() const { return codes && !fine_scales() ? 1 : tuning::kSkinnyTokens; }
+  // Tokens with which tensor cores rather take each row of weights in one go: wider inputs keep all their digits there.
+  int most_in_one_go() const { return codes && chunk_x >= 8 && !fine_scales() ? 1 : tuning::kSkinnyTokens; }
   bool few_fits() const {
     if constexpr (has_few) {
       if (p_.m <= most_in_one_go() || pack_x_ < chunk_x || p_.k <= 0 || p_.k % 8 != 0) return false;

@@ -1,6 +1,6 @@
 // Codes of 8 and 4 bits that are multiplied as integers, on machines with VNNI: an instruction multiplies a vector of
-// bytes by another, and adds four products in each lane. Inputs are integers of 24 bits in three digits of 8, so that
-// they keep a float's precision beside the largest one of a block of columns.
+// bytes by another, and adds four products in each lane. Inputs are integers of 22 bits and a sign in three digits
+// of 8, beside the largest one of a block of columns.
 //
 //   block of inputs:   | digits 0 (the highest) | digits 1 | digits 2 | sums or starts of lanes | scale |   in place of
 //                                                                                                       the floats
