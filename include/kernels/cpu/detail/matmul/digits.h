@@ -1,6 +1,6 @@
 // Codes of 8 and 4 bits that are multiplied as integers, on machines with VNNI: an instruction multiplies a vector of
-// bytes by another, and adds four products in each lane. Inputs are integers of 22 bits and a sign in three digits
-// of 8, beside the largest one of a block of columns.
+// bytes by another, and adds four products in each lane. Inputs are integers of 22 bits and a sign, which the largest
+// one of a block of columns fills, in three digits of 8 bits.
 //
 //   block of inputs:   | digits 0 (the highest) | digits 1 | digits 2 | sums or starts of lanes | scale |   in place of
 //                                                                                                       the floats
@@ -46,15 +46,25 @@ KERNELS_INLINE inline Register<float> as_floats(const DotSums& sums) {
   return __builtin_convertvector(sums, Register<float>);
 }
 
+// The bits of the largest number, without signs: these are in order as the numbers are, up to infinity and NaN.
+inline uint32_t largest_bits(const float* x, int64_t count) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < count; ++i) most = greater(most, bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  return most;
+}
+inline bool finite_numbers(const float* x, int64_t count) { return largest_bits(x, count) < 0x7f800000u; }
+
+// A block where the floats were.
+template <class Block>
+KERNELS_INLINE inline const Block& block_at(const float* x) { return *reinterpret_cast<const Block*>(x); }
+
 // The inputs of a block of kCols columns in digits, from the highest on, and what these are worth.
 template <int kCols>
 class InDigits {
  public:
   explicit InDigits(const float* x) {
-    uint32_t most = 0;
-    for (int i = 0; i < kCols; ++i) most = greater(most, bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
     int exponent = 0;
-    (void)std::frexp(bit_cast<float>(most), &exponent);
+    (void)std::frexp(bit_cast<float>(largest_bits(x, kCols)), &exponent);
     exponent = exponent < -100 ? -100 : exponent;
     const float inverse = std::ldexp(1.f, 22 - exponent);
     scale = std::ldexp(1.f, exponent - 22);
@@ -94,9 +104,7 @@ struct Digits<DirectLoad<int8_t>> {
   template <int kRows, int kTokens, class M>
   static KERNELS_INLINE void multiply(const M& w, const int64_t* row_of, int64_t col, const float* x, int64_t stride,
                                       Register<float> (&products)[kTokens][kRows]) {
-    const auto block = [&](int t) KERNELS_INLINE -> const Block& {
-      return *reinterpret_cast<const Block*>(x + t * stride);
-    };
+    const auto block = [&](int t) KERNELS_INLINE -> const Block& { return block_at<Block>(x + t * stride); };
     // As many tokens at a time as there are registers for.
     constexpr int most = kRows > 4 ? 1 : 2;
     unrolled<(kTokens + most - 1) / most>([&](auto part) KERNELS_INLINE {
@@ -170,9 +178,7 @@ struct DigitsOfWords {
   template <int kRows, int kTokens, class M>
   static KERNELS_INLINE void multiply(const M& w, const int64_t* row_of, int64_t col, const float* x, int64_t stride,
                                       Register<float> (&products)[kTokens][kRows]) {
-    const auto block = [&](int t) KERNELS_INLINE -> const Block& {
-      return *reinterpret_cast<const Block*>(x + t * stride);
-    };
+    const auto block = [&](int t) KERNELS_INLINE -> const Block& { return block_at<Block>(x + t * stride); };
     DotBytes low[kRows], high[kRows];
     unrolled<kRows>([&](auto r) KERNELS_INLINE {
       VectorOf<uint32_t, 16> words;
@@ -193,7 +199,7 @@ struct DigitsOfWords {
     });
   }
   static KERNELS_INLINE Register<float> input_sums(const float* x) {
-    return vector_at(reinterpret_cast<const Block*>(x)->sums);
+    return vector_at(block_at<Block>(x).sums);
   }
 };
 template <>
@@ -217,12 +223,6 @@ template <class S>
 struct Digits<Shifted<S>> : Digits<S> {};
 template <class S>
 struct Digits<Paired<S>> : Digits<S> {};
-
-inline bool finite_numbers(const float* x, int64_t count) {
-  uint32_t most = 0;  // of the numbers without their signs, which are in order as integers, too
-  for (int64_t i = 0; i < count; ++i) most = greater(most, bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
-  return most < 0x7f800000u;
-}
 
 // Whether a matrix can be multiplied so where its scales are.
 template <class M>

@@ -163,31 +163,55 @@ struct TileRun {
   }
 };
 
+// Rows of weights for a run of columns: where they are, and what they are scaled with. What the next run is scaled with
+// is prefetched.
+template <class C, class W, int kRows>
+struct RowsOfRun {
+  using Of = MatrixOf<W>;
+  using M = typename Of::type;
+  using Scales = Shared<C, M, kRows>;
+
+  const M w;
+  int64_t row_of[kRows], next_row;
+  const Scales shared;
+
+  KERNELS_INLINE RowsOfRun(const W& rows, const Stretch& at, int64_t begin, int64_t count)
+      : w(Of::of(rows)),
+        next_row(Of::row(rows, at.next)),
+        shared(w, [&](int r) KERNELS_INLINE { return Of::row(rows, at.row + r * at.apart); }, begin, count) {
+    unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r() * at.apart); });
+    const bool last_run = begin + count >= at.end;
+    const int64_t next_begin = last_run ? at.begin : begin + count;
+    prefetch_scales<kRows>(rows, last_run ? at.next : at.row, at.apart, next_begin,
+                           lesser(kRunCols, at.end - next_begin));
+  }
+};
+
+template <int kTokens, int kRows, class C>
+KERNELS_INLINE inline void add_sums(const Register<C> (&sums)[kTokens][kRows], Register<C>* lanes, int lanes_stride) {
+  unrolled<kTokens>([&](auto t) KERNELS_INLINE {
+    unrolled<kRows>([&](auto r) KERNELS_INLINE {
+      lanes[t() * lanes_stride + r()] = lanes[t() * lanes_stride + r()] + sums[t()][r()];
+    });
+  });
+}
+
 // lanes[t * lanes_stride + r] += the products of columns [begin, begin + count) of weight row `row + r` and x + t *
 // stride, lane by lane; count is a multiple of a unit, kRunCols at most.
 template <int kRows, int kTokens, class C, class W>
 void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, const C* x, int64_t stride,
               Register<C>* lanes, int lanes_stride) {
-  using Of = MatrixOf<W>;
-  using M = typename Of::type;
+  using M = typename MatrixOf<W>::type;
   using U = Unit<C, M>;
   using Run = TileRun<C, M, kRows, kTokens>;
   constexpr int step = U::in_planes ? U::cols : kStrideCols;
-  const M w = Of::of(rows);
-  int64_t row_of[kRows];
-  unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r() * at.apart); });
-  const int64_t next_row = Of::row(rows, at.next);
-  const typename Run::Scales shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
-  const bool last_run = begin + count >= at.end;
-  const int64_t next_begin = last_run ? at.begin : begin + count;
-  prefetch_scales<kRows>(rows, last_run ? at.next : at.row, at.apart, next_begin,
-                         lesser(kRunCols, at.end - next_begin));
+  const RowsOfRun<C, W, kRows> of(rows, at, begin, count);
   typename Run::InputSums inputs;
   if constexpr (Run::sums_inputs) sum_inputs<U>(x, stride, count, inputs);
-  const Run run{w, row_of, shared, begin, x, stride, inputs};
+  const Run run{of.w, of.row_of, of.shared, begin, x, stride, inputs};
   Register<C> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += step) {
-    prefetch_ahead<step>(w, row_of, next_row, at, begin + col);
+    prefetch_ahead<step>(of.w, of.row_of, of.next_row, at, begin + col);
     const int64_t end = lesser(count, col + step);
     if constexpr (!U::scaled) {
       for (int64_t c = col; c < end; c += U::cols) run.template add_unit<0>(c, 0, sums);
@@ -198,41 +222,28 @@ void multiply(const W rows, const Stretch& at, int64_t begin, int64_t count, con
       });
     }
   }
-  unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-    unrolled<kRows>([&](auto r) KERNELS_INLINE {
-      lanes[t() * lanes_stride + r()] = lanes[t() * lanes_stride + r()] + sums[t()][r()];
-    });
-  });
+  add_sums<kTokens, kRows, C>(sums, lanes, lanes_stride);
 }
 
 // The same with inputs in digits; count is a multiple of a block of them.
 template <int kRows, int kTokens, class W>
 void multiply_digits(const W rows, const Stretch& at, int64_t begin, int64_t count, const float* x, int64_t stride,
                      Register<float>* lanes, int lanes_stride) {
-  using Of = MatrixOf<W>;
-  using M = typename Of::type;
-  using U = Unit<float, M>;
-  using D = Digits<M>;
-  using Scales = Shared<float, M, kRows>;
-  const M w = Of::of(rows);
-  int64_t row_of[kRows];
-  unrolled<kRows>([&](auto r) KERNELS_INLINE { row_of[r()] = Of::row(rows, at.row + r() * at.apart); });
-  const int64_t next_row = Of::row(rows, at.next);
-  const Scales shared(w, [&](int r) KERNELS_INLINE { return row_of[r]; }, begin, count);
-  const bool last_run = begin + count >= at.end;
-  const int64_t next_begin = last_run ? at.begin : begin + count;
-  prefetch_scales<kRows>(rows, last_run ? at.next : at.row, at.apart, next_begin,
-                         lesser(kRunCols, at.end - next_begin));
+  using Rows = RowsOfRun<float, W, kRows>;
+  using Scales = typename Rows::Scales;
+  using U = Unit<float, typename Rows::M>;
+  using D = Digits<typename Rows::M>;
+  const Rows of(rows, at, begin, count);
   Register<float> sums[kTokens][kRows] = {};
   for (int64_t col = 0; col < count; col += D::cols) {
-    prefetch_ahead<D::cols>(w, row_of, next_row, at, begin + col);
-    const int64_t index = shared.index(col);
+    prefetch_ahead<D::cols>(of.w, of.row_of, of.next_row, at, begin + col);
+    const int64_t index = of.shared.index(col);
     Register<float> products[kTokens][kRows];
-    D::multiply(w, row_of, begin + col, x + col, stride, products);
+    D::multiply(of.w, of.row_of, begin + col, x + col, stride, products);
     unrolled<kRows>([&](auto r) KERNELS_INLINE {
       [[maybe_unused]] Register<float> center{}, scale{};
-      if constexpr (Scales::has_centers) center = shared.center(r(), index);
-      if constexpr (U::scaled) scale = shared.scale(U(w, row_of[r()], begin + col), r(), index);
+      if constexpr (Scales::has_centers) center = of.shared.center(r(), index);
+      if constexpr (U::scaled) scale = of.shared.scale(U(of.w, of.row_of[r()], begin + col), r(), index);
       unrolled<kTokens>([&](auto t) KERNELS_INLINE {
         Register<float>& product = products[t()][r()];
         if constexpr (Scales::has_centers)
@@ -242,11 +253,7 @@ void multiply_digits(const W rows, const Stretch& at, int64_t begin, int64_t cou
       });
     });
   }
-  unrolled<kTokens>([&](auto t) KERNELS_INLINE {
-    unrolled<kRows>([&](auto r) KERNELS_INLINE {
-      lanes[t() * lanes_stride + r()] = lanes[t() * lanes_stride + r()] + sums[t()][r()];
-    });
-  });
+  add_sums<kTokens, kRows, float>(sums, lanes, lanes_stride);
 }
 
 // Either for any number of tokens up to a tile.
