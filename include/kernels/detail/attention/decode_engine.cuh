@@ -184,7 +184,7 @@ class DecodeEngine {
     how.threads = 32 * warps;
     how.shared = shared;
     how.grid.x = unsigned(p_.blocks);
-    // The product behind one of more tokens reads its weights through shared memory.
+    // With more tokens the product that stands behind reads its weights by way of shared memory, not of the L1.
     how.next_waits = Rows::fills_shared && p_.shape.batch * p_.shape.q_len <= 2;
     return launch<DecodeBody<P, Rows>>(ex_, how, p_);
   }

@@ -55,7 +55,8 @@ class ProductEngine {
     if (plan.path == Path::gemm) KERNELS_TRY(run_gemm(&plan));
     if (plan.path == Path::skinny) plan.weights_copied = few_fits();
     const bool tiles = plan.path == Path::gemm;
-    const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide, most_x = lesser(most, wide_x);
+    const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide,
+              most_x = tiles && chunk_x == 1 ? most : lesser(most, wide_x);
     const bool whole = p_.k % most == 0 || (tiles && copied);
     const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x && !(plan.path == Path::gemv && codes);
     plan.weight_pack = in_packs ? most : 1;
@@ -130,14 +131,15 @@ class ProductEngine {
     bool inputs, weights;
     bool any() const { return inputs || weights; }
   };
-  static constexpr bool can_round = narrow_weights && (compiled(Path::gemm) || compiled(Path::skinny));
+  static constexpr bool can_round = narrow_weights && (compiled(Path::gemm) || compiled(Path::skinny)),
+                        rounds_weights = can_round && compiled(Path::gemm) && !w_copied;
   Rounds gains(Path path) const {
     // Rows of weights in one go multiply what rounding leaves of inputs, too.
     const bool tiles = path == Path::gemm || (path == Path::skinny && few_fits());
     if (!can_round || p_.k == 0 || !tiles) return {false, false};
     const bool many = p_.m > tuning::kSkinnyTokens || policy_.batch_invariant || p_.groups.several();
-    const bool weights = path == Path::gemm && policy_.tile_tokens == 0 && policy_.tile_rows == 0 &&
-                         !policy_.batch_invariant && !p_.groups.several() && !w_copied && p_.m >= decoded_once();
+    const bool weights = rounds_weights && path == Path::gemm && policy_.tile_tokens == 0 && policy_.tile_rows == 0 &&
+                         !policy_.batch_invariant && !p_.groups.several() && p_.m >= decoded_once();
     const bool inputs = many && (!x_copied || (pack_x_ < 8 && (pack_w_ >= 8 || weights)));
     return {inputs && (has_skinny || weights), weights};
   }
@@ -183,7 +185,7 @@ class ProductEngine {
   Status round(const Rounds& rounds) const {
     if constexpr (can_round) {
       if (rounds.inputs) KERNELS_TRY(round_rows(ex_, p_.x, rounded_inputs(), input_rows(), p_.k, p_.groups));
-      if constexpr (!w_copied) {
+      if constexpr (rounds_weights) {
         if (!rounds.weights) return {};
         KERNELS_TRY(round_rows(ex_, p_.template weights<0>(), rounded_weights(rounds, 0), p_.n, p_.k));
         if constexpr (P::matrices == 2)
@@ -198,8 +200,8 @@ class ProductEngine {
     if constexpr (can_round) {
       const auto rows = [&](const T* p) { return kernels::load(p, rounded_ld(p_.k)); };
       const auto with_inputs = [&](const auto& x) {
-        if constexpr (!w_copied) {
-          // Of codes it takes many tokens.
+        if constexpr (rounds_weights) {
+          // Codes are decoded once for so many tokens that these come in tiles.
           constexpr Path path = has_skinny ? Path::gemm : kOnly;
           const auto w = rows(rounded_weights(rounds, 0));
           if constexpr (P::matrices == 2) {
@@ -219,8 +221,9 @@ class ProductEngine {
   template <Path kPath, class X2, class W2, class F>
   Status with_operands(const X2& x, const W2& w, const F& f) const {
     using Problem = ProductProblem<X2, W2, typename P::Out>;
-    // Weights are there when the kernel that rounds lets the next one begin, unless it makes them; or does that at
-    // once, as what is ahead of it may be writing them then.
+    // A kernel that rounds inputs lets the product begin when what is ahead of itself has ended: then weights are
+    // there. With constant_weights() it does so at once, and the caller has to say that they are. Those that it makes
+    // itself are not.
     Exec behind = ex_;
     behind.programmatic(ex_.programmatic() || kCapturesEarly).workspace(nullptr, 0);
     MatmulPolicy policy = policy_;
