@@ -122,6 +122,9 @@ TEST_CASE("matmul: quantized weights and inputs of float") {
     const Sizes s{m, 40, 544};
     const FourBit<float, false, DeviceMemory> w(s.n, s.k, 32, 0, 0);
     check<float, float>("int4", s, Path::skinny, w, 0x1p-21, 4);
+    for (const Path path : {Path::skinny, Path::automatic})
+      check<float, float>("int8", s, path, Scaled<int8_t, float, DeviceMemory>(s.n, s.k, Grain::row, 1, 0, 0), 0x1p-21,
+                          4);
   }
 }
 TEST_CASE("matmul: inputs and weights of 8 bits") {

@@ -40,6 +40,7 @@ void expect_rounded(const char* what, const Sizes& s, const X& x, const Value& v
   Device<float> y(rows, s.n, s.n + 3, 1);
   for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < s.n; ++i) y.set(r, i, -7.f);
   y.upload();
+  const auto before = memory.bytes();
   Stream stream;
   const k::Exec ex = k::Exec(stream).workspace(memory.data(), bytes);
   CHECK(plan_of(ex, x, w, s, {}, groups).inputs_rounded == rounds);
@@ -59,6 +60,7 @@ void expect_rounded(const char* what, const Sizes& s, const X& x, const Value& v
         }) == "");
   memory.download();
   CHECK(memory.intact());
+  CHECK((memory.bytes() != before) == (rounds && (offsets.empty() || offsets.back() > 0)));
 }
 
 }  // namespace
@@ -132,6 +134,7 @@ void expect_weights(const char* what, int64_t from, const W& w, int64_t n, int64
     const size_t bytes = k::matmul_workspace_bytes(stream, in(x), source, sink, shape);
     REQUIRE(bytes == (rounds ? size_t(n * ld) * sizeof(k::half) : 0));
     Device<k::half> memory(n, ld, ld);
+    const auto before = memory.bytes();
     const k::Exec ex = k::Exec(stream).workspace(memory.data(), size_t(n * ld) * sizeof(k::half));
     k::MatmulPlan plan, without;
     REQUIRE(k::matmul_plan(ex, in(x), source, sink, shape, {}, {}, plan).ok());
@@ -151,6 +154,7 @@ void expect_weights(const char* what, int64_t from, const W& w, int64_t n, int64
           }) == "");
     memory.download();
     CHECK(memory.intact());
+    CHECK((memory.bytes() != before) == rounds);
   }
 }
 
@@ -302,8 +306,8 @@ TEST_CASE("rounded inputs: in a chain, launched early, and in a graph") {
   const int64_t n = 512, m = 20;
   const Matrix<float> from(30, m, n, n, 0, 1);
   const Weights w(n, n, 0, 0, 0.04);
-  Device<float> a(m, n, n), b(m, n, n), c(m, n, n), last(m, m, m);
-  Device<k::half> memory(m, n, n), written(m, n, n);
+  Device<float> a(m, n, n), b(m, n, n), c(m, n, n), last(m, m, m), mapped(m, m, m);
+  Device<k::half> memory(2 * m, n, n), written(m, n, n);
   Stream stream;
   const auto chain = [&](bool early, bool constant) {
     k::MatmulPolicy policy;
@@ -311,7 +315,7 @@ TEST_CASE("rounded inputs: in a chain, launched early, and in a graph") {
     const k::Exec ex = k::Exec(stream)
                            .programmatic(early)
                            .constant_weights(constant)
-                           .workspace(memory.data(), size_t(m * n) * sizeof(k::half));
+                           .workspace(memory.data(), size_t(2 * m * n) * sizeof(k::half));
     slow_copy<<<4, 128, 0, stream>>>(static_cast<const float*>(from.data()), a.data(), m * n, 200000);
     const auto step = [&](const float* in, float* out) {
       CHECK(k::matmul(ex, k::normed(k::load(in, n), k::RmsNorm{}), w.source(), k::store(out, n), {m, n, n}, policy)
@@ -324,19 +328,26 @@ TEST_CASE("rounded inputs: in a chain, launched early, and in a graph") {
     CHECK(k::matmul(ex, in, w.source(), k::store(written.data(), n), {m, n, n}, policy).ok());
     const auto rows = k::load(static_cast<const k::half*>(written.data()), n);
     CHECK(k::matmul(ex, in, rows, k::store(last.data(), m), {m, m, n}).ok());
+    // Those that a kernel of the call itself makes, of what this one writes.
+    CHECK(k::matmul(ex, k::load(static_cast<const float*>(c.data()), n), w.source(), k::store(written.data(), n),
+                    {m, n, n}, policy)
+              .ok());
+    CHECK(k::matmul(ex, in, rows | k::scale(0.5), k::store(mapped.data(), m), {m, m, n}).ok());
   };
   chain(false, false);
   stream.wait();
-  b.download(), last.download();
-  const auto want = b.bytes(), want_last = last.bytes();
+  b.download(), last.download(), mapped.download();
+  const auto want = b.bytes(), want_last = last.bytes(), want_mapped = mapped.bytes();
   for (int64_t i = 0; i < n; ++i) REQUIRE(std::isfinite(b.get(m - 1, i)));
-  for (int64_t i = 0; i < m; ++i) REQUIRE(std::isfinite(last.get(m - 1, i)));
+  for (int64_t i = 0; i < m; ++i) REQUIRE((std::isfinite(last.get(m - 1, i)) && std::isfinite(mapped.get(m - 1, i))));
   for (int round = 0; round < 6; ++round) {
     for (Device<float>* y : {&a, &b, &c}) check_cuda(cudaMemsetAsync(y->data(), 0xff, size_t(m * n) * 4, stream));
     check_cuda(cudaMemsetAsync(written.data(), 0xff, size_t(m * n) * 2, stream));
+    check_cuda(cudaMemsetAsync(memory.data(), 0xff, size_t(2 * m * n) * 2, stream));
     run_in(stream, round % 2 == 1, [&] { chain(true, round > 2); });
-    b.download(), last.download();
+    b.download(), last.download(), mapped.download();
     CHECK(b.bytes() == want);
     CHECK(last.bytes() == want_last);
+    CHECK(mapped.bytes() == want_mapped);
   }
 }

@@ -260,7 +260,7 @@ TEST_CASE("the bundled model reads long prompts alike in one chunk and in severa
   for (const llm::Type weights : {llm::Type::i8, llm::Type::i4}) {
     if (!can(llm::Type::f16, weights, llm::Type::f16)) continue;
     llm::Settings settings = settings_of(LLM_MODEL, llm::Type::f16);
-    settings.weights = llm::name_of(weights), settings.context = 1024, settings.chunk = 1024;
+    settings.weights = llm::name_of(weights), settings.context = 1024, settings.chunk = 768;
     Loaded whole(settings);
     while (ids.size() < 1000) {
       for (const std::string& story : stories()) {
@@ -269,11 +269,12 @@ TEST_CASE("the bundled model reads long prompts alike in one chunk and in severa
     }
     ids.resize(1000);
     const auto at_once = whole.read(ids);
-    settings.chunk = 250;
+    settings.chunk = 767;
     Loaded parts(settings);
     INFO(llm::name_of(weights));
+    // A row more, and on a GPU the memory.
     const size_t room = whole.session.model->plan().activations - parts.session.model->plan().activations;
-    if (on_gpu) CHECK(room > size_t(2 * 2 * whole.session.config.inner * whole.session.config.hidden));
+    CHECK((room > size_t(2 * 2 * whole.session.config.inner * whole.session.config.hidden)) == on_gpu);
     CHECK(difference(parts.read(ids).data(), at_once) < 0.02);
   }
 }
