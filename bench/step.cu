@@ -198,7 +198,8 @@ class Case : public bench::CaseBase {
     if (parts & kAttention) {
       const auto q = k::load(static_cast<const Half*>(q_), nq);
       const auto o = k::store(o_, nq);
-      const auto options = k::Attention{}.most_keys(capacity());
+      auto options = k::Attention{}.most_keys(capacity());
+      if (early) options.new_keys(each_);
       if (each_ == 1) must(k::decode<kDim>(attention, q, kv, o, attention_shape(), k::causal(), workspace_, options));
       else must(k::attention<kDim>(attention, q, kv, o, attention_shape(), k::causal(), options));
     }

@@ -38,7 +38,9 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const int64_t cols = how.shape.heads * how.shape.dim;
   const auto queries = k::load(static_cast<const A*>(q), cols);
   const auto out = k::store(static_cast<A*>(o), cols);
-  const auto options = k::Attention{}.scale(how.scale).most_keys(tokens.longest);
+  auto options = k::Attention{}.scale(how.scale).most_keys(tokens.longest);
+  // In a ring new keys lie among the old ones. Lengths were written before the graph, or the copies, that came before these calls.
+  if (cache.ring == 0) options.new_keys(tokens.each);
   const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
   const k::AttentionShape shape = shape_of(tokens, how.shape);
   return with_cache(cache, how.shape, tokens, [&](const auto& kv) {

@@ -59,6 +59,7 @@ class Gpu : public Device {
     check(cudaGetDevice(&device_));
     check(cudaGetDeviceProperties(&about_, device_));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    check(cudaMalloc(&between_, 1));
     place_.stream = stream_;
     place_.threads = threads_of(threads);  // converts weights
     // For measurements: LLM_EARLY=0 launches kernels one after the other, LLM_GRAPH=0 without a graph, and LLM_WALK=0
@@ -104,7 +105,10 @@ class Gpu : public Device {
 #undef PRODUCTS
 #undef ATTEND
   }
-  ~Gpu() override { (void)cudaStreamDestroy(stream_); }
+  ~Gpu() override {
+    release(between_);
+    (void)cudaStreamDestroy(stream_);
+  }
 
   std::string name() const override {
     return std::string(about_.name) + ", activations in " + name_of(rows_->activations);
@@ -149,7 +153,9 @@ class Gpu : public Device {
     return true;
   }
   std::unique_ptr<Recording> record(const std::function<void()>& calls) override {
-    if (!graphs_) return std::make_unique<Again>(calls);
+    // What stands between two steps keeps the kernels of one from beginning while the other is running: a graph does.
+    if (!graphs_)
+      return std::make_unique<Again>([this, calls] { check(cudaMemsetAsync(between_, 0, 1, stream_)), calls(); });
     return std::make_unique<Graph>(stream_, calls);
   }
   const RowCalls& rows() const override { return *rows_; }
@@ -161,6 +167,7 @@ class Gpu : public Device {
   int device_ = 0;
   cudaDeviceProp about_{};
   cudaStream_t stream_ = nullptr;
+  void* between_ = nullptr;
   bool graphs_ = true;
   const RowCalls* rows_ = nullptr;
   const ProductCalls* products_[kTypes] = {};

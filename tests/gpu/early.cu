@@ -247,6 +247,139 @@ TEST_CASE("early: a chain of every operation, append, decode and decode on one w
   }
 }
 
+namespace {
+
+// Lets the next kernel begin, and copies 300 us later.
+__global__ void copy_behind_next(const uint4* from, uint4* to, int64_t n) {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+  uint64_t begun, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while (now - begun < 300000);
+  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+}
+
+// Caches of four sequences, in one piece of memory: keys, values and, if there are any, their scales.
+template <class T>
+struct Caches {
+  int64_t dim, heads = 2, capacity = 320;
+  bool pages = false;
+  std::vector<int32_t> lengths = {300, 41, 17, 1};
+  int64_t sequences() const { return int64_t(lengths.size()); }
+  int64_t codes() const { return sequences() * capacity * heads * dim * int64_t(sizeof(T)); }
+  int64_t scales() const { return sequences() * capacity * heads * int64_t(sizeof(float)); }
+  int64_t bytes() const { return 2 * (codes() + scales()); }
+
+  // f(view) of what lies at p, whose pages, if it has any, are those of the table.
+  template <class F>
+  auto with(unsigned char* p, const int32_t* at, const int32_t* table, const F& f) const {
+    const int64_t each = pages ? 16 : capacity;
+    const auto side = [&](int64_t i) {
+      const auto tensor = k::nhd(reinterpret_cast<T*>(p + i * codes()), each, heads, dim);
+      auto* const factors = reinterpret_cast<float*>(p + 2 * codes() + i * scales());
+      if constexpr (std::is_same<T, int8_t>::value) return tensor.scales(factors, each * heads, heads, 1);
+      else return (void)factors, tensor;
+    };
+    if (pages) return f(k::paged_kv(side(0), side(1), k::pages(table, capacity / 16, 16), at));
+    return f(k::dense_kv(side(0), side(1), at));
+  }
+  // Numbers of the type, and scales.
+  void fill(Device<unsigned char>& m) const {
+    for (int64_t i = 0; i < bytes(); ++i) {
+      const uint32_t random = uint32_t(i) * 2654435761u;
+      m.set(0, i, (unsigned char)(i < 2 * codes() ? random >> 24 & (sizeof(T) == 2 && i % 2 == 1 ? 0xbb : 0xbf) : 0));
+    }
+    for (int64_t i = 0; i < 2 * sequences() * capacity * heads; ++i) {
+      const float scale = 0.01f + 0.001f * float(i % 7);
+      for (int64_t j = 0; j < 4; ++j)
+        m.set(0, 2 * codes() + i * 4 + j, reinterpret_cast<const unsigned char*>(&scale)[j]);
+    }
+  }
+  // The last n of each sequence become NaN, or codes that are not those of any.
+  void forget(Device<unsigned char>& m, int64_t n) const {
+    for (int64_t b = 0; b < sequences(); ++b) {
+      const int64_t end = b * capacity + lengths[size_t(b)], begin = std::max(b * capacity, end - n);
+      for (int64_t side = 0; side < 2; ++side) {
+        const int64_t row = heads * dim * int64_t(sizeof(T)), row_scales = heads * 4;
+        for (int64_t i = begin * row; i < end * row; ++i) m.set(0, side * codes() + i, 0xff);
+        for (int64_t i = begin * row_scales; i < end * row_scales; ++i)
+          m.set(0, 2 * codes() + side * scales() + i, 0xff);
+      }
+    }
+  }
+};
+
+// Decodes while the kernel ahead is still to bring the last n keys.
+template <class T>
+void check_new_keys(const char* name, int64_t dim, bool pages) {
+  Stream stream;
+  Caches<T> caches{dim};
+  caches.pages = pages;
+  const OnDevice<int32_t> lengths(caches.lengths);
+  std::vector<int32_t> entries;
+  for (int64_t i = 0; i < caches.sequences() * caches.capacity / 16; ++i) entries.push_back(int32_t(i));
+  const OnDevice<int32_t> table(entries);
+  const int64_t bytes = caches.bytes();
+  Device<unsigned char> whole(1, bytes, bytes), stale(1, bytes, bytes), used(1, bytes, bytes);
+  caches.fill(whole), whole.upload();
+  for (const int64_t n : {1, 3}) {
+    const int64_t heads = 8, width = heads * dim, rows = caches.sequences() * n;
+    const k::AttentionShape shape{caches.sequences(), n, heads, caches.heads, dim};
+    const Matrix<k::half> q(6, rows, width, width, 0, 1);
+    const int64_t room = int64_t(k::decode_workspace_bytes(stream, shape));
+    Device<unsigned char> memory(1, room, room);
+    caches.fill(stale), caches.forget(stale, n), stale.upload();
+    for (const int64_t most : {0, 300}) {
+      Device<float> out(rows, width, width);
+      const auto decode = [&](Device<unsigned char>& from, bool early, bool constant) {
+        caches.with(from.data(), lengths.data(), table.data(), [&](const auto& kv) {
+          auto options = k::Attention{}.most_keys(most);
+          if (early) options.new_keys(n);
+          CHECK(k::decode<128>(k::Exec(stream).programmatic(early).constant_weights(constant),
+                               k::load(static_cast<const k::half*>(q.data()), width), kv, k::store(out.data(), width),
+                               shape, k::causal(), k::Workspace{memory.data(), size_t(room)}, options));
+        });
+      };
+      decode(whole, false, false);
+      stream.wait();
+      out.download();
+      const auto want = out.bytes();
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < width; ++c) REQUIRE(std::isfinite(out.get(r, c)));
+      }
+      for (const bool constant : {false, true}) {
+        for (const bool graph : {false, true}) {
+          INFO(name << ", heads of " << dim << ", " << n << " new keys, at most " << most << (graph ? ", in a graph" : "")
+                    << (constant ? ", constant weights" : ""));
+          check_cuda(cudaMemcpyAsync(used.data(), stale.data(), size_t(bytes), cudaMemcpyDeviceToDevice, stream));
+          check_cuda(cudaMemsetAsync(out.data(), 0xff, size_t(rows * width) * sizeof(float), stream));
+          run_in(stream, graph, [&] {
+            copy_behind_next<<<1, 256, 0, stream>>>(reinterpret_cast<const uint4*>(whole.data()),
+                                                    reinterpret_cast<uint4*>(used.data()), bytes / 16);
+            check_cuda(cudaGetLastError());
+            decode(used, true, constant);
+          });
+          out.download();
+          CHECK(out.bytes() == want);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("early: keys and values that the kernel ahead brings, beside old ones that are read before") {
+  check_new_keys<k::half>("half", 64, false);
+  check_new_keys<k::half>("half", 72, false);
+  check_new_keys<k::half>("half in pages", 128, true);
+  check_new_keys<k::float8_e4m3>("e4m3", 128, false);
+  check_new_keys<int8_t>("int8", 64, false);
+  check_new_keys<int8_t>("int8 in pages", 72, true);
+}
+
 // The same without programmatic launches: copies, appends and merged states, too, can be captured.
 TEST_CASE("early: the chain in a graph, one kernel after the other") {
   Stream stream;

@@ -48,6 +48,11 @@ struct AttentionShape {
 // schedule or a merge through memory, which is done sooner. A sequence that has more is right all the same, and slower.
 // attention() with a workspace needs less of it. 0: nothing is known.
 //
+// new_keys(n) is for decode() on the GPU that may begin before the kernel ahead of it has ended (Exec::programmatic):
+// that kernel writes no keys and values but the last n of each sequence, and nothing that says which there are: lengths,
+// offsets, tables of pages, what the score reads. Then older keys are asked for at once. With Exec::constant_weights
+// this has to be true of every kernel that may still be running.
+//
 // in_8_bits() is for attention() on the GPU with queries, keys and values of float8_e4m3: products are those of 8 bits
 // (sm_90a), for which weights are rounded to 3 bits behind the first. Without, and where there is no such kernel, they
 // keep the precision of half.
@@ -64,10 +69,14 @@ class Attention {
   Attention& lse(float* p, int64_t ld = 0) { lse_ = p, ld_ = ld, wanted_ = true; return *this; }
   Attention& splits(int n) { splits_ = n, split_ = true; return *this; }
   Attention& most_keys(int64_t n) { most_keys_ = n; return *this; }
+  Attention& new_keys(int64_t n) { new_keys_ = n, old_ready_ = true; return *this; }
   Attention& in_8_bits(bool yes = true) { in_8_bits_ = yes; return *this; }
   bool wants_8_bits() const { return in_8_bits_; }
   int fixed_splits() const { return splits_; }           // 0: none
   int64_t expected_keys() const { return most_keys_; }   // 0: unknown
+  KERNELS_HD bool old_keys_ready() const { return old_ready_; }
+  // Of so many keys of a sequence.
+  KERNELS_HD int64_t ready_keys(int64_t keys) const { return old_ready_ ? keys - new_keys_ : 0; }
 
   float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
   KERNELS_HD bool writes_lse() const { return lse_ != nullptr; }
@@ -78,6 +87,7 @@ class Attention {
     if (scaled_ && !(scale_ - scale_ == 0)) return invalid("the scale is infinite or NaN");
     if (split_ && (splits_ < 1 || splits_ > 256)) return invalid("splits is less than 1, or exceeds 256");
     if (most_keys_ < 0) return invalid("most_keys is negative");
+    if (new_keys_ < 0) return invalid("new_keys is negative");
     return check_lse(shape.heads);
   }
   Status check_merge(int64_t heads) const {
@@ -96,9 +106,9 @@ class Attention {
 
   double scale_ = 0;
   float* lse_ = nullptr;
-  int64_t ld_ = 0, most_keys_ = 0;
+  int64_t ld_ = 0, most_keys_ = 0, new_keys_ = 0;
   int splits_ = 0;
-  bool scaled_ = false, wanted_ = false, split_ = false, in_8_bits_ = false;
+  bool scaled_ = false, wanted_ = false, split_ = false, old_ready_ = false, in_8_bits_ = false;
 };
 
 // Several parts of the keys, each with outputs for the same queries.

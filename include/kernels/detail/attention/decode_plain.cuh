@@ -55,7 +55,8 @@ class PlainRows {
         all_sums_(queries_ + rows * p.dim + warps * kDecodeKeys * rows) {}
 
   __device__ __forceinline__ void prefetch(const DecodePart&) {}
-  __device__ __forceinline__ void fill() {}
+  template <class Wait>
+  __device__ __forceinline__ void fill(const Wait& wait) { wait(); }
   __device__ __forceinline__ void begin(const DecodePart& part) {
     weights_.begin(p_, part);
     KERNELS_UNROLL

@@ -51,12 +51,16 @@ struct ShortDecodeBody {
     DecodePart part;
     part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = 0;
     const int warp = threadIdx.x / 32;
-    arch::grid_dependency_pass();
+    const bool early = p.options.old_keys_ready();
+    if (!early) arch::grid_dependency_pass();
 
     find_rows_and_keys(p, part);
     const unsigned tiles = unsigned(part.end - part.begin + kDecodeKeys - 1) / kDecodeKeys;
     const unsigned meet = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
-    if (part.rows == 0 || rank >= meet) return;
+    if (part.rows == 0 || rank >= meet) {
+      if (early) arch::grid_dependency_pass();
+      return;
+    }
 
     ShortDecodeBody body(p, part);
     body.take_tiles(rank * kWarps + warp, tiles, meet * kWarps);
@@ -150,12 +154,23 @@ struct ShortDecodeBody {
     }
   }
 
-  // The warp's tiles of keys: every `step`-th of them, from `tile` on.
+  // The warp's tiles of keys: every `step`-th of them, from `tile` on. The first are asked for before the kernel ahead
+  // has ended, if all of their keys are ready.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
-    prefetch_queries();
-    KERNELS_UNROLL
-    for (int i = 0; i < kDeep; ++i) {
-      if (tile + i * step < tiles) prefetch_keys(i, tile + i * step), prefetch_values(i, tile + i * step);
+    const int64_t ready = p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin;
+    KERNELS_ROLLED
+    for (int pass = p_.options.old_keys_ready() ? 0 : 1; pass < 2; ++pass) {
+      const bool late = pass == 1;
+      if (late) {
+        if (p_.options.old_keys_ready()) arch::grid_dependency_pass();
+        prefetch_queries();
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kDeep; ++i) {
+        const unsigned next = tile + i * step;
+        if (next < tiles && (int64_t(next + 1) * kDecodeKeys > ready) == late)
+          prefetch_keys(i, next), prefetch_values(i, next);
+      }
     }
     take_queries();
     while (tile < tiles) {
@@ -210,7 +225,8 @@ struct ShortDecodeBody {
     }
   }
 
-  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros.
+  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. Past the L1,
+  // which would keep what else lies beside keys that are read early.
   using Words = uint32_t[2][kChunks][4];
   template <class Run>
   __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {
@@ -223,7 +239,7 @@ struct ShortDecodeBody {
       for (int j = 0; j < kChunks; ++j) {
         ::uint4 some = make_uint4(0, 0, 0, 0);
         if (key < uint32_t(part_.end) && column(j) < dim)
-          some = *reinterpret_cast<const ::uint4*>(from + column(j) * 2);
+          some = __ldcg(reinterpret_cast<const ::uint4*>(from + column(j) * 2));
         words[i][j][0] = some.x, words[i][j][1] = some.y, words[i][j][2] = some.z, words[i][j][3] = some.w;
       }
     }

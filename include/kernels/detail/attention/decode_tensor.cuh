@@ -78,7 +78,8 @@ class TensorRows {
     if constexpr (kQueryPacks == 1) prefetch_queries(part);
   }
   // Brings the first keys and values.
-  __device__ __forceinline__ void fill() { ring_.fill(); }
+  template <class Wait>
+  __device__ __forceinline__ void fill(const Wait& wait) { ring_.fill(wait); }
   // By all threads of the block, which have done with the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
     if constexpr (kQueryPacks > 1) prefetch_queries(part);

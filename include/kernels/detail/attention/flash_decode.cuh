@@ -302,22 +302,32 @@ struct DecodeBody {
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    if constexpr (Rows::fills_shared) arch::grid_dependency_wait();
-    else arch::grid_dependency_pass();
+    const bool early = Rows::fills_shared && p.options.old_keys_ready();
+    const auto wait = [] {
+      if constexpr (Rows::fills_shared) arch::grid_dependency_wait();
+      else arch::grid_dependency_pass();
+    };
+    if (!early) wait();
     const Schedule schedule(p);
-    if (schedule.idle()) return;
+    if (schedule.idle()) {
+      if (early) wait();
+      return;
+    }
     typename Schedule::Cursor cursor = schedule.cursor(p);
     Rows rows(p, shared, cursor);
     DecodePart part, next;
     int64_t at = 0;
     // Each part's queries are prefetched while the keys of the part before are worked on, and the first ones ahead of
-    // all keys.
+    // all keys that are not ready before the kernel ahead has ended.
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);
-      if (more) rows.prefetch(next);
-      if (first) rows.fill();
-      else work(p, schedule, rows, part, at);
+      const auto prefetch = [&] {
+        if (early && first) wait();
+        if (more) rows.prefetch(next);
+      };
+      if (first) rows.fill(prefetch);
+      else prefetch(), work(p, schedule, rows, part, at);
       if (!first) at += part.next_unit - part.unit;
       if (!more) return;
       part = next;
