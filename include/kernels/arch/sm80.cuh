@@ -221,6 +221,22 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(p)) : "memory");
   return x;
 }
+// Words that nobody writes meanwhile, or zeros.
+__device__ __forceinline__ void load_words_if(uint32_t (&words)[1], const void* p, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+  asm("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; mov.b32 %0, 0; @wanted ld.global.nc.b32 %0, [%1];}"
+      : "=&r"(words[0])
+      : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
+#endif
+}
+__device__ __forceinline__ void load_words_if(uint32_t (&words)[2], const void* p, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+  asm("{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
+      "@wanted ld.global.nc.v2.b32 {%0, %1}, [%2];}"
+      : "=&r"(words[0]), "=&r"(words[1])
+      : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
+#endif
+}
 // Two floats that nobody writes meanwhile. The compiler keeps this load's place among other volatile asm, and waits for
 // it where the floats are used.
 __device__ __forceinline__ void begin_load(float (&x)[2], const float* p) {

@@ -154,22 +154,26 @@ struct ShortDecodeBody {
     }
   }
 
-  // The warp's tiles of keys: every `step`-th of them, from `tile` on. The first are asked for before the kernel ahead
-  // has ended, if all of their keys are ready.
+  // The warp's tiles of keys: every `step`-th of them, from `tile` on. What is ready of the first is asked for before the
+  // kernel ahead has ended.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
-    const int64_t ready = p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin;
+    const bool early = p_.options.old_keys_ready();
+    const int ready = early ? greater(part_.begin, int(lesser<int64_t>(
+                                                       p_.options.ready_keys(p_.kv.length(part_.b)), part_.end)))
+                            : part_.begin;
     KERNELS_ROLLED
-    for (int pass = p_.options.old_keys_ready() ? 0 : 1; pass < 2; ++pass) {
-      const bool late = pass == 1;
-      if (late) {
-        if (p_.options.old_keys_ready()) arch::grid_dependency_pass();
+    for (int late = early ? 0 : 1; late < 2; ++late) {
+      if (late == 1) {
+        if (early) arch::grid_dependency_pass();
         prefetch_queries();
       }
       KERNELS_UNROLL
       for (int i = 0; i < kDeep; ++i) {
         const unsigned next = tile + i * step;
-        if (next < tiles && (int64_t(next + 1) * kDecodeKeys > ready) == late)
-          prefetch_keys(i, next), prefetch_values(i, next);
+        const int first = part_.begin + int(next) * kDecodeKeys;
+        if (next >= tiles || (late == 1 ? first + kDecodeKeys <= ready : first >= ready)) continue;
+        const KeySpan wanted = late == 1 ? KeySpan{ready, part_.end, first >= ready} : KeySpan{part_.begin, ready, true};
+        prefetch_keys(i, next, wanted), prefetch_values(i, next, wanted);
       }
     }
     take_queries();
@@ -177,12 +181,13 @@ struct ShortDecodeBody {
       KERNELS_UNROLL
       for (int i = 0; i < kDeep && tile < tiles; ++i, tile += step) {
         const unsigned next = tile + kDeep * step;
+        const KeySpan all{part_.begin, part_.end, true};
         float x[1][4] = {};
         multiply_keys(i, x);
-        if (next < tiles) prefetch_keys(i, next);
+        if (next < tiles) prefetch_keys(i, next, all);
         weigh(x, tile);
         multiply_values(i, x);
-        if (next < tiles) prefetch_values(i, next);
+        if (next < tiles) prefetch_values(i, next, all);
       }
     }
   }
@@ -225,30 +230,36 @@ struct ShortDecodeBody {
     }
   }
 
-  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. Past the L1,
-  // which would keep what else lies beside keys that are read early.
+  // Keys, or values, of a tile, those in a span: run(key) has one's columns. Past the L1, which would keep what else lies
+  // beside keys that are read early. clears: whether others become zeros, as columns do that are not there.
+  struct KeySpan {
+    int begin, end;
+    bool clears;
+  };
   using Words = uint32_t[2][kChunks][4];
   template <class Run>
-  __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {
+  __device__ __forceinline__ void prefetch(Words& words, unsigned tile, const KeySpan& wanted, int dim,
+                                           const Run& run) const {
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t key = uint32_t(part_.begin) + tile * kDecodeKeys + lane() / 4 + 8 * i;
       const auto one = run(lesser(int(key), part_.end - 1));
       const char* const from = reinterpret_cast<const char*>(one.codes.at(0, 0));
+      const bool there = key >= uint32_t(wanted.begin) && key < uint32_t(wanted.end);
       KERNELS_UNROLL
       for (int j = 0; j < kChunks; ++j) {
+        if (!there && !wanted.clears) continue;
         ::uint4 some = make_uint4(0, 0, 0, 0);
-        if (key < uint32_t(part_.end) && column(j) < dim)
-          some = __ldcg(reinterpret_cast<const ::uint4*>(from + column(j) * 2));
+        if (there && column(j) < dim) some = __ldcg(reinterpret_cast<const ::uint4*>(from + column(j) * 2));
         words[i][j][0] = some.x, words[i][j][1] = some.y, words[i][j][2] = some.z, words[i][j][3] = some.w;
       }
     }
   }
-  __device__ __forceinline__ void prefetch_keys(int place, unsigned tile) {
-    prefetch(keys_[place], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_keys(int place, unsigned tile, const KeySpan& wanted) {
+    prefetch(keys_[place], tile, wanted, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
-  __device__ __forceinline__ void prefetch_values(int place, unsigned tile) {
-    prefetch(values_[place], tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
+  __device__ __forceinline__ void prefetch_values(int place, unsigned tile, const KeySpan& wanted) {
+    prefetch(values_[place], tile, wanted, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
   }
 
   __device__ __forceinline__ void multiply_keys(int place, float (&x)[1][4]) const {

@@ -65,7 +65,7 @@ struct HopperProducer : HopperItemProducer<Parts> {
   using Shared = typename Parts::Shared;
   using Parities = typename Parts::Parities;
   using Tiles = typename Parts::Tiles;
-  using Parts::each_item, Parts::stages_of, Parts::codes_of, Parts::scales_of, Parts::wait_for_item;
+  using Parts::each_item, Parts::stages_of, Parts::scales_of, Parts::wait_for_item;
   using Parts::kDim, Parts::kKeys, Parts::kDecodes, Parts::kStages, Parts::kItems;
   using Parts::kFewer, Parts::kProducerRegisters, Parts::kKeyScales;
   using Parts::kValueScales, Parts::kStageBytes, Parts::kProducerBarrier, Parts::kInEight;
@@ -88,8 +88,8 @@ struct HopperProducer : HopperItemProducer<Parts> {
       if (!bring_item(params, shared, memory, number, wanted, rows, all)) return false;
       if constexpr (kDecodes) {
         const auto at = [&](int64_t pos) { return p.kv.key(rows.b, rows.kv_head, pos); };
-        decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), codes_of(memory), scales_of<kKeyScales>(shared),
-                           shared.keys_full, shared.keys_empty, keys_to);
+        decode_tiles<Keys>(at, dim, Tiles(all), stages_of(memory), scales_of<kKeyScales>(shared), shared.keys_full,
+                           shared.keys_empty, keys_to);
       } else if constexpr (kInEight) {
         copy_and_turn(params, shared, stages_of(memory), rows, Tiles(all), keys_to, values_to);
       } else {
@@ -251,30 +251,29 @@ struct HopperProducer : HopperItemProducer<Parts> {
       if (rows.count == 0) return false;
       const auto at = [&](int64_t pos) { return p.kv.value(rows.b, rows.kv_head, pos); };
       decode_tiles<Values>(at, int(p.shape.value_dim()), Tiles(item.all), stages_of(memory) + Keys::kBytes,
-                           codes_of(memory) + Keys::kCodeBytes, scales_of<kValueScales>(shared), shared.values_full,
-                           shared.values_empty, values_to);
+                           scales_of<kValueScales>(shared), shared.values_full, shared.values_empty, values_to);
       arch::mbarrier_arrive(&shared.item_empty[number % kItems]);
       return true;
     });
   }
 
-  // A sequence's keys, or its values, of 8 or 4 bits: while codes of a tile are decoded, the next are on their way.
+  // A sequence's keys, or its values, of 8 or 4 bits: codes of a tile are on their way to registers until there is
+  // room for it.
   template <class KvTiles, class At>
   static __device__ __forceinline__ void decode_tiles(const At& at, int cols, const Tiles& tiles, unsigned char* stages,
-                                                      unsigned char* codes, float* scales, uint64_t* full,
-                                                      uint64_t* empty, Parities& to) {
+                                                      float* scales, uint64_t* full, uint64_t* empty, Parities& to) {
     if (tiles.count == 0) return;
     const int thread = int(threadIdx.x % 128);
     KvTiles some(at, tiles.begin, 0, cols, true);
-    const void* addresses[KvTiles::kFound] = {};
+    typename KvTiles::Codes codes;
     float scale = 0.f;
     const auto ask = [&](int tile) {
       const int pos = tiles.begin + tile * kKeys, low = tiles.low - pos, end = tiles.end - pos;
       if (KvTiles::scaled)
         scale = thread < kKeys && thread >= low && thread < end ? at(int64_t(pos) + thread).scale(0) : 0.f;
+      const void* addresses[KvTiles::kFound] = {};
       find_rows(addresses, some, at, pos, low, end);
-      some.bring_codes(codes, low, end, addresses);
-      arch::copy_async_commit();
+      some.read_codes(codes, low, end, addresses);
     };
     ask(0);
 #pragma unroll 1
@@ -282,7 +281,6 @@ struct HopperProducer : HopperItemProducer<Parts> {
       const int stage = Parities::stage(tile);
       arch::mbarrier_wait_in_block(&empty[stage], to.at(tile) ^ 1);
       if (KvTiles::scaled && thread < kKeys) scales[stage * kKeys + thread] = scale;
-      arch::copy_async_wait<0>();
       some.decode(stages + stage * kStageBytes, codes);
       arch::mbarrier_arrive(&full[stage]);
       to.next(tile);

@@ -90,7 +90,8 @@ __device__ __forceinline__ const void* codes_at(const Words<Format>& codes, int6
 
 // The keys, or the values, of a sequence on their way to tiles of kKeys of them. at(pos): where they are, as a KvRun.
 // What lies as values of T is copied to its tile. Codes of 8 and 4 bits are either read through their functor, or a
-// thread copies its own to a place in shared memory and decodes them there.
+// thread has its own in registers until it decodes them: by way of shared memory they would take as much of its
+// bandwidth as products do.
 template <class T, class Run, bool kStraight, int kKeys, int kCols, int kThreads, bool kApart = false>
 class KvTiles {
  public:
@@ -101,7 +102,6 @@ class KvTiles {
   static constexpr bool copied = lies_as<typename Run::Codes, T>,
                         decoded = kApart && !copied && lies_coded<typename Run::Codes>, scaled = Run::scaled;
   static constexpr int kUnit = copied ? 16 : 128 / Coded<typename Run::Codes>::pack;  // bytes of 8 columns
-  static constexpr int kCodeBytes = decoded ? kKeys * kCols / 8 * kUnit : 0;
   // A warp's rows, and how many of them each lane of half a warp finds.
   static constexpr int kWarpRows = kEach * 4, kFound = (kWarpRows + 15) / 16;
   static_assert(kKeys % Layout::kRowsPerPass == 0, "all threads have as many rows");
@@ -139,13 +139,33 @@ class KvTiles {
       read(tile, at, pos, first, end);
     }
   }
-  // The same of codes, to their own place.
-  __device__ __forceinline__ void bring_codes(unsigned char* codes, int first, int end,
-                                              const void* const (&rows)[kFound]) {
-    copy_rows<false, kCodeStep, kThreads * kUnit>(arch::shared_address(mine(codes)), first, end, rows, 0);
+  // A thread's codes of a tile: of each row and run those of 8 columns.
+  struct Codes {
+    uint32_t words[kEach * Layout::kRuns][kUnit / 4];
+  };
+  // The same as bring(), of codes.
+  __device__ __forceinline__ void read_codes(Codes& codes, int first, int end, const void* const (&rows)[kFound]) {
+    const auto read = [&](const auto& there) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        const unsigned char* const row = from(i, rows, 0);
+        KERNELS_UNROLL
+        for (int run = 0; run < Layout::kRuns; ++run)
+          arch::load_words_if(codes.words[i * Layout::kRuns + run], row + run * 8 * kUnit, there(i, run));
+      }
+    };
+    if (full() && first <= 0 && end >= kKeys) {
+      read([](int, int) { return true; });
+    } else {
+      read([&](int i, int run) {
+        const int at = Layout::row() + i * Layout::kRowsPerPass;
+        return at >= first && at < end && run * kRun < left();
+      });
+    }
+    if constexpr (kStraight) from_ += kKeys * stride_;
   }
-  // Codes that the thread has brought become values of T.
-  __device__ __forceinline__ void decode(unsigned char* tile, unsigned char* codes) const {
+  // They become values of T.
+  __device__ __forceinline__ void decode(unsigned char* tile, const Codes& codes) const {
     if (cols_ == kCols) decode_runs<true>(tile, codes);
     else decode_runs<false>(tile, codes);
   }
@@ -157,13 +177,9 @@ class KvTiles {
   }
 
  private:
-  static constexpr int kStep = Layout::kRowsPerPass * Layout::kRowBytes, kCodeStep = Layout::kRuns * kThreads * kUnit;
+  static constexpr int kStep = Layout::kRowsPerPass * Layout::kRowBytes;
   static __device__ __forceinline__ const unsigned char* bytes_at(const Run& run, int64_t row, int64_t col) {
     return static_cast<const unsigned char*>(codes_at(run.codes, row, col));
-  }
-  // A thread's codes of a row and a run.
-  static __device__ __forceinline__ unsigned char* mine(unsigned char* codes) {
-    return codes + threadIdx.x % kThreads * kUnit;
   }
   // Columns from the thread's first on.
   __device__ __forceinline__ int left() const { return cols_ - Layout::chunk() * kChunk; }
@@ -204,28 +220,21 @@ class KvTiles {
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
   }
-  // kAll: all columns are there. Four accesses are under way at a time.
+  // kAll: all columns are there.
   template <bool kAll>
-  __device__ __forceinline__ void decode_runs(unsigned char* tile, unsigned char* codes) const {
-    constexpr int kSome = kEach * Layout::kRuns < 4 ? kEach * Layout::kRuns : 4, kPairs = Decoder<Code>::each / 2;
-#pragma unroll 1
-    for (int first = 0; first < kEach * Layout::kRuns; first += kSome) {
-      uint32_t words[kSome][kUnit / 4];
+  __device__ __forceinline__ void decode_runs(unsigned char* tile, const Codes& codes) const {
+    constexpr int kPairs = Decoder<Code>::each / 2;
+    KERNELS_UNROLL
+    for (int i = 0; i < kEach * Layout::kRuns; ++i) {
+      const int run = i % Layout::kRuns, row = i / Layout::kRuns;
+      uint32_t pairs[4];
       KERNELS_UNROLL
-      for (int i = 0; i < kSome; ++i)
-        memcpy(words[i], __builtin_assume_aligned(mine(codes) + (first + i) * kThreads * kUnit, kUnit), kUnit);
-      KERNELS_UNROLL
-      for (int i = 0; i < kSome; ++i) {
-        const int run = i % Layout::kRuns, row = (first + i) / Layout::kRuns;
-        uint32_t pairs[4];
-        KERNELS_UNROLL
-        for (int j = 0; j < kUnit / 4; ++j)
-          Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), words[i][j],
-                                           Nothing{});
-        if (kAll || run * kRun < left())
-          *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {
-              pairs[0], pairs[1], pairs[2], pairs[3]};
-      }
+      for (int j = 0; j < kUnit / 4; ++j)
+        Decoder<Code>::template pairs<T>(reinterpret_cast<uint32_t(&)[kPairs]>(pairs[j * kPairs]), codes.words[i][j],
+                                         Nothing{});
+      if (kAll || run * kRun < left())
+        *reinterpret_cast<::uint4*>(tile + Layout::mine() + row * kStep + run * Layout::kRunBytes) = {
+            pairs[0], pairs[1], pairs[2], pairs[3]};
     }
   }
   template <class At>
