@@ -51,6 +51,8 @@ class Case : public bench::CaseBase {
     if (tensor_cores) mode("precise", k::DecodeMode::precise);
     if (std::is_same<T, k::half>::value && page_ == 0)  // by a caller who says how long sequences can be
       mode("most_keys", k::DecodeMode::precise, k::Attention{}.most_keys(length_));
+    if (std::is_same<T, k::half>::value && page_ == 0 && shape_.batch <= 8)  // and in which a key of each is new
+      mode("early", k::DecodeMode::precise, k::Attention{}.most_keys(length_).new_keys(shape_.q_len), true);
     if (tensor_cores) mode("tensor", k::DecodeMode::tensor);
     if (page_ == 0) mode("plain", k::DecodeMode::plain);
     if (tensor_cores && page_ == 0 && shape_.batch <= 16)
@@ -70,8 +72,9 @@ class Case : public bench::CaseBase {
     return bench::read_us(sets_, [&](int i) { return kv_[size_t(i)]; }, size_t(bytes_), calls());
   }
 
-  void mode(const char* who, k::DecodeMode mode, const k::Attention& options = {}) {
-    add(who, [this, mode, options](benchmark::State& state) {
+  // early: launched before the kernel ahead has ended.
+  void mode(const char* who, k::DecodeMode mode, const k::Attention& options = {}, bool early = false) {
+    add(who, [this, mode, options, early](benchmark::State& state) {
       place();
       const auto with_call = [&](int i, const auto& use) {
         const Unit *keys = kv_[size_t(i)], *values = keys + each_;
@@ -92,7 +95,8 @@ class Case : public bench::CaseBase {
       const auto run = [&](cudaStream_t stream, int i) {
         with_call(i, [&](const auto& q, const auto& kv, const auto& o) {
           const k::Status status =
-              k::decode<int(kDim)>(stream, q, kv, o, shape_, k::no_mask(), workspace_, options, mode);
+              k::decode<int(kDim)>(k::Exec(stream).programmatic(early).constant_weights(early), q, kv, o, shape_,
+                                   k::no_mask(), workspace_, options, mode);
           if (!status) std::fprintf(stderr, "%s\n", status.reason()), std::exit(1);
         });
       };

@@ -150,7 +150,7 @@ def other_attention(results):
 def decode(results):
     shapes = list(dict.fromkeys(m[1] for m, _ in results.of("decode", r"fp16/(\d+x\d+),32/8,dense")))
     lines = []
-    for title, dtype, layout, who in (("half", "fp16", "dense", "precise"), ("share of the read, %", "fp16", "dense", None), ("cuDNN", "fp16", "dense", "cudnn"),
+    for title, dtype, layout, who in (("half", "fp16", "dense", "precise"), ("half, with `most_keys`", "fp16", "dense", "most_keys"), ("half, early, with `new_keys`", "fp16", "dense", "early"), ("share of the read, %", "fp16", "dense", None), ("cuDNN", "fp16", "dense", "cudnn"),
                                       ("FlashAttention-2", "fp16", "dense", "flash_attention_2"), ("half, pages of 16", "fp16", "pages16", "precise"),
                                       ("e4m3", "fp8", "dense", "precise"), ("e4m3, pages of 16", "fp8", "pages16", "precise"),
                                       ("int4, a scale for each head and key", "int4", "dense", "precise"), ("int4, pages of 16", "int4", "pages16", "precise")):
