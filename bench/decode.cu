@@ -2,9 +2,10 @@
 //   decode/<type of keys>/<sequences>x<keys>,<heads>/<heads of keys>,<dense or pages of how many>/<who>
 // for heads of 128; <sequences>x<queries>x<keys> where each has several queries. who: read, the yardstick; precise,
 // tensor, plain: the modes of decode(); parts16: precise with Attention{}.splits(16); most_keys: where the caller says
-// how long sequences can be. Of type bf16-latents are keys of 576 columns that all heads share, of which 512 are the
-// values as well (MLA), with TFLOP/s. `error` is the mean difference from the same in double, over the mean size of
-// that, of the first sequence's heads; registers (of a thread) and shared_kb (of a block) are those of the kernel.
+// how long sequences can be; early: that, launched programmatically, and with Attention{}.new_keys(). Of type
+// bf16-latents are keys of 576 columns that all heads share, of which 512 are the values as well (MLA), with TFLOP/s.
+// `error` is the mean difference from the same in double, over the mean size of that, of the first sequence's heads;
+// registers (of a thread) and shared_kb (of a block) are those of the kernel.
 #include <kernels/attention.cuh>
 
 #include "support/gpu_bench.cuh"
@@ -51,7 +52,7 @@ class Case : public bench::CaseBase {
     if (tensor_cores) mode("precise", k::DecodeMode::precise);
     if (std::is_same<T, k::half>::value && page_ == 0)  // by a caller who says how long sequences can be
       mode("most_keys", k::DecodeMode::precise, k::Attention{}.most_keys(length_));
-    if (std::is_same<T, k::half>::value && page_ == 0 && shape_.batch <= 8)  // and in which a key of each is new
+    if (std::is_same<T, k::half>::value && page_ == 0 && shape_.batch <= 8)  // and how many keys are new
       mode("early", k::DecodeMode::precise, k::Attention{}.most_keys(length_).new_keys(shape_.q_len), true);
     if (tensor_cores) mode("tensor", k::DecodeMode::tensor);
     if (page_ == 0) mode("plain", k::DecodeMode::plain);

@@ -153,7 +153,8 @@ class Gpu : public Device {
     return true;
   }
   std::unique_ptr<Recording> record(const std::function<void()>& calls) override {
-    // What stands between two steps keeps the kernels of one from beginning while the other is running: a graph does.
+    // A step's kernels must not begin before the step ahead has ended: graphs wait for each other, and so does a
+    // memset.
     if (!graphs_)
       return std::make_unique<Again>([this, calls] { check(cudaMemsetAsync(between_, 0, 1, stream_)), calls(); });
     return std::make_unique<Graph>(stream_, calls);

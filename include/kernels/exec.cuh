@@ -77,15 +77,15 @@ class Exec {
 
   Exec& workspace(void* ptr, size_t bytes) { workspace_ = {ptr, bytes}; return *this; }
   // Programmatic dependent launch (sm_90): the kernel may be scheduled before its predecessor in the stream ends; it
-  // waits for it before it reads anything but weights and keys that are said to be ready. Kernels of others ahead must
-  // let it begin (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all
-  // before them have ended.
+  // waits for it before it reads anything but what it was told is ready: weights (MatmulPolicy::weights_ready), and old
+  // keys with what says where they are (Attention::new_keys). Kernels of others ahead must let it begin
+  // (cudaTriggerProgrammaticLaunchCompletion) after their own wait alone, as this library's do: then all before them
+  // have ended.
   Exec& programmatic(bool on) { programmatic_ = on; return *this; }
   // With programmatic(true): no kernel that may still be running, however far ahead, writes what calls are told is
-  // ready before the kernel ahead of them has ended (MatmulPolicy::weights_ready, Attention::new_keys): weights are the
-  // same as long as this stream has work, and so are lengths and old keys, or something that is not launched
-  // programmatically stands between, as the beginning of a graph does. Then a kernel that begins early lets the next one
-  // begin at once, not only when its own wait is over.
+  // ready: weights, say, are the same as long as this stream has work. Old keys and lengths are, too, if something that
+  // is not launched programmatically stands behind what writes them, as the beginning of a graph does. Then a kernel
+  // that begins early lets the next one begin at once, not only when its own wait is over.
   Exec& constant_weights(bool yes) { constant_weights_ = yes; return *this; }
 
   cudaStream_t stream() const { return stream_; }

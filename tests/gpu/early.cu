@@ -285,6 +285,14 @@ struct Caches {
     if (pages) return f(k::paged_kv(side(0), side(1), k::pages(table, capacity / 16, 16), at));
     return f(k::dense_kv(side(0), side(1), at));
   }
+  // Of a sequence's pages number i: they lie apart, and backwards.
+  int32_t page(int64_t sequence, int64_t i) const {
+    return int32_t((capacity / 16 - 1 - i) * sequences() + sequence);
+  }
+  // Where key number i of a sequence lies.
+  int64_t place(int64_t sequence, int64_t i) const {
+    return pages ? page(sequence, i / 16) * 16 + i % 16 : sequence * capacity + i;
+  }
   // Numbers of the type, and scales.
   void fill(Device<unsigned char>& m) const {
     for (int64_t i = 0; i < bytes(); ++i) {
@@ -299,13 +307,16 @@ struct Caches {
   }
   // The last n of each sequence become NaN, or codes that are not those of any.
   void forget(Device<unsigned char>& m, int64_t n) const {
+    const int64_t row = heads * dim * int64_t(sizeof(T)), row_scales = heads * 4;
     for (int64_t b = 0; b < sequences(); ++b) {
-      const int64_t end = b * capacity + lengths[size_t(b)], begin = std::max(b * capacity, end - n);
-      for (int64_t side = 0; side < 2; ++side) {
-        const int64_t row = heads * dim * int64_t(sizeof(T)), row_scales = heads * 4;
-        for (int64_t i = begin * row; i < end * row; ++i) m.set(0, side * codes() + i, 0xff);
-        for (int64_t i = begin * row_scales; i < end * row_scales; ++i)
-          m.set(0, 2 * codes() + side * scales() + i, 0xff);
+      const int64_t length = lengths[size_t(b)];
+      for (int64_t key = std::max<int64_t>(0, length - n); key < length; ++key) {
+        for (int64_t side = 0; side < 2; ++side) {
+          const int64_t codes_at = side * codes() + place(b, key) * row,
+                        scales_at = 2 * codes() + side * scales() + place(b, key) * row_scales;
+          for (int64_t i = 0; i < row; ++i) m.set(0, codes_at + i, 0xff);
+          for (int64_t i = 0; i < row_scales; ++i) m.set(0, scales_at + i, 0xff);
+        }
       }
     }
   }
@@ -319,7 +330,8 @@ void check_new_keys(const char* name, int64_t dim, bool pages) {
   caches.pages = pages;
   const OnDevice<int32_t> lengths(caches.lengths);
   std::vector<int32_t> entries;
-  for (int64_t i = 0; i < caches.sequences() * caches.capacity / 16; ++i) entries.push_back(int32_t(i));
+  const int64_t of_each = caches.capacity / 16, count = caches.sequences() * of_each;
+  for (int64_t i = 0; i < count; ++i) entries.push_back(caches.page(i / of_each, i % of_each));
   const OnDevice<int32_t> table(entries);
   const int64_t bytes = caches.bytes();
   Device<unsigned char> whole(1, bytes, bytes), stale(1, bytes, bytes), used(1, bytes, bytes);
@@ -333,13 +345,13 @@ void check_new_keys(const char* name, int64_t dim, bool pages) {
     caches.fill(stale), caches.forget(stale, n), stale.upload();
     for (const int64_t most : {0, 300}) {
       Device<float> out(rows, width, width);
-      const auto decode = [&](Device<unsigned char>& from, bool early, bool constant) {
+      const auto decode = [&](Device<unsigned char>& from, bool early, bool constant, int64_t said = 0) {
         caches.with(from.data(), lengths.data(), table.data(), [&](const auto& kv) {
           auto options = k::Attention{}.most_keys(most);
-          if (early) options.new_keys(n);
+          if (early) options.new_keys(said);
           CHECK(k::decode<128>(k::Exec(stream).programmatic(early).constant_weights(constant),
                                k::load(static_cast<const k::half*>(q.data()), width), kv, k::store(out.data(), width),
-                               shape, k::causal(), k::Workspace{memory.data(), size_t(room)}, options));
+                               shape, k::window(250, 0), k::Workspace{memory.data(), size_t(room)}, options));
         });
       };
       decode(whole, false, false);
@@ -349,17 +361,19 @@ void check_new_keys(const char* name, int64_t dim, bool pages) {
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < width; ++c) REQUIRE(std::isfinite(out.get(r, c)));
       }
-      for (const bool constant : {false, true}) {
-        for (const bool graph : {false, true}) {
-          INFO(name << ", heads of " << dim << ", " << n << " new keys, at most " << most << (graph ? ", in a graph" : "")
-                    << (constant ? ", constant weights" : ""));
+      // No more keys are new than were said to be.
+      for (const int64_t said : {n, n + 20, int64_t(1) << 32, std::numeric_limits<int64_t>::max()}) {
+        for (const int how : {0, 1, 2, 3}) {
+          const bool constant = how / 2 == 1, graph = how % 2 == 1;
+          INFO(name << ", heads of " << dim << ", " << n << " new keys (" << said << "), at most " << most
+                    << (graph ? ", in a graph" : "") << (constant ? ", constant weights" : ""));
           check_cuda(cudaMemcpyAsync(used.data(), stale.data(), size_t(bytes), cudaMemcpyDeviceToDevice, stream));
           check_cuda(cudaMemsetAsync(out.data(), 0xff, size_t(rows * width) * sizeof(float), stream));
           run_in(stream, graph, [&] {
             copy_behind_next<<<1, 256, 0, stream>>>(reinterpret_cast<const uint4*>(whole.data()),
                                                     reinterpret_cast<uint4*>(used.data()), bytes / 16);
             check_cuda(cudaGetLastError());
-            decode(used, true, constant);
+            decode(used, true, constant, said);
           });
           out.download();
           CHECK(out.bytes() == want);

@@ -165,29 +165,6 @@ __device__ __forceinline__ void copy_async_16_if(uint32_t to, const void* from, 
         : "memory");
   }
 }
-// So many bytes, 4, 8 or 16.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
-  if constexpr (kBytes == 16) {
-    copy_async_16(to, from);
-  } else if constexpr (kCompiledFor >= 80) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-                 "n"(kBytes)
-                 : "memory");
-  }
-}
-template <int kBytes>
-__device__ __forceinline__ void copy_async_if(uint32_t to, const void* from, bool wanted, bool zeros) {
-  if constexpr (kBytes == 16) {
-    copy_async_16_if(to, from, wanted, zeros);
-  } else if constexpr (kCompiledFor >= 80) {
-    asm volatile(
-        "{.reg .pred wanted, zeros; setp.ne.b32 wanted, %2, 0; setp.ne.b32 zeros, %3, 0;"
-        "@wanted cp.async.ca.shared.global.L2::128B [%0], [%1], %4, zeros;}" ::"r"(to),
-        "l"(__cvta_generic_to_global(from)), "r"(int(wanted)), "r"(int(zeros)), "n"(kBytes)
-        : "memory");
-  }
-}
 __device__ __forceinline__ void copy_async_commit() {
   if constexpr (kCompiledFor >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -221,21 +198,20 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(p)) : "memory");
   return x;
 }
-// Words that nobody writes meanwhile, or zeros.
-__device__ __forceinline__ void load_words_if(uint32_t (&words)[1], const void* p, bool wanted) {
-#if __CUDA_ARCH__ >= 800
-  asm("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; mov.b32 %0, 0; @wanted ld.global.nc.b32 %0, [%1];}"
-      : "=&r"(words[0])
-      : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
-#endif
+// Words, or zeros: the compiler keeps these loads' place among other volatile asm.
+__device__ __forceinline__ void begin_load_if(uint32_t (&words)[1], const void* p, bool wanted) {
+  words[0] = 0;
+  if constexpr (kCompiledFor >= 80)
+    asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted ld.global.b32 %0, [%1];}"
+                 : "+r"(words[0])
+                 : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
 }
-__device__ __forceinline__ void load_words_if(uint32_t (&words)[2], const void* p, bool wanted) {
-#if __CUDA_ARCH__ >= 800
-  asm("{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
-      "@wanted ld.global.nc.v2.b32 {%0, %1}, [%2];}"
-      : "=&r"(words[0]), "=&r"(words[1])
-      : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
-#endif
+__device__ __forceinline__ void begin_load_if(uint32_t (&words)[2], const void* p, bool wanted) {
+  words[0] = words[1] = 0;
+  if constexpr (kCompiledFor >= 80)
+    asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted ld.global.v2.b32 {%0, %1}, [%2];}"
+                 : "+r"(words[0]), "+r"(words[1])
+                 : "l"(__cvta_generic_to_global(p)), "r"(int(wanted)));
 }
 // Two floats that nobody writes meanwhile. The compiler keeps this load's place among other volatile asm, and waits for
 // it where the floats are used.

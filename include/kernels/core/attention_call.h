@@ -49,9 +49,10 @@ struct AttentionShape {
 // attention() with a workspace needs less of it. 0: nothing is known.
 //
 // new_keys(n) is for decode() on the GPU that may begin before the kernel ahead of it has ended (Exec::programmatic):
-// that kernel writes no keys and values but the last n of each sequence, and nothing that says which there are: lengths,
-// offsets, tables of pages, what the score reads. Then older keys are asked for at once. With Exec::constant_weights
-// this has to be true of every kernel that may still be running.
+// that kernel writes no keys and values but the last n of each sequence, no scales of others, and neither lengths,
+// which count the new keys already, nor offsets, tables of pages or what a score's kv_range() reads. Then kernels on
+// tensor cores ask for the first of the old keys at once, if these lie in a view of kv.h and have no scales. With
+// Exec::constant_weights this has to be true of every kernel that may still be running.
 //
 // in_8_bits() is for attention() on the GPU with queries, keys and values of float8_e4m3: products are those of 8 bits
 // (sm_90a), for which weights are rounded to 3 bits behind the first. Without, and where there is no such kernel, they
@@ -75,8 +76,8 @@ class Attention {
   int fixed_splits() const { return splits_; }           // 0: none
   int64_t expected_keys() const { return most_keys_; }   // 0: unknown
   KERNELS_HD bool old_keys_ready() const { return old_ready_; }
-  // Of so many keys of a sequence.
-  KERNELS_HD int64_t ready_keys(int64_t keys) const { return old_ready_ ? keys - new_keys_ : 0; }
+  // How many of a sequence's keys are old.
+  KERNELS_HD int64_t ready_keys(int64_t keys) const { return greater<int64_t>(0, keys - new_keys_); }
 
   float scale_for(int64_t dim) const { return static_cast<float>(scaled_ ? scale_ : 1 / std::sqrt(double(dim))); }
   KERNELS_HD bool writes_lse() const { return lse_ != nullptr; }

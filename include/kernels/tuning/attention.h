@@ -12,8 +12,8 @@ namespace tuning {
 // tile, took 6.5 (8.3); 4,096 keys, four tiles, 10.8 (11.7), and a layer of Mistral-7B 115 (119 to 121); 8,192 keys,
 // eight tiles, 15.8 (15.2), but a layer of Mistral-7B 120 (123) and of Llama-1B 49.4 (51.1); 16,384 keys, 16 tiles,
 // 25.6 (23.2). A block for each of 128 heads: 1,024 keys, eight tiles, 21.8 (20.7). One tile on its way instead of two:
-// 11.3 for 4,096 keys, 17.3 for 8,192. Keys that are prefetched into the L2 besides, two to eight tiles ahead or before
-// the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096 keys.
+// 11.3 for 4,096 keys, 17.3 for 8,192. Keys that are prefetched into the L2 besides, and not to registers, two to eight
+// tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096 keys.
 constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 
 // Bytes of keys and values that a warp takes at a time, at most, unless 16 keys have more. On an H200 (CUDA 13.0,

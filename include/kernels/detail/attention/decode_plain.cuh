@@ -55,8 +55,8 @@ class PlainRows {
         all_sums_(queries_ + rows * p.dim + warps * kDecodeKeys * rows) {}
 
   __device__ __forceinline__ void prefetch(const DecodePart&) {}
-  template <class Wait>
-  __device__ __forceinline__ void fill(const Wait& wait) { wait(); }
+  static constexpr bool fills_early = false;
+  __device__ __forceinline__ void fill(int&, bool) {}
   __device__ __forceinline__ void begin(const DecodePart& part) {
     weights_.begin(p_, part);
     KERNELS_UNROLL

@@ -23,21 +23,20 @@ class DecodeRing {
       : p_(p), kept_(scales), slots_(arch::shared_address(slots)), ahead_(cursor) {}
 
   __device__ __forceinline__ uint32_t at(int slot) const { return slots_ + slot * kSlot; }
-  // Brings the first keys and values; before that those that are ready before the kernel ahead has ended, if any are.
-  // wait() waits for that kernel.
-  template <class Wait>
-  __device__ __forceinline__ void fill(const Wait& wait) {
+  // Brings the first keys and values, but for `count`, which have been brought and are counted on; with only_ready as
+  // many as are ready before the kernel ahead has ended.
+  __device__ __forceinline__ void fill(int& count, bool only_ready) {
     if constexpr (scaled) {
       KERNELS_UNROLL
       for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
     }
-    bool waits = true;
     KERNELS_ROLLED
-    for (int i = kFoundAhead ? 0 : 1; i < kStages; ++i) {
-      if (waits && !next_ready()) wait(), waits = false;
+    for (; count < (kFoundAhead ? kStages : kStages - 1); ++count) {
+      if constexpr (kFoundAhead && !scaled) {
+        if (only_ready && !next_ready()) return;
+      }
       bring<true>();
     }
-    if (waits) wait();
   }
   // Brings the next ones, if there are more.
   __device__ __forceinline__ void bring() { bring<false>(); }
@@ -54,9 +53,7 @@ class DecodeRing {
 
   // Whether what bring() would bring is ready before the kernel ahead has ended.
   __device__ __forceinline__ bool next_ready() const {
-    if (!kFoundAhead || !p_.options.old_keys_ready()) return false;
-    return there_ == 0 ||
-           int64_t(steps_.first) + there_ <= p_.options.ready_keys(p_.kv.length(next_.b));
+    return there_ == 0 || int64_t(steps_.first) + there_ <= p_.options.ready_keys(p_.kv.length(next_.b));
   }
 
   // kOnce: what runs once has to be short.

@@ -51,14 +51,13 @@ struct ShortDecodeBody {
     DecodePart part;
     part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = 0;
     const int warp = threadIdx.x / 32;
-    const bool early = p.options.old_keys_ready();
-    if (!early) arch::grid_dependency_pass();
+    if (!early(p)) arch::grid_dependency_pass();
 
     find_rows_and_keys(p, part);
     const unsigned tiles = unsigned(part.end - part.begin + kDecodeKeys - 1) / kDecodeKeys;
     const unsigned meet = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
     if (part.rows == 0 || rank >= meet) {
-      if (early) arch::grid_dependency_pass();
+      if (early(p)) arch::grid_dependency_pass();
       return;
     }
 
@@ -154,40 +153,36 @@ struct ShortDecodeBody {
     }
   }
 
-  // The warp's tiles of keys: every `step`-th of them, from `tile` on. What is ready of the first is asked for before the
-  // kernel ahead has ended.
+  // The warp's tiles of keys: every `step`-th of them, from `tile` on. The first are asked for before the kernel ahead
+  // has ended, if all of their keys are ready.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
-    const bool early = p_.options.old_keys_ready();
-    const int ready = early ? greater(part_.begin, int(lesser<int64_t>(
-                                                       p_.options.ready_keys(p_.kv.length(part_.b)), part_.end)))
-                            : part_.begin;
-    KERNELS_ROLLED
-    for (int late = early ? 0 : 1; late < 2; ++late) {
-      if (late == 1) {
-        if (early) arch::grid_dependency_pass();
-        prefetch_queries();
-      }
+    // Tiles before this one are ready.
+    unsigned ready = 0;
+    if (early(p_)) {
+      ready = unsigned(greater<int64_t>(0, p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin) / kDecodeKeys);
+      ready = lesser(ready, tiles);
       KERNELS_UNROLL
       for (int i = 0; i < kDeep; ++i) {
-        const unsigned next = tile + i * step;
-        const int first = part_.begin + int(next) * kDecodeKeys;
-        if (next >= tiles || (late == 1 ? first + kDecodeKeys <= ready : first >= ready)) continue;
-        const KeySpan wanted = late == 1 ? KeySpan{ready, part_.end, first >= ready} : KeySpan{part_.begin, ready, true};
-        prefetch_keys(i, next, wanted), prefetch_values(i, next, wanted);
+        if (tile + i * step < ready) prefetch_both<true>(i, tile + i * step);
       }
+      arch::grid_dependency_pass();
+    }
+    prefetch_queries();
+    KERNELS_UNROLL
+    for (int i = 0; i < kDeep; ++i) {
+      if (tile + i * step < tiles && tile + i * step >= ready) prefetch_both<false>(i, tile + i * step);
     }
     take_queries();
     while (tile < tiles) {
       KERNELS_UNROLL
       for (int i = 0; i < kDeep && tile < tiles; ++i, tile += step) {
         const unsigned next = tile + kDeep * step;
-        const KeySpan all{part_.begin, part_.end, true};
         float x[1][4] = {};
         multiply_keys(i, x);
-        if (next < tiles) prefetch_keys(i, next, all);
+        if (next < tiles) prefetch_keys<false>(i, next);
         weigh(x, tile);
         multiply_values(i, x);
-        if (next < tiles) prefetch_values(i, next, all);
+        if (next < tiles) prefetch_values<false>(i, next);
       }
     }
   }
@@ -230,36 +225,43 @@ struct ShortDecodeBody {
     }
   }
 
-  // Keys, or values, of a tile, those in a span: run(key) has one's columns. Past the L1, which would keep what else lies
-  // beside keys that are read early. clears: whether others become zeros, as columns do that are not there.
-  struct KeySpan {
-    int begin, end;
-    bool clears;
-  };
+  // Whether keys are read before the kernel ahead has ended. Of a view of the user's own nothing is known.
+  static __device__ __forceinline__ bool early(const P& p) {
+    return is_kv_cache<typename P::Kv> && p.options.old_keys_ready();
+  }
+
+  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. kEarly: the
+  // L1 does not keep them, nor what lies beside them and may be written yet.
   using Words = uint32_t[2][kChunks][4];
-  template <class Run>
-  __device__ __forceinline__ void prefetch(Words& words, unsigned tile, const KeySpan& wanted, int dim,
-                                           const Run& run) const {
+  template <bool kEarly, class Run>
+  __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t key = uint32_t(part_.begin) + tile * kDecodeKeys + lane() / 4 + 8 * i;
       const auto one = run(lesser(int(key), part_.end - 1));
       const char* const from = reinterpret_cast<const char*>(one.codes.at(0, 0));
-      const bool there = key >= uint32_t(wanted.begin) && key < uint32_t(wanted.end);
       KERNELS_UNROLL
       for (int j = 0; j < kChunks; ++j) {
-        if (!there && !wanted.clears) continue;
         ::uint4 some = make_uint4(0, 0, 0, 0);
-        if (there && column(j) < dim) some = __ldcg(reinterpret_cast<const ::uint4*>(from + column(j) * 2));
+        if (key < uint32_t(part_.end) && column(j) < dim) {
+          const auto* const p = reinterpret_cast<const ::uint4*>(from + column(j) * 2);
+          some = kEarly ? __ldcg(p) : *p;
+        }
         words[i][j][0] = some.x, words[i][j][1] = some.y, words[i][j][2] = some.z, words[i][j][3] = some.w;
       }
     }
   }
-  __device__ __forceinline__ void prefetch_keys(int place, unsigned tile, const KeySpan& wanted) {
-    prefetch(keys_[place], tile, wanted, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
+  template <bool kEarly>
+  __device__ __forceinline__ void prefetch_keys(int place, unsigned tile) {
+    prefetch<kEarly>(keys_[place], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
-  __device__ __forceinline__ void prefetch_values(int place, unsigned tile, const KeySpan& wanted) {
-    prefetch(values_[place], tile, wanted, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
+  template <bool kEarly>
+  __device__ __forceinline__ void prefetch_values(int place, unsigned tile) {
+    prefetch<kEarly>(values_[place], tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
+  }
+  template <bool kEarly>
+  __device__ __forceinline__ void prefetch_both(int place, unsigned tile) {
+    prefetch_keys<kEarly>(place, tile), prefetch_values<kEarly>(place, tile);
   }
 
   __device__ __forceinline__ void multiply_keys(int place, float (&x)[1][4]) const {

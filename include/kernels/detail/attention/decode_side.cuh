@@ -119,8 +119,8 @@ struct DecodeSide {
   // A scale of 16 or 32 bits as it is in memory, and as a number.
   static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
     if constexpr (!scaled) return 0;
-    else if constexpr (sizeof(*Run::scales) == 2) return __ldcg(reinterpret_cast<const uint16_t*>(at));
-    else return __ldcg(reinterpret_cast<const uint32_t*>(at));
+    else if constexpr (sizeof(*Run::scales) == 2) return *reinterpret_cast<const uint16_t*>(at);
+    else return *reinterpret_cast<const uint32_t*>(at);
   }
   static __device__ __forceinline__ float scale_of(uint32_t bits) {
     if constexpr (scaled) {

@@ -302,7 +302,7 @@ struct DecodeBody {
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const bool early = Rows::fills_shared && p.options.old_keys_ready();
+    const bool early = Rows::fills_early && p.options.old_keys_ready();
     const auto wait = [] {
       if constexpr (Rows::fills_shared) arch::grid_dependency_wait();
       else arch::grid_dependency_pass();
@@ -322,12 +322,14 @@ struct DecodeBody {
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);
-      const auto prefetch = [&] {
-        if (early && first) wait();
-        if (more) rows.prefetch(next);
-      };
-      if (first) rows.fill(prefetch);
-      else prefetch(), work(p, schedule, rows, part, at);
+      int filled = 0;
+      KERNELS_ROLLED
+      for (int late = early && first ? 0 : 1; late < 2; ++late) {
+        if (late == 1 && early && first) wait();
+        if (late == 1 && more) rows.prefetch(next);
+        if (first) rows.fill(filled, late == 0);
+      }
+      if (!first) work(p, schedule, rows, part, at);
       if (!first) at += part.next_unit - part.unit;
       if (!more) return;
       part = next;

@@ -133,7 +133,7 @@ class KvTiles {
         read(tile, at, pos, first, end);
         if constexpr (kStraight) from_ += kKeys * stride_;
       } else {
-        copy_rows<kFull, kStep, Layout::kRunBytes>(arch::shared_address(tile) + Layout::mine(), first, end, rows, half);
+        copy_rows<kFull>(arch::shared_address(tile) + Layout::mine(), first, end, rows, half);
       }
     } else {
       read(tile, at, pos, first, end);
@@ -151,7 +151,7 @@ class KvTiles {
         const unsigned char* const row = from(i, rows, 0);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run)
-          arch::load_words_if(codes.words[i * Layout::kRuns + run], row + run * 8 * kUnit, there(i, run));
+          arch::begin_load_if(codes.words[i * Layout::kRuns + run], row + run * 8 * kUnit, there(i, run));
       }
     };
     if (full() && first <= 0 && end >= kKeys) {
@@ -194,8 +194,7 @@ class KvTiles {
              Layout::chunk() * kUnit;
     }
   }
-  // To `to`, rows kApartRows bytes apart and runs kApartRuns.
-  template <bool kFull, int kApartRows, int kApartRuns>
+  template <bool kFull>
   __device__ __forceinline__ void copy_rows(uint32_t to, int first, int end, const void* const (&rows)[kFound],
                                             int half) {
     if (kFull || (full() && first <= 0 && end >= kKeys)) {
@@ -204,7 +203,7 @@ class KvTiles {
         const unsigned char* const row = from(i, rows, half);
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run)
-          arch::copy_async<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit);
+          arch::copy_async_16(to + i * kStep + run * Layout::kRunBytes, row + run * 128);
       }
     } else {
 #pragma unroll 1
@@ -214,8 +213,8 @@ class KvTiles {
         const unsigned char* const row = there || !kStraight ? from(i, rows, half) : from_;
         KERNELS_UNROLL
         for (int run = 0; run < Layout::kRuns; ++run)
-          arch::copy_async_if<kUnit>(to + i * kApartRows + run * kApartRuns, row + run * 8 * kUnit, run * kRun < left(),
-                                     !there);
+          arch::copy_async_16_if(to + i * kStep + run * Layout::kRunBytes, row + run * 128, run * kRun < left(),
+                                 !there);
       }
     }
     if constexpr (kStraight) from_ += kKeys * stride_;
