@@ -97,6 +97,9 @@ class DecodeEngine {
           Launch how;
           KERNELS_TRY(size_clusters<Body>(how, taken));
           if (!taken) return {};
+          if constexpr (is_kv_cache<Kv>) {  // of a view of the user's own nothing is known
+            if (plan_ == nullptr && early()) return launch<ShortDecodeBody<P, size(), true>>(ex_, how, p_);
+          }
           if (plan_ == nullptr) return launch<Body>(ex_, how, p_);
           plan_->path = AttentionPath::precise;
           plan_->tile_dim = plan_->tile_v_dim = size();
@@ -186,8 +189,13 @@ class DecodeEngine {
     how.grid.x = unsigned(p_.blocks);
     // With more tokens the product that stands behind reads its weights by way of shared memory, not of the L1.
     how.next_waits = Rows::fills_shared && p_.shape.batch * p_.shape.q_len <= 2;
+    if constexpr (Rows::fills_early) {
+      if (early()) return launch<DecodeBody<P, Rows, true>>(ex_, how, p_);
+    }
     return launch<DecodeBody<P, Rows>>(ex_, how, p_);
   }
+  // Whether old keys are asked for before the kernel ahead has ended, by kernels of their own.
+  bool early() const { return ex_.programmatic() && p_.options.old_keys_ready(); }
   template <class Rows>
   Status describe(int warps) {
     Rows::describe(p_, *plan_);

@@ -56,7 +56,7 @@ class PlainRows {
 
   __device__ __forceinline__ void prefetch(const DecodePart&) {}
   static constexpr bool fills_early = false;
-  __device__ __forceinline__ void fill(int&, bool) {}
+  __device__ __forceinline__ void fill(int) {}
   __device__ __forceinline__ void begin(const DecodePart& part) {
     weights_.begin(p_, part);
     KERNELS_UNROLL

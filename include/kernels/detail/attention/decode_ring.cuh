@@ -23,20 +23,19 @@ class DecodeRing {
       : p_(p), kept_(scales), slots_(arch::shared_address(slots)), ahead_(cursor) {}
 
   __device__ __forceinline__ uint32_t at(int slot) const { return slots_ + slot * kSlot; }
-  // Brings the first keys and values, but for `count`, which have been brought and are counted on; with only_ready as
-  // many as are ready before the kernel ahead has ended.
-  __device__ __forceinline__ void fill(int& count, bool only_ready) {
+  // Brings the first keys and values, but for `count`; before that, where there are no scales, as many as are ready
+  // before the kernel ahead has ended, and counts them.
+  __device__ __forceinline__ void fill_ready(int& count) {
+    KERNELS_ROLLED
+    for (; count < kFirst && next_ready(); ++count) bring<true>();
+  }
+  __device__ __forceinline__ void fill(int count) {
     if constexpr (scaled) {
       KERNELS_UNROLL
       for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
     }
     KERNELS_ROLLED
-    for (; count < (kFoundAhead ? kStages : kStages - 1); ++count) {
-      if constexpr (kFoundAhead && !scaled) {
-        if (only_ready && !next_ready()) return;
-      }
-      bring<true>();
-    }
+    for (int i = count; i < kFirst; ++i) bring<true>();
   }
   // Brings the next ones, if there are more.
   __device__ __forceinline__ void bring() { bring<false>(); }
@@ -46,6 +45,7 @@ class DecodeRing {
   // is known.
   static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
                         kFoundAhead = kInOneRun || kInPages;
+  static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;  // times, which leave one stage free
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
 

@@ -9,7 +9,8 @@
 // A warp issues the loads of two tiles at once, straight into registers, where mma and movmatrix take them as they lie:
 // the order in which mma goes through a head's columns is free as long as queries have the same. As many blocks take
 // part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of 16 bits, as
-// in DecodeMode::precise.
+// in DecodeMode::precise. kEarly: old keys are asked for before the kernel ahead has ended (Attention::new_keys), by a
+// kernel of its own, as others took 0.5 us longer with that in them (H200).
 #pragma once
 
 #include "flash_decode.cuh"
@@ -17,7 +18,7 @@
 KERNELS_BEGIN
 namespace detail {
 
-template <class P, int kDim>
+template <class P, int kDim, bool kEarly = false>
 struct ShortDecodeBody {
   static constexpr int kWarps = 8, kRows = 8, kMostBlocks = 8;
   static constexpr int max_threads = kWarps * 32, registers = kDim > 64 ? 255 : 168;
@@ -51,13 +52,13 @@ struct ShortDecodeBody {
     DecodePart part;
     part.b = int(item / heads), part.head = int(item - unsigned(part.b) * heads), part.tile = 0;
     const int warp = threadIdx.x / 32;
-    if (!early(p)) arch::grid_dependency_pass();
+    if (!kEarly) arch::grid_dependency_pass();
 
     find_rows_and_keys(p, part);
     const unsigned tiles = unsigned(part.end - part.begin + kDecodeKeys - 1) / kDecodeKeys;
     const unsigned meet = lesser(blocks, greater(1u, (tiles + kWarps - 1) / kWarps));
     if (part.rows == 0 || rank >= meet) {
-      if (early(p)) arch::grid_dependency_pass();
+      if (kEarly) arch::grid_dependency_pass();
       return;
     }
 
@@ -156,11 +157,10 @@ struct ShortDecodeBody {
   // The warp's tiles of keys: every `step`-th of them, from `tile` on. The first are asked for before the kernel ahead
   // has ended, if all of their keys are ready.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
-    // Tiles before this one are ready.
-    unsigned ready = 0;
-    if (early(p_)) {
-      ready = unsigned(greater<int64_t>(0, p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin) / kDecodeKeys);
-      ready = lesser(ready, tiles);
+    [[maybe_unused]] unsigned ready = 0;  // tiles
+    if constexpr (kEarly) {
+      const int64_t old = p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin;
+      ready = unsigned(lesser<int64_t>(tiles, greater<int64_t>(0, old) / kDecodeKeys));
       KERNELS_UNROLL
       for (int i = 0; i < kDeep; ++i) {
         if (tile + i * step < ready) prefetch_both<true>(i, tile + i * step);
@@ -170,7 +170,7 @@ struct ShortDecodeBody {
     prefetch_queries();
     KERNELS_UNROLL
     for (int i = 0; i < kDeep; ++i) {
-      if (tile + i * step < tiles && tile + i * step >= ready) prefetch_both<false>(i, tile + i * step);
+      if (tile + i * step < tiles && (!kEarly || tile + i * step >= ready)) prefetch_both<false>(i, tile + i * step);
     }
     take_queries();
     while (tile < tiles) {
@@ -225,15 +225,10 @@ struct ShortDecodeBody {
     }
   }
 
-  // Whether keys are read before the kernel ahead has ended. Of a view of the user's own nothing is known.
-  static __device__ __forceinline__ bool early(const P& p) {
-    return is_kv_cache<typename P::Kv> && p.options.old_keys_ready();
-  }
-
-  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. kEarly: the
-  // L1 does not keep them, nor what lies beside them and may be written yet.
+  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. kPastL1: it
+  // does not keep them, nor what lies beside them and may be written yet.
   using Words = uint32_t[2][kChunks][4];
-  template <bool kEarly, class Run>
+  template <bool kPastL1, class Run>
   __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {
     KERNELS_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -245,23 +240,24 @@ struct ShortDecodeBody {
         ::uint4 some = make_uint4(0, 0, 0, 0);
         if (key < uint32_t(part_.end) && column(j) < dim) {
           const auto* const p = reinterpret_cast<const ::uint4*>(from + column(j) * 2);
-          some = kEarly ? __ldcg(p) : *p;
+          some = kPastL1 ? __ldcg(p) : *p;
         }
         words[i][j][0] = some.x, words[i][j][1] = some.y, words[i][j][2] = some.z, words[i][j][3] = some.w;
       }
     }
   }
-  template <bool kEarly>
+  template <bool kPastL1>
   __device__ __forceinline__ void prefetch_keys(int place, unsigned tile) {
-    prefetch<kEarly>(keys_[place], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
+    prefetch<kPastL1>(keys_[place], tile, p_.dim, [this](int key) { return p_.kv.key(part_.b, part_.head, key); });
   }
-  template <bool kEarly>
+  template <bool kPastL1>
   __device__ __forceinline__ void prefetch_values(int place, unsigned tile) {
-    prefetch<kEarly>(values_[place], tile, p_.v_dim, [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
+    prefetch<kPastL1>(values_[place], tile, p_.v_dim,
+                      [this](int key) { return p_.kv.value(part_.b, part_.head, key); });
   }
-  template <bool kEarly>
+  template <bool kPastL1>
   __device__ __forceinline__ void prefetch_both(int place, unsigned tile) {
-    prefetch_keys<kEarly>(place, tile), prefetch_values<kEarly>(place, tile);
+    prefetch_keys<kPastL1>(place, tile), prefetch_values<kPastL1>(place, tile);
   }
 
   __device__ __forceinline__ void multiply_keys(int place, float (&x)[1][4]) const {

@@ -291,7 +291,8 @@ class DecodeWeights {
   int q_len_, kv_len_;
 };
 
-template <class P, class Rows>
+// kEarly: keys that are old (Attention::new_keys) are brought before the kernel ahead has ended.
+template <class P, class Rows, bool kEarly = false>
 struct DecodeBody {
   static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
   static constexpr int max_threads = kWarps * 32, registers = Rows::registers;
@@ -302,15 +303,14 @@ struct DecodeBody {
 
   static __device__ __forceinline__ void run(const P& p) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const bool early = Rows::fills_early && p.options.old_keys_ready();
     const auto wait = [] {
       if constexpr (Rows::fills_shared) arch::grid_dependency_wait();
       else arch::grid_dependency_pass();
     };
-    if (!early) wait();
+    if (!kEarly) wait();
     const Schedule schedule(p);
     if (schedule.idle()) {
-      if (early) wait();
+      if (kEarly) wait();
       return;
     }
     typename Schedule::Cursor cursor = schedule.cursor(p);
@@ -322,14 +322,13 @@ struct DecodeBody {
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);
-      int filled = 0;
-      KERNELS_ROLLED
-      for (int late = early && first ? 0 : 1; late < 2; ++late) {
-        if (late == 1 && early && first) wait();
-        if (late == 1 && more) rows.prefetch(next);
-        if (first) rows.fill(filled, late == 0);
+      [[maybe_unused]] int filled = 0;
+      if constexpr (kEarly) {
+        if (first) rows.fill_ready(filled), wait();
       }
-      if (!first) work(p, schedule, rows, part, at);
+      if (more) rows.prefetch(next);
+      if (first) rows.fill(filled);
+      else work(p, schedule, rows, part, at);
       if (!first) at += part.next_unit - part.unit;
       if (!more) return;
       part = next;
