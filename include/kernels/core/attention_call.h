@@ -50,7 +50,7 @@ struct AttentionShape {
 //
 // new_keys(n) is for decode() on the GPU that may begin before the kernel ahead of it has ended (Exec::programmatic):
 // that kernel writes no keys and values but the last n of each sequence, no scales of others, and neither lengths,
-// which count the new keys already, nor offsets, tables of pages or what a score's kv_range() reads. Then the kernels on
+// which count the new keys already, nor offsets, tables of pages or what a score's kv_range() reads. Then kernels on
 // tensor cores for up to 8 rows ask for the first of the old keys at once, if these lie in a view of kv.h and have no
 // scales. With Exec::constant_weights this has to be true of every kernel that may still be running.
 //
