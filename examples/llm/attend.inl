@@ -39,8 +39,8 @@ const char* attend(const Place& place, const Tokens& tokens, const Attend& how, 
   const auto queries = k::load(static_cast<const A*>(q), cols);
   const auto out = k::store(static_cast<A*>(o), cols);
   auto options = k::Attention{}.scale(how.scale).most_keys(tokens.longest);
-  // In a ring new keys lie among the old ones. Lengths are written before the step, or, where texts are guessed on, by its first kernel, which has
-  // ended: products of several rows do not let attention begin before that.
+  // In a ring new keys lie among the old ones. Lengths are written before the step. Where texts are guessed on, its first kernel writes them, and has
+  // ended: a product of several rows lets attention begin only when all ahead of that product have.
   if (cache.ring == 0) options.new_keys(tokens.each);
   const k::Window mask = k::window(how.window > 0 ? how.window - 1 : -1, 0);
   const k::AttentionShape shape = shape_of(tokens, how.shape);

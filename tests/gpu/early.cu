@@ -305,7 +305,7 @@ struct Caches {
         m.set(0, 2 * codes() + i * 4 + j, reinterpret_cast<const unsigned char*>(&scale)[j]);
     }
   }
-  // The last n of each sequence become NaN, or codes that are not those of any.
+  // The last n of each sequence become NaN: of int8 their scales.
   void forget(Device<unsigned char>& m, int64_t n) const {
     const int64_t row = heads * dim * int64_t(sizeof(T)), row_scales = heads * 4;
     for (int64_t b = 0; b < sequences(); ++b) {

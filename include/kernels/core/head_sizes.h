@@ -24,7 +24,7 @@ struct HeadSize {
 };
 
 // With 64 columns a third group of sm_90a has room, and exponentials are what takes long, unless the producer needs
-// registers to decode; with 256 there is room for 80 keys, but for the codes of 64 in the producer's registers.
+// registers to decode; with 256 there is shared memory for 80 keys, but a producer has registers for the codes of 64.
 inline constexpr HeadSize kHeadSizes[] = {
     {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 8},
     {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 32, 8},

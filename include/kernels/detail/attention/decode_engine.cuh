@@ -97,10 +97,12 @@ class DecodeEngine {
           Launch how;
           KERNELS_TRY(size_clusters<Body>(how, taken));
           if (!taken) return {};
-          if constexpr (is_kv_cache<Kv>) {  // of a view of the user's own nothing is known
-            if (plan_ == nullptr && early()) return launch<ShortDecodeBody<P, size(), true>>(ex_, how, p_);
+          if (plan_ == nullptr) {
+            if constexpr (is_kv_cache<Kv>) {
+              if (early()) return launch<ShortDecodeBody<P, size(), true>>(ex_, how, p_);
+            }
+            return launch<Body>(ex_, how, p_);
           }
-          if (plan_ == nullptr) return launch<Body>(ex_, how, p_);
           plan_->path = AttentionPath::precise;
           plan_->tile_dim = plan_->tile_v_dim = size();
           plan_->query_pack = wide_pack<typename P::Q>, plan_->key_pack = plan_->value_pack = 8;
@@ -194,7 +196,8 @@ class DecodeEngine {
     }
     return launch<DecodeBody<P, Rows>>(ex_, how, p_);
   }
-  // Whether old keys are asked for before the kernel ahead has ended, by kernels of their own.
+  // Whether old keys are asked for before the kernel ahead has ended, by kernels of their own: not in a view of the
+  // user's own, of which nothing is known.
   bool early() const { return ex_.programmatic() && p_.options.old_keys_ready(); }
   template <class Rows>
   Status describe(int warps) {

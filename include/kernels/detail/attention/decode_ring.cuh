@@ -23,19 +23,23 @@ class DecodeRing {
       : p_(p), kept_(scales), slots_(arch::shared_address(slots)), ahead_(cursor) {}
 
   __device__ __forceinline__ uint32_t at(int slot) const { return slots_ + slot * kSlot; }
-  // Brings the first keys and values, but for `count`; before that, where there are no scales, as many as are ready
-  // before the kernel ahead has ended, and counts them.
-  __device__ __forceinline__ void fill_ready(int& count) {
+  // Brings as many of the first keys and values as are old, before the kernel ahead has ended. Returns how many times
+  // it did. Not where there are scales.
+  __device__ __forceinline__ int fill_ready() {
+    static_assert(!scaled, "fill() forgets where scales go");
+    int count = 0;
     KERNELS_ROLLED
     for (; count < kFirst && next_ready(); ++count) bring<true>();
+    return count;
   }
-  __device__ __forceinline__ void fill(int count) {
+  // Brings the first keys and values, but for those that fill_ready() has brought.
+  __device__ __forceinline__ void fill(int already) {
     if constexpr (scaled) {
       KERNELS_UNROLL
       for (int i = 0; i < kScalesAhead; ++i) scale_slots_[i] = -1;
     }
     KERNELS_ROLLED
-    for (int i = count; i < kFirst; ++i) bring<true>();
+    for (int i = already; i < kFirst; ++i) bring<true>();
   }
   // Brings the next ones, if there are more.
   __device__ __forceinline__ void bring() { bring<false>(); }
@@ -45,13 +49,14 @@ class DecodeRing {
   // is known.
   static constexpr bool kInOneRun = in_one_run<typename P::Kv>, kInPages = in_pages<typename P::Kv>,
                         kFoundAhead = kInOneRun || kInPages;
-  static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;  // times, which leave one stage free
+  // Calls of bring() that fill all stages but one: the first only looks for keys if these are found ahead of time.
+  static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
-  // Whether what bring() would bring is ready before the kernel ahead has ended.
+  // Whether all keys that bring() would bring are old.
   __device__ __forceinline__ bool next_ready() const {
     return there_ == 0 || int64_t(steps_.first) + there_ <= p_.options.ready_keys(p_.kv.length(next_.b));
   }

@@ -9,8 +9,8 @@
 // A warp issues the loads of two tiles at once, straight into registers, where mma and movmatrix take them as they lie:
 // the order in which mma goes through a head's columns is free as long as queries have the same. As many blocks take
 // part as there are keys for; the others leave at once. Weights are multiplied with values in two parts of 16 bits, as
-// in DecodeMode::precise. kEarly: old keys are asked for before the kernel ahead has ended (Attention::new_keys), by a
-// kernel of its own, as others took 0.5 us longer with that in them (H200).
+// in DecodeMode::precise. kEarly: old keys are asked for before the kernel ahead has ended (Attention::new_keys). That
+// is a kernel of its own: in one with the other, calls that ask for nothing early took 0.5 us longer (H200).
 #pragma once
 
 #include "flash_decode.cuh"
@@ -154,10 +154,10 @@ struct ShortDecodeBody {
     }
   }
 
-  // The warp's tiles of keys: every `step`-th of them, from `tile` on. The first are asked for before the kernel ahead
-  // has ended, if all of their keys are ready.
+  // The warp's tiles of keys: every `step`-th of them, from `tile` on. With kEarly the first are asked for before
+  // the kernel ahead has ended, if all of their keys are old.
   __device__ __forceinline__ void take_tiles(unsigned tile, unsigned tiles, unsigned step) {
-    [[maybe_unused]] unsigned ready = 0;  // tiles
+    [[maybe_unused]] unsigned ready = 0;  // tiles of which all keys are old
     if constexpr (kEarly) {
       const int64_t old = p_.options.ready_keys(p_.kv.length(part_.b)) - part_.begin;
       ready = unsigned(lesser<int64_t>(tiles, greater<int64_t>(0, old) / kDecodeKeys));
@@ -225,8 +225,8 @@ struct ShortDecodeBody {
     }
   }
 
-  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. kPastL1: it
-  // does not keep them, nor what lies beside them and may be written yet.
+  // Keys, or values, of a tile: run(key) has one's columns. Keys and columns that are not there are zeros. kPastL1:
+  // the loads leave nothing in the L1, where what lies beside these keys and is still to be written would be old.
   using Words = uint32_t[2][kChunks][4];
   template <bool kPastL1, class Run>
   __device__ __forceinline__ void prefetch(Words& words, unsigned tile, int dim, const Run& run) const {

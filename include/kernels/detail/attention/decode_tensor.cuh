@@ -38,11 +38,9 @@ class TensorRows {
   }
   static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts, registers = 255;
   static constexpr bool fills_shared = true;
-  // Whether there is a kernel that brings old keys before the kernel ahead has ended. Of a view of the user's own
-  // nothing is known, and with scales, or more rows, registers are short: int4 in pages took 171 us instead of 140
-  // (H200, 64 sequences of 4,096 keys).
-  static constexpr bool fills_early = kTiles == 1 && (in_one_run<typename P::Kv> || in_pages<typename P::Kv>) &&
-                                      !Keys::scaled && !Values::scaled;
+  // Whether there is a kernel that brings old keys before the kernel ahead has ended. With scales, or more rows,
+  // registers are short: int4 in pages took 171 us instead of 140 (H200, 64 sequences of 4,096 keys).
+  static constexpr bool fills_early = kTiles == 1 && is_kv_cache<typename P::Kv> && !Keys::scaled && !Values::scaled;
   using Schedule = DecodeSchedule<P, warps * kDecodeKeys>;
   using Cursor = typename Schedule::Cursor;
   // Tiles of 16 keys in a stage.
@@ -82,9 +80,9 @@ class TensorRows {
   __device__ __forceinline__ void prefetch(const DecodePart& part) {
     if constexpr (kQueryPacks == 1) prefetch_queries(part);
   }
-  // Brings the first keys and values, but for `count`; before that as many as are old, and counts them.
-  __device__ __forceinline__ void fill_ready(int& count) { ring_.fill_ready(count); }
-  __device__ __forceinline__ void fill(int count) { ring_.fill(count); }
+  // Bring the first keys and values, as DecodeRing says.
+  __device__ __forceinline__ int fill_ready() { return ring_.fill_ready(); }
+  __device__ __forceinline__ void fill(int already) { ring_.fill(already); }
   // By all threads of the block, which have done with the part before.
   __device__ __forceinline__ void begin(const DecodePart& part) {
     if constexpr (kQueryPacks > 1) prefetch_queries(part);

@@ -291,7 +291,7 @@ class DecodeWeights {
   int q_len_, kv_len_;
 };
 
-// kEarly: keys that are old (Attention::new_keys) are brought before the kernel ahead has ended.
+// kEarly: the first keys that are old (Attention::new_keys) are brought before the kernel ahead has ended.
 template <class P, class Rows, bool kEarly = false>
 struct DecodeBody {
   static constexpr int kWarps = Rows::warps, kRows = Rows::rows;
@@ -322,9 +322,9 @@ struct DecodeBody {
     for (bool first = true, more = true;; first = false) {
       if (!first) rows.begin(part);
       if (more) more = cursor.next(p, next);
-      [[maybe_unused]] int filled = 0;
+      int filled = 0;
       if constexpr (kEarly) {
-        if (first) rows.fill_ready(filled), wait();
+        if (first) filled = rows.fill_ready(), wait();
       }
       if (more) rows.prefetch(next);
       if (first) rows.fill(filled);

@@ -114,8 +114,8 @@ struct HopperItems {
 };
 
 // What 227 KB have room for. Where there is none for the next queries, these come when there are the last logits; so
-// they do where keys are decoded: with room for the next queries 16,384 keys of float8_e4m3 and 128 columns took 3,850
-// us instead of 3,590 (H200), though 1,024 and 4,096 keys took 3 % less.
+// they do where keys are decoded: there is room for the next queries, but with these 16,384 keys of float8_e4m3 and 128
+// columns took 3,850 us instead of 3,590 (H200), though 1,024 and 4,096 keys took 3 % less.
 template <int kDim, bool kInEight>
 constexpr int hopper_stages = kDim == 64 || kInEight ? 3 : 2;
 template <int kDim, bool kDecodes>
@@ -156,9 +156,9 @@ struct HopperPrefillParts : HopperItems<P, 64 * kGroups_, kKeys_, hopper_stages<
                                                                                                           : 128;
   static constexpr int kProducers = kDecodes ? 2 : 1;
   static constexpr int max_threads = 128 * (kProducers + kGroups), registers = 512 / (kProducers + kGroups) / 8 * 8;
-  // Producers that decode need them for codes, consumers are left the rest. H200, 16,384 keys of float8_e4m3: heads of
-  // 128 columns take 3,590 us with 56 or 64 and 5,500 with 72, for which consumers have too few; of 256 columns 3,600
-  // with 48, 7,300 with 56.
+  // Producers that decode have the codes of a tile in registers; what these leave is the consumers'. H200, queries of
+  // half, 16,384 keys of float8_e4m3: heads of 128 columns take 3,590 us with 56 or 64 registers for producers and
+  // 5,500 with 72, when consumers have too few; of 256 columns 3,600 with 48 and 7,300 with 56.
   static constexpr int kProducerRegisters = kDecodes ? (kDim == 256 ? 48 : 56) : kGroups == 2 || kInEight ? 56 : 32;
   static constexpr int kConsumerRegisters = kDecodes       ? 256 - kProducerRegisters
                                             : kGroups == 2 ? 224

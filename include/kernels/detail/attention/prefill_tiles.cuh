@@ -143,9 +143,9 @@ class KvTiles {
   struct Codes {
     uint32_t words[kEach * Layout::kRuns][kUnit / 4];
   };
-  // The same as bring(), of codes.
+  // Rows of the tile from `pos` on, as bring() takes them, of codes. They come while the thread goes on.
   __device__ __forceinline__ void read_codes(Codes& codes, int first, int end, const void* const (&rows)[kFound]) {
-    const auto read = [&](const auto& there) {
+    const auto read_if = [&](const auto& there) {
       KERNELS_UNROLL
       for (int i = 0; i < kEach; ++i) {
         const unsigned char* const row = from(i, rows, 0);
@@ -155,9 +155,9 @@ class KvTiles {
       }
     };
     if (full() && first <= 0 && end >= kKeys) {
-      read([](int, int) { return true; });
+      read_if([](int, int) { return true; });
     } else {
-      read([&](int i, int run) {
+      read_if([&](int i, int run) {
         const int at = Layout::row() + i * Layout::kRowsPerPass;
         return at >= first && at < end && run * kRun < left();
       });
