@@ -96,6 +96,20 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
   plan = plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {2, 1, 4, 2, 64}, k::DecodeMode::automatic,
                   k::Attention{}.splits(5));
   CHECK(plan.splits == 5);
+  // Codes of two heads together: where there are many sequences, and few rows.
+  const auto key_heads = [&](int64_t sequences, int64_t heads, int64_t kv_heads, int splits = 0) {
+    const auto tensor = k::nhd(reinterpret_cast<const int8_t*>(plans.p), 32, kv_heads, 64);
+    plan = plans.of(k::dense_kv(tensor, tensor, 32), k::load(plans.p, 4096), plans.results.data(),
+                    {sequences, 1, heads, kv_heads, 64}, k::DecodeMode::automatic,
+                    splits > 0 ? k::Attention{}.splits(splits) : k::Attention{});
+    CHECK(plans.status);
+    CHECK(plan.path == k::AttentionPath::precise);
+    return plan.key_heads;
+  };
+  CHECK(key_heads(400, 8, 2) == 2);
+  CHECK(key_heads(400, 4, 2) == 2);
+  CHECK((key_heads(1, 8, 2) == 1 && key_heads(400, 6, 2) == 1 && key_heads(400, 12, 3) == 1));
+  CHECK((key_heads(400, 16, 2) == 1 && key_heads(400, 8, 2, 5) == 1));
   const auto said = [&](int64_t most, int64_t sequences = 2) {
     return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64},
                     k::DecodeMode::automatic, k::Attention{}.most_keys(most));

@@ -8,13 +8,21 @@ namespace {
 template <class E>
 constexpr int bits_of = Element<E>::per_unit > 1 ? 4 : 8 * int(std::min(sizeof(E), sizeof(k::half)));
 
+// Of 40 sequences: so many that codes of two heads are worked on together.
+std::vector<int64_t> many_lengths() {
+  std::vector<int64_t> lengths(40);
+  for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = int64_t(i * i * 37 % 200);
+  return lengths;
+}
+
 template <class TQ, class K, class KS, class V, class VS>
 void check_types(Tally& t, const char* what, ScaleOf grain, DType keys, DType values, bool rounds_queries,
                  const std::vector<k::DecodeMode>& modes) {
   // Rows of codes have to end at a multiple of 16 bytes.
   constexpr int bits = std::min(bits_of<K>, bits_of<V>);
   for (const AttentionCase& c : {AttentionCase{{1, 1, 1}, {130, 0, 700}, 4, 2, bits == 4 ? 32 : 48},
-                                 AttentionCase{{4, 4}, {90, 300}, 6, 2, bits == 16 ? 56 : 64}}) {
+                                 AttentionCase{{4, 4}, {90, 300}, 6, 2, bits == 16 ? 56 : 64},
+                                 AttentionCase{std::vector<int64_t>(40, 2), many_lengths(), 4, 2, 64}}) {
     const int64_t dim = c.dim, gap = bits == 4 ? 32 : dim % 16 == 0 ? 16 : 8;
     const Placement where(Layout::hnd, c.kv_lens, c.kv_heads);
     const KvSide<K, KS, DeviceMemory> key(1, where, dim, grain, 1, 0, gap);
@@ -145,17 +153,21 @@ TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
 }
 
 // Warps take up to four tiles of codes at a time: with one or two parts of the keys, as many as each length leaves for
-// the last step. Tiles are in a page, in two, in many; windows begin anywhere.
+// the last step. Tiles are in a page, in two, in many; windows begin anywhere. Of many sequences two heads are worked on
+// together.
 TEST_CASE("decode: several tiles of codes") {
   Tally t;
   for (const int64_t page : {0, 1, 7, 16, 24, 64}) {
-    for (const int64_t dim : {64, 128}) {
-      AttentionCase c{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, dim};
+    for (AttentionCase c : {AttentionCase{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, 64},
+                            AttentionCase{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, 128},
+                            AttentionCase{std::vector<int64_t>(40, 1), many_lengths(), 16, 4, 128},
+                            AttentionCase{std::vector<int64_t>(40, 1), many_lengths(), 8, 4, 96}}) {
+      const int64_t dim = c.dim;
       const Layout layout = page == 0 ? Layout::nhd : page == 24 ? Layout::paged_hnd : Layout::paged_nhd;
       const Placement where(layout, c.kv_lens, c.kv_heads, std::max<int64_t>(1, page));
       const auto both = [&](const std::string& what, const auto& key, const auto& value) {
         with_view(where, key, value, [&](const auto& kv) {
-          for (c.splits = 0; c.splits < 3; ++c.splits) {
+          for (c.splits = 0; c.splits < (c.q_lens.size() == 40 ? 1 : 3); ++c.splits) {
             for (const int64_t left : {100000, 1037}) {
               if (t.leaves_out()) continue;
               check_one_decode<128, k::half, float>(

@@ -39,6 +39,7 @@ struct AttentionPlan {
   int tile_rows = 0, tile_keys = 0;    // of a block, and of a step of its loop
   int tile_dim = 0, tile_v_dim = 0;    // columns of heads that the kernel is made for
   bool heads_together = false;         // whether the rows of a tile are queries of all heads that share keys
+  int key_heads = 1;                   // of decode(): heads of keys whose rows of queries stand in one tile
   int64_t blocks = 0;
   int splits =
       0;  // parts that the keys of a sequence are cut in, in attention() at most; 0: decode() finds out on the device

@@ -150,8 +150,23 @@ class DecodeEngine {
       using Some = TensorRows<P, kSize.dim, kSize.v_dim, decode_rows(16, kSize.dim) / 8, kParts>;
       using Many = TensorRows<P, kSize.dim, kSize.v_dim, kSize.decode_rows / 8, kParts>;
       const int64_t rows = p_.shape.q_len * p_.group;
+      if constexpr (pairs_heads<Few, kSize.dim>()) {
+        constexpr bool four_bits = Few::Keys::kPack == 32 && Few::Values::kPack == 32;
+        const int64_t pairs = p_.shape.batch * p_.kv_heads / 2;
+        if (rows <= 4 && p_.group % 2 == 0 && p_.kv_heads % 2 == 0 && p_.splits == 0 &&
+            ex_.device().sm_count <= (four_bits ? tuning::kPairParts : 1) * pairs) {
+          p_.group *= 2, p_.kv_heads /= 2;
+          return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
+        }
+      }
       return rows <= 8 ? start_tensor<Few>() : rows <= 16 ? start_tensor<Some>() : start_tensor<Many>();
     });
+  }
+  // Whether rows of two heads of keys may stand in one tile: where these are codes, whose rows are short. Side by side
+  // those of two heads fill a line of memory, and the softmax does not work on rows that are not there.
+  template <class Rows, int kDim>
+  static constexpr bool pairs_heads() {
+    return is_kv_cache<Kv> && Rows::Keys::coded && Rows::Values::coded && kDim <= 128;
   }
   template <class Rows>
   Status start_tensor() {
@@ -182,7 +197,7 @@ class DecodeEngine {
   Status start(int warps, size_t shared, int blocks_each) {
     p_.tile_rows = Rows::rows;
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
-    p_.blocks = even_blocks(p_.shape.batch * p_.shape.kv_heads * p_.tiles * greater(1, p_.splits),
+    p_.blocks = even_blocks(p_.shape.batch * p_.kv_heads * p_.tiles * greater(1, p_.splits),
                             blocks_each * ex_.device().sm_count);
     if (plan_ != nullptr) return describe<Rows>(warps);
     Launch how;
@@ -240,7 +255,7 @@ Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   char* const memory = static_cast<char*>(workspace.ptr);
   Problem problem(q, kv, score, out, shape, options);
   problem.scale = options.scale_for(shape.dim);
-  problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.group = int(shape.group());
+  problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.kv_heads = int(shape.kv_heads), problem.group = int(shape.group());
   problem.q_pack = max_pack_of(q), problem.out_pack = max_pack_of(out);
   problem.splits = options.fixed_splits();
   const DecodeRoom room(decode_blocks(ex), shape, problem.splits);

@@ -9,12 +9,13 @@
 KERNELS_BEGIN
 namespace detail {
 
-constexpr int kTileScales = 2 * kDecodeKeys;  // of a tile of keys, and then of their values
-
-// Slots of kSlot bytes for kKeyTiles times 16 keys, then the values. Steps: to the warp's next keys of a part.
-template <class P, class Cursor, class Steps, class Keys, class Values, int kKeyTiles, int kStages, int kSlot>
+// Slots of kSlot bytes for kKeyTiles times 16 keys of kHeads heads, then the values. Steps: to the warp's next keys of a
+// part.
+template <class P, class Cursor, class Steps, class Keys, class Values, int kHeads, int kKeyTiles, int kStages,
+          int kSlot>
 class DecodeRing {
  public:
+  static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;  // of the keys of a tile, head by head; of their values
   static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes;
   static_assert(kSlot % 128 == 0 && Keys::kBytes % 128 == 0, "DecodeSide permutes chunks within 128 bytes");
 
@@ -52,7 +53,27 @@ class DecodeRing {
   // Calls of bring() that fill all stages but one: the first only looks for keys if these are found ahead of time.
   static constexpr int kFirst = kFoundAhead ? kStages : kStages - 1;
   static constexpr bool scaled = Keys::scaled || Values::scaled;
+  static_assert(kHeads == 1 || kFoundAhead, "heads lie at equal distances");
   static constexpr int kScalesAhead = kStages > 4 ? 4 : kStages > 1 ? kStages - 1 : 1;
+
+  // Where rows, or scales, lie: at equal distances in a block, and so do blocks, and heads.
+  struct Lines {
+    const char* first;
+    int64_t block, head, distance;  // bytes
+    Lines() = default;
+    // From `start` and so many heads and rows on: address(slot, head).
+    template <class Address>
+    __device__ __forceinline__ Lines(const KvSlot& start, int heads, int rows, const Address& address)
+        : first(address(start, 0)),
+          block(address(KvSlot{start.block + 1, start.place, 1}, 0) - first),
+          head(address(start, 1) - first),
+          distance(address(KvSlot{start.block, start.place + 1, 1}, 0) - first) {
+      first += rows * distance + heads * head;
+    }
+    __device__ __forceinline__ const char* at(uint32_t blocks, uint32_t rows) const {
+      return first + (int64_t(blocks) * block + int64_t(rows) * distance);
+    }
+  };
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
@@ -67,71 +88,89 @@ class DecodeRing {
     if constexpr (scaled) keep_scales();
     if constexpr (!kFoundAhead) find();
     if (there_ > 0) {
-      const uint32_t keys = at(bring_), values = keys + kKeysBytes;
-      const int key_bytes = Keys::bytes_of(p_.dim), value_bytes = Values::bytes_of(p_.v_dim);
       if constexpr (scaled) scale_slots_[0] = bring_;
-      if constexpr (kInOneRun) {
-        copy_run<kOnce, Keys>(keys, key_, key_distance_, key_bytes);
-        copy_run<kOnce, Values>(values, value_, value_distance_, value_bytes);
-        if constexpr (scaled) {
-          KERNELS_UNROLL
-          for (int tile = 0; tile < kKeyTiles; ++tile)
-            prefetch_scale(tile, scale_at_ + tile * kDecodeKeys * scale_distance_);
-        }
-      } else {
-        KERNELS_UNROLL
-        for (int tile = 0; tile < kKeyTiles; ++tile) {
-          const auto key = key_run(tile);
-          const auto value = value_run(tile);
-          copy_tile<kOnce, Keys>(keys, key, key_bytes, tile);
-          copy_tile<kOnce, Values>(values, value, value_bytes, tile);
-          if constexpr (scaled) prefetch_scale(tile, lane_scale(key, value, by_tile_ ? lane() % kDecodeKeys : 0));
-        }
-      }
+      if (!kOnce && all_there()) copy<kOnce, true>();
+      else copy<kOnce, false>();
     }
     arch::copy_async_commit();
     bring_ = bring_ + 1 == kStages ? 0 : bring_ + 1;
     if constexpr (kFoundAhead) find();
     if constexpr (scaled && kStages == 1) keep_scales();
   }
-  template <bool kOnce, class Side>
-  __device__ __forceinline__ void copy_run(uint32_t to, const char* from, int64_t distance, int bytes) const {
-    from += lane() / Side::kSharers * distance;
+  // Whether no row and no column of a slot is missing, and the keys of a tile follow each other.
+  __device__ __forceinline__ bool all_there() const {
+    return there_ == kKeyTiles * kDecodeKeys && by_tile_ && Keys::bytes_of(p_.dim) == Keys::kHeadBytes &&
+           Values::bytes_of(p_.v_dim) == Values::kHeadBytes;
+  }
+  template <bool kOnce, bool kAll>
+  __device__ __forceinline__ void copy() {
+    const uint32_t to = at(bring_);
+    Found found;
+    if constexpr (kInOneRun) found = find_tile(0, steps_.first);
     KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile)
-      copy_rows<kOnce, Side>(to + tile * Side::kBytes, from, distance, bytes, there_ - tile * kDecodeKeys);
-  }
-  // From a lane's row on.
-  template <bool kOnce, class Side>
-  static __device__ __forceinline__ void copy_rows(uint32_t to, const char*& from, int64_t distance, int bytes,
-                                                   int rows) {
-    Side::template copy<kOnce>(to, bytes, rows, [&](int) {
-      const char* const row = from;
-      from += 32 / Side::kSharers * distance;
-      return row;
-    });
-  }
-  template <bool kOnce, class Side, class Run>
-  __device__ __forceinline__ void copy_tile(uint32_t to, const Run& run, int bytes, int tile) const {
-    const char* from = row_address(run.codes, 0);
-    const int rows = there_ - tile * kDecodeKeys;
-    to += tile * Side::kBytes;
-    if (by_tile_) {
-      const int64_t distance = row_address(run.codes, 1) - from;
-      from += lane() / Side::kSharers * distance;
-      copy_rows<kOnce, Side>(to, from, distance, bytes, rows);
-    } else {
-      Side::template copy<kOnce>(to, bytes, rows, [&](int row) { return of_lane(from, row); });
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      const int rows = there_ - tile * kDecodeKeys;
+      if constexpr (kInPages) found = find_tile(page_[tile], place_[tile]);
+      else if constexpr (!kInOneRun) found = find_tile_of_view(tile);
+      if constexpr (scaled) {
+        KERNELS_UNROLL
+        for (int i = 0; i < kHeads; ++i) {
+          scales_[0][tile * kHeads + i] = 0;
+          if (kAll || lane() % kDecodeKeys < rows)
+            scales_[0][tile * kHeads + i] =
+                of_values(i) ? Values::scale_bits(found.scales[i]) : Keys::scale_bits(found.scales[i]);
+          found.scales[i] += kDecodeKeys * lane_scales_[i].distance;
+        }
+      }
+      copy_tile<kOnce, kAll, Keys>(to + tile * Keys::kBytes, found.key, keys_, Keys::bytes_of(p_.dim), rows);
+      copy_tile<kOnce, kAll, Values>(to + kKeysBytes + tile * Values::kBytes, found.value, values_,
+                                     Values::bytes_of(p_.v_dim), rows);
     }
   }
-  // Of a tile of the next keys or, where these are anywhere, of a lane's own.
-  __device__ __forceinline__ auto key_run(int tile) const {
-    if constexpr (kInPages) return p_.kv.keys().run(KvSlot{page_[tile], place_[tile], 1}, next_.head);
-    else return p_.kv.key(next_.b, next_.head, key_of(tile));
+  // Of a tile: the first rows of which a lane brings something, or where these are anywhere its own, and its scales.
+  struct Found {
+    const char *key, *value, *scales[kHeads];
+  };
+  __device__ __forceinline__ Found find_tile(uint32_t page, uint32_t place) const {
+    Found found;
+    found.key = keys_.at(page, place), found.value = values_.at(page, place);
+    if constexpr (scaled) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kHeads; ++i) {
+        found.scales[i] = lane_scales_[i].at(page, place);
+        if (kInPages && !by_tile_) found.scales[i] -= lane() % kDecodeKeys * lane_scales_[i].distance;
+      }
+    }
+    return found;
   }
-  __device__ __forceinline__ auto value_run(int tile) const {
-    if constexpr (kInPages) return p_.kv.values().run(KvSlot{page_[tile], place_[tile], 1}, next_.head);
-    else return p_.kv.value(next_.b, next_.head, key_of(tile));
+  __device__ __forceinline__ Found find_tile_of_view(int tile) {
+    const auto key = p_.kv.key(next_.b, next_.head, key_of(tile));
+    const auto value = p_.kv.value(next_.b, next_.head, key_of(tile));
+    Found found;
+    const auto find_row = [](const auto& codes, int row, const char*& at, Lines& lines) {
+      at = row_address(codes, 0), lines.distance = row_address(codes, 1) - at, at += row * lines.distance;
+    };
+    find_row(key.codes, Keys::lane_row(), found.key, keys_);
+    find_row(value.codes, Values::lane_row(), found.value, values_);
+    if constexpr (scaled) found.scales[0] = lane_scale(0, key, value, by_tile_ ? lane() % kDecodeKeys : 0);
+    return found;
+  }
+  // The rows of a tile from the lane's first one on, which then is that of the tile behind it, or which is the lane's
+  // own where rows are anywhere.
+  template <bool kOnce, bool kAll, class Side>
+  __device__ __forceinline__ void copy_tile(uint32_t to, const char*& from, const Lines& lines, int bytes,
+                                            int rows) const {
+    if (kInOneRun || kAll || by_tile_) {
+      Side::template copy<kOnce, kAll>(to, bytes, rows, [&](int) {
+        const char* const row = from;
+        from += Side::kRows * lines.distance;
+        return row;
+      });
+    } else {
+      const int64_t heads = kHeads == 1 ? 0 : Side::lane_head() * lines.head;
+      from -= Side::lane_row() * lines.distance + heads;
+      Side::template copy<kOnce, false>(to, bytes, rows, [&](int row) { return of_lane(from, row) + heads; });
+    }
   }
   __device__ __forceinline__ uint32_t key_of(int tile) const {
     return steps_.first + lesser(tile * kDecodeKeys + (by_tile_ ? 0 : lane() % kDecodeKeys), there_ - 1);
@@ -139,9 +178,7 @@ class DecodeRing {
 
   // Where the warp's next keys and values are.
   __device__ __forceinline__ void find() {
-    [[maybe_unused]] const uint32_t before = steps_.first;
-    const bool goes_on = steps_.next(uint32_t(next_.end));
-    if (!goes_on) {
+    if (!steps_.next(uint32_t(next_.end))) {
       do {
         if (!ahead_.next(p_, next_)) {
           there_ = 0;
@@ -149,41 +186,43 @@ class DecodeRing {
         }
         steps_.begin(uint32_t(next_.begin));
       } while (!steps_.next(uint32_t(next_.end)));
+      if constexpr (kFoundAhead) find_lines();
     }
     there_ = int(steps_.count);
-    if constexpr (kInOneRun) {
-      if (goes_on) {
-        const int64_t further = steps_.first - before;
-        key_ += further * key_distance_, value_ += further * value_distance_;
-        if constexpr (scaled) scale_at_ += further * scale_distance_;
-      } else {
-        enter_run(p_.kv.key(next_.b, next_.head, steps_.first), p_.kv.value(next_.b, next_.head, steps_.first));
-      }
-    } else {
+    if constexpr (kInPages) {
+      look_up_pages();
+    } else if constexpr (!kInOneRun) {
       by_tile_ = true;
-      if constexpr (kInPages) {
-        look_up_pages();
-      } else {
-        KERNELS_UNROLL
-        for (int tile = 0; tile < kKeyTiles; ++tile)
-          by_tile_ = by_tile_ && lesser(key_run(tile).count, value_run(tile).count) >= in_tile(tile);
-      }
+      KERNELS_UNROLL
+      for (int tile = 0; tile < kKeyTiles; ++tile)
+        by_tile_ = by_tile_ && lesser(p_.kv.key(next_.b, next_.head, key_of(tile)).count,
+                                      p_.kv.value(next_.b, next_.head, key_of(tile)).count) >= in_tile(tile);
     }
   }
   __device__ __forceinline__ int in_tile(int tile) const { return lesser(kDecodeKeys, there_ - tile * kDecodeKeys); }
-  template <class KeyRun, class ValueRun>
-  __device__ __forceinline__ void enter_run(const KeyRun& key, const ValueRun& value) {
-    key_ = row_address(key.codes, 0), value_ = row_address(value.codes, 0);
-    key_distance_ = row_address(key.codes, 1) - key_, value_distance_ = row_address(value.codes, 1) - value_;
+  // Of a part's sequence and head.
+  __device__ __forceinline__ void find_lines() {
+    const KvSlot start = kInPages ? KvSlot{0, 0, 1} : p_.kv.where().slot(next_.b, 0);
+    const int64_t first = int64_t(next_.head) * kHeads;
+    const auto key = [&](const KvSlot& slot, int head) { return p_.kv.keys().run(slot, first + head); };
+    const auto value = [&](const KvSlot& slot, int head) { return p_.kv.values().run(slot, first + head); };
+    keys_ = Lines(start, Keys::lane_head(), Keys::lane_row(),
+                  [&](const KvSlot& slot, int head) { return row_address(key(slot, head).codes, 0); });
+    values_ = Lines(start, Values::lane_head(), Values::lane_row(),
+                    [&](const KvSlot& slot, int head) { return row_address(value(slot, head).codes, 0); });
     if constexpr (scaled) {
-      scale_at_ = lane_scale(key, value, lane() % kDecodeKeys);
-      scale_distance_ = lane() < kDecodeKeys ? scale_address(key, 1) - scale_address(key, 0)
-                                             : scale_address(value, 1) - scale_address(value, 0);
+      KERNELS_UNROLL
+      for (int i = 0; i < kHeads; ++i) {
+        lane_scales_[i] =
+            Lines(start, (i * 32 + lane()) / kDecodeKeys % kHeads, lane() % kDecodeKeys,
+                  [&](const KvSlot& slot, int head) { return lane_scale(i, key(slot, head), value(slot, head), 0); });
+      }
     }
   }
   // Asks the table for the pages of the next tiles, or of a lane's own keys if a tile is in several, and leaves the
   // answers alone until these are brought.
   __device__ __forceinline__ void look_up_pages() {
+    by_tile_ = true;
     const uint32_t size = p_.kv.where().pages.size;
     uint32_t page = steps_.first / size, place = steps_.first - page * size;
     KERNELS_UNROLL
@@ -218,31 +257,28 @@ class DecodeRing {
     const Pages& pages = p_.kv.where().pages;
     return pages.table + (next_.b * pages.ld + page);
   }
-  // The first lanes bring the keys' scales, the others those of values.
+  // Scales are brought in kHeads goes, those of keys first: whether a lane brings one of values in a go.
+  static __device__ __forceinline__ bool of_values(int go) { return go * 32 + lane() >= kHeads * kDecodeKeys; }
   template <class KeyRun, class ValueRun>
-  static __device__ __forceinline__ const char* lane_scale(const KeyRun& key, const ValueRun& value, int position) {
-    return lane() < kDecodeKeys ? scale_address(key, position) : scale_address(value, position);
+  static __device__ __forceinline__ const char* lane_scale(int go, const KeyRun& key, const ValueRun& value,
+                                                           int position) {
+    return of_values(go) ? scale_address(value, position) : scale_address(key, position);
   }
   template <class Run>
   static __device__ __forceinline__ const char* scale_address(const Run& run, int position) {
     if constexpr (Run::scaled) return reinterpret_cast<const char*>(run.scales + position * run.scale_stride);
     else return nullptr;
   }
-  __device__ __forceinline__ void prefetch_scale(int tile, const char* at) {
-    scales_[0][tile] = 0;
-    if (tile * kDecodeKeys + lane() % kDecodeKeys < there_)
-      scales_[0][tile] = lane() < kDecodeKeys ? Keys::scale_bits(at) : Values::scale_bits(at);
-  }
   // Scales take as long to come as keys: nothing is done with their bits before.
   __device__ __forceinline__ void keep_scales() {
     KERNELS_UNROLL
-    for (int tile = 0; tile < kKeyTiles; ++tile) {
-      const uint32_t bits = scales_[kScalesAhead - 1][tile];
+    for (int at = 0; at < kKeyTiles * kHeads; ++at) {
+      const uint32_t bits = scales_[kScalesAhead - 1][at];
       if (scale_slots_[kScalesAhead - 1] >= 0)
-        kept_[(scale_slots_[kScalesAhead - 1] * kKeyTiles + tile) * kTileScales + lane()] =
-            lane() < kDecodeKeys ? Keys::scale_of(bits) : Values::scale_of(bits);
+        kept_[(scale_slots_[kScalesAhead - 1] * kKeyTiles * kHeads + at) * 32 + lane()] =
+            of_values(at % kHeads) ? Values::scale_of(bits) : Keys::scale_of(bits);
       KERNELS_UNROLL
-      for (int i = kScalesAhead - 1; i > 0; --i) scales_[i][tile] = scales_[i - 1][tile];
+      for (int i = kScalesAhead - 1; i > 0; --i) scales_[i][at] = scales_[i - 1][at];
     }
     KERNELS_UNROLL
     for (int i = kScalesAhead - 1; i > 0; --i) scale_slots_[i] = scale_slots_[i - 1];
@@ -260,15 +296,12 @@ class DecodeRing {
   Cursor ahead_;
   DecodePart next_ = {};
   Steps steps_;
-  int there_ = 0;                          // keys that are next
-  const char *key_, *value_;               // the first of them in one run
-  int64_t key_distance_, value_distance_;  // bytes
+  int there_ = 0;  // keys that are next
+  Lines keys_, values_, lane_scales_[kHeads];
   int32_t page_[kKeyTiles];
   uint32_t place_[kKeyTiles];  // in the page
-  bool by_tile_;               // whether the keys of a tile follow each other
-  const char* scale_at_;       // of the lane's first
-  int64_t scale_distance_;     // bytes
-  uint32_t scales_[kScalesAhead][kKeyTiles];
+  bool by_tile_ = true;        // whether the keys of a tile follow each other
+  uint32_t scales_[kScalesAhead][kKeyTiles * kHeads];
   int scale_slots_[kScalesAhead];
 };
 

@@ -89,7 +89,7 @@ class DecodeSchedule {
   // `part` begins `at` units behind the block's first.
   __device__ __forceinline__ DecodePlace place(const P& p, const DecodePart& part, int64_t at) const {
     if (p.splits > 0) {
-      const int64_t item = (int64_t(part.b) * p.shape.kv_heads + part.head) * p.tiles + part.tile,
+      const int64_t item = (int64_t(part.b) * p.kv_heads + part.head) * p.tiles + part.tile,
                     first = item * p.splits;
       const int count = lesser(p.splits, part.units);
       return {item, first + number_of_cut(part.unit, part.units, count), first, first, 1, count};
@@ -167,7 +167,7 @@ class DecodeSchedule {
         of_head += sums[i];
       }
     }
-    total_ = of_head * p.shape.kv_heads;
+    total_ = of_head * p.kv_heads;
     blocks_ = int(lesser<int64_t>(p.blocks, total_));
     first_ = first_of(int(blockIdx.x)), next_ = first_of(int(blockIdx.x) + 1);
     head_ = total_ > 0 ? int(quotient(first_, of_head)) : 0;

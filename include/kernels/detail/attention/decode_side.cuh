@@ -20,43 +20,49 @@ __device__ __forceinline__ const char* row_address(const Words<Format>& source, 
 // Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted
 // within 128 bytes, so that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async
 // ask for half as many sectors again: on an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and
-// 240 with rows at multiples of 128 bytes.
-template <class Run_, int kCols>
+// 240 with rows at multiples of 128 bytes. Of kHeads heads a row has the columns side by side.
+template <class Run_, int kCols, int kHeads = 1>
 struct DecodeSide {
   using Run = Run_;
   using Code = typename Coded<typename Run::Codes>::Code;
   static constexpr bool coded = !is_16_bit<Code>, scaled = Run::scaled;
   static constexpr int kPack = Coded<typename Run::Codes>::pack;  // codes in 16 bytes
   static constexpr int kOperands = kPack / 8;                     // of mma, 16 columns each, in 32 bytes of each row
-  static constexpr int kSteps = kCols / kPack / 2;                // of ldmatrix
+  static constexpr int kHeadBytes = kCols / kPack * 16, kSteps = kHeads * kHeadBytes / 32;  // of ldmatrix
   static constexpr int kSpan = kSteps * 32 < 128 ? kSteps * 32 : 128;
   static constexpr int kRowBytes = (kSteps * 32 + kSpan - 1) / kSpan * kSpan, kBytes = kDecodeKeys * kRowBytes;
   static constexpr int kSharers = kRowBytes >= 512   ? 32
                                   : kRowBytes >= 256 ? 16
                                   : kRowBytes >= 128 ? 8
                                                      : 4;  // lanes to a row
+  static constexpr int kRows = 32 / kSharers;                    // that are brought at once
+  static_assert(kHeads == 1 || kSteps * 32 == kSharers * 16, "a lane brings something of one head");
 
   static __host__ __device__ constexpr int bytes_of(int cols) { return cols / 8 * 128 / kPack; }
   static __device__ __forceinline__ int place(int row, int chunk) {
     return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
   }
 
-  // Brings 16 rows of a multiple of 16 bytes: row i comes from at(i), which is asked for in order. `rows` of them are
-  // there, and the others, as columns that are not there, are zeros. kOnce: what runs once has to be short.
-  template <bool kOnce, class At>
+  // The first row of which a lane brings something, and the head.
+  static __device__ __forceinline__ int lane_row() { return (threadIdx.x & 31) / kSharers; }
+  static __device__ __forceinline__ int lane_head() { return kHeads == 1 ? 0 : lane_chunk() * 16 / kHeadBytes; }
+  // Brings 16 rows of a multiple of 16 bytes to each head: row i of the lane's comes from at(i), asked for in order. `rows` of them are
+  // there, and the others, as columns that are not there, are zeros. kOnce: what runs once has to be short. kAll: all rows
+  // and columns are there.
+  template <bool kOnce, bool kAll, class At>
   static __device__ __forceinline__ void copy(uint32_t to, int bytes, int rows, const At& at) {
-    const int lane = threadIdx.x & 31, mine = lane / kSharers, chunk = lane % kSharers;
-    constexpr int kRows = 32 / kSharers;  // at once
+    const int mine = lane_row(), chunk = lane_chunk(), begin = kHeads == 1 ? chunk * 16 : chunk * 16 % kHeadBytes;
     to += place(mine, chunk);
 #pragma unroll kOnce ? 1 : kDecodeKeys
     for (int row = 0; row < kDecodeKeys; row += kRows) {
-      const char* const from = at(row + mine) + chunk * 16;
+      const char* const from = at(row + mine) + begin;
       // Bits of `row` and of `mine` do not overlap, and rows begin at multiples of what is permuted.
       const uint32_t lane_to = (to ^ place(row, 0) % kRowBytes) + row * kRowBytes;
       KERNELS_UNROLL
       for (int first = 0; first < kSteps * 32; first += kSharers * 16) {
         if (kSteps * 2 % kSharers != 0 && first / 16 + chunk >= kSteps * 2) break;
-        arch::copy_async_16_or_zeros(lane_to + first, from + first, row + mine < rows && first + chunk * 16 < bytes);
+        arch::copy_async_16_or_zeros(lane_to + first, from + first,
+                                     kAll || (row + mine < rows && first + begin < bytes));
       }
     }
   }
@@ -78,7 +84,7 @@ struct DecodeSide {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t pairs[kOperands];
-        Decoder<Code>::template pairs<T>(pairs, words[i], Nothing{});
+        OffsetDecoder<Code, T>::pairs(pairs, words[i]);
         KERNELS_UNROLL
         for (int j = 0; j < kOperands / 2; ++j) {
           uint32_t* const operand = a[i / 2 * (kOperands / 2) + j];
@@ -105,7 +111,7 @@ struct DecodeSide {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t pairs[kOperands];
-        Decoder<Code>::template pairs<T>(pairs, kPack == 16 ? __byte_perm(words[i], 0, 0x3120) : words[i], Nothing{});
+        OffsetDecoder<Code, T>::pairs(pairs, kPack == 16 ? __byte_perm(words[i], 0, 0x3120) : words[i]);
         KERNELS_UNROLL
         for (int j = 0; j < kOperands / 2; ++j) {
           uint32_t* const operand = a[i % 2 * (kOperands / 2) + j];
@@ -116,6 +122,7 @@ struct DecodeSide {
       arch::load_matrix_x4_turned(a[0], at);
     }
   }
+  static __device__ __forceinline__ int lane_chunk() { return (threadIdx.x & 31) % kSharers; }
   // A scale of 16 or 32 bits as it is in memory, and as a number.
   static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
     if constexpr (!scaled) return 0;

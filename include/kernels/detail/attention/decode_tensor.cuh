@@ -24,12 +24,14 @@ namespace detail {
 // Tiles of keys in a stage, if `room` have room. Several tiles of rows leave no registers for more than one.
 constexpr int key_tiles(int room, int row_tiles) { return row_tiles > 1 || room < 2 ? 1 : room < 4 ? 2 : 4; }
 
-// kTiles times 8 rows, heads of up to kDim columns for keys and kVDim for values.
-template <class P, int kDim, int kVDim, int kTiles, int kParts>
+// kTiles times 8 rows, heads of up to kDim columns for keys and kVDim for values. With kHeads = 2 an item has two heads
+// of keys, whose columns lie side by side: queries have zeros beside the other head's keys, and weights beside its
+// values. So rows of both heads stand in one tile.
+template <class P, int kDim, int kVDim, int kTiles, int kParts, int kHeads = 1>
 class TensorRows {
  public:
-  using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim>;
-  using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim>;
+  using Keys = DecodeSide<KeyRun<typename P::Kv>, kDim, kHeads>;
+  using Values = DecodeSide<ValueRun<typename P::Kv>, kVDim, kHeads>;
   // Whether a block has much shared memory: 227 KB, not 99.
   static constexpr bool has_much(int architecture) { return architecture >= 90 && architecture < 120; }
   static constexpr int warps_of(int architecture) {
@@ -49,6 +51,9 @@ class TensorRows {
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
   // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
+  // Codes of 4 bits stay in a unit of their own and off by a constant: sums are set right.
+  using KeyDecoder = OffsetDecoder<typename Keys::Code, KeyType>;
+  using ValueDecoder = OffsetDecoder<typename Values::Code, ValueType>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
   static constexpr int kStageBytes = kKeyTiles * (Keys::kBytes + Values::kBytes);
@@ -56,8 +61,9 @@ class TensorRows {
   static constexpr bool kPadded = !Keys::coded && !Values::coded;
   static constexpr int kSumsPitch = kVDim + (kPadded || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
   static constexpr int kSumsBytes = 8 * kSumsPitch * 4, kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
-  static constexpr int kQueryPitch = kDim * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
+  static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
+  static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;
   static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats
   static constexpr int stages(int architecture) {
     const int room = (has_much(architecture) ? 227 << 10 : 99 << 10) - kStatic - kQueries,
@@ -65,7 +71,7 @@ class TensorRows {
     return most < 1 ? 1 : most > 6 ? 6 : most;
   }
   static void describe(const P& p, AttentionPlan& plan) {
-    plan.tile_dim = kDim, plan.tile_v_dim = kVDim;
+    plan.tile_dim = kDim, plan.tile_v_dim = kVDim, plan.key_heads = kHeads;
     plan.query_pack = p.q_pack >= kQueryPack ? kQueryPack : 1, plan.key_pack = Keys::kPack,
     plan.value_pack = Values::kPack;
   }
@@ -74,7 +80,11 @@ class TensorRows {
   }
 
   __device__ __forceinline__ TensorRows(const P& p, unsigned char* shared, const Cursor& cursor)
-      : p_(p), shared_(shared), ring_(p, slot_at(warp(), 0), scales_at(0), cursor) {}
+      : p_(p),
+        shared_(shared),
+        ring_(p, slot_at(warp(), 0), scales_at(0), cursor),
+        lane_head_(head_of(lane() % 4 * 2)),
+        operand_head_(head_of(lane() / 4)) {}
 
   // Prefetches the queries of the part that begins next, where registers can hold them meanwhile.
   __device__ __forceinline__ void prefetch(const DecodePart& part) {
@@ -101,15 +111,15 @@ class TensorRows {
       });
     } else {
       KERNELS_ROLLED
-      for (int i = threadIdx.x; i < rows * kDim; i += warps * 32) {
-        const int row = i / kDim, col = i % kDim;
+      for (int i = threadIdx.x; i < rows * kQueryCols; i += warps * 32) {
+        const int row = i / kQueryCols, col = i % kQueryCols;
         const QueryPlace place = query_place(part, row, col);
         put_query(place.there ? resolve(p_.q, fetch<1>(p_.q, place.token, place.col), place.token, place.col)
                               : broadcast<1>(0.f),
                   row, col);
       }
     }
-    weights_.begin(p_, part);
+    weights_.begin(p_, part, 1 / KeyDecoder::unit);
     unit_ = per_unit_ = 0.f;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
@@ -118,15 +128,20 @@ class TensorRows {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) sums_[n][m][i] = 0.f;
       }
+      if constexpr (ValueDecoder::offset != 0) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) totals_[n][i] = 0.f;
+      }
     }
     __syncthreads();
     if constexpr (kHeld) {
       KERNELS_UNROLL
       for (int part_of = 0; part_of < kQueryParts; ++part_of) {
         KERNELS_UNROLL
-        for (int step = 0; step < kDim / 16; ++step) query_operand(held_[part_of][step], part_of, 0, step);
+        for (int step = 0; step < kQueryCols / 16; ++step) query_operand(held_[part_of][step], part_of, 0, step);
       }
     }
+    if constexpr (KeyDecoder::offset != 0) find_offsets();
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
@@ -156,7 +171,9 @@ class TensorRows {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int row = lane() % 4 * 2 + i % 2, col = Values::value_column(m, lane() / 4, i / 2);
-          to[row * kSumsPitch + col] = sums_[tile][m][i] * factors[i % 2];
+          float sum = sums_[tile][m][i];
+          if constexpr (ValueDecoder::offset != 0) sum -= ValueDecoder::offset * totals_[tile][i];
+          to[row * kSumsPitch + col] = sum / ValueDecoder::unit * factors[i % 2];
         }
       }
     }
@@ -167,12 +184,12 @@ class TensorRows {
 
  private:
   static constexpr int kStages = stages(arch::kCompiledFor);
-  using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kKeyTiles, kStages, kSlot>;
+  using Ring = DecodeRing<P, Cursor, Steps, Keys, Values, kHeads, kKeyTiles, kStages, kSlot>;
   static constexpr int kQueryPack = wide_pack<typename P::Q>,
-                       kQueryPacks = (rows * (kDim / 8) + warps * 32 - 1) / (warps * 32);
+                       kQueryPacks = (rows * (kQueryCols / 8) + warps * 32 - 1) / (warps * 32);
   using QueryPack = decltype(fetch<kQueryPack>(std::declval<const typename P::Q&>(), kAny, kAny));
   // Queries stay in registers where there is room, or else are read for each step, once for all tiles of keys.
-  static constexpr bool kHeld = kTiles == 1 && kKeyTiles == 1 && kDim <= 128;
+  static constexpr bool kHeld = kTiles == 1 && kKeyTiles == 1 && kQueryCols <= 128;
   using Weights = DecodeWeights<P, kTiles>;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
@@ -200,13 +217,40 @@ class TensorRows {
   __device__ __forceinline__ void work(const DecodePart& part, uint32_t key, uint32_t count) {
     const uint32_t keys = ring_.at(slot_);
     const float* const scales = scales_at(slot_);
-    float x[kTiles * kN][4] = {};
+    float x[kTiles * kN][4];
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles * kN; ++n) {
+      KERNELS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        x[n][i] = 0.f;
+        if constexpr (KeyDecoder::offset != 0) x[n][i] = offsets_[n / kN][i % 2];
+      }
+    }
     multiply_keys<kN>(keys, x);
     if constexpr (Keys::scaled) scale_logits<kN>(scales, x);
     weights_.weigh(p_, part, x, key, count, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
     uint32_t weights[kTiles * kN][kParts][2];
-    round_weights<kN>(x, scales + kDecodeKeys, weights);
+    round_weights<kN>(x, scales + kHeads * kDecodeKeys, weights);
     multiply_values<kN>(keys + Ring::kKeysBytes, weights);
+  }
+  // What a key whose codes are all 0 makes with the queries, less.
+  __device__ __forceinline__ void find_offsets() {
+    constexpr uint32_t one = KeyDecoder::one;
+    KERNELS_UNROLL
+    for (int n = 0; n < kTiles; ++n) {
+      float sums[4] = {};
+      KERNELS_UNROLL
+      for (int step = 0; step < kQueryCols / 16; ++step) {
+        KERNELS_UNROLL
+        for (int part_of = 0; part_of < kQueryParts; ++part_of) {
+          uint32_t b[2];
+          query_operand(b, part_of, n, step);
+          arch::mma_16816<KeyType>(sums, {one, one, one, one}, b);
+        }
+      }
+      KERNELS_UNROLL
+      for (int j = 0; j < 2; ++j) offsets_[n][j] = -KeyDecoder::offset * sums[j];
+    }
   }
   // Of the keys in a slot, by the queries of the part.
   template <int kN>
@@ -244,13 +288,19 @@ class TensorRows {
     }
   }
   template <int kN>
-  static __device__ __forceinline__ void scale_logits(const float* scales, float (&x)[kTiles * kN][4]) {
+  __device__ __forceinline__ void scale_logits(const float* scales, float (&x)[kTiles * kN][4]) const {
     KERNELS_UNROLL
     for (int n = 0; n < kTiles * kN; ++n) {
       KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) x[n][i] *= scales[n % kN * kTileScales + lane() / 4 + i / 2 * 8];
+      for (int i = 0; i < 4; ++i) x[n][i] *= scales[n % kN * kTileScales + lane_scale() + i / 2 * 8];
     }
   }
+  // Which of several heads a row of the tile belongs to, and where the scales of a lane's keys begin: its two rows have
+  // one head.
+  __device__ __forceinline__ int head_of(int row) const {
+    return kHeads == 1 ? 0 : int(unsigned(row) % unsigned(p_.group) / unsigned(p_.group / kHeads));
+  }
+  __device__ __forceinline__ int lane_scale() const { return lane() / 4 + lane_head_ * kDecodeKeys; }
   // As 16-bit numbers and what that rounding leaves, times the scales of the values.
   template <int kN>
   __device__ __forceinline__ void round_weights(const float (&x)[kTiles * kN][4], const float* scales,
@@ -279,13 +329,25 @@ class TensorRows {
         uint32_t a[Values::kOperands][4];
         Values::template values<ValueType>(a, Values::at_step(first, step));
         KERNELS_UNROLL
-        for (int i = 0; i < Values::kOperands; ++i) {
+        for (int n = 0; n < kTiles; ++n) {
           KERNELS_UNROLL
-          for (int n = 0; n < kTiles; ++n) {
+          for (int part_of = 0; part_of < kParts; ++part_of) {
+            const uint32_t(&all)[2] = b[n * kN + tile][part_of];
+            const bool mine = kHeads == 1 || step / (Values::kSteps / kHeads) == operand_head_;
+            const uint32_t own[2] = {mine ? all[0] : 0u, mine ? all[1] : 0u};
             KERNELS_UNROLL
-            for (int part_of = 0; part_of < kParts; ++part_of)
-              arch::mma_16816<ValueType>(sums_[n][step * Values::kOperands + i], a[i], b[n * kN + tile][part_of]);
+            for (int i = 0; i < Values::kOperands; ++i)
+              arch::mma_16816<ValueType>(sums_[n][(step * Values::kOperands + i) % (kVDim / 16)], a[i], own);
           }
+        }
+      }
+      if constexpr (ValueDecoder::offset != 0) {
+        constexpr uint32_t one = ValueDecoder::one;
+        KERNELS_UNROLL
+        for (int n = 0; n < kTiles; ++n) {
+          KERNELS_UNROLL
+          for (int part_of = 0; part_of < kParts; ++part_of)
+            arch::mma_16816<ValueType>(totals_[n], {one, one, one, one}, b[n * kN + tile][part_of]);
         }
       }
     }
@@ -299,6 +361,10 @@ class TensorRows {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) sums_[n][m][i] *= factors[n][i % 2];
       }
+      if constexpr (ValueDecoder::offset != 0) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) totals_[n][i] *= factors[n][i % 2];
+      }
     }
   }
   // Of keys g and g + 8 of each tile, over the largest so far.
@@ -307,7 +373,7 @@ class TensorRows {
     float most = 0.f;
     KERNELS_UNROLL
     for (int i = 0; i < 2 * kN; ++i) {
-      out[i / 2][i % 2] = scales[i / 2 * kTileScales + lane() / 4 + i % 2 * 8];
+      out[i / 2][i % 2] = scales[i / 2 * kTileScales + lane_scale() + i % 2 * 8];
       most = fmaxf(most, fabsf(out[i / 2][i % 2]));
     }
     if (__any_sync(0xffffffffu, most > unit_)) {
@@ -339,9 +405,9 @@ class TensorRows {
     int64_t token, col;
   };
   __device__ __forceinline__ QueryPlace query_place(const DecodePart& part, int row, int col) const {
-    const int number = part.tile * rows + row, token = p_.query_of(number);
-    return {row < part.rows && col < p_.dim, p_.shape.first_query(part.b) + token,
-            (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + col};
+    const int number = part.tile * rows + row, token = p_.query_of(number), in_head = col % kDim;
+    return {row < part.rows && in_head < p_.dim && col / kDim == head_of(row), p_.shape.first_query(part.b) + token,
+            (int64_t(part.head) * p_.group + (number - token * p_.group)) * p_.dim + in_head};
   }
   __device__ __forceinline__ bool wide() const { return p_.q_pack >= kQueryPack; }
   // Eight columns to a thread: f(i, row, column, where these are), i-th of the thread.
@@ -349,8 +415,8 @@ class TensorRows {
   __device__ __forceinline__ void each_query(const DecodePart& part, const F& f) const {
     KERNELS_UNROLL
     for (int i = 0; i < kQueryPacks; ++i) {
-      const int at = i * warps * 32 + threadIdx.x, row = at / (kDim / 8), col = at % (kDim / 8) * 8;
-      if (rows * (kDim / 8) % (warps * 32) != 0 && row >= rows) return;
+      const int at = i * warps * 32 + threadIdx.x, row = at / (kQueryCols / 8), col = at % (kQueryCols / 8) * 8;
+      if (rows * (kQueryCols / 8) % (warps * 32) != 0 && row >= rows) return;
       f(i, row, col, query_place(part, row, col));
     }
   }
@@ -376,12 +442,14 @@ class TensorRows {
   const P& p_;
   unsigned char* shared_;
   Ring ring_;
-  int slot_ = 0;            // to work on next
+  int lane_head_, operand_head_;  // of the lane's rows where sums are, and where they are beside values
+  int slot_ = 0;                  // to work on next
   float unit_, per_unit_;  // that the weights of scaled values are in
   QueryPack prefetched_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
-  uint32_t held_[kQueryParts][kHeld ? kDim / 16 : 1][2];
-  float sums_[kTiles][kVDim / 16][4];
+  uint32_t held_[kQueryParts][kHeld ? kQueryCols / 16 : 1][2];
+  float sums_[kTiles][kVDim / 16][4], totals_[kTiles][4];  // the values', and what codes of 1 would make
+  float offsets_[kTiles][2];                              // that logits begin at
 };
 
 }  // namespace detail

@@ -107,7 +107,8 @@ struct DecodeProblem {
   AttentionShape shape;
   Attention options;
   float scale = 0;
-  int dim = 0, v_dim = 0, group = 0;
+  int dim = 0, v_dim = 0;
+  int kv_heads = 0, group = 0;                // of an item: heads of keys that go together count once
   int tile_rows = 0, tiles = 0;               // of an item, at most
   int blocks = 0;                             // that keys are shared out to, at most
   int splits = 0;                             // parts of an item, if fixed
@@ -164,10 +165,11 @@ class DecodeWeights {
  public:
   using Factors = float[kTiles][2];
 
-  __device__ __forceinline__ void begin(const P& p, const DecodePart& part) {
+  // per_unit: what products are multiplied by to be in whole numbers.
+  __device__ __forceinline__ void begin(const P& p, const DecodePart& part, float per_unit = 1.f) {
     q_len_ = int(p.shape.queries(part.b));
     kv_len_ = int(p.kv.length(part.b));
-    scale_ = p.scale * kLog2e;
+    scale_ = p.scale * per_unit;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
@@ -213,10 +215,10 @@ class DecodeWeights {
             const ScoreAt place{part.b, int64_t(part.head) * p.group + (row - query * p.group), query, at, q_len_,
                                 kv_len_};
             if constexpr (score_masks<typename P::S>) visible = key_visible(p.score, place);
-            logit = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, place).v[0] * kLog2e;
+            logit = transform_logits(p.score, Pack<float, 1>{{logit * scale_}}, place).v[0] * kLog2e;
           }
         } else {
-          logit *= scale_;
+          logit *= scale_ * kLog2e;
         }
         logit = visible ? logit : -infinity<float>();
         most[n][j] = greater(most[n][j], logit);
