@@ -106,10 +106,9 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
     CHECK(plan.path == k::AttentionPath::precise);
     return plan.key_heads;
   };
-  CHECK(key_heads(400, 8, 2) == 2);
-  CHECK(key_heads(400, 4, 2) == 2);
-  CHECK((key_heads(1, 8, 2) == 1 && key_heads(400, 6, 2) == 1 && key_heads(400, 12, 3) == 1));
-  CHECK((key_heads(400, 16, 2) == 1 && key_heads(400, 8, 2, 5) == 1));
+  CHECK(key_heads(16, 48, 24) == (sm_count() <= 16 * 12 ? 2 : 1));
+  CHECK((key_heads(1, 48, 24) == 1 && key_heads(16, 48, 24, 5) == 1));
+  CHECK((key_heads(16, 24, 24) == 1 && key_heads(16, 50, 25) == 1 && key_heads(16, 60, 10) == 1));
   const auto said = [&](int64_t most, int64_t sequences = 2) {
     return plans.of(kv, k::load(plans.p, 4096), plans.results.data(), {sequences, 1, 4, 2, 64},
                     k::DecodeMode::automatic, k::Attention{}.most_keys(most));

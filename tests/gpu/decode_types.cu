@@ -153,8 +153,8 @@ TEST_CASE("decode: codes of 8 and 4 bits in heads of every size") {
 }
 
 // Warps take up to four tiles of codes at a time: with one or two parts of the keys, as many as each length leaves for
-// the last step. Tiles are in a page, in two, in many; windows begin anywhere. Of many sequences two heads are worked on
-// together.
+// the last step. Tiles are in a page, in two, in many; windows begin anywhere. Of many sequences two heads are worked
+// on together.
 TEST_CASE("decode: several tiles of codes") {
   Tally t;
   for (const int64_t page : {0, 1, 7, 16, 24, 64}) {

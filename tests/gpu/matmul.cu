@@ -119,6 +119,31 @@ TEST_CASE("matmul: every tile of the gemm path") {
   CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, tile({Path::skinny}, 64, 0)));
 }
 
+TEST_CASE("matmul: one to eight blocks share K") {
+  int image = 0;
+  REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
+  for (int splits = 1; splits <= 8; ++splits) {
+    const Sizes s{40, 256, 512 * splits - 24};  // eight steps of 64 columns for each
+    const Matrix<k::bfloat16> x(1, s.m, s.k, s.k, 0, 1);
+    const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 0, 0);
+    Device<float> y(s.m, s.n, s.n);
+    const auto in = k::load(static_cast<const k::bfloat16*>(x.data()), x.ld());
+    k::MatmulPlan plan;
+    REQUIRE(k::matmul_plan(Stream(), in, w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, {}, {Path::gemm},
+                           plan));
+    CHECK(plan.splits == (image == 90 ? splits : 1));  // where the TMA unit copies them
+    expect_always(
+        (std::to_string(splits) + " blocks").c_str(), s, Path::gemm, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, in, w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+              m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k));
+        });
+  }
+}
+
 // Reading weights from slow memory takes as long with any number of blocks.
 TEST_CASE("matmul: blocks share K where memory is fast, and do not where it is slow") {
   const Sizes s{40, 256, 4096};

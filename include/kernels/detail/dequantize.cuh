@@ -134,9 +134,8 @@ struct Decoder<Uint4> : NibbleDecoder<0> {};
 template <>
 struct Decoder<Int4> : NibbleDecoder<8> {};
 
-// The same in fewer instructions, for whom sums are enough: numbers are (code + offset) * unit, exactly, and `one` is
-// twice the unit. Of a product's sums, offset times those of the other operand, and then the unit, have to be taken
-// away.
+// The same in fewer instructions, for whom sums are enough: numbers are (code + offset) * unit, exactly, and `one` is a
+// pair of units. From a product's sums, offset times those of the other operand has to be taken away, and the unit.
 template <class Code, class T>
 struct OffsetDecoder {
   static constexpr int offset = 0;

@@ -89,20 +89,24 @@ constexpr int kStepsOfGroups = 16;
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
 constexpr double kStepsBesides = 16;
 
-// Tiles of which the TMA unit copies both operands: what a call takes, in steps of 64 tokens x 128 rows (0.21 us).
-// memory_gbs: the nominal speed of the device's memory. Weights are read at nine tenths of it, and a call takes as long
-// at least. Each doubling of the blocks that share K costs what adding up the tile's sums takes; so with few tokens
-// half of the multiprocessors may be enough: 64 x 4096 x 4096 takes 14.5 us with 64 blocks of an H200, 18.5 with 32,
-// 20.7 with 128. By 42 products of 33 to 1024 tokens with every tile and up to four blocks that share K (H200 and H100,
-// CUDA 13.0, 2026-11, by a program that was not kept): what this chooses takes 0.6 and 0.5 % longer than the fastest of
-// them on average, and at most 12 and 7 % (96 x 4096 x 14336 in tiles of 64 tokens). With one speed for both devices,
-// and 14 for each doubling, it was 3.0 and 1.9 %, and at most 33 and 16 %.
+// Tiles of which the TMA unit copies both operands: what a call takes, in steps of 0.21 us. A step takes as long as its
+// products or its copies, whichever is longer. Weights are read at the nominal speed of the device's memory
+// (memory_gbs), and a call takes as long at least. Blocks that share K cost what adding up the tile's sums takes.
+//
+// By 66 products of 65 to 1024 tokens (and squares) with every tile, and 1 to 8 blocks that share K (H200, CUDA 13.0,
+// 2026-11, by a program that was not kept): what this chooses takes 0.3 % longer than the fastest of them on average,
+// and at most 4 %. With 1, 2, 4 or 8 blocks, and products and copies added up, it was 3 and 24 %: three blocks for 65 x
+// 4096 x 14336 take 37.8 us where two took 45.9. There were 39 clusters of three on that device at a time, 30 of four,
+// 15 of eight: others differ. Blocks of other rows that get each other's inputs (multicast) took 0 to 15 % longer.
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
-constexpr double cost_of_boxes(double waves, double steps, int doublings, int tokens, int rows, double weight_bytes,
+constexpr double kCostOfSharers[] = {0, 0, 1, 1.35, 1.6, 1.8, 2, 2.15, 2.3};
+constexpr double cost_of_boxes(double waves, double steps, int sharers, int tokens, int rows, double weight_bytes,
                                double copied_bytes, int memory_gbs) {
-  const double size = tokens * rows / 8192., multiplying = waves * steps * (0.13 + 0.87 * size),
-               reading = weight_bytes / (0.9 * 0.21e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs));
-  return (multiplying > reading ? multiplying : reading) + waves * (31 + 9 * size * doublings) + copied_bytes * 0.07e-6;
+  const double size = tokens * rows / 8192., products = 0.66 * size, copies = 0.98 / 192 * (tokens + rows),
+               working = waves * steps * (0.03 + (products > copies ? products : copies)),
+               reading = weight_bytes / (0.21e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs));
+  return (working > reading ? working : reading) + waves * (26 + 3.6 * size * kCostOfSharers[sharers]) +
+         copied_bytes * 0.09e-6;
 }
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,

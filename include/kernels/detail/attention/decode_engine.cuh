@@ -255,7 +255,8 @@ Status start_decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, co
   char* const memory = static_cast<char*>(workspace.ptr);
   Problem problem(q, kv, score, out, shape, options);
   problem.scale = options.scale_for(shape.dim);
-  problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim()), problem.kv_heads = int(shape.kv_heads), problem.group = int(shape.group());
+  problem.dim = int(shape.dim), problem.v_dim = int(shape.value_dim());
+  problem.kv_heads = int(shape.kv_heads), problem.group = int(shape.group());
   problem.q_pack = max_pack_of(q), problem.out_pack = max_pack_of(out);
   problem.splits = options.fixed_splits();
   const DecodeRoom room(decode_blocks(ex), shape, problem.splits);

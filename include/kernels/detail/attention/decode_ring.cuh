@@ -9,17 +9,16 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Slots of kSlot bytes for kKeyTiles times 16 keys of kHeads heads, then the values. Steps: to the warp's next keys of a
-// part.
+// Slots of kSlot bytes for kKeyTiles times 16 keys of kHeads heads, then the values. Steps: to the warp's next keys of
+// a part.
 template <class P, class Cursor, class Steps, class Keys, class Values, int kHeads, int kKeyTiles, int kStages,
           int kSlot>
 class DecodeRing {
  public:
-  static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;  // of the keys of a tile, head by head; of their values
   static constexpr int kKeysBytes = kKeyTiles * Keys::kBytes;
   static_assert(kSlot % 128 == 0 && Keys::kBytes % 128 == 0, "DecodeSide permutes chunks within 128 bytes");
 
-  // scales: kKeyTiles * kTileScales floats for each slot, if there are scales.
+  // scales: if there are some, floats of each slot for each tile: of its keys, head by head, then of its values.
   __device__ __forceinline__ DecodeRing(const P& p, const unsigned char* slots, float* scales, const Cursor& cursor)
       : p_(p), kept_(scales), slots_(arch::shared_address(slots)), ahead_(cursor) {}
 

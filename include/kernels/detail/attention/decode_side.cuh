@@ -46,9 +46,9 @@ struct DecodeSide {
   // The first row of which a lane brings something, and the head.
   static __device__ __forceinline__ int lane_row() { return (threadIdx.x & 31) / kSharers; }
   static __device__ __forceinline__ int lane_head() { return kHeads == 1 ? 0 : lane_chunk() * 16 / kHeadBytes; }
-  // Brings 16 rows of a multiple of 16 bytes to each head: row i of the lane's comes from at(i), asked for in order. `rows` of them are
-  // there, and the others, as columns that are not there, are zeros. kOnce: what runs once has to be short. kAll: all rows
-  // and columns are there.
+  // Brings 16 rows of a multiple of 16 bytes, of each head: row i of the lane's head comes from at(i), asked for in
+  // order. `rows` of them are there, and the others, as columns that are not there, are zeros. kOnce: what runs once
+  // has to be short. kAll: all rows and columns are there.
   template <bool kOnce, bool kAll, class At>
   static __device__ __forceinline__ void copy(uint32_t to, int bytes, int rows, const At& at) {
     const int mine = lane_row(), chunk = lane_chunk(), begin = kHeads == 1 ? chunk * 16 : chunk * 16 % kHeadBytes;

@@ -61,7 +61,8 @@ class TensorRows {
   static constexpr bool kPadded = !Keys::coded && !Values::coded;
   static constexpr int kSumsPitch = kVDim + (kPadded || 8 * (kVDim + 4) * 4 <= kStageBytes ? 4 : 0);
   static constexpr int kSumsBytes = 8 * kSumsPitch * 4, kSlot = kStageBytes > kSumsBytes ? kStageBytes : kSumsBytes;
-  static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16, kQueries = kQueryParts * rows * kQueryPitch;
+  static constexpr int kQueryCols = kHeads * kDim, kQueryPitch = kQueryCols * 2 + 16,
+                       kQueries = kQueryParts * rows * kQueryPitch;
   static constexpr int kStatic = 6 << 10;  // bytes of shared memory besides, at most
   static constexpr int kTileScales = 2 * kHeads * kDecodeKeys;
   static constexpr int kSlotScales = Keys::scaled || Values::scaled ? kKeyTiles * kTileScales : 0;  // floats

@@ -470,8 +470,7 @@ class ProductEngine {
   template <class Body>
   int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
   // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters
-  // blocks share K, if it is long enough; larger ones than of two do not fill the device. No tokens: there is no such
-  // tile.
+  // blocks share K, if it is long enough. No tokens: there is no such tile.
   struct Choice {
     int tokens, cluster;
     double cost;
@@ -481,22 +480,39 @@ class ProductEngine {
   Choice cheapest(int image) const {
     Choice best{0, 1, HUGE_VAL};
     if (policy_.tile_rows != 0 && policy_.tile_rows != Body::kRows) return best;
-    const int64_t sms = ex_.device().sm_count, steps = (p_.k + Body::kStep - 1) / Body::kStep;
+    const int64_t steps = (p_.k + Body::kStep - 1) / Body::kStep,
+                  most = policy_.batch_invariant || image < 90 ? 1 : lesser<int64_t>(kPortableCluster, steps / 8);
+    int64_t blocks_at_a_time[kPortableCluster + 1];
+    for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster)
+      blocks_at_a_time[cluster] = in_clusters_at_a_time<Body>(cluster);
     for (const int tokens : Body::kTokens) {
       if (!Body::has(tokens, image) || (policy_.tile_tokens != 0 && policy_.tile_tokens != tokens)) continue;
       const GemmRing ring =
           Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
       if (ring.bytes == 0) continue;
-      for (int cluster = 1; cluster == 1 || (!policy_.batch_invariant && image >= 90 && cluster <= kPortableCluster &&
-                                             steps >= 8 * cluster);
-           cluster *= 2) {
-        const int64_t room = cluster <= 2 ? sms : sms * 3 / 4,
-                      waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
+      for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster) {
+        const int64_t room = blocks_at_a_time[cluster], waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
         const double cost = cost_of<Body>(tokens, cluster, double(waves), double(steps));
         if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
     }
     return best;
+  }
+  // How many blocks run at the same time in clusters, if each has a multiprocessor to itself. The other tiles' costs
+  // were measured without asking the device.
+  template <class Body>
+  int64_t in_clusters_at_a_time(int cluster) const {
+    const int64_t sms = ex_.device().sm_count;
+    if (cluster <= 2) return sms;
+    if constexpr (Body::boxed) {
+      Launch how;
+      how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
+      how.shared = size_t(ex_.device().shared_per_block - tuning::kSharedBesides);
+      int64_t clusters = 0;
+      if (resident_clusters<Body>(ex_, how, clusters).ok() && clusters > 0)
+        return lesser(clusters, greater<int64_t>(1, sms / cluster)) * cluster;
+    }
+    return sms * 3 / 4;
   }
   template <class Body>
   double cost_of(int tokens, int cluster, double waves, double steps) const {
@@ -508,7 +524,8 @@ class ProductEngine {
       return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const double copied_bytes = double(tiles<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
-    return tuning::cost_of_boxes(waves, steps / cluster, doublings, tokens, Body::kRows, weight_bytes, copied_bytes,
+    const double each = double((int64_t(steps) + cluster - 1) / cluster);
+    return tuning::cost_of_boxes(waves, each, cluster, tokens, Body::kRows, weight_bytes, copied_bytes,
                                  ex_.device().memory_gbs);
   }
   // Where the TMA unit can copy both operands.
@@ -578,7 +595,7 @@ class ProductEngine {
       return unsupported(
           "matmul: the gemm path has no such tile for these operands and the shared memory of this device");
     if (plan != nullptr) {
-      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows;
+      plan->tile_tokens = choice.tokens, plan->tile_rows = Body::kRows, plan->splits = choice.cluster;
       plan->weights_copied = Body::weights_copied;
       return {};
     }
