@@ -208,7 +208,7 @@ template <int kDim = 0, class Q, class Kv, class Out, class S>
                             const S& score, const Workspace& workspace, const Attention& options = {}) {
   return detail::run_decode<kDim, false>(ex, q, kv, out, shape, score, workspace, options, DecodeMode::automatic);
 }
-// With a mode, which costs decode<N>() two more kernels.
+// With a mode, which costs decode<N>() four more kernels.
 template <int kDim = 0, class Q, class Kv, class Out, class S>
 [[nodiscard]] Status decode(const Exec& ex, const Q& q, const Kv& kv, const Out& out, const AttentionShape& shape,
                             const S& score, const Workspace& workspace, const Attention& options, DecodeMode mode) {

@@ -8,9 +8,10 @@ namespace {
 template <class E>
 constexpr int bits_of = Element<E>::per_unit > 1 ? 4 : 8 * int(std::min(sizeof(E), sizeof(k::half)));
 
-// Of 40 sequences: so many that codes of two heads are worked on together.
+// So many that codes of two heads are worked on together, where there are four heads of keys or more.
+constexpr size_t kMany = 80;
 std::vector<int64_t> many_lengths() {
-  std::vector<int64_t> lengths(40);
+  std::vector<int64_t> lengths(kMany);
   for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = int64_t(i * i * 37 % 200);
   return lengths;
 }
@@ -22,7 +23,7 @@ void check_types(Tally& t, const char* what, ScaleOf grain, DType keys, DType va
   constexpr int bits = std::min(bits_of<K>, bits_of<V>);
   for (const AttentionCase& c : {AttentionCase{{1, 1, 1}, {130, 0, 700}, 4, 2, bits == 4 ? 32 : 48},
                                  AttentionCase{{4, 4}, {90, 300}, 6, 2, bits == 16 ? 56 : 64},
-                                 AttentionCase{std::vector<int64_t>(40, 2), many_lengths(), 4, 2, 64}}) {
+                                 AttentionCase{std::vector<int64_t>(kMany, 2), many_lengths(), 8, 4, 64}}) {
     const int64_t dim = c.dim, gap = bits == 4 ? 32 : dim % 16 == 0 ? 16 : 8;
     const Placement where(Layout::hnd, c.kv_lens, c.kv_heads);
     const KvSide<K, KS, DeviceMemory> key(1, where, dim, grain, 1, 0, gap);
@@ -100,6 +101,8 @@ TEST_CASE("decode: 4-bit types") {
                                                                    DType::f16, false, {k::DecodeMode::precise});
   check_types<k::half, k::float8_e4m3, k::Nothing, k::Int4, float>(t, "e4m3 and int4", ScaleOf::head, DType::f16,
                                                                    DType::f16, false, {k::DecodeMode::precise});
+  check_types<k::bfloat16, int8_t, float, k::Int4, float>(t, "int8 and int4", ScaleOf::token, DType::bf16, DType::f16,
+                                                          false, {k::DecodeMode::precise});
   check_types<float, k::Int4, float, k::Int4, float>(t, "int4 with queries of float", ScaleOf::token, DType::f16,
                                                      DType::f16, true, kAll);
   CHECK_TALLY(t);
@@ -107,25 +110,30 @@ TEST_CASE("decode: 4-bit types") {
 
 TEST_CASE("decode: scales of values that grow, fall, vanish and change sign") {
   Tally t;
-  const AttentionCase c{{1, 1}, {700, 333}, 8, 2, 64};
-  const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-  const OnDevice<int32_t> lengths(where.short_lengths);
-  const auto with = [&](const char* what, auto scale) {
-    const KvSide<int8_t, float, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 16);
-    KvSide<int8_t, float, DeviceMemory> value(2, where, c.dim, ScaleOf::token, 1, 0, 16);
-    for (int64_t i = 0; i < value.scale_count(); ++i) value.set_scale(i, scale(i));
-    value.upload();
-    check_decode<64, k::half, float>(
-        t, what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key, value,
-        k::causal(), causal_model(), k::DecodeMode::precise,
-        precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
-  };
-  with("growing", [](int64_t i) { return std::ldexp(1.0, int(i / 100) - 7); });
-  with("falling", [](int64_t i) { return std::ldexp(1.0, 7 - int(i / 100)); });
-  with("of both signs, some zero", [](int64_t i) { return (double(i * 37 % 11) - 5) * 0.01; });
-  with("zero", [](int64_t) { return 0.0; });
-  with("tiny", [](int64_t) { return 1e-42; });
-  with("huge", [](int64_t) { return 1e33; });
+  for (const AttentionCase& c : {AttentionCase{{1, 1}, {700, 333}, 8, 2, 64},
+                                 AttentionCase{std::vector<int64_t>(kMany, 1), many_lengths(), 8, 4, 64}}) {
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const OnDevice<int32_t> lengths(where.short_lengths);
+    const auto with = [&](const char* what, auto scale) {
+      const KvSide<int8_t, float, DeviceMemory> key(1, where, c.dim, ScaleOf::token, 1, 0, 16);
+      KvSide<int8_t, float, DeviceMemory> value(2, where, c.dim, ScaleOf::token, 1, 0, 16);
+      for (int64_t i = 0; i < value.scale_count(); ++i) value.set_scale(i, scale(i));
+      value.upload();
+      check_decode<64, k::half, float>(
+          t, what, c, k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())), key,
+          value, k::causal(), causal_model(), k::DecodeMode::precise,
+          precision_of(k::DecodeMode::precise, DType::f16, DType::f16, false));
+    };
+    with("growing", [](int64_t i) { return std::ldexp(1.0, int(std::min<int64_t>(i / 100, 20)) - 7); });
+    with("falling", [](int64_t i) { return std::ldexp(1.0, 7 - int(std::min<int64_t>(i / 100, 20))); });
+    with("of both signs, some zero", [](int64_t i) { return (double(i * 37 % 11) - 5) * 0.01; });
+    with("zero", [](int64_t) { return 0.0; });
+    with("tiny", [](int64_t) { return 1e-42; });
+    with("huge", [](int64_t) { return 1e33; });
+    with("growing beside a head with zeros", [&](int64_t i) {
+      return i % c.kv_heads % 2 == 0 ? std::ldexp(1.0, int(i / 100 % 40)) : double(i / 300 % 2);
+    });
+  }
   CHECK_TALLY(t);
 }
 
@@ -160,14 +168,14 @@ TEST_CASE("decode: several tiles of codes") {
   for (const int64_t page : {0, 1, 7, 16, 24, 64}) {
     for (AttentionCase c : {AttentionCase{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, 64},
                             AttentionCase{{1, 1, 1, 1, 1}, {170, 3, 2300, 850, 530}, 8, 2, 128},
-                            AttentionCase{std::vector<int64_t>(40, 1), many_lengths(), 16, 4, 128},
-                            AttentionCase{std::vector<int64_t>(40, 1), many_lengths(), 8, 4, 96}}) {
+                            AttentionCase{std::vector<int64_t>(kMany, 1), many_lengths(), 16, 4, 128},
+                            AttentionCase{std::vector<int64_t>(kMany, 1), many_lengths(), 8, 4, 96}}) {
       const int64_t dim = c.dim;
       const Layout layout = page == 0 ? Layout::nhd : page == 24 ? Layout::paged_hnd : Layout::paged_nhd;
       const Placement where(layout, c.kv_lens, c.kv_heads, std::max<int64_t>(1, page));
       const auto both = [&](const std::string& what, const auto& key, const auto& value) {
         with_view(where, key, value, [&](const auto& kv) {
-          for (c.splits = 0; c.splits < (c.q_lens.size() == 40 ? 1 : 3); ++c.splits) {
+          for (c.splits = 0; c.splits < (c.q_lens.size() == kMany ? 1 : 3); ++c.splits) {
             for (const int64_t left : {100000, 1037}) {
               if (t.leaves_out()) continue;
               check_one_decode<128, k::half, float>(

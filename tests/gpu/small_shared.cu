@@ -155,6 +155,30 @@ TEST_CASE("small shared memory: decode") {
   CHECK_TALLY(t);
 }
 
+// Two heads of codes do not fit together, or at all: then each head is worked on by itself.
+TEST_CASE("small shared memory: decode, codes of many heads") {
+  Tally t;
+  for (const int shared : kSizes) {
+    const AttentionCase c{std::vector<int64_t>(16, 1), std::vector<int64_t>(16, 70), 48, 24, 64};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const KvSide<int8_t, float, DeviceMemory> key(1, where, c.dim, ScaleOf::head, 1, 0, 16),
+        value(2, where, c.dim, ScaleOf::head, 1, 0, 16);
+    Stream stream;
+    const k::Exec ex = exec_with(stream, shared);
+    AttentionData<k::half, float, DeviceMemory> data(c);
+    const int64_t bytes = int64_t(k::decode_workspace_bytes(ex, data.shape(), data.options()));
+    Device<unsigned char> memory(1, bytes, bytes);
+    const OnDevice<int32_t> lengths(where.short_lengths);
+    const k::Status status = k::decode<64>(
+        ex, data.source(), k::dense_kv(key.tensor(), value.tensor(), static_cast<const int32_t*>(lengths.data())),
+        data.sink(), data.shape(), k::causal(), k::Workspace{memory.data(), size_t(bytes)}, data.options());
+    stream.wait();
+    data.check(t, "decode of codes", status, key, value, causal_model(), 3,
+               precision_of(k::DecodeMode::automatic, DType::f16, DType::f16, false));
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("small shared memory: attention") {
   Tally t;
   for (const int shared : kSizes) {

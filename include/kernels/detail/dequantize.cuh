@@ -146,27 +146,23 @@ struct OffsetDecoder {
     Decoder<Code>::template pairs<T>(out, word, Nothing{});
   }
 };
-// As a half, a code in bits 4 to 7 is a subnormal number. Tensor cores take it, but count it among those of the least
+// A code in bits 4 to 7 of a half is a subnormal number. Tensor cores take it, but count it among those of the least
 // exponent when they align what they add up: in bits 0 to 3, which would save two shifts, results were 20 to 140 times
-// farther off than in float (H200, int4). As a bfloat16 a code is added to 128.
-template <class T, int kOffset>
+// farther off than in float (H200, int4). Bfloat16 has too few digits for anything like it.
+template <int kOffset>
 struct NibbleOffsetDecoder {
-  static constexpr bool subnormal = std::is_same<T, half>::value;
-  static constexpr int offset = subnormal ? kOffset : 128 + kOffset;
-  static constexpr float unit = subnormal ? 0x1p-20f : 1.f;
-  static constexpr uint32_t one = subnormal ? 0x00100010u : pair_of<T>(1, 1);
+  static constexpr int offset = kOffset;
+  static constexpr float unit = 0x1p-20f;
+  static constexpr uint32_t one = 0x00100010u;
   static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word) {
     KERNELS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (subnormal) out[i] = (i == 0 ? word << 4 : word >> (4 * i - 4)) & 0x00f000f0u;
-      else out[i] = arch::mask_or<0x000f000fu, 0x43004300u>(word >> (4 * i));
-    }
+    for (int i = 0; i < 4; ++i) out[i] = (i == 0 ? word << 4 : word >> (4 * i - 4)) & 0x00f000f0u;
   }
 };
-template <class T>
-struct OffsetDecoder<Uint4, T> : NibbleOffsetDecoder<T, 0> {};
-template <class T>
-struct OffsetDecoder<Int4, T> : NibbleOffsetDecoder<T, 8> {};
+template <>
+struct OffsetDecoder<Uint4, half> : NibbleOffsetDecoder<0> {};
+template <>
+struct OffsetDecoder<Int4, half> : NibbleOffsetDecoder<8> {};
 
 template <>
 struct Decoder<Gf4> {

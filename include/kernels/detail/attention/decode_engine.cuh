@@ -39,7 +39,7 @@ constexpr int decode_rows(int64_t rows, int64_t dim) {
 }
 
 // kLargest: how large a head can be, or 0 if that is known at run time only. kAnyMode: whether one may be asked for;
-// otherwise it is automatic, and three kernels less are compiled.
+// otherwise it is automatic, and four kernels less are compiled.
 template <class P, int kLargest, bool kAnyMode>
 class DecodeEngine {
  public:
@@ -152,21 +152,21 @@ class DecodeEngine {
       const int64_t rows = p_.shape.q_len * p_.group;
       if constexpr (pairs_heads<Few, kSize.dim>()) {
         constexpr bool four_bits = Few::Keys::kPack == 32 && Few::Values::kPack == 32;
-        const int64_t pairs = p_.shape.batch * p_.kv_heads / 2;
+        constexpr int parts = four_bits ? tuning::kPairParts4 : tuning::kPairParts8;
         if (rows <= 4 && p_.group % 2 == 0 && p_.kv_heads % 2 == 0 && p_.splits == 0 &&
-            ex_.device().sm_count <= (four_bits ? tuning::kPairParts : 1) * pairs) {
-          p_.group *= 2, p_.kv_heads /= 2;
+            ex_.device().sm_count <= parts * (p_.shape.batch * p_.kv_heads / 2))
           return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
-        }
       }
       return rows <= 8 ? start_tensor<Few>() : rows <= 16 ? start_tensor<Some>() : start_tensor<Many>();
     });
   }
   // Whether rows of two heads of keys may stand in one tile: where these are codes, whose rows are short. Side by side
-  // those of two heads fill a line of memory, and the softmax does not work on rows that are not there.
+  // those of two heads fill a line of memory, and the softmax does not work on rows that are not there. Not codes that
+  // may be NaN or infinite: zeros beside them would carry that to the other head.
   template <class Rows, int kDim>
   static constexpr bool pairs_heads() {
-    return is_kv_cache<Kv> && Rows::Keys::coded && Rows::Values::coded && kDim <= 128;
+    return is_kv_cache<Kv> && is_finite_code<typename Rows::Keys::Code> &&
+           is_finite_code<typename Rows::Values::Code> && kDim <= 128;
   }
   template <class Rows>
   Status start_tensor() {
@@ -180,6 +180,7 @@ class DecodeEngine {
       return plain();
     }
     if (plan_ != nullptr) plan_->path = Rows::parts == 2 ? AttentionPath::precise : AttentionPath::tensor;
+    p_.group *= Rows::heads, p_.kv_heads /= Rows::heads;
     return start<Rows>(Rows::warps_of(image), Rows::shared_bytes(image), 1);
   }
   Status plain() {

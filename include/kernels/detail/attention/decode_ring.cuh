@@ -69,7 +69,7 @@ class DecodeRing {
           distance(address(KvSlot{start.block, start.place + 1, 1}, 0) - first) {
       first += rows * distance + heads * head;
     }
-    __device__ __forceinline__ const char* at(uint32_t blocks, uint32_t rows) const {
+    __device__ __forceinline__ const char* at(int32_t blocks, uint32_t rows) const {
       return first + (int64_t(blocks) * block + int64_t(rows) * distance);
     }
   };
@@ -118,7 +118,7 @@ class DecodeRing {
           if (kAll || lane() % kDecodeKeys < rows)
             scales_[0][tile * kHeads + i] =
                 of_values(i) ? Values::scale_bits(found.scales[i]) : Keys::scale_bits(found.scales[i]);
-          found.scales[i] += kDecodeKeys * lane_scales_[i].distance;
+          if constexpr (kInOneRun) found.scales[i] += kDecodeKeys * lane_scales_[i].distance;
         }
       }
       copy_tile<kOnce, kAll, Keys>(to + tile * Keys::kBytes, found.key, keys_, Keys::bytes_of(p_.dim), rows);
@@ -130,7 +130,7 @@ class DecodeRing {
   struct Found {
     const char *key, *value, *scales[kHeads];
   };
-  __device__ __forceinline__ Found find_tile(uint32_t page, uint32_t place) const {
+  __device__ __forceinline__ Found find_tile(int32_t page, uint32_t place) const {
     Found found;
     found.key = keys_.at(page, place), found.value = values_.at(page, place);
     if constexpr (scaled) {

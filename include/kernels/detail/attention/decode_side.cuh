@@ -17,6 +17,11 @@ __device__ __forceinline__ const char* row_address(const Words<Format>& source, 
   return reinterpret_cast<const char*>(source.at(row));
 }
 
+// Whether codes are finite, all of them.
+template <class Code>
+constexpr bool is_finite_code =
+    std::is_same<Code, int8_t>::value || std::is_same<Code, Int4>::value || std::is_same<Code, Uint4>::value;
+
 // Keys, or values, of up to kCols columns on their way: 16 rows of shared memory. Chunks of 16 bytes are permuted
 // within 128 bytes, so that ldmatrix meets no bank conflict. Rows that are shifted by 16 bytes instead make cp.async
 // ask for half as many sectors again: on an H200 a kernel that did nothing but bring 1 GB took 260 us with these, and
@@ -43,7 +48,8 @@ struct DecodeSide {
     return row * kRowBytes + (chunk ^ (row * kSpan / 128) % (kSpan / 16)) * 16;
   }
 
-  // The first row of which a lane brings something, and the head.
+  // The first row of which a lane brings something, the chunk, and the head.
+  static __device__ __forceinline__ int lane_chunk() { return (threadIdx.x & 31) % kSharers; }
   static __device__ __forceinline__ int lane_row() { return (threadIdx.x & 31) / kSharers; }
   static __device__ __forceinline__ int lane_head() { return kHeads == 1 ? 0 : lane_chunk() * 16 / kHeadBytes; }
   // Brings 16 rows of a multiple of 16 bytes, of each head: row i of the lane's head comes from at(i), asked for in
@@ -122,7 +128,6 @@ struct DecodeSide {
       arch::load_matrix_x4_turned(a[0], at);
     }
   }
-  static __device__ __forceinline__ int lane_chunk() { return (threadIdx.x & 31) % kSharers; }
   // A scale of 16 or 32 bits as it is in memory, and as a number.
   static __device__ __forceinline__ uint32_t scale_bits(const char* at) {
     if constexpr (!scaled) return 0;

@@ -38,7 +38,8 @@ class TensorRows {
     constexpr int most = head_size(kDim).decode_warps;
     return most > 4 && !has_much(architecture) ? 4 : most;
   }
-  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts, registers = 255;
+  static constexpr int warps = warps_of(arch::kCompiledFor), rows = 8 * kTiles, parts = kParts,
+                       heads = kHeads, registers = 255;
   static constexpr bool fills_shared = true;
   // Whether there is a kernel that brings old keys before the kernel ahead has ended. With scales, or more rows,
   // registers are short: int4 in pages took 171 us instead of 140 (H200, 64 sequences of 4,096 keys).
@@ -51,7 +52,7 @@ class TensorRows {
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
   // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
-  // Codes of 4 bits stay in a unit of their own and off by a constant: sums are set right.
+  // Codes of 4 bits that meet half stay in a unit of their own and off by a constant: sums are set right.
   using KeyDecoder = OffsetDecoder<typename Keys::Code, KeyType>;
   using ValueDecoder = OffsetDecoder<typename Values::Code, ValueType>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
@@ -371,7 +372,7 @@ class TensorRows {
   // Of keys g and g + 8 of each tile, over the largest so far.
   template <int kN>
   __device__ __forceinline__ void find_value_scales(const float* scales, float (&out)[kN][2]) {
-    float most = 0.f;
+    float most = unit_;
     KERNELS_UNROLL
     for (int i = 0; i < 2 * kN; ++i) {
       out[i / 2][i % 2] = scales[i / 2 * kTileScales + lane_scale() + i % 2 * 8];

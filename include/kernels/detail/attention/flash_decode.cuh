@@ -165,7 +165,7 @@ class DecodeWeights {
  public:
   using Factors = float[kTiles][2];
 
-  // per_unit: what products are multiplied by to be in whole numbers.
+  // per_unit: what products are multiplied by, whose keys are in a unit of their own.
   __device__ __forceinline__ void begin(const P& p, const DecodePart& part, float per_unit = 1.f) {
     q_len_ = int(p.shape.queries(part.b));
     kv_len_ = int(p.kv.length(part.b));

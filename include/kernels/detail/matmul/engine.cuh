@@ -491,15 +491,17 @@ class ProductEngine {
           Body::ring(tokens, image, ex_.device().capability, ex_.device().shared_per_block - tuning::kSharedBesides);
       if (ring.bytes == 0) continue;
       for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster) {
-        const int64_t room = blocks_at_a_time[cluster], waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
+        const int64_t room = blocks_at_a_time[cluster];
+        if (room == 0) continue;
+        const int64_t waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
         const double cost = cost_of<Body>(tokens, cluster, double(waves), double(steps));
         if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
     }
     return best;
   }
-  // How many blocks run at the same time in clusters, if each has a multiprocessor to itself. The other tiles' costs
-  // were measured without asking the device.
+  // How many blocks run at the same time in clusters, if each has a multiprocessor to itself; 0: such clusters do not
+  // run. The other tiles' costs were measured without asking the device.
   template <class Body>
   int64_t in_clusters_at_a_time(int cluster) const {
     const int64_t sms = ex_.device().sm_count;
@@ -509,10 +511,10 @@ class ProductEngine {
       how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
       how.shared = size_t(ex_.device().shared_per_block - tuning::kSharedBesides);
       int64_t clusters = 0;
-      if (resident_clusters<Body>(ex_, how, clusters).ok() && clusters > 0)
+      if (resident_clusters<Body>(ex_, how, clusters).ok())
         return lesser(clusters, greater<int64_t>(1, sms / cluster)) * cluster;
     }
-    return sms * 3 / 4;
+    return greater<int64_t>(1, sms * 3 / 4);
   }
   template <class Body>
   double cost_of(int tokens, int cluster, double waves, double steps) const {
