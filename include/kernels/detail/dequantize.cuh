@@ -134,36 +134,6 @@ struct Decoder<Uint4> : NibbleDecoder<0> {};
 template <>
 struct Decoder<Int4> : NibbleDecoder<8> {};
 
-// The same in fewer instructions, for whom sums are enough: numbers are (code + offset) * unit, exactly, and `one` is a
-// pair of units. From a product's sums, offset times those of the other operand has to be taken away, and the unit.
-template <class Code, class T>
-struct OffsetDecoder {
-  static constexpr int offset = 0;
-  static constexpr float unit = 1.f;
-  static constexpr uint32_t one = pair_of<T>(1, 1);
-  template <int N>
-  static __device__ __forceinline__ void pairs(uint32_t (&out)[N], uint32_t word) {
-    Decoder<Code>::template pairs<T>(out, word, Nothing{});
-  }
-};
-// A code in bits 4 to 7 of a half is a subnormal number. Tensor cores take it, but count it among those of the least
-// exponent when they align what they add up: in bits 0 to 3, which would save two shifts, results were 20 to 140 times
-// farther off than in float (H200, int4). Bfloat16 has too few digits for anything like it.
-template <int kOffset>
-struct NibbleOffsetDecoder {
-  static constexpr int offset = kOffset;
-  static constexpr float unit = 0x1p-20f;
-  static constexpr uint32_t one = 0x00100010u;
-  static __device__ __forceinline__ void pairs(uint32_t (&out)[4], uint32_t word) {
-    KERNELS_UNROLL
-    for (int i = 0; i < 4; ++i) out[i] = (i == 0 ? word << 4 : word >> (4 * i - 4)) & 0x00f000f0u;
-  }
-};
-template <>
-struct OffsetDecoder<Uint4, half> : NibbleOffsetDecoder<0> {};
-template <>
-struct OffsetDecoder<Int4, half> : NibbleOffsetDecoder<8> {};
-
 template <>
 struct Decoder<Gf4> {
   static constexpr int each = 8;

@@ -90,7 +90,7 @@ struct DecodeSide {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t pairs[kOperands];
-        OffsetDecoder<Code, T>::pairs(pairs, words[i]);
+        Decoder<Code>::template pairs<T>(pairs, words[i], Nothing{});
         KERNELS_UNROLL
         for (int j = 0; j < kOperands / 2; ++j) {
           uint32_t* const operand = a[i / 2 * (kOperands / 2) + j];
@@ -117,7 +117,7 @@ struct DecodeSide {
       KERNELS_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t pairs[kOperands];
-        OffsetDecoder<Code, T>::pairs(pairs, kPack == 16 ? __byte_perm(words[i], 0, 0x3120) : words[i]);
+        Decoder<Code>::template pairs<T>(pairs, kPack == 16 ? __byte_perm(words[i], 0, 0x3120) : words[i], Nothing{});
         KERNELS_UNROLL
         for (int j = 0; j < kOperands / 2; ++j) {
           uint32_t* const operand = a[i % 2 * (kOperands / 2) + j];

@@ -52,9 +52,6 @@ class TensorRows {
   using KeyType = key_meeting_type<typename P::Q, typename P::Kv>;
   // Codes are exact in half, and so are weights, whose scales are those of values over the largest so far.
   using ValueType = std::conditional_t<Values::coded, half, typename Values::Code>;
-  // Codes of 4 bits that meet half stay in a unit of their own and off by a constant: sums are set right.
-  using KeyDecoder = OffsetDecoder<typename Keys::Code, KeyType>;
-  using ValueDecoder = OffsetDecoder<typename Values::Code, ValueType>;
   static constexpr int kQueryParts = std::is_same<tensor_type<typename P::Q>, KeyType>::value ? 1 : kParts;
 
   static constexpr int kStageBytes = kKeyTiles * (Keys::kBytes + Values::kBytes);
@@ -121,7 +118,7 @@ class TensorRows {
                   row, col);
       }
     }
-    weights_.begin(p_, part, 1 / KeyDecoder::unit);
+    weights_.begin(p_, part);
     unit_ = per_unit_ = 0.f;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
@@ -129,10 +126,6 @@ class TensorRows {
       for (int m = 0; m < kVDim / 16; ++m) {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) sums_[n][m][i] = 0.f;
-      }
-      if constexpr (ValueDecoder::offset != 0) {
-        KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) totals_[n][i] = 0.f;
       }
     }
     __syncthreads();
@@ -143,7 +136,6 @@ class TensorRows {
         for (int step = 0; step < kQueryCols / 16; ++step) query_operand(held_[part_of][step], part_of, 0, step);
       }
     }
-    if constexpr (KeyDecoder::offset != 0) find_offsets();
   }
 
   __device__ __forceinline__ void take(const DecodePart& part, uint32_t key, uint32_t count) {
@@ -173,9 +165,7 @@ class TensorRows {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int row = lane() % 4 * 2 + i % 2, col = Values::value_column(m, lane() / 4, i / 2);
-          float sum = sums_[tile][m][i];
-          if constexpr (ValueDecoder::offset != 0) sum -= ValueDecoder::offset * totals_[tile][i];
-          to[row * kSumsPitch + col] = sum / ValueDecoder::unit * factors[i % 2];
+          to[row * kSumsPitch + col] = sums_[tile][m][i] * factors[i % 2];
         }
       }
     }
@@ -219,40 +209,13 @@ class TensorRows {
   __device__ __forceinline__ void work(const DecodePart& part, uint32_t key, uint32_t count) {
     const uint32_t keys = ring_.at(slot_);
     const float* const scales = scales_at(slot_);
-    float x[kTiles * kN][4];
-    KERNELS_UNROLL
-    for (int n = 0; n < kTiles * kN; ++n) {
-      KERNELS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        x[n][i] = 0.f;
-        if constexpr (KeyDecoder::offset != 0) x[n][i] = offsets_[n / kN][i % 2];
-      }
-    }
+    float x[kTiles * kN][4] = {};
     multiply_keys<kN>(keys, x);
     if constexpr (Keys::scaled) scale_logits<kN>(scales, x);
     weights_.weigh(p_, part, x, key, count, [&](const typename Weights::Factors& factors) { scale_sums(factors); });
     uint32_t weights[kTiles * kN][kParts][2];
     round_weights<kN>(x, scales + kHeads * kDecodeKeys, weights);
     multiply_values<kN>(keys + Ring::kKeysBytes, weights);
-  }
-  // What a key whose codes are all 0 makes with the queries, less.
-  __device__ __forceinline__ void find_offsets() {
-    constexpr uint32_t one = KeyDecoder::one;
-    KERNELS_UNROLL
-    for (int n = 0; n < kTiles; ++n) {
-      float sums[4] = {};
-      KERNELS_UNROLL
-      for (int step = 0; step < kQueryCols / 16; ++step) {
-        KERNELS_UNROLL
-        for (int part_of = 0; part_of < kQueryParts; ++part_of) {
-          uint32_t b[2];
-          query_operand(b, part_of, n, step);
-          arch::mma_16816<KeyType>(sums, {one, one, one, one}, b);
-        }
-      }
-      KERNELS_UNROLL
-      for (int j = 0; j < 2; ++j) offsets_[n][j] = -KeyDecoder::offset * sums[j];
-    }
   }
   // Of the keys in a slot, by the queries of the part.
   template <int kN>
@@ -343,15 +306,6 @@ class TensorRows {
           }
         }
       }
-      if constexpr (ValueDecoder::offset != 0) {
-        constexpr uint32_t one = ValueDecoder::one;
-        KERNELS_UNROLL
-        for (int n = 0; n < kTiles; ++n) {
-          KERNELS_UNROLL
-          for (int part_of = 0; part_of < kParts; ++part_of)
-            arch::mma_16816<ValueType>(totals_[n], {one, one, one, one}, b[n * kN + tile][part_of]);
-        }
-      }
     }
   }
 
@@ -362,10 +316,6 @@ class TensorRows {
       for (int m = 0; m < kVDim / 16; ++m) {
         KERNELS_UNROLL
         for (int i = 0; i < 4; ++i) sums_[n][m][i] *= factors[n][i % 2];
-      }
-      if constexpr (ValueDecoder::offset != 0) {
-        KERNELS_UNROLL
-        for (int i = 0; i < 4; ++i) totals_[n][i] *= factors[n][i % 2];
       }
     }
   }
@@ -450,8 +400,7 @@ class TensorRows {
   QueryPack prefetched_[kQueryPacks][8 / kQueryPack];
   Weights weights_;
   uint32_t held_[kQueryParts][kHeld ? kQueryCols / 16 : 1][2];
-  float sums_[kTiles][kVDim / 16][4], totals_[kTiles][4];  // the values', and what codes of 1 would make
-  float offsets_[kTiles][2];                              // that logits begin at
+  float sums_[kTiles][kVDim / 16][4];
 };
 
 }  // namespace detail

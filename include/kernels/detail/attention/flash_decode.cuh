@@ -165,11 +165,10 @@ class DecodeWeights {
  public:
   using Factors = float[kTiles][2];
 
-  // per_unit: what products are multiplied by, whose keys are in a unit of their own.
-  __device__ __forceinline__ void begin(const P& p, const DecodePart& part, float per_unit = 1.f) {
+  __device__ __forceinline__ void begin(const P& p, const DecodePart& part) {
     q_len_ = int(p.shape.queries(part.b));
     kv_len_ = int(p.kv.length(part.b));
-    scale_ = p.scale * per_unit;
+    scale_ = p.scale * kLog2e;
     KERNELS_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       KERNELS_UNROLL
@@ -215,10 +214,10 @@ class DecodeWeights {
             const ScoreAt place{part.b, int64_t(part.head) * p.group + (row - query * p.group), query, at, q_len_,
                                 kv_len_};
             if constexpr (score_masks<typename P::S>) visible = key_visible(p.score, place);
-            logit = transform_logits(p.score, Pack<float, 1>{{logit * scale_}}, place).v[0] * kLog2e;
+            logit = transform_logits(p.score, Pack<float, 1>{{logit * p.scale}}, place).v[0] * kLog2e;
           }
         } else {
-          logit *= scale_ * kLog2e;
+          logit *= scale_;
         }
         logit = visible ? logit : -infinity<float>();
         most[n][j] = greater(most[n][j], logit);
