@@ -23,7 +23,7 @@ constexpr int kDecodeStageBytes = 8 << 10;
 
 // Parts that two heads of keys whose rows stand in one tile are cut into, at most, with 4 bits and with 8: where there
 // are more, each has twice as many rows to leave and to merge. With 8 bits a head fills a line of memory by itself. The
-// same as above, with pairs and one head at a time: int4, 64 sequences of 4,096 keys 85 and 107 us, 16 of 8,192 48 and
+// same as above, with pairs and one head at a time: int4, 64 sequences of 4,096 keys 86 and 107 us, 16 of 8,192 49 and
 // 55, 8 of 4,096 22.1 and 22.9, one of 4,096 13.8 and 12.4; e4m3, which is no longer paired, 64 of 4,096 127 and 130,
 // 16 39.5 and 36.8, 8 24.9 and 24.4.
 constexpr int kPairParts4 = 4, kPairParts8 = 1;
