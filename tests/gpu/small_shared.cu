@@ -155,7 +155,7 @@ TEST_CASE("small shared memory: decode") {
   CHECK_TALLY(t);
 }
 
-// Two heads of codes do not fit together, or at all: then each head is worked on by itself.
+// So many that two heads of keys would share a tile, if there were shared memory for the tensor cores' kernel.
 TEST_CASE("small shared memory: decode, codes of many heads") {
   Tally t;
   for (const int shared : kSizes) {

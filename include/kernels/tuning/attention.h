@@ -21,11 +21,11 @@ constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 // int4 at a time: 142, 118 and 108 us, and with one sequence 11.6, 10.6 and 11.4; 16 and 32 of e4m3 134 both.
 constexpr int kDecodeStageBytes = 8 << 10;
 
-// Parts that two heads of keys whose rows stand in one tile are cut into, at most, with 4 bits and with 8: where there
-// are more, each has twice as many rows to leave and to merge. With 8 bits a head fills a line of memory by itself. The
-// same as above, with pairs and one head at a time: int4, 64 sequences of 4,096 keys 86 and 107 us, 16 of 8,192 49 and
-// 55, 8 of 4,096 22.1 and 22.9, one of 4,096 13.8 and 12.4; e4m3, which is no longer paired, 64 of 4,096 127 and 130,
-// 16 39.5 and 36.8, 8 24.9 and 24.4.
+// Where two heads of keys share a tile of queries: parts that the keys of a sequence are cut into, at most, with 4 bits
+// and with 8. In more parts each has twice as many rows to leave and to merge, and with 8 bits a head fills a line of
+// memory by itself. The same as above, two heads and one head at a time: int4, 64 sequences of 4,096 keys 86 and 107
+// us, 16 of 8,192 49 and 55, and, by code that decoded 4 bits in fewer instructions, one of 4,096 13.8 and 12.4; e4m3,
+// which is always taken one head at a time by now, 64 sequences of 4,096 keys 127 and 130, 16 39.5 and 36.8.
 constexpr int kPairParts4 = 4, kPairParts8 = 1;
 
 // Steps by which entries of page tables are prefetched. The same, half in pages of 16: 251.7 us with 2 or 4, 258.0

@@ -99,6 +99,7 @@ constexpr double kStepsBesides = 16;
 // 4096 x 14336 take 37.8 us where two took 45.9. There were 39 clusters of three on that device at a time, 30 of four,
 // 15 of eight: others differ. Blocks of other rows that get each other's inputs (multicast) took 0 to 15 % longer.
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
+// Of so many blocks that share K, compared to two.
 constexpr double kCostOfSharers[] = {0, 0, 1, 1.35, 1.6, 1.8, 2, 2.15, 2.3};
 constexpr double cost_of_boxes(double waves, double steps, int sharers, int tokens, int rows, double weight_bytes,
                                double copied_bytes, int memory_gbs) {

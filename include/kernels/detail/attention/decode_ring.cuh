@@ -142,6 +142,7 @@ class DecodeRing {
     }
     return found;
   }
+  // The same in a view of the user's own, where each tile may have another distance between its rows.
   __device__ __forceinline__ Found find_tile_of_view(int tile) {
     const auto key = p_.kv.key(next_.b, next_.head, key_of(tile));
     const auto value = p_.kv.value(next_.b, next_.head, key_of(tile));
