@@ -22,7 +22,7 @@ template <class TX = k::half, class Make>
 void decoded(const char* what, int64_t unit, const Make& make) {
   for (const bool aligned : {true, false}) {
     for (const int64_t cols :
-         aligned ? std::vector<int64_t>{32, 64, 96, 512, 1024, 4128} : std::vector<int64_t>{64, 200, 1024}) {
+         aligned ? std::vector<int64_t>{32, 64, 96, 512, 1024, 2240, 4128} : std::vector<int64_t>{64, 200, 1024}) {
       for (const int64_t n : {3, 70}) {
         const auto w = aligned ? make(n, cols, (unit - cols % unit) % unit, 0) : make(n, cols, unit / 4, unit / 4);
         for (const int64_t m : {1, 3, 7, 16, 40}) {
@@ -150,14 +150,45 @@ TEST_CASE("matmul: inputs and weights of 8 bits") {
   }
 }
 
+// Blocks that share a multiprocessor, with several steps for each group of warps.
+TEST_CASE("matmul: codes of more rows than multiprocessors take at once") {
+  const int64_t n = 64 * k::Exec(Stream()).device().sm_count + 70, cols = 2240;
+  const FourBit<k::half, false, DeviceMemory> int4(n, cols, 32, 0, 0);
+  const FourBit<float, true, DeviceMemory> uint4(n, cols, 32, 0, 0);
+  const Scaled<int8_t, k::half, DeviceMemory> int8(n, cols, Grain::group, 32, 0, 0);
+  for (const int64_t m : {3, 20}) {
+    REQUIRE(streams<k::half>(m, n, cols, int4));
+    check<k::half, float>("int4", {m, n, cols}, Path::skinny, int4, 0x1p-10);
+    check<k::half, float>("uint4", {m, n, cols}, Path::skinny, uint4, 0x1p-10);
+    check<k::half, float>("int8", {m, n, cols}, Path::skinny, int8, 0x1p-10);
+    const Matrix<k::half> x(1, m, cols, cols, 0, 0.3);
+    const auto in = k::load(static_cast<const k::half*>(x.data()), cols);
+    const std::vector<Row<>> normal =
+        rmsnorm_rows({m, n, cols}, 1e-6, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); });
+    Device<float> y(m, n, n);
+    expect(
+        "rmsnorm", {m, n, cols}, Path::skinny, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6f)), int4.source(), k::store(y.data(), n),
+                           {m, n, cols}, policy);
+        },
+        [&](int64_t r, int64_t c) {
+          return product(
+              r, c, cols, [&](int64_t a, int64_t i) { return normal[size_t(a)][size_t(i)]; }, int4,
+              units(Path::skinny, cols), 0x1p-10);
+        });
+  }
+}
+
 TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of 4 bits") {
   for (const int group : {32, 128}) {
-    for (const Sizes s : {Sizes{1, 21, 4128}, Sizes{2, 40, 1056}, Sizes{5, 7, 288}}) {
+    for (const Sizes s : {Sizes{1, 21, 4128}, Sizes{2, 40, 1056}, Sizes{5, 7, 288}, Sizes{12, 70, 4352},
+                          Sizes{27, 40, 2304}}) {
       const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
       const FourBit<k::half, false, DeviceMemory> gate(s.n, s.k, group, 0, 0), up(s.n, s.k, group, 4, 4);
       const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
       const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-      const double u = units(Path::skinny, s.k);
+      const double u = units(Path::skinny, s.k), rounded = s.m > 2 ? 0x1p-10 : 0;  // where codes stream
       Device<float> y(s.m, s.n, s.n + 1), both(s.m, 2 * s.n, 2 * s.n);
       expect(
           "swiglu", s, Path::skinny, y,
@@ -166,7 +197,7 @@ TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of
                              {s.m, s.n, s.k}, policy);
           },
           [&](int64_t m, int64_t n) {
-            return silu(product(m, n, s.k, value, gate, u)) * product(m, n, s.k, value, up, u);
+            return silu(product(m, n, s.k, value, gate, u, rounded)) * product(m, n, s.k, value, up, u, rounded);
           });
       expect(
           "stacked", s, Path::skinny, both,
@@ -175,7 +206,8 @@ TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of
                              {s.m, 2 * s.n, s.k}, policy);
           },
           [&](int64_t m, int64_t n) {
-            return n < s.n ? product(m, n, s.k, value, gate, u) : product(m, n - s.n, s.k, value, up, u);
+            return n < s.n ? product(m, n, s.k, value, gate, u, rounded)
+                           : product(m, n - s.n, s.k, value, up, u, rounded);
           });
       const std::vector<Row<>> normal = rmsnorm_rows(s, 1e-6, value);
       expect(
@@ -186,7 +218,7 @@ TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of
           },
           [&](int64_t m, int64_t n) {
             return product(
-                m, n, s.k, [&](int64_t r, int64_t i) { return normal[size_t(r)][size_t(i)]; }, up, u);
+                m, n, s.k, [&](int64_t r, int64_t i) { return normal[size_t(r)][size_t(i)]; }, up, u, rounded);
           });
     }
   }

@@ -129,12 +129,15 @@ __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from, int 
                  : "memory");
   }
 }
-// Or nothing at all. A predicate, not a branch, so that other instructions may be scheduled around it.
-__device__ __forceinline__ void copy_async_4_if(uint32_t to, const void* from, int bytes, bool wanted) {
+// All of 4, 8 or 16 by way of the L1, zeros in their place, or nothing at all. Predicates, not branches, so that other
+// instructions may be scheduled around them.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_if(uint32_t to, const void* from, bool wanted, bool zeros) {
   if constexpr (kCompiledFor >= 80) {
     asm volatile(
-        "{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted cp.async.ca.shared.global [%0], [%1], 4, %2;}" ::"r"(to),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(int(wanted))
+        "{.reg .pred wanted, zeros; setp.ne.b32 wanted, %2, 0; setp.ne.b32 zeros, %3, 0;"
+        "@wanted cp.async.ca.shared.global [%0], [%1], %4, zeros;}" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(int(wanted)), "r"(int(zeros)), "n"(kBytes)
         : "memory");
   }
 }

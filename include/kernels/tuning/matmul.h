@@ -57,16 +57,21 @@ constexpr int kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
-// Weights of 8 and 4 bits stream as well, from 2 to 32 tokens (H200, by a program that was not kept): 14336 x 4096 with
-// 4, 16, 32 tokens takes 17.7, 19.2 and 21.0 us (int8 with a scale for a row), 14.3, 17.1 and 22.4 (int4 with one for
-// 128 columns), in tiles with wgmma 20.6, 21.0 and 21.4, 22.5, 22.8 and 22.9; 4096 x 14336 19.0, 19.5, 21.3 and 15.1,
-// 17.4, 21.2, in tiles 31.4 to 33.2 and 35.8 to 38.0. Instructions bound them: loops for each number of tokens without
-// any branch between a step's products took a quarter less time with int4 than one loop with branches, though they
-// multiply rows that are not there; eight warps that share a step, instead of four that make two runs of it, took 10 %
-// longer. So rows on the busiest multiprocessor count in full. Code for sm_80 on the same GPU: as long; and with 64
-// tokens, where blocks cannot share K, two blocks of 32 took 37 us for the 117 of tiles (int8, 4096 x 14336; half 50
-// and 113), but 44 for 38 with 14336 x 4096 (half 61 and 41). Where 64 bytes of codes have several scales, two tokens
-// are faster with each row in one go (int4 with a scale for 32, bench/matmul: 13.6 us, streaming 17.6).
+// Weights of 8 and 4 bits stream as well, from 2 to 32 tokens, to groups of two warps with a ring each. Instructions
+// bound them, and how many warps a scheduler has to choose from. So a block has four groups, or kCodeGroups of 4
+// bits if two blocks share a multiprocessor; with three stages for 8 bits and two for 4, of which a third took 3 %
+// longer. 8, 16 and 32 tokens (H200, CUDA 13.0, 2026-11, by a program that was not kept, microseconds; in brackets
+// the code before, one or two groups of four warps with a quarter of the columns each): int4 with a scale for 32
+// columns 14.3, 16.5, 21.8 (18.0, 20.1, 25.0) for 14336 x 4096 and 14.3, 16.0, 20.1 (19.4, 21.3, 25.2) for 4096 x
+// 14336, of which a read takes 8.9; with one for 128 columns 14.0, 16.2, 21.1 (14.2, 16.5, 21.6) for 14336 x 4096;
+// int8 with one for a row 17.2, 18.1, 19.7. Groups of one warp took 18.1, 18.7, 25.8 for the first of these. Scales
+// that come by way of the L1 (FewBody::kScalesByL1) took 4 % less time with 8 tokens, but 8 % more with 32, when
+// rings leave the L1 little. In tiles with wgmma 8 to 32 tokens took 20.6 to 22.9 and 31 to 38. Code for sm_80 on
+// the same GPU, with the code before: with 64 tokens, where blocks cannot share K, two blocks of 32 took 37 us for
+// the 117 of tiles (int8, 4096 x 14336; half 50 and 113), but 44 for 38 with 14336 x 4096 (half 61 and 41). Where 64
+// bytes of codes have several scales, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3
+// and 12.8 us).
+constexpr int kCodeGroups = 2;
 
 // Where weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the
 // average, if it has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks

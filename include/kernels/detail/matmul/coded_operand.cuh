@@ -31,7 +31,7 @@ class CodedOperand {
 
   template <class Which>
   __device__ __forceinline__ CodedOperand(const Which& which, int first_col, int cols, int group_log2)
-      : col_(first_col), cols_(cols), group_log2_(group_log2) {
+      : col_(first_col), group_log2_(group_log2) {
     KERNELS_UNROLL
     for (int i = 0; i < kCodes; ++i) {
       which(row() + i * kRowsPerPass, [&](const Source& source, int64_t at, bool is_there) {
@@ -40,7 +40,11 @@ class CodedOperand {
       });
     }
     if constexpr (scaled)
-      which(int(threadIdx.x), [&](const Source& source, int64_t at, bool) { groups_ = coded_row(source, at); });
+      which(int(threadIdx.x), [&](const Source& source, int64_t at, bool) {
+        const Row row = coded_row(source, at);
+        scales_ = {row.scales, cols, group_log2};
+        if constexpr (zeroed) zeros_ = {row.zeros, cols, group_log2};
+      });
   }
 
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
@@ -76,9 +80,11 @@ class CodedOperand {
       zeros_ = stage + kCodeBytes + kScaleBytes + row_ * kScaleRow + place_of_group<Zero>(first, group);
     }
     __device__ __forceinline__ void decode(uint32_t (&weights)[4], int j) const {
-      decode_eight<T, Code, kByGroup>(weights, codes_ + j * (8 * kRowBytes),
-                                      reinterpret_cast<const Scale*>(scales_ + j * (8 * kScaleRow)),
-                                      reinterpret_cast<const Zero*>(zeros_ + j * (8 * kScaleRow)));
+      uint32_t words[kLaneBytes<kPack> / 4];
+      memcpy(words, __builtin_assume_aligned(codes_ + j * (8 * kRowBytes), sizeof(words)), sizeof(words));
+      decode_eight<T, Code>(weights, words, zero_at<Zero>(zeros_ + j * (8 * kScaleRow)));
+      if constexpr (kByGroup)
+        scale_eight<T>(weights, pair_of_scale<T>(*reinterpret_cast<const Scale*>(scales_ + j * (8 * kScaleRow))));
     }
 
    private:
@@ -95,15 +101,15 @@ class CodedOperand {
   static __device__ __forceinline__ uint32_t mine() { return row() * kRowBytes + swizzled(row(), chunk()) * 16; }
   __device__ __forceinline__ void copy_groups_of(uint32_t stage, int col, bool more) const {
     const uint32_t to = stage + kCodeBytes + threadIdx.x * kScaleRow;
-    const int log2 = lesser(group_log2_, 30);
-    if (group_log2_ != kOneForAll) copy_words_of_groups<kStep>(to, groups_.scales, col, cols_, log2, more);
-    if constexpr (zeroed) copy_words_of_groups<kStep>(to + kScaleBytes, groups_.zeros, col, cols_, log2, more);
+    scales_.bring(to, col, more && group_log2_ != kOneForAll);
+    if constexpr (zeroed) zeros_.bring(to + kScaleBytes, col, more);
   }
 
   const unsigned char* codes_[kCodes];
   unsigned there_ = 0;
-  Row groups_;
-  int col_, cols_, group_log2_;
+  GroupCopy<kStep, Scale, false> scales_;
+  GroupCopy<kStep, Zero, false> zeros_;
+  int col_, group_log2_;
 };
 
 }  // namespace detail

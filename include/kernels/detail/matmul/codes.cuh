@@ -158,58 +158,86 @@ __device__ __forceinline__ uint32_t pair_of_scale(Scale scale) {
   }
 }
 
-// A row's scales of kCols columns, or its zero points, where each row has them from a word on: so many bytes. They are
-// copied with the words that they lie in; those of groups that are not there become zeros.
+// A row's scales of kCols columns, or its zero points, where each row has them from a word on: so many bytes.
 template <int kCols, class Of>
 KERNELS_HD int bytes_of_groups(int group_log2) {
   return greater((kCols >> lesser(group_log2, 30)) * int(sizeof(Of)), 4);
 }
-template <int kCols, class Of>
-__device__ __forceinline__ void copy_words_of_groups(uint32_t to, const Of* row, int col, int columns, int log2,
-                                                     bool wanted) {
-  const int first = (col >> log2) * int(sizeof(Of)) & ~3, bytes = bytes_of_groups<kCols, Of>(log2),
-            there = ((columns - 1 >> log2) + 1) * int(sizeof(Of)) - first;
-  const unsigned char* const from = reinterpret_cast<const unsigned char*>(row) + first;
-  const auto copy = [&](int i) {
-    arch::copy_async_4_if(to + i, i < there ? from + i : from, greater(0, lesser(4, there - i)), wanted);
-  };
-  copy(0);
+// Copies those of one row to shared memory, kCols columns at a time, with the words that they lie in, as many of these
+// at a time as lie together. Those of groups that are not there become zeros. The row begins at a word, and what is
+// copied goes to a multiple of its bytes, or of 16. kByL1: where the L1 is large enough to keep the rest of a sector of
+// 32 bytes until the next step.
+template <int kCols, class Of, bool kByL1>
+class GroupCopy {
+ public:
+  GroupCopy() = default;
+  __device__ __forceinline__ GroupCopy(const Of* row, int columns, int group_log2)
+      : row_(opaque(reinterpret_cast<const unsigned char*>(row))), log2_(lesser(group_log2, 30)) {
+    all_ = opaque(((columns - 1 >> log2_) + 1) * int(sizeof(Of)));
+    bytes_ = opaque(bytes_of_groups<kCols, Of>(log2_));
+    const unsigned alignment = unsigned(reinterpret_cast<uintptr_t>(row)) | unsigned(all_) | unsigned(bytes_);
+    width_ = opaque(alignment % 16 == 0 ? 16 : alignment % 8 == 0 ? 8 : alignment % 4 == 0 ? 4 : 0);
+  }
+  // col: a multiple of kCols.
+  __device__ __forceinline__ void bring(uint32_t to, int col, bool wanted) const {
+    const int first = (col >> log2_) * int(sizeof(Of)) & ~3;
+    const unsigned char* const from = row_ + first;
+    const auto copy = [&](int i) {
+      const bool past_end = first + i >= all_;
+      if constexpr (kByL1) arch::copy_async_if<16>(to + i, from + i, wanted && width_ == 16, past_end);
+      else arch::copy_async_16_if(to + i, from + i, wanted && width_ == 16, past_end);
+      arch::copy_async_if<8>(to + i, from + i, wanted && width_ == 8, past_end);
+      arch::copy_async_if<4>(to + i, from + i, wanted && width_ == 4, past_end);
+    };
+    // Mostly this is all, and has no branch.
+    copy(0);
+    if (width_ == bytes_) return;
 #pragma unroll 1
-  for (int i = 4; i < bytes; i += 4) copy(i);
-}
+    for (int i = width_; i < bytes_ && wanted; i += greater(width_, 4)) {
+      if (width_ > 0) copy(i);
+      else arch::copy_async_4(to + i, first + i < all_ ? from + i : row_, greater(0, lesser(4, all_ - first - i)));
+    }
+  }
+
+ private:
+  const unsigned char* row_;
+  // bytes_: of kCols columns; all_: of the row; width_: copied at a time, 0 where a row's last word is not all there.
+  int log2_, all_, bytes_, width_;
+};
 // Where in these bytes that of a group is. first: the group of the first column.
 template <class Of>
 __device__ __forceinline__ int place_of_group(int first, int group) {
   return (first * int(sizeof(Of)) & 3) + (group - first) * int(sizeof(Of));
 }
 
-// Eight codes in their bytes, and the four pairs of T that they make, in the order of their decoder. kByGroup: times
-// their scale, in 16 bits.
+// The bytes of eight codes.
 template <int kPack>
 constexpr int kLaneBytes = 128 / kPack;
-template <class T, class Code, bool kByGroup, class Scale, class Zero>
-__device__ __forceinline__ void decode_eight(uint32_t (&weights)[4], const unsigned char* codes, const Scale* scale,
-                                             const Zero* zero) {
-  constexpr int kBytes = Decoder<Code>::each == 8 ? 4 : 8;
-  uint32_t words[kBytes / 4];
-  memcpy(words, __builtin_assume_aligned(codes, kBytes), kBytes);
-  const auto decode = [&](const auto& shift) {
-    if constexpr (kBytes == 4) {
-      Decoder<Code>::template pairs<T>(weights, words[0], shift);
-    } else {
-      uint32_t halves[2][2];
-      Decoder<Code>::template pairs<T>(halves[0], words[0], shift);
-      Decoder<Code>::template pairs<T>(halves[1], words[1], shift);
-      memcpy(weights, halves, sizeof(weights));
-    }
-  };
-  if constexpr (std::is_same<Zero, Nothing>::value) decode(Nothing{});
-  else decode(convert<float>(*zero));
-  if constexpr (kByGroup) {
-    const uint32_t factor = pair_of_scale<T>(*scale);
-    KERNELS_UNROLL
-    for (int i = 0; i < 4; ++i) weights[i] = arch::fma_pair<T>(weights[i], factor, 0x80008000u);
+// The four pairs of T that eight codes make, in the order of their decoder. zero: their zero point as a float, or
+// Nothing.
+template <class T, class Code, int kWords, class Zero>
+__device__ __forceinline__ void decode_eight(uint32_t (&weights)[4], const uint32_t (&words)[kWords],
+                                             const Zero& zero) {
+  if constexpr (kWords == 1) {
+    Decoder<Code>::template pairs<T>(weights, words[0], zero);
+  } else {
+    uint32_t halves[2][2];
+    Decoder<Code>::template pairs<T>(halves[0], words[0], zero);
+    Decoder<Code>::template pairs<T>(halves[1], words[1], zero);
+    memcpy(weights, halves, sizeof(weights));
   }
+}
+// Times their scale, in 16 bits.
+template <class T>
+__device__ __forceinline__ void scale_eight(uint32_t (&weights)[4], uint32_t factor) {
+  KERNELS_UNROLL
+  for (int i = 0; i < 4; ++i) weights[i] = arch::fma_pair<T>(weights[i], factor, 0x80008000u);
+}
+// The zero point at an address, as a decoder takes it.
+template <class Zero>
+__device__ __forceinline__ auto zero_at(const unsigned char* at) {
+  if constexpr (std::is_same<Zero, Nothing>::value) return Nothing();
+  else return convert<float>(*reinterpret_cast<const Zero*>(at));
 }
 
 }  // namespace detail

@@ -274,7 +274,7 @@ class ProductEngine {
   // Weights that stream through shared memory.
   static constexpr bool streams() {
     if constexpr (!has_skinny || chunk_x < 2) return false;
-    else if constexpr (codes) return FewBody<P>::Weights::possible;
+    else if constexpr (codes) return FewBody<P, 1>::Weights::possible;
     else return is_16_bit<copied_type<W>>;
   }
   static constexpr bool has_few = streams();
@@ -285,8 +285,9 @@ class ProductEngine {
       if (p_.m <= most_in_one_go() || pack_x_ < chunk_x || p_.k <= 0 || p_.k % 8 != 0) return false;
       if constexpr (codes) {
         if (!copies_codes()) return false;
-        const int stage = FewBody<P>::stage_bytes(lesser<int64_t>(p_.m, kFewTokens), group_log2());
-        return FewBody<P>::shared_bytes(1, 1, stage, 3) <= ex_.device().shared_per_block - tuning::kSharedBesides;
+        const int least =
+            visit_few<P>(p_.m, [&](auto body) { return body.shared_bytes(1, 1, 2, p_.m, group_log2()); });
+        return least <= ex_.device().shared_per_block - tuning::kSharedBesides;
       } else {
         return pack_w_ >= 8;
       }
@@ -367,14 +368,17 @@ class ProductEngine {
         int(lesser<int64_t>(most, 32 * greater<int64_t>(1, 4 * room >= 3 * quarter ? room : quarter))));
   }
   Status run_few() const {
-    using Few = FewBody<P>;
+    return visit_few<P>(p_.m, [&](auto body) { return run_few_of<decltype(body)>(); });
+  }
+  template <class Few>
+  Status run_few_of() const {
     int image = 0;
     KERNELS_TRY(image_architecture<Few>(ex_, image));
     const int64_t sms = ex_.device().sm_count, token_tiles = (p_.m + kFewTokens - 1) / kFewTokens,
                   tokens = lesser<int64_t>(p_.m, kFewTokens), outputs = p_.n * P::matrices, all = outputs * token_tiles;
     if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
     const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
-    typename Few::Params params{p_, 0, 3, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
+    typename Few::Params params{p_, 0, 0, 0, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
     const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // compared to weights, which are smaller
     Launch how;
     int64_t blocks = 0;
@@ -382,9 +386,11 @@ class ProductEngine {
     // As many rows for a block as keep all multiprocessors busy: with a block each, if these can hold all rows. Then
     // pairs of blocks may share K.
     const bool can_be_alone = (outputs + Few::kRows - 1) / Few::kRows * token_tiles <= sms;
-    const int most = ex_.device().shared_per_block - tuning::kSharedBesides,
-              stage_size = Few::stage_bytes(tokens, params.group_log2);
-    const bool pairs = image >= 90 && p_.k >= 16 * Few::kStep && Few::shared_bytes(2, 1, stage_size, 3) <= most;
+    const int most = ex_.device().shared_per_block - tuning::kSharedBesides, fewest = Few::coded ? 2 : 3;
+    const auto bytes = [&](int splits, int groups, int stages) {
+      return Few::shared_bytes(unsigned(splits), groups, stages, p_.m, params.group_log2);
+    };
+    const bool pairs = image >= 90 && p_.k >= 16 * Few::kStep && bytes(2, 1, fewest) <= most;
     for (int splits = 1; splits <= (pairs ? 2 : 1); ++splits) {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
@@ -395,21 +401,34 @@ class ProductEngine {
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;
       }
     }
-    // Long queues for blocks that are alone, and two groups of warps. No more blocks share a multiprocessor, those of
+    // Long queues for blocks that are alone, and more groups of warps. No more blocks share a multiprocessor, those of
     // the kernel behind included: they would gather on some of them.
     const bool alone = blocks <= sms;
     const int per_sm = alone ? 1 : 2;
-    int groups = alone && p_.k >= tuning::kStepsOfGroups * kFewRun * how.cluster ? Few::kMostGroups : 1;
-    const auto bytes = [&](int stages) { return Few::shared_bytes(unsigned(how.cluster), groups, stage_size, stages); };
-    const auto fit = [&](int stages) {
-      return bytes(stages) <= most &&
-             per_sm * (bytes(stages) + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
+    const auto fit = [&](int groups, int stages) {
+      const int wanted = bytes(how.cluster, groups, stages);
+      return wanted <= most && per_sm * (wanted + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
     };
-    if (!fit(params.stages)) groups = 1;
-    if (alone && fit(6)) params.stages = 6;
-    else if ((alone || blocks > 2 * sms) && fit(4)) params.stages = 4;
+    int groups = 1, stages = 3;
+    if (Few::coded) {
+      const bool four_bits = Coded<W>::pack == 32;
+      groups = alone || !four_bits ? Few::kMostGroups : tuning::kCodeGroups;
+      groups = int(lesser<int64_t>(groups, greater<int64_t>(1, p_.k / Few::kStep / how.cluster)));
+      if (four_bits || !fit(groups, stages)) stages = 2;
+      while (groups > 1 && !fit(groups, stages)) --groups;
+      if (!four_bits && fit(groups, 3)) stages = 3;
+    } else {
+      if (alone && p_.k >= tuning::kStepsOfGroups * Few::kStep * how.cluster && fit(Few::kMostGroups, stages))
+        groups = Few::kMostGroups;
+      if (alone && fit(groups, 6)) stages = 6;
+      else if ((alone || blocks > 2 * sms) && fit(groups, 4)) stages = 4;
+    }
+    params.stages = stages;
+    const int64_t at_once = int64_t(Few::kStep) * groups * how.cluster;
+    params.steps = int((p_.k + at_once - 1) / at_once);
     how.threads = groups * Few::kThreads;
-    how.shared = size_t(greater(bytes(params.stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
+    how.shared = size_t(
+        greater(bytes(how.cluster, groups, stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));
     if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: N is too large for this path");
     how.grid = dim3(unsigned(blocks / token_tiles), unsigned(token_tiles));
     return launch<Few>(ex_, how, params);

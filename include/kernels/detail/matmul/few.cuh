@@ -1,16 +1,16 @@
 // Products with few tokens on tensor cores, for sm_80 and up: weights stream through shared memory.
 //
-//   a block:   up to 64 rows of weights x up to 32 tokens, K in steps of 128 columns (codes: of 256, two runs)
-//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of four warps; one where several blocks are on a multiprocessor, K
-//              is short, or shared memory too small
+//   a block:   up to 64 rows of weights x up to 32 tokens, K in steps
+//   groups:    | steps 0 .. n/2 | steps n/2 .. n |   of warps, each with a share of the steps
 //
-//   ring:      | step i | step i+1 | step i+2 | ...   3, 4 or 6 stages of: weights 64 x 128 | inputs 32 x 128
-//   a run:     | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
+//   ring:      | step i | step i+1 | step i+2 | ...   2, 3, 4 or 6 stages of: weights 64 x step | inputs 32 x step
+//   a step:    of 16 bits, 256 bytes of a row of weights: | warp 0: 32 columns | warp 1 | warp 2 | warp 3 |
+//              of codes, 128 bytes of a row, so that they are decoded once: warp 0: 32 rows / warp 1: 32 rows
 //   mma:       tokens are the 16 rows, weights the 8 columns; with codes the other way around
 //
-// 256 bytes of a row of weights come at a time, or 128 where they have 4 bits, as DRAM is faster with long runs. A
-// fragment's k may be in any order that both operands share, so that the 16 bytes which a lane reads are operands of
-// two mma. The warps' sums are added in their order, and where two blocks of a cluster share K, in that of their ranks.
+// 128 or 256 bytes of a row of weights come at a time, as DRAM is faster with long runs. A fragment's k may be in any
+// order that both operands share, so that the 16 bytes which a lane reads are operands of two mma. Sums of warps and
+// groups are added in their order, and where two blocks of a cluster share K, in that of their ranks.
 //
 // All blocks run at once and read the same inputs: each begins at another step, so that they do not all want the same
 // lines of the L2 at the same time (14336 x 4096, 32 tokens: 32.0 instead of 34.7 us, 8 tokens 30.0 instead of 31.0).
@@ -23,36 +23,46 @@
 KERNELS_BEGIN
 namespace detail {
 
-template <class P>
+// For up to 8 * kTiles tokens.
+template <class P, int kTiles>
 struct FewBody {
   using X = typename P::X;
   using T = meeting_type<X, typename P::W>;
-  using Weights = FewWeights<P, T, !is_16_bit<typename Coded<typename P::W>::Code>>;
-  static constexpr int kRows = kFewRows, kTokens = kFewTokens, kRun = kFewRun, kRuns = Weights::kRuns,
-                       kStep = kRuns * kRun, kWide = 4;
-  static constexpr int kThreads = kFewThreads, kMostGroups = 2;  // of a group, and how many these are
-  static constexpr int max_threads = kMostGroups * kThreads, registers = 168;
-  using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kRun>;
-
+  static constexpr bool coded = !is_16_bit<typename Coded<typename P::W>::Code>;
+  static constexpr int kRows = kFewRows, kTokens = 8 * kTiles, kWide = 4;
+  static constexpr int kThreads = coded ? 64 : 128;   // of a group
+  static constexpr int kMostGroups = coded ? 4 : 2;   // of a block
+  static constexpr int kInputCols = 128;              // of a tile of inputs: a step has one or two
+  static constexpr int kStep = coded ? 8 * Coded<typename P::W>::pack : kInputCols;
+  static constexpr bool kScalesByL1 = kTiles < 4;
+  using Weights = FewWeights<P, T, coded, kThreads, kStep, kScalesByL1>;
+  using Inputs = TileOperand<T, X, kTokens, kThreads, 8, kInputCols>;
+  static constexpr int kRuns = Weights::kRuns, kInputs = kStep / kInputCols;
+  // Inputs that are not copied wait in registers.
+  static constexpr int max_threads = kMostGroups * kThreads,
+                       registers = !coded ? 168 : !Inputs::copied ? 255 : kTiles < 4 ? 128 : 168;
   static constexpr bool waits_by_itself = true;
+
   struct Params {
     P problem;
     int rows;    // of weights that a block has, those of a gate included: a multiple of 8 for each matrix
-    int stages;  // 3, 4 or 6, for each group
+    int steps;   // of K, that a group has at most
+    int stages;  // 2, 3, 4 or 6, for each group
     bool wide_out;       // whether the sink takes packs of kWide
     bool weights_ready;  // before the kernel ahead has ended
     int group_log2;      // of codes, as group_log2_of() says
   };
-  static KERNELS_HD int run_bytes(int64_t tokens) {
-    return Inputs::copied && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes;
+  static KERNELS_HD int input_bytes(int64_t tokens) {
+    return Inputs::copied && !coded && tokens <= 16 ? Inputs::kBytes / 2 : Inputs::kBytes;
   }
   static KERNELS_HD int stage_bytes(int64_t tokens, int group_log2) {
-    return Weights::bytes(group_log2) + kRuns * run_bytes(tokens);
+    return Weights::bytes(group_log2) + kInputs * input_bytes(tokens);
   }
   // Shared memory: what the other block of a pair leaves here, and behind it the groups' rings, or the warps' sums.
   static KERNELS_HD int received_bytes(unsigned splits) { return splits > 1 ? kTokens * kRows / 2 * 4 : 0; }
-  static KERNELS_HD int shared_bytes(unsigned splits, int groups, int stage_size, int stages) {
-    return received_bytes(splits) + groups * greater(stages * stage_size, kGroupSums * 4);
+  static KERNELS_HD int shared_bytes(unsigned splits, int groups, int stages, int64_t tokens, int group_log2) {
+    return received_bytes(splits) +
+           groups * greater(stages * stage_bytes(tokens, group_log2), Weights::kParts * kSums * 4);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -64,7 +74,7 @@ struct FewBody {
     const int tile = int(arch::cluster_index()), columns = int(p.k), stages = params.stages;
     const int64_t first_token = int64_t(blockIdx.y) * kTokens;
     const int tokens = int(lesser<int64_t>(kTokens, p.m - first_token)),
-              stage_size = stage_bytes(tokens, params.group_log2);
+              stage_size = stage_bytes(p.m, params.group_log2);
     const int groups = blockDim.x / kThreads, group = threadIdx.x / kThreads;
     const int64_t output = int64_t(tile) * (params.rows / P::matrices);
     __shared__ Uninitialized<TokenState<X>, kTokens> states;
@@ -72,19 +82,15 @@ struct FewBody {
       f(states.items[i].bind(p.x), first_token + (i < tokens ? i : 0), i < tokens);
     };
 
-    const Steps steps(columns, int(rank) * groups + group, int(splits) * groups, tile);
+    const Steps steps(columns, int(rank) * groups + group, params.steps, tile);
     const Copies copies(params, output, first_token, tokens);
-    float factor = 1;  // of the row with this thread's number
-    if constexpr (Weights::scaled) {
-      if (params.group_log2 == kOneForAll) factor = copies.weights.factor();
-    }
     const Inputs x(input, 0);
-    typename Inputs::Waiting waiting[kRuns];
+    typename Inputs::Waiting waiting[kInputs];
     unsigned char *const behind = shared + received_bytes(splits),
                   *const memory = behind + group * stages * stage_size;
     Ring<decltype(input)> ring{
         copies, x, input, memory, arch::shared_address(memory), columns, stage_size,
-        Weights::bytes(params.group_log2), run_bytes(tokens), waiting,
+        Weights::bytes(params.group_log2), input_bytes(p.m), waiting,
         Weights::scaled && params.group_log2 != kOneForAll};
     if (params.weights_ready) {
       ring.bring_first_weights(stages, steps);
@@ -94,32 +100,26 @@ struct FewBody {
     const int next = ring.bring_first(stages, steps, params.weights_ready);
 
     __shared__ float factors[Weights::scaled ? kRows : 1];
-    const auto multiply = [&](auto by_group, auto tiles) {
-      typename Weights::template Lane<decltype(by_group)::value, decltype(tiles)::value> lane(params.group_log2);
+    const auto multiply = [&](auto by_group) {
+      typename Weights::template Lane<decltype(by_group)::value, kTiles> lane(params.group_log2);
       multiply_steps(ring, steps, next, stages, tokens, lane);
       arch::copy_async_wait<0>();
       if constexpr (Weights::scaled) {
-        if (threadIdx.x < kRows) factors[threadIdx.x] = factor;
+        if (threadIdx.x < kRows) factors[threadIdx.x] = copies.weights.factor();
       }
       __syncthreads();
-      lane.template keep<kPitch>(reinterpret_cast<float*>(behind) + threadIdx.x / 32 * kWarpSums, factors, tokens);
+      lane.template keep<kPitch>(reinterpret_cast<float*>(behind) + (group * Weights::kParts + Weights::part()) * kSums,
+                                 factors, tokens);
     };
-    const auto with_tiles = [&](auto by_group) {
-      if constexpr (Weights::coded) {
-        if (tokens <= 8) return multiply(by_group, std::integral_constant<int, 1>());
-        if (tokens <= 16) return multiply(by_group, std::integral_constant<int, 2>());
-      }
-      multiply(by_group, std::integral_constant<int, 4>());
-    };
-    if (ring.by_group) with_tiles(std::integral_constant<bool, Weights::scaled>());
-    else with_tiles(std::false_type());
+    if (ring.by_group) multiply(std::integral_constant<bool, Weights::scaled>());
+    else multiply(std::false_type());
     const Outputs outputs{params,
                           output,
                           first_token,
                           tokens,
                           rank,
                           splits,
-                          groups * (kThreads / 32),
+                          groups * Weights::kParts,
                           reinterpret_cast<float*>(behind),
                           reinterpret_cast<float*>(shared)};
     if (params.wide_out) outputs.template hand_over<kWide>();
@@ -127,52 +127,54 @@ struct FewBody {
   }
 
  private:
-  static constexpr int kTileBytes = 8 * kRun * 2;  // of 8 tokens in a stage
-  static constexpr int kPitch = kRows + 8;          // floats between the sums of two tokens in shared memory
-  static constexpr int kWarpSums = kTokens * kPitch, kGroupSums = kThreads / 32 * kWarpSums;  // floats
+  static constexpr int kTileBytes = 8 * kInputCols * 2;  // of 8 tokens in a stage
+  static constexpr int kPitch = kRows + 8;              // floats between the sums of two tokens in shared memory
+  static constexpr int kSums = kTokens * kPitch;         // floats of a warp, or a group
 
-  // Steps [first, end) of K, a group's share, taken from `begin` on and around.
+  // Steps [first, end) of K, a group's share, taken from `begin` on and around, which a hash spreads over the tiles.
+  // There may be none.
   struct Steps {
     int first, end, count, begin;
-    __device__ __forceinline__ Steps(int columns, int part, int parts, int tile) {
-      const unsigned all = unsigned(columns + kStep - 1) / kStep;
-      first = int(all * unsigned(part) / unsigned(parts));
-      end = int(all * unsigned(part + 1) / unsigned(parts));
-      count = end - first;
-      begin = first + int(unsigned(tile) % unsigned(count));
+    __device__ __forceinline__ Steps(int columns, int part, int each, int tile) {
+      const int all = (columns + kStep - 1) / kStep;
+      first = part * each;
+      end = lesser(first + each, all);
+      count = greater(end - first, 0);
+      begin = first + int(__umulhi(unsigned(tile) * 0x9e3779b1u, unsigned(count)));
     }
     __device__ __forceinline__ int after(int step) const { return step + 1 == end ? first : step + 1; }
   };
 
   // What a thread copies of a step.
   struct Copies {
+    static constexpr int kTokensPerPass = kThreads / (kInputCols / 8), kEach = kTokens / kTokensPerPass;
     typename Weights::Copies weights;
-    const T* inputs[Inputs::copied ? kTokens / 8 : 1];
-    int token_tiles;
+    const T* inputs[Inputs::copied ? kEach : 1];
+    int tokens;
 
     __device__ __forceinline__ Copies(const Params& params, int64_t output, int64_t first_token, int tokens)
-        : weights(params.problem, params.rows, output, params.group_log2), token_tiles((tokens + 7) / 8) {
+        : weights(params.problem, params.rows, output, int(params.problem.k), params.group_log2), tokens(tokens) {
       if constexpr (Inputs::copied) {
         KERNELS_UNROLL
-        for (int j = 0; j < kTokens / 8; ++j)
+        for (int j = 0; j < kEach; ++j)
           inputs[j] = opaque(
-              address_of(params.problem.x, first_token + lesser(j * 8 + row(), tokens - 1), 0) + chunk() * 8);
+              address_of(params.problem.x, first_token + lesser(j * kTokensPerPass + row(), tokens - 1), 0) +
+              chunk() * 8);
       }
     }
-    // A run's: a chunk of 8 columns of every eighth row.
+    // Eight columns of some tokens. Of eight tokens all are written, if one is there.
     __device__ __forceinline__ void bring_inputs(uint32_t to, int col, int columns, bool more) const {
       const bool zeros = col + chunk() * 8 >= columns;
       KERNELS_UNROLL
-      for (int j = 0; j < kTokens / 8; ++j)
-        arch::copy_async_16_if(to + Inputs::place(row(), chunk()) + j * kTileBytes, inputs[j] + col,
-                               more && j < token_tiles, zeros);
+      for (int j = 0; j < kEach; ++j)
+        arch::copy_async_16_if(to + Inputs::place(row() + j * kTokensPerPass, chunk()), inputs[j] + col,
+                               more && j * kTokensPerPass / 8 * 8 < tokens, zeros);
     }
 
    private:
-    static __device__ __forceinline__ int chunk() { return threadIdx.x % (kRun / 8); }
-    static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kRun / 8); }
+    static __device__ __forceinline__ int chunk() { return threadIdx.x % (kInputCols / 8); }
+    static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kInputCols / 8); }
   };
-  static_assert(kThreads == 8 * (kRun / 8), "threads copy eight rows at a time");
 
   // The ring of stages, and how a step of K comes to one of them. It refers to what a thread copies: with that as its
   // own members the compiler makes other code.
@@ -183,8 +185,8 @@ struct FewBody {
     const Input& input;
     unsigned char* memory;
     uint32_t address;
-    int columns, stage_size, weight_size, run_size;
-    typename Inputs::Waiting (&waiting)[kRuns];
+    int columns, stage_size, weight_size, input_size;
+    typename Inputs::Waiting (&waiting)[kInputs];
     bool by_group;
 
     // What all stages but one hold at first. Weights may come before the rest; bring_first() returns the step that is
@@ -218,21 +220,21 @@ struct FewBody {
     // Inputs that are not copied are on their way to registers until they are stored.
     __device__ __forceinline__ void bring_inputs(int stage, int step, bool more = true) {
       KERNELS_UNROLL
-      for (int run = 0; run < kRuns; ++run) {
-        const int col = step * kStep + run * kRun;
-        if constexpr (Inputs::copied) copies.bring_inputs(address + inputs_of(stage, run), col, columns, more);
-        else if (more) x.prefetch(waiting[run], input, 0, Inputs::kEach, col, columns);
+      for (int i = 0; i < kInputs; ++i) {
+        const int col = step * kStep + i * kInputCols;
+        if constexpr (Inputs::copied) copies.bring_inputs(address + inputs_of(stage, i), col, columns, more);
+        else if (more) x.prefetch(waiting[i], input, 0, Inputs::kEach, col, columns);
       }
     }
     __device__ __forceinline__ void store_inputs(int stage, int step) const {
       if constexpr (!Inputs::copied) {
         KERNELS_UNROLL
-        for (int run = 0; run < kRuns; ++run)
-          x.store(waiting[run], memory + inputs_of(stage, run), input, 0, Inputs::kEach, step * kStep + run * kRun,
+        for (int i = 0; i < kInputs; ++i)
+          x.store(waiting[i], memory + inputs_of(stage, i), input, 0, Inputs::kEach, step * kStep + i * kInputCols,
                   columns);
       }
     }
-    __device__ __forceinline__ int inputs_of(int stage, int run) const { return stage + weight_size + run * run_size; }
+    __device__ __forceinline__ int inputs_of(int stage, int i) const { return stage + weight_size + i * input_size; }
   };
 
   // Adds up a warp's share of all steps. step: the one to be brought.
@@ -243,15 +245,18 @@ struct FewBody {
     int stage = 0, free = last_stage;  // where the next step is, and where one will be brought
     int waits = 0;                     // where inputs that are not copied will go, and of which step they are
     int waiting_step = 0, here = steps.begin;
+    const int inputs_at = opaque(int(Inputs::place((threadIdx.x & 31) / 4, Weights::chunk_of(0))));
     for (int i = 0; i < steps.count; ++i) {
       wait_for_step(stages);
       KERNELS_UNROLL
       for (int run = 0; run < kRuns; ++run) {
-        uint32_t inputs[kTokens / 8][4];
-        read_inputs(ring.memory + ring.inputs_of(stage, run), tokens, inputs);
+        uint32_t inputs[kTiles][4];
+        read_inputs(ring.memory + ring.inputs_of(stage, run * kFewRun / kInputCols) +
+                        (inputs_at ^ run * kFewRun % kInputCols * 2),
+                    tokens, inputs);
         lane.read(ring.memory + stage, here * kStep, run);
         if (run == 0) {
-          if (i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
+          if (stages > 2 && i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
           // With codes no branch: the compiler puts instructions that decode between those that copy.
           const bool more = i + stages - 1 < steps.count;
           if (Weights::coded || more) {
@@ -264,6 +269,8 @@ struct FewBody {
         }
         lane.multiply(inputs, tokens);
       }
+      // With two stages the next step is that which was asked for in this one.
+      if (stages == 2 && i + 1 < steps.count) ring.store_inputs(waits, waiting_step);
       here = steps.after(here);
       free = stage;
       stage = stage == last_stage ? 0 : stage + ring.stage_size;
@@ -271,18 +278,18 @@ struct FewBody {
   }
   // Until the group's next step is there.
   static __device__ __forceinline__ void wait_for_step(int stages) {
-    if (stages == 3) arch::copy_async_wait<1>();
+    if (stages == 2) arch::copy_async_wait<0>();
+    else if (stages == 3) arch::copy_async_wait<1>();
     else if (stages == 4) arch::copy_async_wait<2>();
     else arch::copy_async_wait<4>();
     arch::named_barrier_sync(1 + threadIdx.x / kThreads, kThreads);
   }
   // What a lane multiplies of a run, in the order of its weights.
   static __device__ __forceinline__ void read_inputs(const unsigned char* from, int tokens,
-                                                     uint32_t (&inputs)[kTokens / 8][4]) {
-    from += Inputs::place((threadIdx.x & 31) / 4, few_number());
+                                                     uint32_t (&inputs)[kTiles][4]) {
     KERNELS_UNROLL
-    for (int j = 0; j < kTokens / 8; ++j) {
-      if (j < 2 || tokens > 16) {
+    for (int j = 0; j < kTiles; ++j) {
+      if (coded || j < 2 || tokens > 16) {
         memcpy(inputs[j], __builtin_assume_aligned(from + j * kTileBytes, 16), 16);
         order_pairs<typename Weights::Code>(inputs[j]);
       }
@@ -296,8 +303,8 @@ struct FewBody {
     int64_t output, first_token;
     int tokens;
     unsigned rank, splits;
-    int warps;
-    float *sums, *received;  // of the warps, and from the other block
+    int parts;
+    float *sums, *received;  // of parts of the block's K, and from the other block
 
     // A thread makes N results at a time.
     template <int N>
@@ -381,28 +388,35 @@ struct FewBody {
       }
       Result<P, N>{params.problem, at.row, at.col, at.operands}.put_sums(whole, at.prepared);
     }
-    // Where a warp's sums of a pack are. With a gate, runs of 8 rows of either matrix take turns.
+    // Where a part's sums of a pack are. With a gate, runs of 8 rows of either matrix take turns.
     template <int N>
     static __device__ __forceinline__ int at_pack(int i, int packs) {
       const unsigned row = unsigned(i) / unsigned(packs), at = unsigned(i) % unsigned(packs) * N;
       return int(row * kPitch + (P::matrices == 1 ? at : at / 8 * 16 + at % 8));
     }
-    // Over a block's warps, in their order.
+    // Over all parts, in their order.
     template <int N>
     __device__ __forceinline__ Pack<float, N> total(const float* from) const {
       Pack<float, N> sum;
-#pragma unroll 1
-      for (int i = 0; i < warps; i += kThreads / 32) {
-        KERNELS_UNROLL
-        for (int j = 0; j < kThreads / 32; ++j) {
-          const auto warp = sums_at<N>(from + (i + j) * kWarpSums);
-          sum = i + j == 0 ? warp : sum + warp;
-        }
+#pragma unroll 4
+      for (int i = 0; i < parts; ++i) {
+        const auto part = sums_at<N>(from + i * kSums);
+        sum = i == 0 ? part : sum + part;
       }
       return sum;
     }
   };
 };
+
+// f(the kernel for so many tokens). With codes, products and loads of tokens that are not there would cost much.
+template <class P, class F>
+auto visit_few(int64_t tokens, const F& f) {
+  if constexpr (FewBody<P, 1>::coded) {
+    if (tokens <= 8) return f(FewBody<P, 1>());
+    if (tokens <= 16) return f(FewBody<P, 2>());
+  }
+  return f(FewBody<P, kFewTokens / 8>());
+}
 
 }  // namespace detail
 KERNELS_END

@@ -10,8 +10,8 @@
 KERNELS_BEGIN
 namespace detail {
 
-// Of a block, at most; and threads of a group, and columns that they share.
-constexpr int kFewTokens = 32, kFewRows = 64, kFewThreads = 128, kFewRun = 128;
+// Of a block, at most.
+constexpr int kFewTokens = 32, kFewRows = 64;
 
 // f(its matrix, its number there) for row i of a block whose outputs begin with `output`: with a gate, runs of 8 rows
 // of either matrix take turns. Rows that are not there are the last one.
@@ -21,27 +21,32 @@ __device__ __forceinline__ auto visit_few_row(const P& p, int64_t output, int i,
   return i / 8 % P::matrices == 0 ? f(p.template weights<0>(), n) : f(p.template weights<P::matrices - 1>(), n);
 }
 
-// The number of a lane's columns in its run.
-__device__ __forceinline__ int few_number() { return threadIdx.x % kFewThreads / 32 * 4 + threadIdx.x % 4; }
-
-// Columns that are not there become zeros; rows behind the first `rows` are left as they are, and nobody uses their
-// sums. A step is one run of 128 columns, or several. A lane reads rows 8j + lane / 4, and of a run the eight columns
-// with its number among 16 lanes: those of a token and of a row are four pairs, and two mma take them. Of 16 bits
-// tokens are the rows of an mma, and rows of weights its columns.
-template <class P, class T, bool kCoded>
+// What a group of kThreads has of a step of kStep columns. Columns that are not there become zeros; rows behind the
+// first `rows` are left as they are, and nobody uses their sums. A lane reads rows 8j + lane / 4, eight columns at a
+// time: those of a token and of a row are four pairs, and two mma take them. A run is what the lanes of a warp have so:
+// 32 columns. Of 16 bits the warps have runs of their own of all rows, tokens are the rows of an mma, and rows of
+// weights its columns.
+constexpr int kFewRun = 32;
+template <class P, class T, bool kCoded, int kThreads, int kStep, bool kByL1>
 struct FewWeights {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using Code = T;
-  using Tile = TileOperand<T, Gate, kFewRows, kFewThreads, 8, kFewRun>;
+  using Tile = TileOperand<T, Gate, kFewRows, kThreads, 8, kStep>;
   static_assert(Tile::copied, "weights that lie in memory as tensor cores take them");
+  static_assert(kStep == kFewRun * (kThreads / 32), "a run for each warp");
   static constexpr bool coded = false, scaled = false;
-  static constexpr int kRuns = 1, kTileBytes = 8 * kFewRun * 2;
+  static constexpr int kWarps = kThreads / 32, kRuns = kStep / kFewRun / kWarps, kParts = kWarps;
+  static constexpr int kTileBytes = 8 * kStep * 2;
+  static __device__ __forceinline__ int warp() { return threadIdx.x % kThreads / 32; }
+  // The chunk of 8 columns that a lane reads of run number `run`, and which of the group's sums its warp has.
+  static __device__ __forceinline__ int chunk_of(int run) { return (run * kWarps + warp()) * 4 + threadIdx.x % 4; }
+  static __device__ __forceinline__ int part() { return warp(); }
   static KERNELS_HD int bytes(int) { return Tile::kBytes; }
 
   // What a thread copies of a step: a chunk of 8 columns of every eighth row.
   class Copies {
    public:
-    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int) : row_tiles_(rows / 8) {
+    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int, int) : row_tiles_(rows / 8) {
       KERNELS_UNROLL
       for (int j = 0; j < kFewRows / 8; ++j)
         rows_[j] = opaque(visit_few_row(p, output, j * 8 + row(),
@@ -58,9 +63,9 @@ struct FewWeights {
     }
 
    private:
-    static __device__ __forceinline__ int chunk() { return threadIdx.x % (kFewRun / 8); }
-    static __device__ __forceinline__ int row() { return threadIdx.x % kFewThreads / (kFewRun / 8); }
-    static_assert(kFewThreads == 8 * (kFewRun / 8), "threads copy eight rows at a time");
+    static __device__ __forceinline__ int chunk() { return threadIdx.x % (kStep / 8); }
+    static __device__ __forceinline__ int row() { return threadIdx.x % kThreads / (kStep / 8); }
+    static_assert(kThreads == 8 * (kStep / 8), "threads copy eight rows at a time");
 
     const T* rows_[kFewRows / 8];
     int row_tiles_;
@@ -73,7 +78,7 @@ struct FewWeights {
     __device__ __forceinline__ explicit Lane(int) {}
     // Of a step that begins with column `col`.
     __device__ __forceinline__ void read(const unsigned char* stage, int, int) {
-      stage += Tile::place((threadIdx.x & 31) / 4, few_number());
+      stage += Tile::place((threadIdx.x & 31) / 4, chunk_of(0));
       KERNELS_UNROLL
       for (int j = 0; j < kFewRows / 8; ++j)
         memcpy(weights_[j], __builtin_assume_aligned(stage + j * kTileBytes, 16), 16);
@@ -117,11 +122,11 @@ struct FewWeights {
   };
 };
 
-// A step is two runs. Of a row, 16-byte chunk i is at i ^ row % 8, or at i ^ row % 4 * 2 where a lane reads 8 bytes.
-// Behind the codes are the scales of all rows, and then their zero points. Rows of weights are those of an mma, as what
-// is decoded may be in any register, and tokens its columns.
-template <class P, class T>
-struct FewWeights<P, T, true> {
+// Codes are decoded once: each warp has rows of its own, and all columns. These rows are those of an mma, as what is
+// decoded may be in any register, and tokens its columns. Behind the codes are the scales of all rows, and then their
+// zero points.
+template <class P, class T, int kThreads, int kStep, bool kByL1>
+struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using Code = typename Coded<Gate>::Code;
   static constexpr bool coded = true, possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
@@ -130,101 +135,134 @@ struct FewWeights<P, T, true> {
   using Scale = typename Types::Scale;
   using Zero = typename Types::Zero;
   static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
-  static constexpr int kPack = Coded<Gate>::pack, kRuns = 2, kStep = kRuns * kFewRun, kRowBytes = kStep * 16 / kPack,
-                       kCodeBytes = kFewRows * kRowBytes;
+  static constexpr int kWarpRows = kFewRows / (kThreads / 32), kRuns = kStep / kFewRun, kParts = 1;
+  static constexpr int kPack = Coded<Gate>::pack, kRowBytes = kStep * 16 / kPack, kCodeBytes = kFewRows * kRowBytes;
+  static __device__ __forceinline__ int chunk_of(int run) { return run * 4 + threadIdx.x % 4; }
+  static __device__ __forceinline__ int part() { return 0; }
+  // Of the first of a lane's rows.
+  static __device__ __forceinline__ int row() {
+    return threadIdx.x % kThreads / 32 * kWarpRows + (threadIdx.x & 31) / 4;
+  }
+  // Bytes between the scales of rows, and their zero points: of as many groups as a step can have.
+  static constexpr int kGroups = kStep / kPack, kScaleRow = kGroups * int(sizeof(Scale)),
+                       kZeroRow = kGroups * int(sizeof(Zero));
   static KERNELS_HD int scale_bytes(int group_log2) {
-    return scaled && group_log2 != kOneForAll ? kFewRows * bytes_of_groups<kStep, Scale>(group_log2) : 0;
+    return scaled && group_log2 != kOneForAll ? kFewRows * kScaleRow : 0;
   }
   static KERNELS_HD int bytes(int group_log2) {
-    return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kFewRows * bytes_of_groups<kStep, Zero>(group_log2) : 0);
+    return kCodeBytes + scale_bytes(group_log2) + (zeroed ? kFewRows * kZeroRow : 0);
   }
 
-  // A chunk of several rows, and the scales of one or its zero points.
+  // A chunk of several rows, and the scales and zero points of one.
   class Copies {
    public:
-    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int group_log2)
+    __device__ __forceinline__ Copies(const P& p, int rows, int64_t output, int columns, int group_log2)
         : row_tiles_(rows / 8), group_log2_(group_log2) {
       const auto find = [](const Gate& source, int64_t n) { return coded_row(source, n); };
+      const int last = int(lesser<int64_t>(p.n - 1 - output, kFewRows));
       KERNELS_UNROLL
-      for (int i = 0; i < kEach; ++i)
-        codes_[i] = opaque(visit_few_row(p, output, i * kRowsPerPass + row(), find).codes + chunk() * 16);
-      if constexpr (scaled) groups_ = visit_few_row(p, output, thread() % kFewRows, find);
+      for (int i = 0; i < kEach; ++i) {
+        const int at = i * kRowsPerPass + row();
+        if (i < kAlike || !CodesInMemory<Gate>::in_rows) {
+          codes_[i] = opaque(visit_few_row(p, output, at, find).codes + chunk() * 16);
+        } else {  // cheaper, and there are blocks with no more than a few steps
+          const int64_t distance = visit_few_row(p, output, at, [](const Gate& source, int64_t) {
+            return coded_row(source, 1).codes - coded_row(source, 0).codes;
+          });
+          const bool there = at / (8 * P::matrices) * 8 + at % 8 <= last;
+          codes_[i] = opaque(codes_[i - kAlike] + (there ? kAlike * kRowsPerPass / P::matrices * distance : 0));
+        }
+      }
+      if constexpr (scaled) {
+        const Row own = visit_few_row(p, output, thread(), find);
+        if (group_log2 == kOneForAll) factor_ = *own.scales;
+        scales_ = {own.scales, columns, group_log2};
+        if constexpr (zeroed) zeros_ = {own.zeros, columns, group_log2};
+      }
     }
     template <bool kByGroup>
     __device__ __forceinline__ void bring(uint32_t stage, int col, int columns, bool more) const {
-      const bool zeros = col + chunk() * kPack >= columns;
+      const bool past_end = col + chunk() * kPack >= columns;
       const uint32_t to = stage + row() * kRowBytes + swizzled(row(), chunk()) * 16;
       KERNELS_UNROLL
       for (int i = 0; i < kEach; ++i)
         arch::copy_async_16_if(to + i * (kRowsPerPass * kRowBytes), codes_[i] + col / kPack * 16,
-                               more && i * (kRowsPerPass / 8) + row() / 8 < row_tiles_, zeros);
-      if constexpr (kByGroup || zeroed) {
-        const int log2 = lesser(group_log2_, 30), i = thread() % kFewRows;
-        const uint32_t groups = stage + kCodeBytes;
-        if constexpr (kByGroup)
-          copy_words_of_groups<kStep>(groups + i * bytes_of_groups<kStep, Scale>(log2), groups_.scales, col, columns,
-                                      log2, more && thread() < kFewRows);
-        if constexpr (zeroed)
-          copy_words_of_groups<kStep>(groups + scale_bytes(group_log2_) + i * bytes_of_groups<kStep, Zero>(log2),
-                                      groups_.zeros, col, columns, log2, more && thread() >= kFewRows);
-      }
+                               more && i * (kRowsPerPass / 8) + row() / 8 < row_tiles_, past_end);
+      const uint32_t groups = stage + kCodeBytes;
+      if constexpr (kByGroup) scales_.bring(groups + thread() * kScaleRow, col, more);
+      if constexpr (zeroed) zeros_.bring(groups + scale_bytes(group_log2_) + thread() * kZeroRow, col, more);
     }
-    // The scale of row number thread().
-    __device__ __forceinline__ float factor() const { return convert<float>(*groups_.scales); }
+    static_assert(kThreads == kFewRows, "a thread for the scales of each row");
+    // The scale of the row with this thread's number, if it is for all columns, or 1.
+    __device__ __forceinline__ float factor() const { return group_log2_ == kOneForAll ? convert<float>(factor_) : 1; }
 
    private:
-    static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kFewThreads / kChunks,
-                         kEach = kFewRows / kRowsPerPass;
-    static __device__ __forceinline__ int thread() { return threadIdx.x % kFewThreads; }
+    static constexpr int kChunks = kRowBytes / 16, kRowsPerPass = kThreads / kChunks, kEach = kFewRows / kRowsPerPass;
+    // Passes until a thread has a row of the same matrix.
+    static constexpr int kAlike = 8 * P::matrices > kRowsPerPass ? 8 * P::matrices / kRowsPerPass : 1;
+    static_assert(kRowsPerPass % 8 == 0, "all chunks of a thread are swizzled alike");
+    static __device__ __forceinline__ int thread() { return threadIdx.x % kThreads; }
     static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
     static __device__ __forceinline__ int row() { return thread() / kChunks; }
 
     const unsigned char* codes_[kEach];
-    Row groups_;
+    Scale factor_;
+    GroupCopy<kStep, Scale, kByL1> scales_;
+    GroupCopy<kStep, Zero, kByL1> zeros_;
     int row_tiles_, group_log2_;
   };
-  static_assert(kFewThreads == 2 * kFewRows, "a thread for each row's scales, and one for its zero points");
 
   // kByGroup: whether weights are multiplied by their scales, in 16 bits. With kTiles times 8 tokens.
   template <bool kByGroup, int kTiles>
   class Lane {
    public:
     static constexpr bool by_group = kByGroup;
-    __device__ __forceinline__ explicit Lane(int group_log2)
-        : group_log2_(lesser(group_log2, 30)),
-          scale_row_(bytes_of_groups<kStep, Scale>(group_log2_)),
-          zero_row_(bytes_of_groups<kStep, Zero>(group_log2_)) {}
-    __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
-      const int row = (threadIdx.x & 31) / 4, mine = run * 16 + few_number(), byte = mine * kLaneBytes<kPack>;
-      const int first = col >> group_log2_, group = col + mine * 8 >> group_log2_;
-      codes_ = stage + row * kRowBytes + swizzled(row, byte / 16) * 16 + byte % 16;
-      scales_ = stage + kCodeBytes + row * scale_row_ + place_of_group<Scale>(first, group);
-      zeros_ = stage + kCodeBytes + (kByGroup ? kFewRows * scale_row_ : 0) + row * zero_row_ +
-               place_of_group<Zero>(first, group);
+    __device__ __forceinline__ explicit Lane(int group_log2) : log2_(lesser(group_log2, 30)) {
+      const int lane = threadIdx.x & 31, first = row() - lane / 4 + lane % 16, byte = lane % 4 * kLaneBytes<kPack>;
+      codes_at_ = opaque(kWords == 1 ? first * kRowBytes + swizzled(first, lane / 16) * 16
+                                     : row() * kRowBytes + swizzled(row(), byte / 16) * 16 + byte % 16);
+      const int group = lane % 4 * 8 >> log2_;
+      scales_at_ = opaque(kCodeBytes + row() * kScaleRow + group * int(sizeof(Scale)));
+      zeros_at_ = opaque(kCodeBytes + (kByGroup ? kFewRows * kScaleRow : 0) + row() * kZeroRow +
+                         group * int(sizeof(Zero)));
     }
-    __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kFewTokens / 8][4], int) {
+    // Run number `run` of a step that begins with column `col`. They are read in turn: an odd one may use what was read
+    // with the one before.
+    __device__ __forceinline__ void read(const unsigned char* stage, int col, int run) {
+      read_codes(stage, run);
+      const int first = col >> log2_, group = run * kFewRun >> log2_;
       KERNELS_UNROLL
-      for (int i = 0; i < kFewRows / 16; ++i) {
+      for (int i = 0; i < kTilesOfRows; ++i) {
+        if constexpr (kByGroup)
+          factors_[i] = pair_of_scale<T>(*reinterpret_cast<const Scale*>(
+              stage + scales_at_ + i * (8 * kScaleRow) + place_of_group<Scale>(first, first + group)));
+        if constexpr (zeroed)
+          zeros_[i] =
+              zero_at<Zero>(stage + zeros_at_ + i * (8 * kZeroRow) + place_of_group<Zero>(first, first + group));
+      }
+    }
+    __device__ __forceinline__ void multiply(const uint32_t (&inputs)[kTiles][4], int) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kTilesOfRows; i += 2) {
         uint32_t upper[4], lower[4];
-        decode(upper, 2 * i), decode(lower, 2 * i + 1);
+        decode(upper, i), decode(lower, i + 1);
         KERNELS_UNROLL
         for (int j = 0; j < kTiles; ++j) {
           KERNELS_UNROLL
           for (int k = 0; k < 4; k += 2) {
             const uint32_t a[4] = {upper[k], lower[k], upper[k + 1], lower[k + 1]},
                            b[2] = {inputs[j][k], inputs[j][k + 1]};
-            arch::mma_16816<T>(sums_[i][j], a, b);
+            arch::mma_16816<T>(sums_[i / 2][j], a, b);
           }
         }
       }
     }
     template <int kPitch>
     __device__ __forceinline__ void keep(float* sums, const float* factors, int tokens) const {
-      const int row = (threadIdx.x & 31) / 4;
-      float* const to = sums + 2 * (threadIdx.x % 4) * kPitch + row;
+      float* const to = sums + 2 * (threadIdx.x % 4) * kPitch + row();
       KERNELS_UNROLL
-      for (int i = 0; i < kFewRows / 8; ++i) {
-        const float factor = scaled ? factors[row + 8 * i] : 1.f;
+      for (int i = 0; i < kWarpRows / 8; ++i) {
+        const float factor = scaled ? factors[row() + 8 * i] : 1.f;
         KERNELS_UNROLL
         for (int j = 0; j < kTiles; ++j) {
           if (8 * j >= tokens) break;
@@ -235,22 +273,46 @@ struct FewWeights<P, T, true> {
     }
 
    private:
-    // Of row 8j.
-    __device__ __forceinline__ void decode(uint32_t (&weights)[4], int j) const {
-      decode_eight<T, Code, kByGroup>(weights, codes_ + j * (8 * kRowBytes),
-                                      reinterpret_cast<const Scale*>(scales_ + j * 8 * scale_row_),
-                                      reinterpret_cast<const Zero*>(zeros_ + j * 8 * zero_row_));
+    static constexpr int kTilesOfRows = kWarpRows / 8, kWords = kLaneBytes<kPack> / 4;
+
+    // Chunks of a row have changed places by an exclusive or, and so does a run. Those of 4 bits are read for two runs
+    // at a time, as ldmatrix reads four tiles of 8 rows x 16 bytes.
+    __device__ __forceinline__ void read_codes(const unsigned char* stage, int run) {
+      KERNELS_UNROLL
+      for (int i = 0; i < kTilesOfRows; i += 2) {
+        const unsigned char* const from = stage + i * 8 * kRowBytes + (codes_at_ ^ run * kFewRun * 16 / kPack);
+        if constexpr (kWords == 1) {
+          if (run % 2 == 0) arch::load_matrix_x4(words_[i / 2], arch::shared_address(from));
+        } else {
+          memcpy(words_[i / 2], __builtin_assume_aligned(from, 8), 8);
+          memcpy(words_[i / 2] + 2, __builtin_assume_aligned(from + 8 * kRowBytes, 8), 8);
+        }
+      }
+      run_ = run;
+    }
+    // Of row 8i.
+    __device__ __forceinline__ void decode(uint32_t (&weights)[4], int i) const {
+      uint32_t words[kWords];
+      KERNELS_UNROLL
+      for (int j = 0; j < kWords; ++j) words[j] = words_[i / 2][kWords == 1 ? run_ % 2 * 2 + i % 2 : i % 2 * 2 + j];
+      decode_eight<T, Code>(weights, words, zeros_[i]);
+      if constexpr (kByGroup) scale_eight<T>(weights, factors_[i]);
     }
 
-    const int group_log2_, scale_row_, zero_row_;
-    const unsigned char *codes_, *scales_, *zeros_;  // of this lane, in the step's stage
-    float sums_[kFewRows / 16][kTiles][4] = {};
+    int log2_, codes_at_, scales_at_, zeros_at_;  // in a stage: of this lane's row, in the step's first run
+    int run_;
+    uint32_t words_[kTilesOfRows / 2][4];  // of 16 rows: of two runs, or those of one
+    uint32_t factors_[kTilesOfRows];
+    std::conditional_t<zeroed, float, Nothing> zeros_[kTilesOfRows];
+    float sums_[kTilesOfRows / 2][kTiles][4] = {};
   };
 
  private:
+  // So that the lanes of a warp, or of half a warp where they read 8 bytes, read from all banks.
   static __device__ __forceinline__ int swizzled(int row, int chunk) {
     return chunk ^ (kPack == 16 ? row % 4 * 2 : row % 8);
   }
+  static_assert(kRowBytes >= 128, "chunks of a row change places with each other");
 };
 
 }  // namespace detail
