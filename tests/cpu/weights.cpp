@@ -4,28 +4,14 @@
 
 using namespace test;
 
-// ---- types ----------------------------------------------------------------------------------------------------------
+// ---- weights of int8, int4 and uint4 --------------------------------------------------------------------------------
 
 // Each kind has inputs and results of one type in all of these tests, as every combination is compiled for itself.
-TEST_CASE("float weights") {
-  every_shape<float, float>("float", [](int64_t n, int64_t c) { return Plain<float>(n, c); });
-}
-TEST_CASE("half weights") {
-  every_shape<float, k::half>("half", [](int64_t n, int64_t c) { return Plain<k::half>(n, c); });
-}
 TEST_CASE("int8 weights, scales of groups") {
   for (const int group : {8, 16, 32, 64, 128}) {
     every_shape<float, float>("int8 by group",
                               [&](int64_t n, int64_t c) { return Scaled<int8_t, k::half>(n, c, Grain::group, group); });
   }
-}
-TEST_CASE("fp8 weights with scales") {
-  every_shape<float, float>("e4m3 by tensor",
-                            [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::tensor); });
-  every_shape<float, float>(
-      "e4m3 by block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 128); });
-  every_shape<float, float>("e4m3 by small block",
-                            [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 4); });
 }
 TEST_CASE("int4 weights") {
   for (const int group : {4, 16, 32, 64, 128, 256}) {
@@ -37,76 +23,18 @@ TEST_CASE("uint4 weights with zero points") {
     every_shape<float, float>("uint4", [&](int64_t n, int64_t c) { return FourBit<float, true>(n, c, group); });
   }
 }
-TEST_CASE("gf4 weights") {
-  every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); });
-}
-
-TEST_CASE("every number of tokens up to 40") {
+TEST_CASE("codes: every number of tokens up to 40") {
   Tally t;
-  const Plain<float> w(19, 203);
-  const FourBit<k::half, false> w4(19, 203, 32);
-  for (int64_t m = 1; m <= 40; ++m) {
-    check<float, float>(t, "float", {m, 19, 203, int(m % 3) + 1}, w);
-    check<float, float>(t, "int4", {m, 19, 203, int(m % 3) + 1}, w4);
-  }
+  const FourBit<k::half, false> w(19, 203, 32);
+  for (int64_t m = 1; m <= 40; ++m) check<float, float>(t, "int4", {m, 19, 203, int(m % 3) + 1}, w);
   CHECK_TALLY(t);
 }
 
-TEST_CASE("many rows") {
+TEST_CASE("codes: many rows") {
   Tally t;
-  for (const int64_t m : {1, 4, 17})
-    check<float, float>(t, "float", {m, 40000 / m + 5, 33, 3}, Plain<float>(40000 / m + 5, 33));
-  // Of which one token takes some that lie a page apart.
-  for (const int64_t n : {333, 1501}) {
-    check<float, float>(t, "half", {1, n, 203, 2}, Plain<k::half>(n, 203));
+  for (const int64_t n : {333, 1501}) {  // of which one token takes some that lie a page apart
     check<float, float>(t, "int8", {1, n, 203, 2}, Scaled<int8_t, k::half>(n, 203, Grain::group, 64));
     check<float, float>(t, "int4", {1, n, 1203, 2}, FourBit<k::half, false>(n, 1203, 32));
-  }
-  CHECK_TALLY(t);
-}
-
-// All products have one sign: nothing cancels, and each partial sum is as large as it can be. Chains of up to 512
-// additions in 4 lanes or more, then 32 totals: errors that differ in sign leave about 8 units; one chain would leave
-// ten times as many.
-TEST_CASE("65536 columns with a large common part") {
-  Tally t;
-  const int64_t cols = 65536, n = 6;
-  for (const double sign : {1.0, -1.0}) {
-    Guarded<float> x(5, cols, cols), w(n, cols, cols);
-    Random random(3);
-    for (int64_t i = 0; i < cols; ++i) {
-      for (int64_t r = 0; r < 5; ++r) x.set(r, i, float(1e3 * sign + random.normal()));
-      for (int64_t r = 0; r < n; ++r) w.set(r, i, float(1 + 0.1 * random.uniform()));
-    }
-    x.upload(), w.upload();
-    for (const int64_t m : {1, 2, 5}) {
-      Guarded<float> y(m, n, n);
-      REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n),
-                             {m, n, cols}));
-      y.download();
-      for (int64_t r = 0; r < m; ++r) {
-        for (int64_t c = 0; c < n; ++c) {
-          long double sum = 0;
-          for (int64_t i = 0; i < cols; ++i) sum += static_cast<long double>(x.get(r, i)) * w.get(c, i);
-          const double units = std::fabs(double(y.get(r, c) - sum)) / std::fabs(double(sum)) / unit<float>;
-          t.expect(units <= 16, "M %d: %g units", int(m), units);
-        }
-      }
-    }
-  }
-  CHECK_TALLY(t);
-}
-// ---- layouts, threads, special values -------------------------------------------------------------------------------
-
-TEST_CASE("misaligned pointers and row strides") {
-  Tally t;
-  for (const int64_t shift : {0, 1, 2, 3, 5, 8}) {
-    for (const int64_t gap : {0, 1, 2, 4, 8, 16}) {
-      for (const int64_t m : {1, 6}) {
-        check<float, float>(t, "float", {m, 6, 130}, Plain<float>(6, 130, gap, shift));
-        check<float, k::half>(t, "half", {m, 6, 130}, Plain<k::half>(6, 130, gap, shift));
-      }
-    }
   }
   CHECK_TALLY(t);
 }
@@ -233,12 +161,10 @@ void same_bits(Tally& t, const char* what, int64_t m, int64_t n, int64_t cols, c
 
 }  // namespace
 
-TEST_CASE("any number of threads gives the same bits") {
+TEST_CASE("codes: any number of threads gives the same bits") {
   Tally t;
   for (const int64_t m : {1, 2, 3, 4, 7, 32, 40}) {
     for (const int64_t n : {1, 15, 61, 133}) {
-      same_bits<float>(t, "float", m, n, 4403, Plain<float>(n, 4403));
-      same_bits<k::half>(t, "half", m, n, 1003, Plain<k::half>(n, 1003));
       same_bits<float>(t, "int8", m, n, 1003, Scaled<int8_t, k::half>(n, 1003, Grain::group, 64));
       same_bits<float>(t, "uint4", m, n, 1003, FourBit<float, true>(n, 1003, 32));
     }
@@ -283,10 +209,109 @@ void same_bits_in_any_batch(Tally& t, const char* what, int64_t n, int64_t cols,
 
 }  // namespace
 
+TEST_CASE("codes: batch_invariant gives a row the same bits in every batch") {
+  Tally t;
+  same_bits_in_any_batch<float>(t, "uint4", 61, 1003, FourBit<float, true>(61, 1003, 32));
+  CHECK_TALLY(t);
+}
+
+// ---- other weights, for which the dot products of bytes are not used ------------------------------------------------
+
+#if !defined(WEIGHTS_MUST_HAVE_DOTS)
+TEST_CASE("float weights") {
+  every_shape<float, float>("float", [](int64_t n, int64_t c) { return Plain<float>(n, c); });
+}
+TEST_CASE("half weights") {
+  every_shape<float, k::half>("half", [](int64_t n, int64_t c) { return Plain<k::half>(n, c); });
+}
+TEST_CASE("fp8 weights with scales") {
+  every_shape<float, float>("e4m3 by tensor",
+                            [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::tensor); });
+  every_shape<float, float>(
+      "e4m3 by block", [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 128); });
+  every_shape<float, float>("e4m3 by small block",
+                            [](int64_t n, int64_t c) { return Scaled<k::float8_e4m3, float>(n, c, Grain::block, 4); });
+}
+TEST_CASE("gf4 weights") {
+  every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); });
+}
+
+
+TEST_CASE("every number of tokens up to 40") {
+  Tally t;
+  const Plain<float> w(19, 203);
+  for (int64_t m = 1; m <= 40; ++m) check<float, float>(t, "float", {m, 19, 203, int(m % 3) + 1}, w);
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("many rows") {
+  Tally t;
+  for (const int64_t m : {1, 4, 17})
+    check<float, float>(t, "float", {m, 40000 / m + 5, 33, 3}, Plain<float>(40000 / m + 5, 33));
+  for (const int64_t n : {333, 1501}) check<float, float>(t, "half", {1, n, 203, 2}, Plain<k::half>(n, 203));
+  CHECK_TALLY(t);
+}
+
+// All products have one sign: nothing cancels, and each partial sum is as large as it can be. Chains of up to 512
+// additions in 4 lanes or more, then 32 totals: errors that differ in sign leave about 8 units; one chain would leave
+// ten times as many.
+TEST_CASE("65536 columns with a large common part") {
+  Tally t;
+  const int64_t cols = 65536, n = 6;
+  for (const double sign : {1.0, -1.0}) {
+    Guarded<float> x(5, cols, cols), w(n, cols, cols);
+    Random random(3);
+    for (int64_t i = 0; i < cols; ++i) {
+      for (int64_t r = 0; r < 5; ++r) x.set(r, i, float(1e3 * sign + random.normal()));
+      for (int64_t r = 0; r < n; ++r) w.set(r, i, float(1 + 0.1 * random.uniform()));
+    }
+    x.upload(), w.upload();
+    for (const int64_t m : {1, 2, 5}) {
+      Guarded<float> y(m, n, n);
+      REQUIRE(k::cpu::matmul(on_threads(2), k::load(x.data(), cols), k::load(w.data(), cols), k::store(y.data(), n),
+                             {m, n, cols}));
+      y.download();
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < n; ++c) {
+          long double sum = 0;
+          for (int64_t i = 0; i < cols; ++i) sum += static_cast<long double>(x.get(r, i)) * w.get(c, i);
+          const double units = std::fabs(double(y.get(r, c) - sum)) / std::fabs(double(sum)) / unit<float>;
+          t.expect(units <= 16, "M %d: %g units", int(m), units);
+        }
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("misaligned pointers and row strides") {
+  Tally t;
+  for (const int64_t shift : {0, 1, 2, 3, 5, 8}) {
+    for (const int64_t gap : {0, 1, 2, 4, 8, 16}) {
+      for (const int64_t m : {1, 6}) {
+        check<float, float>(t, "float", {m, 6, 130}, Plain<float>(6, 130, gap, shift));
+        check<float, k::half>(t, "half", {m, 6, 130}, Plain<k::half>(6, 130, gap, shift));
+      }
+    }
+  }
+  CHECK_TALLY(t);
+}
+
+TEST_CASE("any number of threads gives the same bits") {
+  Tally t;
+  for (const int64_t m : {1, 2, 3, 4, 7, 32, 40}) {
+    for (const int64_t n : {1, 15, 61, 133}) {
+      same_bits<float>(t, "float", m, n, 4403, Plain<float>(n, 4403));
+      same_bits<k::half>(t, "half", m, n, 1003, Plain<k::half>(n, 1003));
+    }
+  }
+  CHECK_TALLY(t);
+}
+
 TEST_CASE("batch_invariant gives a row the same bits in every batch") {
   Tally t;
   same_bits_in_any_batch<float>(t, "float", 61, 4403, Plain<float>(61, 4403));
   same_bits_in_any_batch<k::half>(t, "half", 61, 1003, Plain<k::half>(61, 1003));
-  same_bits_in_any_batch<float>(t, "uint4", 61, 1003, FourBit<float, true>(61, 1003, 32));
   CHECK_TALLY(t);
 }
+#endif
