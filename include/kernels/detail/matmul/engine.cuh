@@ -378,7 +378,7 @@ class ProductEngine {
                   tokens = lesser<int64_t>(p_.m, kFewTokens), outputs = p_.n * P::matrices, all = outputs * token_tiles;
     if (token_tiles > 65535) return unsupported("matmul: M is too large for this path");
     const bool wide_out = p_.n % Few::kWide == 0 && max_pack_of(p_.out) >= Few::kWide;
-    typename Few::Params params{p_, 0, 0, 0, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
+    typename Few::Params params{p_, 0, 0, 0, 0, wide_out, policy_.weights_ready, codes ? group_log2() : 0};
     const double cost_of_inputs = tuning::kCostOfInputs * Coded<W>::pack / 8;  // compared to weights, which are smaller
     Launch how;
     int64_t blocks = 0;
@@ -424,8 +424,8 @@ class ProductEngine {
       else if ((alone || blocks > 2 * sms) && fit(groups, 4)) stages = 4;
     }
     params.stages = stages;
-    const int64_t at_once = int64_t(Few::kStep) * groups * how.cluster;
-    params.steps = int((p_.k + at_once - 1) / at_once);
+    const int parts = groups * how.cluster, steps = int((p_.k + Few::kStep - 1) / Few::kStep);
+    params.steps = steps / parts, params.longer = steps % parts;
     how.threads = groups * Few::kThreads;
     how.shared = size_t(
         greater(bytes(how.cluster, groups, stages), lesser(ex_.device().shared_per_sm / (per_sm + 1), most)));

@@ -30,9 +30,9 @@ struct FewBody {
   using T = meeting_type<X, typename P::W>;
   static constexpr bool coded = !is_16_bit<typename Coded<typename P::W>::Code>;
   static constexpr int kRows = kFewRows, kTokens = 8 * kTiles, kWide = 4;
-  static constexpr int kThreads = coded ? 64 : 128;   // of a group
-  static constexpr int kMostGroups = coded ? 4 : 2;   // of a block
-  static constexpr int kInputCols = 128;              // of a tile of inputs: a step has one or two
+  static constexpr int kThreads = coded ? 64 : 128;  // of a group
+  static constexpr int kMostGroups = coded ? 4 : 2;  // of a block
+  static constexpr int kInputCols = 128;             // of a tile of inputs: a step has one or two
   static constexpr int kStep = coded ? 8 * Coded<typename P::W>::pack : kInputCols;
   static constexpr bool kScalesByL1 = kTiles < 4;
   using Weights = FewWeights<P, T, coded, kThreads, kStep, kScalesByL1>;
@@ -45,9 +45,9 @@ struct FewBody {
 
   struct Params {
     P problem;
-    int rows;    // of weights that a block has, those of a gate included: a multiple of 8 for each matrix
-    int steps;   // of K, that a group has at most
-    int stages;  // 2, 3, 4 or 6, for each group
+    int rows;            // of weights that a block has, those of a gate included: a multiple of 8 for each matrix
+    int steps, longer;   // of K, that a group has: the first `longer` groups have one more
+    int stages;          // 2, 3, 4 or 6, for each group
     bool wide_out;       // whether the sink takes packs of kWide
     bool weights_ready;  // before the kernel ahead has ended
     int group_log2;      // of codes, as group_log2_of() says
@@ -82,7 +82,7 @@ struct FewBody {
       f(states.items[i].bind(p.x), first_token + (i < tokens ? i : 0), i < tokens);
     };
 
-    const Steps steps(columns, int(rank) * groups + group, params.steps, tile);
+    const Steps steps(params, int(rank) * groups + group, tile);
     const Copies copies(params, output, first_token, tokens);
     const Inputs x(input, 0);
     typename Inputs::Waiting waiting[kInputs];
@@ -131,17 +131,14 @@ struct FewBody {
   static constexpr int kPitch = kRows + 8;              // floats between the sums of two tokens in shared memory
   static constexpr int kSums = kTokens * kPitch;         // floats of a warp, or a group
 
-  // Steps [first, end) of K, a group's share, taken from `begin` on and around, which a hash spreads over the tiles.
-  // There may be none.
+  // Steps [first, end) of K, a group's share, taken from `begin` on and around.
   struct Steps {
     int first, end, count, begin;
-    __device__ __forceinline__ Steps(int columns, int part, int each, int tile) {
-      const int all = (columns + kStep - 1) / kStep;
-      first = part * each;
-      end = lesser(first + each, all);
-      count = greater(end - first, 0);
-      begin = first + int(__umulhi(unsigned(tile) * 0x9e3779b1u, unsigned(count)));
-    }
+    __device__ __forceinline__ Steps(const Params& params, int part, int tile)
+        : first(part * params.steps + lesser(part, params.longer)),
+          end(first + params.steps + (part < params.longer ? 1 : 0)),
+          count(end - first),
+          begin(first + int(unsigned(tile) % unsigned(count))) {}
     __device__ __forceinline__ int after(int step) const { return step + 1 == end ? first : step + 1; }
   };
 
@@ -256,7 +253,7 @@ struct FewBody {
                     tokens, inputs);
         lane.read(ring.memory + stage, here * kStep, run);
         if (run == 0) {
-          if (stages > 2 && i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
+          if (!(coded && stages == 2) && i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
           // With codes no branch: the compiler puts instructions that decode between those that copy.
           const bool more = i + stages - 1 < steps.count;
           if (Weights::coded || more) {
@@ -269,8 +266,8 @@ struct FewBody {
         }
         lane.multiply(inputs, tokens);
       }
-      // With two stages the next step is that which was asked for in this one.
-      if (stages == 2 && i + 1 < steps.count) ring.store_inputs(waits, waiting_step);
+      // With two stages, which only codes have, the next step is that which was asked for in this one.
+      if (coded && stages == 2 && i + 1 < steps.count) ring.store_inputs(waits, waiting_step);
       here = steps.after(here);
       free = stage;
       stage = stage == last_stage ? 0 : stage + ring.stage_size;
