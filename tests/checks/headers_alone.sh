@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # headers_alone.sh COMPILER INCLUDE_DIR: each header compiles without a warning as the first thing in a file, twice included, as C++17; all
-# together do so as C++17 and 20, for each instruction set, with and without the CUDA headers. With nvcc these are the .cuh files, and
-# together with them the doors of the CPU, which a .cu file may include too; otherwise the .h files. A header that begins with another one
-# compiles for both.
+# together do so as C++17 and 20, for each instruction set, with and without the CUDA headers. With nvcc these are the .cuh files and the
+# doors of the CPU, which a .cu file may include too, otherwise the .h files. A header that begins with another one compiles for both.
 set -euo pipefail
 compiler=$1 include_dir=$2
 
@@ -35,15 +34,14 @@ try() {  # try WHAT COMMAND...
 }
 
 if [[ $(basename "$compiler") == nvcc* ]]; then
-  mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.cuh' | sort)
-  mapfile -t doors < <(cd "$include_dir" && find kernels/cpu -maxdepth 1 -name '*.h' | sort)
+  mapfile -t headers < <(cd "$include_dir" && find kernels -name '*.cuh' -o -path 'kernels/cpu/*' ! -path '*/detail/*' -name '*.h' | sort)
   front_end=$(dirname "${BASH_SOURCE[0]}")/front_end.sh
   flags=(-arch=sm_80 -I "$include_dir" -Werror all-warnings)
   for header in $(alone "${headers[@]}"); do
     printf '#include <%s>\n#include <%s>\n' "$header" "$header" > "$work/alone.cu"
     try "$header" bash "$front_end" "$compiler" -std=c++17 "${flags[@]}" -ptx "$work/alone.cu" -o "$work/out.ptx"
   done
-  printf '#include <%s>\n' "${doors[@]}" "${headers[@]}" > "$work/all.cu"
+  printf '#include <%s>\n' "${headers[@]}" > "$work/all.cu"
   for standard in 17 20; do
     try "all headers, C++$standard" "$compiler" "-std=c++$standard" "${flags[@]}" -Xcompiler=-Wall,-Wextra,-Werror -c "$work/all.cu" -o "$work/all.o"
   done
