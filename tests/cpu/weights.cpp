@@ -236,7 +236,6 @@ TEST_CASE("gf4 weights") {
   every_shape<k::half, float>("gf4", [](int64_t n, int64_t c) { return EightInAWord<>(n, c); });
 }
 
-
 TEST_CASE("every number of tokens up to 40") {
   Tally t;
   const Plain<float> w(19, 203);

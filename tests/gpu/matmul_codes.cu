@@ -94,25 +94,29 @@ TEST_CASE("matmul: weights of 8 bits and bfloat16") {
   });
 }
 TEST_CASE("matmul: weights of 4 bits") {
-  for (const int group : {32, 64, 128}) {
-    decoded("int4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
-      return FourBit<k::half, false, DeviceMemory>(n, c, group, gap / 8, shift / 8, shift == 0);
+  for (const bool in_words : {false, true}) {  // scales: codes with those of half stream only then
+    for (const int group : {32, 64, 128}) {
+      decoded("int4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+        return FourBit<k::half, false, DeviceMemory>(n, c, group, gap / 8, shift / 8, in_words);
+      });
+    }
+    decoded("uint4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+      return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8, in_words);
     });
   }
-  decoded("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
-    return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8, shift == 0);
-  });
   decoded("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
     return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
   });
 }
 TEST_CASE("matmul: weights of 4 bits and bfloat16") {
-  decoded<k::bfloat16>("int4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
-    return FourBit<k::half, false, DeviceMemory>(n, c, 64, gap / 8, shift / 8, shift == 0);
-  });
-  decoded<k::bfloat16>("uint4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
-    return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8, shift == 0);
-  });
+  for (const bool in_words : {false, true}) {
+    decoded<k::bfloat16>("int4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+      return FourBit<k::half, false, DeviceMemory>(n, c, 64, gap / 8, shift / 8, in_words);
+    });
+    decoded<k::bfloat16>("uint4", 32, [&](int64_t n, int64_t c, int64_t gap, int64_t shift) {
+      return FourBit<float, true, DeviceMemory>(n, c, 32, gap / 8, shift / 8, in_words);
+    });
+  }
   decoded<k::bfloat16>("gf4", 32, [](int64_t n, int64_t c, int64_t gap, int64_t shift) {
     return EightInAWord<DeviceMemory>(n, c, gap / 8, shift / 8);
   });
@@ -181,15 +185,15 @@ TEST_CASE("matmul: codes of more rows than multiprocessors take at once") {
 }
 
 TEST_CASE("matmul: gates, stacked weights and normalized inputs, with weights of 4 bits") {
-  for (const int group : {32, 128}) {
+  for (const bool in_words : {false, true}) for (const int group : {32, 128}) {
     for (const Sizes s : {Sizes{1, 21, 4128}, Sizes{2, 40, 1056}, Sizes{5, 7, 288}, Sizes{12, 70, 4352},
                           Sizes{27, 40, 2304}}) {
       const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 0.3);
-      const FourBit<k::half, false, DeviceMemory> gate(s.n, s.k, group, 0, 0, s.m > 2),
-          up(s.n, s.k, group, 4, 4, s.m > 2);
+      const FourBit<k::half, false, DeviceMemory> gate(s.n, s.k, group, 0, 0, in_words),
+          up(s.n, s.k, group, 4, 4, in_words);
       const auto in = k::load(static_cast<const k::half*>(x.data()), s.k);
       const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-      const double u = units(Path::skinny, s.k), rounded = s.m > 2 ? 0x1p-10 : 0;  // where codes stream
+      const double u = units(Path::skinny, s.k), rounded = s.m > 2 && in_words ? 0x1p-10 : 0;  // as codes stream
       Device<float> y(s.m, s.n, s.n + 1), both(s.m, 2 * s.n, 2 * s.n);
       expect(
           "swiglu", s, Path::skinny, y,
