@@ -409,12 +409,11 @@ class ProductEngine {
       const int wanted = bytes(how.cluster, groups, stages);
       return wanted <= most && per_sm * (wanted + tuning::kSharedBesides) <= ex_.device().shared_per_sm;
     };
-    int groups = 1, stages = 3;
+    int groups = 1, stages = fewest;
     if (Few::coded) {
       const bool four_bits = Coded<W>::pack == 32;
       groups = alone || !four_bits ? Few::kMostGroups : tuning::kCodeGroups;
       groups = int(lesser<int64_t>(groups, greater<int64_t>(1, p_.k / Few::kStep / how.cluster)));
-      if (four_bits || !fit(groups, stages)) stages = 2;
       while (groups > 1 && !fit(groups, stages)) --groups;
       if (!four_bits && fit(groups, 3)) stages = 3;
     } else {

@@ -256,9 +256,9 @@ struct FewBody {
           if (!(coded && stages == 2) && i > 0 && i + stages - 2 < steps.count) ring.store_inputs(waits, waiting_step);
           // With codes no branch: the compiler puts instructions that decode between those that copy.
           const bool more = i + stages - 1 < steps.count;
-          if (Weights::coded || more) {
-            ring.template bring_weights<Lane::by_group>(free, step, !Weights::coded || more);
-            ring.bring_inputs(free, step, !Weights::coded || more);
+          if (coded || more) {
+            ring.template bring_weights<Lane::by_group>(free, step, !coded || more);
+            ring.bring_inputs(free, step, !coded || more);
             waits = free, waiting_step = step;
             step = steps.after(step);
           }

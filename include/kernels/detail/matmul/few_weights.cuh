@@ -34,7 +34,7 @@ struct FewWeights {
   using Tile = TileOperand<T, Gate, kFewRows, kThreads, 8, kStep>;
   static_assert(Tile::copied, "weights that lie in memory as tensor cores take them");
   static_assert(kStep == kFewRun * (kThreads / 32), "a run for each warp");
-  static constexpr bool coded = false, scaled = false;
+  static constexpr bool scaled = false;
   static constexpr int kWarps = kThreads / 32, kRuns = kStep / kFewRun / kWarps, kParts = kWarps;
   static constexpr int kTileBytes = 8 * kStep * 2;
   static __device__ __forceinline__ int warp() { return threadIdx.x % kThreads / 32; }
@@ -129,7 +129,7 @@ template <class P, class T, int kThreads, int kStep, bool kByL1>
 struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using Code = typename Coded<Gate>::Code;
-  static constexpr bool coded = true, possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
+  static constexpr bool possible = Coded<Gate>::known && CodesInMemory<Gate>::value;
   using Types = CodedTypes<Gate>;
   using Row = typename Types::Row;
   using Scale = typename Types::Scale;
@@ -165,7 +165,7 @@ struct FewWeights<P, T, true, kThreads, kStep, kByL1> {
         const int at = i * kRowsPerPass + row();
         if (i < kAlike || !CodesInMemory<Gate>::in_rows) {
           codes_[i] = opaque(visit_few_row(p, output, at, find).codes + chunk() * 16);
-        } else {  // cheaper, and there are blocks with no more than a few steps
+        } else {  // one addition: what comes ahead of the first copy counts, as blocks may have few steps
           const int64_t distance = visit_few_row(p, output, at, [](const Gate& source, int64_t) {
             return coded_row(source, 1).codes - coded_row(source, 0).codes;
           });
