@@ -27,7 +27,7 @@ struct HeadSize {
 // registers to decode; with 256 there is shared memory for 80 keys, but a producer has registers for the codes of 64.
 inline constexpr HeadSize kHeadSizes[] = {
     {64, 64, 4, 2, 128, 64, 2, {128, 3}, {128, 2}, 32, 8},
-    {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 32, 8},
+    {128, 128, 4, 2, 64, 128, 2, {128, 2}, {128, 2}, 16, 8},
     {256, 256, 4, 1, 64, 256, 1, {80, 2}, {64, 2}, 16, 4},
     {576, 512, 2, 1, 32, 256, 1, {}, {}, 8, 2},
 };

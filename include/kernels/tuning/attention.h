@@ -16,6 +16,15 @@ namespace tuning {
 // tiles ahead or before the kernel ahead has ended, gained nothing: 11.7 to 13.9 for 4,096 keys.
 constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 
+// Up to how many keys, if the caller says that there are no more, decode() has two tiles instead of one of twice as
+// many rows, where all tiles run at once: they read keys together, and more blocks wait for memory. H200 (CUDA 13.0,
+// 2026-11, by a program that was not kept), 32 heads over 8, half, two tiles of 8 rows and one of 16: 4 queries on
+// 1,024 keys 8.8 and 12.1 us, 2,048 of 8 sequences 21.2 and 26.6, 32,768 39.8 and 42.2, 131,072 171 and 130; of 64
+// columns 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70. With 8 queries of 64 columns two tiles of 16 rows and
+// one of 32: 2,048 keys of 8 sequences 16.7 and 27.7, 131,072 107 and 92. Three or four tiles instead of two took
+// longer.
+constexpr int64_t kKeysOfTwoTiles = 32768;
+
 // Bytes of keys and values that a warp takes at a time, at most, unless 16 keys have more. On an H200 (CUDA 13.0,
 // 2026-11, a program that was not kept), 64 sequences of 4,096 keys, 8 heads of 128 columns, with 16, 32 and 64 keys of
 // int4 at a time: 142, 118 and 108 us, and with one sequence 11.6, 10.6 and 11.4; 16 and 32 of e4m3 134 both.
