@@ -27,6 +27,20 @@ TEST_CASE("matmul: half on every path") {
   for (const Path path : {Path::automatic, Path::gemv, Path::skinny, Path::gemm}) every_path<k::half>(path, true);
   for (const Path path : {Path::automatic, Path::gemv, Path::gemm}) every_path<k::half>(path, false);
 }
+// Rows that lie at multiples of 8, 4 and 2 bytes, of columns that end there.
+TEST_CASE("matmul: half anywhere") {
+  for (const int64_t unit : {4, 2, 1}) {
+    for (const int64_t cols : {4, 36, 500, 2052, 2054, 2049}) {
+      if (cols % unit != 0) continue;
+      const int64_t gap = (cols + unit) % (2 * unit);  // so that rows are at odd multiples of the unit as well
+      const Plain<k::half, DeviceMemory> w(67, cols, gap, unit);
+      for (const int64_t m : {1, 2, 3, 40, 130}) {
+        for (const Path path : {Path::automatic, Path::gemv, Path::gemm})
+          check<k::half, k::half>("anywhere", {m, 67, cols}, path, w, 0, gap, unit);
+      }
+    }
+  }
+}
 TEST_CASE("matmul: bfloat16") { every_path<k::bfloat16>(Path::automatic, true); }
 TEST_CASE("matmul: float on every path") {
   for (const Path path : {Path::automatic, Path::gemv, Path::simt}) {
@@ -568,7 +582,7 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     CHECK(inputs.input_pack == 1);
     // Tiles are copied with their ends cut off.
     CHECK(says(cut, "K is not") == (m < 200));
-    CHECK((cut.weight_pack == 1) == (cut.path != Path::gemm));
+    CHECK(cut.weight_pack == (cut.path == Path::gemv ? 4 : cut.path == Path::gemm ? 8 : 1));
     CHECK(says(ask(half_rows, half_rows | k::scale(2), m, 512), m < 3 ? "weights: a map" : "weights: each block"));
   }
   for (const int64_t m : {20, 200}) {

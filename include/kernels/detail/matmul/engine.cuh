@@ -58,9 +58,9 @@ class ProductEngine {
     const int most = tiles ? 8 : plan.path == Path::simt ? simt_pack : wide,
               most_x = tiles && chunk_x == 1 ? most : lesser(most, wide_x);
     const bool whole = p_.k % most == 0 || (tiles && copied);
-    const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x && !(plan.path == Path::gemv && codes);
-    plan.weight_pack = in_packs ? most : 1;
-    plan.input_pack = in_packs ? most_x : 1;
+    const bool in_packs = whole && pack_w_ >= most && pack_x_ >= most_x;
+    plan.weight_pack = plan.path == Path::gemv ? gemv_pack() : in_packs ? most : 1;
+    plan.input_pack = plan.path == Path::gemv ? lesser(gemv_pack(), wide_x) : in_packs ? most_x : 1;
     plan.why_not = why_not(plan.path, plan.weights_copied, most, most_x, whole);
     return {};
   }
@@ -242,7 +242,7 @@ class ProductEngine {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (few_pays()) path = Path::skinny;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
-      else if (by_token<W> || p_.m <= (has_skinny ? 1 : tuning::kGemvTokens)) path = Path::gemv;
+      else if (by_token<W> || p_.m <= (has_skinny ? tuning::kSkinnyTokens : tuning::kGemvTokens)) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
     if (path == Path::skinny && !skinny_fits() && !few_fits())
@@ -310,11 +310,17 @@ class ProductEngine {
     return p_.m <= kFewTokens;
   }
 
+  // How many weights of a row a lane reads at a time: packs, of 16 bits halves of packs (a file that is copied to the
+  // device as a whole has its matrices at multiples of 8 bytes), or one.
+  static constexpr int half_wide = w_copied && wide == 8 ? 4 : 1;
+  int gemv_pack() const {
+    const auto fits = [&](int n) { return pack_w_ >= n && pack_x_ >= lesser(n, wide_x) && p_.k % n == 0; };
+    return codes ? 1 : fits(wide) ? wide : fits(half_wide) ? half_wide : 1;
+  }
   Status run_gemv() const {
-    if constexpr (!codes) {
-      if (wide > 1 && lesser(pack_w_, pack_x_ < wide_x ? pack_x_ : wide) >= wide && p_.k % wide == 0)
-        return gemv_of<wide>();
-    }
+    [[maybe_unused]] const int pack = gemv_pack();
+    if constexpr (!codes && wide > 1) if (pack == wide) return gemv_of<wide>();
+    if constexpr (!codes && half_wide > 1) if (pack == half_wide) return gemv_of<half_wide>();
     return start_gemv<GemvBody<P, PlainDots<P, 1, 4, 1>, 4>>(tuning::kGemvThreads);
   }
   template <int N>

@@ -106,7 +106,9 @@ struct CodedGemmBody {
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
   // Whether inputs lie in memory as wgmma takes them.
   static constexpr bool has_boxes = RowsInMemory<X>::value && std::is_same<copied_type<X>, T>::value;
-  using Slabs = GemmSlabs<P, kShares>;
+  // Few registers are left for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
+  // residual: 27.4 and 68 us, with as many as in gemm.cuh 44.8 and 99).
+  using Slabs = GemmSlabs<P, kShares, arch::kWarpgroupMma, kRows == 128 ? 32 : 64>;
 
   static constexpr bool has(int tokens, int architecture) {
     return possible && architecture == 90 && (tokens < 128) == (kRows == 128);
@@ -391,15 +393,12 @@ struct CodedGemmBody {
     };
     const int cols = int(p.k);
     Operand x(input, work.first() * kStep);
-    typename Operand::Waiting waiting;
-    x.prefetch(waiting, input, 0, Operand::kEach, work.first() * kStep, cols);
     each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
 #pragma unroll 1
       for (int i = 0; i < count; ++i, to += Operand::kBytes) {
         const int col = (step + i) * kStep;
         if constexpr (!Operand::copied) {
-          x.store(waiting, to, input, 0, Operand::kEach, col, cols);
-          if (step + i + 1 < work.end) x.prefetch(waiting, input, 0, Operand::kEach, col + kStep, cols);
+          x.template load_and_store<128>(to, input, 0, Operand::kEach, col, cols);
         } else if (cols - col < kStep) {
           x.copy_cut(arch::shared_address(to), 0, cols - col);
         } else {

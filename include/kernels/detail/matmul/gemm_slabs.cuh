@@ -8,16 +8,16 @@ namespace detail {
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
 // kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of
-// an mma are those of weights, as with wgmma.
-template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma>
+// an mma are those of weights, as with wgmma. kAheadBytes: of registers for what the sink reads ahead; these hold no
+// more sums where all slabs are laid out.
+template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma,
+          int kAheadBytes = arch::kWarpgroupMma ? 512 : 64>
 struct GemmSlabs {
   static constexpr int kTokens = kTurned ? 32 : 16, kRows = 1024 / kTokens;
   static constexpr int kPitch = kRows + (kTurned ? 4 : 8), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
   static constexpr int kBarrier = 1;  // named, of all groups
-  static constexpr int kAheadBytes =
-      all_at_once ? 512 : 64;  // of registers, which hold no more sums where all slabs are laid out
 
   static __device__ __forceinline__ int warp_column() {
     const int warp = threadIdx.x / (kTurned ? 32 : 64);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../dequantize.cuh"
+#include "../unaligned.cuh"
 #include "../row/packs.cuh"
 
 KERNELS_BEGIN
@@ -37,8 +38,9 @@ class TileOperand {
  public:
   static constexpr int kBytes = kRows * kStep * 2;
   static constexpr int kChunks = kStep / 8, kRowsPerPass = kThreads / kChunks, kEach = kRows / kRowsPerPass;
+  static constexpr int kPass = kRowsPerPass * kStep * 2;  // bytes between a thread's chunks
   static constexpr int kPart = pack_within<Source, kWidth>, kParts = kWidth / kPart;
-  static constexpr bool copied = kWidth == 8 && std::is_same<copied_type<Source>, T>::value;
+  static constexpr bool as_it_lies = std::is_same<copied_type<Source>, T>::value, copied = kWidth == 8 && as_it_lies;
 
   // ldmatrix reads eight rows at a time, lanes four chunks of two rows.
   static __device__ __forceinline__ uint32_t place(int row, int chunk) {
@@ -51,14 +53,14 @@ class TileOperand {
     for (int i = 0; i < kEach; ++i) {
       which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
         there_ |= unsigned(is_there) << i;
-        if constexpr (copied) from_[i] = address_of(source, row, 0) + first_col + chunk() * 8;
+        if constexpr (as_it_lies) from_[i] = address_of(source, row, 0) + (copied ? first_col : 0) + chunk() * 8;
       });
     }
   }
 
   // Copies the next step's chunk number i to the stage, if there are more steps.
   __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
-    arch::copy_async_16_if(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i], more && (there_ >> i & 1) != 0);
+    arch::copy_async_16_if(stage + mine() + i * kPass, from_[i], more && (there_ >> i & 1) != 0);
     from_[i] += kStep;
   }
   // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
@@ -67,15 +69,15 @@ class TileOperand {
     KERNELS_UNROLL
     for (int i = 0; i < kEach; ++i) {
       if (there_ >> i & 1)
-        arch::copy_async_16(stage + mine() + i * (kRowsPerPass * kStep * 2), from_[i] + (left > 0 ? ahead : 0),
+        arch::copy_async_16(stage + mine() + i * kPass, from_[i] + (left > 0 ? ahead : 0),
                             left <= 0  ? 0
                             : left < 8 ? 2 * left
                                        : 16);
     }
   }
 
-  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. Single elements
-  // are loaded only when they are to be stored, for want of registers.
+  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. With kWidth of 1
+  // they are loaded only when they are to be stored, for want of registers.
   struct Waiting {
     Fetched<Source, kPart> chunks[copied || kWidth < 8 ? 1 : kEach][kParts];
   };
@@ -84,14 +86,7 @@ class TileOperand {
                                            int cols) const {
     if constexpr (kWidth == 8) {
       KERNELS_UNROLL
-      for (int i = begin; i < end; ++i) {
-        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-          if (!is_there || col + chunk() * 8 >= cols) return;
-          KERNELS_UNROLL
-          for (int part = 0; part < kParts; ++part)
-            waiting.chunks[i][part] = fetch<kPart>(source, row, col + chunk() * 8 + part * kPart);
-        });
-      }
+      for (int i = begin; i < end; ++i) fetch_chunk(waiting.chunks[i], which, i, col, cols);
     }
   }
   template <class Which>
@@ -99,24 +94,25 @@ class TileOperand {
                                         int end, int col, int cols) const {
     if constexpr (kWidth == 8) {
       KERNELS_UNROLL
-      for (int i = begin; i < end; ++i) {
-        which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-          Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
-          if (is_there && col + chunk() * 8 < cols) {
-            KERNELS_UNROLL
-            for (int part = 0; part < kParts; ++part) {
-              const int at = part * kPart;
-              const auto some =
-                  convert<T>(resolve(source, waiting.chunks[i][part], row, col + chunk() * 8 + at));
-              KERNELS_UNROLL
-              for (int j = 0; j < kPart; ++j) values.v[at + j] = some.v[j];
-            }
-          }
-          write(stage, i, values);
-        });
+      for (int i = begin; i < end; ++i) put_chunk(waiting.chunks[i], stage, which, i, col, cols);
+    } else if constexpr (as_it_lies) {
+      constexpr int kSome = kEach < 8 ? kEach : 8;  // that are on their way
+      const int left = cols - col - chunk() * 8;
+      KERNELS_UNROLL
+      for (int first = begin; first < end; first += kSome) {
+        const void* from[kSome];
+        void* to[kSome];
+        KERNELS_UNROLL
+        for (int j = 0; j < kSome; ++j) {
+          const int i = first + j;
+          from[j] = i < end && left >= 8 && (there_ >> i & 1) != 0 ? from_[i] + col : nullptr;
+          to[j] = i < end ? stage + mine() + i * kPass : nullptr;
+        }
+        copy_chunks<2>(from, to);
       }
+      if (left > 0 && left < 8) store_cut(stage, begin, end, col, left);
     } else {
-#pragma unroll 1
+#pragma unroll 2
       for (int i = begin; i < end; ++i) {
         which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
           Pack<T, 8> values;
@@ -132,19 +128,78 @@ class TileOperand {
     }
   }
 
+  // Both, with no more than kBytes on their way.
+  template <int kBytes, class Which>
+  __device__ __forceinline__ void load_and_store(unsigned char* stage, const Which& which, int begin, int end, int col,
+                                                 int cols) const {
+    static_assert(kWidth == 8 && !copied, "what waits in registers");
+    constexpr int fit = kBytes / int(sizeof(Fetched<Source, kPart>[kParts])), kMost = fit < 1 ? 1 : fit,
+                  kSome = kMost < kEach ? kMost : kEach;
+#pragma unroll 1
+    for (int first = begin; first < end; first += kSome) {
+      Fetched<Source, kPart> chunks[kSome][kParts];
+      KERNELS_UNROLL
+      for (int i = 0; i < kSome; ++i) {
+        if (first + i < end) fetch_chunk(chunks[i], which, first + i, col, cols);
+      }
+      KERNELS_UNROLL
+      for (int i = 0; i < kSome; ++i) {
+        if (first + i < end) put_chunk(chunks[i], stage, which, first + i, col, cols);
+      }
+    }
+  }
+
  private:
   static __device__ __forceinline__ int chunk() { return threadIdx.x % kChunks; }
   static __device__ __forceinline__ int tile_row(int i) { return i * kRowsPerPass + threadIdx.x % kThreads / kChunks; }
   static __device__ __forceinline__ uint32_t mine() { return place(threadIdx.x % kThreads / kChunks, chunk()); }
 
+  // Chunks of which `left` columns are there.
+  __device__ __forceinline__ void store_cut(unsigned char* stage, int begin, int end, int col, int left) const {
+    KERNELS_UNROLL
+    for (int i = begin; i < end; ++i) {
+      Pack<T, 8> values;
+      KERNELS_UNROLL
+      for (int j = 0; j < 8; ++j)
+        values.v[j] = (there_ >> i & 1) != 0 && j < left ? from_[i][col + j] : convert<T>(0.f);
+      write(stage, i, values);
+    }
+  }
+  template <class Which>
+  __device__ __forceinline__ void fetch_chunk(Fetched<Source, kPart> (&parts)[kParts], const Which& which, int i,
+                                              int col, int cols) const {
+    which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+      if (!is_there || col + chunk() * 8 >= cols) return;
+      KERNELS_UNROLL
+      for (int part = 0; part < kParts; ++part)
+        parts[part] = fetch<kPart>(source, row, col + chunk() * 8 + part * kPart);
+    });
+  }
+  template <class Which>
+  __device__ __forceinline__ void put_chunk(const Fetched<Source, kPart> (&parts)[kParts], unsigned char* stage,
+                                            const Which& which, int i, int col, int cols) const {
+    which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
+      Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
+      if (is_there && col + chunk() * 8 < cols) {
+        KERNELS_UNROLL
+        for (int part = 0; part < kParts; ++part) {
+          const int at = part * kPart;
+          const auto some = convert<T>(resolve(source, parts[part], row, col + chunk() * 8 + at));
+          KERNELS_UNROLL
+          for (int j = 0; j < kPart; ++j) values.v[at + j] = some.v[j];
+        }
+      }
+      write(stage, i, values);
+    });
+  }
   static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
     ::uint4 bits;
     memcpy(&bits, values.v, 16);
-    *reinterpret_cast<::uint4*>(stage + mine() + i * (kRowsPerPass * kStep * 2)) = bits;
+    *reinterpret_cast<::uint4*>(stage + mine() + i * kPass) = bits;
   }
 
   unsigned there_ = 0;
-  const T* from_[copied ? kEach : 1];
+  const T* from_[as_it_lies ? kEach : 1];
 };
 
 }  // namespace detail
