@@ -7,16 +7,17 @@ using namespace test;
 
 namespace {
 
-// One case on dense keys and values of T.
+// One case on dense keys and values of T, which begin and whose rows lie at multiples of so many columns.
 template <class T, class S>
-void dense(Tally& t, AttentionCase c, const S& score, const ScoreModel& model, int64_t step = 1, bool aligned = true,
+void dense(Tally& t, AttentionCase c, const S& score, const ScoreModel& model, int64_t step = 1, int64_t unit = 8,
            double spread = 1) {
-  c.aligned = aligned;
+  c.aligned = unit == 8;
   const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
-  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, spread, aligned ? 0 : 1, aligned ? 8 : 3),
-      value(2, where, c.value_dim(), ScaleOf::head, 1, aligned ? 0 : 1, aligned ? 8 : 3);
+  const int64_t shift = unit % 8, gap = unit == 1 ? 3 : unit;
+  const DeviceKv<T> key(1, where, c.dim, ScaleOf::head, spread, shift, gap),
+      value(2, where, c.value_dim(), ScaleOf::head, 1, shift, gap);
   const OnDevice<int32_t> lengths(where.short_lengths);
-  attends<T, T>(t, aligned ? "aligned" : "not aligned", c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()),
+  attends<T, T>(t, c.aligned ? "aligned" : "not aligned", c, k::dense_kv(key.tensor(), value.tensor(), lengths.data()),
                 key, value, score, model, step, spread);
 }
 
@@ -29,11 +30,12 @@ TEST_CASE("every head dimension") {
   Tally t;
   for (int64_t dim = 8; dim <= 256; dim += 8) {
     dense<k::half>(t, {{39}, {75}, 2, 1, dim}, k::causal(), causal_model(), 7);
-    if (dim % 56 == 0) dense<k::half>(t, {{39}, {75}, 2, 1, dim}, k::causal(), causal_model(), 7, false);
+    for (const int64_t unit : {1, 2, 4})
+      if (dim % 56 == 0) dense<k::half>(t, {{39}, {75}, 2, 1, dim}, k::causal(), causal_model(), 7, unit);
   }
   for (const auto& dims : kOtherDims) {
     dense<k::half>(t, {{140}, {150}, 1, 1, dims.first, dims.second}, k::causal(), causal_model(), 7);
-    dense<k::half>(t, {{30}, {70}, 2, 1, dims.first, dims.second}, k::causal(), causal_model(), 7, false);
+    dense<k::half>(t, {{30}, {70}, 2, 1, dims.first, dims.second}, k::causal(), causal_model(), 7, 1);
   }
   CHECK_TALLY(t);
 }
@@ -640,7 +642,7 @@ TEST_CASE("more tiles of large heads than run at the same time") {
   for (const int64_t dim : {192, 256, 576}) {
     c.dim = dim, c.v_dim = dim == 576 ? 512 : dim;
     dense<k::half>(t, c, k::causal(), causal_model(), 29);
-    dense<k::half>(t, c, k::causal(), causal_model(), 29, false);
+    dense<k::half>(t, c, k::causal(), causal_model(), 29, 1);
   }
   CHECK_TALLY(t);
 }

@@ -210,7 +210,8 @@ struct SimtPrefillBody {
   template <class Source>
   static __device__ __forceinline__ void bring(float* to, bool is_there, const Source& source, int64_t row, int64_t col,
                                                bool wide) {
-    bring_rows<float, 4, 1, true, std::decay_t<decltype(source())>>([&](int, const auto& there, const auto& missing) {
+    bring_rows<float, 4, 1, 1, true, std::decay_t<decltype(source())>>(
+        [&](int, const auto& there, const auto& missing) {
       if (is_there) there(source(), row, col, to);
       else missing(to);
     }, wide);

@@ -66,7 +66,7 @@ __device__ __forceinline__ void bring_queries(const P& p, const PrefillRows& row
   for (int some = 0; some < kEach; some += kBatch) {
 #pragma unroll 1
     for (int run = 0; run < Layout::kRuns; ++run) {
-      bring_rows<T, kChunk, kBatch, !lies_as<Q, T>, Q>([&](int i, const auto& there, const auto& missing) {
+      bring_rows<T, kChunk, kBatch, 1, !lies_as<Q, T>, Q>([&](int i, const auto& there, const auto& missing) {
         const int row = row_of(some + i);
         unsigned char* const to = tile + Layout::place(row, Layout::chunk()) + run * Layout::kRunBytes;
         const auto place = rows.place(first + row);
@@ -240,7 +240,7 @@ class KvTiles {
   __device__ __forceinline__ void read(unsigned char* tile, const At& at, int pos, int first, int end) const {
     KERNELS_ROLLED
     for (int run = 0; run * kRun < left(); ++run) {
-      bring_rows<T, kChunk, kEach, !copied, std::decay_t<decltype(cached(at(pos).codes))>>(
+      bring_rows<T, kChunk, kEach, (kEach < 4 ? kEach : 4), !copied, std::decay_t<decltype(cached(at(pos).codes))>>(
           [&](int i, const auto& there, const auto& missing) {
             const int row = Layout::row() + i * Layout::kRowsPerPass;
             unsigned char* const to = tile + Layout::mine() + i * kStep + run * Layout::kRunBytes;

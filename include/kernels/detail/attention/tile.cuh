@@ -9,6 +9,7 @@
 #include "../../rope.h"
 #include "../../score.h"
 #include "../dequantize.cuh"
+#include "../unaligned.cuh"
 
 KERNELS_BEGIN
 namespace detail {
@@ -150,10 +151,12 @@ class WideRead {
 };
 // The same one by one.
 template <class T, int kCount, class Source>
-__device__ __forceinline__ void bring_singly(T* to, const Source& source, int64_t row, int64_t col) {
-#pragma unroll 1
+__device__ __forceinline__ Pack<T, kCount> read_singly(const Source& source, int64_t row, int64_t col) {
+  Pack<T, kCount> out;
+  KERNELS_UNROLL
   for (int i = 0; i < kCount; ++i)
-    to[i] = convert<T>(convert<float>(resolve(source, fetch<1>(source, row, col + i), row, col + i))).v[0];
+    out.v[i] = convert<T>(convert<float>(resolve(source, fetch<1>(source, row, col + i), row, col + i))).v[0];
+  return out;
 }
 
 // Floats at a multiple of 16 bytes.
@@ -186,8 +189,8 @@ __device__ __forceinline__ void clear_shared(void* to) { *static_cast<::uint4*>(
 
 // kRows runs of kWide columns of a source to shared memory as values of T. place(i, there, missing) calls there(source,
 // row, col, where to) for run i, or missing(where to). If they may be read `wide`, all loads are issued before the
-// first is put. kMayBeWide: whether there is code for that.
-template <class T, int kWide, int kRows, bool kMayBeWide, class Source, class Place>
+// first is put; kMayBeWide: whether there is code for that. Of values of T that lie anywhere kSome are on their way.
+template <class T, int kWide, int kRows, int kSome, bool kMayBeWide, class Source, class Place>
 __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
   static_assert(kWide * sizeof(T) == 16, "one access");
   if constexpr (kMayBeWide && wide_pack<Source> > 1) {
@@ -211,14 +214,32 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
       return;
     }
   }
+  if constexpr (lies_as<Source, T>) {
 #pragma unroll 1
-  for (int i = 0; i < kRows; ++i) {
-    place(
-        i,
-        [&](const Source& source, int64_t row, int64_t col, void* to) {
-          bring_singly<T, kWide>(static_cast<T*>(to), source, row, col);
-        },
-        [](void* to) { clear_shared(to); });
+    for (int first = 0; first < kRows; first += kSome) {
+      const void* from[kSome];
+      void* into[kSome];
+      KERNELS_UNROLL
+      for (int i = 0; i < kSome; ++i) {
+        place(
+            lesser(first + i, kRows - 1),
+            [&](const Source& source, int64_t row, int64_t col, void* to) {
+              from[i] = source.at(row, col), into[i] = to;
+            },
+            [&](void* to) { from[i] = nullptr, into[i] = to; });
+      }
+      copy_chunks<sizeof(T)>(from, into);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kRows; ++i) {
+      place(
+          i,
+          [&](const Source& source, int64_t row, int64_t col, void* to) {
+            put_shared(to, read_singly<T, kWide>(source, row, col));
+          },
+          [](void* to) { clear_shared(to); });
+    }
   }
 }
 
