@@ -98,8 +98,8 @@ TEST_CASE("decode_plan: tensor cores, and what is asked of them") {
     k::DeviceInfo device = k::Exec{}.device();
     device.sm_count = sms;
     const k::Status status = k::decode_plan<dim()>(
-        k::Exec(plans.stream, device), k::load(plans.p, 4096), plans.dense(plans.p, dim()),
-        k::store(plans.results.data(), 4096), {2, queries, 4, 2, dim()}, k::no_mask(), options, plan);
+        k::Exec(plans.stream, device), k::load(plans.p, 4 * dim()), plans.dense(plans.p, dim()),
+        k::store(plans.results.data(), 4 * dim()), {2, queries, 4, 2, dim()}, k::no_mask(), options, plan);
     INFO(status.reason());
     CHECK(status.ok());
     return plan.tile_rows;

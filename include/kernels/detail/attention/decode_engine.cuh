@@ -25,12 +25,14 @@ constexpr bool takes_short() {
 
 // Blocks that share the work, at most.
 inline int decode_blocks(const Exec& ex) { return 2 * ex.device().sm_count; }
-// A few less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a
-// time.
-inline int even_blocks(int64_t items, int most) {
+// Or less, if items of equal length are then cut evenly, or not at all, or in no more parts than are merged at a time.
+// Tiles of the same keys read them together only then. H200, 32 heads over 8 of 128 columns, half, 240 blocks and 264:
+// 5 sequences of 2,048 keys 17.5 and 19.7 us, of 8,192 45.7 and 47.8; 192 and 264: 12 sequences 30.2 and 31.2, 102.5
+// and 98.4, but in three tiles of 12 queries 4 sequences 22.5 and 29.7, 66.4 and 102.
+inline int even_blocks(int64_t items, int tiles, int most) {
   const int64_t parts = most / items, even = items > most ? items / ((items + most - 1) / most)
                                                           : items * (parts > 32 ? parts / 32 * 32 : parts);
-  return even * 16 >= int64_t(most) * 15 ? int(even) : most;
+  return even * 16 >= int64_t(most) * (tiles > 1 ? 11 : 12) ? int(even) : most;
 }
 // Rows that are worked on together, with heads of up to `dim` columns. H200, 32 heads over 8 of 128 columns, half: 8
 // queries on 8,192 keys take 19.5 us in tiles of 16 rows and 46.7 in one of 32, whose registers spill; on 131,072 keys
@@ -213,7 +215,7 @@ class DecodeEngine {
   Status start(int warps, size_t shared, int blocks_each) {
     p_.tile_rows = Rows::rows;
     p_.tiles = int((p_.shape.q_len * p_.group + p_.tile_rows - 1) / p_.tile_rows);
-    p_.blocks = even_blocks(p_.shape.batch * p_.kv_heads * p_.tiles * greater(1, p_.splits),
+    p_.blocks = even_blocks(p_.shape.batch * p_.kv_heads * p_.tiles * greater(1, p_.splits), p_.tiles,
                             blocks_each * ex_.device().sm_count);
     if (plan_ != nullptr) return describe<Rows>(warps);
     Launch how;
