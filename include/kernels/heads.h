@@ -27,6 +27,8 @@ class Heads {
     return out;
   }
 
+  int64_t dim() const { return dim_; }
+
   // There are fewer rows, and columns, than 2^32.
   KERNELS_HD int64_t place(int64_t row, int64_t col) const {
     const uint32_t dim = uint32_t(dim_), head = uint32_t(col) / dim;
@@ -125,6 +127,7 @@ class HeadsLoad : public Functor {
 
   detail::Plane plane(int64_t rows, int64_t cols) const { return where_.plane(p_, rows, cols); }
 
+  int64_t head_dim() const { return where_.dim(); }
   KERNELS_HD const T* at(int64_t row, int64_t col) const { return p_ + where_.place(row, col); }
   template <int N>
   KERNELS_HD Packed<T, N> fetch(int64_t row, int64_t col) const { return read<N, Cache::stream>(at(row, col)); }

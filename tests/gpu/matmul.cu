@@ -577,6 +577,8 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     const k::MatmulPlan weights = ask(half_rows, k::load(p + 1, 512), m, 504),
                         inputs = ask(k::load(p, 505), half_rows, m, 504), cut = ask(half_rows, half_rows, m, 500);
     CHECK(says(weights, "weights: pointer"));
+    for (const k::MatmulPlan& plan : {weights, inputs}) CHECK(plan.path == (m <= 2 ? Path::gemv : Path::gemm));
+    CHECK((m > 2 || cut.path == (m == 1 ? Path::gemv : Path::gemm)));
     CHECK(weights.weight_pack == 1);
     CHECK(says(inputs, "x: pointer"));
     CHECK(inputs.input_pack == 1);

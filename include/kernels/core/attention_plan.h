@@ -43,7 +43,7 @@ struct AttentionPlan {
   int64_t blocks = 0;
   int splits =
       0;  // parts that the keys of a sequence are cut in, in attention() at most; 0: decode() finds out on the device
-  // Columns in one access to memory. 1: element by element.
+  // Columns in one access to memory. 1: as few as there must be.
   int query_pack = 0, key_pack = 0, value_pack = 0, result_pack = 0;
   int box_rows = 0;                    // rows of keys and values in one access of the TMA unit; 0: it is not used
   int result_box_rows = 0;             // the same of results

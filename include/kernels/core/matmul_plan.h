@@ -45,7 +45,7 @@ struct MatmulPolicy {
 
 // What a call does: the policy with all that it leaves open filled in.
 struct MatmulPlan : MatmulPolicy {
-  int input_pack = 0, weight_pack = 0;  // columns in one access to memory; 1: element by element
+  int input_pack = 0, weight_pack = 0;  // columns in one access to memory; 1: as few as there must be
   bool inputs_rounded = false, weights_rounded = false;  // to 16 bits, in the workspace, by a kernel ahead
   int splits = 1;                       // of K, among the blocks that share a tile of the gemm path
   bool weights_copied = false;          // to shared memory as they lie, several steps ahead

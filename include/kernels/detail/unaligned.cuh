@@ -1,5 +1,6 @@
-// Chunks of 16 bytes that lie anywhere on their way to shared memory: cp.async and the TMA unit take those alone that
-// begin at multiples of 16 bytes, and element by element a thread would wait for memory eight times.
+// Chunks of 16 bytes that lie anywhere on their way to shared memory: the TMA unit takes those alone that begin at
+// multiples of 16 bytes, cp.async parts of them at multiples of 4, and element by element a thread would wait for
+// memory eight times.
 #pragma once
 
 #include "../core/macros.h"

@@ -23,7 +23,7 @@ constexpr int kShortTilesOfCluster = 8, kShortTiles = 4;
 // columns 8.6 and 9.5, 12.8 and 17.2, 23.5 and 25.4, 76 and 70. With 8 queries of 64 columns two tiles of 16 rows and
 // one of 32: 2,048 keys of 8 sequences 16.7 and 27.7, 131,072 107 and 92. Three or four tiles instead of two took
 // longer.
-constexpr int64_t kKeysOfTwoTiles = 32768;
+constexpr int kKeysOfTwoTiles = 32768;
 
 // Bytes of keys and values that a warp takes at a time, at most, unless 16 keys have more. On an H200 (CUDA 13.0,
 // 2026-11, a program that was not kept), 64 sequences of 4,096 keys, 8 heads of 128 columns, with 16, 32 and 64 keys of

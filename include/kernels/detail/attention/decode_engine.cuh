@@ -162,8 +162,9 @@ class DecodeEngine {
           return start_tensor<TensorRows<P, kSize.dim, kSize.v_dim, 1, kParts, 2>>();
       }
       // With 256 columns tiles of 16 rows spill registers, but read keys once: 4 queries of 16 heads over 4, on 2,048
-      // keys of 8 sequences, took 57.2 us, and 29.7 in tiles of 8 rows; of 32 sequences 84.7 and 128.9 (H200).
-      if (rows <= 8 || (kSize.dim == 256 ? at_once(8) : two_tiles(rows, 8))) return start_tensor<Few>();
+      // keys of 8 sequences, took 57.2 us, and 29.7 in tiles of 8 rows; of 32 sequences 84.7 and 128.9 (H200). More
+      // than eight tiles of 8 rows were not measured.
+      if (rows <= 8 || (kSize.dim == 256 ? rows <= 64 && at_once(8) : two_tiles(rows, 8))) return start_tensor<Few>();
       return rows <= 16 || two_tiles(rows, 16) ? start_tensor<Some>() : start_tensor<Many>();
     });
   }

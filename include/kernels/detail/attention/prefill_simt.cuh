@@ -212,9 +212,10 @@ struct SimtPrefillBody {
                                                bool wide) {
     bring_rows<float, 4, 1, 1, true, std::decay_t<decltype(source())>>(
         [&](int, const auto& there, const auto& missing) {
-      if (is_there) there(source(), row, col, to);
-      else missing(to);
-    }, wide);
+          if (is_there) there(source(), row, col, to);
+          else missing(to);
+        },
+        wide);
   }
   static __device__ __forceinline__ float dot4(const float* a, const float* b, float sum) {
     const ::float4 x = *reinterpret_cast<const ::float4*>(a), y = *reinterpret_cast<const ::float4*>(b);

@@ -124,6 +124,17 @@ const char* kv_misfit(bool wide_keys, bool wide_values) {
 template <class Source, class T>
 constexpr bool lies_as = std::is_same<typename Traits<Source>::Copied, T>::value;
 
+// Whether the `dim` columns of each head of attention lie in one run, as they do unless a source's own heads are
+// others.
+template <class Q>
+bool heads_in_runs(const Q&, int64_t) {
+  return true;
+}
+template <class T>
+bool heads_in_runs(const HeadsLoad<T>& q, int64_t dim) {
+  return q.head_dim() % dim == 0;
+}
+
 // Columns [col, col + kCount) of a row: loads in flight, and later values of T.
 template <class Source, int kCount>
 class WideRead {
@@ -214,7 +225,7 @@ __device__ __forceinline__ void bring_rows(const Place& place, bool wide) {
       return;
     }
   }
-  if constexpr (lies_as<Source, T>) {
+  if constexpr (lies_as<Source, T> && Traits<Source>::rows_in_runs) {
 #pragma unroll 1
     for (int first = 0; first < kRows; first += kSome) {
       const void* from[kSome];

@@ -242,7 +242,7 @@ class ProductEngine {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (few_pays()) path = Path::skinny;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
-      else if (by_token<W> || p_.m <= (has_skinny ? tuning::kSkinnyTokens : tuning::kGemvTokens)) path = Path::gemv;
+      else if (by_token<W> || p_.m <= most_gemv_tokens()) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
     if (path == Path::skinny && !skinny_fits() && !few_fits())
@@ -258,6 +258,13 @@ class ProductEngine {
     if (path == Path::simt && narrow_weights)
       return unsupported("matmul: tensor cores make tiles of these weights: use the gemm path");
     return {};
+  }
+
+  // Up to how many tokens CUDA cores are faster than tiles: two where operands of 16 bits cannot be copied as they lie
+  // in memory (4096 x 4096: 35 us, in halves of packs 18.5, and in tiles some 65).
+  int most_gemv_tokens() const {
+    if (!has_skinny) return tuning::kGemvTokens;
+    return w_copied && (pack_w_ < 8 || pack_x_ < chunk_x) ? tuning::kSkinnyTokens : 1;
   }
 
   // Weights that have to be decoded go through tensor cores from the first token on.

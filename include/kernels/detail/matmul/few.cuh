@@ -239,7 +239,7 @@ struct FewBody {
         }
       }
     }
-  __device__ __forceinline__ int inputs_of(int stage, int i) const { return stage + weight_size + i * input_size; }
+    __device__ __forceinline__ int inputs_of(int stage, int i) const { return stage + weight_size + i * input_size; }
   };
 
   // Adds up a warp's share of all steps. step: the one to be brought.
@@ -281,7 +281,7 @@ struct FewBody {
       stage = stage == last_stage ? 0 : stage + ring.stage_size;
     }
     // All groups pass as many barriers: compute-sanitizer's racecheck counts them, and took what is on both sides of
-    // the block's next one for unordered.
+    // the block's next one for unordered. That are the factors of rows, which only codes have.
     if (coded && steps.fewer) wait_for_group();
   }
   // Until the group's next step is there.

@@ -8,8 +8,8 @@ namespace detail {
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
 // kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of
-// an mma are those of weights, as with wgmma. kAheadBytes: of registers for what the sink reads ahead; these hold no
-// more sums where all slabs are laid out.
+// an mma are those of weights, as with wgmma. kAheadBytes: of registers for what the sink reads ahead, which
+// have room where all slabs are laid out and no sums are left in them.
 template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma,
           int kAheadBytes = arch::kWarpgroupMma ? 512 : 64>
 struct GemmSlabs {
