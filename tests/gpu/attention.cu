@@ -1,5 +1,6 @@
 // Attention of many queries on the GPU: shapes, lengths, heads, layouts, scores, graphs.
 #include "support/gpu_attention.cuh"
+#include "support/heads.h"
 
 #include <kernels/rope.h>
 
@@ -583,6 +584,38 @@ TEST_CASE("results apart") {
   for (const int64_t first : {144, 8, 101}) {
     results_apart<k::half>(t, first);
     results_apart<float>(t, first);
+  }
+  CHECK_TALLY(t);
+}
+
+// Half as wide: what is read for one of attention does not lie in one run.
+TEST_CASE("queries whose heads are not those of attention") {
+  Tally t;
+  const Stream stream;
+  for (const int64_t dim : {24, 64, 128}) {
+    const AttentionCase c{{39}, {75}, 2, 1, dim};
+    const Placement where(Layout::nhd, c.kv_lens, c.kv_heads);
+    const DeviceKv<k::half> key(1, where, dim, ScaleOf::head, 1, 0, 8), value(2, where, dim, ScaleOf::head, 1, 0, 8);
+    const auto kv = k::dense_kv(key.tensor(), value.tensor(), 75);
+    AttentionData<k::half, k::half, DeviceMemory> whole(c), halves(c);
+    for (const HeadStrides& strides : head_strides(1, 39, 4, dim / 2)) {
+      SpreadHeads<k::half, DeviceMemory> q(strides, 1, 39, 4, dim / 2, Poison::nan);
+      q.fill([&](int64_t row, int64_t col) { return whole.q.get(row, col); });
+      const auto run = [&](const auto& from, auto& data) {
+        const k::Status status = k::attention(stream, from, kv, data.sink(), data.shape(), k::causal());
+        stream.wait();
+        t.expect(status.ok(), "%s", status.reason());
+        data.o.download();
+      };
+      run(whole.source(), whole);
+      run(q.source(), halves);
+      bool same = true;
+      for (int64_t row = 0; row < 39; ++row) {
+        for (int64_t col = 0; col < 2 * dim; ++col)
+          same = same && std::abs(value_of(whole.o.get(row, col)) - value_of(halves.o.get(row, col))) < 0x1p-8;
+      }
+      t.expect(same, "%lld columns, %s: other results", (long long)dim, strides.name);
+    }
   }
   CHECK_TALLY(t);
 }
