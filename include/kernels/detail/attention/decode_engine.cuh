@@ -36,8 +36,8 @@ inline int even_blocks(int64_t items, int tiles, int most) {
 }
 // Rows that are worked on together, with heads of up to `dim` columns. H200, 32 heads over 8 of 128 columns, half: 8
 // queries on 8,192 keys take 19.5 us in tiles of 16 rows and 46.7 in one of 32, whose registers spill; on 131,072 keys
-// 159 and 227, of 32 sequences of 2,048 136 and 135. Of 64 columns those of 32 rows fit: 14.8 and 22.8 us, 107 and 92,
-// 70 and 56.
+// 159 and 227, of 32 sequences of 2,048 136 and 135. Of 64 columns 32 rows fit in registers: 14.8 and 22.8 us,
+// 107 and 92, 70 and 56.
 constexpr int decode_rows(int64_t rows, int64_t dim) {
   return rows <= 8 ? 8 : rows <= 16 && head_size(dim).decode_rows > 16 ? 16 : head_size(dim).decode_rows;
 }
@@ -164,7 +164,8 @@ class DecodeEngine {
       // With 256 columns tiles of 16 rows spill registers, but read keys once: 4 queries of 16 heads over 4, on 2,048
       // keys of 8 sequences, took 57.2 us, and 29.7 in tiles of 8 rows; of 32 sequences 84.7 and 128.9 (H200). More
       // than eight tiles of 8 rows were not measured.
-      if (rows <= 8 || (kSize.dim == 256 ? rows <= 64 && at_once(8) : two_tiles(rows, 8))) return start_tensor<Few>();
+      const bool few = kSize.dim == 256 ? rows <= 64 && at_once(rows, 8) : two_tiles(rows, 8);
+      if (rows <= 8 || few) return start_tensor<Few>();
       return rows <= 16 || two_tiles(rows, 16) ? start_tensor<Some>() : start_tensor<Many>();
     });
   }
@@ -172,11 +173,10 @@ class DecodeEngine {
   // Sequences that are cut in a fixed number of parts have the same tiles in any batch.
   bool two_tiles(int64_t rows, int height) const {
     const int64_t keys = p_.options.expected_keys();
-    return rows <= 2 * height && keys > 0 && keys <= tuning::kKeysOfTwoTiles && at_once(height);
+    return rows <= 2 * height && keys > 0 && keys <= tuning::kKeysOfTwoTiles && at_once(rows, height);
   }
-  bool at_once(int height) const {
-    const int64_t tiles = (p_.shape.q_len * p_.group + height - 1) / height;
-    return p_.splits == 0 && p_.shape.batch * p_.kv_heads * tiles <= ex_.device().sm_count;
+  bool at_once(int64_t rows, int height) const {
+    return p_.splits == 0 && p_.shape.batch * p_.kv_heads * ((rows + height - 1) / height) <= ex_.device().sm_count;
   }
   // Whether rows of two heads of keys may stand in one tile: where these are codes, whose rows are short. Side by side
   // those of two heads fill a line of memory, and the softmax does not work on rows that are not there. Not codes that

@@ -160,7 +160,7 @@ class WideRead {
  private:
   decltype(fetch<N>(std::declval<const Source&>(), kAny, kAny)) fetched_[kCount / N];
 };
-// The same one by one.
+// The same columns, each in a load of its own.
 template <class T, int kCount, class Source>
 __device__ __forceinline__ Pack<T, kCount> read_singly(const Source& source, int64_t row, int64_t col) {
   Pack<T, kCount> out;

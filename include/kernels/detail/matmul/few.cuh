@@ -281,7 +281,7 @@ struct FewBody {
       stage = stage == last_stage ? 0 : stage + ring.stage_size;
     }
     // All groups pass as many barriers: compute-sanitizer's racecheck counts them, and took what is on both sides of
-    // the block's next one for unordered. That are the factors of rows, which only codes have.
+    // the block's next one for unordered. These are the factors of rows, which only codes have.
     if (coded && steps.fewer) wait_for_group();
   }
   // Until the group's next step is there.

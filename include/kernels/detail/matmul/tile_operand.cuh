@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../dequantize.cuh"
-#include "../unaligned.cuh"
 #include "../row/packs.cuh"
+#include "../unaligned.cuh"
 
 KERNELS_BEGIN
 namespace detail {
