@@ -78,6 +78,14 @@ void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run
   if (!shortened.leaves_out()) expect_always(what, s, path, y, run, want);
 }
 
+// A row of these.
+template <class T>
+Device<T>& filled(Device<T>& to, const std::vector<T>& values) {
+  for (size_t i = 0; i < values.size(); ++i) to.set(0, int64_t(i), values[i]);
+  to.upload();
+  return to;
+}
+
 // Weights w, of which `rounded` says how far tensor cores round them.
 template <class TX, class TY, class Weights>
 void check(const char* what, const Sizes& s, Path path, const Weights& w, double rounded = 0, int64_t gap = 8,

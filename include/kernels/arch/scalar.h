@@ -72,6 +72,10 @@ __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // The same for an address in global memory that the compiler would compute anew wherever it is needed.
 template <class T>

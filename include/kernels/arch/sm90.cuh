@@ -87,28 +87,43 @@ __device__ __forceinline__ T* in_block(T* local, unsigned rank) {
   return local;
 }
 
+// True in one thread of a warp that has come here as a whole. The compiler knows that it is one: an instruction that
+// takes its operands from uniform registers, such as copy_box(), is not put into a loop over the threads.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected = 1;
+  if constexpr (kClusters)
+    asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 %0, 1, 0, one;}" : "=r"(elected));
+  return elected != 0;
+}
+
+// Where an mbarrier is: a variable in shared memory, or its address there.
+struct BarrierPlace {
+  uint32_t address;
+  __device__ __forceinline__ BarrierPlace(const uint64_t* barrier) : address(shared_address(barrier)) {}
+  __device__ __forceinline__ BarrierPlace(uint32_t address) : address(address) {}
+};
 // mbarrier: completes a phase when `count` arrivals and all expected bytes are in.
-__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
+__device__ __forceinline__ void mbarrier_init(BarrierPlace barrier, int count) {
   if constexpr (kClusters) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(count) : "memory");
   }
 }
 // Makes initialized barriers visible to the other blocks of the cluster.
 __device__ __forceinline__ void mbarrier_init_fence() {
   if constexpr (kClusters) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+__device__ __forceinline__ void mbarrier_arrive(BarrierPlace barrier) {
   if constexpr (kClusters)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.address) : "memory");
 }
 // Arrives, as one of those that the barrier counts, when all that this thread has begun with copy_async_16() is there.
-__device__ __forceinline__ void mbarrier_arrive_copied(uint64_t* barrier) {
+__device__ __forceinline__ void mbarrier_arrive_copied(BarrierPlace barrier) {
   if constexpr (kClusters)
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address) : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect(BarrierPlace barrier, int bytes) {
   if constexpr (kClusters) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier.address), "r"(bytes)
                  : "memory");
   }
 }
@@ -119,23 +134,23 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int by
       "KERNELS_AGAIN_%=:\n"                                                            \
       "mbarrier.try_wait.parity.acquire." scope ".shared::cta.b64 done, [%0], %1;\n"   \
       "@!done bra KERNELS_AGAIN_%=;\n"                                                 \
-      "}" ::"r"(shared_address(barrier)), "r"(parity) : "memory")
-__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
+      "}" ::"r"(barrier.address), "r"(parity) : "memory")
+__device__ __forceinline__ void mbarrier_wait(BarrierPlace barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cluster");
 }
 // Where only the block's own threads arrive: the L1 cache stays as it is.
-__device__ __forceinline__ void mbarrier_wait_in_block(uint64_t* barrier, int parity) {
+__device__ __forceinline__ void mbarrier_wait_in_block(BarrierPlace barrier, int parity) {
   if constexpr (kClusters) KERNELS_MBARRIER_WAIT("cta");
 }
 #undef KERNELS_MBARRIER_WAIT
 // Whether waiting would be over.
-__device__ __forceinline__ bool mbarrier_is_past(uint64_t* barrier, int parity) {
+__device__ __forceinline__ bool mbarrier_is_past(BarrierPlace barrier, int parity) {
   uint32_t past = 1;
   if constexpr (kClusters) {
     asm volatile(
         "{.reg .pred past; mbarrier.test_wait.parity.shared::cta.b64 past, [%1], %2; selp.u32 %0, 1, 0, past;}"
         : "=r"(past)
-        : "r"(shared_address(barrier)), "r"(parity)
+        : "r"(barrier.address), "r"(parity)
         : "memory");
   }
   return past != 0;
@@ -156,23 +171,23 @@ struct alignas(64) TensorMap {
 // these coordinates on, zeros where they are not in the tensor. One thread of a warp at a time may: those of the others
 // would not be looked at.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
-                                         uint64_t* barrier) {
+                                         BarrierPlace barrier) {
   if constexpr (kClusters) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
         "[%2];" ::"r"(to),
-        "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+        "l"(&map), "r"(barrier.address), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
   }
 }
 // The same with a cache policy.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
-                                         uint64_t* barrier, uint64_t policy) {
+                                         BarrierPlace barrier, uint64_t policy) {
   if constexpr (kClusters) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-        "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+        "l"(&map), "r"(barrier.address), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
         : "memory");
   }
 }
@@ -388,7 +403,9 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], const uin
 #define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
   KERNELS_WARPGROUP_MMA(n, "16", type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 #define KERNELS_WARPGROUP_MMA_OF(type)                          \
-  if constexpr (kEights == 8)                                   \
+  if constexpr (kEights == 12)                             \
+    KERNELS_WARPGROUP_MMA_SHARED(96, type, "%48", "%49", "%50") \
+  else if constexpr (kEights == 8)                              \
     KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34") \
   else if constexpr (kEights == 10)                             \
     KERNELS_WARPGROUP_MMA_SHARED(80, type, "%40", "%41", "%42") \

@@ -94,25 +94,30 @@ constexpr int kStepsOfGroups = 16;
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
 constexpr double kStepsBesides = 16;
 
-// Tiles of which the TMA unit copies both operands: what a call takes, in steps of 0.21 us. A step takes as long as its
-// products or its copies, whichever is longer. Weights are read at the nominal speed of the device's memory
-// (memory_gbs), and a call takes as long at least. Blocks that share K cost what adding up the tile's sums takes.
+// Tiles of which the TMA unit copies both operands: what a call takes, in microseconds. Steps take as long as their
+// products; with 64 rows and few tokens what is done between products counts. All blocks together get so many bytes
+// from the L2, more where they are in step, so that several ask for the same ones at a time: where there is one wave,
+// and nobody shares K. Weights come from memory at 83 % of its nominal speed (memory_gbs). Beginning and end of a block
+// take 3.5 us, and blocks that share K wait for each other and add up the tile's sums.
 //
-// By 66 products of 65 to 1024 tokens (and squares) with every tile, and 1 to 8 blocks that share K (H200, CUDA 13.0,
-// 2026-11, by a program that was not kept): what this chooses takes 0.3 % longer than the fastest of them on average,
-// and at most 4 %. With 1, 2, 4 or 8 blocks, and products and copies added up, it was 3 and 24 %: three blocks for 65 x
-// 4096 x 14336 take 37.8 us where two took 45.9. There were 39 clusters of three on that device at a time, 30 of four,
-// 15 of eight: others differ. Blocks of other rows that get each other's inputs (multicast) took 0 to 15 % longer.
+// By 78 products of 33 to 1024 tokens (and squares) with every tile, and 1 to 8 blocks that share K (H200, CUDA 13.0,
+// 2026-11, by a program that was not kept): what this chooses takes 0.7 % longer than the fastest of them on average,
+// and at most 9 %. There were 39 clusters of three on that device at a time, 30 of four, 15 of eight: others differ.
+//
+// Tried, without a gain: pairs of blocks with the same weights that copy half of them to both (multicast: 0 to 4 %
+// longer; twice as long where a block frees the other one's stages with a release of the cluster, which takes 0.4 us);
+// blocks of other rows that get each other's inputs (0 to 15 % longer); tiles of 32 tokens x 64 rows; bands of 2 to 32
+// tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
-// Of so many blocks that share K, compared to two.
-constexpr double kCostOfSharers[] = {0, 0, 1, 1.35, 1.6, 1.8, 2, 2.15, 2.3};
 constexpr double cost_of_boxes(double waves, double steps, int sharers, int tokens, int rows, double weight_bytes,
                                double copied_bytes, int memory_gbs) {
-  const double size = tokens * rows / 8192., products = 0.66 * size, copies = 0.98 / 192 * (tokens + rows),
-               working = waves * steps * (0.03 + (products > copies ? products : copies)),
-               reading = weight_bytes / (0.21e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs));
-  return (working > reading ? working : reading) + waves * (26 + 3.6 * size * kCostOfSharers[sharers]) +
-         copied_bytes * 0.09e-6;
+  const double size = tokens * rows / 8192., step = rows == 64 ? 0.073 + 0.0008 * tokens : 0.013 + 0.159 * size,
+               working = waves * steps * step,
+               reading = weight_bytes / (0.83e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs)),
+               copying = copied_bytes / (waves == 1 && sharers == 1 ? 18e6 : 13e6),
+               longest = working > reading ? working : reading, others = sharers - 1;
+  return (longest > copying ? longest : copying) +
+         waves * (3.5 + (sharers > 1 ? 0.64 : 0) + others * 0.146 + others / sharers * 1.26 * size);
 }
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "../../exec.cuh"
+#include "../fast_division.cuh"
 #include "merge_states.cuh"
 #include "prefill_cuts.cuh"
 #include "tile.cuh"
@@ -35,25 +36,6 @@ struct PrefillProblem {
   bool wide_queries, wide_keys, wide_values;  // whether packs may be read
   int out_pack;
   std::conditional_t<kSplits, PrefillParts, Nothing> parts;
-};
-
-// n / divisor for n below 2^31.
-struct FastDivision {
-  unsigned divisor, multiplier;
-  int shift;
-
-  FastDivision() = default;
-  explicit FastDivision(int64_t by) : divisor(unsigned(by)), shift(0) {
-    while ((uint64_t(1) << shift) < divisor) ++shift;
-    multiplier = unsigned(((uint64_t(1) << (31 + shift)) + divisor - 1) / divisor);
-    --shift;
-  }
-  // Leaves the remainder in n.
-  __device__ __forceinline__ unsigned operator()(unsigned& n) const {
-    const unsigned quotient = divisor == 1 ? n : __umulhi(n, multiplier) >> shift;
-    n -= quotient * divisor;
-    return quotient;
-  }
 };
 
 // The rows of a block, `count` of them: from row `first` on of those of `pack` heads from `first_head` on, a query's

@@ -511,6 +511,7 @@ class ProductEngine {
   Choice cheapest(int image) const {
     Choice best{0, 1, HUGE_VAL};
     if (policy_.tile_rows != 0 && policy_.tile_rows != Body::kRows) return best;
+    if constexpr (Body::boxed) if (!Body::has_whole_rows(p_)) return best;
     const int64_t steps = (p_.k + Body::kStep - 1) / Body::kStep,
                   most = policy_.batch_invariant || image < 90 ? 1 : lesser<int64_t>(kPortableCluster, steps / 8);
     int64_t blocks_at_a_time[kPortableCluster + 1];
@@ -566,9 +567,12 @@ class ProductEngine {
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
     if (!taken) return {};
-    const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
-    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
-    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);
+    const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image), narrow = cheapest<BoxedGemmBody<P, T, 128>>(image),
+                 wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
+    if (wide.cost < narrow.cost && wide.cost < low.cost)
+      return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
+    if (narrow.cost <= low.cost) return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);
+    return start_boxed<BoxedGemmBody<P, T, 64>>(low, plan, taken);
   }
   template <class Body>
   Status start_boxed(const Choice& choice, MatmulPlan* plan, bool& taken) const {
@@ -633,12 +637,12 @@ class ProductEngine {
       return {};
     }
     const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
-    const GemmParams<P> params{p_, tokens, outputs, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
+    const GemmParams<P> params{p_, {tokens, outputs}, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
                                policy_.weights_ready, choice.ring.few, group_log2};
     Launch how;
     how.cluster = choice.cluster;
     how.shared = size_t(choice.ring.bytes);
-    return start_tiles<Body>(how, tokens, outputs, {params, more...});
+    return start_tiles<Body>(how, tokens * outputs * choice.cluster, {params, more...});
   }
 
   Status run_simt() const {
@@ -652,15 +656,14 @@ class ProductEngine {
   template <class Body>
   Status start_simt() const {
     const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
-    return start_tiles<Body>(Launch{}, tokens, outputs, {p_, tokens});
+    return start_tiles<Body>(Launch{}, tokens * outputs, {p_, tokens});
   }
 
   template <class Body>
-  Status start_tiles(Launch how, int64_t tokens, int64_t outputs, const typename Body::Params& params) const {
-    if (tokens * outputs > std::numeric_limits<int32_t>::max() / how.cluster)
-      return unsupported("matmul: M x N has more than 2^31 tiles");
+  Status start_tiles(Launch how, int64_t blocks, const typename Body::Params& params) const {
+    if (blocks > std::numeric_limits<int32_t>::max()) return unsupported("matmul: M x N has more than 2^31 tiles");
     how.threads = Body::max_threads;
-    how.grid.x = unsigned(tokens * outputs * how.cluster);
+    how.grid.x = unsigned(blocks);
     return launch<Body>(ex_, how, params);
   }
 

@@ -136,7 +136,7 @@ struct CodedGemmBody {
       if (threadIdx.x == 0) rings.begin(params);
       const bool early = params.weights_ready && p.groups.offsets == nullptr;
       if (!early) arch::grid_dependency_pass();
-      const Tile tile = place_tile<kOutputs>(params, blockIdx.x / splits);
+      const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
       if (tile.token >= tile.token_end) return;
       __syncthreads();
       const int panels = int((p.k + kSteps * kStep - 1) / (kSteps * kStep));
@@ -326,7 +326,8 @@ struct CodedGemmBody {
   static __device__ __forceinline__ void bring_weights(const Work& work, int begin, int end) {
     const Params& params = work.params;
     const bool in_boxes = codes_in_boxes(params), by_threads = copies_weights(params);
-    if (!by_threads && threadIdx.x != kConsumers + kProducers) return;
+    const bool first_warp = threadIdx.x / 32 == (kConsumers + kProducers) / 32;
+    if (!by_threads && !first_warp) return;
     const Copies copies(work, begin > work.first_panel);
     RingPlace at(kPanels);
     at.go(begin - work.first_panel);
@@ -339,7 +340,7 @@ struct CodedGemmBody {
       const int col = panel * (kSteps * kStep);
       if (!in_boxes) {
         copies.bring_codes(to, col);
-      } else if (threadIdx.x == kConsumers + kProducers) {
+      } else if (first_warp && arch::elect_one()) {
         arch::mbarrier_arrive_expect(full, kCodeBytes);
         KERNELS_UNROLL
         for (int i = 0; i < P::matrices; ++i)
@@ -374,7 +375,7 @@ struct CodedGemmBody {
     };
     if constexpr (has_boxes) {
       if (inputs_in_boxes(work.params)) {
-        if (threadIdx.x != kConsumers) return;
+        if (threadIdx.x / 32 != kConsumers / 32 || !arch::elect_one()) return;
         const auto of_tile = work.params.maps.x.of_tile(p, tile, kHeight);
         return each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
           arch::mbarrier_arrive_expect(full, count * (Operand::kBytes - of_tile.missing * (kStep * 2)));

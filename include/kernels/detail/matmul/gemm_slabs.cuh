@@ -8,23 +8,25 @@ namespace detail {
 
 // A tile's sums on their way to the sink through shared memory, so that whole rows are written. Each warp has slabs, of
 // kTokens x kRows. kGroups: groups of four warps that share K, each with sums of the whole tile. kTurned: the rows of
-// an mma are those of weights, as with wgmma. kAheadBytes: of registers for what the sink reads ahead, which
-// have room where all slabs are laid out and no sums are left in them.
+// an mma are those of weights, as with wgmma. kAheadBytes: of registers for packs on their way to the sink, which have
+// room where all slabs are laid out and no sums are left in them. kWarps: two where a warp has but 16 rows of weights,
+// so that two lay out a slab together, and each hands on half of it.
 template <class P, int kGroups = 1, bool kTurned = arch::kWarpgroupMma,
-          int kAheadBytes = arch::kWarpgroupMma ? 512 : 64>
+          int kAheadBytes = arch::kWarpgroupMma ? 512 : 64, int kWarps = 1>
 struct GemmSlabs {
+  static_assert(kWarps == 1 || (kWarps == 2 && kGroups == 1 && kTurned), "who shares a slab");
   static constexpr int kTokens = kTurned ? 32 : 16, kRows = 1024 / kTokens;
-  static constexpr int kPitch = kRows + (kTurned ? 4 : 8), kFloats = kTokens * kPitch;
+  static constexpr int kPitch = kRows + (kTurned ? 0 : 8), kFloats = kTokens * kPitch;
   // Whether shared memory has room for all slabs of a tile.
   static constexpr bool all_at_once = arch::kWarpgroupMma;
   static constexpr int kBarrier = 1;  // named, of all groups
 
   static __device__ __forceinline__ int warp_column() {
-    const int warp = threadIdx.x / (kTurned ? 32 : 64);
+    const int warp = threadIdx.x / ((kTurned ? 32 : 64) * kWarps);
     return (kGroups > 1 ? warp % 4 : warp) * kRows;
   }
   static __device__ __forceinline__ float* of_warp(float* shared, int slabs) {
-    return shared + threadIdx.x / 32 * (slabs * kFloats);
+    return shared + threadIdx.x / (32 * kWarps) * (slabs * kFloats);
   }
 
   // Hands `slabs` of this warp to the sink, the first of them with the tile's row `row`. Groups share the work.
@@ -32,7 +34,7 @@ struct GemmSlabs {
   static __device__ __forceinline__ void put_slabs(const Params& params, const Tile& tile, const float* mine,
                                                    int slabs, int row, unsigned rank, unsigned splits) {
     if (splits > 1) arch::cluster_arrive(), arch::cluster_wait();
-    else if (kGroups > 1) arch::named_barrier_sync(kBarrier, 128 * kGroups);
+    else if (kGroups > 1 || kWarps > 1) arch::named_barrier_sync(kBarrier, 128 * kGroups);
     else __syncwarp();
     const int64_t token = tile.token + row, col = tile.output + warp_column() / P::matrices;
     if (params.wide_out) put_packs<8>(params.problem, mine, slabs, token, tile.token_end, col, rank, splits);
@@ -41,84 +43,124 @@ struct GemmSlabs {
     else __syncwarp();
   }
 
-  // A slab as rows of tokens.
-  static __device__ __forceinline__ void lay_out(float* slab, const float (&sums)[32]) {
+  // A slab as rows of tokens, or this warp's part of one.
+  static constexpr int kSums = 32 / kWarps;
+  static __device__ __forceinline__ void lay_out(float* slab, const float* sums) {
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    KERNELS_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      const float* from = sums + j * 4;
-      if constexpr (kTurned) {
-        float* to = slab + (j % 4 * 8 + 2 * t) * kPitch + j / 4 * 16 + g;
-        to[0] = from[0], to[kPitch] = from[1], to[8] = from[2], to[kPitch + 8] = from[3];
-      } else {
-        float* to = slab + g * kPitch + j * 8 + 2 * t;
-        *reinterpret_cast<::float2*>(to) = {from[0], from[1]};
-        *reinterpret_cast<::float2*>(to + 8 * kPitch) = {from[2], from[3]};
+    if constexpr (kTurned) {
+      const unsigned first = place(2 * t, threadIdx.x / 32 % kWarps * (kRows / kWarps) + g);
+      // place() of so many rows and eight columns further.
+      const auto put = [&](int rows, int eights, float sum) {
+        slab[(first ^ (eights * 4 + rows % 2 * 16)) + rows * kPitch] = sum;
+      };
+      KERNELS_UNROLL
+      for (int j = 0; j < kSums / 4; ++j) {
+        KERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) put(j % 4 * 8 + i % 2, j / 4 * 2 + i / 2, sums[j * 4 + i]);
+      }
+    } else {
+      KERNELS_UNROLL
+      for (int j = 0; j < 8; ++j) {
+        const float* const from = sums + j * 4;
+        *reinterpret_cast<::float2*>(slab + place(g, j * 8 + 2 * t)) = {from[0], from[1]};
+        *reinterpret_cast<::float2*>(slab + place(g + 8, j * 8 + 2 * t)) = {from[2], from[3]};
       }
     }
   }
 
  private:
-  // What the sink reads for each result is prefetched several packs ahead: behind each store, which might be to the
-  // same place, a lane would wait for memory anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
+  // Where a column of a row is in slabs. If turned, a row is eight chunks of 16 bytes, first those with even numbers,
+  // so that lanes which read packs of 32 bytes read 64 bytes side by side: of a cluster's other blocks they would get
+  // half as much otherwise (16 KB of one in 2,360 cycles instead of 1,350). Swizzled, so that no banks conflict.
+  static __device__ __forceinline__ unsigned place(unsigned row, unsigned col) {
+    if constexpr (!kTurned) return row * kPitch + col;
+    const unsigned chunk = col / 4, swizzle = row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
+    return row * kPitch + (((chunk % 2 * 4 + chunk / 2) ^ swizzle) * 4 + col % 4);
+  }
+  // Lanes have packs side by side, as many rows at a time as that makes: a lane's column stays as it is. What the sums
+  // are and what the sink reads for them is asked for several packs ahead: behind each store, which might be to the
+  // same place, a lane would wait for it anew (2048 x 4096 x 4096, x += ... in floats: 156 us instead of 210).
   template <int N>
   static __device__ __forceinline__ void put_packs(const P& p, const float* mine, int slabs, int64_t row, int64_t end,
                                                    int64_t col, unsigned rank, unsigned splits) {
-    constexpr int kCols = kRows / P::matrices, kPacks = kCols / N, kEach = kTokens * kPacks;
     using Read = Operands<P, N>;
-    constexpr int fit = kAheadBytes / int(sizeof(Read)),
-                  kAhead = !Traits<typename P::Map>::reads_matrix || P::matrices == 2 || fit < 1 ? 1
-                           : fit < 8                                                     ? fit
-                                                                                         : 8;
+    constexpr int kPacks = kRows / P::matrices / N, kLanes = kPacks < 32 ? kPacks : 32, kPasses = kPacks / kLanes,
+                  kHeight = 32 / kLanes;
+    constexpr bool kReads = Traits<typename P::Map>::reads_matrix && P::matrices == 1;
+    // Eight packs where the sink reads one of floats for each, or less (128 x 14336 x 4096, x += ... in floats: 54.7 us
+    // and, with four, 60.7), else four (512 x 4096 x 4096 with a bias and a residual of bfloat16: six 31.8, four 30.4).
+    constexpr int fit = kAheadBytes / ((kReads ? int(sizeof(Read)) : 0) + P::matrices * N * 4),
+                  most = kReads && sizeof(Read) <= 4 * N ? 8 : 4, kAhead = fit < 1 ? 1 : fit < most ? fit : most;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
-    const int step = 32 * int(splits) * kGroups, count = slabs * kEach;
-    const int group = kGroups > 1 ? threadIdx.x / 128 : 0, further = 4 * slabs * kFloats;  // where the next group's are
+    const int lane = threadIdx.x & 31, group = kGroups > 1 ? threadIdx.x / 128 : 0;
+    const int further = 4 * slabs * kFloats;  // where the next group's are
+    const int sharer = kWarps > 1 ? threadIdx.x / 32 % kWarps : group, sharers = kWarps * kGroups;
+    const int rows = int(lesser<int64_t>(end - row, slabs * kTokens)), step = int(splits) * sharers;
+    const int turns = slabs * (kTokens / kHeight) * kPasses;
+    const int my_row = lane / kLanes, my_col = lane % kLanes * N;
     mine -= group * further;
-    const auto at = [&](int i, const auto& f) {
-      const int64_t r = row + i / kPacks, c = col + i % kPacks * N;
-      if (i < count && r < end && c < p.n) f(r, c);
+    // f(the number among the next turns, its row and column among the warp's) for those that have something.
+    const auto visit = [&](int first, const auto& f) {
+      KERNELS_UNROLL
+      for (int j = 0; j < kAhead; ++j) {
+        const int turn = first + j * step, r = turn / kPasses * kHeight + my_row,
+                  c = my_col + turn % kPasses * (kLanes * N);
+        if (turn < turns && r < rows && col + c < p.n) f(j, r, c);
+      }
+    };
+    using Sums = Pack<float, N>[kAhead][P::matrices];
+    const auto read_sums = [&](Sums& sums, int first, unsigned source) {
+      const float* const from = splits == 1 ? mine : arch::in_block(mine, source);
+      visit(first, [&](int j, int r, int c) {
+        KERNELS_UNROLL
+        for (int i = 0; i < P::matrices; ++i) {
+          // Of eight rows further the place is known.
+          const int known = kHeight % 8 == 0 ? my_row : r;
+          sums[j][i] =
+              of_groups<N>(from + (r - known) * kPitch, known, c + i * (kRows / P::matrices), further);
+        }
+      });
     };
 #pragma unroll 1
-    for (int first = int((threadIdx.x & 31) + 32 * (rank * kGroups + group)); first < count; first += kAhead * step) {
+    for (int first = int(rank) * sharers + sharer; first < turns; first += kAhead * step) {
       Read read[kAhead];
-      KERNELS_UNROLL
-      for (int j = 0; j < kAhead; ++j) {
-        if constexpr (P::matrices == 1)
-          at(first + j * step, [&](int64_t r, int64_t c) { read[j] = fetch_operands<N>(map, r, c); });
+      Sums sums;
+      if constexpr (kReads)
+        visit(first, [&](int j, int r, int c) { read[j] = fetch_operands<N>(map, row + r, col + c); });
+      read_sums(sums, first, 0);
+#pragma unroll 1
+      for (unsigned source = 1; source < splits; ++source) {
+        Sums more;
+        read_sums(more, first, source);
+        KERNELS_UNROLL
+        for (int j = 0; j < kAhead; ++j) {
+          KERNELS_UNROLL
+          for (int i = 0; i < P::matrices; ++i) sums[j][i] = sums[j][i] + more[j][i];
+        }
       }
-      KERNELS_UNROLL
-      for (int j = 0; j < kAhead; ++j) {
-        const int i = first + j * step;
-        const float* from = mine + i / kEach * kFloats + i % kEach / kPacks * kPitch + i % kPacks * N;
-        at(i, [&](int64_t r, int64_t c) {
-          if constexpr (P::matrices == 2) {
-            put_joined(sink, map, total<N>(from, further, splits), total<N>(from + kCols, further, splits), r, c);
-          } else {
-            put(sink, apply_map(map, total<N>(from, further, splits), read[j], r, c), r, c);
-          }
-        });
-      }
+      visit(first, [&](int j, int r, int c) {
+        if constexpr (P::matrices == 2) put_joined(sink, map, sums[j][0], sums[j][1], row + r, col + c);
+        else put(sink, apply_map(map, sums[j][0], read[j], row + r, col + c), row + r, col + c);
+      });
     }
   }
-  // Over the first `splits` blocks of the cluster, and the groups of each, in their order. Reading more at a time was
-  // not faster: with eight packs asked for at once pairs of blocks took 3 % longer and four blocks 24, with packs of
-  // four floats pairs 4 % longer and four 8 % less, with a block's own sums first four 3.5 % less (33 to 512 tokens of
-  // bfloat16, H200, 2026-11, by a program that was not kept).
+  // Over the groups of a block, in their order.
   template <int N>
-  static __device__ __forceinline__ Pack<float, N> total(const float* at, int further, unsigned splits) {
-    if (splits == 1) return of_groups<N>(at, further);
-    Pack<float, N> sum = of_groups<N>(arch::in_block(at, 0), further);
-    for (unsigned i = 1; i < splits; ++i) sum = sum + of_groups<N>(arch::in_block(at, i), further);
-    return sum;
-  }
-  template <int N>
-  static __device__ __forceinline__ Pack<float, N> of_groups(const float* at, int further) {
-    Pack<float, N> sum = sums_at<N>(at);
+  static __device__ __forceinline__ Pack<float, N> of_groups(const float* from, int row, int col, int further) {
+    Pack<float, N> sum;
     KERNELS_UNROLL
-    for (int i = 1; i < kGroups; ++i) sum = sum + sums_at<N>(at + i * further);
+    for (int i = 0; i < N; i += kChunk<N>) {
+      auto chunk = sums_at<kChunk<N>>(from + place(row, col + i));
+      KERNELS_UNROLL
+      for (int j = 1; j < kGroups; ++j) chunk = chunk + sums_at<kChunk<N>>(from + place(row, col + i) + j * further);
+      KERNELS_UNROLL
+      for (int j = 0; j < kChunk<N>; ++j) sum.v[i + j] = chunk.v[j];
+    }
     return sum;
   }
+  template <int N>
+  static constexpr int kChunk = N < 4 ? N : 4;
 };
 
 }  // namespace detail
