@@ -40,6 +40,28 @@ void epilogue(const char* what, const Sizes& s, Path path, const Weights& w, dou
   }
 }
 
+// A bias alone, which tiles read beside sums as they read residuals.
+template <class Weights>
+void biased_tiles(const char* what, const Sizes& s, const Weights& w, double rounded) {
+  const Matrix<k::half> x(21, s.m, s.k, s.k, 0, 1);
+  const Matrix<float> bias(22, 1, s.n, s.n);
+  for (const int64_t gap : {8, 3}) {
+    Device<float> y(s.m, s.n, s.n + gap, gap == 3 ? 1 : 0);
+    expect(
+        what, s, Path::gemm, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul<Path::gemm>(ex, k::load(static_cast<const k::half*>(x.data()), s.k), w.source(),
+                                       k::bias(bias.data()) | k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+                     m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w, units(Path::gemm, s.k),
+                     rounded) +
+                 Real<>(bias.value(0, n));
+        });
+  }
+}
+
 template <class T>
 void plain_weights(const char* what, std::initializer_list<Path> paths) {
   const Sizes sizes[] = {{1, 67, 264}, {2, 136, 72}, {5, 72, 1032}, {19, 130, 136}, {70, 203, 1032}, {200, 264, 72}};
@@ -83,6 +105,14 @@ TEST_CASE("epilogue: weights of 4 bits, a scale for each row") {
 }
 TEST_CASE("epilogue: weights of 4 bits, a scale for 32") {
   coded_weights("uint4", [](int64_t n, int64_t c) { return FourBit<float, true, DeviceMemory>(n, c, 32, 0, 0); });
+}
+
+TEST_CASE("epilogue: a bias alone behind tiles") {
+  for (const Sizes& s : {Sizes{40, 130, 512}, Sizes{200, 264, 64}, Sizes{33, 48, 1024}}) {
+    biased_tiles("half", s, Plain<k::half, DeviceMemory>(s.n, s.k, 8, 0), 0);
+    biased_tiles("half, anywhere", s, Plain<k::half, DeviceMemory>(s.n, s.k, 3, 1), 0);
+    biased_tiles("int8", s, Scaled<int8_t, k::half, DeviceMemory>(s.n, s.k, Grain::row, 1, 0, 0), 0x1p-10);
+  }
 }
 
 TEST_CASE("epilogue: groups and experts") {

@@ -567,12 +567,14 @@ class ProductEngine {
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
     if (!taken) return {};
-    const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image), narrow = cheapest<BoxedGemmBody<P, T, 128>>(image),
-                 wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
-    if (wide.cost < narrow.cost && wide.cost < low.cost)
-      return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
-    if (narrow.cost <= low.cost) return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);
-    return start_boxed<BoxedGemmBody<P, T, 64>>(low, plan, taken);
+    const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
+    if constexpr (P::matrices == 1) {
+      const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
+      if (low.cost < narrow.cost && low.cost <= wide.cost)
+        return start_boxed<BoxedGemmBody<P, T, 64>>(low, plan, taken);
+    }
+    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
+    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);
   }
   template <class Body>
   Status start_boxed(const Choice& choice, MatmulPlan* plan, bool& taken) const {

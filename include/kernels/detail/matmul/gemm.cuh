@@ -3,7 +3,7 @@
 //                     kRows (128 or 256) rows of weights
 //                    +---------------+---------------+
 //   kTokens          | warps 0 to 3  | warps 4 to 7  |    a block's tile. Every four warps make all tokens x 128
-//   (64 to 160)      |               |               |    rows: on sm_90a by wgmma, 64 rows of weights at a time,
+//   (64 or 128)      |               |               |    rows: on sm_90a by wgmma, 64 rows of weights at a time,
 //                    +---------------+---------------+    else by mma.sync, each warp half of the tokens x 64 rows,
 //                                                         or, if weights are codes, all tokens x 32 rows
 //
@@ -17,6 +17,8 @@
 // Where the image has clusters, their blocks may share K (split-K): each adds up a part of the tile, in the order of
 // their ranks.
 #pragma once
+
+#include <limits>
 
 #include "../fast_division.cuh"
 #include "coded_operand.cuh"
@@ -57,9 +59,10 @@ class TileOrder {
   struct Place {
     unsigned token_tile, output_tile;
   };
-  // Of fewer than 2^31 tiles.
+  // For fewer than 2^31 tiles: more are refused before anybody asks.
   TileOrder(int64_t token_tiles, int64_t output_tiles)
-      : of_band_(lesser<int64_t>(kBand, token_tiles) * output_tiles),
+      : of_band_(lesser<int64_t>(std::numeric_limits<int32_t>::max(),
+                                 lesser<int64_t>(kBand, token_tiles) * output_tiles)),
         last_height_(greater<int64_t>(1, token_tiles % kBand)),
         whole_bands_(unsigned(token_tiles / kBand)) {}
   __device__ __forceinline__ Place place(unsigned tile) const {
@@ -476,18 +479,14 @@ struct GemmBody {
   using Slabs = typename Tile64::Slabs;
   static constexpr bool coded = kWidth == kAsCodes, copied = Tile64::copied;
   static constexpr bool weights_copied = Tile64::Weights::copied;
-  static constexpr int kTokens[4] = {64, 96, 128, 160};
+  static constexpr int kTokens[2] = {64, 128};
   static constexpr int max_threads = kRows, registers = 255;
   static constexpr bool waits_by_itself = true, boxed = false;
 
   using Params = GemmParams<P>;
 
-  // Those in an image for this architecture: where there is wgmma, and for operands that are copied, more of them.
-  static constexpr bool has(int tokens, int architecture) {
-    if (tokens == 64) return kRows == 128;
-    if (tokens == 128) return kWidth != 1;
-    return !coded && architecture == 90 && copied && (tokens == 160 || kRows == 128);
-  }
+  // gemm_boxes.cuh and gemm_codes.cuh have others, in images for sm_90a.
+  static constexpr bool has(int tokens, int) { return tokens == 64 ? kRows == 128 : tokens == 128 && kWidth != 1; }
   // The stages of a tile, for blocks that have `room` on a device of this capability.
   static constexpr GemmRing ring(int tokens, int architecture, int capability, int room) {
     const bool much = has_much_shared(architecture);
@@ -501,7 +500,7 @@ struct GemmBody {
   static __device__ __forceinline__ void run(const Params& params) {
     if constexpr (coded && arch::kWarpgroupMma) return;  // gemm_codes.cuh has them
     extern __shared__ __align__(128) unsigned char shared[];
-    constexpr int most = is_here<160> ? 160 : is_here<128> ? 128 : 64;
+    constexpr int most = is_here<128> ? 128 : 64;
     __shared__ Uninitialized<TokenState<typename P::X>, most> states;
     const bool early_weights =
         params.weights_ready && Tile64::Weights::copied && params.problem.groups.offsets == nullptr;
@@ -517,9 +516,8 @@ struct GemmBody {
           GemmTile<P, T, kWidth, kTokens, kRows>::run(params, tile, early_weights, stages, states.items);
       }
     };
-    run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
-    run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
-    // For tiles of all heights at one place, as it is most of the code.
+    run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 128>());
+    // For tiles of both heights at one place, as it is most of the code.
     if constexpr (Slabs::all_at_once) {
       const int slabs = params.tokens / Slabs::kTokens;
       Slabs::put_slabs(params, tile, Slabs::of_warp(reinterpret_cast<float*>(stages), slabs), slabs, 0, rank, splits);

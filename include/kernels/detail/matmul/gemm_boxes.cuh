@@ -37,8 +37,8 @@ struct RowsInMemory : std::false_type {};
 template <class Src, Cache kCache>
 struct RowsInMemory<DirectLoad<Src, float, kCache>> : std::integral_constant<bool, is_16_bit<Src>> {};
 
-// The last tokens have a box of their own: one whose rows are partly not there takes longer (129 x 4096 x 4096: 25.5 us
-// for 19.6 with 192 tokens). What lies in shared memory behind them makes results that nobody wants.
+// The last tokens, of each group, have a box of their own: one whose rows are partly not there takes longer (129 x 4096
+// x 4096: 25.5 us for 19.6 with 192 tokens). What lies in shared memory behind them makes results that nobody wants.
 struct InputMaps {
   arch::TensorMap inputs, last_inputs;
   int last_tokens;
@@ -49,7 +49,7 @@ struct InputMaps {
     const int64_t rows = p.m * p.groups.count, stride = p.x.at(1, 0) - p.x.at(0, 0);
     if (p.groups.offsets != nullptr || stride == 0 || rows > std::numeric_limits<int32_t>::max()) return false;
     const MappedRows tensor{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
-    last_tokens = p.groups.several() || p.m % tokens == 0 ? tokens : int(p.m % tokens);
+    last_tokens = p.m % tokens == 0 ? tokens : int(p.m % tokens);
     return make_tensor_map(ex, tensor, tokens, inputs) && make_tensor_map(ex, tensor, last_tokens, last_inputs);
   }
   // That of a tile, and how many of its rows that leaves as they are.
@@ -57,9 +57,8 @@ struct InputMaps {
     const arch::TensorMap& map;
     int missing;
   };
-  template <class P>
-  __device__ __forceinline__ OfTile of_tile(const P& p, const Tile& tile, int tokens) const {
-    if (p.groups.count == 1 && tile.token + tokens > tile.token_end) return {last_inputs, tokens - last_tokens};
+  __device__ __forceinline__ OfTile of_tile(const Tile& tile, int tokens) const {
+    if (tile.token + tokens > tile.token_end) return {last_inputs, tokens - last_tokens};
     return {inputs, 0};
   }
 };
@@ -183,7 +182,7 @@ struct BoxedGemmBody {
                                                  uint32_t stages, int first, int end) {
     const int inputs = params.tokens * kStep * 2, stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const int token = int(tile.token), slab = int((tile.weights + tile.output) / kEach);
-    const auto of_tile = params.maps.x.of_tile(params.problem, tile, params.tokens);
+    const auto of_tile = params.maps.x.of_tile(tile, params.tokens);
     const auto bring_weights = [&](int step, const RingPlace& at) {
       const uint32_t full = ring.full(at.stage), to = stages + at.stage * stage_bytes + inputs;
       arch::mbarrier_arrive_expect(full, stage_bytes - of_tile.missing * (kStep * 2));

@@ -376,7 +376,7 @@ struct CodedGemmBody {
     if constexpr (has_boxes) {
       if (inputs_in_boxes(work.params)) {
         if (threadIdx.x / 32 != kConsumers / 32 || !arch::elect_one()) return;
-        const auto of_tile = work.params.maps.x.of_tile(p, tile, kHeight);
+        const auto of_tile = work.params.maps.x.of_tile(tile, kHeight);
         return each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
           arch::mbarrier_arrive_expect(full, count * (Operand::kBytes - of_tile.missing * (kStep * 2)));
           KERNELS_UNROLL

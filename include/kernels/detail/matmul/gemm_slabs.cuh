@@ -71,7 +71,7 @@ struct GemmSlabs {
  private:
   // Where a column of a row is in slabs. If turned, a row is eight chunks of 16 bytes, first those with even numbers,
   // so that lanes which read packs of 32 bytes read 64 bytes side by side: of a cluster's other blocks they would get
-  // half as much otherwise (16 KB of one in 2,360 cycles instead of 1,350). Swizzled, so that no banks conflict.
+  // half as much otherwise (16 KB of one in 2,360 cycles instead of 1,350). Swizzled, so that few banks conflict.
   static __device__ __forceinline__ unsigned place(unsigned row, unsigned col) {
     if constexpr (!kTurned) return row * kPitch + col;
     const unsigned chunk = col / 4, swizzle = row % 2 * 4 + row / 2 % 2 * 2 + row / 4 % 2;
@@ -86,11 +86,13 @@ struct GemmSlabs {
     using Read = Operands<P, N>;
     constexpr int kPacks = kRows / P::matrices / N, kLanes = kPacks < 32 ? kPacks : 32, kPasses = kPacks / kLanes,
                   kHeight = 32 / kLanes;
-    constexpr bool kReads = Traits<typename P::Map>::reads_matrix && P::matrices == 1;
-    // Eight packs where the sink reads one of floats for each, or less (128 x 14336 x 4096, x += ... in floats: 54.7 us
-    // and, with four, 60.7), else four (512 x 4096 x 4096 with a bias and a residual of bfloat16: six 31.8, four 30.4).
-    constexpr int fit = kAheadBytes / ((kReads ? int(sizeof(Read)) : 0) + P::matrices * N * 4),
-                  most = kReads && sizeof(Read) <= 4 * N ? 8 : 4, kAhead = fit < 1 ? 1 : fit < most ? fit : most;
+    // What joins the sums of a gate fetches for itself. Eight packs where the sink reads a matrix, of floats at most
+    // (128 x 14336 x 4096, x += ... in floats: 54.7 us and, with four, 60.7), else four (512 x 4096 x 4096 with a bias
+    // and a residual of bfloat16: six 31.8, four 30.4).
+    constexpr bool kFetches = P::matrices == 1;
+    constexpr int bytes = (!kFetches || std::is_empty<Read>::value ? 0 : int(sizeof(Read))) + P::matrices * N * 4,
+                  most = kFetches && Traits<typename P::Map>::reads_matrix && sizeof(Read) <= 4 * N ? 8 : 4,
+                  fit = kAheadBytes / bytes, kAhead = fit < 1 ? 1 : fit < most ? fit : most;
     const auto map = sink_map(p.out);
     const auto& sink = sink_end(p.out);
     const int lane = threadIdx.x & 31, group = kGroups > 1 ? threadIdx.x / 128 : 0;
@@ -126,7 +128,7 @@ struct GemmSlabs {
     for (int first = int(rank) * sharers + sharer; first < turns; first += kAhead * step) {
       Read read[kAhead];
       Sums sums;
-      if constexpr (kReads)
+      if constexpr (kFetches)
         visit(first, [&](int j, int r, int c) { read[j] = fetch_operands<N>(map, row + r, col + c); });
       read_sums(sums, first, 0);
 #pragma unroll 1
