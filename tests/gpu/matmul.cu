@@ -143,7 +143,7 @@ TEST_CASE("matmul: one to eight blocks share K") {
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
   for (int splits = 1; splits <= 8; ++splits) {
     // Eight steps of 64 columns for each. Two pay where there are many blocks, and more would not run at once.
-    const Sizes s = splits == 2 ? Sizes{40, 2816, 4072} : Sizes{40, 256, 512 * splits - 24};
+    const Sizes s = splits == 2 ? Sizes{40, 3008, 4072} : Sizes{40, 256, 512 * splits - 24};
     const Matrix<k::bfloat16> x(1, s.m, s.k, s.k, 0, 1);
     const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 0, 0);
     Device<float> y(s.m, s.n, s.n);
@@ -569,7 +569,8 @@ TEST_CASE("matmul: what a call will do can be asked") {
   CHECK(ask(memory.data(), 2).path == Path::skinny);
   CHECK(ask(memory.data(), 32).path == Path::skinny);
   CHECK(ask(memory.data(), 200).path == Path::gemm);
-  CHECK(ask(floats.data(), 200).path == Path::simt);
+  CHECK(ask(floats.data(), 2000).path == Path::simt);
+  CHECK(ask(floats.data(), 64).path == Path::gemv);  // tiles would be few
   CHECK(ask(memory.data(), 200, {Path::gemv}).path == Path::gemv);
   CHECK(ask(memory.data(), 200, {Path::gemm, 128, 128}).tile_tokens == 128);
   k::MatmulPlan plan;

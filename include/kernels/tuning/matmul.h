@@ -94,14 +94,22 @@ constexpr int kStepsOfGroups = 16;
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
 constexpr double kStepsBesides = 16;
 
+// On CUDA cores, what a wave of tiles of 64 x 64 takes, of floats, compared to one of 128 x 128; and how many sums of
+// four tokens at a time (gemv) a multiprocessor adds up as long as one of the latter. H200 (CUDA 13.0, 2026-11, by a
+// program that was not kept), microseconds with 64 x 64 and 128 x 128: 512^3 24 and 62, 100 x 4096 x 4096 187 and 430,
+// 1024^3 79 and 117, 2048^3 588 and 456; gemv and the faster one: 8, 16 and 32 x 4096 x 4096 37, 69 and 135, and 183
+// to 186, 64 x 1024 x 1024 17 and 46, 32 x 14336 x 4096 461 and 285.
+constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 3400;
+
 // Tiles of which the TMA unit copies both operands: what a call takes, in microseconds. Steps take as long as their
 // products; with 64 rows and few tokens what is done between products counts. All blocks together get so many bytes
-// from the L2, more where they are in step, so that several ask for the same ones at a time: where there is one wave,
-// and nobody shares K. Weights come from memory at 83 % of its nominal speed (memory_gbs). Beginning and end of a block
-// take 3.5 us, and blocks that share K wait for each other and add up the tile's sums.
+// from the L2: more where they are in step, so that several ask for the same ones at a time, that is in one wave; less
+// where some share K. Weights come from memory at 79 % of its nominal speed (memory_gbs), or more slowly to few blocks.
+// Beginning and end of a block take 3.5 us or a little more, and blocks that share K wait for each other and add up the
+// tile's sums.
 //
 // By 78 products of 33 to 1024 tokens (and squares) with every tile, and 1 to 8 blocks that share K (H200, CUDA 13.0,
-// 2026-11, by a program that was not kept): what this chooses takes 0.7 % longer than the fastest of them on average,
+// 2026-11, by a program that was not kept): what this chooses takes 0.6 % longer than the fastest of them on average,
 // and at most 9 %. There were 39 clusters of three on that device at a time, 30 of four, 15 of eight: others differ.
 //
 // Tried, without a gain: pairs of blocks with the same weights that copy half of them to both (multicast: 0 to 4 %
@@ -109,15 +117,15 @@ constexpr double kStepsBesides = 16;
 // blocks of other rows that get each other's inputs (0 to 15 % longer); tiles of 32 tokens x 64 rows; bands of 2 to 32
 // tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
-constexpr double cost_of_boxes(double waves, double steps, int sharers, int tokens, int rows, double weight_bytes,
-                               double copied_bytes, int memory_gbs) {
-  const double size = tokens * rows / 8192., step = rows == 64 ? 0.073 + 0.0008 * tokens : 0.013 + 0.159 * size,
+constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, int tokens, int rows,
+                               double weight_bytes, double copied_bytes, int memory_gbs) {
+  const double size = tokens * rows / 8192., step = rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size,
                working = waves * steps * step,
-               reading = weight_bytes / (0.83e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs)),
-               copying = copied_bytes / (waves == 1 && sharers == 1 ? 18e6 : 13e6),
+               reading = (few_blocks ? 1.12 : 1) * weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs)),
+               copying = copied_bytes / (sharers > 1 ? 12e6 : waves > 1 ? 14e6 : 19e6),
                longest = working > reading ? working : reading, others = sharers - 1;
   return (longest > copying ? longest : copying) +
-         waves * (3.5 + (sharers > 1 ? 0.64 : 0) + others * 0.146 + others / sharers * 1.26 * size);
+         waves * ((rows == 64 ? 3.5 : 3.9) + (sharers > 1 ? 0.6 : 0) + others * 0.11 + others / sharers * 1.3 * size);
 }
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,

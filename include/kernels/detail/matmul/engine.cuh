@@ -242,7 +242,7 @@ class ProductEngine {
       if (p_.groups.several()) path = narrow_weights ? Path::gemm : Path::simt;
       else if (few_pays()) path = Path::skinny;
       else if (skinny_fits() && p_.m >= first_skinny && p_.m <= tuning::kSkinnyTokens) path = Path::skinny;
-      else if (by_token<W> || p_.m <= most_gemv_tokens()) path = Path::gemv;
+      else if (by_token<W> || p_.m <= most_gemv_tokens() || gemv_beats_tiles()) path = Path::gemv;
       else path = narrow_weights ? Path::gemm : Path::simt;
     }
     if (path == Path::skinny && !skinny_fits() && !few_fits())
@@ -265,6 +265,15 @@ class ProductEngine {
   int most_gemv_tokens() const {
     if (!has_skinny) return tuning::kGemvTokens;
     return w_copied && (pack_w_ < 8 || pack_x_ < chunk_x) ? tuning::kSkinnyTokens : 1;
+  }
+
+  // With floats that tensor cores would round. Their tiles are few where there are not many tokens and outputs.
+  bool gemv_beats_tiles() const {
+    if constexpr (!narrow_weights && sizeof(C) == 4) {
+      const double waves = lesser(waves_of_simt<128>(), waves_of_simt<64>()), sums = double(p_.m) * double(p_.n);
+      return P::matrices * sums < waves * ex_.device().sm_count * tuning::kSumsOfGemv;
+    }
+    return false;
   }
 
   // Weights that have to be decoded go through tensor cores from the first token on.
@@ -559,7 +568,8 @@ class ProductEngine {
     const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
     const double copied_bytes = double(tiles<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
-    return tuning::cost_of_boxes(waves, each, cluster, tokens, Body::kRows, weight_bytes, copied_bytes,
+    const bool few_blocks = 2 * tiles<Body>(tokens) * cluster <= ex_.device().sm_count;
+    return tuning::cost_of_boxes(waves, each, cluster, few_blocks, tokens, Body::kRows, weight_bytes, copied_bytes,
                                  ex_.device().memory_gbs);
   }
   // Where the TMA unit can copy both operands.
@@ -652,13 +662,26 @@ class ProductEngine {
     else return unsupported("matmul: no simt path for these weights");
   }
   Status run_tiles() const {
-    if (lesser(pack_w_, pack_x_) >= simt_pack && p_.k % simt_pack == 0) return start_simt<SimtGemmBody<P, simt_pack>>();
-    return start_simt<SimtGemmBody<P, 1>>();
+    if (lesser(pack_w_, pack_x_) >= simt_pack && p_.k % simt_pack == 0) return start_simt<simt_pack>();
+    return start_simt<1>();
+  }
+  template <int kWidth>
+  Status start_simt() const {
+    if constexpr (sizeof(C) == 4) {
+      if (waves_of_simt<128>() <= waves_of_simt<64>()) return start_simt_tiles<SimtGemmBody<P, kWidth, 128>>();
+    }
+    return start_simt_tiles<SimtGemmBody<P, kWidth, 64>>();
+  }
+  // What tiles take, in waves of those of 128 x 128.
+  template <int kTile>
+  double waves_of_simt() const {
+    const int64_t sms = ex_.device().sm_count, blocks = tiles<SimtGemmBody<P, 1, kTile>>(kTile);
+    return double((blocks + sms - 1) / sms) * (kTile == 64 ? tuning::kCostOfSmallTile : 1);
   }
   template <class Body>
-  Status start_simt() const {
-    const int64_t tokens = token_tiles(p_, Body::kTokens), outputs = (p_.n + Body::kOutputs - 1) / Body::kOutputs;
-    return start_tiles<Body>(Launch{}, tokens * outputs, {p_, tokens});
+  Status start_simt_tiles() const {
+    const int64_t tokens = token_tiles(p_, Body::kTokens);
+    return start_tiles<Body>(Launch{}, tiles<Body>(Body::kTokens), {p_, tokens});
   }
 
   template <class Body>

@@ -1,10 +1,10 @@
 // Products with many tokens on CUDA cores: float and double weights, which tensor cores would round.
 //
-//             128 outputs (double: 64)
-//            +--------------------------+     256 threads, 16 x 16. A thread has 8 x 8 sums (double: 4 x 4),
-//   128      | t0 t1 .. t15 | t0 t1 ..  |     in groups of 16 bytes, 16 threads apart: a warp reads whole lines
-//   tokens   | t16 ...      |           |
-//            +--------------------------+     K in steps of 16: one in shared memory, the next in registers
+//             128 or 64 outputs
+//            +--------------------------+     256 threads, 16 x 16. A thread has 8 x 8 or 4 x 4 sums, in groups of 16
+//   128 or   | t0 t1 .. t15 | t0 t1 ..  |     bytes, 16 threads apart: a warp reads whole lines
+//   64       | t16 ...      |           |
+//   tokens   +--------------------------+     K in steps of 16: one in shared memory, the next in registers
 #pragma once
 
 #include "product.cuh"
@@ -12,13 +12,13 @@
 KERNELS_BEGIN
 namespace detail {
 
-// kWidth: elements per access to either operand.
-template <class P, int kWidth>
+// kWidth: elements per access to either operand. kTile_: tokens and outputs of a tile.
+template <class P, int kWidth, int kTile_>
 struct SimtGemmBody {
   using C = typename P::C;
   using X = typename P::X;
-  static constexpr int max_threads = 256, registers = 255;
-  static constexpr int kTile = sizeof(C) == 4 ? 128 : 64, kSide = kTile / 16, kStep = 16;
+  static constexpr int kTile = kTile_, kSide = kTile / 16, kStep = 16;
+  static constexpr int max_threads = 256, registers = kTile * int(sizeof(C)) > 256 ? 255 : 128;
   static constexpr int kPitch = kTile + 16 / int(sizeof(C));
   static constexpr int kPacks = kTile * kStep / kWidth / max_threads;  // of each operand, for a thread
   static constexpr int kTokens = kTile, kOutputs = kTile;
