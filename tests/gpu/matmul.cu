@@ -621,7 +621,7 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     CHECK(says(ask(half_rows | k::scale(2), half_rows, m, 512), "x: each block"));
   }
   const auto float_rows = k::load(static_cast<const float*>(floats.data()), 512);
-  CHECK(says(ask(float_rows, float_rows, 200, 512), "weights: tensor cores would round"));
+  CHECK(says(ask(float_rows, float_rows, 2000, 512), "weights: tensor cores would round"));
   k::MatmulPolicy invariant;
   invariant.batch_invariant = true;
   CHECK(says(ask(half_rows, half_rows, 2, 512, invariant), "policy: batch_invariant"));

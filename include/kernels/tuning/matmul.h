@@ -95,11 +95,12 @@ constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 
 constexpr double kStepsBesides = 16;
 
 // On CUDA cores, what a wave of tiles of 64 x 64 takes, of floats, compared to one of 128 x 128; and how many sums of
-// four tokens at a time (gemv) a multiprocessor adds up as long as one of the latter. H200 (CUDA 13.0, 2026-11, by a
+// eight tokens at a time (gemv) a multiprocessor adds up as long as one of the latter. H200 (CUDA 13.0, 2026-11, by a
 // program that was not kept), microseconds with 64 x 64 and 128 x 128: 512^3 24 and 62, 100 x 4096 x 4096 187 and 430,
-// 1024^3 79 and 117, 2048^3 588 and 456; gemv and the faster one: 8, 16 and 32 x 4096 x 4096 37, 69 and 135, and 183
-// to 186, 64 x 1024 x 1024 17 and 46, 32 x 14336 x 4096 461 and 285.
-constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 3400;
+// 1024^3 79 and 117, 2048^3 588 and 456; gemv and the faster one: 8, 32 and 64 x 4096 x 4096 23, 82 and 156, and 183 to
+// 192, 64 x 1024 x 1024 13 and 46, 32 x 14336 x 4096 266 and 285. Four tokens of two rows at a time took 37, 133 and
+// 263 for the first three.
+constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 
 // Tiles of which the TMA unit copies both operands: what a call takes, in microseconds. Steps take as long as their
 // products; with 64 rows and few tokens what is done between products counts. All blocks together get so many bytes

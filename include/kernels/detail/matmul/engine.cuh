@@ -342,6 +342,10 @@ class ProductEngine {
   template <int N>
   Status gemv_of() const {
     if constexpr (!by_token<W> && !has_skinny) {
+      if constexpr (!narrow_weights && sizeof(C) == 4) {
+        if (p_.m > tuning::kGemvTokens)
+          return start_gemv<GemvBody<P, PlainDots<P, N, 4 / P::matrices, 8>, 2>>(tuning::kGemvThreads);
+      }
       if (p_.m > 1) return start_gemv<GemvBody<P, PlainDots<P, N, 2, 4>, 2>>(tuning::kGemvThreads);
     }
     constexpr bool heavy = sizeof(TokenState<X>) > 16;  // means and variances

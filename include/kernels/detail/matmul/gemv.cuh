@@ -185,11 +185,11 @@ struct PlainDots {
   using Rows = GemvRows<Weights, N, R, U, false>;
   static constexpr int input_pack = pack_within<typename P::X, N>;
   // As few as hardly spill: blocks behind keep the memory busy.
-  static constexpr int registers = sizeof(C) > 4 || N == 1         ? 128
-                                   : M > 1                         ? 80
-                                   : !starts_normed<typename P::X> ? 32
-                                   : R * P::matrices > 4           ? 96
-                                                                   : 48;
+  static constexpr int registers = sizeof(C) > 4 || N == 1 || M > 4 ? 128
+                                   : M > 1                          ? 80
+                                   : !starts_normed<typename P::X>  ? 32
+                                   : R * P::matrices > 4            ? 96
+                                                                    : 48;
   C sums[P::matrices][M][R] = {};
   using Scratch = Nothing;
   __device__ __forceinline__ PlainDots(Nothing&, const GemvTokens<P, M>&, int) {}
