@@ -115,8 +115,8 @@ constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 //
 // Tried, without a gain: pairs of blocks with the same weights that copy half of them to both (multicast: 0 to 4 %
 // longer; twice as long where a block frees the other one's stages with a release of the cluster, which takes 0.4 us);
-// blocks of other rows that get each other's inputs (0 to 15 % longer); tiles of 32 tokens x 64 rows; bands of 2 to 32
-// tiles (TileOrder).
+// blocks of other rows that get each other's inputs (0 to 15 % longer); tiles of 32 and 128 tokens x 64 rows (the
+// latter up to 4 % faster, and 23 % slower for 1024 x 1024 x 4096); bands of 2 to 32 tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
 constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, int tokens, int rows,
                                double weight_bytes, double copied_bytes, int memory_gbs) {

@@ -96,7 +96,7 @@ struct BoxedGemmBody {
 
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
-    return kRows == 64 ? P::matrices == 1 && tokens <= 128 : kRows == 128 || tokens >= 128;
+    return kRows == 64 ? P::matrices == 1 && tokens <= 96 : kRows == 128 || tokens >= 128;
   }
   static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
     const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
