@@ -224,6 +224,48 @@ TEST_CASE("matmul: blocks share K where memory is fast, and do not where it is s
   CHECK((bytes_with(1) != bytes_with(1 << 20)) == (image == 90));  // where the TMA unit copies them
 }
 
+// With one multiprocessor waves are as many as tiles, which then are large for the first of these sizes.
+TEST_CASE("matmul: floats in tiles of either size, alone, with gates, and normalized") {
+  for (const Sizes s : {Sizes{250, 251, 72}, Sizes{40, 70, 132}}) {
+    const Matrix<float> x(1, s.m, s.k, s.k, 0, 1);
+    const Plain<float, DeviceMemory> w(s.n, s.k, 0, 0), up(s.n, s.k, 4, 0);
+    const auto in = k::load(static_cast<const float*>(x.data()), x.ld());
+    const auto on_one = [](const k::Exec& ex) {
+      k::DeviceInfo device = ex.device();
+      device.sm_count = 1;
+      return k::Exec(ex.stream(), device);
+    };
+    const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+    Device<float> y(s.m, s.n, s.n + 1);
+    expect(
+        "alone", s, Path::simt, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(on_one(ex), in, w.source(), k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w); });
+    expect(
+        "gated", s, Path::simt, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(on_one(ex), in, k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()),
+                           {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return silu(product(m, n, s.k, value, w)) * product(m, n, s.k, value, up);
+        });
+    const auto rows = rmsnorm_rows(s, 1e-6, value);
+    expect(
+        "normalized", s, Path::simt, y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+          return k::matmul(on_one(ex), k::normed(in, k::RmsNorm{}.eps(1e-6)), w.source(),
+                           k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy);
+        },
+        [&](int64_t m, int64_t n) {
+          return product(
+              m, n, s.k, [&](int64_t r, int64_t i) { return rows[size_t(r)][size_t(i)]; }, w);
+        });
+  }
+}
+
 TEST_CASE("matmul: odd numbers of columns") {
   for (const int64_t cols : {1, 3, 7, 33, 100, 1001}) {
     const Plain<k::half, DeviceMemory> w(35, cols, (8 - cols % 8) % 8, 0);
@@ -621,7 +663,8 @@ TEST_CASE("matmul: a plan says why it is not the fastest") {
     CHECK(says(ask(half_rows | k::scale(2), half_rows, m, 512), "x: each block"));
   }
   const auto float_rows = k::load(static_cast<const float*>(floats.data()), 512);
-  CHECK(says(ask(float_rows, float_rows, 2000, 512), "weights: tensor cores would round"));
+  for (const int64_t m : {64, 2000})  // on CUDA cores without and with tiles
+    CHECK(says(ask(float_rows, float_rows, m, 512), "weights: tensor cores would round"));
   k::MatmulPolicy invariant;
   invariant.batch_invariant = true;
   CHECK(says(ask(half_rows, half_rows, 2, 512, invariant), "policy: batch_invariant"));

@@ -403,7 +403,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[kBlocks][32], const uin
 #define KERNELS_WARPGROUP_MMA_HELD(n, type, a_names, b_name, adds_name) \
   KERNELS_WARPGROUP_MMA(n, "16", type, a_names, b_name, adds_name, ", 1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 #define KERNELS_WARPGROUP_MMA_OF(type)                          \
-  if constexpr (kEights == 12)                             \
+  if constexpr (kEights == 12)                                  \
     KERNELS_WARPGROUP_MMA_SHARED(96, type, "%48", "%49", "%50") \
   else if constexpr (kEights == 8)                              \
     KERNELS_WARPGROUP_MMA_SHARED(64, type, "%32", "%33", "%34") \

@@ -50,10 +50,11 @@ constexpr int kFineThreads = 448;
 // e4m3 with one for a row 110 and 139, 362 and 358 with 2048, 756 and 691 with 4096.
 constexpr int kMappedOnce = 3, kCodesOnce = 768, kFloatCodesOnce = 4096;
 
-// Up to how many tokens: on CUDA cores, weights that tensor cores would round; on tensor cores, each row of weights in
-// one go, where inputs count in full. 16-bit weights stream through shared memory from there to 32 tokens (bfloat16,
-// 14336 x 4096 and 4096 x 14336: 2 tokens 30.6 and 29.8 us, 3 tokens 29.6 and 30.8, 16 tokens 30.1 and 31.8, 32
-// tokens 31.3 and 33.2; a tile of 64 x 128 took 32.2 to 33.4 and 35.2 to 36.8).
+// Up to how many tokens: on CUDA cores, weights that tensor cores would round, of float where tiles are not so few
+// (kSumsOfGemv) that more do; on tensor cores, each row of weights in one go, where inputs count in full. 16-bit
+// weights stream through shared memory from there to 32 tokens (bfloat16, 14336 x 4096 and 4096 x 14336: 2 tokens 30.6
+// and 29.8 us, 3 tokens 29.6 and 30.8, 16 tokens 30.1 and 31.8, 32 tokens 31.3 and 33.2; a tile of 64 x 128 took 32.2
+// to 33.4 and 35.2 to 36.8).
 constexpr int kGemvTokens = 4;
 constexpr int kSkinnyTokens = 2;
 
@@ -87,10 +88,9 @@ constexpr int kSharedBesides = 2 << 10;
 constexpr int kStepsOfGroups = 16;
 
 // What a step of a tile takes; of 64 tokens x 128 rows it is 1. 4096^3 and 14336 x 4096, microseconds for a wave of
-// blocks: 64 x 128 26 and 27, 96 x 128 33 and 31, 128 x 128 39 and 35, 160 x 128 45 and 42, 128 x 256 53 and 52, 160 x
-// 256 61 and 64. And how many steps the beginning and the end of a block are worth, with blocks that share K: 1024^3,
-// 64 x 128, a block each, took 10.7 us, 128 x 128 with pairs 12.1; 4096 x 4096, 512 tokens: 128 x 128 35.3, 128 x 256
-// with pairs 31.6.
+// blocks: 64 x 128 26 and 27, 128 x 128 39 and 35, 128 x 256 53 and 52. And how many steps the beginning and the end of
+// a block are worth, with blocks that share K: 1024^3, 64 x 128, a block each, took 10.7 us, 128 x 128 with pairs 12.1;
+// 4096 x 4096, 512 tokens: 128 x 128 35.3, 128 x 256 with pairs 31.6.
 constexpr double cost_of_step(int tokens, int rows) { return 0.65 + 0.35 / 8192 * tokens * rows; }
 constexpr double kStepsBesides = 16;
 
@@ -118,6 +118,8 @@ constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 // blocks of other rows that get each other's inputs (0 to 15 % longer); tiles of 32 and 128 tokens x 64 rows (the
 // latter up to 4 % faster, and 23 % slower for 1024 x 1024 x 4096); bands of 2 to 32 tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
+// Up to how many tokens tiles of 64 rows are taken where N allows no others (by what these formulas say).
+constexpr int kMostTokensOfLowTiles = 512;
 constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, int tokens, int rows,
                                double weight_bytes, double copied_bytes, int memory_gbs) {
   const double size = tokens * rows / 8192., step = rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size,

@@ -119,7 +119,8 @@ class ProductEngine {
     }
     if (!whole || (few && p_.k % wide != 0)) return "K is not a multiple of the weights that 16 bytes hold";
     if (few && policy_.batch_invariant) return "policy: batch_invariant makes tiles for a few tokens, too";
-    if (path == Path::simt) return "weights: tensor cores would round float and double";
+    if (path == Path::simt || (path == Path::gemv && !narrow_weights && p_.m > tuning::kGemvTokens))
+      return "weights: tensor cores would round float and double";
     if (gains(path).weights)
       return "weights: each block decodes them; a workspace of matmul_workspace_bytes() would hold them in 16 bits";
     return "";
@@ -271,7 +272,7 @@ class ProductEngine {
   bool gemv_beats_tiles() const {
     if constexpr (!narrow_weights && sizeof(C) == 4) {
       const double waves = lesser(waves_of_simt<128>(), waves_of_simt<64>()), sums = double(p_.m) * double(p_.n);
-      return P::matrices * sums < waves * ex_.device().sm_count * tuning::kSumsOfGemv;
+      return gemv_pack() > 1 && sums < waves * ex_.device().sm_count * tuning::kSumsOfGemv;
     }
     return false;
   }
@@ -583,8 +584,11 @@ class ProductEngine {
     if (!taken) return {};
     const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
     if constexpr (P::matrices == 1) {
+      // Where N is no multiple of 32 there are no others but those without the TMA unit, which add up in another order,
+      // and with which large products are faster.
+      const bool pays = p_.n % 32 == 0 || p_.m <= tuning::kMostTokensOfLowTiles || policy_.batch_invariant;
       const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
-      if (low.cost < narrow.cost && low.cost <= wide.cost)
+      if ((pays || policy_.tile_rows == 64) && low.cost < narrow.cost && low.cost <= wide.cost)
         return start_boxed<BoxedGemmBody<P, T, 64>>(low, plan, taken);
     }
     if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);

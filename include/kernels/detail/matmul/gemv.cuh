@@ -1,4 +1,4 @@
-// Products with few tokens on CUDA cores: every weight is read once, straight into registers.
+// Products with few tokens on CUDA cores: weights are read straight into registers, once for M tokens.
 //
 //               K: | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...    a warp reads `step` columns at a time
 //   weights row 0  |########|########|     |########|
