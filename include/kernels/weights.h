@@ -109,7 +109,7 @@ struct MatmulShape {
 
 // Several products in one call, each with n rows of weights of its own: product g has those from g * n on. Its tokens
 // are the m rows from g * m on, or, with offsets (count + 1 of them, in the memory that the call computes in), the rows
-// offsets[g] to offsets[g + 1] - 1; m is then the number of rows of all products, or more.
+// offsets[g] to offsets[g + 1] - 1; m is then the number of rows of all products, or more, but no more than x has.
 struct Groups {
   int64_t count = 1;
   const int32_t* offsets = nullptr;

@@ -69,73 +69,63 @@ struct AnyKernel {
 
 // Alone, with a K that blocks share, and with gates; rows and columns that fill no tile.
 TEST_CASE("matmul: every tile of the gemm path") {
-  const auto tile = [](k::MatmulPolicy policy, int tokens, int rows) {
-    policy.tile_tokens = tokens, policy.tile_rows = rows;
-    return policy;
-  };
   int refused = 0;
   Shortened shortened;
-  for (const int tokens : {64, 96, 128, 160}) {
-    for (const int rows : {64, 128, 256}) {
-      for (const Sizes s :
-           {Sizes{1, 8, 40}, Sizes{tokens + 1, 300, 264}, Sizes{2 * tokens - 3, 259, 72}, Sizes{tokens, 256, 4104},
-            Sizes{70, 4096, 136}, Sizes{2 * tokens - 3, 288, 72}, Sizes{33, 64, 40}}) {
-        if (shortened.leaves_out()) continue;
-        const Matrix<k::bfloat16> x(1, s.m, s.k, s.k + 8, 0, 1);
-        const Matrix<k::half> other(1, s.m, s.k, s.k + 8, 0, 1);
-        const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 8, 0), up(s.n, s.k, 0, 8);
-        const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
-        const double u = units(Path::gemm, s.k);
-        const std::string name = "tile of " + std::to_string(tokens) + " x " + std::to_string(rows);
-        Device<float> y(s.m, s.n, s.n + 1);
-        if (!k::matmul(Stream(), k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
-                       k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile({Path::gemm}, tokens, rows))) {
-          ++refused;
-          continue;
-        }
-        expect(
-            name.c_str(), s, Path::gemm, y,
-            [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-              return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
-                               k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
-            },
-            [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w, u); });
-        const auto with_gate = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()),
-                           k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()),
-                           {s.m, s.n, s.k}, tile(policy, tokens, rows));
-        };
-        if (rows == 64) {  // of weights of one matrix that lie in memory as inputs do
-          CHECK(!with_gate(Stream(), {Path::gemm}));
-          continue;
-        }
-        expect((name + ", gated").c_str(), s, Path::gemm, y, with_gate,
-               [&](int64_t m, int64_t n) {
-                 return silu(product(m, n, s.k, value, w, u)) * product(m, n, s.k, value, up, u);
-               });
-        if (rows == 256 || tokens % 64 != 0) continue;  // inputs of the weights' type
-        expect((name + ", inputs of another type").c_str(), s, Path::gemm, y,
-               [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-                 return k::matmul(ex, k::load(static_cast<const k::half*>(other.data()), other.ld()), w.source(),
-                                  k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile(policy, tokens, rows));
-               },
-               [&](int64_t m, int64_t n) {
-                 return product(
-                     m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(other.value(r, i)); }, w, u, 0x1p-7);
-               });
+  for (const TileSize& tile : kTileSizes) {
+    for (const Sizes s : {Sizes{1, 8, 40}, Sizes{tile.tokens + 1, 300, 264}, Sizes{2 * tile.tokens - 3, 259, 72},
+                          Sizes{tile.tokens, 256, 4104}, Sizes{70, 4096, 136}, Sizes{2 * tile.tokens - 3, 288, 72},
+                          Sizes{33, 64, 40}, Sizes{tile.tokens, 401, 1096}}) {
+      if (shortened.leaves_out()) continue;
+      const Matrix<k::bfloat16> x(1, s.m, s.k, s.k + 8, 0, 1);
+      const Matrix<k::half> other(1, s.m, s.k, s.k + 8, 0, 1);
+      const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 8, 0), up(s.n, s.k, 0, 8);
+      const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+      const double u = units(Path::gemm, s.k);
+      const std::string name = tile.name("plain");
+      Device<float> y(s.m, s.n, s.n + 1);
+      const auto plain = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()), w.source(),
+                         k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile.in(policy));
+      };
+      if (!tile.is_there(plain)) {
+        ++refused;
+        continue;
       }
+      expect(name.c_str(), s, Path::gemm, y, plain,
+             [&](int64_t m, int64_t n) { return product(m, n, s.k, value, w, u); });
+      const auto with_gate = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::bfloat16*>(x.data()), x.ld()),
+                         k::gated(w.source(), up.source()), k::swiglu() | k::store(y.data(), y.ld()),
+                         {s.m, s.n, s.k}, tile.in(policy));
+      };
+      if (tile.rows == 64) CHECK(!with_gate(Stream(), {Path::gemm}));  // of weights of one matrix
+      else
+        expect((name + ", gated").c_str(), s, Path::gemm, y, with_gate, [&](int64_t m, int64_t n) {
+          return silu(product(m, n, s.k, value, w, u)) * product(m, n, s.k, value, up, u);
+        });
+      if (tile.rows == 256) continue;  // inputs of the weights' type
+      expect((name + ", inputs of another type").c_str(), s, Path::gemm, y,
+             [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+               return k::matmul(ex, k::load(static_cast<const k::half*>(other.data()), other.ld()), w.source(),
+                                k::store(y.data(), y.ld()), {s.m, s.n, s.k}, tile.in(policy));
+             },
+             [&](int64_t m, int64_t n) {
+               return product(
+                   m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(other.value(r, i)); }, w, u, 0x1p-7);
+             });
     }
   }
   int image = 0;
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
-  if (!is_shortened())
-    // 64 and 96 x 256, 128 and 160 x 64; for three sizes what the TMA unit has to copy: 64 rows, 96 and 160 tokens.
-    CHECK(refused == (image == 90 ? 4 * 7 + 5 * 3 : 4 * 7 + 5 * 7));
+  // 64 and 96 x 256, 128 and 160 x 64; without wgmma all of 64 rows, and of 96 and 160 tokens.
+  if (!is_shortened()) CHECK(refused == (image == 90 ? 4 * 8 : 9 * 8));
   Device<float> y(64, 64, 64);
   const Matrix<k::bfloat16> x(1, 64, 64, 64, 0, 1);
   const auto in = k::load(static_cast<const k::bfloat16*>(x.data()), 64);
-  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, tile({Path::gemm}, 32, 0)));
-  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64}, tile({Path::skinny}, 64, 0)));
+  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64},
+                   TileSize{32, 0}.in({Path::gemm})));
+  CHECK(!k::matmul(Stream(), in, in, k::store(y.data(), 64), {64, 64, 64},
+                   TileSize{64, 0}.in({Path::skinny})));
 }
 
 TEST_CASE("matmul: one to eight blocks share K") {
@@ -171,20 +161,23 @@ TEST_CASE("matmul: one to eight blocks share K") {
   }
 }
 
-// Or a row's would depend on its batch, where that decides on the tile.
+// Or a row's would depend on its batch, where that decides on the tile. By the TMA unit, or by threads.
 TEST_CASE("matmul: every tile makes the same bits") {
-  const Sizes s{130, 256, 1000};
+  const Sizes s{130, 259, 1000};
   const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
   const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
   std::vector<std::vector<unsigned char>> all;
-  for (const int rows : {64, 128, 256}) {
-    for (const int tokens : {64, 96, 128, 160}) {
-      k::MatmulPolicy policy{Path::gemm};
-      policy.batch_invariant = true, policy.tile_tokens = tokens, policy.tile_rows = rows;
+  Device<int32_t> ends(1, 2, 2);
+  filled(ends, {0, int32_t(s.m)});
+  const k::Groups known, one{1, ends.data()};
+  for (const TileSize& tile : kTileSizes) {
+    for (const k::Groups& groups : {known, one}) {
+      k::MatmulPolicy policy = tile.in({Path::gemm});
+      policy.batch_invariant = true;
       Device<float> y(s.m, s.n, s.n);
       Stream stream;
       if (!k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), x.ld()), w.source(),
-                     k::store(y.data(), y.ld()), {s.m, s.n, s.k}, policy))
+                     k::store(y.data(), y.ld()), {s.m, s.n, s.k}, groups, policy))
         continue;
       stream.wait();
       y.download();
@@ -193,7 +186,7 @@ TEST_CASE("matmul: every tile makes the same bits") {
   }
   int image = 0;
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
-  CHECK(all.size() == (image == 90 ? 8 : 3));
+  CHECK(all.size() == (image == 90 ? 16 : 6));
   for (const auto& bytes : all) CHECK((bytes == all.front()));
 }
 
@@ -461,13 +454,17 @@ TEST_CASE("matmul: normalized inputs") {
       };
     };
     Device<float> y(s.m, s.n, s.n), y2(s.m, s.n, s.n);
-    expect(
-        "rmsnorm", s, Path::automatic, y,
-        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), w.source(),
-                           k::store(y.data(), s.n), {s.m, s.n, s.k}, policy);
-        },
-        want(rms));
+    const auto with = [&](const TileSize& tile) {
+      return [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::normed(in, k::RmsNorm{}.eps(1e-6)) | k::mul(gamma.data()), w.source(),
+                         k::store(y.data(), s.n), {s.m, s.n, s.k}, tile.in(policy));
+      };
+    };
+    expect("rmsnorm", s, Path::automatic, y, with(kAnyTile), want(rms));
+    for (const TileSize& tile : kTileSizes) {
+      if (s.m > 2 && tile.is_there(with(tile)))
+        expect(tile.name("rmsnorm").c_str(), s, Path::gemm, y, with(tile), want(rms));
+    }
     expect(
         "layernorm", s, Path::automatic, y2,
         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
@@ -483,8 +480,7 @@ TEST_CASE("matmul: normalized inputs") {
 namespace {
 
 template <class T>
-void groups_of_tokens(Path path, int64_t n = 40) {
-  const int64_t cols = 72;
+void groups_of_tokens(Path path, int64_t n = 40, int64_t cols = 72, const TileSize& tile = kAnyTile) {
   for (const std::vector<int32_t>& offsets :
        {std::vector<int32_t>{0, 5, 5, 140, 141, 300}, std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{0, 129}}) {
     const int64_t groups = int64_t(offsets.size()) - 1,
@@ -498,12 +494,13 @@ void groups_of_tokens(Path path, int64_t n = 40) {
     for (int64_t r = 0; r < rows; ++r) before.push_back(Row<>(size_t(n), Real<>(-7)));
     for (int64_t r = 0; r < rows; ++r) for (int64_t i = 0; i < n; ++i) y.set(r, i, -7.f);
     y.upload();
+    const auto ragged = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+      return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n),
+                       {rows, n, cols}, k::Groups{groups, ends.data()}, tile.in(policy));
+    };
+    if (tile.tokens != 0 && !tile.is_there(ragged)) return;
     expect(
-        "ragged", {rows, n, cols}, path, y,
-        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n),
-                           {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
-        },
+        tile.name("ragged").c_str(), {rows, n, cols}, path, y, ragged,
         [&](int64_t m, int64_t i) {
           int64_t g = 0;
           while (g < groups && m >= offsets[size_t(g + 1)]) ++g;
@@ -517,10 +514,10 @@ void groups_of_tokens(Path path, int64_t n = 40) {
   const Plain<T, DeviceMemory> w(batch * n, cols, 0, 0);
   Device<float> y(batch * m, n, n);
   expect(
-      "batch", {m, n, cols}, path, y,
+      tile.name("batch").c_str(), {m, n, cols}, path, y,
       [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
         return k::matmul(ex, k::load(static_cast<const T*>(x.data()), cols), w.source(), k::store(y.data(), n),
-                         {m, n, cols}, k::Groups{batch}, policy);
+                         {m, n, cols}, k::Groups{batch}, tile.in(policy));
       },
       [&](int64_t r, int64_t i) {
         return product(
@@ -532,8 +529,10 @@ void groups_of_tokens(Path path, int64_t n = 40) {
 
 TEST_CASE("matmul: groups of tokens, some empty") {
   groups_of_tokens<k::half>(Path::gemm);
-  groups_of_tokens<k::half>(Path::gemm, 64);  // without offsets, the TMA unit copies these
   groups_of_tokens<float>(Path::simt);
+  for (const TileSize& tile : kTileSizes) {
+    for (const int64_t n : {40, 64}) groups_of_tokens<k::half>(Path::gemm, n, 1096, tile);
+  }
 }
 
 TEST_CASE("matmul: a mixture of experts, there and back") {

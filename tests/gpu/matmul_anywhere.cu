@@ -1,5 +1,5 @@
 // Products of 16-bit operands of which one or both do not lie at multiples of 16 bytes: alone, with gates, stacked,
-// gathered, and in groups.
+// gathered (in every tile, and then anywhere), and in groups.
 #include "support/gpu_products.cuh"
 
 using namespace test;
@@ -107,7 +107,7 @@ TEST_CASE("anywhere: stacked weights") {
 
 // Tokens in an order, those of each group side by side.
 TEST_CASE("anywhere: gathered inputs, and groups") {
-  const int64_t tokens = 70, n = 40, cols = 72;
+  const int64_t tokens = 70, n = 40;
   const std::vector<int32_t> offsets{0, 5, 5, 69, 140};
   const int64_t groups = int64_t(offsets.size()) - 1, rows = offsets.back();
   Device<int32_t> ends(1, groups + 1, groups + 1), order(1, rows, rows);
@@ -115,16 +115,17 @@ TEST_CASE("anywhere: gathered inputs, and groups") {
   std::vector<int32_t> slots;
   for (int64_t r = 0; r < rows; ++r) slots.push_back(int32_t(r * 37 % rows));
   filled(order, slots);
-  for (const Places& places : kPlaces) {
+  const auto gathered = [&](const Places& places, int64_t cols, const TileSize& tile) {
     const auto x = inputs(tokens, cols, places.x);
     const auto w = weights(groups * n, cols, places.w);
     Device<float> y(rows, n, n);
+    const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+      return k::matmul(ex, k::gathered(source(x), static_cast<const int32_t*>(order.data()), 2), w.source(),
+                       k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()}, tile.in(policy));
+    };
+    if (tile.tokens != 0 && !tile.is_there(run)) return;
     expect(
-        name_of("gathered", places).c_str(), {rows, n, cols}, Path::gemm, y,
-        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::gathered(source(x), static_cast<const int32_t*>(order.data()), 2), w.source(),
-                           k::store(y.data(), n), {rows, n, cols}, k::Groups{groups, ends.data()}, policy);
-        },
+        tile.name(name_of("gathered", places)).c_str(), {rows, n, cols}, Path::gemm, y, run,
         [&](int64_t m, int64_t i) {
           int64_t g = 0;
           while (m >= offsets[size_t(g + 1)]) ++g;
@@ -132,7 +133,11 @@ TEST_CASE("anywhere: gathered inputs, and groups") {
               m, g * n + i, cols, [&](int64_t r, int64_t c) { return Real<>(x.value(slots[size_t(r)] / 2, c)); }, w,
               units(Path::gemm, cols));
         });
-    const int64_t batch = 3, m = 23;
+  };
+  for (const TileSize& tile : kTileSizes) gathered({8, 8}, 1096, tile);
+  for (const Places& places : kPlaces) {
+    const int64_t cols = 72, batch = 3, m = 23;
+    gathered(places, cols, kAnyTile);
     const auto each = inputs(batch * m, cols, places.x);
     const auto of_each = weights(batch * n, cols, places.w);
     Device<float> z(batch * m, n, n);

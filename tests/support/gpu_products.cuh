@@ -78,6 +78,24 @@ void expect(const char* what, const Sizes& s, Path path, Device<T>& y, const Run
   if (!shortened.leaves_out()) expect_always(what, s, path, y, run, want);
 }
 
+// A tile of the gemm path, or, of 0, the one that the call chooses.
+struct TileSize {
+  int tokens, rows;
+  k::MatmulPolicy in(k::MatmulPolicy policy) const {
+    policy.tile_tokens = tokens, policy.tile_rows = rows;
+    return policy;
+  }
+  std::string name(const std::string& what) const {
+    return tokens == 0 ? what : what + ", tile of " + std::to_string(tokens) + " x " + std::to_string(rows);
+  }
+  // Whether code for this GPU has it for a product that run(exec, policy) makes.
+  template <class Run>
+  bool is_there(const Run& run) const { return run(k::Exec(Stream()), in({Path::gemm})).ok(); }
+};
+const TileSize kAnyTile{0, 0};
+const TileSize kTileSizes[] = {{64, 64},  {96, 64},  {128, 64},  {160, 64},  {64, 128},  {96, 128},
+                               {128, 128}, {160, 128}, {64, 256}, {96, 256}, {128, 256}, {160, 256}};
+
 // A row of these.
 template <class T>
 Device<T>& filled(Device<T>& to, const std::vector<T>& values) {

@@ -102,12 +102,13 @@ constexpr double kStepsBesides = 16;
 // 263 for the first three.
 constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 
-// Tiles of which the TMA unit copies both operands: what a call takes, in microseconds. Steps take as long as their
-// products; with 64 rows and few tokens what is done between products counts. All blocks together get so many bytes
-// from the L2: more where they are in step, so that several ask for the same ones at a time, that is in one wave; less
-// where some share K. Weights come from memory at 79 % of its nominal speed (memory_gbs), or more slowly to few blocks.
-// Beginning and end of a block take 3.5 us or a little more, and blocks that share K wait for each other and add up the
-// tile's sums.
+// Tiles of which the TMA unit copies weights, and mostly inputs: what a call takes, in microseconds. Steps take as long
+// as their products; with 64 rows and few tokens what is done between products counts. All blocks together get so many
+// bytes from the L2: more where they are in step, so that several ask for the same ones at a time, that is in one wave;
+// less where some share K. Weights come from memory at 79 % of its nominal speed (memory_gbs), or more slowly to few
+// blocks. Beginning and end of a block take 3.5 us or a little more, and blocks that share K wait for each other and
+// add up the tile's sums. Inputs that threads copy cost each step a little, and those that go through functors have a
+// pace of their own; results that leave one by one, as N is no multiple of 8, take as long as many steps.
 //
 // By 78 products of 33 to 1024 tokens (and squares) with every tile, and 1 to 8 blocks that share K (H200, CUDA 13.0,
 // 2026-11, by a program that was not kept): what this chooses takes 0.6 % longer than the fastest of them on average,
@@ -118,17 +119,21 @@ constexpr double kCostOfSmallTile = 0.37, kSumsOfGemv = 5500;
 // blocks of other rows that get each other's inputs (0 to 15 % longer); tiles of 32 and 128 tokens x 64 rows (the
 // latter up to 4 % faster, and 23 % slower for 1024 x 1024 x 4096); bands of 2 to 32 tiles (TileOrder).
 constexpr int kMemoryGbs = 3350;  // where the driver does not tell
-// Up to how many tokens tiles of 64 rows are taken where N allows no others (by what these formulas say).
-constexpr int kMostTokensOfLowTiles = 512;
-constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, int tokens, int rows,
-                               double weight_bytes, double copied_bytes, int memory_gbs) {
-  const double size = tokens * rows / 8192., step = rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size,
-               working = waves * steps * step,
+enum class InputsBy { tma_unit, copies_of_threads, functors };
+constexpr double cost_of_boxes(double waves, double steps, int sharers, bool few_blocks, InputsBy by, bool narrow,
+                               int tokens, int rows, double weight_bytes, double copied_bytes, int memory_gbs) {
+  const double size = tokens * rows / 8192.,
+               products = rows == 64 ? 0.068 + 0.00088 * tokens : 0.013 + 0.159 * size,
+               inputs = by == InputsBy::functors ? 0.14 + 0.0036 * tokens
+                        : by == InputsBy::copies_of_threads && rows < 256 ? products + 0.06
+                                                                          : 0,
+               working = waves * steps * (products > inputs ? products : inputs),
                reading = (few_blocks ? 1.12 : 1) * weight_bytes / (0.79e3 * (memory_gbs > 0 ? memory_gbs : kMemoryGbs)),
                copying = copied_bytes / (sharers > 1 ? 12e6 : waves > 1 ? 14e6 : 19e6),
                longest = working > reading ? working : reading, others = sharers - 1;
-  return (longest > copying ? longest : copying) +
-         waves * ((rows == 64 ? 3.5 : 3.9) + (sharers > 1 ? 0.6 : 0) + others * 0.11 + others / sharers * 1.3 * size);
+  const double each = (rows == 64 ? 3.5 : 3.9) + (narrow ? 2.5 * size : 0) + (sharers > 1 ? 0.6 : 0) + others * 0.11 +
+                      others / sharers * 1.3 * size;
+  return (longest > copying ? longest : copying) + waves * each;
 }
 
 // Weights of 8 and 4 bits in tiles: what a call takes, in steps of 64 tokens x 128 rows (0.49 us). H100 (CUDA 13.0,

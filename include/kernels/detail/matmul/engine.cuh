@@ -512,8 +512,21 @@ class ProductEngine {
     }
     return unsupported("matmul: no tensor-core path for these weights");
   }
+  // Whether the sink does.
+  bool takes_packs_of_8() const { return p_.n % 8 == 0 && max_pack_of(p_.out) >= 8; }
   template <class Body>
-  int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * ((p_.n + Body::kOutputs - 1) / Body::kOutputs); }
+  int64_t tiles(int tokens) const { return token_tiles(p_, tokens) * output_tiles<Body>(); }
+  template <class Body>
+  int64_t output_tiles() const { return (p_.n + Body::kOutputs - 1) / Body::kOutputs; }
+  // How many of them have tokens. Of groups whose sizes only the device knows: between what it is if all are of one
+  // size, and if the last tile of each is half full.
+  template <class Body>
+  int64_t tiles_with_tokens(int tokens) const {
+    if (p_.groups.offsets == nullptr) return tiles<Body>(tokens);
+    const int64_t groups = lesser(p_.groups.count, p_.m), each = (p_.m + groups - 1) / groups,
+                  equal = groups * ((each + tokens - 1) / tokens), unequal = p_.m / tokens + groups / 2;
+    return greater(groups, (equal + unequal) / 2) * output_tiles<Body>();
+  }
   // The tile that the policy asks for, or the one that takes the least time: waves of blocks, each so long. In clusters
   // blocks share K, if it is long enough. No tokens: there is no such tile.
   struct Choice {
@@ -525,7 +538,6 @@ class ProductEngine {
   Choice cheapest(int image) const {
     Choice best{0, 1, HUGE_VAL};
     if (policy_.tile_rows != 0 && policy_.tile_rows != Body::kRows) return best;
-    if constexpr (Body::boxed) if (!Body::has_whole_rows(p_)) return best;
     const int64_t steps = (p_.k + Body::kStep - 1) / Body::kStep,
                   most = policy_.batch_invariant || image < 90 ? 1 : lesser<int64_t>(kPortableCluster, steps / 8);
     int64_t blocks_at_a_time[kPortableCluster + 1];
@@ -539,7 +551,7 @@ class ProductEngine {
       for (int cluster = 1; cluster == 1 || cluster <= most; cluster += Body::boxed ? 1 : cluster) {
         const int64_t room = blocks_at_a_time[cluster];
         if (room == 0) continue;
-        const int64_t waves = (tiles<Body>(tokens) * cluster + room - 1) / room;
+        const int64_t waves = (tiles_with_tokens<Body>(tokens) * cluster + room - 1) / room;
         const double cost = cost_of<Body>(tokens, cluster, double(waves), double(steps));
         if (cost < best.cost) best = {tokens, cluster, cost, ring};
       }
@@ -566,39 +578,41 @@ class ProductEngine {
   double cost_of(int tokens, int cluster, double waves, double steps) const {
     int doublings = 0;
     while (1 << doublings < cluster) ++doublings;
-    if constexpr (std::is_same<typename Body::Params, CodedGemmParams<P>>::value)
+    if constexpr (std::is_same<typename Body::Params, CodedGemmParams<P, T>>::value)
       return tuning::cost_of_codes(waves, steps / cluster, doublings, tokens, Body::kRows);
     else if constexpr (!Body::boxed)
       return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
-    const double copied_bytes = double(tiles<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
+    const double copied_bytes = double(tiles_with_tokens<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
-    const bool few_blocks = 2 * tiles<Body>(tokens) * cluster <= ex_.device().sm_count;
-    return tuning::cost_of_boxes(waves, each, cluster, few_blocks, tokens, Body::kRows, weight_bytes, copied_bytes,
-                                 ex_.device().memory_gbs);
+    const bool few_blocks = 2 * tiles_with_tokens<Body>(tokens) * cluster <= ex_.device().sm_count;
+    const auto by = in_rows<X, T> ? tuning::InputsBy::tma_unit
+                    : x_copied ? tuning::InputsBy::copies_of_threads
+                               : tuning::InputsBy::functors;
+    return tuning::cost_of_boxes(waves, each, cluster, few_blocks, by, !takes_packs_of_8(), tokens, Body::kRows,
+                                 weight_bytes, copied_bytes, ex_.device().memory_gbs);
   }
-  // Where the TMA unit can copy both operands.
+  // Where the TMA unit can copy weights.
   template <class T>
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
     if (!taken) return {};
     const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
     if constexpr (P::matrices == 1) {
-      // Where N is no multiple of 32 there are no others but those without the TMA unit, which add up in another order,
-      // and with which large products are faster.
-      const bool pays = p_.n % 32 == 0 || p_.m <= tuning::kMostTokensOfLowTiles || policy_.batch_invariant;
       const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
-      if ((pays || policy_.tile_rows == 64) && low.cost < narrow.cost && low.cost <= wide.cost)
-        return start_boxed<BoxedGemmBody<P, T, 64>>(low, plan, taken);
+      if (low.cost < narrow.cost && low.cost <= wide.cost)
+        return start_boxed<BoxedGemmBody<P, T, 64>>(low, image, plan);
     }
-    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, plan, taken);
-    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, plan, taken);
+    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, image, plan);
+    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, image, plan);
   }
   template <class Body>
-  Status start_boxed(const Choice& choice, MatmulPlan* plan, bool& taken) const {
+  Status start_boxed(const Choice& choice, int image, MatmulPlan* plan) const {
+    using Unmapped = GemmBody<P, T, 1, 128>;
     typename Body::Maps maps;
-    taken = choice.tokens != 0 && Body::make_maps(ex_, p_, choice.tokens, maps);
-    return taken ? start_gemm<Body>(choice, plan, 0, maps) : Status{};
+    if (choice.tokens != 0 && !Body::make_maps(ex_, p_, choice.tokens, maps))
+      return start_gemm<Unmapped>(cheapest<Unmapped>(image), plan);
+    return start_gemm<Body>(choice, plan, 0, maps);
   }
   // Of weights in panels; -1 where their codes and scales do not lie in memory as these take them.
   int group_log2() const {
@@ -656,8 +670,8 @@ class ProductEngine {
       plan->weights_copied = Body::weights_copied;
       return {};
     }
-    const int64_t tokens = token_tiles(p_, choice.tokens), outputs = tiles<Body>(choice.tokens) / tokens;
-    const GemmParams<P> params{p_, {tokens, outputs}, choice.tokens, p_.n % 8 == 0 && max_pack_of(p_.out) >= 8,
+    const int64_t tokens = token_tiles(p_, choice.tokens), outputs = output_tiles<Body>();
+    const GemmParams<P> params{p_, {tokens, outputs}, choice.tokens, takes_packs_of_8(),
                                policy_.weights_ready, choice.ring.few, group_log2};
     Launch how;
     how.cluster = choice.cluster;

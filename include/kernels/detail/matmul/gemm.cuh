@@ -471,6 +471,11 @@ struct GemmTile {
   }
 };
 
+// Whether the TMA unit can copy weights that are aligned: those of a gate are of the same type.
+template <class P, class T>
+constexpr bool weights_in_rows = in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<0>())>, T>&&
+    in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>, T>;
+
 // Tiles of several heights, of which the host names one: so many tokens.
 template <class P, class T, int kWidth, int kRows_>
 struct GemmBody {
@@ -498,7 +503,8 @@ struct GemmBody {
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
-    if constexpr (coded && arch::kWarpgroupMma) return;  // gemm_codes.cuh has them
+    // gemm_codes.cuh and gemm_boxes.cuh have them.
+    if constexpr ((coded || (kWidth == 8 && weights_in_rows<P, T>)) && arch::kWarpgroupMma) return;
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int most = is_here<128> ? 128 : 64;
     __shared__ Uninitialized<TokenState<typename P::X>, most> states;

@@ -1,5 +1,6 @@
-// Products with many tokens for sm_90a, where inputs and weights of one 16-bit type lie in memory as wgmma takes them:
-// then nobody has to carry them. A thread has the TMA unit copy boxes of both, and groups of four warps multiply.
+// Products with many tokens for sm_90a, where weights of 16 bits lie in memory as wgmma takes them: a thread has the
+// TMA unit copy boxes of them, and groups of four warps multiply. The same thread has it copy inputs that lie in memory
+// in that way, too; others are brought by all threads of the producers' warps.
 //
 //                     kRows (128 or 256) rows of weights
 //                    +---------------+---------------+      producer   | stage 0 | stage 1 | ... |   as far ahead as
@@ -11,134 +12,120 @@
 // tiles of 64 rows, four warps' own, give all multiprocessors something to do without sharing K.
 #pragma once
 
-#include <limits>
-
-#include "../tensor_map.cuh"
 #include "gemm.cuh"
+#include "gemm_inputs.cuh"
 
 KERNELS_BEGIN
 namespace detail {
 
-// A stage of a ring, and the parity of its barriers' phase. It goes as many stages further at a time as there are, at
-// most.
-struct RingPlace {
-  int stages, stage = 0, parity = 0;
-  __device__ __forceinline__ explicit RingPlace(int count) : stages(count) {}
-  __device__ __forceinline__ void go(int further) {
-    stage += further;
-    if (stage >= stages) stage -= stages, parity ^= 1;
-  }
-  __device__ __forceinline__ void next() { go(1); }
+template <class P, class T>
+struct BoxedMaps {
+  InputMaps<typename P::X, T> x;
+  arch::TensorMap weights[2];  // of a gate's matrices; of one in whole slabs, and in halves of slabs
+  int whole_slabs;             // so many rows of weights are in them, of each group
 };
-
-// Operands that lie in memory in rows of one distance, as they are.
-template <class S>
-struct RowsInMemory : std::false_type {};
-template <class Src, Cache kCache>
-struct RowsInMemory<DirectLoad<Src, float, kCache>> : std::integral_constant<bool, is_16_bit<Src>> {};
-
-// The last tokens, of each group, have a box of their own: one whose rows are partly not there takes longer (129 x 4096
-// x 4096: 25.5 us for 19.6 with 192 tokens). What lies in shared memory behind them makes results that nobody wants.
-struct InputMaps {
-  arch::TensorMap inputs, last_inputs;
-  int last_tokens;
-
-  // For steps of 64 columns of so many tokens. Not where only the device knows which rows are there.
-  template <class P>
-  bool make(const Exec& ex, const P& p, int tokens) {
-    const int64_t rows = p.m * p.groups.count, stride = p.x.at(1, 0) - p.x.at(0, 0);
-    if (p.groups.offsets != nullptr || stride == 0 || rows > std::numeric_limits<int32_t>::max()) return false;
-    const MappedRows tensor{p.x.at(0, 0), 2, p.k, rows, 1, 1, stride, 0, 0};
-    last_tokens = p.m % tokens == 0 ? tokens : int(p.m % tokens);
-    return make_tensor_map(ex, tensor, tokens, inputs) && make_tensor_map(ex, tensor, last_tokens, last_inputs);
-  }
-  // That of a tile, and how many of its rows that leaves as they are.
-  struct OfTile {
-    const arch::TensorMap& map;
-    int missing;
-  };
-  __device__ __forceinline__ OfTile of_tile(const Tile& tile, int tokens) const {
-    if (tile.token + tokens > tile.token_end) return {last_inputs, tokens - last_tokens};
-    return {inputs, 0};
-  }
-};
-template <int kMatrices>
-struct GemmMaps {
-  InputMaps x;
-  arch::TensorMap weights[kMatrices];
-};
-template <class P>
+template <class P, class T>
 struct BoxedGemmParams : GemmParams<P> {
-  GemmMaps<P::matrices> maps;
+  BoxedMaps<P, T> maps;
 };
 
 template <class P, class T, int kRows_>
 struct BoxedGemmBody {
   using X = typename P::X;
-  using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
-  using Up = std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>;
-  using Params = BoxedGemmParams<P>;
-  using Maps = GemmMaps<P::matrices>;
+  using Params = BoxedGemmParams<P, T>;
+  using Maps = BoxedMaps<P, T>;
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
-  // Warpgroups, and the rows of each.
-  static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = kRows / kGroups;
-  static constexpr int kConsumers = 128 * kGroups, kProducers = 128;
+  // Warpgroups that multiply, and the rows of each.
+  static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = kRows / kGroups, kConsumers = 128 * kGroups;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
-  static constexpr int max_threads = kConsumers + kProducers, registers = kRows == 256 ? 168 : 255;
   static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
-  static constexpr bool possible = RowsInMemory<X>::value && RowsInMemory<Gate>::value && RowsInMemory<Up>::value &&
-                                   std::is_same<copied_type<X>, T>::value &&
-                                   std::is_same<copied_type<Gate>, T>::value && std::is_same<copied_type<Up>, T>::value;
+  static constexpr bool possible = weights_in_rows<P, T>, has_input_boxes = InputMaps<X, T>::possible;
+  // Producers that bring inputs are many, in warpgroups that take turns: functors take their time, and so do loads.
+  static constexpr int kWarpgroup = 128, kTurns = has_input_boxes || kRows == 256 ? 1 : 2;
+  static constexpr int kProducers = kTurns * kWarpgroup;
+  static constexpr int max_threads = kConsumers + kProducers;
+  static constexpr bool trades_registers = max_threads > 256;
+  static constexpr int registers = trades_registers ? 168 : 255;
+  static constexpr int kProducerRegisters = has_input_boxes ? 40 : kRows == 256 ? 72 : 144,
+                       kConsumerRegisters = has_input_boxes ? 232 : kRows == 256 ? 216 : 208;
+  template <int kHeight>
+  using ByThreads = InputsByThreads<T, X, kHeight, kWarpgroup, 384>;
   using Slabs = GemmSlabs<P, 1, arch::kWarpgroupMma, arch::kWarpgroupMma ? 512 : 64,
                           kRows == 64 && arch::kWarpgroupMma ? 2 : 1>;
-  // Rows of a matrix that wgmma gives a warp one behind the other as outputs, and rows of a copy of weights.
-  static constexpr int kEach = kRows == 64 ? 16 : 32 / P::matrices, kCopyRows = kRows == 64 ? 64 : 128 / P::matrices;
-
   static constexpr bool has(int tokens, int architecture) {
     if (!possible || architecture != 90) return false;
-    return kRows == 64 ? P::matrices == 1 && tokens <= 96 : kRows == 128 || tokens >= 128;
+    if (kRows == 64) return P::matrices == 1 && tokens <= 96;
+    if (kRows == 256) return tokens >= 128 && (has_input_boxes || ByThreads<128>::copied);
+    return tokens < 160 || has_input_boxes || ByThreads<160>::ahead;
   }
   static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
     const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
     return {all <= room ? all : 0, false};
   }
-  // Whether rows of weights that belong together in a map are all there.
-  static bool has_whole_rows(const P& p) { return p.n % kEach == 0; }
-  // Whether the driver can make maps of the operands.
+  // Whether the driver can make maps of what is to be copied so.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
-    return maps.x.make(ex, p, tokens) &&
-           make_weight_map(ex, p, p.template weights<0>(), maps.weights[0]) &&
-           make_weight_map(ex, p, p.template weights<P::matrices - 1>(), maps.weights[P::matrices - 1]);
+    maps.x.make(ex, p, tokens);
+    maps.whole_slabs = int(p.groups.count == 1 ? p.n / 32 * 32 : p.n % 32 == 0 ? p.n : 0);
+    return (!has_input_boxes || maps.x.made) &&
+           make_weight_map(ex, p, p.template weights<0>(), P::matrices == 1, maps.weights[0]) &&
+           make_weight_map(ex, p, p.template weights<P::matrices - 1>(), false, maps.weights[1]);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
     if constexpr (possible && arch::kWarpgroupMma) {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
+      const P& p = params.problem;
       const Ring ring{opaque(arch::shared_address(barriers))};
       const unsigned rank = arch::cluster_rank(), splits = arch::cluster_size();
+      if (p.groups.offsets != nullptr) arch::grid_dependency_wait();
       const Tile tile = place_tile<kOutputs>(params, arch::cluster_index());
+      if (tile.token >= tile.token_end) return;
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (threadIdx.x == kConsumers) {
-        arch::prefetch_map(params.maps.x.inputs);
-        for (const arch::TensorMap& map : params.maps.weights) arch::prefetch_map(map);
+        if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
+        for (int i = 0; i < P::matrices; ++i) arch::prefetch_map(params.maps.weights[i]);
       }
       if (threadIdx.x == 0) {
         for (int i = 0; i < kMostStages; ++i)
-          arch::mbarrier_init(ring.full(i), 1), arch::mbarrier_init(ring.empty(i), kGroups);
+          arch::mbarrier_init(ring.full(i), has_input_boxes ? 1 : 1 + kWarpgroup),
+              arch::mbarrier_init(ring.empty(i), kGroups);
         arch::mbarrier_init_fence();
       }
       __syncthreads();
-      const int steps = int((params.problem.k + kStep - 1) / kStep);
+      const int steps = int((p.k + kStep - 1) / kStep);
       const int first = int(int64_t(steps) * rank / splits), end = int(int64_t(steps) * (rank + 1) / splits);
-      if (threadIdx.x >= kConsumers) {
-        if constexpr (kRows == 256) arch::fewer_registers<40>();
-        if (threadIdx.x < kConsumers + 32 && arch::elect_one())
-          produce(params, tile, ring, arch::shared_address(stages), first, end);
-        return;
+      const bool produces = threadIdx.x >= kConsumers;
+      if constexpr (has_input_boxes) {
+        if (produces) {
+          if constexpr (trades_registers) arch::fewer_registers<kProducerRegisters>();
+          if (!carries_boxes(0)) return;
+          const uint32_t to = opaque(arch::shared_address(stages));
+          if (in_halves(params, tile) || params.maps.x.of_tile(tile, params.tokens).count > 1)
+            return carry_boxes<true>(params, tile, ring, to, first, end);
+          return carry_boxes<false>(params, tile, ring, to, first, end);
+        }
+        arch::grid_dependency_pass();
+      } else {
+        // Weights may come before the kernel ahead has ended.
+        const int begun = comes_early(params) ? lesser(end, first + stages_for(params.tokens)) : first;
+        if (carries_boxes(0)) {
+#pragma unroll 1
+          for (int step = first; step < begun; ++step)
+            bring_weights(params, tile, ring, arch::shared_address(stages), in_halves(params, tile), step,
+                          step - first);
+        }
+        arch::grid_dependency_pass();
+        __shared__ Uninitialized<TokenState<X>, 160> states;
+        find_states<pack_within<X, 8>>(states.items, p.x, tile.token, params.tokens, tile.token_end, p.k,
+                                       tile.output == 0 && rank == 0);
+        if (produces) {
+          if constexpr (trades_registers) arch::fewer_registers<kProducerRegisters>();
+          bring_operands(params, tile, ring, stages, states.items, first, begun, end);
+          return;
+        }
       }
-      if constexpr (kRows == 256) arch::more_registers<232>();
-      arch::grid_dependency_pass();
+      if constexpr (trades_registers) arch::more_registers<kConsumerRegisters>();
       const auto run_if = [&](auto height) {
         constexpr int kHeight = decltype(height)::value;
         if constexpr (is_here<kHeight>) {
@@ -167,50 +154,121 @@ struct BoxedGemmBody {
     return gemm_stages(arch::kCompiledFor, tokens, kRows, false);
   }
 
-  // In a tile, rows of weights are as the slabs of the epilogue want them: of each 64, wgmma gives a warp 16, and with
-  // 128 of one matrix those of two 64s are neighbors as outputs: half h of slab s lies behind the halves h of four
-  // slabs. With a gate, a slab has 16 rows of either matrix.
+  // Whether rows of weights are in another order in a tile than in memory, as the slabs of the epilogue want them: of
+  // each 64, wgmma gives a warp 16, and with 128 of one matrix those of two 64s are neighbors as outputs: half h of
+  // slab s lies behind the halves h of four slabs. A map can say so of whole slabs of 32; where the last one is cut
+  // off, or those of a group begin anywhere, each half has a box.
+  static constexpr bool woven = kRows > 64 && P::matrices == 1;
+  static __device__ __forceinline__ bool in_halves(const Params& params, const Tile& tile) {
+    return woven && int(tile.output) > params.maps.whole_slabs - kRows;
+  }
   template <class S>
-  static bool make_weight_map(const Exec& ex, const P& p, const S& weights, arch::TensorMap& map) {
-    const int64_t ld = weights.at(1, 0) - weights.at(0, 0);
-    const MappedRows rows{weights.at(0, 0), 2,  p.k,        16,     p.groups.count * p.n / kEach,
-                          kEach / 16,       ld, kEach * ld, 16 * ld};
-    return make_tensor_map(ex, rows, 16, map, 4, kEach / 16);
+  static bool make_weight_map(const Exec& ex, const P& p, const S& weights, bool slabs, arch::TensorMap& map) {
+    const int64_t ld = weights.at(1, 0) - weights.at(0, 0), rows = p.groups.count * p.n;
+    if (rows > std::numeric_limits<int32_t>::max()) return false;
+    if (woven && slabs && rows >= 32)
+      return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
+    return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
+  }
+  // A step's weights, with so many bytes of inputs to come besides. By one thread.
+  static __device__ __forceinline__ void bring_weights(const Params& params, const Tile& tile, const Ring& ring,
+                                                       uint32_t stages, bool halves, int step, int stage,
+                                                       int input_bytes = 0) {
+    const uint32_t full = ring.full(stage),
+                   to = stages + stage * gemm_stage_bytes(params.tokens, kRows) + params.tokens * (kStep * 2);
+    const int row = int(tile.weights + tile.output);
+    arch::mbarrier_arrive_expect(full, kRows * kStep * 2 + input_bytes);
+    // Box number i of so many rows, of which row y is the first one, or slab z.
+    const auto copy = [&](int i, int rows, int matrix, int y, int z) {
+      arch::copy_box(to + i * (rows * kStep * 2), params.maps.weights[matrix], step * kStep, y, z, 0, full);
+    };
+    if constexpr (woven) {
+      if (halves) {
+#pragma unroll 4
+        for (int i = 0; i < kRows / 16; ++i) copy(i, 16, 1, row + i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16, 0);
+      } else {
+        KERNELS_UNROLL
+        for (int i = 0; i < kRows / 128; ++i) copy(i, 128, 0, 0, row / 32 + i * 4);
+      }
+    } else {
+      KERNELS_UNROLL
+      for (int i = 0; i < kRows / 64; ++i) copy(i, 64, i % P::matrices, row + i / P::matrices * 64, 0);
+    }
+  }
+  // Whether weights come before the kernel ahead has ended.
+  static __device__ __forceinline__ bool comes_early(const Params& params) {
+    return params.weights_ready && params.problem.groups.offsets == nullptr;
   }
 
-  static __device__ __forceinline__ void produce(const Params& params, const Tile& tile, const Ring& ring,
-                                                 uint32_t stages, int first, int end) {
-    const int inputs = params.tokens * kStep * 2, stage_bytes = gemm_stage_bytes(params.tokens, kRows);
-    const int token = int(tile.token), slab = int((tile.weights + tile.output) / kEach);
-    const auto of_tile = params.maps.x.of_tile(tile, params.tokens);
-    const auto bring_weights = [&](int step, const RingPlace& at) {
-      const uint32_t full = ring.full(at.stage), to = stages + at.stage * stage_bytes + inputs;
-      arch::mbarrier_arrive_expect(full, stage_bytes - of_tile.missing * (kStep * 2));
-      KERNELS_UNROLL
-      for (int i = 0; i < kRows / kCopyRows; ++i)
-        arch::copy_box(to + i * (kCopyRows * kStep * 2), params.maps.weights[i % P::matrices], step * kStep, 0,
-                       slab + i / P::matrices * 4, 0, full);
+  // ---- producers ----------------------------------------------------------------------------------------------------
+
+  // One thread. As ptxas knows that there is only one, it makes of this what is done once for a warp.
+  static __device__ __forceinline__ bool carries_boxes(int group) {
+    return threadIdx.x / 32 == (kConsumers + group * kWarpgroup) / 32 && arch::elect_one();
+  }
+  // Both operands. kParted: in more boxes than one of each, which takes longer than the products of a small tile.
+  template <bool kParted>
+  static __device__ __forceinline__ void carry_boxes(const Params& params, const Tile& tile, const Ring& ring,
+                                                     uint32_t stages, int first, int end) {
+    const int count = stages_for(params.tokens), begun = lesser(end, first + count),
+              stage_bytes = gemm_stage_bytes(params.tokens, kRows);
+    const auto inputs = params.maps.x.of_tile(tile, params.tokens);
+    const bool early = comes_early(params), halves = kParted && in_halves(params, tile);
+    const auto weights = [&](int step, int stage) {
+      bring_weights(params, tile, ring, stages, halves, step, stage, inputs.bytes());
     };
-    const auto bring_inputs = [&](int step, const RingPlace& at) {
-      arch::copy_box(stages + at.stage * stage_bytes, of_tile.map, step * kStep, token, 0, 0, ring.full(at.stage));
-    };
-    const int count = stages_for(params.tokens), begun = lesser(end, first + count);
-    const bool early = params.weights_ready;
-    RingPlace ahead(count);
     if (early) {
+      RingPlace ahead(count);
 #pragma unroll 1
-      for (int step = first; step < begun; ++step) bring_weights(step, ahead), ahead.next();
+      for (int step = first; step < begun; ++step) weights(step, ahead.stage), ahead.next();
     }
     arch::grid_dependency_wait();
     RingPlace at(count);
 #pragma unroll 1
     for (int step = first; step < end; ++step) {
       if (step >= begun) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
-      if (!early || step >= begun) bring_weights(step, at);
-      bring_inputs(step, at);
+      if (!early || step >= begun) weights(step, at.stage);
+      inputs.template copy<kParted>(stages + at.stage * stage_bytes, step * kStep, ring.full(at.stage));
       at.next();
     }
   }
+  // Where threads bring inputs: these, and weights but for the steps before `begun`.
+  static __device__ __forceinline__ void bring_operands(const Params& params, const Tile& tile, const Ring& ring,
+                                                        unsigned char* stages, const TokenState<X>* states, int first,
+                                                        int begun, int end) {
+    const auto run_if = [&](auto height) {
+      constexpr int kHeight = decltype(height)::value;
+      if constexpr (is_here<kHeight>) {
+        if (params.tokens != kHeight) return;
+        constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows);
+        const int count = stages_for(kHeight);
+        const bool halves = in_halves(params, tile);
+        const int group = (threadIdx.x - kConsumers) / kWarpgroup, mine = first + group;
+        ByThreads<kHeight> x(params.problem, tile, states, mine * kStep, kTurns);
+        if (mine < end) x.ask_for(mine * kStep);
+        RingPlace at(count);
+        at.go(group);
+        // A group waits for some of a stage's phases only, and a parity does not tell a phase from the last but one.
+        // But as consumers free stages in order, that one is over when the stage is free which it has waited for
+        // before.
+#pragma unroll 1
+        for (int step = mine; step < end; step += kTurns) {
+          if (step - first >= count) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
+          if (step >= begun && carries_boxes(group))
+            bring_weights(params, tile, ring, arch::shared_address(stages), halves, step, at.stage);
+          __syncwarp();
+          x.bring(stages + at.stage * kStageBytes, step * kStep);
+          x.arrive(ring.full(at.stage));
+          if (step + kTurns < end) x.ask_for((step + kTurns) * kStep);
+          at.go(kTurns);
+        }
+      }
+    };
+    run_if(std::integral_constant<int, 64>()), run_if(std::integral_constant<int, 96>());
+    run_if(std::integral_constant<int, 128>()), run_if(std::integral_constant<int, 160>());
+  }
+
+  // ---- consumers ----------------------------------------------------------------------------------------------------
 
   // A warpgroup's sums, of 128 or 64 rows of weights with all tokens.
   template <int kHeight>
@@ -242,6 +300,7 @@ struct BoxedGemmBody {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       arch::mbarrier_wait_in_block(ring.full(at.stage), at.parity);
+      if constexpr (!has_input_boxes) arch::async_proxy_fence();
       begin_step(sums, w, x, at.stage * kStageBytes);
       arch::warpgroup_wait<1>();
       if (done >= 0 && threadIdx.x % 128 == 0) arch::mbarrier_arrive(ring.empty(done));

@@ -77,15 +77,15 @@ struct LaneCodes<T, Gf4> {
   }
 };
 
-template <int kMatrices>
+template <class P, class T>
 struct CodedMaps {
-  InputMaps x;
-  arch::TensorMap codes[kMatrices];
-  bool has_inputs = false, has_codes = false;  // no codes without inputs
+  InputMaps<typename P::X, T> x;
+  arch::TensorMap codes[P::matrices];
+  bool has_codes = false;  // not without inputs
 };
-template <class P>
+template <class P, class T>
 struct CodedGemmParams : GemmParams<P> {
-  CodedMaps<P::matrices> maps;
+  CodedMaps<P, T> maps;
 };
 
 template <class P, class T, int kRows_>
@@ -93,8 +93,8 @@ struct CodedGemmBody {
   using X = typename P::X;
   using Gate = std::decay_t<decltype(std::declval<const P&>().template weights<0>())>;
   using Code = typename Coded<Gate>::Code;
-  using Params = CodedGemmParams<P>;
-  using Maps = CodedMaps<P::matrices>;
+  using Params = CodedGemmParams<P, T>;
+  using Maps = CodedMaps<P, T>;
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
   static constexpr int kShares = kRows == 128 ? 3 : 1;  // of K, each of a group
   static constexpr int kProducers = 64;                 // threads that bring inputs, and as many for weights
@@ -104,8 +104,6 @@ struct CodedGemmBody {
   static constexpr bool waits_by_itself = true, boxed = false, copied = false, weights_copied = true;
   static constexpr bool possible =
       Coded<Gate>::known && !is_16_bit<Code> && !by_token<typename P::W> && CodesInMemory<Gate>::value;
-  // Whether inputs lie in memory as wgmma takes them.
-  static constexpr bool has_boxes = RowsInMemory<X>::value && std::is_same<copied_type<X>, T>::value;
   // Few registers are left for what the sink reads ahead (14336 x 4096, int4, 64 and 256 tokens with a bias, GELU and a
   // residual: 27.4 and 68 us, with as many as in gemm.cuh 44.8 and 99).
   using Slabs = GemmSlabs<P, kShares, arch::kWarpgroupMma, kRows == 128 ? 32 : 64>;
@@ -118,12 +116,10 @@ struct CodedGemmBody {
     return {all <= room ? all : 0, false};
   }
   static void make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
-    if constexpr (has_boxes) {
-      maps.has_inputs = maps.x.make(ex, p, tokens);
-      if constexpr (CodesInMemory<Gate>::in_rows)
-        maps.has_codes = maps.has_inputs && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
-                         make_code_map(ex, p, p.template weights<P::matrices - 1>(), maps.codes[P::matrices - 1]);
-    }
+    maps.x.make(ex, p, tokens);
+    if constexpr (has_code_boxes)
+      maps.has_codes = maps.x.made && make_code_map(ex, p, p.template weights<0>(), maps.codes[0]) &&
+                       make_code_map(ex, p, p.template weights<P::matrices - 1>(), maps.codes[P::matrices - 1]);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -172,8 +168,7 @@ struct CodedGemmBody {
   using Scale = typename Types::Scale;
   using Zero = typename Types::Zero;
   static constexpr bool scaled = Types::scaled, zeroed = Types::zeroed;
-  template <int kHeight>
-  using Inputs = TileOperand<T, X, kHeight, kProducers, 8>;
+  static constexpr bool has_code_boxes = InputMaps<X, T>::possible && CodesInMemory<Gate>::in_rows;
 
   // A panel: codes, in which chunk i of 16 bytes of a row is at i ^ (row % 8); then kScaleRow bytes of scales for each
   // row, and as many of zero points.
@@ -198,7 +193,7 @@ struct CodedGemmBody {
     const unsigned char* codes[kRows];  // of rows that threads copy, or null
     __device__ __forceinline__ void begin(const Params& params) {
       for (int i = 0; i < kMostStages; ++i)
-        arch::mbarrier_init(&full[i], inputs_in_boxes(params) ? 1 : kProducers),
+        arch::mbarrier_init(&full[i], params.maps.x.are_there() ? 1 : kProducers),
             arch::mbarrier_init(&empty[i], kPair * kRows / 32);
       for (int i = 0; i < kPanels; ++i)
         arch::mbarrier_init(&panel_full[i],
@@ -207,11 +202,8 @@ struct CodedGemmBody {
       arch::mbarrier_init_fence();
     }
   };
-  static __device__ __forceinline__ bool inputs_in_boxes(const Params& params) {
-    return has_boxes && params.maps.has_inputs;
-  }
   static __device__ __forceinline__ bool codes_in_boxes(const Params& params) {
-    return has_boxes && CodesInMemory<Gate>::in_rows && params.maps.has_codes;
+    return has_code_boxes && params.maps.has_codes;
   }
   static __device__ __forceinline__ bool has_groups(const Params& params) {
     return scaled && params.group_log2 != kOneForAll;
@@ -356,10 +348,10 @@ struct CodedGemmBody {
 
   template <int kHeight>
   static __device__ __forceinline__ void bring_inputs(const Work& work) {
-    using Operand = Inputs<kHeight>;
+    using ByThreads = InputsByThreads<T, X, kHeight, kProducers>;
     constexpr int kStages = stages_for(kHeight);
-    static_assert(Operand::kBytes == step_bytes(kHeight) && kStages >= 2, "as the host counts");
-    const P& p = work.problem();
+    static_assert(ByThreads::kBytes == step_bytes(kHeight) && kStages >= 2, "as the host counts");
+    const auto& maps = work.params.maps.x;
     const Tile& tile = work.tile;
     Rings& rings = work.rings;
     // bring(stage, its barrier, its first step, how many there are), when the stage is free.
@@ -368,47 +360,29 @@ struct CodedGemmBody {
 #pragma unroll 1
       for (int step = work.first(); step < work.end; step += kPair) {
         if (step - work.first() >= kPair * kStages) arch::mbarrier_wait_in_block(&rings.empty[at.stage], at.parity ^ 1);
-        bring(work.inputs() + at.stage * (kPair * Operand::kBytes), &rings.full[at.stage], step,
+        bring(work.inputs() + at.stage * (kPair * ByThreads::kBytes), &rings.full[at.stage], step,
               lesser(kPair, work.end - step));
-        at.go(1);
+        at.next();
       }
     };
-    if constexpr (has_boxes) {
-      if (inputs_in_boxes(work.params)) {
+    if constexpr (InputMaps<X, T>::possible) {
+      if (maps.made) {
         if (threadIdx.x / 32 != kConsumers / 32 || !arch::elect_one()) return;
-        const auto of_tile = work.params.maps.x.of_tile(tile, kHeight);
+        const auto boxes = maps.of_tile(tile, kHeight);
         return each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
-          arch::mbarrier_arrive_expect(full, count * (Operand::kBytes - of_tile.missing * (kStep * 2)));
+          arch::mbarrier_arrive_expect(full, count * boxes.bytes());
           KERNELS_UNROLL
           for (int i = 0; i < kPair; ++i) {
-            if (i < count)
-              arch::copy_box(arch::shared_address(to) + i * Operand::kBytes, of_tile.map, (step + i) * kStep,
-                             int(tile.token), 0, 0, full);
+            if (i < count) boxes.copy(arch::shared_address(to) + i * ByThreads::kBytes, (step + i) * kStep, full);
           }
         });
       }
     }
-    const auto input = [&](int i, const auto& f) {
-      const bool there = tile.token + i < tile.token_end;
-      f(work.states[i].bind(p.x), there ? tile.token + i : 0, there);
-    };
-    const int cols = int(p.k);
-    Operand x(input, work.first() * kStep);
+    ByThreads x(work.problem(), tile, work.states, work.first() * kStep);
     each_stage([&](unsigned char* to, uint64_t* full, int step, int count) {
 #pragma unroll 1
-      for (int i = 0; i < count; ++i, to += Operand::kBytes) {
-        const int col = (step + i) * kStep;
-        if constexpr (!Operand::copied) {
-          x.template load_and_store<128>(to, input, 0, Operand::kEach, col, cols);
-        } else if (cols - col < kStep) {
-          x.copy_cut(arch::shared_address(to), 0, cols - col);
-        } else {
-          KERNELS_UNROLL
-          for (int j = 0; j < Operand::kEach; ++j) x.copy(j, arch::shared_address(to), true);
-        }
-      }
-      if constexpr (Operand::copied) arch::mbarrier_arrive_copied(full);
-      else arch::async_proxy_fence(), arch::mbarrier_arrive(full);
+      for (int i = 0; i < count; ++i) x.bring(to + i * ByThreads::kBytes, (step + i) * kStep);
+      x.arrive(full);
     });
   }
 
@@ -538,7 +512,7 @@ struct CodedGemmBody {
     __device__ __forceinline__ explicit Group(const Work& work)
         : work_(work),
           rings_(work.rings),
-          boxed_(inputs_in_boxes(work.params)),
+          boxed_(work.params.maps.x.are_there()),
           x_(arch::warpgroup_tile(arch::shared_address(work.inputs()))),
           rows_(work),
           at_(stages_for(kHeight)),

@@ -28,6 +28,12 @@ __device__ __forceinline__ auto address_of(const Stacked<S, kParts>& source, int
   return source.visit(row, [&](const S& part, int64_t begin) { return address_of(part, row - begin, col); });
 }
 
+// Whether an operand lies in memory as it is, in rows of one distance.
+template <class S, class T>
+constexpr bool in_rows = false;
+template <class T, Cache kCache>
+constexpr bool in_rows<DirectLoad<T, float, kCache>, T> = is_16_bit<T>;
+
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
 // there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements that are read
 // together where it is not copied: 1, or the 8 of a chunk, in as many accesses as the source takes. A block may have
@@ -58,10 +64,10 @@ class TileOperand {
     }
   }
 
-  // Copies the next step's chunk number i to the stage, if there are more steps.
-  __device__ __forceinline__ void copy(int i, uint32_t stage, bool more) {
+  // Copies the next step's chunk number i to the stage, if there are more steps. `further`: where the one after it is.
+  __device__ __forceinline__ void copy(int i, uint32_t stage, bool more, int further = kStep) {
     arch::copy_async_16_if(stage + mine() + i * kPass, from_[i], more && (there_ >> i & 1) != 0);
-    from_[i] += kStep;
+    from_[i] += further;
   }
   // Copies a step that lies `ahead` of the next one and ends after `cols` columns.
   __device__ __forceinline__ void copy_cut(uint32_t stage, int ahead, int cols) const {
@@ -76,8 +82,9 @@ class TileOperand {
     }
   }
 
-  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time. With kWidth of 1
-  // they are loaded only when they are to be stored, for want of registers.
+  // What is not copied is loaded and later stored, chunks [begin, end) of a thread's kEach at a time: for rows that are
+  // not there the row that stands for them, as a branch for each chunk would keep them from overlapping. With kWidth of
+  // 1 they are loaded only when they are to be stored, for want of registers.
   struct Waiting {
     Fetched<Source, kPart> chunks[copied || kWidth < 8 ? 1 : kEach][kParts];
   };
@@ -85,16 +92,18 @@ class TileOperand {
   __device__ __forceinline__ void prefetch(Waiting& waiting, const Which& which, int begin, int end, int col,
                                            int cols) const {
     if constexpr (kWidth == 8) {
+      if (col + chunk() * 8 >= cols) return;
       KERNELS_UNROLL
-      for (int i = begin; i < end; ++i) fetch_chunk(waiting.chunks[i], which, i, col, cols);
+      for (int i = begin; i < end; ++i) fetch_chunk(waiting.chunks[i], which, i, col);
     }
   }
   template <class Which>
   __device__ __forceinline__ void store(const Waiting& waiting, unsigned char* stage, const Which& which, int begin,
                                         int end, int col, int cols) const {
     if constexpr (kWidth == 8) {
+      if (col + chunk() * 8 >= cols) return write_zeros(stage, begin, end);
       KERNELS_UNROLL
-      for (int i = begin; i < end; ++i) put_chunk(waiting.chunks[i], stage, which, i, col, cols);
+      for (int i = begin; i < end; ++i) put_chunk(waiting.chunks[i], stage, which, i, col);
     } else if constexpr (as_it_lies) {
       constexpr int kSome = kEach < 8 ? kEach : 8;  // that are on their way
       const int left = cols - col - chunk() * 8;
@@ -135,16 +144,17 @@ class TileOperand {
     static_assert(kWidth == 8 && !copied, "what waits in registers");
     constexpr int fit = kBytes / int(sizeof(Fetched<Source, kPart>[kParts])), kMost = fit < 1 ? 1 : fit,
                   kSome = kMost < kEach ? kMost : kEach;
+    if (col + chunk() * 8 >= cols) return write_zeros(stage, begin, end);
 #pragma unroll 1
     for (int first = begin; first < end; first += kSome) {
       Fetched<Source, kPart> chunks[kSome][kParts];
       KERNELS_UNROLL
       for (int i = 0; i < kSome; ++i) {
-        if (first + i < end) fetch_chunk(chunks[i], which, first + i, col, cols);
+        if (first + i < end) fetch_chunk(chunks[i], which, first + i, col);
       }
       KERNELS_UNROLL
       for (int i = 0; i < kSome; ++i) {
-        if (first + i < end) put_chunk(chunks[i], stage, which, first + i, col, cols);
+        if (first + i < end) put_chunk(chunks[i], stage, which, first + i, col);
       }
     }
   }
@@ -167,9 +177,8 @@ class TileOperand {
   }
   template <class Which>
   __device__ __forceinline__ void fetch_chunk(Fetched<Source, kPart> (&parts)[kParts], const Which& which, int i,
-                                              int col, int cols) const {
-    which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-      if (!is_there || col + chunk() * 8 >= cols) return;
+                                              int col) const {
+    which(tile_row(i), [&](const Source& source, int64_t row, bool) {
       KERNELS_UNROLL
       for (int part = 0; part < kParts; ++part)
         parts[part] = fetch<kPart>(source, row, col + chunk() * 8 + part * kPart);
@@ -177,20 +186,22 @@ class TileOperand {
   }
   template <class Which>
   __device__ __forceinline__ void put_chunk(const Fetched<Source, kPart> (&parts)[kParts], unsigned char* stage,
-                                            const Which& which, int i, int col, int cols) const {
-    which(tile_row(i), [&](const Source& source, int64_t row, bool is_there) {
-      Pack<T, 8> values = broadcast<8>(convert<T>(0.f));
-      if (is_there && col + chunk() * 8 < cols) {
+                                            const Which& which, int i, int col) const {
+    which(tile_row(i), [&](const Source& source, int64_t row, bool) {
+      Pack<T, 8> values;
+      KERNELS_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        const int at = part * kPart;
+        const auto some = convert<T>(resolve(source, parts[part], row, col + chunk() * 8 + at));
         KERNELS_UNROLL
-        for (int part = 0; part < kParts; ++part) {
-          const int at = part * kPart;
-          const auto some = convert<T>(resolve(source, parts[part], row, col + chunk() * 8 + at));
-          KERNELS_UNROLL
-          for (int j = 0; j < kPart; ++j) values.v[at + j] = some.v[j];
-        }
+        for (int j = 0; j < kPart; ++j) values.v[at + j] = some.v[j];
       }
       write(stage, i, values);
     });
+  }
+  static __device__ __forceinline__ void write_zeros(unsigned char* stage, int begin, int end) {
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) write(stage, i, broadcast<8>(convert<T>(0.f)));
   }
   static __device__ __forceinline__ void write(unsigned char* stage, int i, const Pack<T, 8>& values) {
     ::uint4 bits;
