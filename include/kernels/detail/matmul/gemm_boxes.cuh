@@ -84,7 +84,7 @@ struct BoxedGemmBody {
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (threadIdx.x == kConsumers) {
         if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
-        for (int i = 0; i < P::matrices; ++i) arch::prefetch_map(params.maps.weights[i]);
+        for (const arch::TensorMap& map : params.maps.weights) arch::prefetch_map(map);
       }
       if (threadIdx.x == 0) {
         for (int i = 0; i < kMostStages; ++i)
@@ -177,22 +177,27 @@ struct BoxedGemmBody {
     const uint32_t full = ring.full(stage),
                    to = stages + stage * gemm_stage_bytes(params.tokens, kRows) + params.tokens * (kStep * 2);
     const int row = int(tile.weights + tile.output);
-    arch::mbarrier_arrive_expect(full, kRows * kStep * 2 + input_bytes);
     // Box number i of so many rows, of which row y is the first one, or slab z.
     const auto copy = [&](int i, int rows, int matrix, int y, int z) {
       arch::copy_box(to + i * (rows * kStep * 2), params.maps.weights[matrix], step * kStep, y, z, 0, full);
     };
-    if constexpr (woven) {
-      if (halves) {
+    if (woven && halves) {
+      // Those of rows that are not there are left out: to fill them with zeros takes longer than to copy them.
+      const int left = lesser(int(params.problem.n - tile.output), kRows);
+      arch::mbarrier_arrive_expect(full, (left + 15) / 16 * (16 * kStep * 2) + input_bytes);
 #pragma unroll 4
-        for (int i = 0; i < kRows / 16; ++i) copy(i, 16, 1, row + i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16, 0);
-      } else {
-        KERNELS_UNROLL
-        for (int i = 0; i < kRows / 128; ++i) copy(i, 128, 0, 0, row / 32 + i * 4);
+      for (int i = 0; i < kRows / 16; ++i) {
+        const int of_tile = i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16;
+        if (of_tile < left) copy(i, 16, 1, row + of_tile, 0);
       }
-    } else {
-      KERNELS_UNROLL
-      for (int i = 0; i < kRows / 64; ++i) copy(i, 64, i % P::matrices, row + i / P::matrices * 64, 0);
+      return;
+    }
+    arch::mbarrier_arrive_expect(full, kRows * kStep * 2 + input_bytes);
+    constexpr int kBox = woven ? 128 : 64;
+    KERNELS_UNROLL
+    for (int i = 0; i < kRows / kBox; ++i) {
+      if (woven) copy(i, kBox, 0, 0, row / 32 + i * 4);
+      else copy(i, kBox, i % P::matrices, row + i / P::matrices * 64, 0);
     }
   }
   // Whether weights come before the kernel ahead has ended.
