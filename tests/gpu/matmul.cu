@@ -424,6 +424,48 @@ TEST_CASE("matmul: stacked weights, results apart") {
   }
 }
 
+// The TMA unit copies parts of a multiple of 128 rows, in pairs if heads are whole slabs of 32 rows and all of it
+// turns.
+TEST_CASE("matmul: stacked rows in pairs, in every tile") {
+  struct Pairs {
+    int head_dim, half;
+  };
+  int image = 0;
+  REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
+  for (const Pairs& pairs :
+       {Pairs{32, 16}, Pairs{64, 32}, Pairs{96, 48}, Pairs{128, 64}, Pairs{128, 48}, Pairs{256, 128}}) {
+    const bool fits = pairs.head_dim == 2 * pairs.half && pairs.head_dim != 96;
+    const int64_t ns[] = {pairs.head_dim == 96 ? 384 : 512, pairs.head_dim == 96 ? 384 : 256, 128},
+                  n = ns[0] + ns[1] + ns[2], cols = 1096;
+    const Plain<k::half, DeviceMemory> a(ns[0], cols, 0, 0), b(ns[1], cols, 8, 0), c(ns[2], cols, 0, 8);
+    using Rows = k::Paired<std::decay_t<decltype(a.source())>>;
+    const Rows qs(a.source(), pairs.head_dim, pairs.half), ks(b.source(), pairs.head_dim, pairs.half),
+        vs(c.source(), 1, 0);
+    for (const TileSize& tile : kTileSizes) {
+      const int64_t m = tile.tokens + 5;
+      const Matrix<k::half> x(1, m, cols, cols, 0, 1);
+      Device<float> y(m, n, n);
+      const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::load(static_cast<const k::half*>(x.data()), cols),
+                         k::stacked(qs, ns[0], ks, ns[1], vs, ns[2]), k::store(y.data(), n), {m, n, cols},
+                         tile.in(policy));
+      };
+      const bool is_there = tile.is_there(run);
+      const bool fits_tile = tile.rows == 64 ? tile.tokens <= 96 : tile.rows == 128 || tile.tokens >= 128;
+      if (image == 90 && fits) CHECK(is_there == fits_tile);
+      if (!is_there) continue;
+      const auto value = [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); };
+      const double u = units(Path::gemm, cols);
+      expect(tile.name("heads of " + std::to_string(pairs.head_dim)).c_str(), {m, n, cols}, Path::gemm, y, run,
+             [&](int64_t r, int64_t i) {
+               if (i < ns[0]) return product(r, qs.origin(i), cols, value, a, u);
+               if (i < ns[0] + ns[1]) return product(r, ks.origin(i - ns[0]), cols, value, b, u);
+               return product(r, i - ns[0] - ns[1], cols, value, c, u);
+             });
+    }
+  }
+}
+
 TEST_CASE("matmul: normalized inputs") {
   for (const Sizes s : {Sizes{1, 20, 40}, Sizes{1, 20, 5000}, Sizes{3, 9, 336}, Sizes{8, 24, 72}, Sizes{20, 20, 5000},
                         Sizes{32, 9, 1096}, Sizes{40, 20, 200}}) {

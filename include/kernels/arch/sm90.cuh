@@ -180,7 +180,18 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
   }
 }
-// The same with a cache policy.
+// The same of five dimensions.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w, int v,
+                                         BarrierPlace barrier) {
+  if constexpr (kClusters) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+        "l"(&map), "r"(barrier.address), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+        : "memory");
+  }
+}
+// The same of four dimensions with a cache policy.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int x, int y, int z, int w,
                                          BarrierPlace barrier, uint64_t policy) {
   if constexpr (kClusters) {

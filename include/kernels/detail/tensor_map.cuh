@@ -10,8 +10,15 @@ KERNELS_BEGIN
 namespace detail {
 
 // Elements of one or two bytes, which are copied as they are. A box is 128 bytes wide and lies in shared memory in rows
-// of these, in which chunk i of 16 bytes is at i ^ (row % 8): box_rows of one head, then of the next ones, then of
-// those of the next blocks.
+// of these, in which chunk i of 16 bytes is at i ^ (row % 8).
+template <int kRank>
+struct MappedTensor {
+  const void* from;
+  int element_bytes;
+  int64_t columns;
+  int64_t extents[kRank - 1], strides[kRank - 1];  // of what is behind columns; strides in elements
+};
+// In a box: box_rows of one head, then of the next ones, then of those of the next blocks.
 struct MappedRows {
   const void* from;
   int element_bytes;
@@ -37,24 +44,20 @@ KERNELS_OF_THIS_LIBRARY inline decltype(&cuTensorMapEncodeTiled) tensor_map_enco
 }
 
 // Whether there can be one: not without a driver that makes them, and not for strides that it does not take.
-KERNELS_OF_THIS_LIBRARY inline bool make_tensor_map(const Exec& ex, const MappedRows& tensor, int box_rows,
-                                                    arch::TensorMap& map, int box_heads = 1,
-                                                    int box_blocks = 1) {
+template <int kRank>
+bool make_tensor_map(const Exec& ex, const MappedTensor<kRank>& tensor, const int (&box_of)[kRank - 1],
+                     arch::TensorMap& map) {
   static_assert(sizeof(CUtensorMap) == sizeof(arch::TensorMap), "a tensor map has 128 bytes");
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return false;
-  const int64_t extents[3] = {tensor.rows, tensor.heads, tensor.blocks},
-                strides[3] = {tensor.row_stride, tensor.head_stride, tensor.block_stride};
-  cuuint64_t dims[4] = {cuuint64_t(tensor.columns)}, bytes[3];
-  for (int i = 0; i < 3; ++i) {
-    dims[i + 1] = cuuint64_t(extents[i]);
-    bytes[i] = cuuint64_t(strides[i]) * tensor.element_bytes;
-    if (extents[i] == 1) bytes[i] = 16;  // which does not matter, but must be one that is taken
+  cuuint64_t dims[kRank] = {cuuint64_t(tensor.columns)}, bytes[kRank - 1];
+  cuuint32_t box[kRank] = {cuuint32_t(128 / tensor.element_bytes)}, steps[kRank] = {1};
+  for (int i = 0; i + 1 < kRank; ++i) {
+    dims[i + 1] = cuuint64_t(tensor.extents[i]), box[i + 1] = cuuint32_t(box_of[i]), steps[i + 1] = 1;
+    bytes[i] = cuuint64_t(tensor.strides[i]) * tensor.element_bytes;
+    if (tensor.extents[i] == 1) bytes[i] = 16;  // which does not matter, but must be one that is taken
     if (bytes[i] == 0 || bytes[i] % 16 != 0 || bytes[i] >= cuuint64_t(1) << 40) return false;
   }
-  const cuuint32_t box[4] = {cuuint32_t(128 / tensor.element_bytes), cuuint32_t(box_rows), cuuint32_t(box_heads),
-                             cuuint32_t(box_blocks)},
-                   steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       tensor.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUtensorMapL2promotion promotion = tensor.columns * tensor.element_bytes > 128
@@ -65,9 +68,19 @@ KERNELS_OF_THIS_LIBRARY inline bool make_tensor_map(const Exec& ex, const Mapped
   // A thread that has not called the runtime before has no context until it names its device.
   static thread_local int named = -1;
   if (named != device && from_cuda(cudaSetDevice(device))) named = device;
-  return encode(reinterpret_cast<CUtensorMap*>(&map), type, 4, const_cast<void*>(tensor.from), dims, bytes, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+  return encode(reinterpret_cast<CUtensorMap*>(&map), type, kRank, const_cast<void*>(tensor.from), dims, bytes, box,
+                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+inline bool make_tensor_map(const Exec& ex, const MappedRows& tensor, int box_rows, arch::TensorMap& map,
+                            int box_heads = 1, int box_blocks = 1) {
+  return make_tensor_map<4>(ex,
+                            {tensor.from,
+                             tensor.element_bytes,
+                             tensor.columns,
+                             {tensor.rows, tensor.heads, tensor.blocks},
+                             {tensor.row_stride, tensor.head_stride, tensor.block_stride}},
+                            {box_rows, box_heads, box_blocks}, map);
 }
 
 }  // namespace detail

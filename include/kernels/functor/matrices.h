@@ -268,6 +268,7 @@ class Stacked : public Functor {
   // The matrix that a row lies in, and its number there.
   template <class F>
   KERNELS_HD auto visit(int64_t row, const F& f) const { return sections_.visit(row, f); }
+  const detail::Sections<S, kParts>& sections() const { return sections_; }
 
  private:
   detail::Sections<S, kParts> sections_;
@@ -325,6 +326,7 @@ class Paired : public Functor {
     return at < 2 * half_ ? at : -1;
   }
   int64_t half() const { return half_; }
+  int64_t head_dim() const { return head_dim_; }
   int64_t head_of(int64_t row) const { return half_ == 0 ? 0 : row / head_dim_; }
 
  private:

@@ -601,18 +601,20 @@ class ProductEngine {
     if constexpr (P::matrices == 1) {
       const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
       if (low.cost < narrow.cost && low.cost <= wide.cost)
-        return start_boxed<BoxedGemmBody<P, T, 64>>(low, image, plan);
+        return start_boxed<BoxedGemmBody<P, T, 64>>(low, image, plan, taken);
     }
-    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, image, plan);
-    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, image, plan);
+    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, image, plan, taken);
+    return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, image, plan, taken);
   }
   template <class Body>
-  Status start_boxed(const Choice& choice, int image, MatmulPlan* plan) const {
-    using Unmapped = GemmBody<P, T, 1, 128>;
+  Status start_boxed(const Choice& choice, int image, MatmulPlan* plan, bool& taken) const {
     typename Body::Maps maps;
-    if (choice.tokens != 0 && !Body::make_maps(ex_, p_, choice.tokens, maps))
-      return start_gemm<Unmapped>(cheapest<Unmapped>(image), plan);
-    return start_gemm<Body>(choice, plan, 0, maps);
+    if (choice.tokens == 0 || Body::make_maps(ex_, p_, choice.tokens, maps))
+      return start_gemm<Body>(choice, plan, 0, maps);
+    // There is other code for what is stacked, of which not all can be mapped.
+    using Unmapped = GemmBody<P, T, 1, 128>;
+    taken = weights_in_rows<P, T>;
+    return taken ? start_gemm<Unmapped>(cheapest<Unmapped>(image), plan) : Status{};
   }
   // Of weights in panels; -1 where their codes and scales do not lie in memory as these take them.
   int group_log2() const {

@@ -471,11 +471,6 @@ struct GemmTile {
   }
 };
 
-// Whether the TMA unit can copy weights that are aligned: those of a gate are of the same type.
-template <class P, class T>
-constexpr bool weights_in_rows = in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<0>())>, T>&&
-    in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>, T>;
-
 // Tiles of several heights, of which the host names one: so many tokens.
 template <class P, class T, int kWidth, int kRows_>
 struct GemmBody {

@@ -14,32 +14,32 @@
 
 #include "gemm.cuh"
 #include "gemm_inputs.cuh"
+#include "gemm_weights.cuh"
 
 KERNELS_BEGIN
 namespace detail {
 
-template <class P, class T>
+template <class P, class T, int kRows>
 struct BoxedMaps {
   InputMaps<typename P::X, T> x;
-  arch::TensorMap weights[2];  // of a gate's matrices; of one in whole slabs, and in halves of slabs
-  int whole_slabs;             // so many rows of weights are in them, of each group
+  WeightMaps<P, T, kRows> weights;
 };
-template <class P, class T>
+template <class P, class T, int kRows>
 struct BoxedGemmParams : GemmParams<P> {
-  BoxedMaps<P, T> maps;
+  BoxedMaps<P, T, kRows> maps;
 };
 
 template <class P, class T, int kRows_>
 struct BoxedGemmBody {
   using X = typename P::X;
-  using Params = BoxedGemmParams<P, T>;
-  using Maps = BoxedMaps<P, T>;
+  using Params = BoxedGemmParams<P, T, kRows_>;
+  using Maps = BoxedMaps<P, T, kRows_>;
   static constexpr int kRows = kRows_, kOutputs = kRows / P::matrices, kStep = 64;
   // Warpgroups that multiply, and the rows of each.
   static constexpr int kGroups = kRows == 256 ? 2 : 1, kGroupRows = kRows / kGroups, kConsumers = 128 * kGroups;
   static constexpr int kTokens[4] = {64, 96, 128, 160};
   static constexpr bool waits_by_itself = true, boxed = true, weights_copied = true;
-  static constexpr bool possible = weights_in_rows<P, T>, has_input_boxes = InputMaps<X, T>::possible;
+  static constexpr bool possible = WeightMaps<P, T, kRows_>::possible, has_input_boxes = InputMaps<X, T>::possible;
   // Producers that bring inputs are many, in warpgroups that take turns: functors take their time, and so do loads.
   static constexpr int kWarpgroup = 128, kTurns = has_input_boxes || kRows == 256 ? 1 : 2;
   static constexpr int kProducers = kTurns * kWarpgroup;
@@ -65,10 +65,7 @@ struct BoxedGemmBody {
   // Whether the driver can make maps of what is to be copied so.
   static bool make_maps(const Exec& ex, const P& p, int tokens, Maps& maps) {
     maps.x.make(ex, p, tokens);
-    maps.whole_slabs = int(p.groups.count == 1 ? p.n / 32 * 32 : p.n % 32 == 0 ? p.n : 0);
-    return (!has_input_boxes || maps.x.made) &&
-           make_weight_map(ex, p, p.template weights<0>(), P::matrices == 1, maps.weights[0]) &&
-           make_weight_map(ex, p, p.template weights<P::matrices - 1>(), false, maps.weights[1]);
+    return (!has_input_boxes || maps.x.made) && maps.weights.make(ex, p);
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
@@ -84,7 +81,7 @@ struct BoxedGemmBody {
       unsigned char* const stages = shared + (-arch::shared_address(shared) & (kGemmAligned - 1));
       if (threadIdx.x == kConsumers) {
         if (has_input_boxes) arch::prefetch_map(params.maps.x.whole);
-        for (const arch::TensorMap& map : params.maps.weights) arch::prefetch_map(map);
+        for (const arch::TensorMap& map : params.maps.weights.maps) arch::prefetch_map(map);
       }
       if (threadIdx.x == 0) {
         for (int i = 0; i < kMostStages; ++i)
@@ -101,7 +98,7 @@ struct BoxedGemmBody {
           if constexpr (trades_registers) arch::fewer_registers<kProducerRegisters>();
           if (!carries_boxes(0)) return;
           const uint32_t to = opaque(arch::shared_address(stages));
-          if (in_halves(params, tile) || params.maps.x.of_tile(tile, params.tokens).count > 1)
+          if (params.maps.weights.of_tile(p, tile).parted() || params.maps.x.of_tile(tile, params.tokens).count > 1)
             return carry_boxes<true>(params, tile, ring, to, first, end);
           return carry_boxes<false>(params, tile, ring, to, first, end);
         }
@@ -110,10 +107,10 @@ struct BoxedGemmBody {
         // Weights may come before the kernel ahead has ended.
         const int begun = comes_early(params) ? lesser(end, first + stages_for(params.tokens)) : first;
         if (carries_boxes(0)) {
+          const auto weights = params.maps.weights.of_tile(p, tile);
 #pragma unroll 1
           for (int step = first; step < begun; ++step)
-            bring_weights(params, tile, ring, arch::shared_address(stages), in_halves(params, tile), step,
-                          step - first);
+            bring_weights(params, ring, arch::shared_address(stages), weights, step, step - first);
         }
         arch::grid_dependency_pass();
         __shared__ Uninitialized<TokenState<X>, 160> states;
@@ -154,51 +151,14 @@ struct BoxedGemmBody {
     return gemm_stages(arch::kCompiledFor, tokens, kRows, false);
   }
 
-  // Whether rows of weights are in another order in a tile than in memory, as the slabs of the epilogue want them: of
-  // each 64, wgmma gives a warp 16, and with 128 of one matrix those of two 64s are neighbors as outputs: half h of
-  // slab s lies behind the halves h of four slabs. A map can say so of whole slabs of 32; where the last one is cut
-  // off, or those of a group begin anywhere, each half has a box.
-  static constexpr bool woven = kRows > 64 && P::matrices == 1;
-  static __device__ __forceinline__ bool in_halves(const Params& params, const Tile& tile) {
-    return woven && int(tile.output) > params.maps.whole_slabs - kRows;
-  }
-  template <class S>
-  static bool make_weight_map(const Exec& ex, const P& p, const S& weights, bool slabs, arch::TensorMap& map) {
-    const int64_t ld = weights.at(1, 0) - weights.at(0, 0), rows = p.groups.count * p.n;
-    if (rows > std::numeric_limits<int32_t>::max()) return false;
-    if (woven && slabs && rows >= 32)
-      return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
-    return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
-  }
   // A step's weights, with so many bytes of inputs to come besides. By one thread.
-  static __device__ __forceinline__ void bring_weights(const Params& params, const Tile& tile, const Ring& ring,
-                                                       uint32_t stages, bool halves, int step, int stage,
+  template <bool kParted = true, class Boxes>
+  static __device__ __forceinline__ void bring_weights(const Params& params, const Ring& ring, uint32_t stages,
+                                                       const Boxes& weights, int step, int stage,
                                                        int input_bytes = 0) {
-    const uint32_t full = ring.full(stage),
-                   to = stages + stage * gemm_stage_bytes(params.tokens, kRows) + params.tokens * (kStep * 2);
-    const int row = int(tile.weights + tile.output);
-    // Box number i of so many rows, of which row y is the first one, or slab z.
-    const auto copy = [&](int i, int rows, int matrix, int y, int z) {
-      arch::copy_box(to + i * (rows * kStep * 2), params.maps.weights[matrix], step * kStep, y, z, 0, full);
-    };
-    if (woven && halves) {
-      // Those of rows that are not there are left out: to fill them with zeros takes longer than to copy them.
-      const int left = lesser(int(params.problem.n - tile.output), kRows);
-      arch::mbarrier_arrive_expect(full, (left + 15) / 16 * (16 * kStep * 2) + input_bytes);
-#pragma unroll 4
-      for (int i = 0; i < kRows / 16; ++i) {
-        const int of_tile = i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16;
-        if (of_tile < left) copy(i, 16, 1, row + of_tile, 0);
-      }
-      return;
-    }
-    arch::mbarrier_arrive_expect(full, kRows * kStep * 2 + input_bytes);
-    constexpr int kBox = woven ? 128 : 64;
-    KERNELS_UNROLL
-    for (int i = 0; i < kRows / kBox; ++i) {
-      if (woven) copy(i, kBox, 0, 0, row / 32 + i * 4);
-      else copy(i, kBox, i % P::matrices, row + i / P::matrices * 64, 0);
-    }
+    const uint32_t full = ring.full(stage), at = stages + stage * gemm_stage_bytes(params.tokens, kRows);
+    arch::mbarrier_arrive_expect(full, weights.template bytes<kParted>() + input_bytes);
+    weights.template copy<kParted>(at + params.tokens * (kStep * 2), step * kStep, full);
   }
   // Whether weights come before the kernel ahead has ended.
   static __device__ __forceinline__ bool comes_early(const Params& params) {
@@ -218,9 +178,10 @@ struct BoxedGemmBody {
     const int count = stages_for(params.tokens), begun = lesser(end, first + count),
               stage_bytes = gemm_stage_bytes(params.tokens, kRows);
     const auto inputs = params.maps.x.of_tile(tile, params.tokens);
-    const bool early = comes_early(params), halves = kParted && in_halves(params, tile);
+    const auto boxes = params.maps.weights.of_tile(params.problem, tile);
+    const bool early = comes_early(params);
     const auto weights = [&](int step, int stage) {
-      bring_weights(params, tile, ring, stages, halves, step, stage, inputs.bytes());
+      bring_weights<kParted>(params, ring, stages, boxes, step, stage, inputs.bytes());
     };
     if (early) {
       RingPlace ahead(count);
@@ -247,7 +208,7 @@ struct BoxedGemmBody {
         if (params.tokens != kHeight) return;
         constexpr int kStageBytes = gemm_stage_bytes(kHeight, kRows);
         const int count = stages_for(kHeight);
-        const bool halves = in_halves(params, tile);
+        const auto weights = params.maps.weights.of_tile(params.problem, tile);
         const int group = (threadIdx.x - kConsumers) / kWarpgroup, mine = first + group;
         ByThreads<kHeight> x(params.problem, tile, states, mine * kStep, kTurns);
         if (mine < end) x.ask_for(mine * kStep);
@@ -260,7 +221,7 @@ struct BoxedGemmBody {
         for (int step = mine; step < end; step += kTurns) {
           if (step - first >= count) arch::mbarrier_wait_in_block(ring.empty(at.stage), at.parity ^ 1);
           if (step >= begun && carries_boxes(group))
-            bring_weights(params, tile, ring, arch::shared_address(stages), halves, step, at.stage);
+            bring_weights(params, ring, arch::shared_address(stages), weights, step, at.stage);
           __syncwarp();
           x.bring(stages + at.stage * kStageBytes, step * kStep);
           x.arrive(ring.full(at.stage));

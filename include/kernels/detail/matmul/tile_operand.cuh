@@ -34,6 +34,11 @@ constexpr bool in_rows = false;
 template <class T, Cache kCache>
 constexpr bool in_rows<DirectLoad<T, float, kCache>, T> = is_16_bit<T>;
 
+// Whether the weights of a product do: of one matrix, or both of a gate.
+template <class P, class T>
+constexpr bool weights_in_rows = in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<0>())>, T>&&
+    in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>, T>;
+
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
 // there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements that are read
 // together where it is not copied: 1, or the 8 of a chunk, in as many accesses as the source takes. A block may have

@@ -1,0 +1,185 @@
+// The weights of a tile on their way to shared memory: boxes that the TMA unit copies, a step of 64 columns at a time.
+//
+// In tiles of more than 64 rows of one matrix, these are in another order than in memory, as the slabs of the epilogue
+// want them: of each 64, wgmma gives a warp 16, and those of two 64s are neighbors as outputs: half h of slab s, of 32
+// rows, lies behind the halves h of four slabs. With a gate a slab has 16 rows of either matrix, and 64 of one lie as
+// they are in memory, as do those of tiles of 64 rows.
+#pragma once
+
+#include <limits>
+
+#include "../tensor_map.cuh"
+#include "product.cuh"
+#include "tile_operand.cuh"
+
+KERNELS_BEGIN
+namespace detail {
+
+// Weights that lie in rows of one distance: one matrix, or both of a gate.
+template <class P, class T, int kRows>
+struct RowMaps {
+  static constexpr bool woven = kRows > 64 && P::matrices == 1;
+  arch::TensorMap maps[2];  // of a gate's matrices; of one in whole slabs, and in halves of slabs
+  int whole_slabs;          // so many rows of weights are in them, of each group
+
+  bool make(const Exec& ex, const P& p) {
+    whole_slabs = int(p.groups.count == 1 ? p.n / 32 * 32 : p.n % 32 == 0 ? p.n : 0);
+    return make(ex, p, p.template weights<0>(), P::matrices == 1, maps[0]) &&
+           make(ex, p, p.template weights<P::matrices - 1>(), false, maps[1]);
+  }
+
+  // Those of a tile's step. A map can say where halves of slabs go if slabs are whole; where the last one is cut off,
+  // or those of a group begin anywhere, each half has a box.
+  struct Boxes {
+    const arch::TensorMap* maps;
+    int row, left;  // its first row, and how many are there
+    bool halves;
+
+    __device__ __forceinline__ bool parted() const { return halves; }
+    template <bool kParted>
+    __device__ __forceinline__ int bytes() const {
+      return (woven && kParted && halves ? (left + 15) / 16 * 16 : kRows) * 128;
+    }
+    // By one thread.
+    template <bool kParted>
+    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
+      if (woven && kParted && halves) {
+        // Those that are not there are left out: to fill them with zeros takes longer than to copy them.
+#pragma unroll 4
+        for (int i = 0; i < kRows / 16; ++i) {
+          const int of_tile = i / 8 * 128 + i % 4 * 32 + i / 4 % 2 * 16;
+          if (of_tile < left) arch::copy_box(to + i * (16 * 128), maps[1], col, row + of_tile, 0, 0, full);
+        }
+        return;
+      }
+      constexpr int kBox = woven ? 128 : 64;
+      KERNELS_UNROLL
+      for (int i = 0; i < kRows / kBox; ++i) {
+        if (woven) arch::copy_box(to + i * (kBox * 128), maps[0], col, 0, row / 32 + i * 4, 0, full);
+        else arch::copy_box(to + i * (kBox * 128), maps[i % P::matrices], col, row + i / P::matrices * 64, 0, 0, full);
+      }
+    }
+  };
+  __device__ __forceinline__ Boxes of_tile(const P& p, const Tile& tile) const {
+    return {maps, int(tile.weights + tile.output), int(lesser<int64_t>(p.n - tile.output, kRows)),
+            woven && int(tile.output) > whole_slabs - kRows};
+  }
+
+ private:
+  template <class S>
+  static bool make(const Exec& ex, const P& p, const S& weights, bool slabs, arch::TensorMap& map) {
+    const int64_t ld = weights.at(1, 0) - weights.at(0, 0), rows = p.groups.count * p.n;
+    if (rows > std::numeric_limits<int32_t>::max()) return false;
+    if (woven && slabs && rows >= 32)
+      return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, 16, rows / 32, 2, ld, 32 * ld, 16 * ld}, 16, map, 4, 2);
+    return make_tensor_map(ex, {weights.at(0, 0), 2, p.k, rows, 1, 1, ld, 0, 0}, woven ? 16 : 64, map);
+  }
+};
+
+// A part of weights that are stacked, whose rows may stand in pairs: those of a head of head_dim rows, i and half + i.
+struct PartOfRows {
+  const void* from;
+  int64_t rows, ld, half, head_dim;
+};
+template <class S, class T>
+constexpr int parts_in_rows = in_rows<S, T> ? 1 : 0;
+template <class S, class T>
+constexpr int parts_in_rows<Paired<S>, T> = parts_in_rows<S, T>;
+template <class S, int kParts, class T>
+constexpr int parts_in_rows<Stacked<S, kParts>, T> = kParts * parts_in_rows<S, T>;
+
+template <class S>
+PartOfRows part_of(const S& source, int, int64_t rows) {
+  return {source.at(0, 0), rows, source.at(1, 0) - source.at(0, 0), 0, 0};
+}
+template <class S>
+PartOfRows part_of(const Paired<S>& source, int i, int64_t rows) {
+  PartOfRows part = part_of(source.source(), i, rows);
+  part.half = source.half(), part.head_dim = source.head_dim();
+  return part;
+}
+template <class S, int kParts>
+PartOfRows part_of(const Stacked<S, kParts>& source, int i, int64_t) {
+  return part_of(source.sections().parts[i], 0, source.sections().size(i));
+}
+
+// Matrices one behind the other, each of a multiple of 128 rows, in pairs or not. A slab has 16 pairs, of one head;
+// with each of them its two rows are side by side, whether they are in memory or not.
+template <class P, class T, int kRows>
+struct StackMaps {
+  static constexpr int kParts = parts_in_rows<typename P::W, T> < 1 ? 1 : parts_in_rows<typename P::W, T>,
+                       kRun = kRows > 64 ? 128 : 64;  // rows that lie in one part
+  arch::TensorMap maps[kParts];
+  int begins[kParts], slabs[kParts];  // a part's first row, and the slabs of each of its heads
+
+  bool make(const Exec& ex, const P& p) {
+    if (p.groups.several() || p.n > std::numeric_limits<int32_t>::max()) return false;
+    int64_t begin = 0;
+    for (int i = 0; i < kParts; ++i) {
+      const PartOfRows part = part_of(p.w, i, p.n);
+      const bool paired = part.half > 0;
+      if (part.rows % 128 != 0 || part.rows == 0) return false;
+      if (paired && (2 * part.half != part.head_dim || part.head_dim % 32 != 0)) return false;
+      const int64_t ld = part.ld, of_head = (paired ? part.head_dim : part.rows) / 32, run = kRun / 32;
+      if (of_head % run != 0 && run % of_head != 0) return false;
+      const int box = int(lesser(of_head, run));
+      const MappedTensor<5> tensor{part.from, 2, p.k, {2, 16, of_head, part.rows / 32 / of_head},
+                                   {paired ? part.half * ld : ld, paired ? ld : 2 * ld, (paired ? 16 : 32) * ld,
+                                    part.head_dim * ld}};
+      if (!make_tensor_map<5>(ex, tensor, {2, kRows > 64 ? 8 : 16, box, int(run) / box}, maps[i])) return false;
+      begins[i] = int(begin), slabs[i] = int(of_head);
+      begin += part.rows;
+    }
+    return true;
+  }
+
+  // Those of a tile's step.
+  struct Boxes {
+    struct Run {
+      const arch::TensorMap* map;
+      int slab, head;
+    };
+    Run runs[kRows / kRun];
+    int count;  // of runs that are there
+
+    __device__ __forceinline__ bool parted() const { return false; }
+    template <bool kParted>
+    __device__ __forceinline__ int bytes() const { return count * kRun * 128; }
+    // By one thread.
+    template <bool kParted>
+    __device__ __forceinline__ void copy(uint32_t to, int col, arch::BarrierPlace full) const {
+      KERNELS_UNROLL
+      for (int i = 0; i < kRows / kRun; ++i) {
+        if (i >= count) break;
+        const Run& run = runs[i];
+        KERNELS_UNROLL
+        for (int half = 0; half < kRun / 64; ++half)
+          arch::copy_box(to + (i * kRun + half * 64) * 128, *run.map, col, 0, half * 8, run.slab, run.head, full);
+      }
+    }
+  };
+  __device__ __forceinline__ Boxes of_tile(const P& p, const Tile& tile) const {
+    Boxes boxes;
+    const int first = int(tile.output);
+    KERNELS_UNROLL
+    for (int i = 0; i < kRows / kRun; ++i) {
+      const int row = first + i * kRun;
+      int part = 0;
+      KERNELS_UNROLL
+      for (int j = 1; j < kParts; ++j) part = row >= begins[j] ? j : part;
+      const int slab = (row - begins[part]) / 32, head = slab / slabs[part];
+      boxes.runs[i] = {&maps[part], slab - head * slabs[part], head};
+    }
+    boxes.count = lesser(kRows / kRun, (int(p.n) - first + kRun - 1) / kRun);
+    return boxes;
+  }
+};
+
+// Of weights that the TMA unit can copy, if they are aligned.
+template <class P, class T, int kRows>
+struct WeightMaps : std::conditional_t<weights_in_rows<P, T>, RowMaps<P, T, kRows>, StackMaps<P, T, kRows>> {
+  static constexpr bool possible = weights_in_rows<P, T> || (P::matrices == 1 && parts_in_rows<typename P::W, T> > 0);
+};
+
+}  // namespace detail
+KERNELS_END
