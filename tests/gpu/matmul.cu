@@ -161,11 +161,14 @@ TEST_CASE("matmul: one to eight blocks share K") {
   }
 }
 
-// Or a row's would depend on its batch, where that decides on the tile. By the TMA unit, or by threads.
-TEST_CASE("matmul: every tile makes the same bits") {
-  const Sizes s{130, 259, 1000};
-  const Matrix<k::half> x(1, s.m, s.k, s.k, 0, 1);
-  const Plain<k::half, DeviceMemory> w(s.n, s.k, 0, 0);
+namespace {
+
+// Inputs of a type that the TMA unit copies, as weights are, or of another, which threads round.
+template <class TX>
+void same_bits_in_every_tile(size_t tiles) {
+  const Sizes s{130, 259, 4104};
+  const Matrix<TX> x(1, s.m, s.k, s.k, 0, 1);
+  const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 0, 0);
   std::vector<std::vector<unsigned char>> all;
   Device<int32_t> ends(1, 2, 2);
   filled(ends, {0, int32_t(s.m)});
@@ -176,7 +179,7 @@ TEST_CASE("matmul: every tile makes the same bits") {
       policy.batch_invariant = true;
       Device<float> y(s.m, s.n, s.n);
       Stream stream;
-      if (!k::matmul(stream, k::load(static_cast<const k::half*>(x.data()), x.ld()), w.source(),
+      if (!k::matmul(stream, k::load(static_cast<const TX*>(x.data()), x.ld()), w.source(),
                      k::store(y.data(), y.ld()), {s.m, s.n, s.k}, groups, policy))
         continue;
       stream.wait();
@@ -184,10 +187,60 @@ TEST_CASE("matmul: every tile makes the same bits") {
       all.push_back(y.bytes());
     }
   }
+  CHECK(all.size() == 2 * tiles);
+  for (const auto& bytes : all) CHECK((bytes == all.front()));
+}
+
+// Inputs, or the offsets of their group, are written while weights are on their way.
+template <class TX>
+void late_in_every_tile() {
+  const Sizes s{140, 264, 1096};
+  const Matrix<TX> x(1, s.m, s.k, s.k, 0, 1);
+  const Device<TX> late(s.m, s.k, s.k);
+  const Plain<k::bfloat16, DeviceMemory> w(s.n, s.k, 0, 0);
+  Device<int32_t> ends(1, 2, 2), late_ends(1, 2, 2);
+  filled(ends, {0, int32_t(s.m)});
+  Device<float> y(s.m, s.n, s.n);
+  constexpr int64_t kLate = 4000000;  // cycles: milliseconds
+  for (const TileSize& tile : kTileSizes) {
+    for (const bool offsets : {false, true}) {
+      const auto run = [&](const k::Exec& ex, const k::MatmulPolicy& given) {
+        k::MatmulPolicy policy = tile.in(given);
+        policy.weights_ready = true;
+        const int64_t n = s.m * s.k;
+        check_cuda(cudaMemsetAsync(late.data(), 0xff, size_t(n) * sizeof(TX), ex.stream()));
+        check_cuda(cudaMemsetAsync(late_ends.data(), 0, 8, ex.stream()));
+        slow_copy<<<1, 1024, 0, ex.stream()>>>(static_cast<const TX*>(x.data()), late.data(), n, offsets ? 0 : kLate);
+        if (offsets)
+          slow_copy<<<1, 32, 0, ex.stream()>>>(static_cast<const int32_t*>(ends.data()), late_ends.data(), 2, kLate);
+        check_cuda(cudaGetLastError());
+        return k::matmul(k::Exec(ex.stream()).programmatic(true),
+                         k::load(static_cast<const TX*>(late.data()), s.k), w.source(), k::store(y.data(), s.n),
+                         {s.m, s.n, s.k}, offsets ? k::Groups{1, late_ends.data()} : k::Groups{}, policy);
+      };
+      if (!tile.is_there(run)) continue;
+      expect(tile.name(offsets ? "late offsets" : "late inputs").c_str(), s, Path::gemm, y, run,
+             [&](int64_t m, int64_t n) {
+               return product(
+                   m, n, s.k, [&](int64_t r, int64_t i) { return Real<>(x.value(r, i)); }, w,
+                   units(Path::gemm, s.k), std::is_same<TX, k::bfloat16>::value ? 0 : 0x1p-7);
+             });
+    }
+  }
+}
+
+}  // namespace
+
+// Or a row's would depend on its batch, where that decides on the tile.
+TEST_CASE("matmul: every tile makes the same bits") {
   int image = 0;
   REQUIRE(k::detail::image_architecture<AnyKernel>(k::Exec{}, image));
-  CHECK(all.size() == (image == 90 ? 16 : 6));
-  for (const auto& bytes : all) CHECK((bytes == all.front()));
+  same_bits_in_every_tile<k::bfloat16>(image == 90 ? 8 : 3);
+  same_bits_in_every_tile<k::half>(image == 90 ? 6 : 2);
+}
+TEST_CASE("matmul: weights come before late inputs and offsets in every tile") {
+  late_in_every_tile<k::bfloat16>();
+  late_in_every_tile<k::half>();
 }
 
 // Reading weights from slow memory takes as long with any number of blocks.
@@ -507,13 +560,17 @@ TEST_CASE("matmul: normalized inputs") {
       if (s.m > 2 && tile.is_there(with(tile)))
         expect(tile.name("rmsnorm").c_str(), s, Path::gemm, y, with(tile), want(rms));
     }
-    expect(
-        "layernorm", s, Path::automatic, y2,
-        [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
-          return k::matmul(ex, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(),
-                           k::store(y2.data(), s.n), {s.m, s.n, s.k}, policy);
-        },
-        want(normal));
+    const auto without_mean = [&](const TileSize& tile) {
+      return [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
+        return k::matmul(ex, k::normed(in, k::LayerNorm{}) | k::affine(gamma.data(), beta.data()), w.source(),
+                         k::store(y2.data(), s.n), {s.m, s.n, s.k}, tile.in(policy));
+      };
+    };
+    expect("layernorm", s, Path::automatic, y2, without_mean(kAnyTile), want(normal));
+    for (const TileSize& tile : kTileSizes) {
+      if (s.m > 2 && tile.is_there(without_mean(tile)))
+        expect(tile.name("layernorm").c_str(), s, Path::gemm, y2, without_mean(tile), want(normal));
+    }
   }
 }
 

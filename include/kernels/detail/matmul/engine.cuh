@@ -567,7 +567,7 @@ class ProductEngine {
     if constexpr (Body::boxed) {
       Launch how;
       how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
-      how.shared = size_t(ex_.device().shared_per_block - tuning::kSharedBesides);
+      how.shared = size_t(gemm_stages(90, 128, 128, false) * gemm_stage_bytes(128, 128) + kGemmAligned);
       int64_t clusters = 0;
       if (resident_clusters<Body>(ex_, how, clusters).ok())
         return lesser(clusters, greater<int64_t>(1, sms / cluster)) * cluster;
@@ -597,13 +597,20 @@ class ProductEngine {
   Status run_boxed(int image, MatmulPlan* plan, bool& taken) const {
     KERNELS_TRY((has_code<BoxedGemmBody<P, T, 128>>(ex_, taken)));
     if (!taken) return {};
-    const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image), wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
-    if constexpr (P::matrices == 1) {
-      const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
-      if (low.cost < narrow.cost && low.cost <= wide.cost)
-        return start_boxed<BoxedGemmBody<P, T, 64>>(low, image, plan, taken);
+    const Choice narrow = cheapest<BoxedGemmBody<P, T, 128>>(image);
+    double others = narrow.cost;
+    Choice wide{};
+    if constexpr (BoxedGemmBody<P, T, 256>::has_any()) {
+      wide = cheapest<BoxedGemmBody<P, T, 256>>(image);
+      others = lesser(others, wide.cost);
     }
-    if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, image, plan, taken);
+    if constexpr (BoxedGemmBody<P, T, 64>::has_any()) {
+      const Choice low = cheapest<BoxedGemmBody<P, T, 64>>(image);
+      if (low.cost < others) return start_boxed<BoxedGemmBody<P, T, 64>>(low, image, plan, taken);
+    }
+    if constexpr (BoxedGemmBody<P, T, 256>::has_any()) {
+      if (wide.cost < narrow.cost) return start_boxed<BoxedGemmBody<P, T, 256>>(wide, image, plan, taken);
+    }
     return start_boxed<BoxedGemmBody<P, T, 128>>(narrow, image, plan, taken);
   }
   template <class Body>
@@ -611,7 +618,8 @@ class ProductEngine {
     typename Body::Maps maps;
     if (choice.tokens == 0 || Body::make_maps(ex_, p_, choice.tokens, maps))
       return start_gemm<Body>(choice, plan, 0, maps);
-    // There is other code for what is stacked, of which not all can be mapped.
+    // There is other code for what is stacked, of which not all can be mapped. For matrices it would be too much: all
+    // but rows of distance 0, and more than 2^31, can.
     using Unmapped = GemmBody<P, T, 1, 128>;
     taken = weights_in_rows<P, T>;
     return taken ? start_gemm<Unmapped>(cheapest<Unmapped>(image), plan) : Status{};

@@ -1,4 +1,5 @@
-// Products with many tokens on tensor cores, for sm_80 and up.
+// Products with many tokens on tensor cores, for sm_80 and up. In code for sm_90a gemm_boxes.cuh has those with weights
+// that the TMA unit can copy, and gemm_codes.cuh those with codes.
 //
 //                     kRows (128 or 256) rows of weights
 //                    +---------------+---------------+
@@ -134,7 +135,7 @@ struct GemmTile {
     const int64_t token = tile.token, output = tile.output;
     const auto input = [&](int i, const auto& f) {
       const bool there = token + i < tile.token_end;
-      f(states[i].bind(p.x), there ? token + i : 0, there);
+      f(states[there ? i : 0].bind(p.x), there ? token + i : token, there);
     };
     const auto weight = [&](int i, const auto& f) {
       const int64_t n = output + output_of(i);

@@ -58,6 +58,7 @@ struct BoxedGemmBody {
     if (kRows == 256) return tokens >= 128 && (has_input_boxes || ByThreads<128>::copied);
     return tokens < 160 || has_input_boxes || ByThreads<160>::ahead;
   }
+  static constexpr bool has_any() { return has(64, 90) || has(128, 90); }
   static constexpr GemmRing ring(int tokens, int architecture, int, int room) {
     const int all = gemm_stages(architecture, tokens, kRows, false) * gemm_stage_bytes(tokens, kRows) + kGemmAligned;
     return {all <= room ? all : 0, false};
@@ -69,7 +70,7 @@ struct BoxedGemmBody {
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
-    if constexpr (possible && arch::kWarpgroupMma) {
+    if constexpr (arch::kWarpgroupMma && (is_here<64> || is_here<128>)) {
       extern __shared__ __align__(128) unsigned char shared[];
       __shared__ uint64_t barriers[2 * kMostStages];
       const P& p = params.problem;

@@ -16,7 +16,8 @@
 #pragma once
 
 #include "codes.cuh"
-#include "gemm_boxes.cuh"
+#include "gemm.cuh"
+#include "gemm_inputs.cuh"
 
 KERNELS_BEGIN
 namespace detail {

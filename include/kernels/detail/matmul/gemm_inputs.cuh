@@ -116,8 +116,9 @@ class InputsByThreads {
     int64_t first, end;
     template <class F>
     __device__ __forceinline__ void operator()(int i, const F& f) const {
+      // The tile's first row stands for those that are not there.
       const bool there = first + i < end;
-      f(states[i].bind(x), there ? first + i : 0, there);
+      f(states[there ? i : 0].bind(x), there ? first + i : first, there);
     }
   };
   const Rows rows_;

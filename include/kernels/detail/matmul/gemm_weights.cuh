@@ -121,7 +121,8 @@ struct StackMaps {
       if (part.rows % 128 != 0 || part.rows == 0) return false;
       if (paired && (2 * part.half != part.head_dim || part.head_dim % 32 != 0)) return false;
       const int64_t ld = part.ld, of_head = (paired ? part.head_dim : part.rows) / 32, run = kRun / 32;
-      if (of_head % run != 0 && run % of_head != 0) return false;
+      // The same whatever the tile: they add up in the same order, but those for what cannot be mapped do not.
+      if (of_head % 4 != 0 && 4 % of_head != 0) return false;
       const int box = int(lesser(of_head, run));
       const MappedTensor<5> tensor{part.from, 2, p.k, {2, 16, of_head, part.rows / 32 / of_head},
                                    {paired ? part.half * ld : ld, paired ? ld : 2 * ld, (paired ? 16 : 32) * ld,

@@ -40,10 +40,10 @@ constexpr bool weights_in_rows = in_rows<std::decay_t<decltype(std::declval<cons
     in_rows<std::decay_t<decltype(std::declval<const P&>().template weights<P::matrices - 1>())>, T>;
 
 // What a thread does for one operand of its block's tile, kRows rows. which(i, f) calls f(source, its row, whether
-// there is one) for row i of the tile; rows that are not there are left as they are. kWidth: elements that are read
-// together where it is not copied: 1, or the 8 of a chunk, in as many accesses as the source takes. A block may have
-// several groups of kThreads, each with tiles of its own.
-// kByLanes: read by lanes, eight columns each, instead of by ldmatrix.
+// there is one) for row i of the tile; of rows that are not there anything may be left in shared memory. kWidth:
+// elements that are read together where it is not copied: 1, or the 8 of a chunk, in as many accesses as the source
+// takes. A block may have several groups of kThreads, each with tiles of its own. kByLanes: read by lanes, eight
+// columns each, instead of by ldmatrix.
 template <class T, class Source, int kRows, int kThreads, int kWidth, int kStep = 64, bool kByLanes = (kStep > 64)>
 class TileOperand {
  public:
