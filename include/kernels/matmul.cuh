@@ -3,14 +3,15 @@
 //
 //   k::matmul(stream, k::load(x, K), k::load(w, K), k::bias(b) | k::gelu() | k::store(y, N), {M, N, K});
 //
-// x has a row for each token, w one for each output; both are read along K. Any M, N, K up to 2^30, any stride, any
-// alignment. Sources of weights, gates and normalized inputs: weights.h. Sums are made in float (double when x is).
+// x has a row for each token, w one for each output; both are read along K. Any M, N up to 2^31 - 1, K up to 2^30, any
+// stride, any alignment. Sources of weights, gates and normalized inputs: weights.h. Sums are made in float (double
+// when x is).
 //
-// With one token, and with float and double weights, all is multiplied in float. Other products go through tensor
-// cores: weights of 16, 8 and 4 bits are exact there. Inputs are rounded to the weights' 16-bit type, or for weights of
-// 8 and 4 bits to the inputs' own or to half; where rows of weights are read in one go (docs/matmul.md), what that
-// leaves is multiplied as well. Maps on weights round them, too. Nothing is allocated or synchronized: calls can be
-// captured in a graph. The same input gives the same bits.
+// With float and double weights, and with one token where weights have 16 bits, all is multiplied in float or double.
+// Other products go through tensor cores: weights of 16, 8 and 4 bits are exact there. Inputs are rounded to the
+// weights' 16-bit type, or for weights of 8 and 4 bits to the inputs' own or to half; where rows of weights are read in
+// one go (docs/matmul.md), what that leaves is multiplied as well. Maps on weights round them, too. Nothing is
+// allocated or synchronized: calls can be captured in a graph. The same input gives the same bits.
 //
 // Where x or w is not 16-bit numbers in memory, a workspace (Exec::workspace) of matmul_workspace_bytes() makes
 // products of several tokens faster, up to ten times: a kernel ahead rounds x there once, and where it pays decodes w,
