@@ -252,6 +252,34 @@ constexpr bool takes_product() {
   }
 }
 
+// The row of weights in memory that makes row `row` of a product, where these stand in pairs.
+template <class W>
+int64_t origin_of(const W& w, int64_t row) {
+  if constexpr (is_paired<W>::value) return w.origin(row);
+  else return row;
+}
+template <class S, int kParts>
+int64_t origin_of(const Stacked<S, kParts>& w, int64_t row) {
+  const auto& sections = w.sections();
+  int i = kParts - 1;
+  while (row < sections.bounds[i]) --i;
+  return sections.bounds[i] + origin_of(sections.parts[i], row - sections.bounds[i]);
+}
+// Whether a sink that wants pairs gets those that it takes: at the first and the last columns, and between them where
+// heads of other sizes would differ.
+template <class W, class Out>
+bool pairs_agree(const W& w, const Out& out, int64_t n) {
+  const auto agree = [&](int64_t col) {
+    const ColumnPair taken = pair_at(out, col);
+    return col + 1 >= n || (taken.first == origin_of(w, col) && taken.second == origin_of(w, col + 1));
+  };
+  if (!agree(0)) return false;
+  for (int64_t col = 2; col < n; col *= 2) {
+    if (!agree(col) || !agree((n - col) / 2 * 2)) return false;
+  }
+  return true;
+}
+
 template <class X, class W, class Out>
 Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& shape, bool& empty,
                     const Groups& groups = {}) {
@@ -274,6 +302,11 @@ Status check_matmul(const X& x, const W& w, const Out& out, const MatmulShape& s
   else KERNELS_TRY(check_of(x, rows, shape.k).of("x").in("matmul"));
   KERNELS_TRY(check_of(w, groups.count * shape.n, shape.k).of("w").in("matmul"));
   KERNELS_TRY(check_of(out, rows, shape.n).of("out").in("matmul"));
+  if constexpr (wants_pairs<Out>() && !by_token<W>) {
+    if (!pairs_agree(w, out, shape.n))
+      return invalid(
+          "matmul: out turns other pairs than w has side by side: rope | sink goes with paired(w, rope) of the same rope");
+  }
   const Plane results = plane_of(out, rows, shape.n);
   // With offsets M may be more than there are.
   if (groups.offsets == nullptr && share_bytes(plane_of(x, rows, shape.k), results))

@@ -165,6 +165,37 @@ TEST_CASE("queries are turned on their way into attention") {
   CHECK(ahead.o.bytes() == fused.o.bytes());
 }
 
+// Which a product could not tell from others by what it makes.
+TEST_CASE("rope in front of a sink wants weights in its own pairs") {
+  const int64_t cols = 16;
+  std::vector<float> memory(8192);
+  float* const p = memory.data();
+  const int32_t positions[] = {0, 1};
+  const auto turn = k::rope(positions, p, 32), smaller = k::rope(positions, p, 16);
+  const auto w = k::load(p, cols);
+  const auto run = [&](const auto& weights, const auto& sink, int64_t n) {
+    return k::cpu::matmul(k::cpu::Exec{1}, k::load(p, cols), weights, sink, {2, n, cols});
+  };
+  const auto to = k::store(p + 4096, 160);
+  for (const int64_t n : {32, 96, 160}) {
+    INFO(n);
+    CHECK(run(k::paired(w, turn), turn | to, n));
+    CHECK(std::string(run(w, turn | to, n).reason()).substr(0, 39) == "matmul: out turns other pairs than w ha");
+    CHECK(run(k::plain(w), turn | to, n).code() == k::Code::invalid);
+    CHECK(run(k::paired(w, smaller), turn | to, n).code() == k::Code::invalid);
+    CHECK(run(k::paired(w, turn), smaller | to, n).code() == k::Code::invalid);
+    CHECK(run(k::paired(w, turn), turn.rotary_dim(16) | to, n).code() == k::Code::invalid);
+    CHECK(run(w, turn.interleaved() | to, n));
+    CHECK(run(k::paired(w, turn.interleaved()), turn.interleaved() | to, n));
+  }
+  const auto out = k::qkv(turn | to, 64, turn | to, 32, to, 32);
+  const auto q = k::paired(w, turn);
+  CHECK(run(k::stacked(q, 64, q, 32, k::plain(w), 32), out, 128));
+  CHECK(run(k::stacked(q, 64, q, 32, q, 32), out, 128).code() == k::Code::invalid);
+  CHECK(run(k::stacked(q, 64, k::plain(w), 32, k::plain(w), 32), out, 128).code() == k::Code::invalid);
+  CHECK(run(k::stacked(w, 64, w, 32, w, 32), out, 128).code() == k::Code::invalid);
+}
+
 TEST_CASE("what rope and append refuse") {
   std::vector<float> memory(4096);
   float* const p = memory.data();
