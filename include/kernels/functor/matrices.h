@@ -222,6 +222,16 @@ auto sections_of(const All&... all) {
   return sections_of<Part>(std::make_index_sequence<sizeof...(All) / 2>(), std::tuple<All...>(all...));
 }
 
+// Whether the parts of (part, count, part, count ...) can be of one type.
+template <class Part, class... All, size_t... I>
+constexpr bool of_one_type(std::index_sequence<I...>) {
+  return (std::is_convertible<std::tuple_element_t<2 * I, std::tuple<All...>>, Part>::value && ...);
+}
+template <class Part, class... All>
+constexpr bool of_one_type() {
+  return of_one_type<Part, All...>(std::make_index_sequence<sizeof...(All) / 2>());
+}
+
 }  // namespace detail
 
 // The rows of several matrices, one after the other: stacked(wq, nq, wk, nk, wv, nv). All sources are of one type.
@@ -283,7 +293,11 @@ template <class S, class... Rest>
 auto stacked(S first, int64_t rows, Rest... rest) {
   static_assert(detail::is_source<S> && sizeof...(Rest) % 2 == 0,
                 "stacked() takes sources, each with its number of rows");
-  return Stacked<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, rows, rest...));
+  constexpr bool of_one_type = detail::of_one_type<S, Rest...>();
+  static_assert(of_one_type, "stacked() takes sources of one type: plain(w) beside paired(w, rope), say");
+  if constexpr (of_one_type)
+    return Stacked<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, rows, rest...));
+  else return Stacked<S, 1>(detail::sections_of(first, rows));
 }
 
 // Rows of weights in the order in which rope | sink takes results: those of a pair side by side. In each head of
@@ -376,7 +390,10 @@ auto apart(S first, int64_t cols, Rest... rest) {
   static_assert(detail::is_sink<S> && !detail::is_row_sink<S> && sizeof...(Rest) % 2 == 0,
                 "apart() takes sinks, each with its number of columns");
   static_assert(!detail::wants_pairs<S>(), "apart() of rope | sink: use qkv()");
-  return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
+  constexpr bool of_one_type = detail::of_one_type<S, Rest...>();
+  static_assert(of_one_type, "apart() takes sinks of one type: qkv() takes three of any");
+  if constexpr (of_one_type) return Apart<S, 1 + int(sizeof...(Rest)) / 2>(detail::sections_of(first, cols, rest...));
+  else return Apart<S, 1>(detail::sections_of(first, cols));
 }
 
 // Rows of weights from `shift` on.

@@ -6,6 +6,8 @@
 // FAILS HEADS_MAP_OUTSIDE: give each of its sinks its maps
 // FAILS BOTH_WITH_ROPE: cannot be one of both()
 // FAILS APART_WITH_ROPE: use qkv()
+// FAILS APART_OF_TWO_TYPES: apart() takes sinks of one type
+// FAILS STACKED_OF_TWO_TYPES: stacked() takes sources of one type: plain(w) beside paired(w, rope)
 // FAILS HEADS_TEE: put tee() into the operation that makes these rows
 // FAILS HEADS_SOURCE_LAST: a source where there must be a sink
 // FAILS HEADS_EPS: norm_heads: a number where there must be options: k::RmsNorm{}.eps(1e-6)
@@ -43,6 +45,10 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
   return k::cpu::norm_heads(cx, in, k::both(turned, out), shape);
 #elif defined(APART_WITH_ROPE)
   return k::cpu::norm_heads(cx, in, k::apart(turned, n, turned, n), shape);
+#elif defined(APART_OF_TWO_TYPES)
+  return k::cpu::matmul(cx, in, in, k::apart(out, n, k::store(codes, n), n), {n, n, n});
+#elif defined(STACKED_OF_TWO_TYPES)
+  return k::cpu::matmul(cx, in, k::stacked(k::paired(in, k::rope(numbers, p, 16)), n, in, n), out, {n, n, n});
 #elif defined(HEADS_TEE)
   return k::cpu::norm_heads(cx, teed, out, shape);
 #elif defined(HEADS_SOURCE_LAST)
