@@ -45,8 +45,8 @@ KERNELS_OF_THIS_LIBRARY inline decltype(&cuTensorMapEncodeTiled) tensor_map_enco
 
 // Whether there can be one: not without a driver that makes them, and not for strides that it does not take.
 template <int kRank>
-bool make_tensor_map(const Exec& ex, const MappedTensor<kRank>& tensor, const int (&box_of)[kRank - 1],
-                     arch::TensorMap& map) {
+KERNELS_OF_THIS_LIBRARY bool make_tensor_map(const Exec& ex, const MappedTensor<kRank>& tensor,
+                                             const int (&box_of)[kRank - 1], arch::TensorMap& map) {
   static_assert(sizeof(CUtensorMap) == sizeof(arch::TensorMap), "a tensor map has 128 bytes");
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return false;
@@ -72,8 +72,8 @@ bool make_tensor_map(const Exec& ex, const MappedTensor<kRank>& tensor, const in
                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-inline bool make_tensor_map(const Exec& ex, const MappedRows& tensor, int box_rows, arch::TensorMap& map,
-                            int box_heads = 1, int box_blocks = 1) {
+KERNELS_OF_THIS_LIBRARY inline bool make_tensor_map(const Exec& ex, const MappedRows& tensor, int box_rows,
+                                                    arch::TensorMap& map, int box_heads = 1, int box_blocks = 1) {
   return make_tensor_map<4>(ex,
                             {tensor.from,
                              tensor.element_bytes,
