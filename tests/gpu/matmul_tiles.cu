@@ -9,29 +9,21 @@ using namespace test;
 namespace {
 
 // A tile, or, with no rows, a block that weights stream through.
-struct Way {
-  int tokens, rows;
-  Path path() const { return rows > 0 ? Path::gemm : Path::skinny; }
-};
-
-k::MatmulPolicy tile(k::MatmulPolicy policy, const Way& way) {
-  policy.tile_tokens = way.tokens, policy.tile_rows = way.rows;
-  return policy;
-}
+Path path_of(const TileSize& way) { return way.rows > 0 ? Path::gemm : Path::skinny; }
 
 // Those that the GPU's code has: with wgmma, or without.
-const std::vector<Way>& ways() {
-  static const std::vector<Way> all = [] {
+const std::vector<TileSize>& ways() {
+  static const std::vector<TileSize> all = [] {
     const Matrix<k::half> x(1, 40, 64, 64, 0, 1);
     const Scaled<int8_t, float, DeviceMemory> w(64, 64, Grain::row, 1, 0, 0);
     Device<float> y(40, 64, 64);
     k::MatmulPlan plan;
     const bool wgmma =
         k::matmul_plan(Stream(), k::load(static_cast<const k::half*>(x.data()), 64), w.source(),
-                       k::store(y.data(), 64), {40, 64, 64}, {}, tile({Path::gemm}, {32, 128}), plan)
+                       k::store(y.data(), 64), {40, 64, 64}, {}, TileSize{32, 128}.in({Path::gemm}), plan)
             .ok();
-    return wgmma ? std::vector<Way>{{32, 128}, {64, 128}, {128, 256}, {0, 0}}
-                 : std::vector<Way>{{64, 128}, {128, 128}, {0, 0}};
+    return wgmma ? std::vector<TileSize>{{32, 128}, {64, 128}, {128, 256}, {0, 0}}
+                 : std::vector<TileSize>{{64, 128}, {128, 128}, {0, 0}};
   }();
   return all;
 }
@@ -39,12 +31,12 @@ const std::vector<Way>& ways() {
 // Every way with this product: f(exec, policy) makes it. Groups do not stream.
 template <class T, class Run, class Want>
 void every_way(const char* what, const Sizes& s, Device<T>& y, const Run& run, const Want& want, bool streams = true) {
-  for (const Way& way : ways()) {
+  for (const TileSize& way : ways()) {
     if (way.rows == 0 && !streams) continue;
     const std::string name = std::string(what) + ", tile of " + std::to_string(way.tokens);
     expect(
-        name.c_str(), s, way.path(), y,
-        [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return run(ex, tile(policy, way)); }, want);
+        name.c_str(), s, path_of(way), y,
+        [&](const k::Exec& ex, const k::MatmulPolicy& policy) { return run(ex, way.in(policy)); }, want);
   }
 }
 
@@ -72,7 +64,7 @@ void all_sizes(const char* what, const Make& make) {
     };
     const bool streams = copies({Path::skinny});
     streamed += streams;
-    for (const Way& way : ways()) CHECK((!streams || copies(tile({way.path()}, way))));
+    for (const TileSize& way : ways()) CHECK((!streams || copies(way.in({path_of(way)}))));
     every_way(
         what, s, y,
         [&](const k::Exec& ex, const k::MatmulPolicy& policy) {
@@ -352,9 +344,9 @@ TEST_CASE("matmul tiles: early weights and batch_invariant") {
   Stream stream;
   k::MatmulPolicy policy;
   policy.batch_invariant = true;
-  REQUIRE(run(k::Exec(stream), s.m, tile(policy, ways()[1]), y).ok());
-  REQUIRE(run(k::Exec(stream), 33, tile(policy, ways()[0]), few).ok());
-  CHECK(!run(k::Exec(stream), s.m, tile(policy, {128, 256}), y));  // another order, or no such tile
+  REQUIRE(run(k::Exec(stream), s.m, ways()[1].in(policy), y).ok());
+  REQUIRE(run(k::Exec(stream), 33, ways()[0].in(policy), few).ok());
+  CHECK(!run(k::Exec(stream), s.m, TileSize{128, 256}.in(policy), y));  // another order, or no such tile
   stream.wait();
   y.download(), few.download();
   for (int64_t m = 0; m < 33; ++m) {
