@@ -567,6 +567,7 @@ class ProductEngine {
     if constexpr (Body::boxed) {
       Launch how;
       how.threads = Body::max_threads, how.cluster = cluster, how.grid.x = unsigned(cluster);
+      // What the stages of one tile take; those of the others take about as much.
       how.shared = size_t(gemm_stages(90, 128, 128, false) * gemm_stage_bytes(128, 128) + kGemmAligned);
       int64_t clusters = 0;
       if (resident_clusters<Body>(ex_, how, clusters).ok())
@@ -583,9 +584,10 @@ class ProductEngine {
     else if constexpr (!Body::boxed)
       return waves * (steps / cluster + tuning::kStepsBesides) * tuning::cost_of_step(tokens, Body::kRows);
     const double weight_bytes = 2. * P::matrices * double(p_.groups.count) * double(p_.n) * double(p_.k);
-    const double copied_bytes = double(tiles_with_tokens<Body>(tokens)) * steps * gemm_stage_bytes(tokens, Body::kRows);
+    const int64_t filled = tiles_with_tokens<Body>(tokens);
+    const double copied_bytes = double(filled) * steps * gemm_stage_bytes(tokens, Body::kRows);
     const double each = double((int64_t(steps) + cluster - 1) / cluster);
-    const bool few_blocks = 2 * tiles_with_tokens<Body>(tokens) * cluster <= ex_.device().sm_count;
+    const bool few_blocks = 2 * filled * cluster <= ex_.device().sm_count;
     const auto by = in_rows<X, T> ? tuning::InputsBy::tma_unit
                     : x_copied ? tuning::InputsBy::copies_of_threads
                                : tuning::InputsBy::functors;

@@ -100,8 +100,8 @@ struct GemmSlabs {
     const int sharer = kWarps > 1 ? threadIdx.x / 32 % kWarps : group, sharers = kWarps * kGroups;
     const int rows = int(lesser<int64_t>(end - row, slabs * kTokens)), step = int(splits) * sharers;
     const int turns = slabs * (kTokens / kHeight) * kPasses;
-    // Opaque, or, where all lanes have parts of one row, ptxas would count in uniform registers, which takes longer
-    // (1024 x 50257 x 768: 262 us instead of 242).
+    // Opaque: where all lanes have parts of one row, ptxas would otherwise count in uniform registers, which takes
+    // longer (1024 x 50257 x 768: 262 us instead of 248).
     const int my_row = arch::opaque(lane) / kLanes, my_col = lane % kLanes * N;
     mine -= group * further;
     // f(the number among the next turns, its row and column among the warp's) for those that have something.
