@@ -24,8 +24,11 @@ struct RowMaps {
 
   bool make(const Exec& ex, const P& p) {
     whole_slabs = int(p.groups.count == 1 ? p.n / 32 * 32 : p.n % 32 == 0 ? p.n : 0);
-    return make(ex, p, p.template weights<0>(), P::matrices == 1, maps[0]) &&
-           make(ex, p, p.template weights<P::matrices - 1>(), false, maps[1]);
+    if (!make(ex, p, p.template weights<0>(), P::matrices == 1, maps[0])) return false;
+    if (P::matrices == 2 || (woven && p.n % kRows != 0))
+      return make(ex, p, p.template weights<P::matrices - 1>(), false, maps[1]);
+    maps[1] = maps[0];  // no tile asks for it
+    return true;
   }
 
   // Those of a tile's step. A map can say where halves of slabs go if slabs are whole; where the last one is cut off,
