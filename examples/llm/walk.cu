@@ -65,21 +65,30 @@ struct Worker : AttendingThread<kChunks> {
     }
   }
 
-  // The product of a step, with the inputs in shared memory: two results for each of the first threads.
-  __device__ __forceinline__ void product(const Step& step) {
+  // What of the next results a thread makes, and what it needs for them.
+  struct Made {
+    bool any;
+    TileRows rows;
+    float bias[2], scale[2];
+  };
+  // Of kSlots tiles from `tile` on: two results for each of the first threads.
+  __device__ __forceinline__ Made made_of(const Step& step, int tile) const {
+    const int of_thread = tile + tid / kHalf * int(gridDim.x);
+    Made made = {tid < kHalf * kSlots && of_thread < step.sizes.tiles, {}, {0, 0}, {1, 1}};
+    if (made.any) made.rows = rows_of(w, step, of_thread), prepare(step, made);
+    return made;
+  }
+
+  // The product of a step, with the inputs in shared memory, of which the thread has `made` the first results.
+  __device__ __forceinline__ void product(const Step& step, Made made) {
     begin_part();
-    const int tiles = (step.rows + kTile - 1) / kTile, bytes = int(row_bytes(step.cols));
-    const int mine = (tiles - step.first_tile() + int(gridDim.x) - 1) / int(gridDim.x);
-    int stages = mine * ((bytes + kChunk - 1) / kChunk);  // to come
+    const int tiles = step.sizes.tiles, bytes = int(row_bytes(step.sizes.cols));
+    int stages = step.count_of_tiles() * ((bytes + kChunk - 1) / kChunk);  // to come
     if (tid == 0) shared.soon_waiting = stages <= kRest;
     for (int tile = step.first_tile(); tile < tiles;) {
-      const int of_thread = tile + tid / kHalf * int(gridDim.x);
-      const bool makes = tid < kHalf * kSlots && of_thread < tiles;
-      const TileRows rows = rows_of(w, step, makes ? of_thread : tile);
-      const Ready ready = makes ? prepare(step, rows) : Ready{};
       for (int slot = 0; slot < kSlots && tile < tiles; ++slot, tile += gridDim.x) {
         Product::Sums sums;
-        Product::Inputs x(inputs, step.cols, step.normed(), g, t);
+        Product::Inputs x(inputs, step.sizes.cols, step.normed(), g, t);
         for (int begin = 0; begin < bytes; begin += kChunk) {
           arch::mbarrier_wait_in_block(&shared.full[at.stage], at.parity);
           multiply(sums, ring + at.stage * kStage, min(kChunk, bytes - begin), x);
@@ -93,56 +102,43 @@ struct Worker : AttendingThread<kChunks> {
         if (t < 2) shared.sums[buffer][slot][warp][row_of_lanes(g) + kHalf * t] = t == 0 ? upper : lower;
       }
       sync();
-      if (makes) {
+      if (made.any) {
         float2 total = {0, 0};
         KERNELS_UNROLL
         for (int i = 0; i < kWarps; ++i) {
           const float* const some = &shared.sums[buffer][tid / kHalf][i][tid % kHalf];
           total.x += some[0], total.y += some[kHalf];
         }
-        put(step, rows, total.x * (ready.scale[0] * factor) + ready.bias[0],
-            total.y * (ready.scale[1] * factor) + ready.bias[1]);
+        put(step, made.rows, total.x * (made.scale[0] * factor) + made.bias[0],
+            total.y * (made.scale[1] * factor) + made.bias[1]);
       }
       buffer ^= 1;
+      if (tile < tiles) made = made_of(step, tile);
     }
     ++tag;
   }
 
   // ---- inputs ------------------------------------------------------------------------------------------------------
 
+  // Of columns that a thread has kStep apart from `first` on, how many are there.
+  template <int kStep>
+  static __device__ __forceinline__ int count_of(int first, int cols) {
+    return int(unsigned(max(cols - first, 0) + kStep - 1) / kStep);
+  }
+
   // x * gamma; the factor of the norm is applied to the results.
   // embedded: x is the token's embedding.
   __device__ __forceinline__ void normalize(bool embedded, const float* gamma) {
     begin_part();
-    constexpr int kAtOnce = 8;
+    constexpr int kStep = 2 * kThreads;
     const int cols = int(w.hidden);
     float squares = 0;
 #pragma unroll 1
-    for (int begin = 0; begin < cols; begin += 2 * kThreads * kAtOnce) {
-      const auto column = [&](int i) { return begin + tid * 2 + 2 * kThreads * i; };
-      float factors[kAtOnce][2] = {};
-      KERNELS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (column(i) < cols) arch::begin_load(factors[i], gamma + column(i));  // before the wait
-      }
-      Word words[kAtOnce][2] = {};
-      if (!embedded) {
-        await(words, [&](int i) { return column(i) < cols ? room.x + column(i) : nullptr; });
-      } else {
-        KERNELS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          const float2 x = column(i) < cols ? embedding(column(i)) : float2{0, 0};
-          words[i][0] = word(x.x, tag), words[i][1] = word(x.y, tag);
-        }
-      }
-      float scaled[kAtOnce][2];
-      KERNELS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float x = value(words[i][0]), y = value(words[i][1]);
-        squares += x * x + y * y;
-        scaled[i][0] = x * (factors[i][0] * kShrink), scaled[i][1] = y * (factors[i][1] * kShrink);
-      }
-      Product::put<2 * kThreads>(inputs, cols, column(0), scaled);
+    for (int begin = 0; begin < cols;) {
+      if (begin + 4 * kStep < cols)
+        squares += normalize_some<8>(embedded, gamma, cols, begin + tid * 2), begin += 8 * kStep;
+      else
+        squares += normalize_some<4>(embedded, gamma, cols, begin + tid * 2), begin += 4 * kStep;
     }
     KERNELS_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
@@ -151,7 +147,38 @@ struct Worker : AttendingThread<kChunks> {
     squares = 0;
     KERNELS_UNROLL
     for (int i = 0; i < kWarps; ++i) squares += shared.parts[i];
-    factor = rsqrtf(squares / float(cols) + w.eps) / kShrink;
+    factor = rsqrtf(__fdividef(squares, float(cols)) + w.eps) / kShrink;
+  }
+  // kCount times two columns from `first` on; the sum of their squares.
+  template <int kCount>
+  __device__ __forceinline__ float normalize_some(bool embedded, const float* gamma, int cols, int first) {
+    constexpr int kStep = 2 * kThreads;
+    const int here = count_of<kStep>(first, cols);
+    uint32_t factors[kCount][2];
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) arch::begin_load_if(factors[i], gamma + first + i * kStep, i < here);
+    Word words[kCount][2] = {};
+    if (!embedded) {
+      await(words, min(here, kCount), [&](int i) { return room.x + first + i * kStep; });
+    } else {
+      KERNELS_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const float2 x = i < here ? embedding(first + i * kStep) : float2{0, 0};
+        words[i][0] = word(x.x, tag), words[i][1] = word(x.y, tag);
+      }
+    }
+    float scaled[kCount][2], squares = 0;
+    KERNELS_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      KERNELS_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const float x = value(words[i][j]);
+        squares += x * x;
+        scaled[i][j] = x * (__uint_as_float(factors[i][j]) * kShrink);
+      }
+    }
+    Product::put<kStep>(inputs, cols, first, here, scaled);
+    return squares;
   }
 
   // Two columns of the token's embedding, so many apart.
@@ -171,16 +198,24 @@ struct Worker : AttendingThread<kChunks> {
   // Inputs that are pairs of A already, when they are there.
   __device__ __forceinline__ void take(const Word* from, int cols) {
     begin_part();
-    constexpr int kAtOnce = 8;
+    constexpr int kStep = 4 * kThreads;
 #pragma unroll 1
-    for (int begin = 0; begin < cols; begin += 4 * kThreads * kAtOnce) {
-      const auto column = [&](int i) { return begin + tid * 4 + 4 * kThreads * i; };
-      Word words[kAtOnce][2] = {};
-      await(words, [&](int i) { return column(i) < cols ? from + column(i) / 2 : nullptr; });
-      Product::put_pairs<4 * kThreads>(inputs, cols, column(0), words);
+    for (int begin = 0; begin < cols;) {
+      if (begin + 4 * kStep < cols)
+        take_some<8>(from, cols, begin + tid * 4), begin += 8 * kStep;
+      else
+        take_some<4>(from, cols, begin + tid * 4), begin += 4 * kStep;
     }
     factor = 1;
     sync();
+  }
+  template <int kCount>
+  __device__ __forceinline__ void take_some(const Word* from, int cols, int first) const {
+    constexpr int kStep = 4 * kThreads;
+    const int here = count_of<kStep>(first, cols);
+    Word words[kCount][2];
+    await(words, min(here, kCount), [&](int i) { return from + unsigned(first) / 2 + i * (kStep / 2); });
+    Product::put_pairs<kStep>(inputs, cols, first, here, words);
   }
 
   // ---- what products become ----------------------------------------------------------------------------------------
@@ -192,26 +227,22 @@ struct Worker : AttendingThread<kChunks> {
       return 1.f;
   }
 
-  struct Ready {
-    float bias[2], scale[2];
-  };
   // Biases and scales of two results: read before the results are made.
-  __device__ __forceinline__ Ready prepare(const Step& step, const TileRows& rows) const {
-    const int a = rows.first + tid % kHalf, b = rows.second + tid % kHalf;
-    Ready out = {{0, 0}, {1, 1}};
+  __device__ __forceinline__ void prepare(const Step& step, Made& made) const {
+    const int a = made.rows.first + tid % kHalf, b = made.rows.second + tid % kHalf;
     if (step.kind == Kind::qkv) {
       const QkvWeights& of = step.layer.qkv;
-      const int which = rows.of_first;
+      const int which = made.rows.of_first;
       const float* const bias = which == kQueries ? of.q_bias : which == kKeys ? of.k_bias : of.v_bias;
       const Matrix& m = which == kQueries ? of.q : which == kKeys ? of.k : of.v;
-      out = {{bias[a], bias[b]}, {scale_of(m, a), scale_of(m, b)}};
+      made.bias[0] = bias[a], made.bias[1] = bias[b];
+      made.scale[0] = scale_of(m, a), made.scale[1] = scale_of(m, b);
     } else if (kRowScales && step.kind == Kind::up) {
-      out.scale[0] = scale_of(step.layer.gate, a), out.scale[1] = scale_of(step.layer.up, b);
+      made.scale[0] = scale_of(step.layer.gate, a), made.scale[1] = scale_of(step.layer.up, b);
     } else if (kRowScales) {  // a head has none
       const Matrix& m = step.kind == Kind::output ? step.layer.output : step.layer.down;
-      out.scale[0] = scale_of(m, a), out.scale[1] = scale_of(m, b);
+      made.scale[0] = scale_of(m, a), made.scale[1] = scale_of(m, b);
     }
-    return out;
   }
 
   __device__ __forceinline__ void put(const Step& step, const TileRows& rows, float a, float b) {
@@ -289,7 +320,7 @@ struct Worker : AttendingThread<kChunks> {
 #pragma unroll 1
     for (int i = 0; i < Step::count(w); ++i) {
       WalkLayer& layer = shared.layers[i / 4 % 2];
-      const Step step(w, i, layer);
+      const Step step(p, i, layer);
       if (step.kind == Kind::qkv) {
         if (warp == 0) next.put(layer);
         sync();
@@ -300,15 +331,16 @@ struct Worker : AttendingThread<kChunks> {
         if (part.is_there()) this->attend(layer, part);
         ++tag;
       }
-      if (step.first_tile() * kTile < step.rows) {
+      const Made made = made_of(step, step.first_tile());  // while other blocks' results are on their way
+      if (step.first_tile() < step.sizes.tiles) {
         if (step.normed())
           normalize(i == 0, step.kind == Kind::qkv  ? layer.attention_norm
                             : step.kind == Kind::up ? layer.mlp_norm
                                                     : w.last_norm);
         else
-          take(step.kind == Kind::output ? room.o : room.h, step.cols);
+          take(step.kind == Kind::output ? room.o : room.h, step.sizes.cols);
       }
-      product(step);
+      product(step, made);
     }
     // The next launch counts on from here, when all blocks have read where this one began.
     if (blockIdx.x == 0 && tid == 0) {
@@ -445,11 +477,30 @@ cudaError_t launch(const Place& place, const Params& params) {
   return cudaLaunchKernelEx(&config, walk_layers<kChunks>, params);
 }
 
+Sizes sizes_of(int64_t rows, int64_t cols) {
+  const int tiles = int((rows + kTile - 1) / kTile), blocks = machine().blocks;
+  return {int(cols), tiles, tiles / blocks, tiles % blocks};
+}
+
 const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const Cache& cache) {
   const double stages = double(machine().blocks) * kTile * (kChunk + (kGroupScales ? kChunk / 8 : 0));
   // Where a driver does not tell how fast memory is, nothing is prefetched.
   const unsigned pace = machine().bytes_per_cycle > 0 ? unsigned(stages / machine().bytes_per_cycle) : 0xffffffffu;
-  const Params params{w, tokens, cache, stages_of(w), input_bytes(w), pace, k::detail::Divisor(cache.page)};
+  const int64_t heads = w.shape.heads * w.shape.dim, share = w.shape.heads / w.shape.kv_heads;
+  const int64_t groups = (share + kShared - 1) / kShared, sets = w.shape.kv_heads * groups;
+  const Params params{w,
+                      tokens,
+                      cache,
+                      stages_of(w),
+                      input_bytes(w),
+                      pace,
+                      {sizes_of(heads + 2 * w.shape.kv_heads * w.shape.dim, w.hidden), sizes_of(w.hidden, heads),
+                       sizes_of(2 * w.inner, w.hidden), sizes_of(w.hidden, w.inner), sizes_of(w.vocabulary, w.hidden)},
+                      int(share),
+                      int(machine().blocks / sets),
+                      k::detail::Divisor(cache.page),
+                      k::detail::Divisor(sets),
+                      k::detail::Divisor(groups)};
   const cudaError_t error = w.shape.dim == 64 ? launch<2>(place, params) : launch<4>(place, params);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

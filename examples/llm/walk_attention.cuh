@@ -81,11 +81,9 @@ struct AttendingThread : Thread {
       if (w.head_norms && there) arch::begin_load(gammas[i], gamma + column + i * dim / 2);
     }
     Word words[2][2];
-    await(words, [&](int i) {
-      const int from =
-          query ? (part.first_head + min(row, part.heads - 1)) * dim : nq + (row - kShared) * nk + kv_head * dim;
-      return there ? room.qkv + from + column + i * dim / 2 : nullptr;
-    });
+    const int from =
+        query ? (part.first_head + min(row, part.heads - 1)) * dim : nq + (row - kShared) * nk + kv_head * dim;
+    await(words, there ? 2 : 0, [&](int i) { return room.qkv + from + column + i * dim / 2; });
     float x[2][2];
     KERNELS_UNROLL
     for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = this->value(words[i / 2][i % 2]);
@@ -196,7 +194,7 @@ struct AttendingThread : Thread {
     const int parts = part.count, head = part.first_head, present = part.heads;
 #pragma unroll 1
     for (int i = tid; i < pairs; i += kThreads) {
-      const State2 s = joined(mine + i / half * (dim + 2), i % half * 2, kWarps, pitch, dim);
+      const State2 s = joined(mine + i / half * (dim + 2), i % half * 2, pitch, dim);
       if (parts == 1) {
         if (i / half < present) put_column(head + i / half, i % half, s);
       } else {
@@ -215,7 +213,7 @@ struct AttendingThread : Thread {
         for (int from = lane % 16; from < parts; from += 16) {
           const Word* const at_part = states + from * pitch + i / half * (dim + 2);
           Word words[2][2];
-          await(words, [&](int j) { return at_part + (j == 0 ? i % half * 2 : dim); });
+          await(words, 2, [&](int j) { return at_part + (j == 0 ? i % half * 2 : dim); });
           s = s.with({{this->value(words[0][0]), this->value(words[0][1])},
                       this->value(words[1][0]),
                       this->value(words[1][1])});
@@ -260,12 +258,21 @@ struct AttendingThread : Thread {
               weight * mine + other.weight * its};
     }
   };
-  static __device__ __forceinline__ State2 joined(const float* states, int col, int count, int pitch, int dim) {
-    State2 s = {{0, 0}, -1e30f, 0};
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const float2 rest = *reinterpret_cast<const float2*>(states + i * pitch + dim);
-      s = s.with({*reinterpret_cast<const float2*>(states + i * pitch + col), rest.x, rest.y});
+  // Of all warps.
+  static __device__ __forceinline__ State2 joined(const float* states, int col, int pitch, int dim) {
+    float2 sums[kWarps], rest[kWarps];
+    float top = -1e30f;
+    KERNELS_UNROLL
+    for (int i = 0; i < kWarps; ++i) {
+      sums[i] = *reinterpret_cast<const float2*>(states + i * pitch + col);
+      rest[i] = *reinterpret_cast<const float2*>(states + i * pitch + dim);
+      top = fmaxf(top, rest[i].x);
+    }
+    State2 s = {{0, 0}, top, 0};
+    KERNELS_UNROLL
+    for (int i = 0; i < kWarps; ++i) {
+      const float its = exp2f(rest[i].x - top);
+      s.sum.x += sums[i].x * its, s.sum.y += sums[i].y * its, s.weight += rest[i].y * its;
     }
     return s;
   }

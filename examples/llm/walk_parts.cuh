@@ -36,9 +36,9 @@ constexpr int kChunk = 1024;                                                // b
 // 676 with 4 and 2.
 constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
-// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286, in int4, of which
-// stages were twice as large, 864 and 889.
-constexpr int kAhead = 8;
+// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. 12 layers and the
+// head on an H200, behind 4,000 tokens, with 16 and 8: 1,392 and 1,400; in int4 526 with 0, 527 with 8, 528 with 16.
+constexpr int kAhead = kBits == 4 ? 0 : 16;
 constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 // Rows of half a tile are copied at once. A stage has kChunk / 128 times kHalf rows of 128 bytes of either half, then
@@ -117,13 +117,25 @@ struct Room {
   }
 };
 
+enum class Kind { qkv, output, up, down, head };
+constexpr int kKinds = 5;
+
+// A product's columns, its tiles, how many of these each block has, and how many blocks have one more.
+struct Sizes {
+  int cols, tiles, of_each, more;
+};
+
+// What all blocks would have to divide for is found by the host: a division is some 40 instructions between a product
+// and the next one.
 struct Params {
   Walk walk;
   Tokens tokens;
   Cache cache;
   int stages, inputs;  // of the ring; bytes of inputs in shared memory
   unsigned pace;       // cycles between stages that are prefetched into the L2
-  k::detail::Divisor pages;
+  Sizes sizes[kKinds];
+  int share, most_parts;  // heads of queries that share keys; parts of keys, at most
+  k::detail::Divisor pages, sets, groups;  // of kShared heads: all, and those that share keys
 };
 
 __host__ __device__ __forceinline__ int64_t row_bytes(int64_t cols) { return cols * kBits / 8; }
@@ -139,26 +151,19 @@ struct TileRows {
 
 // ---- steps ---------------------------------------------------------------------------------------------------------
 
-enum class Kind { qkv, output, up, down, head };
-
 // One of four products of a layer, or the head's. There is one body for all of them: the instructions of a layer have
 // to stay near, too.
 struct Step {
   Kind kind;
-  int rows, cols;  // of the product
-  bool last;       // of the layers
+  bool last;  // of the layers
   const WalkLayer& layer;
+  const Sizes& sizes;
 
-  __device__ __forceinline__ Step(const Walk& w, int number, const WalkLayer& of) : layer(of) {
-    const int products = 4 * int(w.count), heads = int(w.shape.heads * w.shape.dim);
-    last = number + 1 == products;
-    kind = number < products ? Kind(number % 4) : Kind::head;
-    rows = kind == Kind::qkv    ? heads + 2 * int(w.shape.kv_heads * w.shape.dim)
-           : kind == Kind::up   ? 2 * int(w.inner)
-           : kind == Kind::head ? int(w.vocabulary)
-                                : int(w.hidden);
-    cols = kind == Kind::output ? heads : kind == Kind::down ? int(w.inner) : int(w.hidden);
-  }
+  __device__ __forceinline__ Step(const Params& p, int number, const WalkLayer& of)
+      : kind(number < 4 * int(p.walk.count) ? Kind(number % 4) : Kind::head),
+        last(number + 1 == 4 * int(p.walk.count)),
+        layer(of),
+        sizes(p.sizes[int(kind)]) {}
   static __device__ __forceinline__ int count(const Walk& w) {
     return 4 * int(w.count) + (w.head.data != nullptr ? 1 : 0);
   }
@@ -167,6 +172,7 @@ struct Step {
   __device__ __forceinline__ int first_tile() const {
     return kind == Kind::qkv ? int(gridDim.x - 1 - blockIdx.x) : int(blockIdx.x);
   }
+  __device__ __forceinline__ int count_of_tiles() const { return sizes.of_each + (first_tile() < sizes.more ? 1 : 0); }
   __device__ __forceinline__ bool normed() const { return kind != Kind::output && kind != Kind::down; }
 };
 
@@ -195,17 +201,18 @@ struct Part {
   int begin, end;
 
   __device__ __forceinline__ Part(const Params& p, const WalkLayer& layer, int keys) {
-    const Heads& shape = p.walk.shape;
-    const int share = int(shape.heads / shape.kv_heads), groups = (share + kShared - 1) / kShared;
-    const int sets = int(shape.kv_heads) * groups,
-              first = layer.window > 0 && layer.window < keys ? keys - int(layer.window) : 0;
-    count = keys - first <= kAloneKeys
-                ? 1
-                : max(1, min(int(gridDim.x) / sets, (keys - first + kKeysAtOnce - 1) / kKeysAtOnce));
-    set = blockIdx.x % sets, number = blockIdx.x / sets, kv_head = set / groups;
-    first_head = kv_head * share + set % groups * kShared, heads = min(kShared, share - set % groups * kShared);
-    const int size = (keys - first + count - 1) / count;
-    begin = first + number * size, end = number < count ? min(begin + size, keys) : begin;
+    const int first = layer.window > 0 && layer.window < keys ? keys - int(layer.window) : 0, here = keys - first;
+    number = int(p.sets.quotient(blockIdx.x)), set = int(p.sets.remainder(blockIdx.x));
+    kv_head = int(p.groups.quotient(unsigned(set)));
+    const int skipped = int(p.groups.remainder(unsigned(set))) * kShared;
+    first_head = kv_head * p.share + skipped, heads = min(kShared, p.share - skipped);
+    count = 1, begin = first, end = keys;
+    if (here > kAloneKeys) {
+      count = max(1, min(p.most_parts, int(unsigned(here + kKeysAtOnce - 1) / kKeysAtOnce)));
+      const int size = (here + count - 1) / count;
+      begin += number * size, end = min(begin + size, keys);
+    }
+    if (number >= count) end = begin;
   }
   __device__ __forceinline__ bool is_there() const { return number < count; }
 };

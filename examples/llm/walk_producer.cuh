@@ -35,10 +35,10 @@ class Producer {
     for (int i = 0; i < Step::count(w); ++i) {
       if (i % 4 == 0) begin_layer(i / 4);
       if (copier >= 2 * kMaps) continue;  // no box is left for this warp
-      const Step step(w, i, shared.streamed[i / 4 % 3]);
-      const int bytes = int(row_bytes(step.cols));
+      const Step step(p, i, shared.streamed[i / 4 % 3]);
+      const int bytes = int(row_bytes(step.sizes.cols));
 #pragma unroll 1
-      for (int tile = step.first_tile(); tile * kTile < step.rows; tile += int(gridDim.x)) {
+      for (int tile = step.first_tile(); tile < step.sizes.tiles; tile += int(gridDim.x)) {
         const Box box = box_of(step, i, tile);
 #pragma unroll 1
         for (int begin = 0; begin < bytes; begin += kChunk) {
@@ -99,7 +99,7 @@ class Producer {
     }
   }
   __device__ __forceinline__ void prefetch(Place& at) const {
-    const Step step(w, at.step, shared.streamed[at.step / 4 % 3]);
+    const Step step(p, at.step, shared.streamed[at.step / 4 % 3]);
     const Box box = box_of(step, at.step, at.tile);
     if (lane == 0)
       arch::prefetch_box(box.map, has_scales ? at.begin / 8 : 0, box.row, has_scales ? 0 : at.begin / 128, 0);
@@ -108,10 +108,10 @@ class Producer {
   // Goes on to the next tile, and the next product, where a place is behind the end of one; false behind the last.
   __device__ __forceinline__ bool find(Place& at) const {
     while (at.step < Step::count(w)) {
-      const Step step(w, at.step, shared.streamed[0]);  // of any layer: its sizes are those of all
+      const Step step(p, at.step, shared.streamed[0]);  // of any layer: its sizes are those of all
       if (at.tile < 0) at.tile = step.first_tile();
-      if (at.begin >= int(row_bytes(step.cols))) at.tile += int(gridDim.x), at.begin = 0;
-      if (at.tile * kTile < step.rows) return true;
+      if (at.begin >= int(row_bytes(step.sizes.cols))) at.tile += int(gridDim.x), at.begin = 0;
+      if (at.tile < step.sizes.tiles) return true;
       ++at.step, at.tile = -1, at.begin = 0;
     }
     return false;

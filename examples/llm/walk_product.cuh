@@ -37,28 +37,29 @@ struct PairProduct {
   // Of so many inputs, with residuals or without.
   static int64_t bytes(int cols, bool residuals) { return residuals ? residuals_at(cols) + 2 * cols : 2 * cols; }
 
-  // Puts inputs there: of each lane two neighbours, from column `first` on, and others kStep columns behind these.
+  // Puts inputs there: of each lane two neighbours, from column `first` on, and others kStep columns behind these, of
+  // which the first `here` are there.
   template <int kStep, int kCount>
-  static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first, const float (&x)[kCount][2]) {
+  static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first, int here,
+                                             const float (&x)[kCount][2]) {
+    unsigned char* const to = inputs + first * 2;
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      const int column = first + i * kStep;
-      if (column >= cols) continue;
-      const uint32_t pair = k::detail::rounded_pair<A>(x[i][0], x[i][1]);
-      unsigned char* const to = inputs + column * 2;
-      *reinterpret_cast<uint32_t*>(to) = pair;
-      *reinterpret_cast<uint32_t*>(to + residuals_at(cols)) = k::detail::rest_of_pair<A>(x[i][0], x[i][1], pair);
+      const uint32_t pair = k::detail::rounded_pair<A>(x[i][0], x[i][1]),
+                     rest = k::detail::rest_of_pair<A>(x[i][0], x[i][1], pair);
+      if (i >= here) continue;
+      *reinterpret_cast<uint32_t*>(to + i * kStep * 2) = pair;
+      *reinterpret_cast<uint32_t*>(to + i * kStep * 2 + residuals_at(cols)) = rest;
     }
   }
   // Four neighbours, pairs of A already, which have no residuals.
   template <int kStep, int kCount>
-  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int cols, int first,
+  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int, int first, int here,
                                                    const Word (&pairs)[kCount][2]) {
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      const int column = first + i * kStep;
       const ::uint2 both = {uint32_t(pairs[i][0]), uint32_t(pairs[i][1])};
-      if (column < cols) *reinterpret_cast<::uint2*>(inputs + column * 2) = both;
+      if (i < here) *reinterpret_cast<::uint2*>(inputs + first * 2 + i * kStep * 2) = both;
     }
   }
 
@@ -129,7 +130,7 @@ struct IntegerProduct {
   // ones. A word of codes has columns 0, 4, 1, 5 in the lower halves of its bytes, and 2, 6, 3, 7 in the upper ones, so
   // digits are in this order.
   static constexpr int kLowerAt = 64;
-  static __device__ __forceinline__ int at_column(int column) {
+  static __device__ __forceinline__ int at_column(unsigned column) {
     return column / 128 * 256 + column / 16 % 2 * 128 + column / 32 % 4 * 16 + column / 8 % 2 * 8;
   }
   // Digits of two columns: the upper ones of both, and the lower ones. Those of four, 0, 4, 1, 5 or 2, 6, 3, 7.
@@ -149,7 +150,7 @@ struct IntegerProduct {
   // Two or four neighbours of a lane: all lanes of a warp have one factor. A lane and the one with the columns 4
   // further put their digits together.
   template <int kStep, int kCount, int kColumns>
-  static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first,
+  static __device__ __forceinline__ void put(unsigned char* inputs, int cols, int first, int here,
                                              const float (&x)[kCount][kColumns]) {
     constexpr uint32_t kAll = 0xffffffffu;
     constexpr float kMost = 32000;
@@ -162,32 +163,30 @@ struct IntegerProduct {
     }
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) largest[i] = __reduce_max_sync(kAll, largest[i]);
-    const bool later = (first & 4) != 0;
+    const bool later = (first & 4) != 0, first_together = first % kTogether == 0;
     unsigned char* const place = inputs + at_column(first);
-    float* const factors = reinterpret_cast<float*>(inputs + factors_at(cols));
+    float* const factors = reinterpret_cast<float*>(inputs + factors_at(cols)) + first / kTogether;
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const float inverse = kMost * arch::reciprocal_flushed(__uint_as_float(largest[i]));
-      const int column = first + i * kStep;
       unsigned char* const to = place + i * kStep * 2;
       const uint32_t mine = digits(x[i][0], x[i][1], inverse);
       if constexpr (kColumns == 2) {
         const uint32_t others = __shfl_xor_sync(kAll, mine, 2);
         const uint32_t word = later ? lower(others, mine) : upper(mine, others);
-        if (column < cols) *reinterpret_cast<uint32_t*>(to + first % 4 * 2 + (later ? kLowerAt : 0)) = word;
+        if (i < here) *reinterpret_cast<uint32_t*>(to + first % 4 * 2 + (later ? kLowerAt : 0)) = word;
       } else {
         const uint32_t rest = digits(x[i][2], x[i][3], inverse);
         const uint32_t others = __shfl_xor_sync(kAll, later ? mine : rest, 1);
         const uint32_t early = later ? others : mine, late = later ? rest : others;
         uint32_t* const words = reinterpret_cast<uint32_t*>(to + (later ? 4 : 0));
-        if (column < cols) words[0] = upper(early, late), words[kLowerAt / 4] = lower(early, late);
+        if (i < here) words[0] = upper(early, late), words[kLowerAt / 4] = lower(early, late);
       }
-      if (column < cols && column % kTogether == 0)
-        factors[column / kTogether] = __uint_as_float(largest[i]) * (1 / kMost);
+      if (i < here && first_together) factors[i * kStep / kTogether] = __uint_as_float(largest[i]) * (1 / kMost);
     }
   }
   template <int kStep, int kCount>
-  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int cols, int first,
+  static __device__ __forceinline__ void put_pairs(unsigned char* inputs, int cols, int first, int here,
                                                    const Word (&pairs)[kCount][2]) {
     float x[kCount][4];
     KERNELS_UNROLL
@@ -195,7 +194,7 @@ struct IntegerProduct {
       k::detail::floats_of_pair<A>(uint32_t(pairs[i][0]), x[i][0], x[i][1]);
       k::detail::floats_of_pair<A>(uint32_t(pairs[i][1]), x[i][2], x[i][3]);
     }
-    put<kStep>(inputs, cols, first, x);
+    put<kStep>(inputs, cols, first, here, x);
   }
 
   struct Inputs {
@@ -251,7 +250,7 @@ struct IntegerProduct {
    private:
     // Of the upper halves of bytes, which are codes that have 8 more than their values: 16 times the values.
     static __device__ __forceinline__ uint32_t signed_codes(uint32_t word) {
-      return (word & 0xf0f0f0f0u) ^ 0x80808080u;
+      return arch::mask_xor<0xf0f0f0f0u, 0x80808080u>(word);
     }
 
     float sums_[2] = {};

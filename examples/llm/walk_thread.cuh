@@ -33,23 +33,28 @@ struct Thread {
   static __device__ __forceinline__ Word word(uint32_t bits, unsigned tag) { return Word(tag) << 32 | bits; }
   static __device__ __forceinline__ Word word(float x, unsigned tag) { return word(__float_as_uint(x), tag); }
   static __device__ __forceinline__ float value(Word x) { return __uint_as_float(uint32_t(x)); }
-  __device__ __forceinline__ bool is_there(Word x) const { return int(unsigned(x >> 32) - tag) >= 0; }
+  // By how many products a word is younger than what is read next: not below 0, if that is there.
+  __device__ __forceinline__ unsigned age(Word x) const { return unsigned(x >> 32) - tag; }
 
-  // Pairs of words, at(i) for number i, or null, until all of them are there. Only those that are not are read again:
-  // all blocks wait for the last one, and what they read meanwhile delays it.
+  // Pairs of words, at(i) for number i, until all of the first `here` are there; the others are zeros. Only those that
+  // are not there are read again: all blocks wait for the last one, and what they read meanwhile delays it.
   template <int kCount, class At>
-  __device__ __forceinline__ void await(Word (&words)[kCount][2], const At& at) const {
-    uint32_t missing = 0;
+  __device__ __forceinline__ void await(Word (&words)[kCount][2], int here, const At& at) const {
+    uint32_t missing = (1u << here) - 1;
     KERNELS_UNROLL
-    for (int i = 0; i < kCount; ++i) missing |= at(i) != nullptr ? 1u << i : 0;
-    while (missing != 0) {
+    for (int i = 0; i < kCount; ++i) words[i][0] = words[i][1] = word(0u, tag);
+    for (;;) {
       KERNELS_UNROLL
       for (int i = 0; i < kCount; ++i) {
         if (missing >> i & 1) arch::load_words(words[i], at(i));
       }
+      unsigned late = 0;  // its sign says whether any of them is
+      KERNELS_UNROLL
+      for (int i = 0; i < kCount; ++i) late |= age(words[i][0]) | age(words[i][1]);
+      if (int(late) >= 0) return;
       KERNELS_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        if ((missing >> i & 1) && is_there(words[i][0]) && is_there(words[i][1])) missing ^= 1u << i;
+        if (int(age(words[i][0]) | age(words[i][1])) >= 0) missing &= ~(1u << i);
       }
     }
   }

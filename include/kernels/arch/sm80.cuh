@@ -61,6 +61,14 @@ __device__ __forceinline__ uint32_t mask_or(uint32_t word) {
   return out;
 }
 
+// (word & mask) ^ bits, likewise.
+template <uint32_t mask, uint32_t bits>
+__device__ __forceinline__ uint32_t mask_xor(uint32_t word) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(out) : "r"(word), "n"(mask), "r"(bits));
+  return out;
+}
+
 // Two halves in a word. The compiler does not see through it: a constant stays in its register, and is not made anew
 // for each use.
 __device__ __forceinline__ uint32_t join_halves(uint32_t low, uint32_t high) {
