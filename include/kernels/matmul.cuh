@@ -24,25 +24,18 @@
 
 KERNELS_BEGIN
 
-template <class X, class W, class Out>
+// With kOnly, the kernels of one path alone, which take a fraction of the time to compile: matmul<Path::gemv>(...)
+// where there is only ever one token, say, or matmul<Path::gemm>(...) with groups.
+template <Path kOnly = Path::automatic, class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups,
               const MatmulPolicy& policy = {}) {
-  return detail::with_product<Path::automatic>(ex, x, w, out, shape, groups, policy,
-                                               [](const auto& engine) { return engine.run(); });
-}
-template <class X, class W, class Out>
-Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
-              const MatmulPolicy& policy = {}) {
-  return matmul(ex, x, w, out, shape, Groups{}, policy);
-}
-
-// The same with the kernels of one path alone, which take a fraction of the time to compile: matmul<Path::gemv>(...)
-// where there is only ever one token, say.
-template <Path kOnly, class X, class W, class Out>
-Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
-              const MatmulPolicy& policy = {}) {
-  return detail::with_product<kOnly>(ex, x, w, out, shape, Groups{}, policy,
+  return detail::with_product<kOnly>(ex, x, w, out, shape, groups, policy,
                                      [](const auto& engine) { return engine.run(); });
+}
+template <Path kOnly = Path::automatic, class X, class W, class Out>
+Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape,
+              const MatmulPolicy& policy = {}) {
+  return matmul<kOnly>(ex, x, w, out, shape, Groups{}, policy);
 }
 
 // 0 where a workspace gains nothing.

@@ -42,7 +42,9 @@ class Normed : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return detail::max_pack_of(source_); }
   // For engines that do not know of it, and would not normalize.
-  Status check(int64_t, int64_t) const { return unsupported("normed: only products take normalized inputs"); }
+  Status check(int64_t, int64_t) const {
+    return unsupported("normed: only products take normalized inputs, with normed() outermost");
+  }
   Status check_input(int64_t rows, int64_t cols) const {
     KERNELS_TRY(checked_);
     return detail::check_of(source_, rows, cols);
@@ -146,6 +148,12 @@ struct is_gated : std::false_type {};
 template <class S>
 struct is_gated<Gated<S>> : std::true_type {};
 template <class W>
+struct wraps_gated : std::false_type {};
+template <class S>
+struct wraps_gated<Experts<Gated<S>>> : std::true_type {};
+template <class S, class T>
+struct wraps_gated<Mixed<Gated<S>, T>> : std::true_type {};
+template <class W>
 constexpr bool by_token = has_for_token<W>::value;
 template <class S>
 constexpr bool by_token<Gated<S>> = by_token<S>;
@@ -241,7 +249,10 @@ constexpr bool takes_product() {
     static_assert(
         !is_row_sink<SinkEnd<Out>>,
         "quantize() needs a whole row of results: give it a scale, k::quantize(q, ld, k::tensor_scale(s)), or quantize in the operation that follows");
-    static_assert(is_gated<W>::value == joins<Out>,
+    static_assert(
+        !wraps_gated<W>::value,
+        "experts() and mixed() take one matrix, and gated() takes two of these: gated(experts(w1, ...), experts(w3, ...))");
+    static_assert(wraps_gated<W>::value || is_gated<W>::value == joins<Out>,
                   "gated() weights go with a sink that begins with swiglu(), geglu() or another glu()");
     static_assert(
         !has_effects<X> && !has_effects<W>,

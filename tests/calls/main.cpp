@@ -27,6 +27,8 @@ k::Status call_matmul(cudaStream_t, const __half* x, const __half* w, const floa
                       int64_t n, int64_t d);
 k::Status call_matmul_int4(cudaStream_t, const __half* x, const uint32_t* w, const __half* scales, __half* y, int64_t m,
                            int64_t n, int64_t d);
+k::Status call_experts(cudaStream_t, const __half* x, const __half* gate, const __half* up, const int32_t* order,
+                       __half* h, const k::MatmulShape&, int64_t top_k, const k::Groups&);
 k::Status call_attention(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                          const int32_t* lengths, __half* o, const k::AttentionShape&);
 k::Status call_attention_128(cudaStream_t, const __half* q, const __half* keys, const __half* values,
@@ -120,6 +122,11 @@ int main() {
     y = poisoned(m * n);
     check("matmul, int4", call_matmul_int4(nullptr, x, codes, x, y, tokens, n, d), y, size_t(tokens * n), double(d));
   }
+  // The second of two experts has all rows.
+  int32_t* const ends = filled(3, int32_t(m));
+  if (cudaMemset(ends, 0, 2 * sizeof(int32_t)) != cudaSuccess) std::exit(1);
+  y = poisoned(m * n);
+  check("experts", call_experts(nullptr, x, x, x, page, y, {m, n, d}, 2, {2, ends}), y, size_t(m * n), double(d * d));
   const int64_t heads = 4, kv_heads = 2, width = heads * d;
   y = poisoned(2 * 5 * width);
   check("attention", call_attention(nullptr, x, x, x, page, length, y, {2, 5, heads, kv_heads, d}), y,

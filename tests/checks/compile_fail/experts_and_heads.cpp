@@ -1,6 +1,7 @@
 // FAILS ROUTE_POINTER: a pointer where there must be a source
 // FAILS ROUTE_SINK: a sink where there must be a source
 // FAILS GATHERED_TEE: gathered() reads its rows more than once
+// FAILS EXPERTS_OF_GATED: gated(experts(w1, ...), experts(w3, ...))
 // FAILS COMBINED_TEE: combined() may read a row several times
 // FAILS HEADS_QUANTIZE: quantize() finds a scale for a whole row, not for a head
 // FAILS HEADS_MAP_OUTSIDE: give each of its sinks its maps
@@ -35,6 +36,8 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
   return k::cpu::route(cx, out, numbers, y, {n, 8, 2});
 #elif defined(GATHERED_TEE)
   return k::cpu::norm_heads(cx, k::gathered(teed, numbers, 2), out, shape);
+#elif defined(EXPERTS_OF_GATED)
+  return k::cpu::matmul(cx, in, k::experts(k::gated(in, in), numbers, n, 4), k::swiglu() | out, {n, n, n});
 #elif defined(COMBINED_TEE)
   return k::cpu::norm_heads(cx, k::combined(teed, numbers, p, 2), out, shape);
 #elif defined(HEADS_QUANTIZE)
