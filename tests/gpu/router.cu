@@ -44,7 +44,7 @@ struct Calls {
   }
   template <class X, class W, class Out>
   k::Status matmul(const X& x, const W& w, const Out& out, const k::MatmulShape& shape, const k::Groups& groups) const {
-    return done(k::matmul<k::Path::gemm>(k::Exec(stream), x, w, out, shape, groups));
+    return done(k::matmul(k::Exec(stream), x, w, out, shape, groups));
   }
   template <class In, class Out>
   k::Status copy(const In& in, const Out& out, int64_t rows, int64_t cols) const {
