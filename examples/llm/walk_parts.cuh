@@ -36,9 +36,11 @@ constexpr int kChunk = 1024;                                                // b
 // 676 with 4 and 2.
 constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
-// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. 12 layers and the
-// head on an H200, behind 4,000 tokens, with 16 and 8: 1,392 and 1,400; in int4 526 with 0, 527 with 8, 528 with 16.
-constexpr int kAhead = kBits == 4 ? 0 : 16;
+// Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. On an H200 12
+// layers and the head take, behind 4,000 tokens, 1,392 with 16 and 1,400 with 8; but behind 16,000, where keys want
+// room in the L2, models made 1 to 3 % fewer tokens with 16 than before, with 8. In int4 it is 526 with 0, 527 with 8,
+// 528 with 16.
+constexpr int kAhead = kBits == 4 ? 0 : 8;
 constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
 // Rows of half a tile are copied at once. A stage has kChunk / 128 times kHalf rows of 128 bytes of either half, then
