@@ -11,7 +11,8 @@
 //
 // A token of a small model takes as long as its weights take to come from memory, plus what memory is idle for while a
 // product waits for the one ahead. Here it is not idle: where consumers wait, the producer goes on with the weights of
-// the next products, up to 190 KB on each multiprocessor, and prefetches those behind them into the L2.
+// the next products, up to 190 KB on each multiprocessor, and, but for 4-bit weights, prefetches those behind them into
+// the L2.
 //
 // A tile is twice eight neighbouring rows of a product, of one matrix or of two. The block with number b has the tiles
 // with numbers b, b + blocks, b + 2 blocks ... of a product; of the first one in a layer, blocks are counted from the

@@ -258,7 +258,7 @@ struct AttendingThread : Thread {
               weight * mine + other.weight * its};
     }
   };
-  // Of all warps.
+  // The states of all warps in one.
   static __device__ __forceinline__ State2 joined(const float* states, int col, int pitch, int dim) {
     float2 sums[kWarps], rest[kWarps];
     float top = -1e30f;

@@ -31,15 +31,16 @@ constexpr int kChunk = 1024;                                                // b
 // 1,400 beside 32, 2,200 beside 48, 4,200 beside 96, while memory gives 2.70, 2.97, 3.10, 3.14, 3.12 TB/s. There 12
 // layers of Mistral-7B behind 120 tokens and the head take 1,761 us in fp16, 1,774 with 3 and 2, 1,787 with 4 and 3, in
 // int8 867, 869; Llama-3.2-1B in bf16 817, 824, 833; int4 takes 547, 561 with 3 and 2, 579 with 4 and 1, 551 with 2 and
-// 1 (programs that were not kept, which launch this alone). On an H200 Mistral-7B makes 302
-// tokens a second in fp16, 294 with 3 and 2, 299 with 6 and 2; in int8 521, 516, 517; in int4 695, 692 with 4 and 1,
-// 676 with 4 and 2.
+// 1 (programs that were not kept, which launch this alone). On an H200 an
+// earlier version of this made, of Mistral-7B, 302 tokens a second in fp16, 294 with 3 and 2, 299 with 6 and 2; in int8
+// 521, 516, 517; in int4 695, 692 with 4 and 1, 676 with 4 and 2. With the present one 12 layers and the head take 527
+// us behind 120 tokens in int4, 526 with 4 and 1, 554 with 3 and 2.
 constexpr int kInFlight = kBits == 4 ? 3 : 4, kFewInFlight = kBits == 4 ? 1 : 2, kRest = kBits == 4 ? 2 : 3;
 // Stages that are prefetched into the L2 where the ring is full. Layers and head on an H100, in us, with 8 and 0:
 // Llama-3.2-1B in bf16 870 and 884, 16 layers of Mistral-7B 2,424 and 2,469, in int8 1,270 and 1,286. On an H200 12
-// layers and the head take, behind 4,000 tokens, 1,392 with 16 and 1,400 with 8; but behind 16,000, where keys want
-// room in the L2, models made 1 to 3 % fewer tokens with 16 than before, with 8. In int4 it is 526 with 0, 527 with 8,
-// 528 with 16.
+// layers of Mistral-7B and the head take, in fp16 behind 4,000 tokens, 1,392 with 16 and 1,400 with 8; but behind
+// 16,000 models made 1 to 3 % fewer tokens with 16 than an earlier version with 8, probably as keys want room in the
+// L2. In int4, behind 120 tokens, it is 526 us with 0, 527 with 8, 528 with 16.
 constexpr int kAhead = kBits == 4 ? 0 : 8;
 constexpr int kAheadKeys = 512;    // lines of keys, and of values, that a block prefetches of its part
 constexpr int kBlock = 4 * kEach;  // columns of which each of four lanes has 16 bytes
@@ -127,8 +128,8 @@ struct Sizes {
   int cols, tiles, of_each, more;
 };
 
-// What all blocks would have to divide for is found by the host: a division is some 40 instructions between a product
-// and the next one.
+// The last of these are for what all blocks would have to divide for: a division by a number that the compiler does not
+// know is some 40 instructions between a product and the next one.
 struct Params {
   Walk walk;
   Tokens tokens;
@@ -136,8 +137,10 @@ struct Params {
   int stages, inputs;  // of the ring; bytes of inputs in shared memory
   unsigned pace;       // cycles between stages that are prefetched into the L2
   Sizes sizes[kKinds];
-  int share, most_parts;  // heads of queries that share keys; parts of keys, at most
-  k::detail::Divisor pages, sets, groups;  // of kShared heads: all, and those that share keys
+  int share, most_parts;      // heads of queries that share keys; parts of keys, at most
+  k::detail::Divisor pages;   // by the positions of a page
+  k::detail::Divisor sets;    // by how many sets of up to kShared heads there are
+  k::detail::Divisor groups;  // by how many of these share keys
 };
 
 __host__ __device__ __forceinline__ int64_t row_bytes(int64_t cols) { return cols * kBits / 8; }

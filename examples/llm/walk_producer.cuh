@@ -82,9 +82,9 @@ class Producer {
     if (layer > 0 && layer < w.count) prefetch_keys(shared.streamed[layer % 3]);
   }
 
-  // Until the ring has room for the next stage. Meanwhile that one and those behind it are prefetched into the L2, so
-  // that memory is not idle where the ring is full; not faster than memory is, or what blocks send each other would
-  // wait behind that.
+  // Until the ring has room for the next stage. Meanwhile that one and those behind it, kAhead at most, are prefetched
+  // into the L2, so that memory is not idle where the ring is full; not faster than memory is, or what blocks send each
+  // other would wait behind that.
   __device__ __forceinline__ void wait_for_room(const Place& next) {
     uint64_t* const empty = &shared.empty[at_.stage];
     const int parity = at_.parity ^ 1;

@@ -33,7 +33,8 @@ struct Thread {
   static __device__ __forceinline__ Word word(uint32_t bits, unsigned tag) { return Word(tag) << 32 | bits; }
   static __device__ __forceinline__ Word word(float x, unsigned tag) { return word(__float_as_uint(x), tag); }
   static __device__ __forceinline__ float value(Word x) { return __uint_as_float(uint32_t(x)); }
-  // By how many products a word is younger than what is read next: not below 0, if that is there.
+  // By how many tags a word is ahead of the results that are read next. As a signed number it is below 0 if it is not
+  // there yet.
   __device__ __forceinline__ unsigned age(Word x) const { return unsigned(x >> 32) - tag; }
 
   // Pairs of words, at(i) for number i, until all of the first `here` are there; the others are zeros. Only those that

@@ -24,8 +24,8 @@
 
 KERNELS_BEGIN
 
-// With kOnly, the kernels of one path alone, which take a fraction of the time to compile: matmul<Path::gemv>(...)
-// where there is only ever one token, say, or matmul<Path::gemm>(...) with groups.
+// With kOnly, the kernels of one path alone, which take less time to compile: matmul<Path::gemv>(...) where there is
+// only ever one token, say, or matmul<Path::gemm>(...) with groups.
 template <Path kOnly = Path::automatic, class X, class W, class Out>
 Status matmul(const Exec& ex, const X& x, const W& w, const Out& out, const MatmulShape& shape, const Groups& groups,
               const MatmulPolicy& policy = {}) {

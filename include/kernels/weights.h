@@ -43,7 +43,8 @@ class Normed : public Functor {
   int max_pack() const { return detail::max_pack_of(source_); }
   // For engines that do not know of it, and would not normalize.
   Status check(int64_t, int64_t) const {
-    return unsupported("normed: only products take normalized inputs, with normed() outermost");
+    return unsupported(
+        "normed: only products take normalized inputs: normed(gathered(...)), not gathered(normed(...))");
   }
   Status check_input(int64_t rows, int64_t cols) const {
     KERNELS_TRY(checked_);

@@ -122,11 +122,15 @@ int main() {
     y = poisoned(m * n);
     check("matmul, int4", call_matmul_int4(nullptr, x, codes, x, y, tokens, n, d), y, size_t(tokens * n), double(d));
   }
-  // The second of two experts has all rows.
+  // The second of two experts has all rows; the first one's weights are no numbers.
   int32_t* const ends = filled(3, int32_t(m));
+  __half* const gate = poisoned(2 * n * d);
   if (cudaMemset(ends, 0, 2 * sizeof(int32_t)) != cudaSuccess) std::exit(1);
+  if (cudaMemcpy(gate + n * d, x, size_t(n * d) * sizeof(__half), cudaMemcpyDeviceToDevice) != cudaSuccess)
+    std::exit(1);
   y = poisoned(m * n);
-  check("experts", call_experts(nullptr, x, x, x, page, y, {m, n, d}, 2, {2, ends}), y, size_t(m * n), double(d * d));
+  check("experts", call_experts(nullptr, x, gate, x, page, y, {m, n, d}, 2, {2, ends}), y, size_t(m * n),
+        double(d * d));
   const int64_t heads = 4, kv_heads = 2, width = heads * d;
   y = poisoned(2 * 5 * width);
   check("attention", call_attention(nullptr, x, x, x, page, length, y, {2, 5, heads, kv_heads, d}), y,

@@ -487,7 +487,7 @@ TEST_CASE("wrong arguments are refused with their reason, and nothing is written
   CHECK(reason(k::normed(k::load(none, cols), k::LayerNorm{}), weights, out, {2, n, cols}) ==
         "matmul: x: load: the pointer is null");
   CHECK(reason(in, k::normed(weights, k::RmsNorm{}), out, {2, n, cols}, k::Code::unsupported) ==
-        "matmul: w: normed: only products take normalized inputs, with normed() outermost");
+        "matmul: w: normed: only products take normalized inputs: normed(gathered(...)), not gathered(normed(...))");
   CHECK(!k::cpu::matmul(k::cpu::Exec{0}, in, weights, out, {2, n, cols}));
   // Results must not stand where inputs or weights do: every block of them reads these.
   CHECK(reason(in, weights, k::store(x.data(), cols), {2, n, cols}) ==
