@@ -401,6 +401,8 @@ const Machine& machine() {
   return one;
 }
 
+// Heads of queries that share keys, in sets of up to kShared, of which a block has one.
+int64_t sets_that_share(const Walk& w) { return (w.shape.heads / w.shape.kv_heads + kShared - 1) / kShared; }
 int input_bytes(const Walk& w) {
   const int64_t cols = w.shape.heads * w.shape.dim;
   const int64_t attention = kStatesAt + kWarps * kShared * (w.shape.dim + 2) * 4;
@@ -414,11 +416,11 @@ int stages_of(const Walk& w) {
 }
 
 size_t walk_bytes(const Walk& w) {
-  const int64_t dim = w.shape.dim, share = w.shape.heads / w.shape.kv_heads, whole = 2 * kBlock;
+  const int64_t dim = w.shape.dim, whole = 2 * kBlock;
   const bool known = dim == 64 || dim == 128;
   const bool fits = machine().capability >= 90 && k::detail::tensor_map_encoder() != nullptr && known &&
                     w.shape.heads % w.shape.kv_heads == 0 &&
-                    w.shape.kv_heads * ((share + kShared - 1) / kShared) <= machine().blocks &&
+                    w.shape.kv_heads * sets_that_share(w) <= machine().blocks &&
                     w.hidden <= machine().blocks * kSlots * kTile && w.cache == Type::UNIT &&
                     (w.embedding.type == Type::UNIT || w.embedding.type == Type::f32) &&
                     (w.head.data == nullptr || kBits == 16) && w.hidden % whole == 0 && w.inner % whole == 0 &&
@@ -487,21 +489,21 @@ const char* walk(const Place& place, const Walk& w, const Tokens& tokens, const 
   const double stages = double(machine().blocks) * kTile * (kChunk + (kGroupScales ? kChunk / 8 : 0));
   // Where a driver does not tell how fast memory is, nothing is prefetched.
   const unsigned pace = machine().bytes_per_cycle > 0 ? unsigned(stages / machine().bytes_per_cycle) : 0xffffffffu;
-  const int64_t heads = w.shape.heads * w.shape.dim, share = w.shape.heads / w.shape.kv_heads;
-  const int64_t groups = (share + kShared - 1) / kShared, sets = w.shape.kv_heads * groups;
+  const int64_t queries = w.shape.heads * w.shape.dim, keys = w.shape.kv_heads * w.shape.dim;
+  const int64_t sets = w.shape.kv_heads * sets_that_share(w);
   const Params params{w,
                       tokens,
                       cache,
                       stages_of(w),
                       input_bytes(w),
                       pace,
-                      {sizes_of(heads + 2 * w.shape.kv_heads * w.shape.dim, w.hidden), sizes_of(w.hidden, heads),
+                      {sizes_of(queries + 2 * keys, w.hidden), sizes_of(w.hidden, queries),
                        sizes_of(2 * w.inner, w.hidden), sizes_of(w.hidden, w.inner), sizes_of(w.vocabulary, w.hidden)},
-                      int(share),
+                      int(w.shape.heads / w.shape.kv_heads),
                       int(machine().blocks / sets),
                       k::detail::Divisor(cache.page),
                       k::detail::Divisor(sets),
-                      k::detail::Divisor(groups)};
+                      k::detail::Divisor(sets_that_share(w))};
   const cudaError_t error = w.shape.dim == 64 ? launch<2>(place, params) : launch<4>(place, params);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

@@ -136,7 +136,7 @@ struct Params {
   Cache cache;
   int stages, inputs;  // of the ring; bytes of inputs in shared memory
   unsigned pace;       // cycles between stages that are prefetched into the L2
-  Sizes sizes[kKinds];
+  Sizes sizes[kKinds];  // by Kind
   int share, most_parts;      // heads of queries that share keys; parts of keys, at most
   k::detail::Divisor pages;   // by the positions of a page
   k::detail::Divisor sets;    // by how many sets of up to kShared heads there are

@@ -272,10 +272,7 @@ int64_t origin_of(const W& w, int64_t row) {
 }
 template <class S, int kParts>
 int64_t origin_of(const Stacked<S, kParts>& w, int64_t row) {
-  const auto& sections = w.sections();
-  int i = kParts - 1;
-  while (row < sections.bounds[i]) --i;
-  return sections.bounds[i] + origin_of(sections.parts[i], row - sections.bounds[i]);
+  return w.visit(row, [&](const S& part, int64_t begin) { return begin + origin_of(part, row - begin); });
 }
 // Whether a sink that wants pairs gets those that it takes: at the first and the last columns, and between them where
 // heads of other sizes would differ.
