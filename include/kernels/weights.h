@@ -266,12 +266,12 @@ constexpr bool takes_product() {
 
 // The row of weights in memory that makes row `row` of a product, where these stand in pairs.
 template <class W>
-int64_t origin_of(const W& w, int64_t row) {
+KERNELS_HD int64_t origin_of(const W& w, int64_t row) {
   if constexpr (is_paired<W>::value) return w.origin(row);
   else return row;
 }
 template <class S, int kParts>
-int64_t origin_of(const Stacked<S, kParts>& w, int64_t row) {
+KERNELS_HD int64_t origin_of(const Stacked<S, kParts>& w, int64_t row) {
   return w.visit(row, [&](const S& part, int64_t begin) { return begin + origin_of(part, row - begin); });
 }
 // Whether a sink that wants pairs gets those that it takes: at the first and the last columns, and between them where
