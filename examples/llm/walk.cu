@@ -121,10 +121,23 @@ struct Worker : AttendingThread<kChunks> {
 
   // ---- inputs ------------------------------------------------------------------------------------------------------
 
-  // Of columns that a thread has kStep apart from `first` on, how many are there.
-  template <int kStep>
+  // Of kCount columns that a thread has kStep apart from `first` on, how many are there.
+  template <int kCount, int kStep>
   static __device__ __forceinline__ int count_of(int first, int cols) {
-    return int(unsigned(max(cols - first, 0) + kStep - 1) / kStep);
+    return min(kCount, int(unsigned(max(cols - first, 0) + kStep - 1) / kStep));
+  }
+
+  // Columns that are kStep apart for a thread, eight of them at a time: some(how many, the first of the block's). The
+  // last four or fewer are four: what is not there takes time, too.
+  template <int kStep, class Some>
+  static __device__ __forceinline__ void in_rounds(int cols, const Some& some) {
+#pragma unroll 1
+    for (int begin = 0; begin < cols;) {
+      if (begin + 4 * kStep < cols)
+        some(std::integral_constant<int, 8>{}, begin), begin += 8 * kStep;
+      else
+        some(std::integral_constant<int, 4>{}, begin), begin += 4 * kStep;
+    }
   }
 
   // x * gamma; the factor of the norm is applied to the results.
@@ -134,13 +147,9 @@ struct Worker : AttendingThread<kChunks> {
     constexpr int kStep = 2 * kThreads;
     const int cols = int(w.hidden);
     float squares = 0;
-#pragma unroll 1
-    for (int begin = 0; begin < cols;) {
-      if (begin + 4 * kStep < cols)
-        squares += normalize_some<8>(embedded, gamma, cols, begin + tid * 2), begin += 8 * kStep;
-      else
-        squares += normalize_some<4>(embedded, gamma, cols, begin + tid * 2), begin += 4 * kStep;
-    }
+    in_rounds<kStep>(cols, [&](auto count, int begin) {
+      squares += this->template normalize_some<decltype(count)::value>(embedded, gamma, cols, begin + tid * 2);
+    });
     KERNELS_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
     if (lane == 0) shared.parts[warp] = squares;
@@ -154,13 +163,13 @@ struct Worker : AttendingThread<kChunks> {
   template <int kCount>
   __device__ __forceinline__ float normalize_some(bool embedded, const float* gamma, int cols, int first) {
     constexpr int kStep = 2 * kThreads;
-    const int here = count_of<kStep>(first, cols);
+    const int here = count_of<kCount, kStep>(first, cols);
     uint32_t factors[kCount][2];
     KERNELS_UNROLL
     for (int i = 0; i < kCount; ++i) arch::begin_load_if(factors[i], gamma + first + i * kStep, i < here);
     Word words[kCount][2] = {};
     if (!embedded) {
-      await(words, min(here, kCount), [&](int i) { return room.x + first + i * kStep; });
+      await(words, here, [&](int i) { return room.x + first + i * kStep; });
     } else {
       KERNELS_UNROLL
       for (int i = 0; i < kCount; ++i) {
@@ -200,22 +209,18 @@ struct Worker : AttendingThread<kChunks> {
   __device__ __forceinline__ void take(const Word* from, int cols) {
     begin_part();
     constexpr int kStep = 4 * kThreads;
-#pragma unroll 1
-    for (int begin = 0; begin < cols;) {
-      if (begin + 4 * kStep < cols)
-        take_some<8>(from, cols, begin + tid * 4), begin += 8 * kStep;
-      else
-        take_some<4>(from, cols, begin + tid * 4), begin += 4 * kStep;
-    }
+    in_rounds<kStep>(cols, [&](auto count, int begin) {
+      this->template take_some<decltype(count)::value>(from, cols, begin + tid * 4);
+    });
     factor = 1;
     sync();
   }
   template <int kCount>
   __device__ __forceinline__ void take_some(const Word* from, int cols, int first) const {
     constexpr int kStep = 4 * kThreads;
-    const int here = count_of<kStep>(first, cols);
+    const int here = count_of<kCount, kStep>(first, cols);
     Word words[kCount][2];
-    await(words, min(here, kCount), [&](int i) { return from + unsigned(first) / 2 + i * (kStep / 2); });
+    await(words, here, [&](int i) { return from + unsigned(first) / 2 + i * (kStep / 2); });
     Product::put_pairs<kStep>(inputs, cols, first, here, words);
   }
 

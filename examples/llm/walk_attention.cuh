@@ -190,13 +190,13 @@ struct AttendingThread : Thread {
     }
     sync();
     // Two columns of a head for a thread, of which a part has its share.
-    constexpr int half = dim / 2, pairs = kShared * half;
-    const int parts = part.count, head = part.first_head, present = part.heads;
+    constexpr int half = dim / 2;
+    const int parts = part.count, head = part.first_head, pairs = part.heads * half;
 #pragma unroll 1
     for (int i = tid; i < pairs; i += kThreads) {
       const State2 s = joined(mine + i / half * (dim + 2), i % half * 2, pitch, dim);
       if (parts == 1) {
-        if (i / half < present) put_column(head + i / half, i % half, s);
+        put_column(head + i / half, i % half, s);
       } else {
         Word* const to = room.states + int64_t(part.set * parts + part.number) * pitch + i / half * (dim + 2);
         arch::store_words(to + i % half * 2, word(s.sum.x, tag), word(s.sum.y, tag));
@@ -223,7 +223,7 @@ struct AttendingThread : Thread {
           s = s.with({{__shfl_xor_sync(lanes_here, s.sum.x, distance), __shfl_xor_sync(lanes_here, s.sum.y, distance)},
                       __shfl_xor_sync(lanes_here, s.largest, distance),
                       __shfl_xor_sync(lanes_here, s.weight, distance)});
-        if (lane % 16 == 0 && i / half < present) put_column(head + i / half, i % half, s);
+        if (lane % 16 == 0) put_column(head + i / half, i % half, s);
       }
     }
     sync();  // before there are other inputs

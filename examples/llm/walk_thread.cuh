@@ -33,9 +33,8 @@ struct Thread {
   static __device__ __forceinline__ Word word(uint32_t bits, unsigned tag) { return Word(tag) << 32 | bits; }
   static __device__ __forceinline__ Word word(float x, unsigned tag) { return word(__float_as_uint(x), tag); }
   static __device__ __forceinline__ float value(Word x) { return __uint_as_float(uint32_t(x)); }
-  // By how many tags a word is ahead of the results that are read next. As a signed number it is below 0 if it is not
-  // there yet.
-  __device__ __forceinline__ unsigned age(Word x) const { return unsigned(x >> 32) - tag; }
+  // 0 if a word is one of the results that are read next.
+  __device__ __forceinline__ unsigned other_than_tag(Word x) const { return unsigned(x >> 32) ^ tag; }
 
   // Pairs of words, at(i) for number i, until all of the first `here` are there; the others are zeros. Only those that
   // are not there are read again: all blocks wait for the last one, and what they read meanwhile delays it.
@@ -49,13 +48,13 @@ struct Thread {
       for (int i = 0; i < kCount; ++i) {
         if (missing >> i & 1) arch::load_words(words[i], at(i));
       }
-      unsigned late = 0;  // its sign says whether any of them is
+      unsigned late = 0;  // whether any of them is
       KERNELS_UNROLL
-      for (int i = 0; i < kCount; ++i) late |= age(words[i][0]) | age(words[i][1]);
-      if (int(late) >= 0) return;
+      for (int i = 0; i < kCount; ++i) late |= other_than_tag(words[i][0]) | other_than_tag(words[i][1]);
+      if (late == 0) return;
       KERNELS_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        if (int(age(words[i][0]) | age(words[i][1])) >= 0) missing &= ~(1u << i);
+        if ((other_than_tag(words[i][0]) | other_than_tag(words[i][1])) == 0) missing &= ~(1u << i);
       }
     }
   }
