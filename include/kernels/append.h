@@ -80,6 +80,7 @@ class Append : public Functor {
   Append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_t head_dim)
       : tensor_(tensor), where_(where), at_(at), heads_(head_dim), head_dim_(head_dim) {
     static_assert(!Tensor::words, "append: 4-bit codes cannot be written pack by pack");
+    static_assert(Tensor::writable, "append: the view is made of pointers to const: nhd() and hnd() take others, too");
   }
 
   static constexpr int widest = 16 / int(sizeof(T));
@@ -117,7 +118,7 @@ class Append : public Functor {
     const int64_t pos = at_.position(row);
     if (pos < 0) return {nullptr, 0};
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
-    return {tensor_.at(slot, index), tensor_.scale_at(slot, index)};
+    return {at(slot, index), tensor_.scale_at(slot, index)};
   }
   KERNELS_HD int64_t head_of(int64_t col) const { return heads_.quotient(static_cast<uint32_t>(col)); }
 
@@ -132,7 +133,7 @@ class Append : public Functor {
     if (pos < 0) return {nullptr, 1.f};
     const int64_t head = heads_.quotient(static_cast<uint32_t>(col));
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
-    T* const to = tensor_.at(slot, head) + (col - head * head_dim_);
+    T* const to = at(slot, head) + (col - head * head_dim_);
     if constexpr (Tensor::Run::scaled)
       return {to, divide(1.f, convert<float>(tensor_.scale_data()[tensor_.scale_at(slot, head)]))};
     else return {to, 1.f};
@@ -149,6 +150,9 @@ class Append : public Functor {
   }
 
  private:
+  // Pointers to const have been refused above: one message is enough.
+  KERNELS_HD T* at(const KvSlot& slot, int64_t head) const { return const_cast<T*>(tensor_.at(slot, head)); }
+
   Tensor tensor_;
   Where where_;
   AppendAt at_;

@@ -77,7 +77,7 @@ template <class T, class Format = Nothing, class Scale = Nothing>
 class KvTensor {
  public:
   using Element = std::remove_const_t<T>;
-  static constexpr bool words = !std::is_same<Format, Nothing>::value;
+  static constexpr bool words = !std::is_same<Format, Nothing>::value, writable = !std::is_const<T>::value;
   using Codes = std::conditional_t<words, Words<Format>, DirectLoad<Element, compute_t<Element>>>;
   using Run = KvRun<Codes, Scale>;
   static_assert(!words || std::is_same<Element, uint32_t>::value, "4-bit codes lie in words of 32 bits");

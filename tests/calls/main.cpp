@@ -29,6 +29,9 @@ k::Status call_matmul_int4(cudaStream_t, const __half* x, const uint32_t* w, con
                            int64_t n, int64_t d);
 k::Status call_experts(cudaStream_t, const __half* x, const __half* gate, const __half* up, const int32_t* order,
                        __half* h, const k::MatmulShape&, int64_t top_k, const k::Groups&);
+k::Status call_qkv(cudaStream_t, const __half* x, const __half* wq, const __half* wk, const __half* wv, __half* q,
+                   __half* keys, __half* values, const int32_t* positions, const float* frequencies,
+                   const k::AttentionShape&, int64_t d);
 k::Status call_attention(cudaStream_t, const __half* q, const __half* keys, const __half* values, const int32_t* table,
                          const int32_t* lengths, __half* o, const k::AttentionShape&);
 k::Status call_attention_128(cudaStream_t, const __half* q, const __half* keys, const __half* values,
@@ -145,6 +148,12 @@ int main() {
   for (const int64_t tokens : {int64_t(1), int64_t(50)}) {
     y = poisoned(tokens * width);
     __half *const keys = poisoned(tokens * width / 2), *const values = poisoned(tokens * width / 2);
+    check("queries, keys and values of a product",
+          call_qkv(nullptr, x, x, x, x, y, keys, values, page, ones, {tokens, 1, heads, kv_heads, d}, d), y,
+          size_t(tokens * width), double(d));
+    check("keys of a product", {}, keys, size_t(tokens * width / 2), double(d));
+    check("values of a product", {}, values, size_t(tokens * width / 2), double(d));
+    y = poisoned(tokens * width);
     check("norm_heads, queries",
           call_norm_heads(nullptr, x, x, y, keys, values, page, ones, tokens, heads, kv_heads, 1), y,
           size_t(tokens * width), 1);

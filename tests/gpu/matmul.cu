@@ -634,6 +634,24 @@ TEST_CASE("matmul: groups of tokens, some empty") {
   }
 }
 
+TEST_CASE("matmul: groups by a path that the caller names in the code") {
+  const int64_t batch = 3, m = 7, n = 40, cols = 72;
+  const Matrix<float> x(1, batch * m, cols, cols, 0, 1);
+  const Plain<float, DeviceMemory> w(batch * n, cols, 0, 0);
+  Device<float> asked(batch * m, n, n), named(batch * m, n, n);
+  Stream stream;
+  const auto in = k::load(static_cast<const float*>(x.data()), cols);
+  const k::MatmulShape shape{m, n, cols};
+  const k::Groups groups{batch};
+  CHECK(k::matmul(stream, in, w.source(), k::store(asked.data(), n), shape, groups, {Path::simt}).ok());
+  CHECK(k::matmul<Path::simt>(stream, in, w.source(), k::store(named.data(), n), shape, groups).ok());
+  stream.wait();
+  asked.download(), named.download();
+  CHECK(asked.bytes() == named.bytes());
+  const k::Status alone = k::matmul<Path::gemv>(stream, in, w.source(), k::store(named.data(), n), shape, groups);
+  CHECK(!alone);
+}
+
 TEST_CASE("matmul: a mixture of experts, there and back") {
   const int64_t tokens = 5, n = 24, cols = 72, number = 6;
   const int top_k = 2;

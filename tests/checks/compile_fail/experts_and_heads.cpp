@@ -15,6 +15,7 @@
 // FAILS NORMED_EPS: normed(): a number where there must be options: k::RmsNorm{}.eps(1e-6)
 // FAILS EACH_HEAD_TEE: each_head() reads its columns more than once
 // FAILS NORMED_HEADS_TEE: normed_heads() reads a head more than once
+// FAILS APPEND_TO_CONST: append: the view is made of pointers to const
 #include <kernels/append.h>
 #include <kernels/cpu/matmul.h>
 #include <kernels/cpu/norm_heads.h>
@@ -64,6 +65,9 @@ k::Status call(const k::cpu::Exec& cx, const float* p, float* y, int8_t* codes, 
   return k::cpu::norm_heads(cx, in, k::mul(k::each_head(teed, 16)) | out, shape);
 #elif defined(NORMED_HEADS_TEE)
   return k::cpu::norm_heads(cx, k::normed_heads(teed, 16), out, shape);
+#elif defined(APPEND_TO_CONST)
+  const auto kv = k::dense_kv(k::nhd(p, 1, 2, 16), k::nhd(y, 1, 2, 16), 1);
+  return k::cpu::norm_heads(cx, in, k::append_keys(kv, k::AppendAt(numbers), 16), shape);
 #else
   KERNELS_TRY(k::cpu::route(cx, in, numbers, y, {n, 8, 2}));
   return k::cpu::norm_heads(cx, k::combined(in, numbers, p, 2), k::qkv(k::scale(2) | turned, 16, turned, 16, out, 16),
