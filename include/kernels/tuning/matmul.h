@@ -84,7 +84,10 @@ constexpr double kCostOfBusiest = 0.8, kCostOfInputs = 0.25;
 constexpr int kSharedBesides = 2 << 10;
 // And from how many steps of 128 columns on a block that is alone has two groups of warps; fewer were not measured. A
 // layer of Mistral-7B with 8 and with 32 texts of 1,000 tokens (H200, bench/step, 2026-11): 129 and 166 us, with one
-// group 133 and 177; three to six stages, each group's own, are the same.
+// group 133 and 177; three to six stages, each group's own, are the same. Nor does it help to bring weights sooner: 12
+// layers with 8 texts and the head took 1,647 us (examples/llm), 1,696 and 1,857 if a block that waits for the kernel
+// ahead also prefetches 4 or 16 more steps into the L2, 1,787 with room for a block of the kernel behind beside each
+// block; 1,617 to 1,636 for 1,625 with one or two stages in flight until the kernel ahead has ended.
 constexpr int kStepsOfGroups = 16;
 
 // What a step of a tile takes; of 64 tokens x 128 rows it is 1. 4096^3 and 14336 x 4096, microseconds for a wave of
