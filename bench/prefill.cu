@@ -2,9 +2,10 @@
 //   attention/<type of keys>/d<dim>x<heads>x<length>/<full or causal>/kernels
 // with the columns of values behind a hyphen where they differ from those of keys, the heads of keys behind a slash
 // where there are fewer, and the size of pages behind a comma. Queries and results are bf16, with keys of fp32 fp32;
-// fp8-products: queries, keys and values are e4m3, and multiplied as such. Causal attention counts half of the
-// operations. Of d576-512 the values are columns of the keys (MLA). Two more kinds are causal, of 32 heads over 8 of
-// keys with 128 columns, keys in one run:
+// fp8-products: queries, keys and values are e4m3, and multiplied as such. Of fp16, fp8-half, int8-half and int4-half
+// queries and results are half, and codes are decoded to it. Causal attention counts half of the operations. Of
+// d576-512 the values are columns of the keys (MLA). Two more kinds are causal, of 32 heads over 8 of keys with 128
+// columns, keys in one run:
 //   attention/bf16/d128x32/8x<queries>on<keys>/causal/<who>   a chunk of a long prompt: split, with a workspace, and
 //                                                             whole, without
 //   attention/bf16/d128x32/8x2x<prompt>+62/causal/<who>       two prompts and 62 single queries, which see as many
@@ -96,12 +97,18 @@ void run(benchmark::State& state, const Case& c, const S& score) {
   state.counters["TFLOP/s"] = operations / time.us * 1e-6;
 }
 
+template <class T, class Query>
+const char* suffix_of() {
+  if (sizeof(Query) == 1) return "-products";
+  return std::is_same<Query, k::half>::value && !std::is_same<T, k::half>::value ? "-half" : "";
+}
+
 template <class T, class Query = std::conditional_t<std::is_same<T, float>::value, float, k::bfloat16>>
 void add(Case c) {
   for (const bool causal : {false, true}) {
     c.causal = causal;
     benchmark::RegisterBenchmark(
-        c.name((std::string(bench::type_name<T>) + (sizeof(Query) == 1 ? "-products" : "")).c_str()).c_str(),
+        c.name((std::string(bench::type_name<T>) + suffix_of<T, Query>()).c_str()).c_str(),
         [=](benchmark::State& state) {
           if (c.causal)
             run<T, Query>(state, c, k::causal());
@@ -243,7 +250,11 @@ int main(int argc, char** argv) {
   }
   for (int64_t length = 512; length <= kTokens; length *= 2) add<k::bfloat16>({128, 32, 8, length});
   for (int64_t length = 512; length <= kTokens; length *= 2) add<k::float8_e4m3, k::float8_e4m3>({128, 16, 16, length});
-  for (const int64_t length : {1024, 8192, 16384}) add<k::float8_e4m3>({128, 16, 16, length});
+  for (const int64_t length : {1024, 8192, 16384}) {
+    const Case c{128, 16, 16, length};
+    add<k::float8_e4m3>(c), add<k::half, k::half>(c);
+    add<k::float8_e4m3, k::half>(c), add<int8_t, k::half>(c), add<k::Int4, k::half>(c);
+  }
   for (const int64_t length : {1024, 8192}) {
     for (const int64_t page : {16, 64}) add<k::bfloat16>({128, 16, 16, length, 128, page});
     add<k::float8_e4m3>({64, 32, 32, length}), add<k::float8_e4m3>({256, 8, 8, length});

@@ -290,6 +290,7 @@ template <> constexpr const char* type_name<float> = "fp32";
 template <> constexpr const char* type_name<kernels::half> = "fp16";
 template <> constexpr const char* type_name<kernels::bfloat16> = "bf16";
 template <> constexpr const char* type_name<kernels::float8_e4m3> = "fp8";
+template <> constexpr const char* type_name<int8_t> = "int8";
 template <> constexpr const char* type_name<kernels::Int4> = "int4";
 
 // What all cases of a program take their buffers from.
