@@ -58,35 +58,38 @@ TEST_CASE("a layer of experts") {
 }
 
 TEST_CASE("a few tokens need no sorting, and choices of nobody count nothing") {
-  const int64_t tokens = 3, top_k = 2, cols = 16, hidden = 24, experts = 4;
-  const RandomMatrix<float> x(1, tokens, cols, cols), w(2, experts * hidden, cols, cols),
-      v(3, experts * cols, hidden, hidden);
-  const int32_t ids[] = {1, -1, 3, 0, -1, -1};
-  const float weights[] = {0.5f, 0.25f, 2.f, 1.f, NAN, 1.f};
-  std::vector<float> h(size_t(tokens * top_k * hidden)), y(size_t(tokens * cols));
-  CHECK(k::cpu::matmul(k::cpu::Exec{1}, k::repeated(k::load(static_cast<const float*>(x.data()), cols), top_k),
-                       k::experts(k::load(static_cast<const float*>(w.data()), cols), ids, hidden, experts),
-                       k::store(h.data(), hidden), {tokens * top_k, hidden, cols}));
-  CHECK(k::cpu::matmul(
-      k::cpu::Exec{1}, k::load(static_cast<const float*>(h.data()), top_k * hidden),
-      k::mixed(k::load(static_cast<const float*>(v.data()), hidden), ids, weights, int(top_k), cols, hidden, experts),
-      k::store(y.data(), cols), {tokens, cols, top_k * hidden}));
+  const int64_t tokens = 3, top_k = 2, cols = 16, experts = 4;
   Tally t;
-  for (int64_t m = 0; m < tokens; ++m) {
-    for (int64_t n = 0; n < cols; ++n) {
-      double want = 0, size = 0;
-      for (int64_t j = m * top_k; j < (m + 1) * top_k; ++j) {
-        for (int64_t f = 0; f < hidden && ids[j] >= 0; ++f) {
-          double inner = 0, inner_size = 0;
-          for (int64_t i = 0; i < cols; ++i)
-            inner += x.value(m, i) * w.value(ids[j] * hidden + f, i),
-                inner_size += std::fabs(x.value(m, i) * w.value(ids[j] * hidden + f, i));
-          want += weights[j] * inner * v.value(ids[j] * cols + n, f),
-              size += std::fabs(weights[j] * inner_size * v.value(ids[j] * cols + n, f));
+  for (const int64_t hidden : {24, 5, 10, 17, 33}) {
+    const RandomMatrix<float> x(1, tokens, cols, cols), w(2, experts * hidden, cols, cols),
+        v(3, experts * cols, hidden, hidden);
+    const int32_t ids[] = {1, -1, 3, 0, -1, -1};
+    const float weights[] = {0.5f, 0.25f, 2.f, 1.f, NAN, 1.f};
+    std::vector<float> h(size_t(tokens * top_k * hidden)), y(size_t(tokens * cols));
+    CHECK(k::cpu::matmul(k::cpu::Exec{1}, k::repeated(k::load(static_cast<const float*>(x.data()), cols), top_k),
+                         k::experts(k::load(static_cast<const float*>(w.data()), cols), ids, hidden, experts),
+                         k::store(h.data(), hidden), {tokens * top_k, hidden, cols}));
+    CHECK(k::cpu::matmul(
+        k::cpu::Exec{1}, k::load(static_cast<const float*>(h.data()), top_k * hidden),
+        k::mixed(k::load(static_cast<const float*>(v.data()), hidden), ids, weights, int(top_k), cols, hidden, experts),
+        k::store(y.data(), cols), {tokens, cols, top_k * hidden}));
+    for (int64_t m = 0; m < tokens; ++m) {
+      for (int64_t n = 0; n < cols; ++n) {
+        double want = 0, size = 0;
+        for (int64_t j = m * top_k; j < (m + 1) * top_k; ++j) {
+          for (int64_t f = 0; f < hidden && ids[j] >= 0; ++f) {
+            double inner = 0, inner_size = 0;
+            for (int64_t i = 0; i < cols; ++i)
+              inner += x.value(m, i) * w.value(ids[j] * hidden + f, i),
+                  inner_size += std::fabs(x.value(m, i) * w.value(ids[j] * hidden + f, i));
+            want += weights[j] * inner * v.value(ids[j] * cols + n, f),
+                size += std::fabs(weights[j] * inner_size * v.value(ids[j] * cols + n, f));
+          }
         }
+        t.expect(std::fabs(y[size_t(m * cols + n)] - want) <= 1e-5 * size,
+                 "%d of each expert, token %d, column %d: %g, want %g", int(hidden), int(m), int(n),
+                 double(y[size_t(m * cols + n)]), want);
       }
-      t.expect(std::fabs(y[size_t(m * cols + n)] - want) <= 1e-5 * size, "token %d, column %d: %g, want %g", int(m),
-               int(n), double(y[size_t(m * cols + n)]), want);
     }
   }
   CHECK_TALLY(t);
@@ -138,6 +141,21 @@ TEST_CASE("groups of tokens") {
     }
   }
   CHECK_TALLY(t);
+}
+
+TEST_CASE("offsets of groups that fall, or reach beyond the rows, are refused") {
+  const int64_t rows = 5, n = 8, cols = 16;
+  const RandomMatrix<float> x(1, rows, cols, cols), w(2, 3 * n, cols, cols);
+  Guarded<float> y(rows, n, n);
+  const auto call = [&](const std::vector<int32_t>& offsets) {
+    return k::cpu::matmul(k::cpu::Exec{1}, k::load(static_cast<const float*>(x.data()), cols),
+                          k::load(static_cast<const float*>(w.data()), cols), k::store(y.data(), y.ld()),
+                          {rows, n, cols}, k::Groups{3, offsets.data()});
+  };
+  CHECK(call({0, 2, 2, 5}));
+  CHECK(std::string(call({0, 1, 2, 9}).reason()) == "matmul: the last offset of groups exceeds M");
+  for (const std::vector<int32_t>& offsets : {std::vector<int32_t>{0, 5, 3, 4}, {-1, 2, 3, 4}})
+    CHECK(std::string(call(offsets).reason()) == "matmul: the offsets of groups are negative or fall");
 }
 
 TEST_CASE("what routing refuses, and why") {

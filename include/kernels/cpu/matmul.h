@@ -30,6 +30,16 @@ namespace host {
 // 11.9, 32 tokens 14.9 and 25.4; 4 tokens 8.3 and 6.1.
 template <class X, class W>
 constexpr int kFewTokens = std::is_same<panel_type<X, W>, bfloat16>::value ? kTileTokens : kMostTokens;
+
+// What only the CPU can check, as it sees offsets.
+inline Status check_offsets(const Groups& groups, int64_t rows) {
+  if (groups.offsets == nullptr) return {};
+  for (int64_t g = 0; g < groups.count; ++g) {
+    if (groups.offsets[g] < 0 || groups.offsets[g + 1] < groups.offsets[g])
+      return invalid("matmul: the offsets of groups are negative or fall");
+  }
+  return groups.offsets[groups.count] > rows ? invalid("matmul: the last offset of groups exceeds M") : Status{};
+}
 }  // namespace host
 }  // namespace detail
 
@@ -51,6 +61,7 @@ Status matmul(const Exec& cx, const X& x, const W& w, const Out& out, const Matm
     KERNELS_TRY(::kernels::detail::check_matmul(x, w, out, shape, empty, groups));
     KERNELS_TRY(cx.status());
     if (empty) return {};
+    KERNELS_TRY(::kernels::detail::host::check_offsets(groups, shape.m));
     if constexpr (::kernels::detail::by_token<W>)
       return groups.several() ? unsupported("matmul: weights that differ from token to token go without groups")
                               : ::kernels::detail::host::gemv_by_token(cx, x, w, out, shape);

@@ -174,6 +174,7 @@ class Mixed : public Functor {
     static constexpr Role role = Role::source;
     static constexpr int widest = Mixed::widest;
     KERNELS_HD ForToken(const Mixed& all, int64_t token) : all_(all), first_(token * all.top_k_) {}
+    int max_pack() const { return all_.max_pack(); }
 
     template <class F>
     struct Some {

@@ -404,6 +404,7 @@ class Shifted : public Functor {
   KERNELS_HD Shifted(const S& source, int64_t shift) : source_(source), shift_(shift) {}
 
   static constexpr int widest = detail::widest_of<S>();
+  int max_pack() const { return detail::max_pack_of(source_); }
   template <int N>
   KERNELS_HD auto fetch(int64_t row, int64_t col) const { return detail::fetch<N>(source_, row + shift_, col); }
   template <class Fetched>
