@@ -14,8 +14,9 @@
 // behind their end.
 //
 // The view is made of pointers that may be written, and serves attention as well. Tokens at negative positions are left
-// out. Types with a scale for each tensor or head are divided by it and rounded. Scales for each position and head are
-// found by copy(), which sees a head before it writes its codes, and written where the view reads them:
+// out, and so are those behind what nhd() and hnd() were told of, or behind a row of the page table. Types with a scale
+// for each tensor or head are divided by it and rounded. Scales for each position and head are found by copy(), which
+// sees a head before it writes its codes, and written where the view reads them:
 //
 //   auto kv = k::paged_kv(k::nhd(k8, page, heads, dim).scales(ks, page * heads, heads, 1),
 //                         k::nhd(v8, page, heads, dim).scales(vs, page * heads, heads, 1), pages, lengths);
@@ -78,7 +79,12 @@ class Append : public Functor {
   static constexpr Role role = Role::sink;
   using T = typename Tensor::Element;
   Append(const Tensor& tensor, const Where& where, const AppendAt& at, int64_t head_dim)
-      : tensor_(tensor), where_(where), at_(at), heads_(head_dim), head_dim_(head_dim) {
+      : tensor_(tensor),
+        where_(where),
+        at_(at),
+        heads_(head_dim),
+        head_dim_(head_dim),
+        most_(where.most_positions(tensor.positions())) {
     static_assert(!Tensor::words, "append: 4-bit codes cannot be written pack by pack");
     static_assert(Tensor::writable, "append: the view is made of pointers to const: nhd() and hnd() take others, too");
   }
@@ -116,7 +122,7 @@ class Append : public Functor {
   };
   KERNELS_HD Head head(int64_t row, int64_t index) const {
     const int64_t pos = at_.position(row);
-    if (pos < 0) return {nullptr, 0};
+    if (!has(pos)) return {nullptr, 0};
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
     return {at(slot, index), tensor_.scale_at(slot, index)};
   }
@@ -130,7 +136,7 @@ class Append : public Functor {
   template <int N>
   KERNELS_HD Place prepare(int64_t row, int64_t col) const {
     const int64_t pos = at_.position(row);
-    if (pos < 0) return {nullptr, 1.f};
+    if (!has(pos)) return {nullptr, 1.f};
     const int64_t head = heads_.quotient(static_cast<uint32_t>(col));
     const KvSlot slot = where_.slot(at_.sequence(row), pos);
     T* const to = at(slot, head) + (col - head * head_dim_);
@@ -150,6 +156,7 @@ class Append : public Functor {
   }
 
  private:
+  KERNELS_HD bool has(int64_t pos) const { return uint64_t(pos) < uint64_t(most_); }
   // Pointers to const have been refused above: one message is enough.
   KERNELS_HD T* at(const KvSlot& slot, int64_t head) const { return const_cast<T*>(tensor_.at(slot, head)); }
 
@@ -157,7 +164,7 @@ class Append : public Functor {
   Where where_;
   AppendAt at_;
   detail::Divisor heads_;
-  int64_t head_dim_;
+  int64_t head_dim_, most_;  // positions of a sequence
 };
 
 // The same with a scale for each position and head, which is found.

@@ -233,6 +233,8 @@ struct Dense {
   KERNELS_HD int64_t length(int64_t b) const { return lengths(b); }
   KERNELS_HD KvSlot slot(int64_t b, int64_t pos) const { return {b, pos, length(b) - pos}; }
   Status check() const { return lengths.check(); }
+  // Of a sequence, where nhd() or hnd() was told of so many; strided() was not.
+  int64_t most_positions(int64_t positions) const { return positions > 0 ? positions : kMostKeys; }
   Status fits(int64_t positions) const {
     return positions > 0 && lengths.known() > positions
                ? invalid("kv: the length exceeds the positions that nhd() or hnd() was told of")
@@ -249,6 +251,7 @@ struct Ragged {
     return detail::check_pointer(offsets, "kv: the pointer to the offsets is null",
                                  "kv: the pointer to the offsets is not aligned for 32-bit numbers");
   }
+  int64_t most_positions(int64_t) const { return kMostKeys; }
   Status fits(int64_t) const { return {}; }
 };
 
@@ -277,6 +280,7 @@ struct Paged {
     if (pages.ld < 0) return invalid("kv: the row stride of the page table is negative");
     return lengths.check();
   }
+  int64_t most_positions(int64_t) const { return pages.ld > 0 ? pages.ld * pages.size : kMostKeys; }
   Status fits(int64_t positions) const {
     return positions > 0 && pages.size > positions
                ? invalid("kv: the page size exceeds the positions that nhd() or hnd() was told of")

@@ -140,6 +140,9 @@ TEST_CASE("what is refused, and why") {
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(nullptr, 1, 16), lengths)), Code::invalid, "page table"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 0), lengths)), Code::invalid, "page size"));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, -1, 16), lengths)), Code::invalid, "page table"));
+  const int32_t too_long[] = {3, 11, 5};
+  CHECK(f.with(k::dense_kv(side, side, lengths)));
+  CHECK(is(f.with(k::dense_kv(side, side, too_long)), Code::invalid, "more keys than the positions"));
   // What nhd() and hnd() were told is held to the call: pages, one length for all, heads and their columns.
   CHECK(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 10), 1)));
   CHECK(is(f.with(k::paged_kv(side, side, k::pages(lengths, 1, 11), lengths)), Code::invalid,

@@ -236,6 +236,27 @@ TEST_CASE("what rope and append refuse") {
   CHECK(append(tensor.scales(p, 16, 2, 1), k::AppendAt(positions), 32).code() == k::Code::unsupported);
 }
 
+TEST_CASE("a token behind the end of its cache is left out") {
+  const int64_t capacity = 4, heads = 2, dim = 16, cols = heads * dim, tokens = 4;
+  const int32_t positions[] = {4, 3, 7, -1}, sequences[] = {0, 1, 1, 0}, table[] = {1, 0};
+  std::vector<float> in(size_t(tokens * cols));
+  for (size_t i = 0; i < in.size(); ++i) in[i] = float(i + 1);
+  const auto from = k::load(static_cast<const float*>(in.data()), cols);
+  const k::AppendAt at(positions, sequences);
+  for (const bool paged : {false, true}) {
+    std::vector<float> cache(size_t((2 * capacity + tokens) * cols), -1), want = cache;  // with room behind its end
+    const auto tensor = k::nhd(cache.data(), capacity, heads, dim);
+    const auto append = [&](const auto& kv) {
+      return k::cpu::copy(k::cpu::Exec{1}, from, k::append_keys(kv, at, dim), tokens, cols);
+    };
+    CHECK((paged ? append(k::paged_kv(tensor, tensor, k::pages(table, 1, capacity), 0))
+                 : append(k::dense_kv(tensor, tensor, 0))));
+    const int64_t last_of_second = (paged ? 0 : capacity) + 3;
+    std::copy_n(in.begin() + cols, cols, want.begin() + last_of_second * cols);
+    CHECK(cache == want);
+  }
+}
+
 TEST_CASE("appended heads get the scales that are found for them") {
   const int64_t tokens = 5, heads = 3, dim = 20, page = 4, pages = 3, blocks = 7, size = page * heads;
   const std::vector<int32_t> positions = {0, 3, -1, 4, 9}, sequences = {0, 1, 0, 1, 0}, table = {6, 1, 3, 0, 5, 2};

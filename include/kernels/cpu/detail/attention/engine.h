@@ -41,11 +41,18 @@ Status check_in_place(const Q& q, const Out& out, const AttentionShape& shape) {
 }
 
 template <class Kv>
-Status check_pages(const Kv&, int64_t) {
+Status check_length(const Kv&, int64_t) {
   return {};
 }
 template <class K, class V>
-Status check_pages(const KvCache<K, V, Paged>& kv, int64_t length) {
+Status check_length(const KvCache<K, V, Dense>& kv, int64_t length) {
+  const Dense& where = kv.where();
+  return length > lesser(where.most_positions(kv.keys().positions()), where.most_positions(kv.values().positions()))
+             ? invalid("a sequence has more keys than the positions that nhd() or hnd() was told of")
+             : Status{};
+}
+template <class K, class V>
+Status check_length(const KvCache<K, V, Paged>& kv, int64_t length) {
   const Pages& pages = kv.where().pages;
   return length > pages.ld * int64_t(pages.size)
              ? invalid("a sequence has more keys than its row of the page table has positions")
@@ -55,7 +62,7 @@ Status check_pages(const KvCache<K, V, Paged>& kv, int64_t length) {
 // What only the CPU can check, as it sees lengths and offsets: what the caller said of them.
 template <class Kv>
 Status check_lengths(const Kv& kv, const AttentionShape& shape) {
-  for (int64_t b = 0; b < shape.batch; ++b) KERNELS_TRY(check_pages(kv, kv.length(b)));
+  for (int64_t b = 0; b < shape.batch; ++b) KERNELS_TRY(check_length(kv, kv.length(b)));
   if (shape.q_offsets == nullptr) return {};
   for (int64_t b = 0; b < shape.batch; ++b) {
     if (shape.q_offsets[b] < 0 || shape.q_offsets[b + 1] < shape.q_offsets[b])
