@@ -73,6 +73,11 @@ constexpr int kSkinnyTokens = 2;
 // bytes of codes have several scales, two tokens are faster with each row in one go (int4 with a scale for 32: 13.3
 // and 12.8 us).
 constexpr int kCodeGroups = 2;
+// What a block of such codes costs besides its rows, in rows, if a multiprocessor has several, one after the other: its
+// beginning and end, and products with rows that are not there, as warps have 32. 12 layers of Mistral-7B with 3 and 8
+// texts (H200, CUDA 13.0, 2026-11, examples/llm): int8 1,015 and 1,120 us with 448 blocks of 64 rows for gates, 1,174
+// and 1,227 with 896 of 32; int4 927 and 1,012, and 1,140 and 1,087 with 598 of 48.
+constexpr int kCodeRowsBesides = 64;
 
 // Where weights stream through shared memory: what rows on the busiest multiprocessor cost, compared to the
 // average, if it has several blocks, as others leave it their share of the bandwidth (14336 rows, 8 tokens: 224 blocks

@@ -422,7 +422,8 @@ class ProductEngine {
       for (int rows = Few::kRows; rows > 0; rows -= 8 * P::matrices) {
         const int64_t count = (outputs + rows - 1) / rows * token_tiles * splits, each = (count + sms - 1) / sms;
         if (each > 1 && (splits > 1 || can_be_alone)) break;
-        const double busiest = double(each * rows * sms / splits) * (each > 1 && !codes ? tuning::kCostOfBusiest : 1);
+        const double each_block = double(rows + (each > 1 && codes ? tuning::kCodeRowsBesides : 0)) / splits;
+        const double busiest = double(each * sms) * each_block * (each > 1 && !codes ? tuning::kCostOfBusiest : 1);
         const double cost = greater(double(all), busiest) * (1 + cost_of_inputs * double(tokens) / rows);
         if (cost >= best) continue;
         best = cost, blocks = count, params.rows = rows, how.cluster = splits;

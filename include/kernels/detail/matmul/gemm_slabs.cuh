@@ -88,9 +88,9 @@ struct GemmSlabs {
                   kHeight = 32 / kLanes;
     // What joins the sums of a gate fetches for itself. Eight packs where the sink reads a matrix, of floats at most
     // (128 x 14336 x 4096, x += ... in floats: 54.7 us and, with four, 60.7), else four (512 x 4096 x 4096 with a bias
-    // and a residual of bfloat16: six 31.8, four 30.4). One where the sink takes pairs: what it does with each is so much
-    // that nobody waits, and is compiled for each (queries, keys and values, turned, keys to a cache: 690 KB on sm_90a
-    // instead of 1,384; prompts of 2,048 and 16,384 tokens of Mistral-7B take as long).
+    // and a residual of bfloat16: six 31.8, four 30.4). One where the sink takes pairs: it does so much with each that
+    // nothing is waited for, and would be compiled for each (queries, keys and values, turned, keys to a cache: 690 KB
+    // on sm_90a instead of 1,384; prompts of 2,048 and 16,384 tokens of Mistral-7B take as long).
     constexpr bool kFetches = P::matrices == 1;
     constexpr int bytes = (!kFetches || std::is_empty<Read>::value ? 0 : int(sizeof(Read))) + P::matrices * N * 4,
                   most = kFetches && Traits<typename P::Map>::reads_matrix && sizeof(Read) <= 4 * N ? 8 : 4,
