@@ -132,8 +132,10 @@ TEST_CASE("twin: keys appended with the scales that are found for them") {
     Pinned<float> scales(blocks * page * heads, 1, 1);
     Pinned<int32_t> positions(1, kRows, kRows), sequences(1, kRows, kRows), table(1, 2 * pages, 2 * pages);
     fill(x, 1);
-    for (int64_t r = 0; r < kRows; ++r)
-      positions.set(0, r, r == 3 ? -1 : int32_t(3 * r % 10)), sequences.set(0, r, int32_t(r % 2));
+    for (int64_t r = 0; r < kRows; ++r) {
+      const int64_t left_out = r == 3 ? -1 : pages * page;  // before and behind the cache
+      positions.set(0, r, int32_t(r == 3 || r == 5 ? left_out : 3 * r % 10)), sequences.set(0, r, int32_t(r % 2));
+    }
     for (int64_t i = 0; i < 2 * pages; ++i) table.set(0, i, int32_t((5 * i + 2) % blocks));
     positions.upload(), sequences.upload(), table.upload();
     const auto side = k::nhd(codes.data(), page, heads, dim).scales(scales.data(), page * heads, heads, 1);
