@@ -4,6 +4,7 @@
 #include <cmath>
 #include <kernels/rope.h>
 #include <set>
+#include <tuple>
 
 namespace llm {
 namespace {
@@ -382,20 +383,18 @@ struct ConfigReader {
     if (c.rotary_dim % 2 != 0) fields.refuse("partial_rotary_factor", "an odd number of columns would be rotated");
     const double theta =
         is_gpt2 ? 10000 : fields.number("rope_theta", 1e-3, 1e12, kind == mixtral || kind == gemma3 ? 1e6 : 1e4);
-    const Json* const scaling = fields.find("rope_scaling");
     if (kind == gemma3) {
       const double local = fields.number("rope_local_base_freq", 1e-3, 1e12, 1e4);
-      const Json* full = scaling;
-      const Json* sliding = nullptr;
+      const Json *full = nullptr, *sliding = nullptr;
       if (parameters != nullptr) {
         full = parameters->contains("full_attention") ? &(*parameters)["full_attention"] : nullptr;
         sliding = parameters->contains("sliding_attention") ? &(*parameters)["sliding_attention"] : nullptr;
         if (full == nullptr || sliding == nullptr)
           fields.refuse("rope_parameters", "not one set for full_attention and one for sliding_attention");
       }
-      c.ropes = {read_rope(full, theta, c, fields), read_rope(sliding, local, c, fields)};
+      c.ropes = {scaled_rope(full, theta), read_rope(sliding, local, c, fields)};
     } else {
-      c.ropes = {read_rope(parameters != nullptr ? parameters : scaling, theta, c, fields)};
+      c.ropes = {scaled_rope(parameters, theta)};
     }
     // Phi-3 says here from which length on the other factors count; elsewhere it stands with the scaling.
     const int64_t original = fields.integer("original_max_position_embeddings", 1, 1 << 30, 0);
@@ -403,6 +402,18 @@ struct ConfigReader {
     if (original > 0 && kind != phi3 && !std::all_of(c.ropes.begin(), c.ropes.end(), known))
       fields.refuse("original_max_position_embeddings",
                     std::to_string(original) + " is not what the rotation says; it belongs to rope_scaling");
+  }
+
+  // A rope_scaling that says something goes before rope_parameters, as in transformers, and has the theta of these
+  // unless it has its own.
+  RopeConfig scaled_rope(const Json* parameters, double theta) const {
+    const RopeConfig rope = read_rope(parameters, theta, c, fields);
+    const Json* const scaling = fields.find("rope_scaling");
+    if (scaling == nullptr || scaling->empty()) return rope;
+    const RopeConfig scaled = read_rope(scaling, rope.theta, c, fields);
+    if (rope.type != "default" && !(rope == scaled))
+      fields.refuse("rope_scaling", "not what rope_parameters says, whose type is " + rope.type);
+    return scaled;
   }
 
   // What does not change the computation.
@@ -456,6 +467,14 @@ std::vector<float> RopeConfig::frequencies(int rotary_dim, int64_t length) const
     }
   }
   return f;
+}
+
+bool RopeConfig::operator==(const RopeConfig& other) const {
+  const auto all = [](const RopeConfig& r) {
+    return std::tie(r.type, r.theta, r.factor, r.original, r.low, r.high, r.fast, r.slow, r.truncate, r.amplitude,
+                    r.short_factors, r.long_factors, r.positions);
+  };
+  return all(*this) == all(other);
 }
 
 bool RopeConfig::differs(int64_t from, int64_t to) const {

@@ -27,6 +27,7 @@ struct RopeConfig {
   // Whether they change on the way from one length to the other: then what longrope has made of keys before is no
   // longer right.
   bool differs(int64_t from, int64_t to) const;
+  bool operator==(const RopeConfig& other) const;
 };
 
 struct LayerConfig {

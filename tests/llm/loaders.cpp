@@ -219,6 +219,44 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(load(shards(false)).find("model-2.safetensors") != std::string::npos);
 }
 
+TEST_CASE("rope_scaling goes before rope_parameters, which must not say something else") {
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}},
+             plain = {{"rope_type", "default"}, {"rope_theta", 1e6}};
+  const auto ropes = [](Json config, const Json& parameters, const Json& scaling) {
+    config.erase("rope_theta");
+    config["rope_parameters"] = parameters, config["rope_scaling"] = scaling;
+    return llm::read_config(config).ropes;
+  };
+  const auto with = [](Json json, const char* name, const Json& value) {
+    json[name] = value;
+    return json;
+  };
+  const Json llama = read("llama")["config"], gemma = read("gemma3")["config"];
+  const auto full = [&](const Json& parameters) {
+    return Json{{"full_attention", parameters}, {"sliding_attention", {{"rope_type", "default"}}}};
+  };
+  for (const bool windows : {false, true}) {
+    const auto one = [&](const Json& parameters, const Json& scaling) {
+      return (windows ? ropes(gemma, full(parameters), scaling) : ropes(llama, parameters, scaling))[0];
+    };
+    const auto rope = one(plain, yarn);
+    CHECK(rope.type == "yarn");
+    CHECK(rope.factor == 4);
+    CHECK(rope.theta == 1e6);
+    CHECK(one(plain, with(yarn, "rope_theta", 5e5)).theta == 5e5);
+    for (const Json& nothing : {Json(nullptr), Json::object()}) {
+      CHECK(one(plain, nothing).type == "default");
+      CHECK(one(yarn, nothing).factor == 4);
+    }
+    CHECK(one(yarn, yarn).factor == 4);
+    CHECK(one(yarn, {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}}).factor == 4);
+    for (const Json& other : {with(yarn, "factor", 8.0), Json{{"rope_type", "linear"}, {"factor", 4.0}}, plain})
+      CHECK(refusal([&] { one(yarn, other); }).find("config.json: rope_scaling: not what rope_parameters") == 0);
+    CHECK(refusal([&] { one(with(plain, "wobble", 1), yarn); }).find("wobble") != std::string::npos);
+  }
+  CHECK(ropes(gemma, full(plain), yarn)[1].type == "default");
+}
+
 TEST_CASE("what is no file, or no directory, is called that") {
   const Folder folder;
   folder.write("model.safetensors", "x");
