@@ -154,6 +154,9 @@ class Model::Loader {
                   some = std::max<int64_t>(1, (int64_t(1) << 18) / std::max<int64_t>(1, cols));
     std::atomic<int64_t> next{0};
     std::atomic<float> beyond{0};  // a number that fp16 has no room for
+    // Codes of 8 and 4 bits would make ordinary numbers of what is none, and nobody would see that the file is broken.
+    const bool must_be_finite = bits_of(out.type) < 16;
+    std::atomic<bool> finite{true};
     const auto work = [&] {
       std::vector<float> values(size_t(some * cols));
       for (int64_t row; (row = next.fetch_add(some)) < rows;) {
@@ -173,6 +176,9 @@ class Model::Loader {
             if (std::fabs(x) >= 65520 && std::isfinite(x)) beyond = x;  // what is smaller is rounded to 65504
           }
         }
+        if (must_be_finite &&
+            !std::all_of(values.data(), values.data() + n * cols, [](float x) { return std::isfinite(x); }))
+          finite = false;
         from_floats(values.data(), n, cols, out.type, result.data.data() + llm::weight_bytes(out.type, to + row, cols),
                     result.scales.data() + scale_bytes(out.type, to + row, cols));
       }
@@ -182,6 +188,8 @@ class Model::Loader {
     for (int64_t i = 1; i < most; ++i) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
+    if (!finite)
+      throw Error(name + ": has a weight that is infinite or no number, which " + name_of(out.type) + " cannot hold");
     if (beyond != 0) {
       std::ostringstream why;
       why << name << ": " << beyond << " is beyond 65504, the largest number of fp16; "

@@ -102,6 +102,29 @@ TEST_CASE("keys with large biases are kept by a cache of 16 bits") {
   CHECK(difference(On(folder, "fp32", "fp16").read(ids).data(), exact) < 0.005);  // 0.0024, measured
 }
 
+TEST_CASE("weights that are no numbers do not become numbers of 8 or 4 bits") {
+  const Json golden = widened(read("llama"));
+  const ModelFolder folder(golden);
+  for (const float x : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                        -std::numeric_limits<float>::infinity()}) {
+    auto tensors = tensors_of(golden);
+    for (auto& tensor : tensors) {
+      if (tensor.name == "model.layers.1.mlp.up_proj.weight") tensor.values[77] = x;
+    }
+    folder.write("model.safetensors", safetensors(tensors, Type::f32));
+    for (const char* weights : {"fp8", "int8", "int4"}) {
+      INFO(x << " in " << weights);
+      std::string why;
+      try {
+        On(folder, weights, "fp32");
+      } catch (const llm::Error& e) {
+        why = e.what();
+      }
+      CHECK(why.find("model.layers.1.mlp.up_proj.weight: has a weight that is infinite or no number") == 0);
+    }
+  }
+}
+
 TEST_CASE("a text ends with a line where its logits are no numbers") {
   const Json golden = read("llama");
   const ModelFolder folder(golden);
