@@ -129,6 +129,23 @@ struct Chosen : k::Functor {
   KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(tokens[row])); }
 };
 
+// What was drawn by logits, or -1 where the one of the token is infinite: that is no likely token but a model that has overflowed, and it
+// would be drawn for ever.
+struct Drawn : k::Functor {
+  static constexpr k::Role role = k::Role::source;
+  static constexpr int widest = 1;
+  const int32_t* tokens;
+  const float* logits;
+  int64_t vocabulary;
+  Drawn(const int32_t* p, const float* by, int64_t n) : tokens(p), logits(by), vocabulary(n) {}
+  KERNELS_HD int32_t at(int64_t row) const {
+    const int32_t token = tokens[row];
+    return token >= 0 && logits[row * vocabulary + token] == k::infinity<float>() ? -1 : token;
+  }
+  template <int N>
+  KERNELS_HD k::Pack<float, N> load(int64_t row, int64_t) const { return k::broadcast<N>(float(at(row))); }
+};
+
 // What the rows of a step with guesses need, each from the text's state, which only Verified changes.
 struct Guessed : k::Functor {
   static constexpr k::Role role = k::Role::sink;
@@ -153,11 +170,12 @@ struct Verified : k::Functor {
   static constexpr int widest = 1;
   Behind behind;
   Guesses guesses;
-  Verified(const Texts& t, const Guesses& g) : behind(t, 0), guesses(g) {}
+  Drawn drawn;
+  Verified(const Texts& t, const Guesses& g, const Drawn& d) : behind(t, 0), guesses(g), drawn(d) {}
   template <int N>
   KERNELS_HD void store(const k::Pack<float, N>&, int64_t, int64_t) const {
     for (int64_t i = 0; i < guesses.rows; ++i) {
-      const int32_t token = behind.texts.chosen[i];
+      const int32_t token = drawn.at(i);
       behind.put(0, token);
       if (i + 1 == guesses.rows || token != guesses.ids[i + 1]) return;
     }
@@ -174,7 +192,7 @@ const char* draw(const Place& place, const Choice& how, const float* logits, int
 const char* choose(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, int64_t first, int64_t count) {
   LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen + first, count, texts.seeds + first, texts.steps + first, texts.history + first * texts.context, texts.context,
                texts.kept + first));
-  return reason(on::copy(exec(place), Chosen(texts.chosen + first), Behind(texts, first), count, 1));
+  return reason(on::copy(exec(place), Drawn(texts.chosen + first, logits, vocabulary), Behind(texts, first), count, 1));
 }
 
 const char* guess(const Place& place, const Texts& texts, const Guesses& guesses) {
@@ -183,7 +201,8 @@ const char* guess(const Place& place, const Texts& texts, const Guesses& guesses
 
 const char* verify(const Place& place, const Choice& how, const float* logits, int64_t vocabulary, int64_t tokens, const Texts& texts, const Guesses& guesses) {
   LLM_TRY(draw(place, how, logits, vocabulary, tokens, texts.chosen, guesses.rows, guesses.seeds, guesses.steps, texts.history, 0, guesses.lengths));
-  return reason(on::copy(exec(place), Chosen(texts.chosen), Verified(texts, guesses), 1, 1));
+  const Drawn drawn(texts.chosen, logits, vocabulary);
+  return reason(on::copy(exec(place), drawn, Verified(texts, guesses, drawn), 1, 1));
 }
 
 }  // namespace

@@ -147,3 +147,32 @@ TEST_CASE("a text ends with a line where its logits are no numbers") {
   folder.write("model.safetensors", safetensors(tensors, Type::f32));
   CHECK(refusal().find("are not numbers") != std::string::npos);
 }
+
+TEST_CASE("a text ends with a line where a logit is infinite") {
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  auto tensors = tensors_of(golden);
+  for (auto& tensor : tensors) {
+    if (tensor.name == "model.norm.weight") tensor.values[0] = 1e20f;
+    // One of them becomes infinite, and the other one its negative, which is never chosen.
+    if (tensor.name == "lm_head.weight") tensor.values[0] = 1e20f, tensor.values[size_t(tensor.shape[1])] = -1e20f;
+  }
+  folder.write("model.safetensors", safetensors(tensors, Type::f32));
+  for (const double temperature : {0.0, 1.0}) {
+    for (const int64_t lookup : {0, 4}) {
+      INFO("temperature " << temperature << ", " << lookup << " guesses");
+      llm::Settings settings = On::settings_of(folder, "stored", "fp32");
+      settings.temperature = temperature, settings.lookup = lookup;
+      std::string why;
+      try {
+        llm::Session session(settings);
+        session.load(1);
+        llm::Session::Times times;
+        session.generate({golden["ids"].get<Ids>()}, {}, times);
+      } catch (const llm::Error& e) {
+        why = e.what();
+      }
+      CHECK(why.find("are not numbers: the model has overflowed") != std::string::npos);
+    }
+  }
+}
