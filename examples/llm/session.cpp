@@ -126,6 +126,11 @@ Session::Session(const Settings& all) : settings(all) {
     generation = llm::read_json(directory + "/generation_config.json");
   if (!generation.is_object()) throw Error("generation_config.json: not an object");
   tokenizer.emplace(directory);
+  for (const char* name : {"bos_token", "eos_token"}) {
+    const std::string text = tokenizer->special_names.value(name, "");
+    if (!text.empty() && tokenizer->id_of(text) < 0 && !settings.quiet)
+      std::fprintf(stderr, "tokenizer_config.json: %s: %s is no token\n", name, shown(text).c_str());
+  }
   weights.emplace(directory);
 
   try {

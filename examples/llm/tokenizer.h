@@ -47,7 +47,7 @@ class Tokenizer {
   };
 
   // Of a directory. bos and eos by name come from tokenizer_config.json, and whether they are put around a text, if it
-  // says so; added tokens from there or from added_tokens.json, where there is no tokenizer.json.
+  // says so; so do added tokens, or else from added_tokens.json, that tokenizer.json does not have.
   explicit Tokenizer(const std::string& directory);
   static Tokenizer from_json(const Json& json, const std::string& what);
   static Tokenizer from_model(const std::string& bytes, const std::string& what);  // SentencePiece's protobuf
@@ -86,7 +86,7 @@ class Tokenizer {
   // Of a directory (tokenizer_directory.cpp); type: what class_of() says.
   enum class Source { json, model, vocabulary };
   void read_vocabulary(const std::string& directory, const Json& config, const std::string& type);
-  void read_added_beside(const std::string& directory, const Json& config);
+  void read_added_beside(const std::string& directory, const Json& config, Source source);
   void read_ends_beside(const std::string& path, const Json& config, const std::string& type, Source source);
   void read_templates(const std::string& directory, const Json& config);
   void read_steps(const Json& json, const std::string& what, bool normalizing);

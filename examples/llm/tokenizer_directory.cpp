@@ -87,20 +87,33 @@ void Tokenizer::read_vocabulary(const std::string& directory, const Json& config
   read_json(json, directory + "/vocab.json");
 }
 
-// Added tokens where there is no tokenizer.json, which would have them. They are cut out of the text as it is written,
-// whether they are normalized or not, as by the tokenizers that read such files.
-void Tokenizer::read_added_beside(const std::string& directory, const Json& config) {
+// Added tokens of the files beside the tokenizer's own. tokenizer.json has its own, which stay as they are there, and
+// those that it lacks are added, as transformers does. Beside other files they are cut out of the text as it is
+// written, whether they are normalized or not, as by the tokenizers that read such files.
+void Tokenizer::read_added_beside(const std::string& directory, const Json& config, Source source) {
   const std::string path = directory + "/tokenizer_config.json", older = directory + "/added_tokens.json";
+  const bool behind = source == Source::json;
   std::set<std::string> special;
   for (const auto& item : special_names.items()) special.insert(item.value().get<std::string>());
   const Json* const more = part_of(config, "additional_special_tokens");
   for (const Json& item : more != nullptr && more->is_array() ? *more : Json::array()) {
     if (const Json* const text = content_of(item)) special.insert(text->get<std::string>());
   }
+  std::set<std::string> stay;
+  if (behind) for (const Added& token : added_) stay.insert(token.text);
   const auto add = [&](const Added& token, const std::string& what) {
-    added_.erase(std::remove_if(added_.begin(), added_.end(),
-                                [&](const Added& other) { return other.text == token.text || other.id == token.id; }),
-                 added_.end());
+    if (!behind) {
+      const auto is_replaced = [&](const Added& other) { return other.text == token.text || other.id == token.id; };
+      added_.erase(std::remove_if(added_.begin(), added_.end(), is_replaced), added_.end());
+    } else if (stay.count(token.text) > 0) {
+      return;
+    } else {
+      const int32_t known = id_of(token.text);
+      const std::string there = bytes(token.id, true),
+                        is = what + ": " + shown(token.text) + " is the token " + std::to_string(token.id);
+      if (known >= 0 && known != token.id) throw Error(is + ", and " + std::to_string(known) + " in tokenizer.json");
+      if (known < 0 && !there.empty()) throw Error(is + ", which is " + shown(there) + " in tokenizer.json");
+    }
     add_added(token, what);
   };
   if (const Json* const decoder = part_of(config, "added_tokens_decoder")) {
@@ -110,16 +123,18 @@ void Tokenizer::read_added_beside(const std::string& directory, const Json& conf
       const Json& json = item.value();
       if (!json.is_object()) throw Error(what + ": a token that is not an object");
       const std::string text = text_of(json, "content", what);
-      add({text, number_in(item.key(), what), flag_of(json, "special", false, what) || special.count(text) > 0, false,
+      const bool is_special = flag_of(json, "special", false, what) || special.count(text) > 0;
+      add({text, number_in(item.key(), what), is_special, behind && flag_of(json, "normalized", !is_special, what),
            flag_of(json, "lstrip", false, what), flag_of(json, "rstrip", false, what),
            flag_of(json, "single_word", false, what), ""},
           what);
     }
   } else if (file_exists(older)) {
     const Json tokens = object_in(older);
-    for (const auto& item : tokens.items())
-      add({item.key(), id_in(item.value(), older), special.count(item.key()) > 0, false, false, false, false, ""},
-          older);
+    for (const auto& item : tokens.items()) {
+      const bool is_special = special.count(item.key()) > 0;
+      add({item.key(), id_in(item.value(), older), is_special, behind && !is_special, false, false, false, ""}, older);
+    }
   }
   // Pieces that tokenizer_config.json calls special.
   for (const std::string& text : special) {
@@ -174,7 +189,7 @@ Tokenizer::Tokenizer(const std::string& directory) {
     const Json* const text = content_of(item.value());
     if (name.size() > 6 && name.substr(name.size() - 6) == "_token" && text != nullptr) special_names[name] = *text;
   }
-  if (source != Source::json) read_added_beside(directory, config);
+  read_added_beside(directory, config, source);
   const auto token = [&](const char* name, int32_t otherwise) {
     const int32_t id = special_names.contains(name) ? id_of(special_names[name].get<std::string>()) : -1;
     return id >= 0 ? id : otherwise;

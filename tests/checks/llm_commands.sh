@@ -172,6 +172,19 @@ expect 'a saved chat' grep -q '"role": "assistant"' "$work/saved"
 run chat < /dev/null
 expect 'chat without a template' refuses 'no chat template: --template'
 
+# The model with other files beside it.
+mkdir "$work/beside"
+ln -s "$(realpath "$model")"/* "$work/beside"
+model=$work/beside
+beside() {  # beside FILE TEXT: that file of the model, as long as there is no other one
+  rm -f "$model/$1"
+  echo "$2" > "$model/$1"
+}
+beside tokenizer_config.json '{"eos_token": "<none>"}'
+run generate --temperature 0 -n 2 "$begin"
+expect 'an eos_token that is none' says '^tokenizer_config.json: eos_token: <none> is no token$'
+beside tokenizer_config.json '{"eos_token": "<|endoftext|>"}'
+
 model=$work/nothing
 run generate x
 expect 'no model' refuses 'nothing/config.json'

@@ -434,13 +434,6 @@ TEST_CASE("tokenizer.model begins texts as tokenizer_config.json says, and has a
   CHECK(newer.bytes(n + 2) == "<word>");
   CHECK(newer.bytes(n) == "");
 
-  // tokenizer.json counts where it is there.
-  const Json file = read("tokenizers")["tokenizers"]["llama2"]["json"];
-  const Tokenizer both =
-      load({{"tokenizer.json", file}, {"tokenizer_config.json", config}, {"added_tokens.json", added}});
-  CHECK(both.size() == Tokenizer::from_json(file, "llama2").size());
-  CHECK(both.id_of("<|im_end|>") < 0);
-
   for (const Json& wrong :
        {Json::array(), Json{{"x", token("a", true, true, true)}}, Json{{"-1", token("a", true, true, true)}},
         Json{{"99999999", token("a", true, true, true)}}, Json{{"5", "a"}}, Json{{"5", {{"content", 5}}}},
@@ -452,6 +445,57 @@ TEST_CASE("tokenizer.model begins texts as tokenizer_config.json says, and has a
   for (const Json& wrong : {Json::array(), Json{{"a", -1}}, Json{{"a", "b"}}, Json{{"", 5}}})
     CHECK(refusal({{"tokenizer.model", model}, {"added_tokens.json", wrong}}).find("added_tokens.json") !=
           std::string::npos);
+}
+
+TEST_CASE("tokens that tokenizer.json lacks are added from beside it") {
+  const Json file = read("tokenizers")["tokenizers"]["llama2"]["json"];
+  const Tokenizer plain = Tokenizer::from_json(file, "llama2");
+  const int32_t n = int32_t(plain.size());
+  REQUIRE(plain.id_of("<|end|>") >= 0);
+  const auto beside = [&](const Json& config, const Json& added = Json::object()) {
+    return std::map<std::string, Json>{
+        {"tokenizer.json", file}, {"tokenizer_config.json", config}, {"added_tokens.json", added}};
+  };
+  const auto ids = [](const Tokenizer& tokenizer, const char* text) { return tokenizer.encode(text, false); };
+
+  // added_tokens_decoder; what tokenizer.json has stays as it is there.
+  Json config = {{"eos_token", "<|stop|>"}};
+  config["added_tokens_decoder"] = {
+      {std::to_string(plain.id_of("<|end|>")), {{"content", "<|end|>"}, {"special", false}}},
+      {std::to_string(n), {{"content", "<|new|>"}, {"special", true}, {"rstrip", true}}},
+      {std::to_string(n + 1), {{"content", "<|stop|>"}}},
+      {std::to_string(n + 2), {{"content", "<word>"}}}};
+  const Tokenizer newer = load(beside(config, {{"<note>", n + 5}}));
+  CHECK(newer.size() == n + 3);
+  CHECK(newer.eos == n + 1);
+  CHECK(newer.bytes(plain.id_of("<|end|>")) == plain.bytes(plain.id_of("<|end|>")));
+  CHECK(ids(newer, "<|new|> <|stop|><word>") == Ids{n, n + 1, n + 2});
+  CHECK(newer.decode({n, n + 1, n + 2}) == "<word>");
+
+  // added_tokens.json otherwise, special if tokenizer_config.json names them.
+  config.erase("added_tokens_decoder");
+  const Tokenizer older = load(beside(config, {{"<|stop|>", n}, {"<note>", n + 1}}));
+  CHECK(ids(older, "<|stop|><note>") == Ids{n, n + 1});
+  CHECK(older.decode({n, n + 1}) == "<note>");
+
+  // A piece that is called special is cut out of the text as a whole.
+  const std::string word = "use";
+  const int32_t piece = plain.id_of(word);
+  REQUIRE(piece >= 0);
+  const auto has_piece = [&](const Ids& all) { return std::count(all.begin(), all.end(), piece) > 0; };
+  REQUIRE(!has_piece(ids(plain, "house")));
+  const Tokenizer named = load(beside({{"eos_token", word}}));
+  CHECK(named.eos == piece);
+  CHECK(has_piece(ids(named, "house")));
+  CHECK(named.decode({piece}).empty());
+
+  using Wrong = std::tuple<int32_t, std::string, const char*>;
+  for (const auto& [where, token, why] :
+       {Wrong{0, "<new>", "which is <unk> in"}, Wrong{n, word, "in tokenizer.json"}}) {
+    const Json decoder = {{std::to_string(where), {{"content", token}}}};
+    CHECK(refusal(beside({{"added_tokens_decoder", decoder}})).find(why) != std::string::npos);
+    CHECK(refusal(beside(Json::object(), {{token, where}})).find(why) != std::string::npos);
+  }
 }
 
 // With all added tokens of the golden files, and against the ids that these have.
