@@ -153,6 +153,10 @@ void Session::find_stops() {
   for (const int64_t id : ends) {
     if (id >= 0 && id < config.vocabulary) stops.push_back(int32_t(id));
   }
+  for (const Tokenizer::Added& token : tokenizer->added()) {
+    if (std::find(settings.stops.begin(), settings.stops.end(), token.text) != settings.stops.end())
+      asked_stops.push_back(token.id);
+  }
 }
 
 int64_t Session::tokens() const { return std::min(config.vocabulary, tokenizer->size()); }
@@ -290,7 +294,10 @@ class Writer {
     Text& text = texts_[i];
     if (is_long_enough(text)) return void(text.finish = "length");
     const int32_t id = model_.token(int64_t(i), int64_t(text.ids.size()));
-    const bool ends = !settings_.ignore_eos && std::find(s_.stops.begin(), s_.stops.end(), id) != s_.stops.end();
+    const auto is_in = [&](const std::vector<int32_t>& ends) {
+      return std::find(ends.begin(), ends.end(), id) != ends.end();
+    };
+    const bool ends = is_in(s_.asked_stops) || (!settings_.ignore_eos && is_in(s_.stops));
     bool found = false;
     std::string more = ends ? "" : holds_[i].add(streams_[i].add(s_.tokenizer->bytes(id)), found);
     text.read = int64_t(text.ids.size());

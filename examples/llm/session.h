@@ -116,7 +116,8 @@ class Session {
   std::optional<Model> model;
   std::optional<Format> format;  // how to chat, or
   std::string why_no_format;
-  std::vector<int32_t> stops;  // tokens that end a text
+  std::vector<int32_t> stops;        // tokens that end a text
+  std::vector<int32_t> asked_stops;  // those that --stop names, whose text is never seen where they are special
   Sampling sampling;
   Choice choice() const;   // the same, as the model's calls take it
   int64_t tokens() const;  // how many the model and its tokenizer both have

@@ -263,3 +263,35 @@ TEST_CASE("a text ends where it should") {
   CHECK(std::string(text.finish) == "stop");
   CHECK(text.written == whole.substr(0, whole.find(settings.stops[1])));
 }
+
+TEST_CASE("a text ends at a special token that a stop string names") {
+  const Json golden = read("llama");
+  const ModelFolder folder(golden);
+  const auto ids = golden["ids"].get<std::vector<int32_t>>();
+  llm::Settings settings = settings_of(folder);
+  settings.temperature = 0, settings.most = 12, settings.ignore_eos = true;
+  const auto write = [&] {
+    Loaded model(settings);
+    llm::Session::Times times;
+    return model.session.generate({ids}, {}, times)[0];
+  };
+  const auto whole = write();
+  const auto first = whole.ids.begin() + whole.prompt;
+  // The first token that is another one than those before it is made a special one.
+  const auto at = std::find_if(first + 1, whole.ids.end(), [&](int32_t id) { return id != *first; });
+  REQUIRE(at != whole.ids.end());
+  const int32_t id = *at;
+  Json tokens = Json::parse(tokenizer());
+  tokens["added_tokens"] = {{{"id", id}, {"content", "<|stop|>"}, {"special", true}}};
+  folder.write("tokenizer.json", tokens.dump());
+  settings.stops = {"never", "<|stop|>"};
+  for (const int64_t lookup : {0, 4}) {
+    settings.lookup = lookup;
+    const auto text = write();
+    CHECK(std::string(text.finish) == "stop");
+    CHECK(text.ids == std::vector<int32_t>(whole.ids.begin(), at + 1));
+    CHECK(whole.written.find(text.written) == 0);
+  }
+  settings.stops = {"<|stop|>x"};
+  CHECK(write().ids == whole.ids);
+}
