@@ -6,101 +6,10 @@
 #include <set>
 #include <tuple>
 
+#include "fields.h"
+
 namespace llm {
 namespace {
-
-// Fields of an object, each of a type and a range, that knows which of them were asked for.
-class Fields {
- public:
-  Fields(const Json& json, std::string what) : json_(json), what_(std::move(what)) {
-    if (!json.is_object()) throw Error(what_ + ": not an object");
-  }
-
-  const Json* find(const std::string& name) const {
-    read_.insert(name);
-    const auto at = json_.find(name);
-    return at == json_.end() || at->is_null() ? nullptr : &*at;
-  }
-  // What changes nothing here.
-  void ignore(std::initializer_list<const char*> names) const { read_.insert(names.begin(), names.end()); }
-  [[noreturn]] void refuse(const std::string& name, const std::string& why) const {
-    throw Error(what_ + ": " + name + ": " + why);
-  }
-
-  int64_t integer(const std::string& name, int64_t low, int64_t high) const {
-    if (find(name) == nullptr) refuse(name, "missing");
-    return integer(name, low, high, 0);
-  }
-  int64_t integer(const std::string& name, int64_t low, int64_t high, int64_t otherwise) const {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number_integer()) refuse(name, "not an integer");
-    const bool huge = value->is_number_unsigned() && value->get<uint64_t>() > uint64_t(INT64_MAX);
-    const int64_t n = huge ? INT64_MAX : value->get<int64_t>();
-    if (n < low || n > high)
-      refuse(name, std::to_string(n) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
-    return n;
-  }
-  double number(const std::string& name, double low, double high, double otherwise) const {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number()) refuse(name, "not a number");
-    const double x = value->get<double>();
-    if (!(x >= low && x <= high)) refuse(name, "out of range");
-    return x;
-  }
-  bool flag(const std::string& name, bool otherwise) const {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) refuse(name, "neither true nor false");
-    return value->get<bool>();
-  }
-  std::string text(const std::string& name, const std::string& otherwise) const {
-    const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_string()) refuse(name, "not a string");
-    return value->get<std::string>();
-  }
-  std::vector<double> numbers(const std::string& name) const {
-    const Json* const value = find(name);
-    if (value == nullptr) refuse(name, "missing");
-    if (!value->is_array()) refuse(name, "not a list");
-    std::vector<double> out;
-    for (const Json& x : *value) {
-      if (!x.is_number() || !(x.get<double>() > 0)) refuse(name, "not a list of positive numbers");
-      out.push_back(x.get<double>());
-    }
-    return out;
-  }
-  // A field that must have one value, because the others are not computed here.
-  void must_be(const std::string& name, bool value) const {
-    if (flag(name, value) != value) refuse(name, value ? "false is not supported" : "true is not supported");
-  }
-
-  std::vector<std::string> unread() const {
-    std::vector<std::string> out;
-    for (const auto& item : json_.items()) {
-      if (read_.count(item.key()) == 0) out.push_back(item.key());
-    }
-    return out;
-  }
-  // What nobody has read must not say how positions are rotated or results scaled: that shows late, and only in some
-  // texts.
-  void refuse_unread_rotation() const {
-    for (const std::string& name : unread()) {
-      const Json& value = json_.at(name);
-      const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-      const bool neutral = value.is_null() || value == false || value == 1;
-      if (!neutral && (has("rope") || has("rotary") || has("scaling")))
-        refuse(shown(name), shown(value.dump()) + " is not supported for this architecture");
-    }
-  }
-
- private:
-  const Json& json_;
-  std::string what_;
-  mutable std::set<std::string> read_;
-};
 
 Activation activation_of(const Fields& fields, const std::string& field, const std::string& otherwise) {
   const std::string name = fields.text(field, otherwise);
