@@ -7,9 +7,12 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <set>
 #include <unistd.h>
+
+#include "fields.h"
 
 namespace llm {
 namespace fs = std::filesystem;
@@ -116,11 +119,7 @@ Session::Session(const Settings& all) : settings(all) {
       throw Error(directory + ": GGUF files are not supported, only directories with config.json and .safetensors");
   }
   config = read_config(llm::read_json(directory + "/config.json"));
-  if (!config.unread.empty() && !settings.quiet) {
-    std::string names;
-    for (const std::string& name : config.unread) names += (names.empty() ? "" : ", ") + shown(name);
-    std::fprintf(stderr, "config.json: not read: %s\n", names.c_str());
-  }
+  say_unread("config.json", config.unread);
   generation = Json::object();
   if (file_exists(directory + "/generation_config.json"))
     generation = llm::read_json(directory + "/generation_config.json");
@@ -166,20 +165,49 @@ Choice Session::choice() const {
           float(sampling.repetition_penalty), int32_t(std::min(sampling.top_k, tokens()))};
 }
 
+void Session::say_unread(const char* file, const std::vector<std::string>& fields) const {
+  if (fields.empty() || settings.quiet) return;
+  std::string names;
+  for (const std::string& name : fields) names += (names.empty() ? "" : ", ") + shown(name);
+  std::fprintf(stderr, "%s: not read: %s\n", file, names.c_str());
+}
+
+// Files of older versions of transformers have all fields, most of them with values that change nothing.
+void Session::say_unread_generation(const Fields& fields) const {
+  fields.ignore({"eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
+                 "_from_model_config", "use_cache", "cache_implementation", "cache_config", "return_legacy_cache",
+                 "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+                 "return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule",
+                 "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size",
+                 "disable_compile", "compile_config"});
+  std::vector<std::string> unread;
+  for (const std::string& name : fields.unread()) {
+    const Json& value = generation[name];
+    const bool neutral = value.empty() || value == false || value == 0 || value == 1 || value == "";
+    if (!neutral) unread.push_back(name);
+  }
+  say_unread("generation_config.json", unread);
+}
+
 // What the settings leave open is as the generation config says. Who asks for some of the likely tokens wants to have
 // them drawn.
 void Session::read_sampling() {
+  const Fields fields(generation, "generation_config.json");
   const auto number = [&](const char* name, double otherwise) {
-    const auto at = generation.find(name);
-    return at != generation.end() && at->is_number() ? at->get<double>() : otherwise;
+    constexpr double any = std::numeric_limits<double>::max();
+    return fields.number(name, -any, any, otherwise);
   };
-  const bool samples = generation.value("do_sample", Json(false)) == true || settings.top_k.value_or(0) > 0 ||
-                       settings.top_p.value_or(1) < 1 || settings.min_p.value_or(0) > 0;
-  sampling.temperature = settings.temperature.value_or(samples ? number("temperature", 1) : 0);
-  sampling.top_k = settings.top_k.value_or(samples ? int64_t(std::clamp(number("top_k", 0), 0.0, 1e9)) : 0);
-  sampling.top_p = settings.top_p.value_or(samples ? number("top_p", 1) : 1);
-  sampling.min_p = settings.min_p.value_or(samples ? number("min_p", 0) : 0);
+  const bool do_sample = fields.flag("do_sample", false);
+  const double temperature = number("temperature", 1), top_p = number("top_p", 1), min_p = number("min_p", 0);
+  const int64_t top_k = fields.integer("top_k", -1, std::numeric_limits<int64_t>::max(), 0);
+  const bool samples = do_sample || settings.top_k.value_or(0) > 0 || settings.top_p.value_or(1) < 1 ||
+                       settings.min_p.value_or(0) > 0;
+  sampling.temperature = settings.temperature.value_or(samples ? temperature : 0);
+  sampling.top_k = settings.top_k.value_or(samples ? std::clamp<int64_t>(top_k, 0, 1000000000) : 0);
+  sampling.top_p = settings.top_p.value_or(samples ? top_p : 1);
+  sampling.min_p = settings.min_p.value_or(samples ? min_p : 0);
   sampling.repetition_penalty = settings.repetition_penalty.value_or(number("repetition_penalty", 1));
+  say_unread_generation(fields);
   const auto must = [](bool holds, const char* what) {
     if (!holds) throw Error(std::string("sampling, by an option or by generation_config.json: ") + what);
   };

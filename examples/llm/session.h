@@ -13,6 +13,8 @@
 
 namespace llm {
 
+class Fields;
+
 struct Sampling {
   double temperature = 0, top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t top_k = 0;
@@ -131,6 +133,8 @@ class Session {
  private:
   void find_stops();
   void read_sampling();
+  void say_unread(const char* file, const std::vector<std::string>& fields) const;
+  void say_unread_generation(const Fields& fields) const;
   void choose_device();
 };
 

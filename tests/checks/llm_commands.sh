@@ -184,6 +184,9 @@ beside tokenizer_config.json '{"eos_token": "<none>"}'
 run generate --temperature 0 -n 2 "$begin"
 expect 'an eos_token that is none' says '^tokenizer_config.json: eos_token: <none> is no token$'
 beside tokenizer_config.json '{"eos_token": "<|endoftext|>"}'
+beside generation_config.json '{"do_sample": false, "no_repeat_ngram_size": 3, "num_beams": 1, "use_cache": true, "suppress_tokens": [5]}'
+run generate -n 2 "$begin"
+expect 'fields of generation_config.json that nobody reads' says '^generation_config.json: not read: no_repeat_ngram_size, suppress_tokens$'
 
 model=$work/nothing
 run generate x

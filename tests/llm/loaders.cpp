@@ -201,6 +201,16 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
     more["added_tokens"] = {{{"id", 96}, {"content", "A"}}};
     f.write("tokenizer.json", more.dump());
   }).find("token 96") != std::string::npos);
+  for (const Json& wrong : {Json{{"do_sample", "yes"}}, Json{{"temperature", "1"}}, Json{{"top_k", 2.5}},
+                            Json{{"top_p", true}}, Json{{"min_p", Json::array()}}, Json{{"top_k", -2}},
+                            Json{{"repetition_penalty", Json::object()}}, Json{{"eos_token_id", "</s>"}}}) {
+    const std::string name = wrong.begin().key();
+    const auto why = load([&](const Folder& f, Json&) { f.write("generation_config.json", wrong.dump()); });
+    CHECK(why.find("generation_config.json: " + name + ": ") == 0);
+  }
+  CHECK(load([](const Folder& f, Json&) {
+          f.write("generation_config.json", R"({"do_sample": null, "top_k": null, "temperature": 1, "wobble": 5})");
+        }) == "");
   // Shards, and one that is missing.
   const auto shards = [](bool both) {
     return [both](const Folder& f, Json& json) {
