@@ -32,7 +32,7 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   std::vector<Tokenizer::Ids> ids;
   for (const std::string& prompt : prompts) ids.push_back(session.tokenizer->encode(prompt));
   // Of a text that begins with the token that begins texts, one is enough.
-  const Tokenizer::Ids begin = session.tokenizer->encode("");
+  const Tokenizer::Ids& begin = session.tokenizer->before();
   for (Tokenizer::Ids& text : ids) {
     if (begin.size() == 1 && text.size() > 1 && text[0] == begin[0] && text[1] == begin[0]) text.erase(text.begin());
   }
@@ -169,8 +169,9 @@ std::vector<Window> halves_of(int64_t tokens, int64_t context) {
 int perplexity(const Settings& settings, const TextFile& file, int64_t stride, bool halves) {
   Session session(settings);
   session.load(1);
-  const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(file.text)),
-                       begin_ids = session.tokenizer->encode("");
+  // What looks like a special token in a file is text, as it is for llama.cpp.
+  const Tokenizer::Ids ids = session.tokenizer->encode(valid_utf8(file.text), true, false);
+  const Tokenizer::Ids& begin_ids = session.tokenizer->before();
   const int64_t n = int64_t(ids.size()), context = session.model->context();
   if (context < 2) throw Error("--context: a window of 1 token scores nothing");
   if (n < 2) throw Error(file.name + ": there is nothing to score");

@@ -62,6 +62,7 @@ class Tokenizer {
   std::string bytes(int32_t id, bool with_special = false) const;
   std::string decode(const Ids& ids, bool with_special = false) const;
 
+  const Ids& before() const { return before_; }  // what is put before a text
   int64_t size() const { return int64_t(pieces_.size()); }
   int32_t id_of(const std::string& text) const;  // of an added token or a piece, -1 if there is none
   const std::vector<Added>& added() const { return added_; }

@@ -131,6 +131,9 @@ run perplexity -q --context 2 --halves "$work/text"
 expect 'perplexity of halves of two tokens' refuses 'scores nothing'
 "$llm" perplexity -d cpu -m "$model" -q --context 64 --stride 16 - < "$work/text" > "$work/out" 2> "$work/err"
 expect 'perplexity of the standard input' prints 'context 64, stride 16'
+echo '<|endoftext|>' > "$work/special"
+run perplexity -q --json "$work/special"
+expect 'perplexity of what looks like a special token' prints '"scored_tokens":([3-9]|[1-9][0-9])'
 run perplexity "$work/none"
 expect 'perplexity of no file' refuses 'none'
 
@@ -187,6 +190,17 @@ beside tokenizer_config.json '{"eos_token": "<|endoftext|>"}'
 beside generation_config.json '{"do_sample": false, "no_repeat_ngram_size": 3, "num_beams": 1, "use_cache": true, "suppress_tokens": [5]}'
 run generate -n 2 "$begin"
 expect 'fields of generation_config.json that nobody reads' says '^generation_config.json: not read: no_repeat_ngram_size, suppress_tokens$'
+# A tokenizer that ends texts as well, or only that.
+for begins in true false; do
+  beside tokenizer_config.json '{"tokenizer_class": "LlamaTokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>",
+    "add_bos_token": '$begins', "add_eos_token": true}'
+  run perplexity -q --context 64 --halves "$work/text"
+  if $begins; then bos='BOS in each window'; else bos='no BOS'; fi
+  expect "perplexity with EOS, $bos" prints "stride 64, $bos"
+done
+beside tokenizer_config.json '{"tokenizer_class": "LlamaTokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "add_eos_token": true}'
+run generate --temperature 0 -n 2 -q --json '<|endoftext|>One'
+expect 'a text that begins with BOS and ends with EOS' prints '"prompt_ids":\[0,[1-9][0-9,]*,0\]'
 
 model=$work/nothing
 run generate x
