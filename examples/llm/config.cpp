@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <kernels/rope.h>
-#include <set>
 #include <tuple>
 
 #include "fields.h"
@@ -241,11 +240,10 @@ struct ConfigReader {
     c.shared_inner = kind == qwen2_moe ? fields.integer("shared_expert_intermediate_size", 1, large) : 0;
     c.shares_add_to_one = kind == mixtral || fields.flag("norm_topk_prob", false);
     const int64_t step = kind == mixtral ? 1 : fields.integer("decoder_sparse_step", 1, 4096, 1);
-    std::set<int64_t> dense;
-    if (const Json* const list = kind == mixtral ? nullptr : fields.find("mlp_only_layers")) {
-      for (const Json& i : *list) dense.insert(i.is_number_integer() ? i.get<int64_t>() : -1);
-    }
-    for (int64_t i = 0; i < layers; ++i) c.layers[size_t(i)].experts = dense.count(i) == 0 && (i + 1) % step == 0;
+    std::vector<int64_t> dense;
+    if (kind != mixtral) dense = fields.integers("mlp_only_layers", 0, layers - 1);
+    for (int64_t i = 0; i < layers; ++i)
+      c.layers[size_t(i)].experts = std::count(dense.begin(), dense.end(), i) == 0 && (i + 1) % step == 0;
   }
 
   // Mistral's default is one of 4096, Qwen's says itself whether it is used, and from which layer on.

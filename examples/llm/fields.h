@@ -35,13 +35,16 @@ class Fields {
   }
   int64_t integer(const std::string& name, int64_t low, int64_t high, int64_t otherwise) const {
     const Json* const value = find(name);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number_integer()) refuse(name, "not an integer");
-    const bool huge = value->is_number_unsigned() && value->get<uint64_t>() > uint64_t(INT64_MAX);
-    const int64_t n = huge ? INT64_MAX : value->get<int64_t>();
-    if (n < low || n > high)
-      refuse(name, std::to_string(n) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
-    return n;
+    return value == nullptr ? otherwise : integer_of(name, *value, low, high);
+  }
+  // None where the field is missing.
+  std::vector<int64_t> integers(const std::string& name, int64_t low, int64_t high) const {
+    const Json* const value = find(name);
+    std::vector<int64_t> out;
+    if (value == nullptr) return out;
+    if (!value->is_array()) refuse(name, "not a list");
+    for (const Json& x : *value) out.push_back(integer_of(name, x, low, high));
+    return out;
   }
   double number(const std::string& name, double low, double high, double otherwise) const {
     const Json* const value = find(name);
@@ -99,6 +102,15 @@ class Fields {
   }
 
  private:
+  int64_t integer_of(const std::string& name, const Json& value, int64_t low, int64_t high) const {
+    if (!value.is_number_integer()) refuse(name, "not an integer");
+    const bool huge = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX);
+    const int64_t n = huge ? INT64_MAX : value.get<int64_t>();
+    if (n < low || n > high)
+      refuse(name, std::to_string(n) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
+    return n;
+  }
+
   const Json& json_;
   std::string what_;
   mutable std::set<std::string> read_;

@@ -104,6 +104,15 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
   CHECK(with("mlp_bias", true).find("config.json: mlp_bias: true") != std::string::npos);
   CHECK(with("mlp_bias", false) == "");
   CHECK(with("eos_token_id", "</s>").find("config.json: eos_token_id") != std::string::npos);
+  for (const Json& wrong : {Json("0"), Json(0), Json(true), Json::object(), Json::array({"0"}), Json::array({0.5}),
+                            Json::array({-1}), Json::array({1 << 20}), Json::array({nullptr})}) {
+    INFO(wrong);
+    Json config = read("qwen3_moe")["config"];
+    config["mlp_only_layers"] = wrong;
+    CHECK(refusal([&] { llm::read_config(config); }).find("config.json: mlp_only_layers: ") == 0);
+    config["mlp_only_layers"] = {0};
+    CHECK(!llm::read_config(config).layers[0].experts);
+  }
   // What says how positions are rotated is not left out silently, unless it changes nothing.
   for (const char* name : {"no_rope_layers", "rotary_pct", "logits_scaling", "rope_ratio", "my_rotary_base"}) {
     INFO(name);
