@@ -137,12 +137,9 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
 
   const auto say = [&](const std::string& message) {
     const Chat::Answer answer = chat.say(message, [&](size_t, const std::string& more) {
-      if (settings.json) return;
-      std::fputs(more.c_str(), out);
-      std::fflush(out);
+      if (!settings.json) put(out, more);
     });
-    std::fprintf(out, "%s\n", settings.json ? json_of(answer, session).dump().c_str() : "");
-    std::fflush(out);
+    put(out, (settings.json ? json_of(answer, session).dump() : "") + "\n");
     if (!settings.quiet) print_counts(answer, session);
   };
   for (std::string line;;) {
@@ -155,11 +152,12 @@ int chat(const Settings& settings, const ChatOptions& options, std::istream& in,
       if (line[0] != '/') say(line);
       else if (line.size() > 1 && line[1] == '/') say(line.substr(1));
       else if (!obey(chat, line)) break;
+    } catch (const OutputError&) {
+      throw;
     } catch (const Error& e) {
       result = 1;
       std::fprintf(stderr, "error: %s\n", shown(e.what(), 600).c_str());
-      if (settings.json)
-        std::fprintf(out, "%s\n", Json{{"error", valid_utf8(e.what())}}.dump().c_str()), std::fflush(out);
+      if (settings.json) put(out, Json{{"error", valid_utf8(e.what())}}.dump() + "\n");
     }
   }
   if (asks) std::fputc('\n', stderr);

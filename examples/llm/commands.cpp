@@ -44,14 +44,12 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
   // Printed together with what follows it where the line may be needed to show how much of it is read.
   std::string prompt = stream ? echo(0) : "";
   if (!ProgressLine::can_show(settings)) {
-    std::fputs(prompt.c_str(), stdout);
-    std::fflush(stdout);
+    put(stdout, prompt);
     prompt.clear();
   }
   const auto texts = session.generate(ids, [&](size_t, const std::string& more) {
     if (!stream) return;
-    std::fputs((prompt + more).c_str(), stdout);
-    std::fflush(stdout);
+    put(stdout, prompt + more);
     prompt.clear();
   }, times);
   if (settings.json) {
@@ -73,14 +71,12 @@ int generate(const Settings& settings, const std::vector<std::string>& prompts) 
                       {"decode_seconds", times.decode_seconds},
                       {"steps", times.steps},
                       {"device", session.device->name()}};
-    std::printf("%s\n", all.dump().c_str());
+    put(stdout, all.dump() + "\n");
   } else if (!stream) {
-    for (size_t i = 0; i < texts.size(); ++i)
-      std::printf("%s%s%s\n", i > 0 ? "\n" : "", echo(i).c_str(), texts[i].written.c_str());
+    for (size_t i = 0; i < texts.size(); ++i) put(stdout, (i > 0 ? "\n" : "") + echo(i) + texts[i].written + "\n");
   } else {
-    std::printf("%s\n", prompt.c_str());
+    put(stdout, prompt + "\n");
   }
-  std::fflush(stdout);
   say_speed(session, times);
   return 0;
 }

@@ -235,7 +235,7 @@ int main(int argc, char** argv) {
   };
   try {
     const int code = run();
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw Error("the output cannot be written");
+    llm::put(stdout, "");
     return code;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", llm::shown(e.what(), 600).c_str());

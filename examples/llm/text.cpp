@@ -30,6 +30,11 @@ std::string why_not_open(const std::string& path) {
 
 }  // namespace
 
+void put(std::FILE* out, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out);
+  if (std::fflush(out) != 0 || std::ferror(out) != 0) throw OutputError();
+}
+
 Json parse_json(const std::string& text, const std::string& what) {
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
     if (depth > kDeepest) throw Error(what + ": JSON is nested more than " + std::to_string(kDeepest) + " deep");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,14 @@ namespace llm {
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// The output is gone, and nothing that is said in it from here on arrives.
+struct OutputError : Error {
+  OutputError() : Error("the output cannot be written") {}
+};
+
+// Writes a text at once, or throws OutputError.
+void put(std::FILE* out, const std::string& text);
 
 // What a file says about itself must not be able to garble the terminal: control characters become '?'.
 inline std::string shown(std::string text, size_t most = 100) {

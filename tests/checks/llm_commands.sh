@@ -86,6 +86,17 @@ expect 'some of the likely tokens are drawn' test "$(cksum "$work"/drawn* | cut 
 code=$?
 : > "$work/out"
 expect 'an output that is full' refuses 'cannot be written'
+endless=(timeout 60 "$llm" generate -d cpu -m "$model" --temperature 0 --ignore-eos --sinks 4 "$begin")
+"${endless[@]}" > /dev/full 2> "$work/err"
+code=$?
+expect 'an endless text to an output that is full' refuses 'cannot be written'
+(
+  trap '' PIPE
+  "${endless[@]}" 2> "$work/err" | true
+  exit "${PIPESTATUS[0]}"
+)
+code=$?
+expect 'an endless text to a pipe that is closed' refuses 'cannot be written'
 run generate -f "$work/prompts" -p x
 expect 'a prompt and prompts' test "$code" -ne 0
 for wrong in '--temperature nan' '--weights foo' '--cache stored'; do
@@ -171,6 +182,13 @@ printf '/\xff\n/%s\nOne day\n/quit\n' "$(printf 'x\xc3\xa9%.0s' {1..60})" > "$wo
 "$llm" chat -d cpu -m "$model" --template "$work/template" --json -n 4 < "$work/lines" > "$work/out" 2> "$work/err"
 expect 'a chat with commands of any bytes' test "$(grep -c '"error"' "$work/out")" -eq 2
 expect 'a chat with commands of any bytes' prints '"finish_reason":.*"seed":[0-9]'
+printf '%s\n' "$begin" "$begin" > "$work/lines"
+for more in '' '--json -n 4'; do
+  timeout 60 "$llm" chat -d cpu -m "$model" --template "$work/template" --ignore-eos --sinks 4 $more < "$work/lines" > /dev/full 2> "$work/err"
+  code=$?
+  : > "$work/out"
+  expect "a chat with an output that is full $more" refuses 'cannot be written'
+done
 expect 'a saved chat' grep -q '"role": "assistant"' "$work/saved"
 run chat < /dev/null
 expect 'chat without a template' refuses 'no chat template: --template'
