@@ -218,6 +218,7 @@ void Session::read_sampling() {
        "the repetition penalty is not above 0, or above 10^6");
   for (const std::string& stop : settings.stops) {
     if (stop.empty()) throw Error("--stop: an empty string would end every text");
+    if (valid_utf8(stop) != stop) throw Error("--stop: " + shown(valid_utf8(stop)) + " is not UTF-8");
   }
   sampling.seed = settings.seed ? *settings.seed : std::random_device{}();
 }

@@ -106,6 +106,8 @@ for wrong in '--temperature nan' '--weights foo' '--cache stored'; do
 done
 run generate -n 4 --stop '' "$begin"
 expect 'an empty string to stop at' refuses 'would end every text'
+run generate -n 4 --json --stop $'\xc3' "$begin"
+expect 'a stop of half a character' refuses 'stop: .* is not UTF-8'
 run generate -n 4 --context 5 'Once upon a time there was a little girl'
 expect 'a prompt that is too long' refuses 'the prompt has [0-9]+ tokens, and the context is 5'
 
