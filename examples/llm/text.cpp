@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 namespace llm {
 
@@ -59,15 +60,15 @@ std::string read_file(const std::string& path, size_t most) {
   if (!file) throw Error(why_not_open(path));
   std::error_code none;
   if (std::filesystem::is_directory(path, none)) throw Error(path + ": a directory, and not a file");
-  file.seekg(0, std::ios::end);
-  const auto size = file.tellg();
-  if (size < 0) throw Error("cannot read " + path);
-  if (uint64_t(size) > most)
-    throw Error(path + ": " + std::to_string(uint64_t(size)) + " bytes are more than such a file may have");
-  file.seekg(0);
-  std::string text(size_t(size), '\0');
-  file.read(&text[0], size);
-  if (!file) throw Error("cannot read " + path);
+  // Piece by piece: a pipe has no size and no place to go back to.
+  std::string text;
+  std::vector<char> piece(size_t(1) << 16);
+  while (file.read(piece.data(), std::streamsize(piece.size())), file.gcount() > 0) {
+    text.append(piece.data(), size_t(file.gcount()));
+    if (text.size() > most)
+      throw Error(path + ": more than the " + std::to_string(most) + " bytes that such a file may have");
+  }
+  if (file.bad()) throw Error("cannot read " + path);
   refuse_pointer(text, path);
   return text;
 }

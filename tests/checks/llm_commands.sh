@@ -74,6 +74,8 @@ expect 'without the prompt' prints '^, there was a little girl'
 printf '\xef\xbb\xbf%s\r\n\r\nOne day\r\n' "$begin" | "$llm" generate -d cpu -m "$model" --temperature 0 -n 12 -q -f - > "$work/out"
 expect 'prompts with other ends of lines' test "$(tr -cd '\r\357\273\277' < "$work/out" | wc -c)" -eq 0
 expect 'prompts with other ends of lines' prints "^$begin, there"
+run generate --temperature 0 -n 12 -q -f <(printf '%s\n' "$begin")
+expect 'prompts from a pipe' prints "^$begin, there"
 run generate --temperature 0 -n 8 -q --json '<|endoftext|>One'
 expect 'a text that begins with BOS' prints '"prompt_ids":\[0,[1-9]'
 for options in '--seed 1 --top-k 20' '--seed 2 --top-k 20' '--temperature 0 --top-k 20'; do
@@ -144,6 +146,8 @@ run perplexity -q --context 2 --halves "$work/text"
 expect 'perplexity of halves of two tokens' refuses 'scores nothing'
 "$llm" perplexity -d cpu -m "$model" -q --context 64 --stride 16 - < "$work/text" > "$work/out" 2> "$work/err"
 expect 'perplexity of the standard input' prints 'context 64, stride 16'
+run perplexity -q --context 64 --stride 16 <(cat "$work/text")
+expect 'perplexity of a pipe' prints 'context 64, stride 16'
 echo '<|endoftext|>' > "$work/special"
 run perplexity -q --json "$work/special"
 expect 'perplexity of what looks like a special token' prints '"scored_tokens":([3-9]|[1-9][0-9])'
