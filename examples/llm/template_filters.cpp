@@ -137,11 +137,12 @@ Value Run::text_method(int line, const std::string& name, const Value& of, const
   if (name == "split") return split(line, text, given);
   if (name == "join") return joined(line, elements(line, bind(line, name, given, {"list"}, 1)[0]), text);
   if (name == "replace") return replace(line, text, given);
+  if (!is_one_of(" upper lower capitalize title ", name))
+    fail(line, "the method '" + shown(name) + "' of a text is not supported");
   bind(line, name, given, {});
-  if (name == "upper" || name == "lower") return cased(line, text, [&](size_t) { return name == "upper"; });
   if (name == "capitalize") return cased(line, text, [](size_t i) { return i == 0; });
   if (name == "title") return cased(line, text, [&](size_t i) { return i == 0 || !is_letter(text[i - 1]); });
-  fail(line, "the method '" + shown(name) + "' of a text is not supported");
+  return cased(line, text, [&](size_t) { return name == "upper"; });
 }
 
 Value Run::dict_method(int line, const std::string& name, const Value& of, const Arguments& given) {
@@ -150,17 +151,16 @@ Value Run::dict_method(int line, const std::string& name, const Value& of, const
     const Value* const found = a[0].kind == Value::text ? get(*of.entries, *a[0].chars) : nullptr;
     return found != nullptr ? *found : given.values.size() > 1 ? a[1] : Value::of(Value::none);
   }
+  if (!is_one_of(" keys values items ", name))
+    fail(line, "the method '" + shown(name) + "' of a dict is not supported");
   bind(line, name, given, {});
   List list;
   for (const auto& item : *of.entries) {
     const Value key = Value::of(item.first);
     if (name == "keys") list.push_back(key);
     else if (name == "values") list.push_back(item.second);
-    else if (name == "items") list.push_back(list_of(line, {key, item.second}, Value::tuple));
-    else break;
+    else list.push_back(list_of(line, {key, item.second}, Value::tuple));
   }
-  if (list.size() != of.entries->size() || !is_dict_method(name))
-    fail(line, "the method '" + shown(name) + "' of a dict is not supported");
   return list_of(line, std::move(list), Value::view);
 }
 
@@ -283,6 +283,8 @@ Value Run::filter(int line, const std::string& name, const Value& of, Arguments 
   if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr")
     return selected(line, name, of, given);
   if (name == "map") return mapped(line, of, std::move(given));
+  if (!is_one_of(" string list first last reverse items title ", name))
+    fail(line, "the filter '" + shown(name) + "' is not supported");
   bind(line, name, given, {});
   if (name == "string") return of.kind == Value::text ? of : made(line, text_of(line, of));
   if (name == "list") return list_of(line, elements(line, of));
@@ -300,13 +302,10 @@ Value Run::filter(int line, const std::string& name, const Value& of, Arguments 
     if (of.kind != Value::dict && of.kind != Value::undefined) wrong(line, "'items'", of);
     return list_of(line, of.kind == Value::dict ? *dict_method(line, name, of, given).elements : List(), Value::stream);
   }
-  if (name == "title") {
-    const Text text = text_of(line, of);
-    return cased(line, text, [&](size_t i) {
-      return i == 0 || is_space(text[i - 1]) || find(U"-({[<", Text(1, text[i - 1])) != Text::npos;
-    });
-  }
-  fail(line, "the filter '" + shown(name) + "' is not supported");
+  const Text text = text_of(line, of);
+  return cased(line, text, [&](size_t i) {
+    return i == 0 || is_space(text[i - 1]) || find(U"-({[<", Text(1, text[i - 1])) != Text::npos;
+  });
 }
 
 bool Run::test(int line, const std::string& name, const Value& of, const Arguments& given) {
@@ -318,6 +317,10 @@ bool Run::test(int line, const std::string& name, const Value& of, const Argumen
     if (name == comparison.first) return compare(line, comparison.second, of, bind(line, name, given, {"other"}, 1)[0]);
   }
   if (name == "divisibleby") return arithmetic(line, "%", of, bind(line, name, given, {"num"}, 1)[0]).n == 0;
+  if (!is_one_of(" defined undefined none string mapping sequence iterable number integer float boolean true false odd "
+                 "even ",
+                 name))
+    fail(line, "the test '" + shown(name) + "' is not supported");
   bind(line, name, given, {});
   if (name == "defined" || name == "undefined") return (of.kind == Value::undefined) == (name[0] == 'u');
   if (name == "none") return of.kind == Value::none;
@@ -332,9 +335,7 @@ bool Run::test(int line, const std::string& name, const Value& of, const Argumen
   if (name == "float") return false;
   if (name == "boolean") return of.kind == Value::boolean;
   if (name == "true" || name == "false") return of.kind == Value::boolean && (of.n != 0) == (name[0] == 't');
-  if (name == "odd" || name == "even")
-    return arithmetic(line, "%", of, Value::of(Value::integer, 2)).n == (name == "odd");
-  fail(line, "the test '" + shown(name) + "' is not supported");
+  return arithmetic(line, "%", of, Value::of(Value::integer, 2)).n == (name == "odd");
 }
 
 }  // namespace jinja

@@ -8,10 +8,13 @@
 namespace llm {
 namespace jinja {
 
+// names: each with a space before and behind it.
+inline bool is_one_of(const char* names, const std::string& name) {
+  return std::strstr(names, (" " + name + " ").c_str()) != nullptr;
+}
 // What Python's dicts have: asking for one of these is not asking for an entry.
 inline bool is_dict_method(const std::string& name) {
-  return std::strstr(" clear copy fromkeys get items keys pop popitem setdefault update values ",
-                     (" " + name + " ").c_str()) != nullptr;
+  return is_one_of(" clear copy fromkeys get items keys pop popitem setdefault update values ", name);
 }
 
 class Values {

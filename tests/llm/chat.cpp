@@ -70,6 +70,22 @@ TEST_CASE("templates make what Jinja2 makes of them, or are refused") {
   }
 }
 
+TEST_CASE("what templates ask for and nobody has is called by its name") {
+  for (const auto& [source, expected] : std::map<std::string, std::string>{
+           {"{{ '%s' | format(1) }}", "the filter 'format' is not supported"},
+           {"{{ 'a' | wordwrap(width=5) }}", "the filter 'wordwrap' is not supported"},
+           {"{{ 'a'.format(1) }}", "the method 'format' of a text is not supported"},
+           {"{{ 'a'.zfill(3) }}", "the method 'zfill' of a text is not supported"},
+           {"{{ {'a': 1}.pop('a') }}", "the method 'pop' of a dict is not supported"},
+           {"{{ {}.copy() }}", "the method 'copy' of a dict is not supported"},
+           {"{{ 1 is sameas(1) }}", "the test 'sameas' is not supported"}}) {
+    std::string why;
+    CHECK(rendered(source, {}, Json::object(), 0, &why).is_null());
+    INFO(why);
+    CHECK(why.find(expected) != std::string::npos);
+  }
+}
+
 TEST_CASE("templates that would never end, or make too much, are refused") {
   const std::string big = "{% set x = 'abcdefghijklmnop' %}{% for i in range(30) %}";
   const std::string doubled =
