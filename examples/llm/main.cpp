@@ -2,7 +2,9 @@
 // to stderr.
 #include <CLI/CLI.hpp>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <iterator>
 #include <kernels/core/macros.h>
@@ -79,17 +81,25 @@ void add_choice(CLI::App& command, Settings& s) {
   command.add_option("--repetition-penalty", s.repetition_penalty, "for tokens that the text has already");
 }
 
+// CLI11 makes the largest number of those that are too large.
+void add_seed(CLI::App& command, Settings& s, const char* what) {
+  command.add_option("--seed", s.seed, what)
+      ->check(
+          [](const std::string& seed) {
+            errno = 0;
+            std::strtoull(seed.c_str(), nullptr, 0);
+            const bool right = std::isdigit(static_cast<unsigned char>(seed[0])) != 0 && errno == 0;
+            return std::string(right ? "" : "a seed is a number from 0 to 2^64 - 1");
+          },
+          "");
+}
+
 void add_sampling(CLI::App& command, Settings& s) {
   command.add_option("-n,--tokens", s.most, "at most so many new tokens; -1: until the text ends")
       ->capture_default_str()
       ->check(CLI::Range(-1, 1 << 30));
   add_choice(command, s);
-  command.add_option("--seed", s.seed, "for the same text again; printed with the speed")
-      ->check(
-          [](const std::string& seed) {
-            return std::string(std::isdigit(seed[0]) == 0 ? "a seed is a number that is not negative" : "");
-          },
-          "");
+  add_seed(command, s, "for the same text again; printed with the speed");
   command.add_option("--stop", s.stops, "a string that ends the text, as it is; may be given again")
       ->allow_extra_args(false);
   command
@@ -204,7 +214,7 @@ CLI::App& add_passkey(CLI::App& app, Given& g) {
   command.add_option("--depth", g.depth, "where in the text: 0 at its beginning, 1 at its end")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
-  command.add_option("--seed", g.settings.seed, "which number");
+  add_seed(command, g.settings, "which number");
   return command;
 }
 

@@ -57,6 +57,12 @@ expect 'a seed' prints "^$begin."
 cp "$work/out" "$work/once"
 run generate --seed 7 -n 30 -q "$begin"
 expect 'the same seed, the same text' same "$work/once" "$work/out"
+for seed in 99999999999999999999 18446744073709551616 -1 x; do
+  run generate --seed $seed -n 1 -q "$begin"
+  expect "the seed $seed" says 'a seed is a number from 0 to 2\^64 - 1'
+done
+run generate --seed 18446744073709551615 -n 1 -q "$begin"
+expect 'the largest seed' ends_with 0
 run generate --temperature 0 -n 8 --json "$begin"
 expect 'JSON' prints '"decoded_tokens":8,.*"finish_reason":"length".*"prompt":"Once upon a time"'
 printf '%s\nOne day\nTom and Sue\n' "$begin" > "$work/prompts"
