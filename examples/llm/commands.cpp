@@ -428,6 +428,7 @@ int bench(const Settings& given, const std::vector<int64_t>& contexts, int64_t p
 
 // A number somewhere in a long text, which the model is asked for at the end.
 int passkey(const Settings& given, int64_t length, double depth) {
+  if (!(depth >= 0 && depth <= 1)) throw Error("--depth is not between 0 and 1");
   Settings settings = given;
   if (settings.most < 0) settings.most = 12;
   Session session(settings);
