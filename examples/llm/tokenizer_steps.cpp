@@ -218,7 +218,9 @@ std::string lowered(std::string_view text, std::vector<size_t>& places) {
   auto place = places.begin();
   for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(length_at(rest))) {
     for (; place != places.end() && *place <= text.size() - rest.size(); ++place) *place = out.size();
-    out += utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(code_point(rest)))));
+    const uint32_t c = code_point(rest);
+    out += c == 0x130 ? "i\xcc\x87"  // the only letter that becomes two characters
+                      : utf8_of(uint32_t(utf8proc_tolower(utf8proc_int32_t(c))));
   }
   std::fill(place, places.end(), out.size());
   return out;

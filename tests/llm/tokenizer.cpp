@@ -211,6 +211,8 @@ TEST_CASE("parts of a text are found in what normalizers make of it, in linear t
   const Json lower = {{"type", "Lowercase"}}, nfc = {{"type", "NFC"}}, nfkc = {{"type", "NFKC"}},
              longer = {{"type", "Replace"}, {"pattern", {{"String", "."}}}, {"content", "dot"}},
              shorter = {{"type", "Replace"}, {"pattern", {{"Regex", "x+"}}}, {"content", "x"}};
+  const Tokenizer lowering = tokenizer_of(Json::array({lower}), {});
+  CHECK(lowering.decode(lowering.encode("\xc4\xb0X\xc3\x89")) == "i\xcc\x87x\xc3\xa9");
   const std::set<int32_t> control{256};
   for (const Json& steps :
        {Json{nfc}, Json{nfkc, lower}, Json{longer, shorter, nfc}, Json{shorter, lower, nfkc, longer}}) {
