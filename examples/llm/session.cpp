@@ -6,7 +6,6 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <limits>
 #include <random>
 #include <set>
@@ -15,8 +14,6 @@
 #include "fields.h"
 
 namespace llm {
-namespace fs = std::filesystem;
-
 namespace {
 
 std::atomic<int> interrupts{0}, allowed_interrupts{1};
@@ -112,11 +109,7 @@ Session::Session(const Settings& all) : settings(all) {
   const std::string& directory = settings.directory;
   if (directory.empty()) throw Error("--model: no directory is named");
   if (!file_exists(directory + "/config.json")) {
-    bool gguf = fs::path(directory).extension() == ".gguf";
-    std::error_code none;
-    for (const auto& file : fs::directory_iterator(directory, none)) gguf = gguf || file.path().extension() == ".gguf";
-    if (gguf)
-      throw Error(directory + ": GGUF files are not supported, only directories with config.json and .safetensors");
+    if (const std::string why = why_no_weights(directory); !why.empty()) throw Error(directory + ": " + why);
   }
   config = read_config(llm::read_json(directory + "/config.json"));
   say_unread("config.json", config.unread);
@@ -124,13 +117,13 @@ Session::Session(const Settings& all) : settings(all) {
   if (file_exists(directory + "/generation_config.json"))
     generation = llm::read_json(directory + "/generation_config.json");
   if (!generation.is_object()) throw Error("generation_config.json: not an object");
+  weights.emplace(directory);
   tokenizer.emplace(directory);
   for (const char* name : {"bos_token", "eos_token"}) {
     const std::string text = tokenizer->special_names.value(name, "");
     if (!text.empty() && tokenizer->id_of(text) < 0 && !settings.quiet)
       std::fprintf(stderr, "tokenizer_config.json: %s: %s is no token\n", name, shown(text).c_str());
   }
-  weights.emplace(directory);
 
   try {
     format.emplace(*tokenizer, settings.chat_template);

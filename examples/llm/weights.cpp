@@ -8,18 +8,26 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <kernels/core/quant.h>
 
 namespace llm {
+namespace fs = std::filesystem;
 namespace k = kernels;
 
 // ---- safetensors: 8 bytes of length, so much JSON, and the tensors' bytes -------------------------------------------
 
 namespace {
 
+constexpr const char* kNoGguf = "GGUF files are not supported, only directories with config.json and .safetensors";
+bool is_gguf(std::string_view bytes) { return bytes.substr(0, 4) == "GGUF"; }
+
 // The JSON, which is `length` bytes long.
 Json header_of(const unsigned char* data, size_t size, const std::string& name, uint64_t& length) {
-  refuse_pointer({reinterpret_cast<const char*>(data), size}, name);
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  refuse_pointer(bytes, name);
+  if (is_gguf(bytes)) throw Error(name + ": " + kNoGguf);
   const std::string perhaps = ": the download may be incomplete";
   if (size < 8) throw Error(name + ": shorter than a header" + perhaps);
   length = 0;
@@ -121,6 +129,35 @@ MappedFile::MappedFile(const std::string& path) {
 
 MappedFile::~MappedFile() { munmap(data_, size_); }
 
+namespace {
+
+std::string why_not_read(const fs::path& file) {
+  std::error_code none;
+  if (!fs::is_regular_file(file, none)) return "";
+  const std::string name = file.filename().string();
+  char begin[4] = {};
+  std::ifstream(file, std::ios::binary).read(begin, sizeof(begin));
+  if (file.extension() == ".gguf" || is_gguf({begin, sizeof(begin)})) return kNoGguf;
+  if (name.rfind("pytorch_model.bin", 0) == 0)
+    return "has its weights in pytorch_model.bin, which can run code when it is read: only .safetensors are supported";
+  if (name.rfind("consolidated.", 0) == 0)
+    return "has its weights in " + shown(name) + ", with the names of the model's own program: only config.json and " +
+           "model.safetensors of transformers are supported";
+  return "";
+}
+
+}  // namespace
+
+std::string why_no_weights(const std::string& path) {
+  std::string why = why_not_read(path);
+  if (file_exists(path + "/model.safetensors") || file_exists(path + "/model.safetensors.index.json")) return why;
+  std::error_code none;
+  for (const auto& file : fs::directory_iterator(path, none)) {
+    if (why.empty()) why = why_not_read(file.path());
+  }
+  return why;
+}
+
 Weights::Weights(const std::string& directory) {
   const std::string index = directory + "/model.safetensors.index.json", single = directory + "/model.safetensors";
   std::map<std::string, std::string> where;  // tensor: file
@@ -140,13 +177,10 @@ Weights::Weights(const std::string& directory) {
       names.insert(file);
     }
     if (names.empty()) throw Error(index + ": lists no tensors");
-  } else if (file_exists(directory + "/pytorch_model.bin") ||
-             file_exists(directory + "/pytorch_model.bin.index.json")) {
-    throw Error(
-        directory +
-        ": has its weights in pytorch_model.bin, which can run code when it is read: only .safetensors are supported");
   } else {
-    throw Error(directory + ": has neither model.safetensors nor model.safetensors.index.json");
+    const std::string why = why_no_weights(directory);
+    throw Error(directory + ": " +
+                (why.empty() ? "has neither model.safetensors nor model.safetensors.index.json" : why));
   }
   for (const std::string& name : names) {
     files_.push_back(std::make_unique<MappedFile>(directory + "/" + name));

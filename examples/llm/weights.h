@@ -45,6 +45,10 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// Why a file, or those of a directory, have a model in a way that nothing here reads, where that is known; otherwise
+// empty.
+std::string why_no_weights(const std::string& path);
+
 // All tensors of a directory: model.safetensors, or the shards that model.safetensors.index.json lists.
 class Weights {
  public:

@@ -193,9 +193,30 @@ TEST_CASE("configurations, tokenizers and directories that are wrong are refused
           f.write("pytorch_model.bin", "x");
         }).find("pytorch_model.bin") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) {
-          fs::remove(f.path() + "/config.json");
-          f.write("llama-q4_k.gguf", "GGUF");
+          fs::remove(f.path() + "/config.json"), fs::remove(f.path() + "/model.safetensors");
+          f.write("llama-q4_k.gguf", "x");
         }).find("GGUF") != std::string::npos);
+  // Beside a config.json, or without one; GGUF by any name.
+  for (const auto& [name, what] : std::map<std::string, std::string>{
+           {"model.bin", "GGUF files"}, {"consolidated.safetensors", "consolidated.safetensors, with the names"}}) {
+    for (const bool configured : {true, false}) {
+      CHECK(load([&, name = name](const Folder& f, Json&) {
+              fs::remove(f.path() + "/model.safetensors"), fs::remove(f.path() + "/tokenizer.json");
+              if (!configured) fs::remove(f.path() + "/config.json");
+              f.write(name, name == "model.bin" ? "GGUF" : "x");
+            }).find(what) != std::string::npos);
+    }
+  }
+  CHECK(load([](const Folder& f, Json&) {
+          f.write("model.safetensors", "GGUF" + std::string(100, '\0'));
+        }).find("model.safetensors: GGUF files") == 0);
+  const Folder single;
+  single.write("model", "GGUF");
+  CHECK(refusal([&] {
+          llm::Settings settings;
+          settings.directory = single.path() + "/model";
+          llm::Session session(settings);
+        }).find("GGUF files are not supported") != std::string::npos);
   CHECK(load([](const Folder& f, Json&) { fs::remove(f.path() + "/model.safetensors"); }).find("model.safetensors") !=
         std::string::npos);
   for (const char* index : {"{}", "{\"weight_map\":{\"a\":\"../../etc/passwd\"}}", "{\"weight_map\":{\"a\":5}}",
