@@ -1,8 +1,29 @@
 #include "format.h"
 
+#include <algorithm>
+#include <cctype>
+
 namespace llm {
 
-Format::Format(const Tokenizer& tokenizer, const std::string& source)
+Json template_variables(const std::vector<std::string>& given) {
+  Json out = Json::object();
+  for (const std::string& one : given) {
+    const size_t end = std::min(one.find('='), one.size());
+    const std::string name = one.substr(0, end), what = "--template-set: " + shown(valid_utf8(one));
+    const auto is_of_name = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+    if (end == one.size() || name.empty() || !std::all_of(name.begin(), name.end(), is_of_name))
+      throw Error(what + " is not NAME=VALUE");
+    if (name == "messages" || name == "add_generation_prompt") throw Error(what + ": the conversation says this");
+    const std::string text = valid_utf8(one.substr(end + 1));
+    const Json value = Json::parse(text, nullptr, false);
+    if (value.is_structured() || value.is_number_float())
+      throw Error(what + ": neither a text, a whole number, true, false nor null");
+    out[name] = value.is_discarded() ? Json(text) : value;
+  }
+  return out;
+}
+
+Format::Format(const Tokenizer& tokenizer, const std::string& source, const Json& variables)
     : tokenizer_(tokenizer), variables_(tokenizer.special_names) {
   const auto named = tokenizer.chat_templates.find(source.empty() ? "default" : source);
   if (named == tokenizer.chat_templates.end() && source.empty()) {
@@ -15,6 +36,7 @@ Format::Format(const Tokenizer& tokenizer, const std::string& source)
   const std::string text = named != tokenizer.chat_templates.end() ? named->second : read_file(source, 1 << 20);
   template_.emplace(text);
   for (const char* name : {"tools", "documents"}) variables_[name] = nullptr;
+  variables_.update(variables);
 
   // Tokens that are not special by name, but stand in the template, or come out of it.
   variables_["add_generation_prompt"] = false;

@@ -8,10 +8,14 @@
 
 namespace llm {
 
+// Variables of a template, each given as NAME=VALUE: the values are those of JSON, and what is none is a text.
+Json template_variables(const std::vector<std::string>& given);
+
 class Format {
  public:
-  // source: a name of one of the tokenizer's templates ("": the default one), or a file.
-  Format(const Tokenizer& tokenizer, const std::string& source);
+  // source: a name of one of the tokenizer's templates ("": the default one), or a file. variables: what the template
+  // knows by name beside the names of special tokens.
+  Format(const Tokenizer& tokenizer, const std::string& source, const Json& variables = Json::object());
   // Up to where the model's answer begins. The template says what stands at the beginning: nothing is put before it.
   Tokenizer::Ids ids(const std::vector<Message>& messages) const;
 

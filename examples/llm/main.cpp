@@ -159,6 +159,11 @@ CLI::App& add_chat(CLI::App& app, Given& g) {
   command.add_option("-l,--load", g.chat.load, "go on with messages that /save has written")->excludes(system);
   command.add_option("--template", g.settings.chat_template,
                      "a name of one of the model's templates, or a file with one");
+  command
+      .add_option("--template-set", g.settings.template_variables,
+                  "NAME=VALUE: a variable of the template, enable_thinking=false say: true, false, null, a whole number "
+                  "or a text; may be given again")
+      ->allow_extra_args(false);
   return command;
 }
 

@@ -125,8 +125,9 @@ Session::Session(const Settings& all) : settings(all) {
       std::fprintf(stderr, "tokenizer_config.json: %s: %s is no token\n", name, shown(text).c_str());
   }
 
+  const Json variables = template_variables(settings.template_variables);
   try {
-    format.emplace(*tokenizer, settings.chat_template);
+    format.emplace(*tokenizer, settings.chat_template, variables);
   } catch (const Error& e) {
     why_no_format = e.what();
   }

@@ -38,6 +38,7 @@ struct Settings {
   bool echo = true;  // generate prints the prompt as well
   bool ignore_eos = false;
   std::string chat_template;  // a name or a file
+  std::vector<std::string> template_variables;  // NAME=VALUE
   int64_t sinks =
       -1;  // texts go on when the context is full: so many first tokens are kept, and of the others the last
   int64_t lookup = 0;  // tokens that are guessed in a step

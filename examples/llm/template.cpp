@@ -8,7 +8,9 @@ Value value_of(const Json& json) {
   if (json.is_boolean()) return Value::of(json.get<bool>());
   if (json.is_string()) return Value::of(wide(json.get<std::string>()));
   if (json.is_null()) return Value::of(Value::none);
-  throw Error("a variable of the chat template is neither a text nor true, false or null");
+  const bool huge = json.is_number_unsigned() && json.get<uint64_t>() > uint64_t(INT64_MAX);
+  if (json.is_number_integer() && !huge) return Value::of(Value::integer, json.get<int64_t>());
+  throw Error("a variable of the chat template is neither a text, a whole number, true, false nor null");
 }
 
 }  // namespace

@@ -204,6 +204,12 @@ for more in '' '--json -n 4'; do
   expect "a chat with an output that is full $more" refuses 'cannot be written'
 done
 expect 'a saved chat' grep -q '"role": "assistant"' "$work/saved"
+printf '{%% if mood is defined %%}{{ raise_exception("in a mood of " + mood) }}{%% endif %%}{{ messages[0].content }}' > "$work/moody"
+printf '%s\n' "$begin" > "$work/lines"
+"$llm" chat -d cpu -m "$model" --template "$work/moody" --template-set mood=calm -n 1 < "$work/lines" > "$work/out" 2> "$work/err"
+expect 'a variable of a template' says 'in a mood of calm'
+run chat --template "$work/moody" --template-set mood
+expect 'a variable without a value' refuses 'template-set: mood is not NAME=VALUE'
 run chat < /dev/null
 expect 'chat without a template' refuses 'no chat template: --template'
 

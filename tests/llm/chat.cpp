@@ -261,6 +261,27 @@ TEST_CASE("templates are found where models have them") {
   CHECK(ids(folder.path() + "/other") == encoded("five"));
 }
 
+TEST_CASE("templates know the variables that they are given") {
+  CHECK(llm::template_variables({"a=true", "b=-5", "c=null", "d=two words", "e=\"5\"", "f=", "g=x=y", "a=false"}) ==
+        Json{{"a", false}, {"b", -5}, {"c", nullptr}, {"d", "two words"}, {"e", "5"}, {"f", ""}, {"g", "x=y"}});
+  for (const char* wrong : {"a", "=1", "a b=1", "", "messages=1", "add_generation_prompt=false", "a=[1]", "a={}",
+                            "a=1.5", "a=18446744073709551616"}) {
+    INFO(wrong);
+    std::string why;
+    try {
+      llm::template_variables({wrong});
+    } catch (const llm::Error& e) {
+      why = e.what();
+    }
+    CHECK(why.find("--template-set: ") == 0);
+  }
+  Tokenizer tokenizer = Tokenizer::from_json(read("tokenizers")["tokenizers"]["qwen2"]["json"], "qwen2");
+  tokenizer.chat_templates["default"] =
+      "{{ 'no ' if enable_thinking is false }}{{ budget + 1 }} {{ mood }}{{ messages[0].content }}";
+  const llm::Format format(tokenizer, "", llm::template_variables({"enable_thinking=false", "budget=41", "mood=calm"}));
+  CHECK(format.ids({{"user", "!"}}) == tokenizer.encode("no 42 calm!", false));
+}
+
 TEST_CASE("stop strings are exact wherever the text is cut") {
   const std::vector<std::vector<std::string>> sets{{"stop"}, {"abcd", "bc"}, {"aab"}, {"\n\n", "\nUser:"}, {"", "x"},
                                                    {}};
