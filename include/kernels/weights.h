@@ -237,10 +237,24 @@ KERNELS_HD void put_joined(const S& sink, const M& map, const Pack<C, N>& gate, 
   put_mapped(sink, later_maps(map), first_map(map).join(gate, up), row, col, prepared);
 }
 
+// Words of 32 bits that are read as numbers: those of codes of 4 bits, without int4() or uint4().
+template <class W>
+struct IsWords : std::false_type {};
+template <class T, class C, Cache kCache>
+struct IsWords<DirectLoad<T, C, kCache>> : std::integral_constant<bool, std::is_integral<T>::value && sizeof(T) == 4> {
+};
+template <class S, int kParts>
+struct IsWords<Stacked<S, kParts>> : AnyPart<IsWords, S> {};
+
 // Whether matmul takes them.
 template <class W>
 constexpr bool takes_weights() {
-  if constexpr (is_gated<W>::value || by_token<W>) return true;
+  constexpr bool words = AnyPart<IsWords, W>::value;
+  static_assert(
+      !words,
+      "weights are packed words: k::dequant(k::int4(p, ld), scales), with k::uint4 likewise, or k::gf4(p, ld) alone");
+  if constexpr (words) return false;
+  else if constexpr (is_gated<W>::value || by_token<W>) return true;
   else return takes_source<W>();
 }
 template <class X, class W, class Out>

@@ -24,6 +24,10 @@
 // FAILS MATMUL_QUANTIZE: quantize() needs a whole row of results
 // FAILS MATMUL_SCALES_POINTER: a pointer or a number where there must be scales: k::tensor_scale(p)
 // FAILS MATMUL_SCALES_NUMBER: a pointer or a number where there must be scales: k::tensor_scale(p)
+// FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
+// FAILS MATMUL_SCALED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
+// FAILS MATMUL_STACKED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
+// FAILS MATMUL_GATED_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS QUANTIZE_HALF_SCALES: quantize() writes the scales that it finds as floats
 // FAILS QUANTIZE_HALF_GROUPS: quantize() writes the scales that it finds as floats
 // FAILS GATED_TYPES: two matrices of one type
@@ -79,8 +83,10 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   const auto kv = k::dense_kv(side, side, n);
   const k::MatmulShape product{n, n, n};
   const int32_t ids[] = {0};
+  const uint32_t words[] = {0};
   int32_t tokens[] = {0};
   (void)in, (void)out, (void)quantize, (void)kv, (void)shape, (void)product, (void)ids, (void)tokens, (void)halves;
+  (void)words;
 #if defined(ROWS_POINTER)
   return k::cpu::softmax(cx, p, out, n, n);
 #elif defined(ROWS_MAP)
@@ -133,6 +139,14 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::matmul(cx, in, k::dequant(k::load(codes, n), halves), out, product);
 #elif defined(MATMUL_SCALES_NUMBER)
   return k::cpu::matmul(cx, in, k::dequant(k::load(codes, n), 0.5f), out, product);
+#elif defined(MATMUL_WORDS)
+  return k::cpu::matmul(cx, in, k::load(words, n), out, product);
+#elif defined(MATMUL_SCALED_WORDS)
+  return k::cpu::matmul(cx, in, k::dequant(k::load(ids, n), k::row_scales(p)), out, product);
+#elif defined(MATMUL_STACKED_WORDS)
+  return k::cpu::matmul(cx, in, k::stacked(k::load(words, n), n, k::load(words, n), n), out, product);
+#elif defined(MATMUL_GATED_WORDS)
+  return k::cpu::matmul(cx, in, k::gated(k::load(words, n), k::load(words, n)), k::swiglu() | out, product);
 #elif defined(QUANTIZE_HALF_SCALES)
   return k::cpu::copy(cx, in, k::quantize(codes, n, halves), n, n);
 #elif defined(QUANTIZE_HALF_GROUPS)

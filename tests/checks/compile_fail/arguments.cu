@@ -7,6 +7,7 @@
 // FAILS MATMUL: a pointer where there must be a source
 // FAILS PLANNED_MATMUL: a source where there must be a sink
 // FAILS MATMUL_SCALES: a pointer or a number where there must be scales
+// FAILS MATMUL_WORDS: weights are packed words: k::dequant(k::int4(p, ld), scales)
 // FAILS ATTENTION: the score of attention is k::causal()
 // FAILS ATTENTION_PIPE: k::causal() & k::soft_cap(30)
 // FAILS DECODE: there must be a score here
@@ -53,6 +54,8 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
   return k::matmul_plan(ex, in, in, in, {n, n, n}, k::Groups{}, k::MatmulPolicy{}, plan);
 #elif defined(MATMUL_SCALES)
   return k::matmul(ex, in, k::dequant(in, p), out, {n, n, n});
+#elif defined(MATMUL_WORDS)
+  return k::matmul(ex, in, k::load(ids, n), out, {n, n, n});
 #elif defined(ATTENTION)
   return k::attention(ex, in, kv, out, shape, k::causal(4, 4));
 #elif defined(ATTENTION_PIPE)
