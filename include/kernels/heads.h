@@ -330,6 +330,9 @@ Status check_norm_heads(const Options& options, const Source& in, const Sink& ou
 template <class T>
 HeadsLoad<T> load(const T* p, const Heads& where) { return {p, where}; }
 template <class T>
-HeadsStore<T> store(T* p, const Heads& where) { return {p, where}; }
+auto store(T* p, const Heads& where) {
+  if constexpr (detail::takes_elements<T>()) return HeadsStore<T>(p, where);
+  else return HeadsStore<float>(nullptr, where);
+}
 
 KERNELS_END

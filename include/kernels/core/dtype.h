@@ -2,8 +2,9 @@
 //
 // half, bfloat16, float8_e4m3 and float8_e5m2 are CUDA's types when the CUDA headers can be found and the library's own
 // bit-compatible ones otherwise. convert<To>(x) rounds to nearest even (a double to float first, and from there once
-// more to what is narrower); fp8 and int8 saturate, NaN stays NaN (int8 has none: it becomes 0). compute_t<T> is what
-// kernels calculate in: double for double, float for all else.
+// more to what is narrower); fp8 and int8 saturate, NaN stays NaN (int8 has none: it becomes 0). Other integers and
+// bool are only read: a cast would truncate, and store() does not take them. compute_t<T> is what kernels calculate in:
+// double for double, float for all else.
 #pragma once
 
 #include <cstdint>

@@ -86,15 +86,34 @@ struct Traits<DirectStore<Src, Dst>> : NoTraits {
 };
 }  // namespace detail
 
+namespace detail {
+// Whether store() and tee() write elements of T: the library's numbers, or a class that a float converts to.
 template <class T>
-DirectStore<compute_t<T>, T> store(T* p, int64_t ld) {
-  static_assert(!std::is_const<T>::value, "store: the pointer is to const elements");
-  static_assert(!std::is_same<T, uint16_t>::value,
-                "store: 16 bits that may be anything: reinterpret_cast the pointer to k::half* or k::bfloat16*");
-  return {p, ld};
+constexpr bool takes_elements() {
+  constexpr bool constant = std::is_const<T>::value, nothing = std::is_void<T>::value,
+                 bits = std::is_same<T, uint16_t>::value,
+                 number = std::is_same<T, float>::value || std::is_same<T, double>::value ||
+                          std::is_same<T, int8_t>::value,
+                 other = std::is_arithmetic<T>::value && !number && !bits && !constant;
+  static_assert(!constant, "store, tee: the pointer is to const elements");
+  static_assert(!nothing || constant,
+                "store, tee: a pointer to void: cast it to the type of its elements, static_cast<k::half*>(p) for example");
+  static_assert(!bits,
+                "store, tee: 16 bits that may be anything: reinterpret_cast the pointer to k::half* or k::bfloat16*");
+  static_assert(
+      !other,
+      "store, tee: results are half, bfloat16, float, double, float8_e4m3, float8_e5m2 or int8_t: a cast to other integers or to bool would truncate");
+  return !constant && !nothing && !bits && !other;
+}
+}  // namespace detail
+
+template <class T>
+auto store(T* p, int64_t ld) {
+  if constexpr (detail::takes_elements<T>()) return DirectStore<compute_t<T>, T>(p, ld);
+  else return DirectStore<float, float>(nullptr, ld);
 }
 template <class T>
-DirectStore<compute_t<T>, T> store(T* p) { return kernels::store(p, detail::kOneRow); }
+auto store(T* p) { return kernels::store(p, detail::kOneRow); }
 
 // A tee whose packs begin at any column.
 template <class T>
@@ -155,12 +174,12 @@ class Tee : public DirectStore<compute_t<T>, T> {
 };
 
 template <class T>
-Tee<T> tee(T* p, int64_t ld) {
-  static_assert(!std::is_const<T>::value, "tee: the pointer is to const elements");
-  return {p, ld};
+auto tee(T* p, int64_t ld) {
+  if constexpr (detail::takes_elements<T>()) return Tee<T>(p, ld);
+  else return Tee<float>(nullptr, ld);
 }
 template <class T>
-Tee<T> tee(T* p) { return kernels::tee(p, detail::kOneRow); }
+auto tee(T* p) { return kernels::tee(p, detail::kOneRow); }
 
 namespace detail {
 template <class M>

@@ -6,10 +6,20 @@
 // FAILS ADD_A_NUMBER: k::shift(s) adds one
 // FAILS BOTH_WITH_A_SOURCE: both() takes two sinks
 // FAILS BOTH_WITH_A_SCALE_PER_ROW: quantize() cannot be one of both()
-// FAILS STORE_INTO_CONST: store: the pointer is to const elements
+// FAILS STORE_INTO_CONST: store, tee: the pointer is to const elements
+// FAILS STORE_FLAT_INTO_CONST: store, tee: the pointer is to const elements
+// FAILS STORE_HEADS_INTO_CONST: store, tee: the pointer is to const elements
+// FAILS TEE_INTO_CONST: store, tee: the pointer is to const elements
+// FAILS STORE_INTO_CONST_VOID: store, tee: the pointer is to const elements
+// FAILS STORE_INTO_VOID: store, tee: a pointer to void
+// FAILS STORE_INT32: store, tee: results are half, bfloat16, float, double, float8_e4m3, float8_e5m2 or int8_t
+// FAILS STORE_INT16: store, tee: results are half
+// FAILS STORE_UINT8: store, tee: results are half
+// FAILS TEE_BOOL: store, tee: results are half
 // FAILS LOAD_WORDS: load: 16 bits that may be anything
-// FAILS STORE_WORDS: store: 16 bits that may be anything
+// FAILS STORE_WORDS: store, tee: 16 bits that may be anything
 #include <kernels/functor.h>
+#include <kernels/heads.h>
 
 namespace k = kernels;
 
@@ -40,6 +50,24 @@ void f(const float* x, float* y, int8_t* q, float* scales) {
 #elif defined(BOTH_WITH_A_SCALE_PER_ROW)
   (void)k::both(out, codes);
 #elif defined(STORE_INTO_CONST)
-  (void)k::store(x, 8);
+  (void)(k::gelu() | k::store(x, 8));
+#elif defined(STORE_FLAT_INTO_CONST)
+  (void)(k::gelu() | k::store(x));
+#elif defined(STORE_HEADS_INTO_CONST)
+  (void)(k::gelu() | k::store(x, k::heads(8, 8, 8)));
+#elif defined(TEE_INTO_CONST)
+  (void)(in | k::tee(x, 8));
+#elif defined(STORE_INTO_CONST_VOID)
+  (void)(k::gelu() | k::store(static_cast<const void*>(x), 8));
+#elif defined(STORE_INTO_VOID)
+  (void)(k::gelu() | k::store(static_cast<void*>(y), 8));
+#elif defined(STORE_INT32)
+  (void)(k::gelu() | k::store(reinterpret_cast<int32_t*>(y), 8));
+#elif defined(STORE_INT16)
+  (void)(k::gelu() | k::store(reinterpret_cast<int16_t*>(y), 8));
+#elif defined(STORE_UINT8)
+  (void)(k::gelu() | k::store(reinterpret_cast<uint8_t*>(y)));
+#elif defined(TEE_BOOL)
+  (void)(in | k::tee(reinterpret_cast<bool*>(y), 8));
 #endif
 }
