@@ -328,7 +328,10 @@ Status check_norm_heads(const Options& options, const Source& in, const Sink& ou
 }  // namespace detail
 
 template <class T>
-HeadsLoad<T> load(const T* p, const Heads& where) { return {p, where}; }
+auto load(const T* p, const Heads& where) {
+  if constexpr (detail::has_elements<T>()) return HeadsLoad<T>(p, where);
+  else return HeadsLoad<float>(nullptr, where);
+}
 template <class T>
 auto store(T* p, const Heads& where) {
   if constexpr (detail::takes_elements<T>()) return HeadsStore<T>(p, where);

@@ -127,14 +127,26 @@ struct Traits<DirectLoad<T, float, kCache>> : std::conditional_t<holds_codes<T>,
 };
 }  // namespace detail
 
+namespace detail {
+// Whether a source's pointer says what it points to.
 template <class T>
-DirectLoad<T> load(const T* p, int64_t ld) {
+constexpr bool has_elements() {
+  static_assert(
+      !std::is_void<T>::value,
+      "load, row, per_row: a pointer to void: cast it to the type of its elements, static_cast<const k::half*>(p) for example");
+  return !std::is_void<T>::value;
+}
+}  // namespace detail
+
+template <class T>
+auto load(const T* p, int64_t ld) {
   static_assert(!std::is_same<T, uint16_t>::value,
                 "load: 16 bits that may be anything: reinterpret_cast the pointer to k::half* or k::bfloat16*");
-  return {p, ld};
+  if constexpr (detail::has_elements<T>()) return DirectLoad<T>(p, ld);
+  else return DirectLoad<float>(nullptr, ld);
 }
 template <class T>
-DirectLoad<T> load(const T* p) { return kernels::load(p, detail::kOneRow); }
+auto load(const T* p) { return kernels::load(p, detail::kOneRow); }
 
 // One vector, the same for every row: value(row, col) = p[col].
 template <class T>
@@ -175,7 +187,10 @@ struct Traits<RowVector<T>> : NoTraits {
 }  // namespace detail
 
 template <class T>
-RowVector<T> row(const T* p) { return RowVector<T>(p); }
+auto row(const T* p) {
+  if constexpr (detail::has_elements<T>()) return RowVector<T>(p);
+  else return RowVector<float>(nullptr);
+}
 
 // One value per row: value(row, col) = p[row].
 template <class T>
@@ -207,7 +222,10 @@ class PerRow : public Functor {
 };
 
 template <class T>
-PerRow<T> per_row(const T* p) { return PerRow<T>(p); }
+auto per_row(const T* p) {
+  if constexpr (detail::has_elements<T>()) return PerRow<T>(p);
+  else return PerRow<float>(nullptr);
+}
 
 // A source whose rows repeat: row r reads row r % period. For a mask shared by the batch, say.
 template <class S>
@@ -253,9 +271,9 @@ namespace detail {
 
 // A pointer given where a source is expected means a row vector.
 template <class T>
-RowVector<T> as_source(const T* p) { return RowVector<T>(p); }
+auto as_source(const T* p) { return row(p); }
 template <class T>
-RowVector<T> as_source(T* p) { return RowVector<T>(p); }
+auto as_source(T* p) { return row(p); }
 template <class S>
 auto as_source(S source) {
   constexpr bool number = std::is_arithmetic<S>::value;

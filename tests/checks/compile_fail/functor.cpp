@@ -17,6 +17,11 @@
 // FAILS STORE_UINT8: store, tee: results are half
 // FAILS TEE_BOOL: store, tee: results are half
 // FAILS LOAD_WORDS: load: 16 bits that may be anything
+// FAILS LOAD_VOID: load, row, per_row: a pointer to void: cast it to the type of its elements
+// FAILS LOAD_FLAT_VOID: load, row, per_row: a pointer to void: cast it to the type of its elements
+// FAILS LOAD_HEADS_VOID: load, row, per_row: a pointer to void: cast it to the type of its elements
+// FAILS PER_ROW_VOID: load, row, per_row: a pointer to void: cast it to the type of its elements
+// FAILS ADD_VOID: load, row, per_row: a pointer to void: cast it to the type of its elements
 // FAILS STORE_WORDS: store, tee: 16 bits that may be anything
 #include <kernels/functor.h>
 #include <kernels/heads.h>
@@ -51,6 +56,16 @@ void f(const float* x, float* y, int8_t* q, float* scales) {
   (void)k::both(out, codes);
 #elif defined(STORE_INTO_CONST)
   (void)(k::gelu() | k::store(x, 8));
+#elif defined(LOAD_VOID)
+  (void)(k::load(static_cast<void*>(y), 8) | k::gelu());
+#elif defined(LOAD_FLAT_VOID)
+  (void)(k::load(static_cast<const void*>(x)) | k::gelu());
+#elif defined(LOAD_HEADS_VOID)
+  (void)(k::load(static_cast<const void*>(x), k::heads(8, 8, 8)) | k::gelu());
+#elif defined(PER_ROW_VOID)
+  (void)(in | k::mul(k::per_row(static_cast<const void*>(x))));
+#elif defined(ADD_VOID)
+  (void)(in | k::add(static_cast<const void*>(x)));
 #elif defined(STORE_FLAT_INTO_CONST)
   (void)(k::gelu() | k::store(x));
 #elif defined(STORE_HEADS_INTO_CONST)
