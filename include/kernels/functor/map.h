@@ -5,13 +5,23 @@
 
 KERNELS_BEGIN
 
+namespace detail {
+// Packs are mapped with copies of a functor, which a state would not outlive.
+template <class F, class C>
+struct MapsValues {
+  static constexpr bool value = std::is_invocable<const F&, C>::value;
+  static_assert(value, "a map of k::Elementwise has KERNELS_HD float operator()(float x) const: it must be const, as it keeps no state");
+};
+}  // namespace detail
+
 template <class F>
 struct Elementwise : Functor {
   static constexpr Role role = Role::map;
   static constexpr bool takes_any_column = true;
   template <class C, int N>
   KERNELS_HD Pack<C, N> map(const Pack<C, N>& v, int64_t, int64_t) const {
-    return transform(v, static_cast<const F&>(*this));
+    if constexpr (detail::MapsValues<F, C>::value) return transform(v, static_cast<const F&>(*this));
+    else return v;
   }
 };
 

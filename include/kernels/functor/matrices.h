@@ -118,7 +118,8 @@ struct Glu : Functor {
 
   template <class C, int N>
   KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const {
-    return transform(gate, activation) * up;
+    if constexpr (detail::MapsValues<Activation, C>::value) return transform(gate, activation) * up;
+    else return up;
   }
   template <class S>
   Joined<S, Activation> on_source(const Gated<S>& both) const { return {both.gate(), both.up(), *this}; }

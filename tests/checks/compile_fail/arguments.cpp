@@ -13,6 +13,9 @@
 // FAILS COPY_GATED: gated() becomes one with swiglu()
 // FAILS GATED_HALVES: gate_up() reads a row in two places
 // FAILS GLU_OF_A_NUMBER: glu() takes a map of single values
+// FAILS MAP_WITH_A_STATE: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
+// FAILS MAP_OF_NOTHING: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
+// FAILS GLU_WITH_A_STATE: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
 // FAILS EMBED_A_MAP: embed() takes a source with the rows of the table
 // FAILS EMBED_BY_FLOATS: ids are numbers of 32 or 64 bits
 // FAILS EMBED_A_TEE: embed() may read a row of its table any number of times
@@ -67,6 +70,11 @@
 namespace k = kernels;
 
 struct Empty {};
+struct Counting : k::Elementwise<Counting> {
+  float count = 0;
+  float operator()(float x) { return x + count++; }
+};
+struct Nameless : k::Elementwise<Nameless> {};
 struct Misspelled : k::Score {
   bool visible(const k::ScoreAt& at) { return at.key == 0; }
 };
@@ -117,6 +125,12 @@ k::Status f(const float* p, float* y, int8_t* codes, k::half* halves, const k::A
   return k::cpu::copy(cx, k::gate_up(in | k::tee(y, n), n / 2) | k::swiglu(), out, n, n);
 #elif defined(GLU_OF_A_NUMBER)
   return k::cpu::copy(cx, k::gated(in, in) | k::glu(2), out, n, n);
+#elif defined(MAP_WITH_A_STATE)
+  return k::cpu::copy(cx, in | Counting{}, out, n, n);
+#elif defined(MAP_OF_NOTHING)
+  return k::cpu::copy(cx, in, Nameless{} | out, n, n);
+#elif defined(GLU_WITH_A_STATE)
+  return k::cpu::copy(cx, k::gated(in, in) | k::glu(Counting{}), out, n, n);
 #elif defined(EMBED_A_MAP)
   return k::cpu::copy(cx, k::embed(k::scale(2), ids, n), out, n, n);
 #elif defined(EMBED_BY_FLOATS)

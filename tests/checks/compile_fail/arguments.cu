@@ -4,6 +4,7 @@
 // FAILS PLANNED_ROWS: a source where there must be a sink
 // FAILS RMSNORM_EPS: a number where there must be options: k::RmsNorm{}.eps(1e-6)
 // FAILS COPY: a map where there must be a source
+// FAILS COPY_STATE: a map of k::Elementwise has KERNELS_HD float operator()(float x) const
 // FAILS MATMUL: a pointer where there must be a source
 // FAILS PLANNED_MATMUL: a source where there must be a sink
 // FAILS MATMUL_SCALES: a pointer or a number where there must be scales
@@ -31,6 +32,11 @@
 
 namespace k = kernels;
 
+struct Counting : k::Elementwise<Counting> {
+  float count = 0;
+  KERNELS_HD float operator()(float x) { return x + count++; }
+};
+
 k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int32_t* ids,
             const k::AttentionShape& shape, int64_t n) {
   const auto in = k::load(p, n);
@@ -47,6 +53,8 @@ k::Status f(const k::Exec& ex, const k::half* p, k::half* y, float* weights, int
   return k::rmsnorm(ex, in, out, n, n, 1e-6);
 #elif defined(COPY)
   return k::copy(ex, k::scale(2), out, n, n);
+#elif defined(COPY_STATE)
+  return k::copy(ex, in | Counting{}, out, n, n);
 #elif defined(MATMUL)
   return k::matmul(ex, in, p, out, {n, n, n});
 #elif defined(PLANNED_MATMUL)
