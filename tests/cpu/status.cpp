@@ -87,6 +87,14 @@ TEST_CASE("wrong parts of compositions are refused") {
   CHECK(reason(in, k::both(out, k::store(none, kCols))) == "out: store: the pointer is null");
   CHECK(reason(in, k::quantize(q.data(), kCols, none)) == "out: quantize: the pointer to the scales is null");
   CHECK(reason(in | k::causal(0, 1), out) == "in: causal: q_len is less than 1");
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::string limits = "clamp: low exceeds high, or one of them is NaN";
+  CHECK(reason(in | k::scale(2) | k::clamp(1, -1), out) == "in: " + limits);
+  CHECK(reason(in, k::clamp(nan, 1) | out) == "out: " + limits);
+  CHECK(reason(in, k::clamp(0, nan) | out) == "out: " + limits);
+  CHECK(reason(k::gated(in, in) | k::glu(k::clamp(1, 0)), out) == "in: " + limits);
+  CHECK(std::string(k::cpu::matmul(cx, in, k::gated(in, in), k::glu(k::clamp(1, 0)) | out, {4, 4, kCols}).reason()) ==
+        "matmul: out: " + limits);
   CHECK((y.unchanged() && q.unchanged()));
 }
 

@@ -10,7 +10,8 @@ namespace detail {
 template <class F, class C>
 struct MapsValues {
   static constexpr bool value = std::is_invocable<const F&, C>::value;
-  static_assert(value, "a map of k::Elementwise has KERNELS_HD float operator()(float x) const: it must be const, as it keeps no state");
+  static_assert(value,
+                "a map of k::Elementwise has KERNELS_HD float operator()(float x) const: it must be const, as it keeps no state");
 };
 }  // namespace detail
 
@@ -54,6 +55,9 @@ struct Clamp : Elementwise<Clamp> {
   double low, high;
   float low_float, high_float;
   Clamp(double l, double h) : low(l), high(h), low_float(static_cast<float>(l)), high_float(static_cast<float>(h)) {}
+  Status check(int64_t, int64_t) const {
+    return low <= high ? Status{} : invalid("clamp: low exceeds high, or one of them is NaN");
+  }
   KERNELS_HD float operator()(float x) const { return x < low_float ? low_float : x > high_float ? high_float : x; }
   KERNELS_HD double operator()(double x) const { return x < low ? low : x > high ? high : x; }
 };

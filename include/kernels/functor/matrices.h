@@ -115,6 +115,7 @@ struct Glu : Functor {
   static constexpr Role role = Role::map;
   Activation activation;
   Glu(Activation a = {}) : activation(a) {}
+  Status check(int64_t rows, int64_t cols) const { return detail::check_of(activation, rows, cols); }
 
   template <class C, int N>
   KERNELS_HD Pack<C, N> join(const Pack<C, N>& gate, const Pack<C, N>& up) const {
@@ -134,6 +135,7 @@ class Joined : public Functor {
   static constexpr int widest = detail::widest_of<S>();
   int max_pack() const { return lesser(detail::max_pack_of(gate_), detail::max_pack_of(up_)); }
   Status check(int64_t rows, int64_t cols) const {
+    KERNELS_TRY(glu_.check(rows, cols));
     KERNELS_TRY(detail::check_of(gate_, rows, cols));
     return detail::check_of(up_, rows, cols);
   }
